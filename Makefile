@@ -1,0 +1,170 @@
+# Two commands do everything: `make run` and `make test`. `make help` lists the rest.
+#
+# All that is installed goes into .venv and node_modules; stamps in .make say what is up to date. Settings:
+#   PYTHON=python3.12   which Python makes .venv (3.11 or newer)
+#   PORT=4437 DATA=data where `make run` listens and keeps its database
+#   JOBS=2              how many tests run at once
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+PORT ?= 4437
+DATA ?= data
+ROUNDS ?= 3
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := .make
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest
+TEST_ENV := PYTHONHASHSEED=0
+NODE_PROJECTS := tests/conformance tests/clients
+PYTHON_SOURCES := src tests $(wildcard bench examples)
+
+say = @printf '\033[1m» %s\033[0m\n' $(1)
+
+.PHONY: help
+help:  ## Show this list
+	@printf 'Tailrace\n\n'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# -- the product
+
+.PHONY: setup
+setup: $(STAMPS)/product  ## Make .venv with the product in it
+
+.PHONY: run
+run: setup  ## Start the server on port 4437 over ./data
+	@exec $(BIN)/tailrace serve --dev --port $(PORT) --data $(DATA)
+
+$(STAMPS)/venv: tools/make-venv
+	@mkdir -p $(STAMPS)
+	@tools/make-venv '$(PYTHON)' $(VENV)
+	@touch $@
+
+$(STAMPS)/requirements: requirements.lock $(STAMPS)/venv
+	$(call say,'installing what the product needs')
+	@$(PIP) install --quiet --require-hashes -r requirements.lock
+	@touch $@
+
+$(STAMPS)/product: pyproject.toml $(STAMPS)/requirements
+	$(call say,'installing tailrace itself into .venv')
+	@$(PIP) install --quiet --no-deps --editable .
+	@touch $@
+
+# -- what tests need
+
+$(STAMPS)/dev: requirements-dev.lock $(STAMPS)/product
+	$(call say,'installing what the tests need')
+	@$(PIP) install --quiet --require-hashes -r requirements-dev.lock
+	@touch $@
+
+.PHONY: node-modules
+node-modules: $(NODE_PROJECTS:%=$(STAMPS)/%/node_modules)  ## Install the Node packages of the tests (and Node)
+
+$(STAMPS)/%/node_modules: %/package-lock.json %/package.json
+	@tools/ensure-node
+	@printf '\033[1m» %s\033[0m\n' 'installing the Node packages of $*'
+	@cd $* && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	@mkdir -p $(@D)
+	@touch $@
+
+# -- tests: everything, then each part
+
+.PHONY: test
+test: lint types layers $(STAMPS)/dev node-modules  ## Run every check and every test
+	$(call say,'units$(,) engine$(,) properties$(,) bad input$(,) crashes')
+	@$(TEST_ENV) $(PYTEST) -q -n $(JOBS) --dist loadfile --ignore tests/conformance --ignore tests/clients tests
+	$(call say,'the official conformance suite and the official clients')
+	@$(TEST_ENV) $(PYTEST) -q tests/conformance tests/clients
+	$(call say,'all is well')
+
+# A comma inside a call.
+, := ,
+
+.PHONY: lint
+lint: $(STAMPS)/dev  ## Check style (ruff)
+	$(call say,'style')
+	@$(BIN)/ruff check $(PYTHON_SOURCES)
+	@$(BIN)/ruff format --check $(PYTHON_SOURCES)
+
+.PHONY: format
+format: $(STAMPS)/dev  ## Put the sources into the house format
+	@$(BIN)/ruff check --fix $(PYTHON_SOURCES)
+	@$(BIN)/ruff format $(PYTHON_SOURCES)
+
+.PHONY: types
+types: $(STAMPS)/dev  ## Check types (mypy --strict)
+	$(call say,'types')
+	@$(BIN)/mypy
+
+.PHONY: layers
+layers: $(STAMPS)/dev  ## Check that imports point one way (import-linter)
+	$(call say,'layers')
+	@$(BIN)/lint-imports --no-logo
+
+.PHONY: unit
+unit: $(STAMPS)/dev  ## Run the unit tests, the engine's contract and the house rules
+	@$(TEST_ENV) $(PYTEST) -q -n $(JOBS) --dist loadfile $(wildcard tests/unit tests/engine tests/test_*.py)
+
+.PHONY: property
+property: $(STAMPS)/dev  ## Run the property tests; HYPOTHESIS_PROFILE=deep for long ones
+	@$(TEST_ENV) $(PYTEST) -q -n $(JOBS) tests/property
+
+.PHONY: crash
+crash: $(STAMPS)/dev  ## Kill servers at every failpoint and at random moments
+	@$(TEST_ENV) $(PYTEST) -q -n $(JOBS) tests/crash
+
+.PHONY: fuzz
+fuzz: $(STAMPS)/dev  ## Throw bad input at a server
+	@$(TEST_ENV) $(PYTEST) -q -n $(JOBS) tests/fuzz
+
+.PHONY: conformance
+conformance: $(STAMPS)/dev node-modules  ## Run the official Durable Streams conformance suite
+	$(call say,'the official conformance suite: own transport$(,) then under uvicorn')
+	@$(TEST_ENV) $(PYTEST) -q tests/conformance
+
+.PHONY: clients
+clients: $(STAMPS)/dev node-modules  ## Use the official clients against a server
+	@$(TEST_ENV) $(PYTEST) -q tests/clients
+
+# -- measurements
+
+.PHONY: bench
+bench: $(STAMPS)/dev  ## Measure beside the reference server; BENCH='--quick' for a short look
+	@tools/ensure-node
+	@$(BIN)/python -m bench $(BENCH)
+
+.PHONY: soak
+soak: $(STAMPS)/dev  ## Run the property, fuzz and crash tests ROUNDS times with new examples each time
+	@for round in $$(seq $(ROUNDS)); do \
+		printf '\033[1m» %s\033[0m\n' "round $$round of $(ROUNDS)"; \
+		TAILRACE_SOAK=1 HYPOTHESIS_PROFILE=deep $(PYTEST) -q -n $(JOBS) --timeout 1800 $(wildcard tests/property tests/fuzz tests/crash); \
+	done
+
+# -- upkeep
+
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
+
+.PHONY: lock
+lock: $(STAMPS)/dev  ## Write the lock files anew; UPGRADE=1 moves to the newest versions
+	$(call say,'requirements.lock and requirements-dev.lock')
+	@$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml -o requirements.lock
+	@$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --extra dev -c requirements.lock -o requirements-dev.lock
+	@tools/ensure-node
+	@for project in $(NODE_PROJECTS) $(wildcard bench); do \
+		printf '\033[1m» %s\033[0m\n' "$$project/package-lock.json"; \
+		(cd $$project && npm install --package-lock-only --ignore-scripts --no-audit --no-fund --loglevel=error); \
+	done
+
+.PHONY: clean
+clean:  ## Remove all that make made; ./data stays
+	@rm -rf $(VENV) $(STAMPS) dist build $(NODE_PROJECTS:%=%/node_modules) bench/node_modules \
+		.pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find src tests $(wildcard bench examples) -name __pycache__ -type d -prune -exec rm -rf {} +

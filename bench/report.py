@@ -1,0 +1,274 @@
+"""What a run found, as a table in the terminal, as JSON and as a section of the documentation.
+
+A ratio says by how much Tailrace is better, whichever way is better for that figure. A row in which an answer was
+wrong, or in which a stream does not hold what was acknowledged, says so in its cell and cannot meet an expectation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from bench.machine import Disk, Machine
+from bench.rows import Line, Sample
+
+OURS: Final = "tailrace"
+THEIRS: Final = "reference"
+BEGIN: Final = "<!-- bench: begin; written by `python -m bench --markdown`, do not edit -->"
+END: Final = "<!-- bench: end -->"
+
+
+@dataclass
+class RowResult:
+    name: str
+    title: str
+    lines: list[Line]
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def figure(self, server: str, key: str) -> float | None:
+        """The median over the repetitions."""
+        values = [sample.figures[key] for sample in self.samples.get(server, []) if key in sample.figures]
+        values = [value for value in values if not math.isnan(value)]
+        return median(values) if values else None
+
+    def errors(self, server: str) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for sample in self.samples.get(server, []):
+            found.update(sample.errors)
+            found["streams that do not hold what was acknowledged"] += len(sample.complaints)
+        return +found
+
+    def sound(self, server: str) -> bool:
+        return server not in self.failed and not self.errors(server)
+
+
+@dataclass
+class Report:
+    machine: Machine
+    disk: Disk
+    quick: bool
+    repetitions: int
+    seconds: float
+    reference: str
+    rows: list[RowResult] = field(default_factory=list)
+    disk_after: Disk | None = None
+
+    def row(self, name: str) -> RowResult | None:
+        return next((row for row in self.rows if row.name == name), None)
+
+    def sound(self) -> bool:
+        """Whether Tailrace answered everything as it should have."""
+        return all(row.sound(OURS) for row in self.rows)
+
+
+@dataclass
+class Cells:
+    """One line, ready to print."""
+
+    label: str
+    ours: str
+    theirs: str
+    ratio: str
+    expected: str
+    met: bool | None
+    secondary: bool
+
+
+def cells(report: Report, row: RowResult, line: Line) -> Cells:
+    ours, theirs = row.figure(OURS, line.key), row.figure(THEIRS, line.key)
+    ratio = None
+    if ours is not None and theirs is not None and ours > 0 and theirs > 0:
+        ratio = ours / theirs if line.higher else theirs / ours
+    expected: list[str] = []
+    verdicts: list[bool] = []
+
+    def expect(text: str, verdict: bool | None) -> None:
+        expected.append(text)
+        if verdict is not None:
+            verdicts.append(verdict)
+
+    known = ours is not None
+    if line.at_least is not None:
+        expect(f"≥ {number(line.at_least)}{unit(line)}", ours >= line.at_least if ours is not None else None)
+    if line.at_most is not None:
+        expect(
+            f"{'≤ ' if line.at_most else ''}{number(line.at_most)}{unit(line)}",
+            ours <= line.at_most if ours is not None else None,
+        )
+    if line.ratio_at_least is not None:
+        expect(f"≥ {line.ratio_at_least:g}×", ratio >= line.ratio_at_least if ratio is not None else None)
+    if line.share_at_least is not None:
+        other, share = line.share_at_least
+        found = report.row(other)
+        whole = found.figure(OURS, line.key) if found else None
+        verdict = ours >= share * whole if ours is not None and whole is not None else None
+        expect(f"≥ {share:.0%} of {other}", verdict)
+    if line.within is not None:
+        other, times = line.within
+        limit = row.figure(OURS, other)
+        expect(
+            f"≤ {times:g}× bare fdatasync", ours <= times * limit if ours is not None and limit is not None else None
+        )
+    met = all(verdicts) if verdicts and known else None
+    if expected and (OURS in row.failed or (known and not row.sound(OURS))):
+        met = False
+    return Cells(
+        line.label,
+        cell(row, OURS, line),
+        cell(row, THEIRS, line),
+        "" if ratio is None or line.secondary else f"{number(ratio)}×",
+        ", ".join(expected),
+        met,
+        line.secondary,
+    )
+
+
+def cell(row: RowResult, server: str, line: Line) -> str:
+    if server in row.failed:
+        return "" if line.secondary else "failed"
+    value = row.figure(server, line.key)
+    if value is None:
+        return ""
+    text = number(value) + unit(line)
+    wrong = row.errors(server).total()
+    told = any(other.key == "errors" for other in row.lines)
+    if wrong and not told and not line.secondary:
+        text += f" ({wrong:,} error{'s' if wrong > 1 else ''})"
+    return text
+
+
+def number(value: float) -> str:
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def unit(line: Line) -> str:
+    return line.unit if line.unit in ("/s", "×", "") else f" {line.unit}"
+
+
+def problems(report: Report) -> list[str]:
+    """Everything that went wrong, one sentence each."""
+    found = []
+    for row in report.rows:
+        for server in (OURS, THEIRS):
+            if server in row.failed:
+                found.append(f"{row.name}: {server} failed: {row.failed[server]}")
+            for what, count in row.errors(server).most_common():
+                found.append(f"{row.name}: {server}: {count:,} × {what}")
+            complaints = [text for sample in row.samples.get(server, []) for text in sample.complaints]
+            found += [f"{row.name}: {server}: {text}" for text in complaints[:3]]
+    return found
+
+
+def warnings(report: Report) -> list[str]:
+    """Why a figure may be too low for reasons that are not the server's."""
+    found = []
+    for row in report.rows:
+        client, others = row.figure(OURS, "client"), row.figure(OURS, "others")
+        if client is not None and client > 90:
+            found.append(f"{row.name}: the load generator was {client:.0f} % busy and may be what was measured")
+        if others is not None and others > 10:
+            found.append(f"{row.name}: others took {others:.0f} % of the server's core")
+    return found
+
+
+def disk_text(disk: Disk) -> str:
+    return (
+        f"write 300 B + fdatasync: p50 {disk.grow_p50:.3f} ms, p99 {disk.grow_p99:.3f} ms"
+        f" (over existing bytes: p50 {disk.over_p50:.3f} ms)"
+    )
+
+
+def setting_text(report: Report) -> str:
+    text = (
+        f"median of {report.repetitions} × {report.seconds:g} s, the servers in turn" if not report.quick else "quick"
+    )
+    return f"{text}; reference: {report.reference}, file store"
+
+
+def machine_lines(report: Report) -> list[tuple[str, str]]:
+    machine = report.machine
+    lines = [
+        ("machine", f"{machine.cpu}, {machine.cores} cores, {machine.memory_gb:g} GB"),
+        ("system", f"{machine.kernel}, {machine.filesystem}"),
+        ("software", f"{machine.python}, Node {machine.node}, commit {machine.commit}"),
+        ("run", f"{machine.started}, load average before {machine.load_average}; {setting_text(report)}"),
+        ("disk before", disk_text(report.disk)),
+    ]
+    if report.disk_after is not None:
+        lines.append(("disk after", disk_text(report.disk_after)))
+    return lines
+
+
+def show(report: Report, console: Console) -> None:
+    table = Table(title="Tailrace beside the reference server", title_justify="left")
+    table.add_column("measurement")
+    table.add_column("Tailrace", justify="right")
+    table.add_column("reference", justify="right")
+    table.add_column("better by", justify="right", style="bold")
+    table.add_column("expected")
+    table.add_column("met", justify="center")
+    for row in report.rows:
+        table.add_section()
+        table.add_row(f"[bold cyan]{escape(row.title)}[/]", "", "", "", f"[dim]{row.name}[/]")
+        for line in row.lines:
+            one = cells(report, row, line)
+            met = {True: "[green]yes[/]", False: "[red]no[/]", None: ""}[one.met]
+            style = "dim" if one.secondary else None
+            ours, theirs = (
+                f"[red]{text}[/]" if "error" in text or text == "failed" else text for text in (one.ours, one.theirs)
+            )
+            table.add_row(f"  {escape(one.label)}", ours, theirs, one.ratio, one.expected, met, style=style)
+    console.print(table)
+    for text in problems(report):
+        console.print(f"[red]✗[/] {escape(text)}", soft_wrap=True)
+    for text in warnings(report):
+        console.print(f"[yellow]![/] {escape(text)}", soft_wrap=True)
+    for name, text in machine_lines(report):
+        console.print(f"[dim]{name:>11}[/]  {escape(text)}", soft_wrap=True, highlight=False)
+
+
+def markdown(report: Report) -> str:
+    lines = ["| measurement | Tailrace | reference | better by | expected | met |", "|---|---:|---:|---:|---|---|"]
+    for row in report.rows:
+        lines.append(f"| **{row.title}** | | | | | |")
+        for line in row.lines:
+            one = cells(report, row, line)
+            met = {True: "yes", False: "**no**", None: ""}[one.met]
+            lines.append(f"| {one.label} | {one.ours} | {one.theirs} | {one.ratio} | {one.expected} | {met} |")
+    lines.append("")
+    for title, texts in (("What went wrong", problems(report)), ("Worth knowing", warnings(report))):
+        if texts:
+            lines += [f"{title}:", "", *(f"- {text}" for text in texts), ""]
+    lines += ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in machine_lines(report))]
+    return "\n".join(lines)
+
+
+def write_markdown(report: Report, path: Path) -> None:
+    """Replace what stands between the markers."""
+    text = path.read_text()
+    if BEGIN not in text or END not in text:
+        raise SystemExit(f"{path} has no markers; put these two lines where the figures belong:\n{BEGIN}\n{END}")
+    before, _, rest = text.partition(BEGIN)
+    path.write_text(f"{before}{BEGIN}\n\n{markdown(report)}\n\n{END}{rest.partition(END)[2]}")
+
+
+def save(report: Report, path: Path) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+
+
+def read(path: Path) -> Report:
+    return msgspec.json.decode(path.read_bytes(), type=Report)

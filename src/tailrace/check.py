@@ -1,0 +1,170 @@
+"""The consistency check: every invariant, over a whole database.
+
+It reads one consistent view, so it can run while a server writes. Tests run it after every crash; an operator runs it
+with ``tailrace check``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from tailrace import limits
+from tailrace.errors import Invalid
+from tailrace.log.entry import ENTRIES, GARBAGE, LOGS, Log
+from tailrace.storage.engine import Reader
+from tailrace.storage.sqlite import SqliteEngine
+from tailrace.storage.table import META
+from tailrace.streams import json_mode
+from tailrace.streams.producer import PRODUCERS
+from tailrace.streams.stream import DEADLINES, OWNER, RETAINED, STREAMS, Stream, is_json
+
+Progress = Callable[[str, int, int], None]
+
+
+class Report(msgspec.Struct):
+    """What was looked at and what was found wrong."""
+
+    findings: list[str]
+    streams: int = 0
+    logs: int = 0
+    entries: int = 0
+    bytes: int = 0
+
+
+def check_database(path: str | os.PathLike[str], *, on_progress: Progress | None = None) -> Report:
+    """Check the database in a directory, whether or not a server has it open."""
+    engine = SqliteEngine(path, read_only=True)
+    try:
+        report = Report(engine.integrity())
+        with engine.reader() as reader:
+            check_rows(reader, report, on_progress or (lambda what, done, total: None))
+        return report
+    finally:
+        engine.close()
+
+
+def check_rows(reader: Reader, report: Report, on_progress: Progress) -> None:
+    """Check all rows of one view."""
+    logs = {log.id: log for log in reader.scan(LOGS)}
+    streams = {stream.path: stream for stream in reader.scan(STREAMS)}
+    report.logs, report.streams = len(logs), len(streams)
+    report.findings += _check_counters(reader, logs)
+    report.findings += _check_families(logs)
+    report.findings += _check_streams(streams, logs)
+    report.findings += _check_lists(reader, streams, logs)
+    of_log = {stream.log: stream for stream in streams.values()}
+    for done, log in enumerate(logs.values(), start=1):
+        report.findings += _check_entries(reader, log, of_log.get(log.id), report)
+        on_progress("checking logs", done, len(logs))
+    strays = {producer.log for producer in reader.scan(PRODUCERS)} - logs.keys()
+    report.findings += [f"producers of log {number}, which does not exist" for number in sorted(strays)]
+
+
+def _check_counters(reader: Reader, logs: dict[int, Log]) -> Iterator[str]:
+    row = reader.get(META, "counter/log")
+    last = int(row.value) if row else 0
+    if logs and max(logs) > last:
+        yield f"log {max(logs)} exists but the counter is at {last}: its number could be given out again"
+
+
+def _check_families(logs: dict[int, Log]) -> Iterator[str]:
+    """Forks point at logs that exist, and are counted there."""
+    forks = dict.fromkeys(logs, 0)
+    for log in logs.values():
+        if not 0 <= log.start <= log.next <= limits.POSITION_MAX or log.base > log.next:
+            yield f"log {log.id}: start {log.start}, base {log.base}, next {log.next} are out of order"
+        if log.parent is None:
+            if log.base or log.depth:
+                yield f"log {log.id}: has base {log.base}, depth {log.depth} and no parent"
+            continue
+        parent = logs.get(log.parent)
+        if parent is None:
+            if not (log.dropped and not log.forks):
+                yield f"log {log.id}: its parent {log.parent} does not exist"
+            continue
+        if log.base > parent.next:
+            yield f"log {log.id}: base {log.base} is beyond the tail {parent.next} of its parent {parent.id}"
+        if log.depth != parent.depth + 1:
+            yield f"log {log.id}: depth {log.depth} under a parent of depth {parent.depth}"
+        if not (log.dropped and not log.forks):  # those have let go of their parent already
+            forks[parent.id] += 1
+    for number, count in forks.items():
+        if logs[number].forks != count:
+            yield f"log {number}: counts {logs[number].forks} forks, there are {count}"
+
+
+def _check_streams(streams: dict[str, Stream], logs: dict[int, Log]) -> Iterator[str]:
+    owners: dict[int, str] = {}
+    for stream in streams.values():
+        log = logs.get(stream.log)
+        if log is None:
+            yield f"stream {stream.path!r}: its log {stream.log} does not exist"
+            continue
+        if stream.log in owners:
+            yield f"streams {owners[stream.log]!r} and {stream.path!r} share log {stream.log}"
+        owners[stream.log] = stream.path
+        if log.owner != OWNER + stream.path:
+            yield f"stream {stream.path!r}: its log {log.id} belongs to {log.owner!r}"
+        if bool(log.dropped) != bool(stream.deleted):
+            yield f"stream {stream.path!r}: deleted is {stream.deleted}, its log's dropped is {log.dropped}"
+        if stream.deleted and not log.forks:
+            yield f"stream {stream.path!r}: deleted softly, but no fork needs it"
+    for log in logs.values():
+        if log.owner.startswith(OWNER) and not log.dropped and log.id not in owners:
+            yield f"log {log.id} of {log.owner!r} has no stream"
+
+
+def _check_lists(reader: Reader, streams: dict[str, Stream], logs: dict[int, Log]) -> Iterator[str]:
+    """The lists of work name all there is to do."""
+    due = {row.path for row in reader.scan(DEADLINES)}
+    retained = {row.path for row in reader.scan(RETAINED)}
+    garbage = {row.log for row in reader.scan(GARBAGE)}
+    for stream in streams.values():
+        if stream.deleted:
+            continue
+        if stream.expires_ms is not None and stream.path not in due:
+            yield f"stream {stream.path!r} expires but has no deadline: it would never be deleted"
+        if (stream.max_age_s is not None or stream.max_bytes is not None) and stream.path not in retained:
+            yield f"stream {stream.path!r} has retention but is not listed: it would never be trimmed"
+    for log in logs.values():
+        if log.dropped and not log.forks and log.id not in garbage:
+            yield f"log {log.id} is dropped but not listed as garbage: it would never be removed"
+
+
+def _check_entries(reader: Reader, log: Log, stream: Stream | None, report: Report) -> Iterator[str]:
+    """A log's own entries cover [max(base, start), next) without gap or overlap, in order of time."""
+    expected: int | None = None
+    at_ms = 0
+    json = stream is not None and is_json(stream.content_type)
+    for entry in reader.scan(ENTRIES, log.id):
+        report.entries += 1
+        report.bytes += len(entry.body)
+        if expected is None:
+            if not log.dropped and entry.position > max(log.base, log.start):
+                yield f"log {log.id}: first entry at {entry.position}, retained from {max(log.base, log.start)}"
+        elif entry.position != expected:
+            yield f"log {log.id}: entry at {entry.position}, expected one at {expected}"
+        if entry.next <= entry.position or entry.position < log.base:
+            yield f"log {log.id}: entry covers [{entry.position}, {entry.next}) over base {log.base}"
+        if entry.at_ms < at_ms:
+            yield f"log {log.id}: entry at {entry.position} is older than the one before it"
+        if stream is not None and len(entry.body) != entry.next - entry.position:
+            yield f"log {log.id}: entry at {entry.position} covers {entry.next - entry.position} positions"
+        if json:
+            try:
+                json_mode.check(entry.body)
+            except Invalid as error:
+                yield f"log {log.id}: entry at {entry.position} is not JSON: {error}"
+        expected, at_ms = entry.next, entry.at_ms
+    if log.dropped and not log.forks:
+        return
+    if expected is None:
+        if log.next > max(log.base, log.start):
+            yield f"log {log.id}: no entries, but next is {log.next} and it is retained from {log.start}"
+    elif expected != log.next:
+        yield f"log {log.id}: entries end at {expected}, next is {log.next}"
+    if at_ms > log.at_ms:
+        yield f"log {log.id}: its last entry is newer than it says"

@@ -1,0 +1,34 @@
+"""``tailrace check``: verify a whole database."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tailrace.check import check_database
+
+
+@click.command()
+@click.option("--data", type=click.Path(file_okay=False), default="data", show_default=True, help="The directory.")
+def check(data: str) -> None:
+    """Check every invariant of the database in a directory. Reads only; a server may be running on it."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("checking", total=None)
+
+        def advance(what: str, done: int, total: int) -> None:
+            progress.update(task, description=what, completed=done, total=total)
+
+        report = check_database(data, on_progress=advance)
+    for finding in report.findings:
+        click.echo(finding, err=True)
+    click.echo(
+        f"{report.streams} streams, {report.logs} logs, {report.entries} entries, {report.bytes} bytes: "
+        + ("clean" if not report.findings else f"{len(report.findings)} findings")
+    )
+    if report.findings:
+        sys.exit(1)

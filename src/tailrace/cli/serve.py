@@ -1,0 +1,82 @@
+"""``tailrace serve``: a server in the foreground."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import click
+import msgspec
+
+from tailrace import config as settings
+from tailrace.http import serve as server
+
+
+@click.command()
+@click.option("--config", "file", type=click.Path(dir_okay=False), help="Settings; tailrace.toml if it is there.")
+@click.option("--data", type=click.Path(file_okay=False), help="The database's directory (./data).")
+@click.option("--host", help="The address to listen on (127.0.0.1).")
+@click.option("--port", type=int, help="The port to listen on (4437); 0 for any free one.")
+@click.option("--dev", is_flag=True, default=None, help="Let everyone in, from this machine only.")
+@click.option("--token", help="What clients must send as bearer token. Better given as TAILRACE_TOKEN.")
+@click.option("--public-url", help="How clients reach this server, for the links it hands out.")
+@click.option("--tls-certificate", type=click.Path(), help="A certificate chain (PEM); serves HTTPS.")
+@click.option("--tls-key", type=click.Path(), help="The certificate's private key (PEM).")
+@click.option("--long-poll-timeout", "long_poll_timeout_s", type=float, help="Seconds a long-poll waits (30).")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="How log lines look (text).")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="(info)")
+def serve(file: str | None, **given: Any) -> None:
+    """Serve a database over HTTP until interrupted."""
+    config = settings.load(file, **given)
+    set_up_logging(config.log_format, config.log_level)
+
+    def on_up(running: server.Running) -> None:
+        click.echo(f"listening on {running.url}")
+        if config.dev:
+            click.echo(_welcome(running.url, config.data))
+
+    server.run(config, on_up)
+    logging.getLogger("tailrace").info("stopped")
+
+
+def _welcome(url: str, data: str) -> str:
+    stream = f"{url}/v1/stream/hello"
+    return f"""
+Tailrace is up; its database is in {data!r}. Everyone on this machine is let in (--dev).
+
+Try it from another terminal:
+
+  curl -X PUT {stream} -H 'Content-Type: text/plain'
+  curl -N '{stream}?offset=-1&live=sse'
+
+and from a third one, watch this arrive in the second:
+
+  curl -X POST {stream} -H 'Content-Type: text/plain' -d 'hello, world'
+
+How it is doing: {url}/metrics        Stop it with Ctrl-C.
+"""
+
+
+def set_up_logging(form: str, level: str) -> None:
+    handler = logging.StreamHandler()
+    plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonLines() if form == "json" else plain)
+    root = logging.getLogger("tailrace")
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        facts = {
+            "at": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            facts["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(facts).decode()

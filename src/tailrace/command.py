@@ -1,0 +1,39 @@
+"""What every front door builds and the runner executes.
+
+A command is a frozen value with ``run(tx)``. It decides and writes inside the one write transaction, raises an `Error`
+to change nothing, and returns its result, which the caller gets once the commit is durable. A query is a command
+that only reads: it runs on a view of what is committed and never waits for a writer.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Generic, TypeVar
+
+import msgspec
+
+from tailrace.access import Permission
+from tailrace.storage.engine import Reader, Tx
+
+T = TypeVar("T")
+
+
+class Command(msgspec.Struct, Generic[T], frozen=True, gc=False):
+    """A change. All or nothing, alone in its outcome even when it shares a commit."""
+
+    permission: ClassVar[str] = Permission.WRITE
+
+    def run(self, tx: Tx) -> T:
+        raise AssertionError(f"{type(self).__name__} has no run()")
+
+    def size(self) -> int:
+        """How many bytes it carries into the queue and the commit."""
+        return 0
+
+
+class Query(msgspec.Struct, Generic[T], frozen=True, gc=False):
+    """A question."""
+
+    permission: ClassVar[str] = Permission.READ
+
+    def run(self, reader: Reader) -> T:
+        raise AssertionError(f"{type(self).__name__} has no run()")

@@ -1,0 +1,164 @@
+"""Wires, opens and closes the parts of a database; `execute` and `aexecute` are the way in for every front door."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Awaitable
+from types import TracebackType
+from typing import Any, TypeVar
+
+from tailrace.access import SYSTEM, Principal
+from tailrace.clock import Clock
+from tailrace.command import Command, Query
+from tailrace.completion import Completion
+from tailrace.errors import Error, Unavailable
+from tailrace.log.tail import Tail
+from tailrace.metrics import Metrics
+from tailrace.runner import Runner
+from tailrace.storage.engine import Engine
+from tailrace.storage.sqlite import SqliteEngine
+from tailrace.streams.sweep import Expire, FindDue, Reclaim, Trim
+
+T = TypeVar("T")
+logger = logging.getLogger("tailrace.database")
+
+
+class Database:
+    """An open database. Thread-safe; one process at a time."""
+
+    def __init__(self, engine: Engine, *, clock: Clock | None = None, housekeeping_s: float | None = 1.0) -> None:
+        self.clock = clock or Clock()
+        self.metrics = Metrics()
+        self.tail = Tail()
+        self._engine = engine
+        self._runner = Runner(engine, self.clock, self.tail, self.metrics)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing = threading.Event()
+        self._housekeeper: threading.Thread | None = None
+        if housekeeping_s is not None:
+            self._housekeeper = threading.Thread(
+                target=self._keep_house, args=(housekeeping_s,), name="tailrace-housekeeping", daemon=True
+            )
+            self._housekeeper.start()
+
+    # -- commands and queries
+
+    def execute(self, command: Command[T] | Query[T], principal: Principal = SYSTEM) -> T:
+        """Run a command or a query; from any thread but an event loop's."""
+        if command.permission not in principal.permissions:
+            raise principal.refusal(command.permission, type(command).__name__)
+        if isinstance(command, Query):
+            return self._query(command)
+        return self._runner.execute(command)
+
+    def aexecute(self, command: Command[T] | Query[T], principal: Principal = SYSTEM) -> Awaitable[T]:
+        """Run a command or a query; await the result on the event loop."""
+        if command.permission not in principal.permissions:
+            raise principal.refusal(command.permission, type(command).__name__)
+        if self._loop is None:
+            self.attach(asyncio.get_running_loop())
+        completion: Completion[T] = Completion(self._loop)
+        if isinstance(command, Command):
+            self._runner.submit(command, completion.set)
+            return completion
+        if self._engine.blocking:
+            assert self._loop is not None
+            return self._loop.run_in_executor(None, self._query, command)
+        try:
+            completion.set(self._query(command))
+        except Error as error:
+            completion.set(None, error)
+        return completion
+
+    def _query(self, query: Query[T]) -> T:
+        self.metrics.queries += 1
+        with self._engine.reader() as reader:
+            return query.run(reader)
+
+    # -- life
+
+    @property
+    def stopped(self) -> Error | None:
+        """Why no more writes are taken, if so."""
+        return self._runner.stopped
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Bind asynchronous use to this loop. Done by the first `aexecute`, or before it by a server."""
+        self._loop = loop
+        self._runner.attach(loop)
+
+    async def aclose(self) -> None:
+        """Close from the event loop, when everything submitted has been answered."""
+        await asyncio.to_thread(self._stop_housekeeping)
+        if self._loop is not None:
+            await asyncio.to_thread(self._runner.detach)
+            await asyncio.sleep(0)  # answers that the committer queued on the loop
+            self._loop = None
+        self.close()
+
+    def close(self) -> None:
+        """Close. Everything acknowledged is durable already."""
+        self._stop_housekeeping()
+        if self._loop is not None:
+            self._runner.detach()
+            self._loop = None
+        self._runner.close()
+        self._engine.close()
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- housekeeping
+
+    def sweep(self) -> int:
+        """Do all housekeeping that is due; how many steps it took."""
+        steps = 0
+        while due := self.execute(FindDue(self.clock.now_ms())):
+            for deadline in due.deadlines:
+                self.metrics.expired += self.execute(Expire(deadline))
+            for path, start in due.trims:
+                self.execute(Trim(path, start))
+                self.metrics.trimmed += 1
+            for log in due.garbage:
+                while not self.execute(Reclaim(log)):
+                    steps += 1
+            steps += len(due.deadlines) + len(due.trims) + len(due.garbage)
+            if self._closing.is_set():
+                break
+        return steps
+
+    def _keep_house(self, every_s: float) -> None:
+        while not self._closing.wait(every_s):
+            try:
+                self.sweep()
+            except Unavailable as error:
+                # Nothing is lost: the lists of work are in the database, and the next round looks again.
+                logger.warning("housekeeping waits: %s", error)
+            except Exception:
+                logger.exception("housekeeping failed")
+
+    def _stop_housekeeping(self) -> None:
+        self._closing.set()
+        if self._housekeeper is not None:
+            self._housekeeper.join()
+            self._housekeeper = None
+
+
+def open(path: str | os.PathLike[str], **options: Any) -> Database:
+    """Open the database in a directory; it is made if it is not there.
+
+    >>> import tailrace
+    >>> from tailrace.streams.commands import Append, Create
+    >>> db = tailrace.open("data")
+    >>> created = db.execute(Create("greetings", "text/plain"))
+    >>> appended = db.execute(Append("greetings", b"hello", "text/plain"))
+    """
+    return Database(SqliteEngine(path), **options)

@@ -1,0 +1,75 @@
+"""Named places where a test can make the process die or an operation fail.
+
+A failpoint does nothing unless it was armed, by `arm()` or by the environment:
+``TAILRACE_FAILPOINTS="commit.synced=kill@3"`` kills the process (SIGKILL) at the third pass. Actions are `kill`
+and `raise`. Passing an unarmed failpoint costs one test of an empty dict.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Final
+
+from tailrace.errors import Error
+
+# Every place, in the order in which a write passes them, with what is true there.
+NAMES: Final = {
+    "batch.begun": "a transaction is open, no command has run",
+    "command.ran": "a command has run, its writes are buffered",
+    "batch.flushed": "the rows are in the transaction, COMMIT has not been called",
+    "commit.synced": "the commit is durable, nobody has been told",
+    "batch.told": "the answers are handed to their doors, waiters are not woken yet",
+    "sweep.step": "a step of background removal is about to run",
+    "migration.step": "a migration ran, its version is not recorded yet",
+}
+
+
+class Failure(Error):
+    """What an armed `raise` failpoint raises."""
+
+    status = 503
+    code = "FAILPOINT"
+
+
+_armed: dict[str, tuple[str, int]] = {}
+
+
+def arm(name: str, action: str = "raise", *, at: int = 1) -> None:
+    """Let the `at`-th pass of `name` do `action`."""
+    if name not in NAMES:
+        raise ValueError(f"there is no failpoint {name!r}; there are {', '.join(NAMES)}")
+    if action not in ("kill", "raise"):
+        raise ValueError(f"failpoint action {action!r} is not kill or raise")
+    _armed[name] = (action, at)
+
+
+def disarm() -> None:
+    _armed.clear()
+
+
+def hit(name: str) -> None:
+    """Pass the place `name`."""
+    if not _armed:
+        return
+    armed = _armed.get(name)
+    if armed is None:
+        return
+    action, left = armed
+    if left > 1:
+        _armed[name] = (action, left - 1)
+        return
+    del _armed[name]
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise Failure(f"failpoint {name} was armed")
+
+
+def _arm_from_environment() -> None:
+    for part in filter(None, os.environ.get("TAILRACE_FAILPOINTS", "").split(";")):
+        name, _, rest = part.partition("=")
+        action, _, at = rest.partition("@")
+        arm(name, action or "raise", at=int(at or 1))
+
+
+_arm_from_environment()

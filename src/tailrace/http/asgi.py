@@ -1,0 +1,296 @@
+"""The same doors as an ASGI 3 application, for those who mount us in a server of their own or want HTTP/2.
+
+The rule: what a door sees and answers is the same as under our own transport. ASGI runs every request in a task,
+so a door is simply awaited. Time-outs, header limits and the Date field are the hosting server's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import quote
+
+from tailrace.config import Config, load
+from tailrace.database import open as open_database
+from tailrace.http import wire
+from tailrace.http.app import COMMON, App
+from tailrace.http.message import Answer, Door, Frame, Headers, Live, Request, Response
+from tailrace.http.wire import Refusal
+from tailrace.limits import BODY_BYTES_MAX, READER_BUFFER_MAX
+
+log = logging.getLogger("tailrace.http")
+
+Event = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
+Hook = Callable[[], Awaitable[None]]
+
+
+def application(
+    door: Door,
+    common: Headers | None = None,
+    *,
+    on_startup: Hook | None = None,
+    on_shutdown: Hook | None = None,
+    body_bytes_max: int = BODY_BYTES_MAX,
+    reader_buffer_max: int = READER_BUFFER_MAX,
+) -> AsgiAdapter:
+    """An ASGI application over a door; the hooks run at the server's start and end."""
+    return AsgiAdapter(door, common or [], on_startup, on_shutdown, body_bytes_max, reader_buffer_max)
+
+
+class AsgiAdapter:
+    """See `application`."""
+
+    def __init__(
+        self,
+        door: Door,
+        common: Headers,
+        on_startup: Hook | None,
+        on_shutdown: Hook | None,
+        body_bytes_max: int,
+        reader_buffer_max: int,
+    ) -> None:
+        self._door = door
+        self._common = common
+        self._on_startup = on_startup
+        self._on_shutdown = on_shutdown
+        self._body_bytes_max = body_bytes_max
+        self._reader_buffer_max = reader_buffer_max
+
+    async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._serve(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        else:
+            raise RuntimeError(f"scope type {scope['type']!r} is not served here, only http and lifespan")
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        for hook, stage in ((self._on_startup, "startup"), (self._on_shutdown, "shutdown")):
+            await receive()
+            try:
+                if hook is not None:
+                    await hook()
+            except Exception as error:
+                log.exception("the %s hook failed", stage)
+                await send({"type": f"lifespan.{stage}.failed", "message": str(error)})
+                return
+            await send({"type": f"lifespan.{stage}.complete"})
+
+    async def _serve(self, scope: Event, receive: Receive, send: Send) -> None:
+        head_only = scope["method"] == "HEAD"
+        try:
+            request = await self._request(scope, receive)
+        except Refusal as refusal:
+            await self._respond(refusal.response(), head_only, send)
+            return
+        if request is None:
+            return
+        departure = asyncio.ensure_future(_departure(receive))
+        try:
+            answer = await self._answer(request, departure)
+            if isinstance(answer, Live) and not head_only:
+                await self._stream(answer, departure, send)
+            elif answer is not None:
+                await self._respond(answer, head_only, send)
+        finally:
+            await _ended(departure)
+
+    async def _request(self, scope: Event, receive: Receive) -> Request | None:
+        """The whole request, or None when the client left before it was whole."""
+        headers: dict[bytes, bytes] = {}
+        for name, value in scope["headers"]:
+            name = name.lower()
+            headers[name] = b"%b, %b" % (headers[name], value) if name in headers else value
+        wire.check_body_length(headers.get(b"content-length"), self._body_bytes_max)
+        body = await self._read_body(receive)
+        if body is None:
+            return None
+        client = scope.get("client")
+        return Request(
+            scope["method"].encode("ascii"),
+            _path(scope),
+            scope.get("query_string", b""),
+            headers,
+            body,
+            peer=str(client[0]) if client else "",
+            secure=scope.get("scheme") == "https",
+        )
+
+    async def _read_body(self, receive: Receive) -> bytes | None:
+        body = bytearray()
+        while True:
+            event = await receive()
+            if event["type"] == "http.disconnect":
+                return None
+            body += event.get("body", b"")
+            if len(body) > self._body_bytes_max:
+                raise wire.too_large(self._body_bytes_max)
+            if not event.get("more_body", False):
+                return bytes(body)
+
+    async def _answer(self, request: Request, departure: asyncio.Future[None]) -> Answer | None:
+        """The door's answer; None for a read whose client left. What a write does is committed anyway."""
+        work = asyncio.ensure_future(self._door(request))
+        try:
+            if request.method in wire.READS:
+                await asyncio.wait((work, departure), return_when=asyncio.FIRST_COMPLETED)
+                if not work.done():
+                    return None
+            return await work
+        except Exception:
+            log.exception("a door failed")
+            return wire.error_response(500, "INTERNAL", "the server failed to answer; its log says why")
+        finally:
+            await _ended(work)
+
+    async def _respond(self, answer: Answer, head_only: bool, send: Send) -> None:
+        body = answer.body if isinstance(answer, Response) else b""
+        headers = [*answer.headers, *self._common]
+        if isinstance(answer, Response) and wire.has_body(answer.status) and (body or not head_only):
+            headers.append((b"content-length", b"%d" % len(body)))
+        if head_only or not wire.has_body(answer.status):
+            body = b""
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _stream(self, live: Live, departure: asyncio.Future[None], send: Send) -> None:
+        await send({"type": "http.response.start", "status": live.status, "headers": [*live.headers, *self._common]})
+        await send({"type": "http.response.body", "body": b"", "more_body": True})
+        sink = AsgiSink(self._reader_buffer_max)
+        run = asyncio.ensure_future(live.run(sink))
+        run.add_done_callback(lambda _: sink.end())
+        forward = asyncio.ensure_future(sink.forward(send))
+        try:
+            await asyncio.wait((forward, departure, sink.dropped), return_when=asyncio.FIRST_COMPLETED)
+            if forward.done():
+                forward.result()
+                run.result()
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            # Else the answer stays unfinished, and the hosting server closes the connection.
+        finally:
+            await _ended(run)
+            await _ended(forward)
+
+
+class AsgiSink:
+    """Where a live answer is written; see `message.Sink`. `forward` carries it to the hosting server."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._pieces: list[bytes] = []
+        self._unsent_bytes = 0
+        self._ended = False
+        self._more = asyncio.Event()
+        self._taken = asyncio.Event()
+        self._taken.set()
+        self.dropped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def send(self, frame: Frame) -> None:
+        if self._ended or self.dropped.done() or not frame.data:
+            return
+        if self._unsent_bytes and self._unsent_bytes + len(frame.data) > self._limit:
+            self.dropped.set_result(None)
+            return
+        self._pieces.append(frame.data)
+        self._unsent_bytes += len(frame.data)
+        self._taken.clear()
+        self._more.set()
+
+    async def drained(self) -> None:
+        await self._taken.wait()
+
+    def end(self) -> None:
+        self._ended = True
+        self._more.set()
+
+    async def forward(self, send: Send) -> None:
+        """Send what comes until the end; a send that returns has been taken."""
+        while True:
+            await self._more.wait()
+            self._more.clear()
+            pieces, self._pieces = self._pieces, []
+            if pieces:
+                data = b"".join(pieces)
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+                self._unsent_bytes -= len(data)
+            if not self._pieces:
+                self._taken.set()
+                if self._ended:
+                    return
+
+
+def _path(scope: Event) -> bytes:
+    """The raw path below where we are mounted; servers differ in whether they leave the mount in."""
+    raw: bytes = scope.get("raw_path") or quote(scope["path"], safe="/:@!$&'()*+,;=~-._").encode("ascii")
+    raw = raw.partition(b"?")[0]
+    root = quote(scope.get("root_path", "").rstrip("/"), safe="/:@!$&'()*+,;=~-._").encode("ascii")
+    if root and (raw == root or raw.startswith(root + b"/")):
+        raw = raw[len(root) :]
+    return raw or b"/"
+
+
+async def _departure(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _ended(work: asyncio.Future[Any]) -> None:
+    """Cancel what still runs and wait for its end; its outcome matters to nobody any more."""
+    if not work.done():
+        work.cancel()
+        await asyncio.wait((work,))
+    if not work.cancelled():
+        work.exception()
+
+
+class Mounted(AsgiAdapter):
+    """A whole Tailrace as an ASGI application: it opens its database when the server starts and closes it at the end.
+
+    Most frameworks send no lifespan events to what they mount; give them `lifespan`. Where nobody does either, the
+    first request opens the database."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(self._enter, COMMON, self.startup, self.shutdown, config.body_bytes_max, READER_BUFFER_MAX)
+        self._config = config
+        self._app: App | None = None
+        self._opening = asyncio.Lock()
+
+    async def startup(self) -> None:
+        async with self._opening:
+            if self._app is None:
+                db = open_database(self._config.data)
+                db.attach(asyncio.get_running_loop())
+                app = App(db, self._config)
+                await app.start()
+                self._app = app
+
+    async def shutdown(self) -> None:
+        app, self._app = self._app, None
+        if app is not None:
+            await app.stop()
+            await app.db.aclose()
+
+    @asynccontextmanager
+    async def lifespan(self, app: object = None) -> AsyncIterator[None]:
+        """For the outer application's ``lifespan=``."""
+        await self.startup()
+        try:
+            yield
+        finally:
+            await self.shutdown()
+
+    async def _enter(self, request: Request) -> Answer:
+        if self._app is None:
+            await self.startup()
+            assert self._app is not None
+        return await self._app(request)
+
+
+def create_app(**settings: Any) -> Mounted:
+    """An ASGI application with the settings of `tailrace.toml`, the environment and the arguments."""
+    return Mounted(load(**settings))

@@ -1,0 +1,446 @@
+"""One HTTP/1.1 connection: bytes in, requests to the door, answers out in the order of the requests.
+
+Theory of operation. A request that has arrived (see `inbound`) becomes an `Exchange`: in `_waiting` while it may
+not run yet, in `_owed` from its start until its answer is written. `_pump` moves exchanges on and is called
+whenever something may have changed.
+
+* Writes of one connection run side by side, in the order they came, and so share a commit. A read runs alone:
+  it sees every write before it and none after it. At most `pipeline_max` run; the rest wait and, while any
+  waits or the peer does not take its answers, nothing more is read from the socket.
+* `_deaf` says that no further request is taken: the last one asked for that, was refused, or the server stops.
+  When nothing is owed any more, a deaf connection closes; after a refusal it lingers, reading and dropping, because
+  closing with unread input resets the connection and the client would lose the answer.
+* A live answer is the first of `_owed` until its task ends.
+* Nothing here sets a timer. Deadlines are compared by `check`, which the server's clock tick calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from typing import Final, cast
+
+import httptools
+
+from tailrace import limits as named
+from tailrace.http import wire
+from tailrace.http.drive import Drive
+from tailrace.http.inbound import BODY, CLOSING, HEAD, IDLE, Inbound, log
+from tailrace.http.message import Answer, Frame, Live, Request, Response
+from tailrace.http.shared import Shared
+from tailrace.http.wire import Refusal
+
+# Below this, one copy is cheaper than a second buffer for the kernel.
+JOIN_BYTES_MAX: Final = 64 * named.KiB
+
+INTERNAL: Final = wire.error_response(500, "INTERNAL", "the server failed to answer; its log says why")
+STOPPING: Final = wire.error_response(503, "UNAVAILABLE", "the server is stopping; send the request again")
+
+
+class Exchange(Drive[Answer]):
+    """One request and, in time, its answer: the door's coroutine under way."""
+
+    __slots__ = ("answer", "connection", "head_only", "http10", "reading", "request")
+
+    def __init__(self, connection: Connection, request: Request | None, http10: bool) -> None:
+        self._coroutine = self._parked = self._task = None
+        self.connection = connection
+        self.request = request
+        self.http10 = http10
+        self.reading = reading = request is not None and request.method in wire.READS
+        self.head_only = reading and request is not None and request.method == b"HEAD"
+        self.answer: Answer | None = None
+
+    def finished(self, result: Answer | None, error: BaseException | None) -> None:
+        connection = self.connection
+        if result is None:
+            result = connection._failed(error or TypeError("the door returned no answer"))
+        self.answer = result
+        if connection._transport is not None:
+            connection._pump()
+
+
+class LiveSink:
+    """Where a live answer is written; see `message.Sink`."""
+
+    __slots__ = ("_chunked", "_connection", "_limit", "_transport")
+
+    def __init__(self, connection: Connection, transport: asyncio.Transport, *, chunked: bool, limit: int) -> None:
+        self._connection = connection
+        self._transport: asyncio.Transport | None = transport
+        self._chunked = chunked
+        self._limit = limit
+
+    def send(self, frame: Frame) -> None:
+        transport = self._transport
+        if transport is None or not frame.data:  # an empty chunk would end the answer
+            return
+        data = frame.chunk if self._chunked else frame.data
+        unsent = transport.get_write_buffer_size()
+        # What has piled up counts, not what is to come: a reader that keeps up gets frames of any size.
+        if unsent > self._limit:
+            self._connection._drop_reader()
+        else:
+            transport.write(data)
+
+    async def drained(self) -> None:
+        if self._transport is not None:
+            await self._connection._writable()
+
+    def close(self) -> None:
+        self._transport = None
+
+
+class Connection(Inbound):
+    """The protocol object of one socket."""
+
+    __slots__ = (
+        "_eof",
+        "_linger",
+        "_live",
+        "_owed",
+        "_pumping",
+        "_read_paused",
+        "_sink",
+        "_stall_deadline",
+        "_transport",
+        "_unsent_mark",
+        "_waiting",
+        "_writable_waiters",
+        "_write_paused",
+    )
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self._transport: asyncio.Transport | None = None
+        self._owed: list[Exchange] = []
+        self._waiting: deque[Exchange] | None = None  # made when needed: most connections never pipeline
+        self._pumping = self._linger = self._eof = False
+        self._read_paused = self._write_paused = False
+        self._stall_deadline = math.inf  # for the peer to take some of what is written
+        self._unsent_mark = 0
+        self._live: asyncio.Task[None] | None = None
+        self._sink: LiveSink | None = None
+        self._writable_waiters: list[asyncio.Future[None]] = []
+
+    # -- the socket
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        shared, limits = self._shared, self._shared.limits
+        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._parser = httptools.HttpRequestParser(self)
+        peer = transport.get_extra_info("peername")
+        self._peer = str(peer[0]) if isinstance(peer, tuple) else ""
+        self._secure = transport.get_extra_info("sslcontext") is not None
+        transport.set_write_buffer_limits(high=max(limits.reader_buffer_max // 4, 1))
+        self._deadline = shared.now + limits.idle_timeout_s
+        shared.connections.add(self)
+        shared.stats.connections += 1
+        if shared.stopping:
+            self.abort()
+        elif len(shared.connections) > limits.connections_max:
+            self._turn_away()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        shared = self._shared
+        shared.connections.discard(self)
+        self._transport = self._parser = None
+        if self._sink is not None:
+            self._sink.close()
+        if self._live is not None:
+            self._live.cancel()
+        for exchange in self._owed:
+            # What a write does is committed anyway; a read has nobody left to read for.
+            if exchange.reading:
+                exchange.cancel()
+        self._owed.clear()
+        self._waiting = None
+        if shared.emptied is not None and not shared.connections and not shared.emptied.done():
+            shared.emptied.set_result(None)
+
+    def eof_received(self) -> bool:
+        """The client sends no more. It still gets what it is owed, if that comes soon."""
+        self._eof = self._deaf = True
+        # A reader that closes looks just like one that only stops sending. Live readers have nothing to send
+        # and are taken to have left; so is, after a while, whoever waits for a read (see check).
+        if self._live is not None or self._phase == CLOSING or not (self._owed or self._waiting):
+            return False
+        self._phase = IDLE
+        self._deadline = self._shared.now + self._shared.limits.linger_s
+        return True
+
+    def pause_writing(self) -> None:
+        assert self._transport is not None
+        self._write_paused = True
+        self._unsent_mark = self._transport.get_write_buffer_size()
+        self._stall_deadline = self._shared.now + self._shared.limits.idle_timeout_s
+        self._throttle()
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        for waiter in self._writable_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._writable_waiters.clear()
+        if self._transport is not None:
+            self._pump()
+
+    # -- refusals
+
+    def _refuse(self, refusal: Refusal) -> None:
+        if self._deaf:
+            return
+        self._shared.stats.refusals += 1
+        self._deaf = self._linger = True
+        self._phase = IDLE
+        exchange = Exchange(self, None, False)
+        exchange.answer = refusal.response()
+        self._line_up(exchange)
+
+    def _turn_away(self) -> None:
+        """One connection too many. Some may linger to be told; beyond those, none is worth a descriptor."""
+        limits = self._shared.limits
+        if len(self._shared.connections) > limits.connections_max + limits.connections_max // 8 + 1:
+            self.abort()
+            return
+        self._refuse(Refusal(503, "UNAVAILABLE", "the server has too many connections; try again later"))
+
+    # -- exchanges
+
+    def _admit(self, request: Request) -> None:
+        exchange = Exchange(self, request, self._http10)
+        if self._owed or self._waiting or self._write_paused:
+            self._line_up(exchange)
+        else:
+            self._begin(exchange)
+
+    def _line_up(self, exchange: Exchange) -> None:
+        if not self._waiting and self._may_start(exchange):
+            self._begin(exchange)
+            return
+        if self._waiting is None:
+            self._waiting = deque()
+        self._waiting.append(exchange)
+        self._throttle()
+
+    def _may_start(self, exchange: Exchange) -> bool:
+        if self._write_paused:
+            return False
+        owed = self._owed
+        if not owed or exchange.answer is not None:
+            return True
+        return not exchange.reading and not owed[-1].reading and len(owed) < self._shared.limits.pipeline_max
+
+    def _begin(self, exchange: Exchange) -> None:
+        self._owed.append(exchange)
+        if exchange.request is None:
+            self._pump()
+        else:
+            exchange.run(self._shared.door(exchange.request))
+
+    def _failed(self, error: BaseException) -> Response | None:
+        """The answer for an error that a door let escape: our bug, unless it was cancelled."""
+        if isinstance(error, asyncio.CancelledError):
+            if self._transport is None:
+                return None
+            if self._shared.stopping:
+                return STOPPING
+        self._shared.stats.failures += 1
+        log.error("a door failed", exc_info=error)
+        return INTERNAL
+
+    def _pump(self) -> None:
+        """Write the answers whose turn has come and start the requests that may run, until neither is left."""
+        if self._pumping:
+            return
+        self._pumping = True
+        owed = self._owed
+        while True:
+            if owed and owed[0].answer is not None and self._live is None:
+                self._write(owed[0])
+            elif self._waiting and self._may_start(self._waiting[0]):
+                self._begin(self._waiting.popleft())
+            else:
+                break
+        self._pumping = False
+        self._settle()
+
+    def _settle(self) -> None:
+        if not self._owed and not self._waiting and self._phase != CLOSING:
+            if self._deaf:
+                self._close()
+            elif self._phase == IDLE:
+                self._deadline = self._shared.now + self._shared.limits.idle_timeout_s
+            elif self._continue_owed:
+                self._may_continue()
+        if self._read_paused:
+            self._throttle()
+
+    def _throttle(self) -> None:
+        """Read from the socket only while what it brings can be worked on."""
+        assert self._transport is not None
+        pause = bool(self._waiting) or self._write_paused
+        if pause is self._read_paused or self._eof or self._transport.is_closing():
+            return
+        self._read_paused = pause
+        if pause:
+            self._transport.pause_reading()
+            return
+        self._transport.resume_reading()
+        # The client could not go on while nothing was read: its time starts again.
+        if self._phase in (HEAD, BODY):
+            self._extend_body_time(self._shared.now)
+
+    # -- answers
+
+    def _may_continue(self) -> None:
+        if self._owed or self._waiting or self._transport is None:
+            return
+        self._continue_owed = False
+        self._extend_body_time(self._shared.now)
+        self._transport.write(wire.CONTINUE)
+
+    def _write(self, exchange: Exchange) -> None:
+        transport, answer, owed = self._transport, exchange.answer, self._owed
+        assert transport is not None
+        if isinstance(answer, Live):
+            if not exchange.head_only and wire.has_body(answer.status):
+                self._go_live(transport, exchange, answer)
+                return
+            answer = Response(answer.status, answer.headers)
+        connection = b""
+        if self._deaf and len(owed) == 1 and not self._waiting:
+            connection = wire.CLOSE
+        elif exchange.http10:
+            connection = wire.KEEP_ALIVE
+        del owed[0]
+        stamp = self._shared.stamp
+        assert answer is not None
+        try:
+            head = wire.encode_head(answer, stamp, connection, head_only=exchange.head_only)
+        except Exception as error:
+            answer = self._failed(error) or INTERNAL
+            head = wire.encode_head(answer, stamp, connection, head_only=exchange.head_only)
+        body = answer.body
+        if exchange.head_only or not body or not wire.has_body(answer.status):
+            transport.write(head)
+        elif len(body) <= JOIN_BYTES_MAX:
+            transport.write(head + body)
+        else:
+            transport.writelines((head, body))
+
+    def _go_live(self, transport: asyncio.Transport, exchange: Exchange, live: Live) -> None:
+        chunked = not exchange.http10
+        if not chunked:
+            # Only the end of the connection can end such an answer, so that none can follow it.
+            self._deaf = True
+            self._waiting = None
+            del self._owed[1:]
+        connection = wire.CLOSE if self._deaf and len(self._owed) == 1 and not self._waiting else b""
+        try:
+            head = wire.encode_live_head(live.status, live.headers, self._shared.stamp, connection, chunked=chunked)
+        except Exception as error:
+            exchange.answer = self._failed(error)
+            return
+        transport.write(head)
+        limit = self._shared.limits.reader_buffer_max
+        self._sink = LiveSink(self, transport, chunked=chunked, limit=limit)
+        self._live = self._shared.loop.create_task(_run(live, self._sink))
+        self._live.add_done_callback(self._live_ended)
+        if self._shared.stopping or self._eof:
+            self._live.cancel()
+
+    def _live_ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._failed(error)
+        sink, transport = self._sink, self._transport
+        self._live = self._sink = None
+        if transport is None or sink is None:
+            return
+        sink.close()
+        if error is not None:
+            # Half an answer must not look like a whole one.
+            self.abort()
+            return
+        if not self._owed[0].http10:
+            transport.write(wire.LAST_CHUNK)
+        del self._owed[0]
+        self._pump()
+
+    def _drop_reader(self) -> None:
+        assert self._sink is not None
+        self._sink.close()
+        self._shared.stats.readers_dropped += 1
+        self.abort()
+
+    async def _writable(self) -> None:
+        while self._write_paused:
+            waiter = self._shared.loop.create_future()
+            self._writable_waiters.append(waiter)
+            await waiter
+
+    # -- the end, and the clock
+
+    def wind_up(self) -> None:
+        """The server stops: take no new request, end the live answer, close when nothing is owed."""
+        if self._phase == IDLE:
+            self._deaf = True
+        if self._live is not None:
+            self._live.cancel()
+        if self._transport is not None:
+            self._pump()
+
+    def give_up_reads(self) -> None:
+        """The server will not wait longer for parked reads: they are answered that it stops."""
+        for exchange in list(self._owed):
+            if exchange.reading:
+                exchange.cancel()
+
+    def abort(self) -> None:
+        self._deaf = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _close(self) -> None:
+        transport, limits = self._transport, self._shared.limits
+        assert transport is not None
+        self._phase = CLOSING
+        self._unsent_mark = transport.get_write_buffer_size() + 1
+        if not self._linger or self._eof:
+            self._stall_deadline = self._shared.now + limits.idle_timeout_s
+            transport.close()
+            return
+        self._stall_deadline = self._shared.now + limits.linger_s
+        if transport.can_write_eof():
+            transport.write_eof()
+
+    def check(self, now: float) -> None:
+        """Do what is due at `now`; exact to a tick."""
+        if self._phase == CLOSING or self._write_paused:
+            if now >= self._stall_deadline:
+                self._check_stall(now)
+        elif now < self._deadline or self._read_paused or self._transport is None:
+            return
+        elif self._phase != IDLE:
+            self._check_arrival(now)
+        elif not self._owed and not self._waiting:
+            self._deaf = True
+            self._close()
+        elif self._eof and self._owed[0].reading:
+            self.abort()
+
+    def _check_stall(self, now: float) -> None:
+        """Nobody is waited for who takes nothing of what is written."""
+        assert self._transport is not None
+        unsent = self._transport.get_write_buffer_size()
+        if 0 < unsent < self._unsent_mark:
+            self._unsent_mark = unsent
+            self._stall_deadline = now + self._shared.limits.idle_timeout_s
+        else:
+            self.abort()
+
+
+async def _run(live: Live, sink: LiveSink) -> None:
+    await live.run(sink)

@@ -1,0 +1,29 @@
+"""Cursors: what keeps a cache in front of live readers from serving the same empty answer for ever.
+
+Time is cut into intervals of 20 s; a cursor is the number of the current one. A client that comes back with that number
+or a later one gets a number strictly beyond its own, so cursors never go back and never repeat for one client.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+INTERVAL_S: Final = 20
+JITTER_S_MAX: Final = 3600
+_EPOCH_MS: Final = 1_728_432_000_000  # 9 October 2024, 00:00 UTC
+
+
+def current(now_ms: int) -> int:
+    return (now_ms - _EPOCH_MS) // (INTERVAL_S * 1000)
+
+
+def following(now_ms: int, client: str | None) -> int:
+    """The cursor to answer with to a client that sent `client`. What is not a number counts as not sent."""
+    now = current(now_ms)
+    if client is None or not client.isascii() or not client.isdigit() or len(client) > 18:
+        return now
+    seen = int(client)
+    if seen < now:
+        return now
+    return seen + random.randint(1, JITTER_S_MAX // INTERVAL_S)

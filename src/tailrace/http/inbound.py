@@ -1,0 +1,300 @@
+"""The receiving half of a connection: bytes in, whole requests out, within the limits.
+
+The parser collects a request (`_phase` says how far it is) and `_admit` gets it when it is complete. The rule:
+whatever a client sends, what is kept of it is bounded, and so is the time it may take; what breaks a limit or the
+grammar becomes one `Refusal`, after which nothing more is taken (`_deaf`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import math
+from typing import Any, Final
+
+import httptools
+
+from tailrace.http import wire
+from tailrace.http.message import Request
+from tailrace.http.shared import Shared
+from tailrace.http.wire import Refusal
+
+log = logging.getLogger("tailrace.http")
+
+IDLE: Final = 0  # between requests
+HEAD: Final = 1
+BODY: Final = 2
+UPGRADE: Final = 3  # the head asked for another protocol and a body is to follow; see _read_on
+CLOSING: Final = 4
+
+
+class Inbound(asyncio.Protocol):
+    """A protocol object that collects requests. Its heir runs and answers them."""
+
+    __slots__ = (
+        "_body",
+        "_body_bytes",
+        "_body_mark",
+        "_continue_owed",
+        "_deadline",
+        "_deaf",
+        "_fed_bytes",
+        "_headers",
+        "_host",
+        "_http10",
+        "_last_target",
+        "_method",
+        "_parser",
+        "_path",
+        "_peer",
+        "_phase",
+        "_progress",
+        "_query",
+        "_repeats",
+        "_secure",
+        "_shared",
+        "_silent_bytes",
+        "_target",
+        "_trailer_bytes",
+    )
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._parser: Any = None
+        self._peer = ""
+        self._secure = False
+        self._phase = IDLE
+        self._deaf = False
+        self._deadline = math.inf
+        self._headers: dict[bytes, bytes] = {}
+        self._target = self._method = self._path = self._query = b""
+        self._repeats = 0
+        self._trailer_bytes = 0
+        self._http10 = False
+        self._host: bytes | None = None  # the last one found good
+        self._last_target = b""
+        self._body: bytes | io.BytesIO = b""
+        self._body_bytes = 0
+        self._body_mark = 0  # _body_bytes when its time was last extended
+        self._continue_owed = False
+        self._progress = 0  # moves with every request completed and every piece of a body
+        self._silent_bytes = 0  # received since the last progress
+        self._fed_bytes = 0  # received since it was last idle: the head being read cannot be larger
+
+    # -- what the heir does
+
+    def _admit(self, request: Request) -> None:
+        raise NotImplementedError
+
+    def _refuse(self, refusal: Refusal) -> None:
+        raise NotImplementedError
+
+    def _may_continue(self) -> None:
+        """Send 100 Continue as soon as every earlier answer is written."""
+        raise NotImplementedError
+
+    # -- bytes
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        before = self._progress
+        self._fed_bytes = len(data) if self._phase == IDLE else self._fed_bytes + len(data)
+        upgrade_at = 0
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            upgrade_at = upgrade.args[0]
+        except httptools.HttpParserError as error:
+            self._refuse(self._refusal(error))
+        if upgrade_at:
+            # Outside the handler: within it, a refusal would lose its place as an error's context.
+            self._read_on(memoryview(data)[upgrade_at:])
+        if self._phase != IDLE or self._silent_bytes:
+            self._count_silence(len(data), before)
+
+    def _read_on(self, data: memoryview) -> None:
+        """Go on after a request that asked to upgrade, which we never do: it is a request like any other.
+
+        The parser takes what follows such a head for another protocol, and so would read a body as the next
+        request. A fresh parser is therefore given the same framing without the Upgrade, and then the body.
+        """
+        while True:
+            if self._phase == UPGRADE:
+                self._parser = self._parser_without_upgrade()
+                self._phase = BODY
+            if not data or self._deaf:
+                return
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+            except httptools.HttpParserError as error:
+                self._refuse(self._refusal(error))
+                return
+            else:
+                return
+
+    def _parser_without_upgrade(self) -> Any:
+        length = self._headers.get(b"content-length")
+        framing = b"transfer-encoding: chunked" if length is None else b"content-length: %b" % length
+        connection = b"keep-alive" if self._parser.should_keep_alive() else b"close"
+        parser = httptools.HttpRequestParser(self)
+        parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\nconnection: %b\r\n\r\n" % (framing, connection))
+        return parser
+
+    def _refusal(self, error: httptools.HttpParserError) -> Refusal:
+        if not isinstance(error, httptools.HttpParserCallbackError):
+            return wire.unparsable(error)
+        cause = error.__context__
+        if isinstance(cause, Refusal):
+            return cause
+        self._shared.stats.failures += 1
+        log.error("the transport failed", exc_info=cause)
+        return Refusal(500, "INTERNAL", "the server failed to take the request; its log says why")
+
+    def _count_silence(self, received: int, before: int) -> None:
+        """A field without an end, or chunks without content, are not seen by the callbacks; their bytes are."""
+        if self._progress != before or self._deaf:
+            self._silent_bytes = 0
+            return
+        self._silent_bytes += received
+        if self._silent_bytes > self._shared.limits.head_bytes_max:
+            self._refuse(wire.head_too_large(self._shared.limits.head_bytes_max))
+
+    # -- the parser's callbacks; what they raise ends the parsing and reaches data_received
+
+    def on_message_begin(self) -> None:
+        if self._phase == UPGRADE:
+            return
+        self._phase = HEAD
+        self._deadline = self._shared.now + self._shared.limits.head_timeout_s
+        self._headers = {}
+        self._target = b""
+
+    def on_url(self, piece: bytes) -> None:
+        self._target += piece
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._phase != HEAD:
+            self._skip_trailer(name, value)
+            return
+        name = name.lower()
+        if name in self._headers:
+            self._join(name, value.strip())
+        else:
+            self._headers[name] = value.strip()
+
+    def on_headers_complete(self) -> None:
+        if self._phase == UPGRADE:
+            return
+        parser, headers, limits = self._parser, self._headers, self._shared.limits
+        if self._fed_bytes > limits.head_bytes_max:
+            self._check_head_size()
+        if len(headers) + self._repeats > limits.headers_max:
+            raise wire.too_many_fields(limits.headers_max)
+        self._repeats = 0
+        version = parser.get_http_version()
+        self._http10 = version == "1.0"
+        if version != "1.1" and not self._http10:
+            raise wire.unsupported_version()
+        self._method = method = parser.get_method()
+        wire.check_method(method)
+        host = headers.get(b"host")
+        if host is None or host != self._host:  # the same one with every request, on most connections
+            wire.check_host(host, needed=not self._http10)
+            self._host = host
+        target = self._target
+        if target != self._last_target:  # so it often is with the target
+            self._path, self._query = wire.split_target(method, target, headers)
+            # An absolute target also overrules the Host field, each time.
+            self._last_target = target if target.startswith(b"/") else b""
+        self._phase = BODY
+        if b"content-length" in headers or b"transfer-encoding" in headers:
+            self._expect_body()
+        elif b"expect" in headers and not self._http10:
+            wire.check_expectation(headers[b"expect"])
+
+    def on_body(self, piece: bytes) -> None:
+        self._progress += 1
+        self._continue_owed = False
+        self._body_bytes += len(piece)
+        if self._body_bytes > self._shared.limits.body_bytes_max:
+            raise wire.too_large(self._shared.limits.body_bytes_max)
+        if not self._body:
+            self._body = piece
+            return
+        if isinstance(self._body, bytes):
+            # Not a list of pieces: a body sent as one-byte chunks would take many times its size.
+            first, self._body = self._body, io.BytesIO()
+            self._body.write(first)
+        self._body.write(piece)
+
+    def on_message_complete(self) -> None:
+        if self._phase == UPGRADE or self._deaf:
+            return
+        shared = self._shared
+        shared.stats.requests += 1
+        self._progress += 1
+        self._phase = IDLE
+        self._continue_owed = False
+        if shared.stopping or not self._parser.should_keep_alive():
+            self._deaf = True
+        body, self._body = self._body, b""
+        if not isinstance(body, bytes):
+            body = body.getvalue()
+        self._admit(
+            Request(self._method, self._path, self._query, self._headers, body, peer=self._peer, secure=self._secure)
+        )
+
+    # -- heads
+
+    def _join(self, name: bytes, value: bytes) -> None:
+        self._repeats += 1
+        if self._repeats > self._shared.limits.headers_max:  # now: joining a great many is what costs
+            raise wire.too_many_fields(self._shared.limits.headers_max)
+        if name in wire.SINGLE:
+            raise wire.invalid(f"the field {name.decode()} is there twice; send it once")
+        self._headers[name] = b"%b, %b" % (self._headers[name], value)
+
+    def _skip_trailer(self, name: bytes, value: bytes) -> None:
+        self._trailer_bytes += len(name) + len(value) + 4
+        if self._trailer_bytes > self._shared.limits.head_bytes_max:
+            raise wire.head_too_large(self._shared.limits.head_bytes_max)
+
+    def _check_head_size(self) -> None:
+        """Measure a head that came with so much else that it may be too large."""
+        fields_bytes = sum(len(name) + len(value) + 4 for name, value in self._headers.items())
+        if fields_bytes + len(self._target) > self._shared.limits.head_bytes_max:
+            raise wire.head_too_large(self._shared.limits.head_bytes_max)
+
+    # -- bodies
+
+    def _expect_body(self) -> None:
+        limits, headers = self._shared.limits, self._headers
+        length = wire.body_length(headers, http10=self._http10, bytes_max=limits.body_bytes_max)
+        if length == 0:
+            return
+        self._deadline = self._shared.now + limits.body_timeout_s
+        self._body_bytes = self._body_mark = self._trailer_bytes = 0
+        if b"expect" in headers and not self._http10:
+            wire.check_expectation(headers[b"expect"])
+            self._continue_owed = True
+            self._may_continue()
+        if self._parser.should_upgrade():
+            self._phase = UPGRADE
+
+    def _check_arrival(self, now: float) -> None:
+        """The deadline has passed with a request incomplete: a body that arrives fast enough gets more time."""
+        limits = self._shared.limits
+        if self._phase == HEAD:
+            self._refuse(wire.timed_out(f"the head took longer than {limits.head_timeout_s:g} s; send it at once"))
+        elif self._body_bytes - self._body_mark >= limits.body_rate_min * limits.body_timeout_s:
+            self._extend_body_time(now)
+        else:
+            self._refuse(wire.timed_out(f"the body came at less than {limits.body_rate_min} B/s; send it in parts"))
+
+    def _extend_body_time(self, now: float) -> None:
+        self._body_mark = self._body_bytes
+        self._deadline = now + self._shared.limits.body_timeout_s

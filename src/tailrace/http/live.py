@@ -1,0 +1,196 @@
+"""Where readers wait, and the only place: long-polls for the next entry, event streams for all that follow.
+
+Readers of one log that have caught up share a `Channel`: what a commit appended is encoded once and the same bytes go
+to all of them. A reader subscribes before it reads, so nothing is appended between the two unseen; what it then hears
+of twice, or has missed, it recognises by position.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+from tailrace import limits
+from tailrace.clock import Clock
+from tailrace.errors import TooMany
+from tailrace.http import cursor as cursors
+from tailrace.http.encoding import HEARTBEAT, Encoding, control
+from tailrace.http.message import Frame, Sink
+from tailrace.log.entry import Entry
+from tailrace.log.log import Advanced, Ended
+from tailrace.log.tail import Tail
+from tailrace.metrics import Metrics
+
+_HEARTBEAT: Final = Frame(HEARTBEAT)
+
+
+class Reader:
+    """An event-stream reader that has caught up to `position`."""
+
+    __slots__ = ("behind", "cursor", "ended", "position", "sink")
+
+    def __init__(self, sink: Sink, position: int, cursor: int | None) -> None:
+        self.sink = sink
+        self.position = position
+        self.cursor = cursor  # what the reader came with, where that is not in the past
+        self.behind = False  # it missed something and has to read before it can follow
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+class Channel:
+    """The caught-up readers of one log."""
+
+    def __init__(self, encoding: Encoding, clock: Clock, metrics: Metrics) -> None:
+        self.readers: set[Reader] = set()
+        self._encoding = encoding
+        self._clock = clock
+        self._metrics = metrics
+        self.unsubscribe: Callable[[], None] = lambda: None
+
+    def publish(self, notices: list[Any]) -> None:
+        """A commit touched the log: pass it on."""
+        entries = [notice.entry for notice in notices if isinstance(notice, Advanced)]
+        ended = next((notice for notice in notices if isinstance(notice, Ended)), None)
+        closed = ended is not None and not ended.gone
+        frames: dict[tuple[int, int | None], Frame | None] = {}
+        for reader in list(self.readers):
+            key = (reader.position, reader.cursor)
+            if key not in frames:
+                frames[key] = self._frame(reader, entries, closed)
+            frame = frames[key]
+            if frame is not None:
+                reader.sink.send(frame)
+                if entries and entries[-1].next > reader.position:
+                    reader.position = entries[-1].next
+            elif entries and entries[0].position > reader.position:
+                reader.behind = True
+                reader.end()
+            if ended is not None:
+                reader.end()
+        self._metrics.frames += len(self.readers)
+
+    def _frame(self, reader: Reader, entries: list[Entry], closed: bool) -> Frame | None:
+        """What a reader at this position has not seen yet; None if there is nothing, or something before it."""
+        new = [entry for entry in entries if entry.position >= reader.position]
+        if (not new and not closed) or (new and new[0].position != reader.position):
+            return None
+        position = new[-1].next if new else reader.position
+        cursor = cursors.current(self._clock.now_ms())
+        if reader.cursor is not None and cursor <= reader.cursor:
+            cursor = reader.cursor
+        data = self._encoding.event([entry.body for entry in new]) if new else b""
+        return Frame(data + control(position, cursor, at_tail=True, closed=closed))
+
+    def beat(self) -> None:
+        for reader in list(self.readers):
+            reader.sink.send(_HEARTBEAT)
+
+
+class Watch:
+    """One reader that waits for one commit."""
+
+    def __init__(self, stopping: set[Callable[[], None]], metrics: Metrics) -> None:
+        self.unsubscribe: Callable[[], None] = lambda: None
+        self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stopping = stopping
+        self._metrics = metrics
+        stopping.add(self.wake)
+        metrics.live_readers += 1
+
+    def wake(self, _: object = None) -> None:
+        if not self._future.done():
+            self._future.set_result(None)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return when there was a commit, at once if there already was, or at the time-out."""
+        timer = asyncio.get_running_loop().call_later(timeout_s, self.wake)
+        try:
+            await self._future
+        finally:
+            timer.cancel()
+
+    def close(self) -> None:
+        self._stopping.discard(self.wake)
+        self._metrics.live_readers -= 1
+        self.unsubscribe()
+
+
+class Live:
+    """All that wait on one server."""
+
+    def __init__(self, tail: Tail, clock: Clock, metrics: Metrics, *, recycle_s: float) -> None:
+        self._tail = tail
+        self._clock = clock
+        self._metrics = metrics
+        self._recycle_s = recycle_s
+        self._channels: dict[tuple[int, Encoding], Channel] = {}
+        self._heart: asyncio.TimerHandle | None = None
+        self._stopping: set[Callable[[], None]] = set()
+
+    def admit(self) -> None:
+        """Room for one more reader, or an error."""
+        if self._metrics.live_readers >= limits.WAITERS_MAX:
+            raise TooMany(f"{limits.WAITERS_MAX} readers are waiting already; retry in a moment")
+
+    def watch(self, log: int) -> Watch:
+        """Hear of the next commit that touches `log`. Watch first, then read: nothing falls between."""
+        watch = Watch(self._stopping, self._metrics)
+        watch.unsubscribe = self._tail.subscribe(log, watch.wake)
+        return watch
+
+    def join(self, log: int, encoding: Encoding, sink: Sink, position: int, cursor: int | None) -> Reader:
+        """Let a reader that has everything below `position` follow the log from now on."""
+        key = (log, encoding)
+        channel = self._channels.get(key)
+        if channel is None:
+            channel = self._channels[key] = Channel(encoding, self._clock, self._metrics)
+            channel.unsubscribe = self._tail.subscribe(log, channel.publish)
+        reader = Reader(sink, position, cursor)
+        channel.readers.add(reader)
+        self._metrics.live_readers += 1
+        if self._heart is None:
+            self._heart = asyncio.get_running_loop().call_later(limits.SSE_HEARTBEAT_S, self._beat)
+        return reader
+
+    def leave(self, log: int, encoding: Encoding, reader: Reader) -> None:
+        key = (log, encoding)
+        channel = self._channels.get(key)
+        if channel is not None and reader in channel.readers:
+            channel.readers.discard(reader)
+            self._metrics.live_readers -= 1
+            if not channel.readers:
+                channel.unsubscribe()
+                del self._channels[key]
+
+    async def stay(self, reader: Reader) -> None:
+        """Return when the log has ended, or when it is time for the reader to connect anew."""
+        # Spread, so that readers that came together do not all come back together.
+        seconds = self._recycle_s * random.uniform(0.9, 1.1)
+        timer = asyncio.get_running_loop().call_later(seconds, reader.end)
+        self._stopping.add(reader.end)
+        try:
+            await reader.ended
+        finally:
+            self._stopping.discard(reader.end)
+            timer.cancel()
+
+    def stop(self) -> None:
+        """Let everyone go: long-polls are answered, event streams end."""
+        if self._heart is not None:
+            self._heart.cancel()
+            self._heart = None
+        for wake in list(self._stopping):
+            wake()
+
+    def _beat(self) -> None:
+        self._heart = None
+        for channel in list(self._channels.values()):
+            channel.beat()
+        if self._channels:
+            self._heart = asyncio.get_running_loop().call_later(limits.SSE_HEARTBEAT_S, self._beat)

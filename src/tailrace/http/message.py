@@ -1,0 +1,92 @@
+"""What passes between a transport and a door: requests in, responses out, and nothing of sockets.
+
+A door is ``async def door(request) -> Response | Live``. Transports (our own and ASGI) build the `Request`,
+run the door and write what it returns. Header names are lower-case bytes on both sides.
+
+A `Live` response stays open: its ``run(sink)`` is started as a task once the head is on the wire and is
+cancelled when the reader leaves. A `Frame` is encoded once, however many sinks it is sent to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Request:
+    """One request, whole: the transport has read the body within its limits before a door sees it."""
+
+    __slots__ = ("body", "headers", "method", "path", "peer", "query", "secure")
+
+    def __init__(
+        self,
+        method: bytes,
+        path: bytes,
+        query: bytes,
+        headers: dict[bytes, bytes],
+        body: bytes,
+        *,
+        peer: str = "",
+        secure: bool = False,
+    ) -> None:
+        self.method = method
+        self.path = path  # raw, still percent-encoded, without the query
+        self.query = query  # raw, without the "?"
+        self.headers = headers  # repeated fields are joined with ", "
+        self.body = body
+        self.peer = peer
+        self.secure = secure
+
+
+class Response:
+    """A whole answer. The transport adds Content-Length, Date and what every answer carries."""
+
+    __slots__ = ("body", "headers", "status")
+
+    def __init__(self, status: int, headers: Headers, body: bytes = b"") -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+
+class Frame:
+    """A piece of a live answer; `chunk` is the same bytes framed for HTTP/1.1, made at most once."""
+
+    __slots__ = ("_chunk", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self._chunk: bytes | None = None
+
+    @property
+    def chunk(self) -> bytes:
+        if self._chunk is None:
+            self._chunk = b"%x\r\n%b\r\n" % (len(self.data), self.data)
+        return self._chunk
+
+
+class Sink(Protocol):
+    """Where a live answer is written. Sending to a reader that is gone or dropped does nothing."""
+
+    def send(self, frame: Frame) -> None:
+        """Queue a frame. A reader that has let more than its limit pile up is dropped, not buffered for."""
+
+    async def drained(self) -> None:
+        """Return when the reader has taken enough of what was sent to be sent more."""
+
+
+class Live:
+    """An answer that stays open; it ends when `run` returns."""
+
+    __slots__ = ("headers", "run", "status")
+
+    def __init__(self, status: int, headers: Headers, run: Callable[[Sink], Awaitable[None]]) -> None:
+        self.status = status
+        self.headers = headers
+        self.run = run
+
+
+Answer = Response | Live
+Door = Callable[[Request], Awaitable[Answer]]

@@ -1,0 +1,244 @@
+"""The read half of the Durable Streams protocol, for anything that can be read as a log.
+
+A `Feed` is what is read; streams have one, and so will tables and topics. This module turns catch-up, long-poll
+and event-stream requests over a feed into answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from tailrace import limits
+from tailrace.clock import Clock
+from tailrace.errors import Error, Invalid
+from tailrace.http import cursor as cursors
+from tailrace.http.encoding import Encoding, control
+from tailrace.http.live import Live
+from tailrace.http.message import Answer, Frame, Headers, Request, Response, Sink
+from tailrace.http.message import Live as LiveResponse
+from tailrace.log.entry import Entry
+from tailrace.log.position import BEGINNING, NOW, offset, parse
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A run of entries from `position` on, and the log as it was then."""
+
+    log: int
+    content_type: str
+    encoding: Encoding
+    position: int
+    entries: list[Entry]
+    next: int
+    tail: int
+    closed: bool  # the log takes no more
+
+    @property
+    def at_tail(self) -> bool:
+        return self.next >= self.tail
+
+    @property
+    def ended(self) -> bool:
+        """The reader has now seen all there will ever be."""
+        return self.closed and self.at_tail
+
+
+class Feed(Protocol):
+    """Something that can be read as a log."""
+
+    async def read(self, position: int | None, bytes_max: int) -> Piece:
+        """Entries from `position` (None: the earliest); none, at the tail."""
+
+    async def describe(self) -> Piece:
+        """Where the tail is: a piece without entries that starts and ends there."""
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """What a reader's query string says."""
+
+    offset: str | None
+    live: str | None
+    cursor: str | None
+
+    @property
+    def position(self) -> int | None:
+        return None if self.offset is None or self.offset == BEGINNING else parse(self.offset)
+
+
+def ask(request: Request) -> Ask:
+    """Parse and check the query string of a read."""
+    seen: dict[str, str] = {}
+    if request.query:
+        try:
+            pairs = parse_qsl(request.query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=64)
+        except ValueError as error:
+            raise Invalid(f"the query string is malformed: {error}") from None
+        for name, value in pairs:
+            if name in ("offset", "live", "cursor"):
+                if name in seen:
+                    raise Invalid(f"{name} is given more than once; give it once", code=f"INVALID_{name.upper()}")
+                seen[name] = value
+    asked = Ask(seen.get("offset"), seen.get("live"), seen.get("cursor"))
+    if asked.live not in (None, "long-poll", "sse"):
+        raise Invalid(f"live={asked.live[:80]!r} is unknown; use long-poll or sse", code="INVALID_LIVE")
+    if asked.live is not None and asked.offset is None:
+        raise Invalid(f"live={asked.live} needs an offset; use offset=-1 for the beginning", code="MISSING_OFFSET")
+    if asked.offset not in (None, BEGINNING, NOW):
+        parse(asked.offset)
+    return asked
+
+
+class Reading:
+    """Answers reads of feeds."""
+
+    def __init__(
+        self, live: Live, clock: Clock, *, page_bytes: int, long_poll_timeout_s: float, cache_scope: str
+    ) -> None:
+        self._live = live
+        self._clock = clock
+        self._page_bytes = page_bytes
+        self._long_poll_timeout_s = long_poll_timeout_s
+        self._cacheable = (b"cache-control", f"{cache_scope}, max-age=60, stale-while-revalidate=300".encode())
+
+    async def answer(self, request: Request, feed: Feed) -> Answer:
+        asked = ask(request)
+        if asked.live == "sse":
+            return await self._event_stream(feed, asked)
+        if asked.live == "long-poll":
+            return await self._long_poll(request, feed, asked)
+        if asked.offset == NOW:
+            return _whole(await feed.describe(), [(b"cache-control", b"no-store")])
+        piece = await self._page(feed, asked.position)
+        return _conditional(request, piece, [self._cacheable])
+
+    # -- catch-up
+
+    async def _page(self, feed: Feed, position: int | None) -> Piece:
+        """A page, read in slices between which the loop serves others."""
+        piece = await feed.read(position, min(limits.SLICE_BYTES, self._page_bytes))
+        if piece.at_tail:
+            return piece
+        entries = list(piece.entries)
+        left = self._page_bytes - sum(len(entry.body) for entry in entries)
+        while left > 0 and not piece.at_tail:
+            await asyncio.sleep(0)
+            try:
+                more = await feed.read(piece.next, min(limits.SLICE_BYTES, left))
+            except Error:
+                break  # deleted or trimmed meanwhile; what was read stands, and the next request says why
+            size = sum(len(entry.body) for entry in more.entries)
+            if more.log != piece.log or size > left:
+                break
+            entries += more.entries
+            left -= size
+            piece = msgspec.structs.replace(more, position=piece.position)
+        return msgspec.structs.replace(piece, entries=entries)
+
+    # -- long-poll
+
+    async def _long_poll(self, request: Request, feed: Feed, asked: Ask) -> Response:
+        piece = await (feed.describe() if asked.offset == NOW else self._page(feed, asked.position))
+        if not piece.entries and not piece.ended:
+            piece = await self._wait(feed, piece)
+        cursor = (b"stream-cursor", b"%d" % cursors.following(self._clock.now_ms(), asked.cursor))
+        if piece.entries:
+            return _conditional(request, piece, [cursor, self._cacheable])
+        extra: Headers = [(b"cache-control", b"no-store")]
+        if not piece.ended:
+            extra.append(cursor)
+        return Response(204, [*_state(piece), *extra])
+
+    async def _wait(self, feed: Feed, piece: Piece) -> Piece:
+        """What comes after `piece`, when it comes; nothing at the time-out."""
+        self._live.admit()
+        watch = self._live.watch(piece.log)
+        try:
+            piece = await self._page(feed, piece.next)
+            if not piece.entries and not piece.ended:
+                await watch.wait(self._long_poll_timeout_s)
+                piece = await self._page(feed, piece.next)
+        finally:
+            watch.close()
+        return piece
+
+    # -- event streams
+
+    async def _event_stream(self, feed: Feed, asked: Ask) -> LiveResponse:
+        self._live.admit()
+        first = await (feed.describe() if asked.offset == NOW else feed.read(asked.position, limits.SLICE_BYTES))
+        headers: Headers = [
+            (b"content-type", b"text/event-stream"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),  # proxies that would hold events back
+        ]
+        if first.encoding.base64:
+            headers.append((b"stream-sse-data-encoding", b"base64"))
+
+        async def run(sink: Sink) -> None:
+            try:
+                await self._follow(feed, first, asked, sink)
+            except Error:
+                return  # deleted or trimmed meanwhile; the answer ends, and the next request says why
+
+        return LiveResponse(200, headers, run)
+
+    async def _follow(self, feed: Feed, piece: Piece, asked: Ask, sink: Sink) -> None:
+        """Send what is there, then what comes."""
+        encoding = piece.encoding
+        cursor = cursors.following(self._clock.now_ms(), asked.cursor)
+        floor = cursor if cursor > cursors.current(self._clock.now_ms()) else None
+        log = piece.log
+        while piece.log == log:  # deleted and made anew, the path leads to another log: not the continuation
+            bodies = [entry.body for entry in piece.entries]
+            data = encoding.event(bodies) if bodies else b""
+            told = control(piece.next, cursor, at_tail=piece.at_tail, closed=piece.ended)
+            sink.send(Frame(data + told))
+            if piece.ended:
+                return
+            await sink.drained()
+            if not piece.at_tail:
+                piece = await feed.read(piece.next, limits.SLICE_BYTES)
+                continue
+            reader = self._live.join(log, encoding, sink, piece.next, floor)
+            try:
+                # What was committed between the read and the join is found by reading once more.
+                piece = await feed.read(piece.next, limits.SLICE_BYTES)
+                if reader.position > piece.position or not (piece.entries or piece.ended):
+                    await self._live.stay(reader)
+                    if not reader.behind:
+                        return
+                    piece = await feed.read(reader.position, limits.SLICE_BYTES)
+            finally:
+                self._live.leave(log, encoding, reader)
+
+
+def _conditional(request: Request, piece: Piece, extra: Headers) -> Response:
+    """The page, or 304 where the client has it."""
+    etag = f'"{piece.log}:{piece.position}:{piece.next}{":c" if piece.ended else ""}"'.encode()
+    known = request.headers.get(b"if-none-match")
+    if known is not None and _matches(known, etag):
+        return Response(304, [(b"etag", etag), *extra])
+    return _whole(piece, [(b"etag", etag), *extra])
+
+
+def _whole(piece: Piece, extra: Headers) -> Response:
+    body = piece.encoding.body([entry.body for entry in piece.entries])
+    return Response(200, [(b"content-type", piece.content_type.encode()), *_state(piece), *extra], body)
+
+
+def _state(piece: Piece) -> Headers:
+    """Where the reader is."""
+    headers: Headers = [(b"stream-next-offset", offset(piece.next).encode())]
+    if piece.at_tail:
+        headers.append((b"stream-up-to-date", b"true"))
+    if piece.ended:
+        headers.append((b"stream-closed", b"true"))
+    return headers
+
+
+def _matches(known: bytes, etag: bytes) -> bool:
+    """Whether an If-None-Match names this entity."""
+    return any(tag.strip().removeprefix(b"W/") in (etag, b"*") for tag in known.split(b","))

@@ -1,0 +1,100 @@
+"""Runs a server: opens the database, serves all doors over it until told to stop, closes in order."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import ssl
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from tailrace.config import Config
+from tailrace.database import Database
+from tailrace.database import open as open_database
+from tailrace.errors import Invalid
+from tailrace.http.app import COMMON, App
+from tailrace.http.shared import TransportLimits
+from tailrace.http.transport import Server
+
+# With Python's default of 5 ms a busy loop lets the committer wait that long for its turn after every sync.
+SWITCH_INTERVAL_S: Final = 0.0005
+GC_THRESHOLDS: Final = (10_000, 20, 50)
+
+
+class Running:
+    """A server that is up."""
+
+    def __init__(self, db: Database, app: App, server: Server, config: Config) -> None:
+        self.db = db
+        self.app = app
+        self._server = server
+        self._config = config
+
+    @property
+    def url(self) -> str:
+        host, port = self._server.address
+        scheme = "https" if self._config.tls_certificate else "http"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def stop(self) -> None:
+        """Answer what is under way, let live readers go, close the database."""
+        await self.app.stop()
+        await self._server.stop()
+        await self.db.aclose()
+
+
+async def start(config: Config) -> Running:
+    """Open the database and listen."""
+    context = _tls(config)
+    db = open_database(config.data)
+    try:
+        db.attach(asyncio.get_running_loop())
+        app = App(db, config)
+        await app.start()
+        limits = TransportLimits(body_bytes_max=config.body_bytes_max, connections_max=config.connections_max)
+        server = Server(app, common=COMMON, limits=limits, stats=db.metrics)
+        try:
+            await server.start(config.host, config.port, ssl_context=context)
+        except OSError as error:
+            raise Invalid(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from error
+    except BaseException:
+        await db.aclose()
+        raise
+    return Running(db, app, server, config)
+
+
+def run(config: Config, on_up: Callable[[Running], None]) -> None:
+    """Serve in the foreground until SIGINT or SIGTERM."""
+    import uvloop
+
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    # Requests leave no cycles behind, so the collector need not run after every 700 objects; and what was imported
+    # stays, so it need not look at that again.
+    gc.set_threshold(*GC_THRESHOLDS)
+    gc.freeze()
+    uvloop.run(_serve(config, on_up))
+
+
+async def _serve(config: Config, on_up: Callable[[Running], None]) -> None:
+    running = await start(config)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    on_up(running)
+    await stop.wait()
+    await running.stop()
+
+
+def _tls(config: Config) -> ssl.SSLContext | None:
+    if config.tls_certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(config.tls_certificate, config.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise Invalid(f"cannot use the TLS files {config.tls_certificate!r} and {config.tls_key!r}: {error}") from error
+    return context

@@ -1,0 +1,59 @@
+"""Every limit has a name and a reason. What exceeds one is refused with 4xx or 503; nothing grows without end."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KiB: Final = 1024
+MiB: Final = 1024 * KiB
+
+# -- requests
+HEAD_BYTES_MAX: Final = 32 * KiB  # request line and header fields; more is 431
+HEADERS_MAX: Final = 100  # fields per request; more is 431
+BODY_BYTES_MAX: Final = 16 * MiB  # one request's body; more is 413
+HEAD_TIMEOUT_S: Final = 10.0  # from the first byte of a request to the end of its head
+BODY_TIMEOUT_S: Final = 30.0  # for the body, renewed while it arrives at BODY_RATE_MIN
+BODY_RATE_MIN: Final = 16 * KiB  # bytes per second below which a body counts as stalled
+IDLE_TIMEOUT_S: Final = 75.0  # a kept-alive connection with nothing under way
+CONNECTIONS_MAX: Final = 10_000  # open connections; the next is answered 503 and closed
+PIPELINE_MAX: Final = 64  # requests of one connection under way at once; then reading pauses
+LINGER_S: Final = 2.0  # after an error answer, how long what the client still sends is read and dropped
+READER_BUFFER_MAX: Final = 1 * MiB  # unsent bytes of one live reader; more, and it is dropped
+SHUTDOWN_S: Final = 5.0  # live readers are ended and requests under way answered within this
+
+# -- streams
+PATH_BYTES_MAX: Final = 1024  # a stream's path, percent-decoded
+CONTENT_TYPE_BYTES_MAX: Final = 256
+STREAM_SEQ_BYTES_MAX: Final = 256
+PRODUCER_ID_BYTES_MAX: Final = 256
+PRODUCER_NUMBER_MAX: Final = 2**53 - 1  # what JavaScript counts exactly
+TTL_S_MAX: Final = 10**10  # about 317 years
+POSITION_MAX: Final = 10**16 - 1  # what the wire form of an offset holds
+PAGE_BYTES: Final = 4 * MiB  # a catch-up answer holds at most this (or one message), cut between messages
+SLICE_BYTES: Final = 256 * KiB  # read in one go between turns of the event loop
+LONG_POLL_TIMEOUT_S: Final = 30.0
+SSE_RECYCLE_S: Final = 60.0  # an SSE answer ends about then; clients reconnect and caches can collapse them
+SSE_HEARTBEAT_S: Final = 15.0  # a comment line, so that proxies and readers see that the line is alive
+WAITERS_MAX: Final = 20_000  # live readers of one server; the next is answered 429
+FORK_DEPTH_MAX: Final = 64  # a fork of a fork of ...; bounds what one read has to stitch
+
+# -- subscriptions
+SUBSCRIPTIONS_MAX: Final = 10_000
+SUBSCRIPTION_ID_BYTES_MAX: Final = 256
+SUBSCRIPTION_LINKS_MAX: Final = 10_000  # streams one subscription follows
+LEASE_MS_MIN: Final = 1_000
+LEASE_MS_MAX: Final = 600_000
+LEASE_MS: Final = 30_000
+WEBHOOK_TIMEOUT_S: Final = 30.0  # for one delivery, connection included
+WEBHOOK_ANSWER_BYTES_MAX: Final = 64 * KiB
+WEBHOOKS_AT_ONCE_MAX: Final = 64
+RETRY_S_MIN: Final = 1.0
+RETRY_S_MAX: Final = 60.0
+
+# -- the writer
+WRITE_QUEUE_MAX: Final = 16_384  # commands waiting for the next commit; more is 503
+WRITE_QUEUE_BYTES_MAX: Final = 256 * MiB  # and the bytes they carry
+BATCH_COMMANDS_MAX: Final = 1_024  # commands in one commit
+BATCH_BYTES_MAX: Final = 16 * MiB  # bytes in one commit
+ROW_CACHE_MAX: Final = 65_536  # committed rows of one table kept in memory
+SWEEP_ENTRIES: Final = 5_000  # entries removed in one step, so that writers wait milliseconds at most

@@ -1,0 +1,192 @@
+"""Append, read, fork, trim, drop: all that can happen to a log. Everything else is built from these.
+
+Readers find entries in order with no gaps, across the ancestors of a fork. A trim moves `start` at once; the entries
+themselves are removed in small steps by `reclaim`, and only when no fork still reads them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from tailrace import limits
+from tailrace.errors import Invalid, TooLarge, Trimmed
+from tailrace.log.entry import ENTRIES, GARBAGE, LOGS, Entry, Garbage, Log
+from tailrace.log.position import offset
+from tailrace.storage.engine import Reader, Tx
+
+
+class Advanced(msgspec.Struct, frozen=True, gc=False):
+    """The notice of new entries; `log` is as they left it."""
+
+    log: Log
+    entry: Entry
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The notice that a log takes no more (`gone` False) or is no more (`gone` True)."""
+
+    gone: bool
+
+
+class Page(msgspec.Struct, frozen=True):
+    """A run of entries; `next` is where the next page starts."""
+
+    entries: list[Entry]
+    next: int
+    tail: int
+
+    @property
+    def at_tail(self) -> bool:
+        return self.next >= self.tail
+
+
+CLOSED: Final = Ended(gone=False)
+DROPPED: Final = Ended(gone=True)
+
+
+def create(tx: Tx, owner: str) -> Log:
+    """A new, empty log. Numbers are never used again, so a number names one log for ever."""
+    log = Log(tx.next_id("log"), owner, None, 0, 0, 0, tx.now_ms, 0, 0, 0)
+    tx.put(LOGS, log)
+    return log
+
+
+def append(tx: Tx, log: Log, body: bytes, size: int) -> Log:
+    """Add an entry that covers `size` positions; the log afterwards."""
+    position = log.next
+    end = position + size
+    if end > limits.POSITION_MAX:
+        raise TooLarge(f"log {log.owner!r} is full: positions end at {limits.POSITION_MAX}")
+    at_ms = log.at_ms if log.at_ms > tx.now_ms else tx.now_ms
+    entry = Entry(log.id, position, end, at_ms, body)
+    log = Log(log.id, log.owner, log.parent, log.base, log.start, end, at_ms, log.forks, log.depth, log.dropped)
+    tx.add(ENTRIES, entry)
+    tx.put(LOGS, log)
+    tx.notify(log.id, Advanced(log, entry))
+    return log
+
+
+def read(reader: Reader, log: Log, position: int, bytes_max: int) -> Page:
+    """Entries from `position` on: at least one if there is any, then up to `bytes_max`, cut between entries."""
+    if position < log.start:
+        raise Trimmed(requested=position, earliest=log.start, offset=offset(log.start))
+    if position > log.next:
+        raise Invalid(
+            f"offset {offset(position)} is beyond the tail {offset(log.next)}; read from an offset this log returned",
+            code="INVALID_OFFSET",
+        )
+    entries: list[Entry] = []
+    left = bytes_max
+    at = position
+    while at < log.next and left > 0:
+        owner, until = _holder(reader, log, at)
+        before = at
+        for entry in reader.scan(ENTRIES, owner, start=at, before=until):
+            if entry.position != at:
+                break
+            if entries and len(entry.body) > left:
+                left = 0
+                break
+            entries.append(entry)
+            left -= len(entry.body)
+            at = entry.next
+            if left <= 0:
+                break
+        if at == before:
+            if left > 0:
+                raise _misaligned(position)
+            break
+    return Page(entries, at, log.next)
+
+
+def _misaligned(position: int) -> Invalid:
+    return Invalid(
+        f"offset {offset(position)} lies inside a message; use an offset that the server returned",
+        code="INVALID_OFFSET",
+    )
+
+
+def _holder(reader: Reader, log: Log, position: int) -> tuple[int, int]:
+    """The id of the log whose own entries hold `position`, and up to where they count for `log`."""
+    until = log.next
+    while position < log.base:
+        assert log.parent is not None, f"log {log.id} has a base and no parent"
+        until = min(until, log.base)
+        parent = reader.get(LOGS, log.parent)
+        assert parent is not None, f"log {log.id} has lost its parent {log.parent}"
+        log = parent
+    return log.id, until
+
+
+def boundary(reader: Reader, log: Log, position: int) -> bool:
+    """Whether an entry starts or ends at `position`."""
+    if position in (log.start, log.next):
+        return True
+    if not log.start < position < log.next:
+        return False
+    owner, _ = _holder(reader, log, position)
+    return any(entry.position == position for entry in reader.scan(ENTRIES, owner, start=position, limit=1))
+
+
+def fork(tx: Tx, parent: Log, owner: str, position: int) -> Log:
+    """A new log that shares `parent`'s entries below `position`."""
+    if parent.depth + 1 > limits.FORK_DEPTH_MAX:
+        raise Invalid(f"a chain of forks may be {limits.FORK_DEPTH_MAX} deep; fork an earlier stream of the chain")
+    log = Log(
+        tx.next_id("log"), owner, parent.id, position, min(parent.start, position), position, tx.now_ms, 0,
+        parent.depth + 1, 0,
+    )  # fmt: skip
+    tx.put(LOGS, log)
+    tx.put(LOGS, msgspec.structs.replace(parent, forks=parent.forks + 1))
+    return log
+
+
+def trim(tx: Tx, log: Log, position: int) -> Log:
+    """Let the log start at `position`; what lies below is no longer readable from it."""
+    if position <= log.start:
+        return log
+    log = msgspec.structs.replace(log, start=min(position, log.next))
+    tx.put(LOGS, log)
+    tx.put(GARBAGE, Garbage(log.id))
+    return log
+
+
+def drop(tx: Tx, log: Log) -> list[Log]:
+    """Delete the log. Forks go on reading what they share.
+
+    The logs that nobody can read any more because of it: this one, if it has no forks, and every dropped ancestor
+    whose last fork it was."""
+    log = msgspec.structs.replace(log, dropped=1)
+    tx.put(LOGS, log)
+    tx.notify(log.id, DROPPED)
+    dead: list[Log] = []
+    while log.dropped and not log.forks:
+        dead.append(log)
+        tx.put(GARBAGE, Garbage(log.id))
+        if log.parent is None:
+            break
+        parent = tx.get(LOGS, log.parent)
+        assert parent is not None, f"log {log.id} has lost its parent {log.parent}"
+        log = msgspec.structs.replace(parent, forks=parent.forks - 1)
+        tx.put(LOGS, log)
+        if not log.forks and not log.dropped:
+            tx.put(GARBAGE, Garbage(log.id))  # what was trimmed from it while forks read it can go now
+    return dead
+
+
+def reclaim(tx: Tx, number: int) -> bool:
+    """Remove one step's worth of entries that nobody can read any more; whether all of them are gone now."""
+    log = tx.get(LOGS, number)
+    if log is None or log.forks:
+        # Forks still read what was trimmed from it; dropping the last one lists it again.
+        tx.delete(GARBAGE, number)
+        return True
+    before = None if log.dropped else log.start
+    done = tx.remove_range(ENTRIES, number, before=before, limit=limits.SWEEP_ENTRIES) < limits.SWEEP_ENTRIES
+    if done:
+        tx.delete(GARBAGE, number)
+        if log.dropped:
+            tx.delete(LOGS, number)
+    return done

@@ -1,0 +1,343 @@
+"""One writer that shares commits.
+
+Theory of operation
+-------------------
+Commands wait in one queue. Whoever holds the *turn* takes what is there, runs it in one transaction and commits; what
+arrives meanwhile forms the next batch. There is no timer: an idle database commits at once, a busy one in groups that
+are as large as the disk is slow.
+
+Two kinds of callers take turns, with the same code in between:
+
+- `execute`, from any thread: queue the command, wait for the turn; by then it is either done or ours to do.
+- `submit`, on an event loop's thread: the commands run on the loop, in its next turn, and only COMMIT (the write and
+  the sync) happens on the committer thread, so that a slow disk never holds up readers. Where the turn is taken, or
+  the engine may block, the whole batch goes to the committer.
+
+Nobody touches the connection while a COMMIT is under way: the turn covers it. Answers are given after it. A COMMIT that
+fails with anything but a full disk leaves the outcome unknown: the writer stops, reads go on, and opening the
+database again recovers exactly what was durable.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, Protocol, TypeVar
+
+from tailrace import failpoints, limits
+from tailrace.clock import Clock
+from tailrace.command import Command
+from tailrace.errors import Corrupt, Error, Unavailable
+from tailrace.log.tail import Tail
+from tailrace.metrics import Metrics
+from tailrace.storage.engine import Engine, Notice, Tx
+
+T = TypeVar("T")
+Done = Callable[[Any, BaseException | None], None]
+logger = logging.getLogger("tailrace.runner")
+
+
+class Loop(Protocol):
+    """What the runner needs of an event loop."""
+
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> Any: ...
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> Any: ...
+
+
+class _Job:
+    """A command in the queue and what became of it."""
+
+    __slots__ = ("command", "done", "error", "finished", "latch", "result", "size")
+
+    def __init__(self, command: Command[Any], done: Done | None) -> None:
+        self.command = command
+        self.done = done
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.finished = False
+        self.size = command.size()
+        self.latch: threading.Lock | None = None  # held while a thread waits for it
+
+    def finish(self) -> None:
+        self.finished = True
+        if self.latch is not None:
+            self.wake()
+
+    def wake(self) -> None:
+        """Let the waiting thread look again: the job is finished, or the turn may be its own."""
+        assert self.latch is not None
+        with suppress(RuntimeError):  # it was awake already
+            self.latch.release()
+
+
+class _Batch:
+    """Jobs that share a commit."""
+
+    __slots__ = ("error", "jobs", "notices", "tx")
+
+    def __init__(self, jobs: list[_Job]) -> None:
+        self.jobs = jobs
+        self.tx: Tx | None = None
+        self.notices: list[Notice] = []
+        self.error: BaseException | None = None
+
+    @property
+    def prepared(self) -> bool:
+        """Whether the commands ran and the turn is held. There may be none: a thread can have taken them first."""
+        return self.tx is not None or self.error is not None
+
+
+class Runner:
+    """The writer of one database."""
+
+    def __init__(self, engine: Engine, clock: Clock, tail: Tail, metrics: Metrics) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._tail = tail
+        self._metrics = metrics
+        self._pending: deque[_Job] = deque()
+        self._pending_bytes = 0
+        self._latched = 0  # how many of the pending are waited for by a thread
+        self._turn = threading.Lock()
+        self._queue = threading.Lock()
+        self._stopped: Error | None = None
+        self._loop: Loop | None = None
+        self._kicked = False
+        self._leave = threading.Lock()
+        self._leaving = False
+        self._handoff: SimpleQueue[_Batch | None] = SimpleQueue()
+        self._committer: threading.Thread | None = None
+
+    @property
+    def stopped(self) -> Error | None:
+        """Why no more writes are taken, if so."""
+        return self._stopped
+
+    # -- callers
+
+    def execute(self, command: Command[T]) -> T:
+        """Run a command; its result, once it is durable. From any thread."""
+        job = self._enqueue(command, None)
+        while not job.finished:
+            if not self._turn.acquire(blocking=False):
+                assert job.latch is not None
+                job.latch.acquire()
+                continue
+            try:
+                while not job.finished:  # more may be queued before it than one commit carries
+                    batch = self._prepare(self._take())
+                    self._commit(batch)
+                    self._hand_out(batch)
+            finally:
+                self._release_turn()
+        if job.error is not None:
+            raise job.error
+        return job.result  # type: ignore[no-any-return]
+
+    def submit(self, command: Command[Any], done: Done) -> None:
+        """Run a command; call `done(result, error)` once it is durable. On the attached loop's thread."""
+        try:
+            self._enqueue(command, done)
+        except Error as error:
+            done(None, error)
+            return
+        if not self._kicked:
+            self._kicked = True
+            assert self._loop is not None, "submit needs attach()"
+            self._loop.call_soon(self._kick)
+
+    def attach(self, loop: Loop) -> None:
+        """Serve `submit` on this loop."""
+        assert self._loop is None, "one loop at a time"
+        self._loop = loop
+        self._committer = threading.Thread(target=self._commit_all, name="tailrace-committer", daemon=True)
+        self._committer.start()
+
+    def detach(self) -> None:
+        """Finish what was submitted and let go of the loop."""
+        with self._leave:  # whatever a kick has prepared is in the hand-off by now, before this
+            self._leaving = True
+            self._handoff.put(None)
+        if self._committer is not None:
+            self._committer.join()
+        self._committer = None
+        self._loop = None
+        self._leaving = self._kicked = False
+
+    def close(self) -> None:
+        """Take no more commands; returns when none is under way."""
+        self._turn.acquire()
+        if self._stopped is None:
+            self._stopped = Unavailable("the database is closed; open it again", code="CLOSED")
+        self._release_turn()
+
+    # -- the queue
+
+    def _enqueue(self, command: Command[Any], done: Done | None) -> _Job:
+        if self._stopped is not None:
+            raise self._stopped
+        job = _Job(command, done)
+        if done is None:
+            job.latch = threading.Lock()
+            job.latch.acquire()
+        with self._queue:
+            if len(self._pending) >= limits.WRITE_QUEUE_MAX or (
+                self._pending_bytes + job.size > limits.WRITE_QUEUE_BYTES_MAX and self._pending
+            ):
+                raise Unavailable("too many writes are waiting for the disk; retry in a moment", code="QUEUE_FULL")
+            self._pending.append(job)
+            self._pending_bytes += job.size
+            self._latched += done is None
+        return job
+
+    def _take(self) -> _Batch:
+        """The next batch: what is waiting, up to what one commit should carry."""
+        jobs: list[_Job] = []
+        size = 0
+        with self._queue:
+            pending = self._pending
+            while pending and len(jobs) < limits.BATCH_COMMANDS_MAX and (not jobs or size < limits.BATCH_BYTES_MAX):
+                job = pending.popleft()
+                size += job.size
+                self._latched -= job.latch is not None
+                jobs.append(job)
+            self._pending_bytes -= size
+            self._metrics.queue = len(pending)
+        return _Batch(jobs)
+
+    # -- a turn: prepare, commit, hand out
+
+    def _prepare(self, batch: _Batch) -> _Batch:
+        """Run each command in the transaction; a failing one changes nothing and fails alone."""
+        try:
+            if self._stopped is not None:
+                raise self._stopped
+            tx = batch.tx = self._engine.begin(self._clock.now_ms())
+            failpoints.hit("batch.begun")
+            for job in batch.jobs:
+                try:
+                    job.result = job.command.run(tx)
+                    failpoints.hit("command.ran")
+                    tx.keep()
+                except (Corrupt, Unavailable):
+                    raise  # the storage's, not the command's: the transaction may be gone, and all of the batch with it
+                except Exception as error:
+                    tx.undo()
+                    job.error = error
+                    self._metrics.commands_failed += 1
+            tx.flush()
+            failpoints.hit("batch.flushed")
+        except BaseException as error:
+            self._fail(batch, error)
+        return batch
+
+    def _commit(self, batch: _Batch) -> None:
+        """Make a prepared batch durable, or fail it whole."""
+        if batch.error is not None:
+            return
+        assert batch.tx is not None
+        began = self._clock.monotonic_s()
+        try:
+            batch.tx.commit()
+            failpoints.hit("commit.synced")
+        except BaseException as error:
+            self._fail(batch, error)
+            return
+        batch.notices = batch.tx.notices
+        metrics = self._metrics
+        metrics.commit_seconds += self._clock.monotonic_s() - began
+        metrics.commits += 1
+        metrics.commands += len(batch.jobs)
+
+    def _fail(self, batch: _Batch, error: BaseException) -> None:
+        """Nothing of the batch counts. Unless the disk is merely full, nothing more is written either."""
+        batch.error = error
+        survivable = isinstance(error, Unavailable) and error.code == "DISK_FULL"
+        if batch.tx is not None:
+            try:
+                batch.tx.rollback()
+            except Error:
+                survivable = False
+        if not survivable and self._stopped is None:
+            logger.critical("writes are stopped: %s", error, exc_info=error)
+            self._stopped = Unavailable(
+                f"writes are stopped since the last commit failed ({error}); restart the server to recover",
+                code="WRITES_STOPPED",
+            )
+        shown = error if isinstance(error, Error) else self._stopped
+        self._metrics.commands_failed += sum(job.error is None for job in batch.jobs)
+        for job in batch.jobs:
+            job.result, job.error = None, shown
+
+    def _release_turn(self) -> None:
+        """Give the turn up, and let a thread that waits try for it. Threads wait on latches of their own, not on the
+        turn: there, those whose command is done already would queue behind the next commit."""
+        self._turn.release()
+        waiting = None
+        with self._queue:
+            if self._latched:
+                waiting = next(job for job in self._pending if job.latch is not None)
+        if waiting is not None:
+            waiting.wake()
+
+    def _hand_out(self, batch: _Batch) -> None:
+        """Mark the jobs finished; tell the callers and the waiters. Called with the turn held."""
+        submitted = False
+        for job in batch.jobs:
+            job.finish()
+            submitted = submitted or job.done is not None
+        if self._loop is not None and (submitted or batch.notices):
+            self._loop.call_soon_threadsafe(self._answer, batch)
+        elif self._loop is None:
+            failpoints.hit("batch.told")
+            self._tail.publish(batch.notices)
+
+    # -- the loop's side
+
+    def _kick(self) -> None:
+        """Start the next batch, on the loop's thread."""
+        if not self._pending:
+            self._kicked = False
+            return
+        with self._leave:
+            if self._leaving:
+                return  # the committer takes what is left
+            if self._engine.blocking or not self._turn.acquire(blocking=False):
+                self._handoff.put(_Batch([]))
+                return
+            self._handoff.put(self._prepare(self._take()))
+
+    def _commit_all(self) -> None:
+        """The committer thread."""
+        while (batch := self._handoff.get()) is not None:
+            self._commit_one(batch)
+        while self._pending:
+            self._commit_one(_Batch([]))
+
+    def _commit_one(self, batch: _Batch) -> None:
+        if not batch.prepared:
+            self._turn.acquire()
+            batch = self._prepare(self._take())
+        self._commit(batch)
+        for job in batch.jobs:
+            job.finish()
+        self._release_turn()
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._finish, batch)
+
+    def _finish(self, batch: _Batch) -> None:
+        # The next batch goes to the disk before this one is answered: the sync and the sends overlap.
+        self._kick()
+        self._answer(batch)
+
+    def _answer(self, batch: _Batch) -> None:
+        for job in batch.jobs:
+            if job.done is not None:
+                job.done(job.result, job.error)
+        failpoints.hit("batch.told")
+        self._tail.publish(batch.notices)

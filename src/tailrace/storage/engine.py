@@ -1,0 +1,254 @@
+"""What an engine is: rows in tables, one writer, readers that see whole commits.
+
+Theory of operation
+-------------------
+A `Tx` serves a batch of commands that share one commit. Commands read and write rows; writes are buffered in
+memory and reach the database in bulk at `flush`. Each command stands alone: after it, the runner calls `keep`, or
+`undo`, which takes back just what that command did. While a command only gets, puts and adds, taking back costs a walk
+over a small journal. A command that must see its own buffered writes in a range (`scan`, `remove_range`) makes
+the engine flush early, behind a savepoint; so the common path never pays for one.
+
+Nothing a `Tx` wrote is visible to a `Reader` before the commit is durable.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from tailrace.storage.table import META, Key, Meta, R, Table
+
+_ABSENT: Final[Any] = object()
+_DELETED: Final[Any] = None
+
+
+class Reader(Protocol):
+    """A consistent view of committed rows."""
+
+    def get(self, table: Table[R], *key: Any) -> R | None:
+        """The row with this key."""
+
+    def scan(
+        self,
+        table: Table[R],
+        *prefix: Any,
+        start: Any = None,
+        after: Any = None,
+        before: Any = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> Iterator[R]:
+        """Rows whose key begins with `prefix`, in key order. The bounds are on the key column after the prefix:
+        `start` includes, `after` and `before` exclude. Lazy: take what you need before the next call."""
+
+
+class Notice(msgspec.Struct, frozen=True, gc=False):
+    """Something to tell waiters once the commit is durable: `item` happened in `log`."""
+
+    log: int
+    item: Any
+
+
+class Tx(ABC):
+    """The one write transaction. Not for use by two threads at once."""
+
+    def __init__(self, now_ms: int) -> None:
+        self.now_ms = now_ms  # the same for all commands of a batch
+        self.notices: list[Notice] = []
+        self._dirty: dict[Table[Any], dict[Key, Any]] = {}
+        self._added: dict[Table[Any], list[Any]] = {}
+        self._journal: list[tuple[Any, Any, Any]] = []
+        self._flushed: dict[Table[Any], dict[Key, Any]] = {}
+        self._saved = False
+
+    # -- for commands
+
+    def get(self, table: Table[R], *key: Any) -> R | None:
+        """The row with this key, as this transaction has left it."""
+        dirty = self._dirty.get(table)
+        if dirty is not None:
+            row = dirty.get(key, _ABSENT)
+            if row is not _ABSENT:
+                return row  # type: ignore[no-any-return]
+        return self._load(table, key)
+
+    def put(self, table: Table[R], row: R) -> None:
+        """Insert the row, or replace the one with its key."""
+        assert not table.heap, f"rows of {table.name} are added, not put"
+        self._set(table, table.key_of(row), row)
+
+    def delete(self, table: Table[R], *key: Any) -> None:
+        """Remove the row with this key, if there is one."""
+        self._set(table, key, _DELETED)
+
+    def add(self, table: Table[R], row: R) -> None:
+        """Add a row to a heap. Its key must be new."""
+        rows = self._added.get(table)
+        if rows is None:
+            rows = self._added[table] = []
+        rows.append(row)
+        self._journal.append((rows, None, None))
+
+    def scan(
+        self,
+        table: Table[R],
+        *prefix: Any,
+        start: Any = None,
+        after: Any = None,
+        before: Any = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> Iterator[R]:
+        """As `Reader.scan`, over what this transaction has written so far."""
+        if self._dirty.get(table) or self._added.get(table):
+            self._flush_early()
+        return self._select(table, prefix, start, after, before, limit, reverse)
+
+    def remove_range(self, table: Table[R], *prefix: Any, before: Any = None, limit: int) -> int:
+        """Remove up to `limit` rows under `prefix` from the lowest key on; how many were removed."""
+        self._flush_early(always=True)
+        return self._remove(table, prefix, before, limit)
+
+    def notify(self, log: int, item: Any) -> None:
+        """Tell the waiters of `log` about `item` once the commit is durable."""
+        self.notices.append(Notice(log, item))
+        self._journal.append((self.notices, None, None))
+
+    def next_id(self, name: str) -> int:
+        """The next number of a counter that never repeats, whatever is deleted."""
+        row = self.get(META, f"counter/{name}")
+        number = int(row.value) + 1 if row else 1
+        self.put(META, Meta(f"counter/{name}", b"%d" % number))
+        return number
+
+    # -- for the runner
+
+    def keep(self) -> None:
+        """The command succeeded: its writes stay."""
+        if self._journal:
+            self._journal.clear()
+        if self._saved:
+            self._release()
+            self._saved = False
+
+    def undo(self) -> None:
+        """The command failed: as if it had not run."""
+        self._unwind()
+        if self._saved:
+            self._rollback_to()
+            self._release()
+            self._saved = False
+            self._flushed.clear()
+
+    def flush(self) -> None:
+        """Write everything buffered into the open transaction, table by table."""
+        for table, rows in self._added.items():
+            if rows:
+                self._insert(table, rows)
+                rows.clear()
+        for table, dirty in self._dirty.items():
+            if dirty:
+                self._write(table, dirty)
+                if table.cached:
+                    self._flushed.setdefault(table, {}).update(dirty)
+                dirty.clear()
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Make it durable, then visible. A failure here stops the writer: the outcome may be unknown."""
+
+    @abstractmethod
+    def rollback(self) -> None:
+        """Drop the whole batch."""
+
+    # -- mechanics
+
+    def _set(self, table: Table[Any], key: Key, row: Any) -> None:
+        dirty = self._dirty.get(table)
+        if dirty is None:
+            dirty = self._dirty[table] = {}
+        self._journal.append((dirty, key, dirty.get(key, _ABSENT)))
+        dirty[key] = row
+
+    def _unwind(self) -> list[tuple[Any, Any, Any]]:
+        """Take the current command's buffered writes back; what would do them again."""
+        redo: list[tuple[Any, Any, Any]] = []
+        while self._journal:
+            holder, key, before = self._journal.pop()
+            if key is None:
+                redo.append((holder, None, holder.pop()))
+            else:
+                redo.append((holder, key, holder[key]))
+                if before is _ABSENT:
+                    del holder[key]
+                else:
+                    holder[key] = before
+        redo.reverse()
+        return redo
+
+    def _flush_early(self, *, always: bool = False) -> None:
+        """Flush in the middle of a command, so that `undo` still takes back this command alone."""
+        if not self._journal and not always:
+            self.flush()
+            return
+        notices = len(self.notices)
+        redo = self._unwind()
+        if not self._saved:
+            self.flush()
+            self._savepoint()
+            self._saved = True
+        for holder, key, value in redo:
+            if holder is self.notices:
+                self._journal.append((holder, None, None))
+                holder.append(value)
+            elif key is None:
+                holder.append(value)
+            else:
+                holder[key] = value
+        assert len(self.notices) == notices
+        self.flush()
+
+    @abstractmethod
+    def _load(self, table: Table[R], key: Key) -> R | None: ...
+
+    @abstractmethod
+    def _select(
+        self, table: Table[R], prefix: Key, start: Any, after: Any, before: Any, limit: int | None, reverse: bool
+    ) -> Iterator[R]: ...
+
+    @abstractmethod
+    def _insert(self, table: Table[Any], rows: list[Any]) -> None: ...
+
+    @abstractmethod
+    def _write(self, table: Table[Any], rows: dict[Key, Any]) -> None: ...
+
+    @abstractmethod
+    def _remove(self, table: Table[Any], prefix: Key, before: Any, limit: int) -> int: ...
+
+    @abstractmethod
+    def _savepoint(self) -> None: ...
+
+    @abstractmethod
+    def _rollback_to(self) -> None: ...
+
+    @abstractmethod
+    def _release(self) -> None: ...
+
+
+class Engine(Protocol):
+    """A place where rows are kept."""
+
+    blocking: bool  # whether a call may wait for another machine: then it never runs on an event loop's thread
+
+    def begin(self, now_ms: int) -> Tx:
+        """Open the write transaction. One at a time."""
+
+    def reader(self) -> AbstractContextManager[Reader]:
+        """A view of what is committed now; keep it short."""
+
+    def close(self) -> None:
+        """Close; everything acknowledged is already durable."""

@@ -1,0 +1,102 @@
+-- The log, the streams over it, and the subscriptions that follow streams.
+
+CREATE TABLE meta (
+  name TEXT NOT NULL PRIMARY KEY,
+  value BLOB NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE logs (
+  id INTEGER NOT NULL PRIMARY KEY,
+  owner TEXT NOT NULL,
+  parent INTEGER,
+  base INTEGER NOT NULL,
+  start INTEGER NOT NULL,
+  next INTEGER NOT NULL,
+  at_ms INTEGER NOT NULL,
+  forks INTEGER NOT NULL,
+  depth INTEGER NOT NULL,
+  dropped INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE entries (
+  log INTEGER NOT NULL,
+  position INTEGER NOT NULL,
+  next INTEGER NOT NULL,
+  at_ms INTEGER NOT NULL,
+  body BLOB NOT NULL
+) STRICT;
+
+CREATE UNIQUE INDEX entries_key ON entries (log, position);
+
+CREATE TABLE garbage (
+  log INTEGER NOT NULL PRIMARY KEY
+) STRICT;
+
+CREATE TABLE streams (
+  path TEXT NOT NULL PRIMARY KEY,
+  log INTEGER NOT NULL,
+  content_type TEXT NOT NULL,
+  created_ms INTEGER NOT NULL,
+  ttl_s INTEGER,
+  expires_ms INTEGER,
+  expires_text TEXT,
+  closed INTEGER NOT NULL,
+  closer TEXT,
+  seq TEXT,
+  forked_from TEXT,
+  fork_position INTEGER,
+  fork_sub INTEGER,
+  max_age_s INTEGER,
+  max_bytes INTEGER,
+  deleted INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE deadlines (
+  at_ms INTEGER NOT NULL,
+  path TEXT NOT NULL,
+  PRIMARY KEY (at_ms, path)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE retained (
+  path TEXT NOT NULL PRIMARY KEY
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE producers (
+  log INTEGER NOT NULL,
+  id TEXT NOT NULL,
+  epoch INTEGER NOT NULL,
+  sequence INTEGER NOT NULL,
+  PRIMARY KEY (log, id)
+) STRICT;
+
+CREATE TABLE subscriptions (
+  id TEXT NOT NULL PRIMARY KEY,
+  kind TEXT NOT NULL,
+  pattern TEXT,
+  webhook_url TEXT,
+  wake_stream TEXT,
+  lease_ms INTEGER NOT NULL,
+  description TEXT,
+  created_ms INTEGER NOT NULL,
+  digest TEXT NOT NULL,
+  base_url TEXT NOT NULL,
+  log_floor INTEGER NOT NULL,
+  links INTEGER NOT NULL,
+  generation INTEGER NOT NULL,
+  wake_id TEXT,
+  snapshot BLOB,
+  holder TEXT,
+  lease_until_ms INTEGER,
+  retries INTEGER NOT NULL,
+  next_attempt_ms INTEGER
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE links (
+  subscription TEXT NOT NULL,
+  path TEXT NOT NULL,
+  explicit INTEGER NOT NULL,
+  matched INTEGER NOT NULL,
+  log INTEGER NOT NULL,
+  acked INTEGER NOT NULL,
+  PRIMARY KEY (subscription, path)
+) STRICT, WITHOUT ROWID;

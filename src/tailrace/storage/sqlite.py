@@ -1,0 +1,356 @@
+"""The embedded engine: one directory, one SQLite database in WAL mode, every commit synced.
+
+One process owns a directory (a lock file says so), one connection writes. Readers have connections of their own and
+see the last durable commit: SQLite publishes a commit to them only after its WAL is synced. Committed rows of small
+hot tables are cached, which is safe just because nobody else writes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import resources
+from pathlib import Path
+from typing import IO, Any, Final
+
+import apsw
+
+from tailrace import failpoints, limits
+from tailrace.errors import Corrupt, Error, Invalid, Unavailable
+from tailrace.storage import sql
+from tailrace.storage.engine import Tx
+from tailrace.storage.table import Key, R, Table
+
+FILE: Final = "tailrace.db"
+_MARK: Final = "?"
+_WRITER_CACHE_KIB: Final = 64 * 1024
+_READER_CACHE_KIB: Final = 8 * 1024
+
+
+class SqliteReader:
+    """A read transaction on a connection of its own."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._execute = connection.execute
+
+    def get(self, table: Table[R], *key: Any) -> R | None:
+        row = self._execute(sql.select_one(table, _MARK), key).fetchone()
+        return None if row is None else table.row(*row)
+
+    def scan(
+        self,
+        table: Table[R],
+        *prefix: Any,
+        start: Any = None,
+        after: Any = None,
+        before: Any = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> Iterator[R]:
+        statement, bound = sql.scan(table, prefix, start, after, before, limit, reverse, _MARK)
+        make = table.row
+        return (make(*row) for row in self._execute(statement, bound))
+
+
+class SqliteTx(Tx):
+    """The write transaction. Statements run here; COMMIT may be called from another thread, one at a time."""
+
+    def __init__(self, engine: SqliteEngine, now_ms: int) -> None:
+        super().__init__(now_ms)
+        self._engine = engine
+        self._connection = engine.writer
+        self._execute = engine.writer.execute
+        self._cache = engine.cache
+        with _translated():
+            self._execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        with _translated():
+            try:
+                self._execute("COMMIT")
+            except BaseException:
+                self._engine.cache.clear()
+                raise
+        for table, rows in self._flushed.items():
+            self._engine.remember(table, rows)
+
+    def rollback(self) -> None:
+        self._engine.cache.clear()
+        if not self._connection.get_autocommit():
+            with _translated():
+                self._execute("ROLLBACK")
+
+    def _load(self, table: Table[R], key: Key) -> R | None:
+        if not table.cached:
+            return self._fetch(table, key)
+        cache = self._cache.get(table)
+        if cache is not None:
+            row = cache.get(key)
+            if row is not None:
+                return row  # type: ignore[no-any-return]
+        row = self._fetch(table, key)
+        flushed = self._flushed.get(table)
+        # What this transaction flushed is not committed yet, so it must not be remembered as if it were.
+        if row is not None and not self._saved and (flushed is None or key not in flushed):
+            self._engine.remember(table, {key: row})
+        return row
+
+    def _fetch(self, table: Table[R], key: Key) -> R | None:
+        with _translated():
+            row = self._execute(sql.select_one(table, _MARK), key).fetchone()
+        return None if row is None else table.row(*row)
+
+    def _select(
+        self, table: Table[R], prefix: Key, start: Any, after: Any, before: Any, limit: int | None, reverse: bool
+    ) -> Iterator[R]:
+        statement, bound = sql.scan(table, prefix, start, after, before, limit, reverse, _MARK)
+        with _translated():
+            rows = self._execute(statement, bound).fetchall()
+        make = table.row
+        return (make(*row) for row in rows)
+
+    def _insert(self, table: Table[Any], rows: list[Any]) -> None:
+        with _translated():
+            self._connection.executemany(sql.insert(table, _MARK), map(table.values, rows))
+
+    def _write(self, table: Table[Any], rows: dict[Key, Any]) -> None:
+        cache = self._cache.get(table)
+        if cache is not None:
+            for key in rows:
+                cache.pop(key, None)
+        values = table.values
+        with _translated():
+            self._connection.executemany(
+                sql.upsert(table, _MARK), [values(row) for row in rows.values() if row is not None]
+            )
+            gone = [key for key, row in rows.items() if row is None]
+            if gone:
+                self._connection.executemany(sql.delete(table, _MARK), gone)
+
+    def _remove(self, table: Table[Any], prefix: Key, before: Any, limit: int) -> int:
+        assert not table.cached, f"{table.name} is cached: delete its rows one by one"
+        terms = [f"{name} = ?" for name in table.key[: len(prefix)]]
+        bound = prefix
+        if before is not None:
+            terms.append(f"{table.key[len(prefix)]} < ?")
+            bound += (before,)
+        order = ", ".join(table.key)
+        inner = f"SELECT rowid FROM {table.name} WHERE {' AND '.join(terms)} ORDER BY {order} LIMIT ?"
+        with _translated():
+            self._execute(f"DELETE FROM {table.name} WHERE rowid IN ({inner})", (*bound, limit))
+            return self._connection.changes()
+
+    def _savepoint(self) -> None:
+        with _translated():
+            self._execute("SAVEPOINT command")
+
+    def _rollback_to(self) -> None:
+        with _translated():
+            self._execute("ROLLBACK TO command")
+
+    def _release(self) -> None:
+        with _translated():
+            self._execute("RELEASE command")
+
+
+class SqliteEngine:
+    """A database in a directory of the local file system."""
+
+    blocking = False
+
+    def __init__(self, directory: str | os.PathLike[str], *, read_only: bool = False, vfs: str | None = None) -> None:
+        self.directory = Path(directory)
+        self.read_only = read_only
+        self.cache: dict[Table[Any], dict[Key, Any]] = {}
+        self._vfs = vfs
+        self._idle: deque[apsw.Connection] = deque()
+        self._lock: IO[bytes] | None = None
+        if read_only:
+            if not (self.directory / FILE).is_file():
+                raise Invalid(f"there is no database in {str(self.directory)!r}; name the directory given to --data")
+        else:
+            self._claim()
+        try:
+            with _translated():
+                self.writer = self._connect(_WRITER_CACHE_KIB)
+                try:
+                    self._prepare()
+                except BaseException:
+                    self.writer.close()  # or a transaction stays open for as long as somebody keeps the error
+                    raise
+        except BaseException:
+            self._unclaim()
+            raise
+
+    def begin(self, now_ms: int) -> SqliteTx:
+        return SqliteTx(self, now_ms)
+
+    @contextmanager
+    def reader(self) -> Iterator[SqliteReader]:
+        with _translated():
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                connection = self._connect(_READER_CACHE_KIB)
+                connection.execute("PRAGMA query_only = ON")
+            connection.execute("BEGIN")
+            try:
+                yield SqliteReader(connection)
+            finally:
+                connection.execute("ROLLBACK")
+                self._idle.append(connection)
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+        self.writer.close()
+        self._unclaim()
+
+    def remember(self, table: Table[Any], rows: dict[Key, Any]) -> None:
+        """Keep committed rows in memory; forget all of a table when there are too many."""
+        cache = self.cache.setdefault(table, {})
+        if len(cache) + len(rows) > limits.ROW_CACHE_MAX:
+            cache.clear()
+        for key, row in rows.items():
+            if row is None:
+                cache.pop(key, None)
+            else:
+                cache[key] = row
+
+    def integrity(self) -> list[str]:
+        """What SQLite itself finds wrong with the file."""
+        with _translated():
+            found = [row[0] for row in self.writer.execute("PRAGMA integrity_check")]
+        return [] if found == ["ok"] else found
+
+    def schema(self) -> list[str]:
+        """The statements that make this database, as it is."""
+        with _translated():
+            rows = self.writer.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY name")
+            return [row[0] for row in rows]
+
+    # -- opening
+
+    def _claim(self) -> None:
+        """Make the directory ours. Its own name must survive a power loss too, so the parents of what is made are
+        synced."""
+        directory = self.directory.absolute()
+        made = [path for path in (directory, *directory.parents) if not path.exists()]
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.directory / "LOCK", "wb")  # noqa: SIM115 - held until close
+        except OSError as error:
+            raise Invalid(f"cannot open {str(self.directory)!r} for writing: {error.strerror or error}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise Unavailable(
+                f"another process has {str(self.directory)!r} open; stop it, or talk to its server over HTTP",
+                code="DATABASE_IN_USE",
+            ) from None
+        for path in made:
+            _sync_directory(path.parent)
+
+    def _unclaim(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _connect(self, cache_kib: int) -> apsw.Connection:
+        flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+        connection = apsw.Connection(str(self.directory / FILE), flags=flags, vfs=self._vfs, statementcachesize=256)
+        connection.set_busy_timeout(5_000)
+        connection.execute(f"PRAGMA cache_size = -{cache_kib}")
+        return connection
+
+    def _prepare(self) -> None:
+        execute = self.writer.execute
+        if self.read_only:
+            execute("PRAGMA query_only = ON")
+            _refuse_other(self._version())
+            return
+        execute("PRAGMA journal_mode = WAL").fetchall()
+        for pragma in ("synchronous = FULL", "wal_autocheckpoint = 1000", "secure_delete = OFF", "temp_store = MEMORY"):
+            execute(f"PRAGMA {pragma}").fetchall()
+        self._migrate()
+
+    def _version(self) -> int:
+        ((version,),) = self.writer.execute("PRAGMA user_version").fetchall()
+        assert isinstance(version, int)
+        return version
+
+    def _migrate(self) -> None:
+        version = self._version()
+        steps = migrations()
+        if version > len(steps):
+            _refuse_other(version)
+        for number, statements in enumerate(steps[version:], start=version + 1):
+            self.writer.execute("BEGIN IMMEDIATE")
+            self.writer.execute(statements)
+            failpoints.hit("migration.step")
+            self.writer.execute(f"PRAGMA user_version = {number}")
+            self.writer.execute("COMMIT")
+
+
+def migrations() -> list[str]:
+    """The numbered steps from nothing to the current schema."""
+    folder = resources.files("tailrace.storage") / "migrations"
+    names = sorted(path.name for path in folder.iterdir() if path.name[:4].isdigit())
+    assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1)), f"migrations have a gap: {names}"
+    return [(folder / name).read_text() for name in names]
+
+
+def _refuse_other(version: int) -> None:
+    known = len(migrations())
+    if version > known:
+        raise Invalid(
+            f"the database has schema version {version}, this Tailrace knows up to {known}; upgrade to open it",
+            code="DATABASE_TOO_NEW",
+        )
+    if version < known:
+        raise Invalid(
+            f"the database has schema version {version}, this Tailrace needs {known}; "
+            f"open it once for writing (tailrace serve) to migrate it",
+            code="DATABASE_TOO_OLD",
+        )
+
+
+def _sync_directory(path: Path) -> None:
+    with suppress(OSError):  # not every file system lets a directory be opened; those need no sync either
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+class _Translation:
+    """SQLite's errors as ours. One object serves all: entering costs nothing."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, apsw.Error):
+            raise _translate(error) from error
+
+
+def _translate(error: apsw.Error) -> Error:
+    if isinstance(error, apsw.FullError):
+        return Unavailable(f"the disk is full ({error}); free some space, then writes go on", code="DISK_FULL")
+    if isinstance(error, (apsw.CorruptError, apsw.NotADBError, apsw.ConstraintError)):
+        return Corrupt(f"the database is damaged: {error}; run `tailrace check` and restore a backup")
+    return Unavailable(f"the database cannot be used: {error}; see the log, then restart", code="STORAGE_FAILED")
+
+
+_TRANSLATION: Final = _Translation()
+
+
+def _translated() -> _Translation:
+    return _TRANSLATION

@@ -1,0 +1,62 @@
+"""Idempotent producers: the same request twice has the effect of one.
+
+Theory of operation: a producer counts its requests from 0 within an epoch and raises the epoch when it restarts. The
+stream remembers, per producer, the epoch and the highest sequence accepted. A request is new (the next sequence, or
+sequence 0 of a higher epoch), a duplicate (a sequence seen before), stale (a lower epoch: a zombie) or leaves a gap.
+The memory commits with the entry, so there is no moment at which one exists without the other.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tailrace.errors import Invalid, SequenceGap, StaleEpoch
+from tailrace.storage.table import Table
+
+
+class Producer(msgspec.Struct, frozen=True, gc=False):
+    log: int
+    id: str
+    epoch: int
+    sequence: int  # the highest accepted
+
+
+class Claim(msgspec.Struct, frozen=True, gc=False):
+    """What a request says of itself."""
+
+    id: str
+    epoch: int
+    sequence: int
+
+    def text(self) -> str:
+        """The request's name, to recognise its retry by."""
+        return f"{self.epoch}:{self.sequence}:{self.id}"
+
+
+PRODUCERS = Table("producers", Producer, key=("log", "id"), cached=True)
+
+
+def is_retry(claim: Claim, known: Producer | None) -> bool:
+    """Whether this very request was accepted before."""
+    return known is not None and claim.epoch == known.epoch and claim.sequence <= known.sequence
+
+
+def is_new(claim: Claim, known: Producer | None) -> bool:
+    """True for a new request, False for a duplicate; raises for one that must not be accepted."""
+    if known is None:
+        if claim.sequence != 0:
+            raise SequenceGap(expected=0, received=claim.sequence)
+        return True
+    if claim.epoch < known.epoch:
+        raise StaleEpoch(current=known.epoch, received=claim.epoch)
+    if claim.epoch > known.epoch:
+        # A new epoch restarts at 0; without this a crashed producer could never write again.
+        if claim.sequence != 0:
+            raise Invalid(
+                f"producer epoch {claim.epoch} is new and must start at sequence 0, not {claim.sequence}",
+                code="INVALID_EPOCH_SEQUENCE",
+            )
+        return True
+    if claim.sequence > known.sequence + 1:
+        raise SequenceGap(expected=known.sequence + 1, received=claim.sequence)
+    return claim.sequence == known.sequence + 1

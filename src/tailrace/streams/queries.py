@@ -1,0 +1,66 @@
+"""What can be asked of streams: their state, a run of their entries, which there are."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tailrace import limits
+from tailrace.command import Query
+from tailrace.log import log as logs
+from tailrace.log.entry import Log
+from tailrace.log.log import Page
+from tailrace.storage.engine import Reader
+from tailrace.streams.commands import live, log_of
+from tailrace.streams.stream import STREAMS, Stream
+
+
+class Described(msgspec.Struct, frozen=True):
+    stream: Stream
+    log: Log
+
+
+class Slice(msgspec.Struct, frozen=True):
+    """Some entries, and the stream as it was when they were read."""
+
+    stream: Stream
+    log: Log
+    page: Page
+
+    @property
+    def closed(self) -> bool:
+        """Whether the reader has now seen all there will ever be."""
+        return bool(self.stream.closed) and self.page.at_tail
+
+
+class Describe(Query[Described], frozen=True):
+    path: str
+    now_ms: int
+
+    def run(self, reader: Reader) -> Described:
+        stream = live(reader, self.path, self.now_ms)
+        return Described(stream, log_of(reader, stream))
+
+
+class Read(Query[Slice], frozen=True):
+    """Entries from `position` on (None: from the earliest retained), up to `bytes_max`."""
+
+    path: str
+    now_ms: int
+    position: int | None
+    bytes_max: int = limits.SLICE_BYTES
+
+    def run(self, reader: Reader) -> Slice:
+        stream = live(reader, self.path, self.now_ms)
+        log = log_of(reader, stream)
+        position = log.start if self.position is None else self.position
+        return Slice(stream, log, logs.read(reader, log, position, self.bytes_max))
+
+
+class ListStreams(Query[list[Stream]], frozen=True):
+    """Streams in path order, `after` a path."""
+
+    after: str | None = None
+    limit: int = 1000
+
+    def run(self, reader: Reader) -> list[Stream]:
+        return list(reader.scan(STREAMS, after=self.after, limit=self.limit))

@@ -1,0 +1,123 @@
+"""The keys that webhook deliveries are signed with (Ed25519), and how receivers find them (a JWK Set).
+
+The keys are one short list in META, the active one first. A rotation puts a new key in front; the old one loses its
+private half at once and stays published until nothing signed with it can be accepted any more. A key's `kid` is its
+RFC 7638 thumbprint, so it names the key and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from typing import Any, Final
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from tailrace.access import Permission
+from tailrace.command import Command, Query
+from tailrace.errors import TooMany
+from tailrace.storage.engine import Reader, Tx
+from tailrace.storage.table import META, Meta
+
+KEYS: Final = "webhook-signing-keys"  # their name in META
+RETIRED_MS: Final = 24 * 3600 * 1000  # how long a retired key stays published; receivers accept minutes
+KEYS_MAX: Final = 8  # published at once
+
+
+class SigningKey(msgspec.Struct, frozen=True, omit_defaults=True):
+    kid: str
+    x: str  # the public half, base64url
+    created_ms: int
+    d: str | None = None  # the private half; None: retired
+    retired_ms: int | None = None
+
+    def jwk(self) -> dict[str, str]:
+        return {"kty": "OKP", "crv": "Ed25519", "kid": self.kid, "use": "sig", "alg": "EdDSA", "x": self.x}
+
+
+_DECODER: Final = msgspec.json.Decoder(list[SigningKey])
+
+
+def generate(now_ms: int) -> SigningKey:
+    private = Ed25519PrivateKey.generate()
+    x = _base64(private.public_key().public_bytes_raw())
+    return SigningKey(thumbprint(x), x, now_ms, d=_base64(private.private_bytes_raw()))
+
+
+def thumbprint(x: str) -> str:
+    """The kid of a public key."""
+    required = b'{"crv":"Ed25519","kty":"OKP","x":"%b"}' % x.encode()
+    return "ds_" + _base64(hashlib.sha256(required).digest())
+
+
+def sign(key: SigningKey, body: bytes, at_s: int) -> str:
+    """The value of Webhook-Signature for a body sent at `at_s`."""
+    assert key.d is not None, f"key {key.kid} is retired"
+    private = Ed25519PrivateKey.from_private_bytes(base64.urlsafe_b64decode(key.d + "=" * (-len(key.d) % 4)))
+    signature = private.sign(b"%d.%b" % (at_s, body))
+    return f"t={at_s},kid={key.kid},ed25519={_base64(signature)}"
+
+
+def jwks(keys: list[SigningKey]) -> dict[str, Any]:
+    return {"keys": [key.jwk() for key in keys]}
+
+
+def load(reader: Reader | Tx) -> list[SigningKey]:
+    """The keys, the active one first; none before the first was needed."""
+    row = reader.get(META, KEYS)
+    return [] if row is None else _DECODER.decode(row.value)
+
+
+def ensure(tx: Tx) -> list[SigningKey]:
+    """The keys; the first is made when it is first needed."""
+    keys = load(tx)
+    if not keys:
+        keys = [generate(tx.now_ms)]
+        _store(tx, keys)
+    return keys
+
+
+class EnsureSigningKey(Command[list[SigningKey]], frozen=True):
+    """The keys, after making sure that there is one."""
+
+    permission = Permission.READ  # whoever may ask for the public halves; the door shows nothing else
+
+    def run(self, tx: Tx) -> list[SigningKey]:
+        return ensure(tx)
+
+
+class GetSigningKeys(Query[list[SigningKey]], frozen=True):
+    def run(self, reader: Reader) -> list[SigningKey]:
+        return load(reader)
+
+
+class RotateSigningKey(Command[SigningKey], frozen=True):
+    """Sign with a new key from now on; the new key."""
+
+    permission = Permission.ADMIN
+
+    def run(self, tx: Tx) -> SigningKey:
+        now_ms = tx.now_ms
+        published: list[SigningKey] = []
+        for key in load(tx):
+            if key.retired_ms is None:
+                published.append(msgspec.structs.replace(key, d=None, retired_ms=now_ms))
+            elif now_ms - key.retired_ms < RETIRED_MS:
+                published.append(key)
+        if len(published) >= KEYS_MAX:
+            raise TooMany(
+                f"{len(published)} keys were in use within {RETIRED_MS // 3_600_000} hours and are still published; "
+                f"rotate again when the oldest has gone"
+            )
+        fresh = generate(now_ms)
+        _store(tx, [fresh, *published])
+        return fresh
+
+
+def _store(tx: Tx, keys: list[SigningKey]) -> None:
+    tx.put(META, Meta(KEYS, msgspec.json.encode(keys)))
+
+
+def _base64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

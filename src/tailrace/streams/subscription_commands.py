@@ -1,0 +1,340 @@
+"""What can be done to subscriptions and asked of them by those who use them; what the server does by itself is in
+`streams/dispatch.py`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tailrace import limits
+from tailrace.command import Command, Query
+from tailrace.errors import AlreadyClaimed, Conflict, Fenced, Invalid, TooMany
+from tailrace.log import log as logs
+from tailrace.log import position as positions
+from tailrace.log.position import offset
+from tailrace.storage.engine import Reader, Tx
+from tailrace.storage.table import META, Meta
+from tailrace.streams import grant, signing, webhook
+from tailrace.streams import subscription as rules
+from tailrace.streams.stream import STREAMS
+from tailrace.streams.subscription import LINKS, SUBSCRIPTIONS, Changed, Link, Settings, State, Subscription
+from tailrace.streams.wakes import (
+    has_room,
+    load,
+    log_at,
+    put_link,
+    require_kind,
+    save,
+    settle,
+    snapshot,
+    states,
+    wake_if_pending,
+)
+
+_COUNT = "count/subscriptions"  # in META: counting rows at every PUT would cost more the more there are
+_BACKFILL_STEP = 1_000
+
+
+class Described(msgspec.Struct, frozen=True):
+    subscription: Subscription
+    streams: list[State]
+    kid: str | None  # the active signing key, where deliveries are signed
+    fresh: bool = False
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    subscription: Subscription
+    token: str
+    streams: list[State]
+
+
+class Acked(msgspec.Struct, frozen=True):
+    next_wake: bool
+
+
+class AckOf(msgspec.Struct, frozen=True):
+    """Entries of a stream up to `offset` are processed."""
+
+    stream: str
+    offset: str
+
+
+class PutSubscription(Command[Described], frozen=True):
+    """Make a subscription, or find that it is there with the same configuration.
+
+    Streams that exist are linked at their tail: a subscription does not replay what was before it."""
+
+    id: str
+    settings: Settings
+    base_url: str
+    webhooks: webhook.Rules = webhook.Rules()
+
+    def run(self, tx: Tx) -> Described:
+        rules.check_id(self.id)
+        settings = rules.normalised(self.settings)
+        if settings.webhook_url is not None:
+            webhook.parse(settings.webhook_url, self.webhooks)
+        digest = rules.digest(settings)
+        existing = tx.get(SUBSCRIPTIONS, self.id)
+        if existing is not None:
+            return self._confirm(tx, existing, digest)
+        _count(tx, 1)
+        floor = tx.get(META, "counter/log")
+        subscription = Subscription(
+            id=self.id, kind=settings.kind, pattern=settings.pattern, webhook_url=settings.webhook_url,
+            wake_stream=settings.wake_stream, lease_ms=settings.lease_ms, description=settings.description,
+            created_ms=tx.now_ms, digest=digest, base_url=self.base_url, log_floor=int(floor.value) if floor else 0,
+            links=0, generation=0, wake_id=None, snapshot=None, holder=None, lease_until_ms=None, retries=0,
+            next_attempt_ms=None,
+        )  # fmt: skip
+        for path in settings.streams:
+            subscription = _link_by_name(tx, subscription, path)
+        subscription = _backfill(tx, subscription)
+        save(tx, None, subscription, membership=True)
+        return _described(tx, subscription, fresh=True)
+
+    def _confirm(self, tx: Tx, existing: Subscription, digest: str) -> Described:
+        if existing.digest != digest:
+            raise Conflict(
+                f"subscription {self.id!r} exists with a different configuration; delete it first or use another id",
+                code="SUBSCRIPTION_ALREADY_EXISTS",
+            )
+        # Whoever confirms it reaches the server this way now; callbacks should too.
+        save(tx, existing, msgspec.structs.replace(existing, base_url=self.base_url))
+        return _described(tx, existing, fresh=False)
+
+
+class GetSubscription(Query[Described], frozen=True):
+    id: str
+    now_ms: int
+
+    def run(self, reader: Reader) -> Described:
+        subscription = load(reader, self.id)
+        keys = signing.load(reader) if subscription.kind == rules.WEBHOOK else []
+        return Described(subscription, states(reader, subscription, self.now_ms), keys[0].kid if keys else None)
+
+
+class ListSubscriptions(Query[list[Subscription]], frozen=True):
+    """Subscriptions in the order of their ids, `after` one."""
+
+    after: str | None = None
+    limit: int = 100
+
+    def run(self, reader: Reader) -> list[Subscription]:
+        return list(reader.scan(SUBSCRIPTIONS, after=self.after, limit=self.limit))
+
+
+class DeleteSubscription(Command[bool], frozen=True):
+    """Remove a subscription; whether there was one. Whoever holds a wake of it cannot ack any more."""
+
+    id: str
+
+    def run(self, tx: Tx) -> bool:
+        if tx.get(SUBSCRIPTIONS, self.id) is None:
+            return False
+        for link in list(tx.scan(LINKS, self.id)):
+            tx.delete(LINKS, self.id, link.path)
+        tx.delete(SUBSCRIPTIONS, self.id)
+        _count(tx, -1)
+        tx.notify(rules.CHANGES, Changed(self.id, membership=True))
+        return True
+
+
+class AddStreams(Command[None], frozen=True):
+    """Follow streams by name, from their tail on."""
+
+    id: str
+    streams: tuple[str, ...]
+
+    def run(self, tx: Tx) -> None:
+        subscription = load(tx, self.id)
+        if not self.streams:
+            raise Invalid("streams is empty; name at least one stream to follow")
+        after = subscription
+        for text in self.streams:
+            path = rules.stream_path(text, "streams")
+            if path == subscription.wake_stream:
+                raise Invalid(f"streams has the wake_stream {path!r}, which would wake itself for ever; leave it out")
+            after = _link_by_name(tx, after, path)
+        save(tx, subscription, after, membership=True)
+
+
+class RemoveStream(Command[None], frozen=True):
+    """Follow a stream by name no more. If the pattern matches it, it is followed all the same."""
+
+    id: str
+    stream: str
+
+    def run(self, tx: Tx) -> None:
+        subscription = load(tx, self.id)
+        path = self.stream.strip("/")
+        link = tx.get(LINKS, self.id, path)
+        if link is None or not link.explicit:
+            return
+        kept = msgspec.structs.replace(link, explicit=0) if link.matched else None
+        if kept is not None:
+            kept = rules.settled(kept, log_at(tx, path, tx.now_ms))
+        save(tx, subscription, put_link(tx, subscription, link, kept), membership=True)
+
+
+class Claim(Command[Claimed | None], frozen=True):
+    """Take the lease of a pull-wake subscription; None: nothing is pending.
+
+    That is a result and not an error because it ends a wake that has become pointless (its streams were deleted): if
+    it stayed in flight, the next append would wake nobody."""
+
+    id: str
+    worker: str
+
+    def run(self, tx: Tx) -> Claimed | None:
+        rules.check_worker(self.worker)
+        before = load(tx, self.id)
+        require_kind(before, rules.PULL_WAKE, "claim")
+        subscription = before
+        if subscription.holder is not None:
+            if not rules.lapsed(subscription, tx.now_ms):
+                raise AlreadyClaimed(holder=subscription.holder, generation=subscription.generation)
+            subscription = rules.idle(subscription)
+        subscription, found = settle(tx, subscription)
+        warning = None
+        if subscription.wake_id is None or not any(state.pending for state in found):
+            issued = wake_if_pending(tx, subscription, found)
+            subscription, warning = issued.subscription, issued.warning
+            if not issued.woken:
+                save(tx, before, subscription)
+                return None
+        subscription = rules.claimed(subscription, self.worker, snapshot(found), tx.now_ms)
+        save(tx, before, subscription, warning=warning)
+        return Claimed(subscription, _token(tx, subscription), found)
+
+
+class Ack(Command[Acked], frozen=True):
+    """Move cursors under a wake and renew its lease; with `done`, end the wake. A webhook's callback and a pull-wake's
+    ack are the same thing. All acks count or none does."""
+
+    id: str
+    kind: str  # which of the two the caller takes it for
+    token: str
+    wake_id: str
+    generation: int
+    acks: tuple[AckOf, ...] = ()
+    done: bool = False
+
+    def run(self, tx: Tx) -> Acked:
+        before = _holder(tx, self.id, self.kind, self.token, self.wake_id, self.generation)
+        for ack in self.acks:
+            self._apply(tx, before, ack)
+        if not self.done:
+            save(tx, before, rules.heard(before, tx.now_ms))
+            return Acked(False)
+        return Acked(end_wake(tx, before))
+
+    def _apply(self, tx: Tx, subscription: Subscription, ack: AckOf) -> None:
+        path = ack.stream.strip("/")
+        try:
+            position = positions.parse(ack.offset)
+        except Invalid as error:
+            raise rules.invalid_offset(f"ack of {path[:80]!r}: {error}") from None
+        log = log_at(tx, path, tx.now_ms)
+        link = tx.get(LINKS, self.id, path)
+        rules.judge_ack(link, log, path, position, rules.snapshot_of(subscription))
+        assert link is not None and log is not None
+        # Below the start nothing can be looked up, nor read from there: any position is as good as another.
+        if position not in (link.acked, 0) and position > log.start and not logs.boundary(tx, log, position):
+            raise rules.invalid_offset(f"ack of {path!r}: offset {offset(position)} lies inside a message")
+        tx.put(LINKS, msgspec.structs.replace(link, acked=position))
+
+
+class Release(Command[None], frozen=True):
+    """Give the lease of a pull-wake subscription back. If something is pending, the next wake follows at once."""
+
+    id: str
+    token: str
+    wake_id: str
+    generation: int
+
+    def run(self, tx: Tx) -> None:
+        end_wake(tx, _holder(tx, self.id, rules.PULL_WAKE, self.token, self.wake_id, self.generation))
+
+
+def end_wake(tx: Tx, before: Subscription) -> bool:
+    """End the wake in flight; whether the next has begun."""
+    subscription, found = settle(tx, rules.idle(before))
+    issued = wake_if_pending(tx, subscription, found)
+    save(tx, before, issued.subscription, warning=issued.warning)
+    return issued.woken
+
+
+def _holder(tx: Tx, name: str, kind: str, token: str, wake_id: str, generation: int) -> Subscription:
+    """The subscription, if token, wake and generation speak for its wake in flight. The token comes first: without one
+    nobody learns which subscriptions there are."""
+    granted = grant.verify(grant.secret(tx), token, name, tx.now_ms)
+    subscription = load(tx, name)
+    require_kind(subscription, kind, "callback" if kind == rules.WEBHOOK else "ack or release")
+    if (granted.generation, granted.wake_id) != (generation, wake_id):
+        raise Fenced("the token was handed out for another wake than the request names; stop working on this one")
+    rules.fence(subscription, wake_id=wake_id, generation=generation, now_ms=tx.now_ms)
+    return subscription
+
+
+def _token(tx: Tx, subscription: Subscription) -> str:
+    assert subscription.wake_id is not None
+    return grant.issue(grant.secret(tx), subscription.id, subscription.generation, subscription.wake_id, tx.now_ms)
+
+
+def _described(tx: Tx, subscription: Subscription, *, fresh: bool) -> Described:
+    kid = signing.ensure(tx)[0].kid if subscription.kind == rules.WEBHOOK else None
+    return Described(subscription, states(tx, subscription, tx.now_ms), kid, fresh)
+
+
+def _count(tx: Tx, change: int) -> None:
+    row = tx.get(META, _COUNT)
+    count = (int(row.value) if row else 0) + change
+    if change > 0 and count > limits.SUBSCRIPTIONS_MAX:
+        raise TooMany(f"there are {limits.SUBSCRIPTIONS_MAX} subscriptions, the most there may be; delete one first")
+    tx.put(META, Meta(_COUNT, b"%d" % count))
+
+
+def _link_by_name(tx: Tx, subscription: Subscription, path: str) -> Subscription:
+    """Follow `path` explicitly; one that is followed already keeps its cursor."""
+    log = log_at(tx, path, tx.now_ms)
+    existing = tx.get(LINKS, subscription.id, path)
+    link = rules.settled(existing, log) if existing is not None else None
+    if link is None:
+        _require_room(subscription, existing)
+        matched = int(rules.follows(subscription, path))
+        link = Link(subscription.id, path, 1, matched, log.id if log else rules.UNBOUND, log.next if log else 0)
+    else:
+        link = msgspec.structs.replace(link, explicit=1)
+    return put_link(tx, subscription, existing, link)
+
+
+def _require_room(subscription: Subscription, existing: Link | None = None) -> None:
+    if existing is None and not has_room(subscription):
+        raise TooMany(
+            f"a subscription follows {limits.SUBSCRIPTION_LINKS_MAX} streams at most; narrow the pattern or use "
+            f"several subscriptions"
+        )
+
+
+def _backfill(tx: Tx, subscription: Subscription) -> Subscription:
+    """Link the existing streams that the pattern matches, at their tail."""
+    if subscription.pattern is None:
+        return subscription
+    prefix = rules.compiled(subscription.pattern).prefix
+    start = prefix or None
+    before = prefix + "0" if prefix else None  # "0" sorts next after "/"
+    after = None
+    while True:
+        step = list(tx.scan(STREAMS, start=start, after=after, before=before, limit=_BACKFILL_STEP))
+        for stream in step:
+            if not rules.follows(subscription, stream.path):
+                continue
+            log = log_at(tx, stream.path, tx.now_ms)
+            existing = tx.get(LINKS, subscription.id, stream.path)
+            if log is not None and existing is None:
+                _require_room(subscription)
+                link = Link(subscription.id, stream.path, 0, 1, log.id, log.next)
+                subscription = put_link(tx, subscription, None, link)
+        if len(step) < _BACKFILL_STEP:
+            return subscription
+        start, after = None, step[-1].path

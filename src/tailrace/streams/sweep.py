@@ -1,0 +1,107 @@
+"""Housekeeping: what has expired is deleted, what retention lets go is trimmed, what nobody can read is removed.
+
+Each step is a small command of its own, so that writers wait for milliseconds at most, and can be repeated or
+interrupted anywhere: the lists of work are in the database.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tailrace import failpoints, limits
+from tailrace.access import Permission
+from tailrace.command import Command, Query
+from tailrace.log import log as logs
+from tailrace.log import retention
+from tailrace.log.entry import GARBAGE, LOGS
+from tailrace.storage.engine import Reader, Tx
+from tailrace.streams.commands import bury, log_of
+from tailrace.streams.producer import PRODUCERS
+from tailrace.streams.stream import DEADLINES, RETAINED, STREAMS, Deadline, expired
+
+
+class Due(msgspec.Struct, frozen=True):
+    """Work found by looking at committed state; each step looks again before it acts."""
+
+    deadlines: list[Deadline]
+    trims: list[tuple[str, int]]
+    garbage: list[int]
+
+    def __bool__(self) -> bool:
+        return bool(self.deadlines or self.trims or self.garbage)
+
+
+class FindDue(Query[Due], frozen=True):
+    now_ms: int
+    limit: int = 100
+
+    def run(self, reader: Reader) -> Due:
+        deadlines = list(reader.scan(DEADLINES, before=self.now_ms + 1, limit=self.limit))
+        garbage = [row.log for row in reader.scan(GARBAGE, limit=self.limit)]
+        trims: list[tuple[str, int]] = []
+        for row in list(reader.scan(RETAINED)):
+            stream = reader.get(STREAMS, row.path)
+            if stream is None or stream.deleted:
+                continue
+            log = log_of(reader, stream)
+            start = retention.horizon(reader, log, self.now_ms, max_age_s=stream.max_age_s, max_bytes=stream.max_bytes)
+            if start > log.start:
+                trims.append((row.path, start))
+                if len(trims) == self.limit:
+                    break
+        return Due(deadlines, trims, garbage)
+
+
+class Expire(Command[bool], frozen=True):
+    """Delete the stream of a deadline if it has really expired; whether it had."""
+
+    permission = Permission.ADMIN
+
+    deadline: Deadline
+
+    def run(self, tx: Tx) -> bool:
+        failpoints.hit("sweep.step")
+        deadline = self.deadline
+        tx.delete(DEADLINES, deadline.at_ms, deadline.path)
+        stream = tx.get(STREAMS, deadline.path)
+        if stream is None or stream.deleted or stream.expires_ms is None:
+            return False
+        if not expired(stream, tx.now_ms):
+            tx.put(DEADLINES, Deadline(stream.expires_ms, stream.path))
+            return False
+        bury(tx, stream)
+        return True
+
+
+class Trim(Command[None], frozen=True):
+    """Let a stream start at `start`."""
+
+    permission = Permission.ADMIN
+
+    path: str
+    start: int
+
+    def run(self, tx: Tx) -> None:
+        failpoints.hit("sweep.step")
+        stream = tx.get(STREAMS, self.path)
+        if stream is not None and not stream.deleted:
+            logs.trim(tx, log_of(tx, stream), self.start)
+
+
+class Reclaim(Command[bool], frozen=True):
+    """Remove one step's worth of a log that nobody can read; whether it is done."""
+
+    permission = Permission.ADMIN
+
+    log: int
+
+    def run(self, tx: Tx) -> bool:
+        failpoints.hit("sweep.step")
+        log = tx.get(LOGS, self.log)
+        if log is not None and log.dropped:
+            producers = list(tx.scan(PRODUCERS, self.log, limit=limits.SWEEP_ENTRIES))
+            for producer in producers:
+                tx.delete(PRODUCERS, self.log, producer.id)
+            if len(producers) == limits.SWEEP_ENTRIES:
+                return False
+        return logs.reclaim(tx, self.log)

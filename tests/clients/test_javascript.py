@@ -1,0 +1,30 @@
+"""npm's @durable-streams/client, unmodified: runs client.test.mjs under Node against the real server."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.node import node
+from tests.support.server import ServerProcess
+
+HERE = Path(__file__).resolve().parent
+TESTS = 22
+
+pytestmark = pytest.mark.clients
+
+
+def test_the_official_javascript_client_works(server: ServerProcess) -> None:
+    done = node(
+        HERE,
+        ["--test", "--test-reporter=tap", "client.test.mjs"],
+        env={"TAILRACE_URL": server.url},
+        timeout_s=100,
+    )
+    counts = {
+        name: int(count) for name, count in re.findall(r"^# (pass|fail|cancelled|skipped) (\d+)$", done.stdout, re.M)
+    }
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert counts == {"pass": TESTS, "fail": 0, "cancelled": 0, "skipped": 0}, done.stdout

@@ -1,0 +1,39 @@
+"""Fixtures of all tests, and how hypothesis runs: the same examples every time in CI, new ones on a desk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.support.server import ServerProcess, check
+
+settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("desk", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "deep", deadline=None, max_examples=2_000, stateful_step_count=100, suppress_health_check=list(HealthCheck)
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "desk"))
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """Where a test's database goes; not there yet."""
+    return tmp_path / "data"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A real server shared by the tests of one module. It must end in order and leave a sound database."""
+    data = tmp_path_factory.mktemp("server") / "data"
+    process = ServerProcess.tailrace(data).start()
+    try:
+        yield process
+    finally:
+        status = process.terminate()
+    assert status == 0, f"the server ended with {status}:\n{process.output}"
+    checked = check(data)
+    assert checked.returncode == 0, f"tailrace check:\n{checked.stdout}{checked.stderr}"

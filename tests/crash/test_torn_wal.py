@@ -1,0 +1,105 @@
+"""A write-ahead log that was cut off or damaged: opening recovers to the end of some commit, never to a part of one."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+import tailrace
+from tailrace.check import check_database
+from tailrace.streams.commands import Append, Create
+from tailrace.streams.producer import PRODUCERS, Claim
+from tailrace.streams.queries import Read
+from tests.support.soak import rounds
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
+
+TEXT = "text/plain"
+CHECKPOINTED = 10  # commits that are in the database file itself
+COMMITS = 40
+HEADER, FRAME = 32, 24 + 4096
+
+
+def body(number: int) -> bytes:
+    """Of different lengths, so that commits have one frame or many."""
+    return b"%d " % number + b"x" * (number % 5 * 3000) + b";"
+
+
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a database as a kill leaves them: some commits in the file, more in the WAL."""
+    root = tmp_path_factory.mktemp("torn")
+    with tailrace.open(root / "data", housekeeping_s=None) as db:
+        db.execute(Create("s", TEXT))
+        for number in range(CHECKPOINTED):
+            db.execute(Append("s", body(number), TEXT, Claim("p", 0, number)))
+    db = tailrace.open(root / "data", housekeeping_s=None)
+    for number in range(CHECKPOINTED, COMMITS):
+        db.execute(Append("s", body(number), TEXT, Claim("p", 0, number)))
+    files = root / "files"
+    files.mkdir()
+    for name in ("tailrace.db", "tailrace.db-wal"):
+        shutil.copy(root / "data" / name, files / name)
+    db.close()
+    return files
+
+
+def recovered(directory: Path) -> int:
+    """How many commits a damaged database opens with; that it is those, all of each, and that it can be used."""
+    with tailrace.open(directory, housekeeping_s=None) as db:
+        found = db.execute(Read("s", 0, None, bytes_max=10**9))
+        count = len(found.page.entries)
+        assert [entry.body for entry in found.page.entries] == [body(number) for number in range(count)]
+        with db._engine.reader() as reader:
+            producer = reader.get(PRODUCERS, found.log.id, "p")
+        assert producer is not None
+        assert producer.sequence == count - 1, "the producer's state commits with its entry"
+        db.execute(Append("s", body(count), TEXT, Claim("p", 0, count)))
+        assert db.execute(Append("s", body(count), TEXT, Claim("p", 0, count))).duplicate
+    assert check_database(directory).findings == []
+    return count
+
+
+def damaged(crashed: Path, tmp_path: Path, wal: bytes) -> int:
+    directory = tmp_path / "damaged"
+    shutil.rmtree(directory, ignore_errors=True)
+    shutil.copytree(crashed, directory)
+    (directory / "tailrace.db-wal").write_bytes(wal)
+    count = recovered(directory)
+    assert CHECKPOINTED <= count <= COMMITS, "what is in the database file does not depend on the WAL"
+    return count
+
+
+def test_a_wal_cut_off_anywhere_recovers_to_a_commit(crashed: Path, tmp_path: Path) -> None:
+    wal = (crashed / "tailrace.db-wal").read_bytes()
+    assert damaged(crashed, tmp_path, wal) == COMMITS, "undamaged, all is there"
+    edges = [HEADER + FRAME * number for number in range((len(wal) - HEADER) // FRAME + 1)]
+    cuts = {edge + offset for edge in edges for offset in (-4096, -1, 0, 1, 24, 2000)} | {0, 1, HEADER - 1}
+    counts = [damaged(crashed, tmp_path, wal[:cut]) for cut in sorted(cuts) if 0 <= cut < len(wal)]
+    assert counts == sorted(counts), "a longer WAL recovers at least as much"
+    assert len(set(counts)) == COMMITS - CHECKPOINTED, "each commit was once the last one"
+
+
+def test_a_damaged_wal_recovers_to_the_commit_before_the_damage(crashed: Path, tmp_path: Path) -> None:
+    wal = (crashed / "tailrace.db-wal").read_bytes()
+    chance = random.Random(1)
+    counts = set()
+    for _ in range(rounds(60)):
+        torn = bytearray(wal)
+        at = chance.randrange(HEADER, len(wal))
+        size = chance.choice([1, 8, 512, 4096])
+        torn[at : at + size] = chance.choice([chance.randbytes(size), bytes(size), b"\xff" * size])
+        if torn == wal:
+            continue
+        counts.add(damaged(crashed, tmp_path, bytes(torn[: len(wal)])))
+    assert len(counts) > 10
+
+
+def test_what_lies_behind_the_last_commit_is_ignored(crashed: Path, tmp_path: Path) -> None:
+    wal = (crashed / "tailrace.db-wal").read_bytes()
+    chance = random.Random(2)
+    for tail in (bytes(FRAME), chance.randbytes(FRAME), chance.randbytes(100), wal[HEADER : HEADER + 3 * FRAME]):
+        assert damaged(crashed, tmp_path, wal + tail) == COMMITS

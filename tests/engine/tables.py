@@ -1,0 +1,47 @@
+"""Tables that only these tests have: one of each kind an engine must know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tailrace.storage.table import Table
+
+
+class Item(msgspec.Struct, frozen=True):
+    shelf: int
+    name: str
+    value: bytes
+    note: str | None = None
+
+
+class Hot(msgspec.Struct, frozen=True):
+    name: str
+    value: int
+
+
+class Line(msgspec.Struct, frozen=True):
+    log: int
+    position: int
+    body: bytes
+
+
+class Mark(msgspec.Struct, frozen=True):
+    at: int
+    name: str
+
+
+class Wide(msgspec.Struct, frozen=True):
+    id: int
+    number: int | None
+    text: str | None
+    blob: bytes | None
+
+
+ITEMS = Table("test_items", Item, key=("shelf", "name"))  # a key of two columns
+HOT = Table("test_hot", Hot, key=("name",), cached=True)
+LINES = Table("test_lines", Line, key=("log", "position"), heap=True)
+MARKS = Table("test_marks", Mark, key=("at", "name"))  # nothing but its key
+WIDE = Table("test_wide", Wide, key=("id",))
+TABLES: tuple[Table[Any], ...] = (ITEMS, HOT, LINES, MARKS, WIDE)

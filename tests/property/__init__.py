@@ -1,0 +1,1 @@
+"""Properties that hold for all inputs and all orders of events, looked for by hypothesis."""

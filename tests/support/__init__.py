@@ -1,0 +1,1 @@
+"""What several tests share: real servers in child processes, and what runs Node."""

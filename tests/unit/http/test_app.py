@@ -1,0 +1,212 @@
+"""Which door answers, who is let in, and what every answer carries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tailrace import failpoints
+from tailrace.errors import Invalid
+from tailrace.metrics import NAMES
+from tests.unit.http.inprocess import Up, serve
+
+SECURITY = {
+    "x-content-type-options": "nosniff",
+    "cross-origin-resource-policy": "cross-origin",
+    "access-control-allow-origin": "*",
+}
+
+
+def test_every_answer_carries_what_browsers_need(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        await up.create("a")
+        answers = [
+            await up.get("a"),
+            await up.get("missing"),
+            await up.ask("POST", "a", b"x", content_type="text/plain"),
+            await up.ask("PATCH", "a"),
+            await up.http.get("/nothing"),
+            await up.http.get("/healthz"),
+            await up.http.options("/v1/stream/a"),
+        ]
+        for answer in answers:
+            for name, value in SECURITY.items():
+                assert answer.headers[name] == value
+            exposed = answer.headers["access-control-expose-headers"]
+            for name in ("Stream-Next-Offset", "Stream-Closed", "Stream-Earliest-Offset", "ETag", "Producer-Expected-Seq"):
+                assert name in exposed
+            assert "date" in answer.headers
+
+    serve(data_dir, scenario)
+
+
+def test_preflight_names_every_field_a_client_may_send(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        answer = await up.http.options("/v1/stream/a", headers={"origin": "https://x", "access-control-request-method": "PUT"})
+        assert answer.status_code == 204
+        assert answer.headers["access-control-allow-methods"] == "GET, HEAD, PUT, POST, DELETE, OPTIONS"
+        allowed = {name.strip().lower() for name in answer.headers["access-control-allow-headers"].split(",")}
+        assert {
+            "content-type", "authorization", "if-none-match", "stream-seq", "stream-ttl", "stream-expires-at",
+            "stream-closed", "stream-forked-from", "stream-fork-offset", "stream-fork-sub-offset", "producer-id",
+            "producer-epoch", "producer-seq",
+        } <= allowed  # fmt: skip
+
+    serve(data_dir, scenario)
+
+
+def test_what_is_not_there_and_what_is_not_allowed(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        for path in ("/nothing", "/v1", "/v1/stream", "/v2/stream/a", "/healthz/x", "//v1/stream/a"):
+            answer = await up.http.get(path)
+            assert answer.status_code == 404, path
+            assert answer.json()["error"]["code"] == "NOT_FOUND"
+        await up.create("a")
+        for method in ("PATCH", "TRACE"):
+            answer = await up.http.request(method, "/v1/stream/a")
+            assert answer.status_code in (405, 501), method
+        answer = await up.ask("PATCH", "a")
+        assert answer.status_code == 405
+        assert answer.headers["allow"] == "GET, HEAD, PUT, POST, DELETE, OPTIONS"
+        assert answer.json()["error"]["code"] == "METHOD_NOT_ALLOWED"
+        for path in ("/healthz", "/readyz", "/metrics", "/"):
+            answer = await up.http.post(path)
+            assert answer.status_code == 405
+            assert answer.headers["allow"] == "GET, HEAD, OPTIONS"
+
+    serve(data_dir, scenario)
+
+
+def test_a_token_is_asked_for(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        right = {"authorization": "Bearer s3cret"}
+        url = "/v1/stream/a"
+        assert (await up.http.put(url, headers=right)).status_code == 201
+        for method in ("GET", "PUT", "POST", "HEAD", "DELETE"):
+            answer = await up.http.request(method, url)
+            assert answer.status_code == 401, method
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+            for wrong in ("Bearer wrong", "Bearer", "Bearer s3cretx", "Bearer s3cre", "Basic s3cret", "s3cret", "Bearer ſ"):
+                answer = await up.http.request(method, url, headers={"authorization": wrong.encode()})
+                assert answer.status_code in (401, 403), (method, wrong)
+        for good in ("bearer s3cret", "BEARER  s3cret"):
+            assert (await up.http.get(url, headers={"authorization": good})).status_code == 200
+        assert (await up.http.get("/metrics")).status_code == 401
+        assert (await up.http.get("/metrics", headers=right)).status_code == 200
+        for path in ("/healthz", "/readyz", "/"):
+            assert (await up.http.get(path)).status_code == 200, "those who run the server need no token for these"
+        assert (await up.http.options(url)).status_code == 204, "a browser's preflight carries none"
+
+    serve(data_dir, scenario, token="s3cret")
+
+
+def test_what_needed_credentials_is_not_for_public_caches(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        up.http.headers["authorization"] = "Bearer s3cret"
+        await up.create("a", body=b"x")
+        for answer in (await up.get("a"), await up.get("a", live="long-poll")):
+            assert answer.headers["cache-control"].startswith("private,")
+            assert "public" not in answer.headers["cache-control"]
+        etag = (await up.get("a")).headers["etag"]
+        again = await up.http.get("/v1/stream/a?offset=-1", headers={"if-none-match": etag})
+        assert again.status_code == 304
+        assert again.headers["cache-control"].startswith("private,")
+
+    serve(data_dir, scenario, token="s3cret")
+
+
+def test_public_caches_may_keep_what_everyone_may_read(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        await up.create("a", body=b"x")
+        assert (await up.get("a")).headers["cache-control"] == "public, max-age=60, stale-while-revalidate=300"
+
+    serve(data_dir, scenario)
+
+
+def test_health_and_readiness(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        assert (await up.http.get("/healthz")).json() == {"status": "ok"}
+        assert (await up.http.get("/readyz")).json() == {"status": "ready"}
+        assert (await up.http.head("/readyz")).content == b""
+        await up.create("a", body=b"x")
+        failpoints.arm("batch.flushed")
+        answer = await up.ask("POST", "a", b"lost", content_type="text/plain")
+        assert answer.status_code == 503
+        answer = await up.ask("POST", "a", b"y", content_type="text/plain")
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "WRITES_STOPPED"
+        assert answer.headers["retry-after"] == "1"
+        ready = await up.http.get("/readyz")
+        assert ready.status_code == 503
+        assert ready.json()["status"] == "stopped"
+        assert "restart" in ready.json()["reason"]
+        assert (await up.http.get("/healthz")).status_code == 200
+        assert (await up.get("a")).content == b"x", "reads go on"
+
+    try:
+        serve(data_dir, scenario)
+    finally:
+        failpoints.disarm()
+
+
+async def measured(up: Up) -> dict[str, float]:
+    answer = await up.http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    lines = [line.rpartition(" ") for line in answer.text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
+
+
+def test_metrics(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        before = await measured(up)
+        await up.create("a")
+        await up.append("a", b"one", b"two")
+        await up.ask("POST", "missing", b"x", content_type="text/plain")
+        await up.get("a")
+        after = await measured(up)
+        for name, (kind, _) in NAMES.items():
+            assert f"tailrace_{name}{'_total' if kind == 'counter' else ''}" in after
+        gained = {name: after[name] - before[name] for name in after if name in before}
+        assert gained["tailrace_commits_total"] >= 3
+        assert gained["tailrace_commands_total"] >= 4
+        assert gained["tailrace_commands_failed_total"] == 1
+        assert gained["tailrace_queries_total"] >= 1
+
+    serve(data_dir, scenario)
+
+
+def test_the_front_page_says_what_to_do(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        answer = await up.http.get("/")
+        assert "PUT    /v1/stream/<path>" in answer.text
+
+    serve(data_dir, scenario)
+
+
+def test_an_address_in_use(data_dir: Path, tmp_path: Path) -> None:
+    async def scenario(up: Up) -> None:
+        from tailrace.config import Config
+        from tailrace.http.serve import start
+
+        port = int(up.running.url.rsplit(":", 1)[1])
+        with pytest.raises(Invalid, match=f"cannot listen on 127.0.0.1:{port}"):
+            await start(Config(dev=True, port=port, data=str(tmp_path / "other")))
+        running = await start(Config(dev=True, port=0, data=str(tmp_path / "other")))  # it was let go
+        await running.stop()
+
+    serve(data_dir, scenario)
+
+
+def test_tls_files_that_cannot_be_used(data_dir: Path, tmp_path: Path) -> None:
+    import asyncio
+
+    from tailrace.config import Config
+    from tailrace.http.serve import start
+
+    (tmp_path / "bad.pem").write_text("nonsense")
+    for name in ("bad.pem", "missing.pem"):
+        file = str(tmp_path / name)
+        with pytest.raises(Invalid, match="cannot use the TLS files"):
+            asyncio.run(start(Config(dev=True, port=0, data=str(data_dir), tls_certificate=file, tls_key=file)))
+    assert not data_dir.exists(), "nothing was opened for it"

@@ -1,0 +1,421 @@
+"""Event streams: catch-up, then live, with no gap and no duplicate; closure, deletion, recycling, heartbeats."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tailrace import limits
+from tailrace.clock import ManualClock
+from tailrace.http import cursor as cursors
+from tailrace.http.encoding import TEXT
+from tailrace.http.live import Live
+from tailrace.http.message import Frame
+from tailrace.log.entry import Entry, Log
+from tailrace.log.log import CLOSED, DROPPED, Advanced
+from tailrace.log.position import offset
+from tailrace.log.tail import Tail
+from tailrace.metrics import Metrics
+from tailrace.storage.engine import Notice
+from tests.unit.http.inprocess import Events, Up, serve
+
+JSON = "application/json"
+
+
+async def follow(events: Events) -> tuple[list[str], list[dict[str, Any]]]:
+    """All data and all control events up to the closure; each data event has one control event after it."""
+    data, controls = [], []
+    while True:
+        text, told = await events.pair()
+        if text is not None:
+            data.append(text)
+        controls.append(told)
+        if told.get("streamClosed"):
+            assert await events.rest() == []
+            return data, controls
+
+
+def test_catch_up_then_live(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        await up.create("a", body=b"old")
+        async with up.events("a") as events:
+            fields = events.answer.headers
+            assert fields["content-type"] == "text/event-stream"
+            assert fields["cache-control"] == "no-cache"
+            assert "stream-sse-data-encoding" not in fields
+            text, told = await events.pair()
+            assert (text, told["streamNextOffset"], told["upToDate"]) == ("old", offset(3), True)
+            await up.append("a", b"new")
+            text, told = await events.pair()
+            assert (text, told["streamNextOffset"], told["upToDate"]) == ("new", offset(6), True)
+            await up.append("a", b"end", stream_closed="true")
+            text, told = await events.pair()
+            assert (text, told) == ("end", {"streamNextOffset": offset(9), "streamClosed": True, "upToDate": True})
+            assert await events.rest() == []
+
+    serve(data_dir, scenario)
+
+
+@pytest.mark.parametrize(("position", "expected"), [("now", None), (3, None), (0, "old")])
+def test_where_it_begins(data_dir: Path, position: int | str, expected: str | None) -> None:
+    async def scenario(up: Up) -> None:
+        await up.create("a", body=b"old")
+        async with up.events("a", position) as events:
+            text, told = await events.pair()
+            assert (text, told["streamNextOffset"], told["upToDate"]) == (expected, offset(3), True)
+            await up.append("a", b"new")
+            assert (await events.pair())[0] == "new"
+
+    serve(data_dir, scenario)
+
+
+def test_an_empty_stream_tells_its_state_at_once(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        await up.create("a")
+        async with up.events("a") as events:
+            text, told = await events.pair()
+            assert (text, told["streamNextOffset"], told["upToDate"]) == (None, offset(0), True)
+
+    serve(data_dir, scenario)
+
+
+def test_a_closed_stream_is_sent_and_ended(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        await up.create("a", body=b"all", stream_closed="true")
+        for position, expected in (("-1", ["all"]), (3, []), ("now", [])):
+            async with up.events("a", position) as events:
+                data, controls = await follow(events)
+                assert data == expected
+                assert len(controls) == 1
+
+    serve(data_dir, scenario)
+
+
+def test_closed_midway(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        await up.create("a", body=b"x")
+        async with up.events("a") as events:
+            await events.pair()
+            await up.close("a")
+            text, told = await events.pair()
+            assert (text, told["streamClosed"]) == (None, True)
+            assert "streamCursor" not in told
+            assert await events.rest() == []
+
+    serve(data_dir, scenario)
+
+
+def test_deleted_midway(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        await up.create("a", body=b"x")
+        async with up.events("a") as events:
+            await events.pair()
+            await up.delete("a")
+            assert await events.rest() == [], "it ends, and claims nothing"
+        await up.until(lambda: up.db.metrics.live_readers == 0 and up.waiters == 0)
+
+    serve(data_dir, scenario)
+
+
+def test_deleted_and_made_anew_under_a_reader(data_dir: Path) -> None:
+    """The reader's stream is gone: what is at the path now is not its continuation."""
+
+    async def scenario(up: Up) -> None:
+        await up.create("a", body=b"x")
+        async with up.events("a") as events:
+            await events.pair()
+            await asyncio.gather(up.delete("a"), up.ask("PUT", "a", b"other stream", content_type="text/plain"))
+            await up.append("a", b"more") if (await up.ask("HEAD", "a")).status_code == 200 else None
+            assert await events.rest() == []
+        await up.until(lambda: up.db.metrics.live_readers == 0)
+
+    serve(data_dir, scenario)
+
+
+def test_deleted_during_catch_up(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader so slow that it is still catching up; the answer ends, the server does not mind."""
+    monkeypatch.setattr(limits, "SLICE_BYTES", 64 * 1024)
+
+    async def scenario(up: Up) -> None:
+        await up.create("a")
+        await up.append("a", *[b"x" * 1_000_000] * 16)
+        async with up.events("a") as events:
+            lines = events.answer.aiter_bytes()
+            await anext(lines)
+            await up.delete("a")
+            await up.create("a")
+            await up.append("a", *[b"y" * 1_000_000] * 16)  # the same boundaries
+            rest = b""
+            try:
+                async for piece in lines:
+                    rest += piece
+            except httpx.RemoteProtocolError:
+                pass  # cut off: to a reader the same as a lost connection, so it comes back and is told
+            assert b"yyyy" not in rest, "what is at the path now is not the continuation"
+            assert b"streamClosed" not in rest
+        assert (await up.get("a", "now")).status_code == 200
+
+    serve(data_dir, scenario)
+
+
+def test_a_reader_that_keeps_reading_is_not_dropped_for_large_messages(data_dir: Path) -> None:
+    """It is slower than the server, and each message is about as large as what may pile up for it."""
+
+    async def scenario(up: Up) -> None:
+        await up.create("a")
+        await up.append("a", *[b"Q" * 900_000] * 14, b"Q" * 3_000_000, b"end")
+        await up.close("a")
+        async with up.events("a") as events:
+            whole = bytearray()
+            async for piece in events.answer.aiter_bytes():
+                whole += piece
+                await asyncio.sleep(0.003)
+        assert whole.count(b"Q") == 14 * 900_000 + 3_000_000
+        assert whole.endswith(b'"streamClosed":true,"upToDate":true}\n\n')
+
+    serve(data_dir, scenario)
+
+
+@pytest.mark.parametrize("content_type", ["application/octet-stream", "image/png"])
+def test_binary_travels_as_base64(data_dir: Path, content_type: str) -> None:
+    async def scenario(up: Up) -> None:
+        await up.create("a", content_type, bytes(range(256)))
+        async with up.events("a") as events:
+            assert events.answer.headers["stream-sse-data-encoding"] == "base64"
+            text, _ = await events.pair()
+            assert text is not None
+            assert b64decode(text) == bytes(range(256))
+            await up.append("a", b"\n\n", content_type=content_type)
+            text, _ = await events.pair()
+            assert text is not None
+            assert b64decode(text) == b"\n\n"
+
+    serve(data_dir, scenario)
+
+
+@pytest.mark.parametrize("slice_bytes", [7, 100, 1_000_000])
+def test_no_gap_and_no_duplicate_under_concurrent_appends(
+    data_dir: Path, slice_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers come at every moment while four writers append; each sees every message once, in the log's order."""
+    monkeypatch.setattr(limits, "SLICE_BYTES", slice_bytes)
+
+    async def scenario(up: Up) -> None:
+        await up.create("a", JSON)
+        await up.append("a", *[json.dumps(f"before {n}") for n in range(10)], content_type=JSON)
+        writing = asyncio.Event()
+
+        async def write(name: str) -> None:
+            for number in range(40):
+                await up.append("a", json.dumps(f"{name}{number}"), content_type=JSON)
+                writing.set()
+
+        async def read(delay_turns: int) -> list[str]:
+            await writing.wait()
+            for _ in range(delay_turns * 7):
+                await asyncio.sleep(0)
+            async with up.events("a") as events:
+                data, controls = await follow(events)
+            positions = [told["streamNextOffset"] for told in controls]
+            assert positions == sorted(positions)
+            cursors_ = [int(told["streamCursor"]) for told in controls if "streamCursor" in told]
+            assert cursors_ == sorted(cursors_)
+            return [message for text in data for message in json.loads(text)]
+
+        async def all_writers() -> None:
+            await asyncio.gather(*[write(name) for name in "wxyz"])
+            await up.close("a")
+
+        *found, _ = await asyncio.gather(*[read(n) for n in range(12)], all_writers())
+        stored = (await up.get("a")).json()
+        assert len(stored) == len(set(stored)) == 170
+        for one in found:
+            assert one == stored
+
+    serve(data_dir, scenario)
+
+
+def test_the_same_cursor_never_comes_twice_to_a_client(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        await up.create("a", body=b"x")
+        ahead = cursors.current(up.db.clock.now_ms()) + 1_000
+        async with up.events("a", cursor=str(ahead)) as events:
+            seen = []
+            for number in range(3):
+                _, told = await events.pair()
+                seen.append(int(told["streamCursor"]))
+                await up.append("a", b"%d" % number)
+        assert seen[0] > ahead
+        assert seen == sorted(seen)
+
+    serve(data_dir, scenario)
+
+
+def test_an_answer_is_recycled(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        await up.create("a", body=b"x")
+        async with up.events("a") as events:
+            _, told = await events.pair()
+            assert await events.rest() == []
+        await up.append("a", b"y")
+        async with up.events("a", told["streamNextOffset"], cursor=told["streamCursor"]) as events:
+            text, again = await events.pair()
+        assert text == "y", "and taken up where it ended"
+        assert int(again["streamCursor"]) > int(told["streamCursor"])
+
+    serve(data_dir, scenario, sse_recycle_s=0.05)
+
+
+def test_heartbeats(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SSE_HEARTBEAT_S", 0.02)
+
+    async def scenario(up: Up) -> None:
+        await up.create("a", body=b"x")
+        async with up.events("a") as events:
+            await events.pair()
+            assert [await events.next() for _ in range(3)] == [("comment", "alive")] * 3
+            await up.append("a", b"y")
+            text, _ = await events.pair()
+            assert text == "y"
+
+    serve(data_dir, scenario)
+
+
+def test_event_streams_end_when_the_server_stops(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        await up.create("a", body=b"x")
+        async with up.events("a") as events:
+            await events.pair()
+            await up.running.app.stop()
+            assert await events.rest() == []
+
+    serve(data_dir, scenario)
+
+
+def test_a_reader_that_leaves_is_forgotten(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        await up.create("a", body=b"x")
+        for _ in range(3):
+            async with up.events("a") as events:
+                await events.pair()
+                await up.until(lambda: up.db.metrics.live_readers == 1)
+            await up.until(lambda: up.db.metrics.live_readers == 0 and up.waiters == 0)
+
+    serve(data_dir, scenario)
+
+
+def test_lines_arrive_as_they_were_written(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        await up.create("a")
+        texts = [" leading", "two\nlines", "\n", "event: control\ndata:{}", ": comment", "tail\n", "ä 日本", "a\r\nb"]
+        async with up.events("a") as events:
+            await events.pair()
+            for text in texts:
+                await up.append("a", text)
+                found, _ = await events.pair()
+                assert found == text.replace("\r\n", "\n")
+
+    serve(data_dir, scenario)
+
+
+# -- channels, by hand
+
+
+class Heard:
+    """A sink that keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+
+    def send(self, frame: Frame) -> None:
+        self.frames.append(frame)
+
+    async def drained(self) -> None:
+        return None
+
+
+def advanced(position: int, body: bytes) -> Notice:
+    end = position + len(body)
+    log = Log(1, "x", None, 0, 0, end, 0, 0, 0, 0)
+    return Notice(1, Advanced(log, Entry(1, position, end, 0, body)))
+
+
+def by_hand(work: Any) -> None:
+    async def main() -> None:
+        tail, metrics = Tail(), Metrics()
+        await work(tail, Live(tail, ManualClock(), metrics, recycle_s=60), metrics)
+
+    asyncio.run(main())
+
+
+def test_a_frame_is_encoded_once_for_all_readers_at_one_place() -> None:
+    async def work(tail: Tail, live: Live, metrics: Metrics) -> None:
+        sinks = [Heard() for _ in range(5)]
+        for sink in sinks:
+            live.join(1, TEXT, sink, 0, None)
+        tail.publish([advanced(0, b"a"), advanced(1, b"b")])
+        assert [len(sink.frames) for sink in sinks] == [1] * 5
+        assert len({id(sink.frames[0]) for sink in sinks}) == 1
+        assert sinks[0].frames[0].data.startswith(b"event: data\ndata:ab\n\nevent: control\n")
+        assert metrics.frames == 5
+
+    by_hand(work)
+
+
+def test_readers_at_different_places_get_what_they_lack() -> None:
+    async def work(tail: Tail, live: Live, metrics: Metrics) -> None:
+        here, ahead, behind, done = Heard(), Heard(), Heard(), Heard()
+        readers = [live.join(1, TEXT, sink, at, None) for sink, at in ((here, 5), (ahead, 6), (behind, 4), (done, 7))]
+        tail.publish([advanced(5, b"x"), advanced(6, b"y")])
+        assert b"data:xy\n" in here.frames[0].data
+        assert b"data:y\n" in ahead.frames[0].data
+        assert behind.frames == [], "it missed something: it must read before it can follow"
+        assert readers[2].behind
+        assert readers[2].ended.done()
+        assert done.frames == [], "it heard of this already"
+        assert not readers[3].ended.done()
+        assert [reader.position for reader in readers] == [7, 7, 4, 7]
+
+    by_hand(work)
+
+
+def test_what_ends_a_log_ends_its_readers() -> None:
+    async def work(tail: Tail, live: Live, metrics: Metrics) -> None:
+        for notices, data, closed in (
+            ([Notice(1, CLOSED)], False, True),
+            ([Notice(1, DROPPED)], False, False),
+            ([advanced(0, b"a"), Notice(1, CLOSED)], True, True),
+            ([advanced(0, b"a"), Notice(1, DROPPED)], True, False),
+            ([Notice(1, CLOSED), Notice(1, DROPPED)], False, True),
+        ):
+            sink = Heard()
+            reader = live.join(1, TEXT, sink, 0, None)
+            tail.publish(notices)
+            assert reader.ended.done()
+            sent = b"".join(frame.data for frame in sink.frames)
+            assert (b"event: data" in sent) == data
+            assert (b"streamClosed" in sent) == closed
+            live.leave(1, TEXT, reader)
+        assert metrics.live_readers == 0
+        assert len(tail) == 0
+
+    by_hand(work)
+
+
+def test_leaving_twice_counts_once() -> None:
+    async def work(tail: Tail, live: Live, metrics: Metrics) -> None:
+        one, two = live.join(1, TEXT, Heard(), 0, None), live.join(1, TEXT, Heard(), 0, None)
+        live.leave(1, TEXT, one)
+        live.leave(1, TEXT, one)
+        assert metrics.live_readers == 1
+        assert len(tail) == 1
+        live.leave(1, TEXT, two)
+        assert (metrics.live_readers, len(tail)) == (0, 0)
+
+    by_hand(work)

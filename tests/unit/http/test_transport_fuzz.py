@@ -1,0 +1,306 @@
+"""The transport against input that nobody sane would send: every split, mutations, request smuggling."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tailrace.http.connection import Connection
+from tailrace.http.message import Answer, Request, Response
+from tests.unit.http.serving import Client, Serving
+
+SEEN: list[Request] = []
+ALLOWED = {200, 400, 408, 413, 417, 431, 501, 505}
+
+
+async def door(request: Request) -> Answer:
+    SEEN.append(request)
+    return Response(200, [], b"%b %b?%b %b" % (request.method, request.path, request.query, request.body))
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[Serving]:
+    # A fuzzed head may never end; the time-outs make sure that the test does.
+    with Serving(door, head_timeout_s=0.3, body_timeout_s=0.3, idle_timeout_s=0.5, linger_s=0.2) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen() -> None:
+    SEEN.clear()
+
+
+PIPELINE = (
+    b"POST /first?q=1 HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nX-Long: some value\r\n\r\nhello"
+    b"GET /second HTTP/1.1\r\nHost: a\r\n\r\n"
+    b"\r\nPUT /third HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nT: 1\r\n\r\n"
+    b"POST /fourth HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: x\r\nContent-Length: 3\r\n\r\nxyz"
+    b"HEAD http://a/fifth HTTP/1.1\r\nHost: a\r\n\r\n"
+    b"DELETE /last HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+)
+BODIES = (b"POST /first?q=1 hello", b"GET /second? ", b"PUT /third? abcde", b"POST /fourth? xyz", b"DELETE /last? ")
+
+
+def exchange(serving: Serving, *pieces: bytes) -> bytes:
+    """Send pieces, say that this is all, and take everything until the server closes; dates are taken out."""
+    with serving.client() as client:
+        client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            for piece in pieces:
+                client.send(piece)
+            client.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # closed on us in mid-sentence, as it may
+        try:
+            return re.sub(rb"date: [^\r]*\r\n", b"", client.rest())
+        except ConnectionResetError:
+            return b""
+
+
+def statuses(answers: bytes) -> list[int]:
+    return [int(found) for found in re.findall(rb"HTTP/1\.1 (\d{3}) ", answers)]
+
+
+def alive(serving: Serving) -> bool:
+    with serving.client() as client:
+        return client.ask(b"GET /alive HTTP/1.1\r\nHost: a\r\n\r\n").status == 200
+
+
+def test_the_whole_pipeline(serving: Serving) -> None:
+    answers = exchange(serving, PIPELINE)
+    assert statuses(answers) == [200] * 6
+    for body in BODIES:
+        assert body in answers
+
+
+def feed(serving: Serving, pieces: list[bytes]) -> bytes:
+    """Give pieces to a connection as if each had come in a packet of its own, whatever the network does."""
+
+    class Recorder:
+        def __init__(self) -> None:
+            self.written = b""
+            self.closing = False
+
+        def get_extra_info(self, name: str) -> object:
+            return ("127.0.0.1", 1) if name == "peername" else None
+
+        def set_write_buffer_limits(self, high: int) -> None: ...
+        def get_write_buffer_size(self) -> int:
+            return 0
+
+        def write(self, data: bytes) -> None:
+            self.written += data
+
+        def writelines(self, data: tuple[bytes, ...]) -> None:
+            self.written += b"".join(data)
+
+        def can_write_eof(self) -> bool:
+            return True
+
+        def write_eof(self) -> None: ...
+        def pause_reading(self) -> None: ...
+        def resume_reading(self) -> None: ...
+        def is_closing(self) -> bool:
+            return self.closing
+
+        def close(self) -> None:
+            self.closing = True
+
+        abort = close
+
+    def run() -> bytes:
+        shared = serving.server._shared
+        assert shared is not None
+        connection, recorder = Connection(shared), Recorder()
+        connection.connection_made(recorder)  # type: ignore[arg-type]
+        for piece in pieces:
+            connection.data_received(piece)
+        connection.connection_lost(None)
+        return re.sub(rb"date: [^\r]*\r\n", b"", recorder.written)
+
+    return serving.call(run)
+
+
+def test_a_split_at_any_byte_changes_nothing(serving: Serving) -> None:
+    whole = feed(serving, [PIPELINE])
+    assert statuses(whole) == [200] * 6
+    for at in range(1, len(PIPELINE)):
+        assert feed(serving, [PIPELINE[:at], PIPELINE[at:]]) == whole, at
+    assert feed(serving, [bytes([byte]) for byte in PIPELINE]) == whole
+
+
+@given(cuts=st.lists(st.integers(1, len(PIPELINE) - 1), max_size=12))
+def test_any_splits_change_nothing(serving: Serving, cuts: list[int]) -> None:
+    edges = [0, *sorted(cuts), len(PIPELINE)]
+    pieces = [PIPELINE[a:b] for a, b in pairwise(edges)]
+    assert feed(serving, [piece for piece in pieces if piece]) == feed(serving, [PIPELINE])
+
+
+def test_heads_are_measured_each_for_itself_however_they_are_cut(serving: Serving) -> None:
+    good = b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 20_000 + b"\r\n\r\n"
+    pieces = [good[:15_000], good[15_000:]] * 4
+    assert statuses(feed(serving, pieces)) == [200] * 4
+    assert statuses(feed(serving, [good * 10])) == [200] * 10
+    bad = good.replace(b"\r\n\r\n", b"\r\nY: " + b"y" * 20_000 + b"\r\n\r\n")
+    for data in ([bad], [good + bad], [good + bad[:30_000], bad[30_000:]], [good, bad[:35_000], bad[35_000:]]):
+        assert statuses(feed(serving, data))[-1] == 431
+
+
+FRAGMENTS = st.sampled_from(
+    (
+        *(b"\r", b"\n", b"\r\n", b"\r\n\r\n", b"\0", b" ", b"\t", b":", b",", b";", b"0", b"-1", b"f" * 16, b"#", b"*"),
+        *(b"Host: b\r\n", b"Content-Length: 3\r\n", b"Transfer-Encoding: chunked\r\n", b"Connection: upgrade\r\n"),
+        *(b"Upgrade: x\r\n", b"Expect: 100-continue\r\n", b"HTTP/1.0", b"HTTP/2.0", b"CONNECT ", b"\xff", b"\x80"),
+    )
+)
+MUTATION = st.tuples(st.integers(0, len(PIPELINE)), st.integers(0, 6), st.one_of(FRAGMENTS, st.binary(max_size=8)))
+
+
+@given(mutations=st.lists(MUTATION, min_size=1, max_size=6))
+def test_mutated_requests_are_answered_or_dropped(serving: Serving, mutations: list[tuple[int, int, bytes]]) -> None:
+    data = PIPELINE
+    for at, cut, insert in mutations:
+        data = data[:at] + insert + data[at + cut :]
+    failures = serving.server.stats.failures
+    answers = feed(serving, [data])
+    found = statuses(answers)
+    assert set(found) <= ALLOWED | {100}, answers
+    # Nothing is answered after a refusal.
+    assert all(status in (100, 200) for status in found[:-1])
+    assert serving.server.stats.failures == failures
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(mutations=st.lists(MUTATION, min_size=1, max_size=6))
+def test_mutated_requests_over_a_socket_never_hang(serving: Serving, mutations: list[tuple[int, int, bytes]]) -> None:
+    data = PIPELINE
+    for at, cut, insert in mutations:
+        data = data[:at] + insert + data[at + cut :]
+    assert set(statuses(exchange(serving, data))) <= ALLOWED | {100}
+    assert alive(serving)
+
+
+@given(data=st.binary(max_size=400))
+def test_noise_is_refused(serving: Serving, data: bytes) -> None:
+    assert set(statuses(feed(serving, [data]))) <= ALLOWED - {200}
+    assert SEEN == []
+
+
+# -- request smuggling: what some reader in front of us might take for a body must never become a request
+
+EVIL = b"GET /evil HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+def smuggle(*fields: bytes, body: bytes = b"0\r\n\r\n" + EVIL) -> bytes:
+    return b"POST / HTTP/1.1\r\nHost: a\r\n" + b"".join(field + b"\r\n" for field in fields) + b"\r\n" + body
+
+
+SMUGGLING = {
+    "CL.TE": smuggle(b"Content-Length: 6", b"Transfer-Encoding: chunked"),
+    "TE.CL": smuggle(b"Transfer-Encoding: chunked", b"Content-Length: 6"),
+    "xchunked": smuggle(b"Transfer-Encoding: xchunked"),
+    "chunked, identity": smuggle(b"Transfer-Encoding: chunked, identity"),
+    "identity, chunked": smuggle(b"Transfer-Encoding: identity, chunked"),
+    "gzip, chunked": smuggle(b"Transfer-Encoding: gzip, chunked"),
+    "identity": smuggle(b"Transfer-Encoding: identity"),
+    "quoted chunked": smuggle(b'Transfer-Encoding: "chunked"'),
+    "vertical tab": smuggle(b"Transfer-Encoding: \x0bchunked"),
+    "space before colon": smuggle(b"Transfer-Encoding : chunked"),
+    "folded coding": smuggle(b"Transfer-Encoding:", b" chunked"),
+    "two codings": smuggle(b"Transfer-Encoding: chunked", b"Transfer-Encoding: identity"),
+    "chunked twice": smuggle(b"Transfer-Encoding: chunked", b"Transfer-Encoding: chunked"),
+    "empty coding": smuggle(b"Transfer-Encoding:"),
+    "chunked in 1.0": smuggle(b"Transfer-Encoding: chunked").replace(b"HTTP/1.1", b"HTTP/1.0", 1),
+    "two lengths": smuggle(b"Content-Length: 0", b"Content-Length: 34"),
+    "two equal lengths": smuggle(b"Content-Length: 0", b"Content-Length: 0"),
+    "list of lengths": smuggle(b"Content-Length: 0, 0"),
+    "signed length": smuggle(b"Content-Length: +0"),
+    "negative length": smuggle(b"Content-Length: -1"),
+    "spaced length": smuggle(b"Content-Length: 0 0"),
+    "underscored length": smuggle(b"Content-Length: 0_0"),
+    "hexadecimal length": smuggle(b"Content-Length: 0x0"),
+    "empty length": smuggle(b"Content-Length:"),
+    "overflowing length": smuggle(b"Content-Length: 18446744073709551616"),
+    "huge length": smuggle(b"Content-Length: " + b"0" * 5000),
+    "non-ASCII digits": smuggle("Content-Length: ٠".encode()),
+    "bare LF before length": smuggle(b"X: y\nContent-Length: 0"),
+    "bare LF everywhere": smuggle(b"Content-Length: 0").replace(b"\r\n", b"\n"),
+    "bare CR": smuggle(b"X: y\rContent-Length: 0"),
+    "overflowing chunk": smuggle(b"Transfer-Encoding: chunked", body=b"10000000000000000\r\n\r\n0\r\n\r\n" + EVIL),
+    "signed chunk": smuggle(b"Transfer-Encoding: chunked", body=b"+0\r\n\r\n" + EVIL),
+    "negative chunk": smuggle(b"Transfer-Encoding: chunked", body=b"-0\r\n\r\n" + EVIL),
+    "0x chunk": smuggle(b"Transfer-Encoding: chunked", body=b"0x0\r\n\r\n" + EVIL),
+    "spaced chunk": smuggle(b"Transfer-Encoding: chunked", body=b"0 \r\n\r\n" + EVIL),
+    "bare LF after chunk size": smuggle(b"Transfer-Encoding: chunked", body=b"0\n\n" + EVIL),
+    "bare LF in extension": smuggle(b"Transfer-Encoding: chunked", body=b"2;a\nxx\r\n0\r\n\r\n" + EVIL),
+    "line break in quoted extension": smuggle(b"Transfer-Encoding: chunked", body=b'0;a="\r\n\r\n' + EVIL),
+    "chunk not ended": smuggle(b"Transfer-Encoding: chunked", body=b"1\r\nxyz0\r\n\r\n" + EVIL),
+    "bare LF after chunk": smuggle(b"Transfer-Encoding: chunked", body=b"1\r\nx\n0\r\n\r\n" + EVIL),
+    "length in trailer": smuggle(b"Transfer-Encoding: chunked", body=b"0\r\nContent-Length: 3\r\n\r\n" + EVIL),
+    "coding in trailer": smuggle(b"Transfer-Encoding: chunked", body=b"0\r\nTransfer-Encoding: chunked\r\n\r\n" + EVIL),
+    "trailer ended by bare LF": smuggle(b"Transfer-Encoding: chunked", body=b"0\r\nX: y\n\n" + EVIL),
+    "two hosts": smuggle(b"Host: b", b"Content-Length: 0", body=EVIL),
+    "CONNECT": b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n" + EVIL,
+    "HTTP/0.9": b"GET /\r\n\r\n" + EVIL,
+    "line break in target": b"GET /\nHost: a HTTP/1.1\r\nHost: a\r\n\r\n" + EVIL,
+    "space in target": b"GET /a b HTTP/1.1\r\nHost: a\r\n\r\n" + EVIL,
+}
+
+
+@pytest.mark.parametrize("name", SMUGGLING)
+def test_smuggling_is_refused_and_nothing_behind_it_is_read(serving: Serving, name: str) -> None:
+    data = SMUGGLING[name]
+    for answers in (exchange(serving, data), feed(serving, [data]), feed(serving, [bytes([byte]) for byte in data])):
+        (status,) = statuses(answers)
+        assert status in (400, 413, 431, 501, 505), answers
+    assert SEEN == []
+
+
+HARMLESS = {
+    "body that looks like a request": smuggle(b"Content-Length: %d" % len(EVIL), body=EVIL),
+    "chunk that looks like a request": smuggle(
+        b"Transfer-Encoding: chunked", body=b"%x\r\n%b\r\n0\r\n\r\n" % (len(EVIL), EVIL)
+    ),
+    "upgrade with a body": smuggle(
+        b"Connection: upgrade", b"Upgrade: h2c", b"Content-Length: %d" % len(EVIL), body=EVIL
+    ),
+    "upgrade with chunks": smuggle(
+        b"Connection: upgrade", b"Upgrade: h2c", b"Transfer-Encoding: chunked",
+        body=b"%x\r\n%b\r\n0\r\n\r\n" % (len(EVIL), EVIL),
+    ),
+    "extension that looks like a chunk": smuggle(
+        b"Transfer-Encoding: chunked", body=b"%x;0\r\n%b\r\n0\r\n\r\n" % (len(EVIL), EVIL)
+    ),
+    "trailer that looks like a field": smuggle(
+        b"Transfer-Encoding: chunked", body=b"0\r\nHost: evil\r\nAuthorization: evil\r\n\r\n"
+    ),
+    "GET with a body": smuggle(b"Content-Length: %d" % len(EVIL), body=EVIL).replace(b"POST", b"GET", 1),
+    "close, then more": smuggle(b"Connection: close", b"Content-Length: 0", body=EVIL),
+    "1.0, then more": b"GET / HTTP/1.0\r\n\r\n" + EVIL,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_only_looks_like_a_second_request_is_none(serving: Serving, name: str) -> None:
+    data = HARMLESS[name]
+    for answers in (exchange(serving, data), feed(serving, [data]), feed(serving, [bytes([byte]) for byte in data])):
+        assert statuses(answers) == [200]
+    assert [request.path for request in SEEN] == [b"/"] * 3
+    assert all(b"evil" not in value for request in SEEN for value in request.headers.values())
+
+
+def test_an_absolute_target_decides_over_a_differing_host(serving: Serving) -> None:
+    feed(serving, [b"GET http://front/ HTTP/1.1\r\nHost: back\r\n\r\n"])
+    assert SEEN[0].headers[b"host"] == b"front"
+
+
+def test_the_server_is_still_alive(serving: Serving) -> None:
+    assert alive(serving)
+    assert isinstance(serving.client(), Client)

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from tailrace.log.entry import ENTRIES, GARBAGE, LOGS, Log
+from tailrace.storage.engine import Tx
+from tailrace.storage.sqlite import SqliteEngine
+
+T = TypeVar("T")
+
+
+class Bench:
+    """Does things to logs, each in a committed transaction of its own, and looks at what is committed."""
+
+    def __init__(self, engine: SqliteEngine) -> None:
+        self.engine = engine
+        self.now_ms = 1_700_000_000_000
+        self.notices: list[tuple[int, object]] = []
+
+    def do(self, work: Callable[[Tx], T]) -> T:
+        tx = self.engine.begin(self.now_ms)
+        result = work(tx)
+        tx.keep()
+        tx.flush()
+        tx.commit()
+        self.notices += [(notice.log, notice.item) for notice in tx.notices]
+        return result
+
+    def log(self, number: int) -> Log | None:
+        with self.engine.reader() as reader:
+            return reader.get(LOGS, number)
+
+    def positions(self, number: int) -> list[int]:
+        """Where a log's own entries are, in storage."""
+        with self.engine.reader() as reader:
+            return [entry.position for entry in reader.scan(ENTRIES, number)]
+
+    def garbage(self) -> list[int]:
+        with self.engine.reader() as reader:
+            return [row.log for row in reader.scan(GARBAGE)]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    engine = SqliteEngine(tmp_path / "data")
+    yield Bench(engine)
+    engine.close()

@@ -1,0 +1,178 @@
+"""JSON mode: what is a message, what is refused, and that nothing accepted can spoil an array for its readers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tailrace.errors import Invalid
+from tailrace.streams import json_mode
+
+
+def entry(body: bytes) -> bytes:
+    """The entry, which must be what an array is made of: checked with a parser that is not ours."""
+    made = json_mode.entry(body)
+    json.loads(json_mode.array([made]))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"1", b"1"),
+        (b"null", b"null"),
+        (b'"a"', b'"a"'),
+        (b'{"a": [1, 2]}', b'{"a": [1, 2]}'),
+        (b"[1]", b"1"),
+        (b"[1, 2 ,3]", b"1,2,3"),
+        (b"[[1, 2], [3]]", b"[1, 2],[3]"),
+        (b"[[]]", b"[]"),
+        (b"[[[1]]]", b"[[1]]"),
+        (b' \t\r\n {"a": 1} \n', b'{"a": 1}'),
+        (b" \n[ 1 ,\n 2 ] \t", b"1,2"),
+        (b'{"a": 1, "a": 2}', b'{"a": 1, "a": 2}'),
+        (b'"a,b]"', b'"a,b]"'),
+        (b'["a,b", "]"]', b'"a,b","]"'),
+        (b"-0.5e+10", b"-0.5e+10"),
+        (b"1E400", b"1E400"),
+        (b"12345678901234567890123456789012345678901234567890", b"12345678901234567890123456789012345678901234567890"),
+        ('"ä \U0001f600"'.encode(), '"ä \U0001f600"'.encode()),
+        (b'"\\u00e4\\n\\/"', b'"\\u00e4\\n\\/"'),
+        (b'"\xe2\x80\xa8"', b'"\xe2\x80\xa8"'),
+    ],
+)
+def test_messages_are_kept_as_they_were_written(body: bytes, expected: bytes) -> None:
+    assert entry(body) == expected
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b" ", b"\n", b"{", b"}", b"[", b"]", b"[1", b"[1,]", b"[,1]", b"[1,,2]", b"[1 2]", b"1 2", b"1,2", b"{}{}",
+        b'{"a"}', b'{"a":}', b'{"a":1,}', b"{a:1}", b"{'a':1}", b"{1:2}", b"nul", b"nullx", b"True", b"tru", b"None",
+        b"undefined", b"NaN", b"[NaN]", b"-NaN", b"Infinity", b"-Infinity", b"01", b"+1", b".5", b"1.", b"1e", b"-",
+        b"0x10", b"1_000", b'"', b'"a', b'"a\nb"', b'"\t"', b'"\x00"', b'"\\x"', b'"\\u12"', b'"\\', b"'a'", b"[1]]",
+        b"[1]\x00", b"\x00", b"1\x00", b"// comment\n1", b"/* */1", b"1 // x", b'"\xff"', b'"\xc3"', b'"\xed\xa0\x80"',
+        b"\xff\xfe1\x00", b"\xef\xbb\xbf1", b"\xef\xbb\xbf[1]", b"\xc2\xa01", b"\x0b1", b"[1\x0b]", b"{\"\xff\":1}",
+    ],
+)  # fmt: skip
+def test_what_is_not_json_is_refused(body: bytes) -> None:
+    with pytest.raises(Invalid, match="the body is not valid JSON") as refused:
+        json_mode.entry(body)
+    assert refused.value.code == "INVALID_JSON"
+    with pytest.raises(Invalid):
+        json_mode.initial(body)
+
+
+@pytest.mark.parametrize("body", [b"[]", b" [ ] ", b"[\n]"])
+def test_an_empty_array_is_nothing_to_append(body: bytes) -> None:
+    with pytest.raises(Invalid, match="the array is empty") as refused:
+        json_mode.entry(body)
+    assert refused.value.code == "EMPTY_ARRAY"
+    assert json_mode.initial(body) == b"", "but a stream may begin with it"
+
+
+@pytest.mark.parametrize("shape", [(b"[", b"]"), (b'{"a":', b"}"), (b'[{"a":', b"}]")])
+def test_deep_nesting_is_refused_and_never_crashes(shape: tuple[bytes, bytes]) -> None:
+    opening, closing = shape
+    for depth in (10, 100, 5_000, 100_000, 1_000_000):
+        body = opening * depth + b"1" + closing * depth
+        try:
+            made = json_mode.entry(body)
+        except Invalid as refused:
+            assert refused.code == "INVALID_JSON"
+            assert depth > 100
+        else:
+            assert depth < 5_000
+            assert made
+
+
+@pytest.mark.parametrize("shape", [(b"[", b"]"), (b'{"a":', b"}")])
+def test_what_was_accepted_can_be_counted(shape: tuple[bytes, bytes]) -> None:
+    """Nested as deeply as is accepted, and read back from a place deeper in the stack."""
+    opening, closing = shape
+
+    def accepted(depth: int) -> bytes | None:
+        try:
+            return json_mode.entry(opening * depth + b"1" + closing * depth)
+        except Invalid:
+            return None
+
+    low, high = 1, 1_000_000
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if accepted(middle) is not None else (low, middle)
+    deepest = accepted(low)
+    assert deepest is not None
+
+    def deeper(levels: int) -> Any:
+        return deeper(levels - 1) if levels else json_mode.prefix(deepest, 1)
+
+    assert deeper(50) == (deepest, 1)
+
+
+def test_the_error_does_not_repeat_the_whole_body() -> None:
+    with pytest.raises(Invalid) as refused:
+        json_mode.entry(b"x" * 1_000_000)
+    assert len(str(refused.value)) < 300
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(st.lists(_values, min_size=1, max_size=6), st.sampled_from([None, 1, "\t"]))
+def test_an_array_is_its_elements(values: list[Any], indent: Any) -> None:
+    body = json.dumps(values, indent=indent, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return
+    assert json.loads(json_mode.array([entry(body)])) == values
+    for count in range(len(values) + 1):
+        part, whole = json_mode.prefix(entry(body), count)
+        assert whole == len(values)
+        assert json.loads(json_mode.array([part] if part else [])) == values[:count]
+
+
+@given(_values.filter(lambda value: not isinstance(value, list)))
+def test_a_value_is_one_message(value: Any) -> None:
+    body = json.dumps(value).encode()
+    try:
+        made = entry(body)
+    except Invalid:
+        assert "\\ud" in json.dumps(value), "only a half of a surrogate pair is refused"
+        return
+    assert json.loads(json_mode.array([made])) == [value]
+
+
+@given(st.lists(st.lists(_values, min_size=1, max_size=3), max_size=5))
+def test_entries_in_one_array(appends: list[list[Any]]) -> None:
+    try:
+        entries = [entry(json.dumps(values).encode()) for values in appends]
+    except Invalid:
+        return
+    assert json.loads(json_mode.array(entries)) == [value for values in appends for value in values]
+
+
+@given(
+    st.binary(max_size=60) | st.text(alphabet='[]{}",:0123456789.eE+-\\utrfalsn \t\n\x00', max_size=40).map(str.encode)
+)
+@example(b'"\\ud800"')
+@example(b'["\\ud83d\\ude00"]')
+def test_whatever_is_accepted_is_json_to_others_too(body: bytes) -> None:
+    try:
+        made = json_mode.entry(body)
+    except Invalid:
+        return
+    read = json.loads(json_mode.array([made]))
+    assert read
+    original = json.loads(body)
+    assert read == (original if isinstance(original, list) else [original])

@@ -1,0 +1,117 @@
+"""Settings: where they come from, which wins, and what is refused in which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.config import DEFAULT_PORT, Config, load
+from tailrace.errors import Invalid
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def loaded(*, environ: dict[str, str] | None = None, **given: Any) -> Config:
+    return load(environ=environ or {}, **given)
+
+
+def test_the_defaults() -> None:
+    config = loaded(dev=True)
+    assert (config.data, config.host, config.port) == ("data", "127.0.0.1", DEFAULT_PORT) == ("data", "127.0.0.1", 4437)
+    assert config.dev
+    assert config.token is None
+
+
+def test_the_later_wins(tmp_path: Path) -> None:
+    file = tmp_path / "some.toml"
+    file.write_text('dev = true\nport = 1\nhost = "::1"\ndata = "from file"\n')
+    environ = {"TAILRACE_PORT": "2", "TAILRACE_HOST": "localhost", "UNRELATED": "x"}
+    config = load(str(file), environ=environ, port=3, host=None)
+    assert (config.data, config.host, config.port) == ("from file", "localhost", 3)
+
+
+def test_a_file_in_the_current_directory_is_found(tmp_path: Path) -> None:
+    (tmp_path / "tailrace.toml").write_text('token = "secret"\nlong_poll_timeout_s = 5\n')
+    config = loaded()
+    assert (config.token, config.long_poll_timeout_s) == ("secret", 5)
+
+
+@pytest.mark.parametrize(("text", "dev"), [("true", True), ("1", True), ("True", True), ("false", False), ("0", False)])
+def test_the_environment_sets_every_kind(text: str, dev: bool) -> None:
+    environ = {"TAILRACE_DEV": text, "TAILRACE_TOKEN": "t", "TAILRACE_PAGE_BYTES": "10", "TAILRACE_SSE_RECYCLE_S": "1.5"}
+    config = loaded(environ=environ)
+    assert (config.dev, config.token, config.page_bytes, config.sse_recycle_s) == (dev, "t", 10, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, r"nobody could be let in: set a token \(TAILRACE_TOKEN\) or use --dev"),
+        ({"token": ""}, "nobody could be let in"),
+        ({"dev": False}, "nobody could be let in"),
+        ({"dev": True, "host": "0.0.0.0"}, r"loopback only, not on '0\.0\.0\.0'; leave --dev out and set a token"),
+        ({"dev": True, "host": "example.com"}, "loopback only, not on 'example.com'"),
+        ({"dev": True, "port": -1}, r"port -1 is out of range; use 0 \(any free one\) to 65535"),
+        ({"dev": True, "port": 65536}, "port 65536 is out of range"),
+        ({"dev": True, "tls_certificate": "x"}, "TLS needs both tls_certificate and tls_key"),
+        ({"dev": True, "tls_key": "x"}, "TLS needs both"),
+        ({"dev": True, "long_poll_timeout_s": 0}, "long_poll_timeout_s must be a finite number above 0, not 0"),
+        ({"dev": True, "sse_recycle_s": -1}, "sse_recycle_s must be a finite number above 0, not -1"),
+        ({"dev": True, "page_bytes": 0}, "page_bytes must be a finite number above 0"),
+        ({"dev": True, "body_bytes_max": 0}, "body_bytes_max must be a finite number above 0"),
+        ({"dev": True, "connections_max": 0}, "connections_max must be a finite number above 0"),
+        ({"dev": True, "long_poll_timeout_s": float("nan")}, "long_poll_timeout_s must be a finite number above 0, not nan"),
+        ({"dev": True, "sse_recycle_s": float("inf")}, "sse_recycle_s must be a finite number above 0, not inf"),
+        ({"dev": True, "log_format": "xml"}, "log_format 'xml' is unknown; use text, json"),
+        ({"dev": True, "log_level": "loud"}, "log_level 'loud' is unknown; use debug, info, warning, error"),
+        ({"dev": True, "nonsense": 1}, "a setting is wrong: .*nonsense.*docs/reference/configuration.md"),
+    ],
+)
+def test_what_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(Invalid, match=message):
+        loaded(**given)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("port = ", "cannot read the settings in .*some.toml"),
+        ("unknown = 1", "a setting is wrong: .*unknown"),
+        ("port = 'many'\ndev = true", "a setting is wrong: .*port"),
+        ("port = 1.5\ndev = true", "a setting is wrong: .*port"),
+        ("[table]\ndev = true", "a setting is wrong: .*table"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "some.toml").write_text(text)
+    with pytest.raises(Invalid, match=message):
+        load(str(tmp_path / "some.toml"), environ={})
+
+
+def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="cannot read the settings in .*missing.toml"):
+        load(str(tmp_path / "missing.toml"), environ={})
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(Invalid, match="cannot read the settings"):
+        load(str(tmp_path / "binary.toml"), environ={})
+
+
+def test_a_wrong_environment_is_refused() -> None:
+    with pytest.raises(Invalid, match="a setting is wrong: .*port"):
+        loaded(environ={"TAILRACE_DEV": "1", "TAILRACE_PORT": "http"})
+    with pytest.raises(Invalid, match="a setting is wrong: .*dev"):
+        loaded(environ={"TAILRACE_DEV": "maybe"})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_dev_on_loopback(host: str) -> None:
+    assert loaded(dev=True, host=host).host == host
+
+
+def test_a_token_may_serve_everyone() -> None:
+    assert loaded(token="secret", host="0.0.0.0").host == "0.0.0.0"

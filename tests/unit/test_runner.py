@@ -1,0 +1,588 @@
+"""One writer that shares commits: who shares, who fails, who is told, and when.
+
+Most tests hold a commit open on a fake engine, so that what arrives meanwhile is known and not hoped for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace import failpoints, limits
+from tailrace.clock import Clock
+from tailrace.command import Command
+from tailrace.errors import Conflict, Corrupt, Error, Invalid, Unavailable
+from tailrace.log.tail import Tail
+from tailrace.metrics import Metrics
+from tailrace.runner import Runner
+from tailrace.storage.sqlite import SqliteEngine
+from tailrace.storage.table import META, Meta
+
+PATIENCE_S = 30.0
+
+
+class FakeTx:
+    """A transaction that remembers what happened to it, and whose commit can be held."""
+
+    def __init__(self, engine: FakeEngine, now_ms: int) -> None:
+        self.engine = engine
+        self.now_ms = now_ms
+        self.notices: list[Any] = []
+        self.ran: list[str] = []
+        self.events: list[str] = []
+
+    def keep(self) -> None:
+        self.events.append("keep")
+
+    def undo(self) -> None:
+        self.events.append("undo")
+
+    def flush(self) -> None:
+        self.events.append("flush")
+
+    def commit(self) -> None:
+        self.engine.committing.set()
+        assert self.engine.gate.wait(PATIENCE_S)
+        if self.engine.commit_error is not None:
+            raise self.engine.commit_error
+        self.events.append("commit")
+        self.engine.commits.append(self.ran)
+
+    def rollback(self) -> None:
+        self.events.append("rollback")
+        if self.engine.rollback_error is not None:
+            raise self.engine.rollback_error
+
+
+class FakeEngine:
+    def __init__(self, *, blocking: bool = False) -> None:
+        self.blocking = blocking
+        self.gate = threading.Event()  # commits pass while it is set
+        self.gate.set()
+        self.committing = threading.Event()  # a commit has been called
+        self.commit_error: BaseException | None = None
+        self.rollback_error: Error | None = None
+        self.commits: list[list[str]] = []
+        self.txs: list[FakeTx] = []
+
+    def begin(self, now_ms: int) -> FakeTx:
+        tx = FakeTx(self, now_ms)
+        self.txs.append(tx)
+        return tx
+
+
+class Note(Command[str], frozen=True):
+    """Leaves its name in the transaction."""
+
+    name: str
+    error: str = ""
+    bytes: int = 0
+    tells: int = 0
+
+    def size(self) -> int:
+        return self.bytes
+
+    def run(self, tx: Any) -> str:
+        tx.ran.append(self.name)
+        if self.tells:
+            from tailrace.storage.engine import Notice
+
+            tx.notices.append(Notice(self.tells, self.name))
+        if self.error:
+            tx.ran.pop()
+            raise {"conflict": Conflict(self.name), "bug": ZeroDivisionError(self.name), "corrupt": Corrupt(self.name),
+                   "full": Unavailable(self.name, code="DISK_FULL")}[self.error]  # fmt: skip
+        return self.name + "!"
+
+
+class Fixture:
+    def __init__(self, engine: Any = None) -> None:
+        self.engine: Any = engine or FakeEngine()
+        self.tail = Tail()
+        self.metrics = Metrics()
+        self.runner = Runner(self.engine, Clock(), self.tail, self.metrics)
+
+    def waiting(self) -> int:
+        return len(self.runner._pending)
+
+    def hold(self) -> threading.Thread:
+        """A command that is in its commit until `release`."""
+        self.engine.committing.clear()
+        self.engine.gate.clear()
+        thread = threading.Thread(target=self.runner.execute, args=(Note("held"),))
+        thread.start()
+        assert self.engine.committing.wait(PATIENCE_S)
+        return thread
+
+    def release(self) -> None:
+        self.engine.gate.set()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.002)
+
+
+async def auntil(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+def fixture() -> Fixture:
+    return Fixture()
+
+
+@pytest.fixture(autouse=True)
+def _disarmed() -> Iterator[None]:
+    yield
+    failpoints.disarm()
+
+
+def started(work: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+# -- threads
+
+
+def test_an_idle_writer_commits_at_once(fixture: Fixture) -> None:
+    assert fixture.runner.execute(Note("a")) == "a!"
+    assert fixture.runner.execute(Note("b")) == "b!"
+    assert fixture.engine.commits == [["a"], ["b"]]
+    assert fixture.engine.txs[0].events == ["keep", "flush", "commit"]
+
+
+def test_no_delay_when_idle(fixture: Fixture) -> None:
+    began = time.perf_counter()
+    for _ in range(200):
+        fixture.runner.execute(Note("a"))
+    assert (time.perf_counter() - began) / 200 < 0.005
+
+
+def test_what_arrives_during_a_commit_shares_the_next(fixture: Fixture) -> None:
+    holder = fixture.hold()
+    results: list[str] = []
+    threads = [started(lambda n=n: results.append(fixture.runner.execute(Note(f"{n}")))) for n in range(20)]
+    until(lambda: fixture.waiting() == 20)
+    assert results == [], "nobody is answered before the commit"
+    fixture.release()
+    for thread in [holder, *threads]:
+        thread.join(PATIENCE_S)
+    assert fixture.engine.commits[0] == ["held"]
+    assert sorted(fixture.engine.commits[1], key=int) == [f"{n}" for n in range(20)]
+    assert len(fixture.engine.commits) == 2
+    assert sorted(results) == sorted(f"{n}!" for n in range(20))
+    assert fixture.metrics.commits == 2
+    assert fixture.metrics.commands == 21
+
+
+def test_commands_run_in_the_order_of_their_arrival(fixture: Fixture) -> None:
+    holder = fixture.hold()
+    threads = []
+    for number in range(10):
+        threads.append(started(lambda n=number: fixture.runner.execute(Note(f"{n}"))))
+        until(lambda number=number: fixture.waiting() == number + 1)
+    fixture.release()
+    for thread in [holder, *threads]:
+        thread.join(PATIENCE_S)
+    assert fixture.engine.commits[1] == [f"{n}" for n in range(10)]
+
+
+def test_each_command_of_a_batch_fails_alone(fixture: Fixture) -> None:
+    holder = fixture.hold()
+    results: dict[str, Any] = {}
+
+    def run(name: str, error: str) -> None:
+        try:
+            results[name] = fixture.runner.execute(Note(name, error))
+        except Exception as raised:
+            results[name] = raised
+
+    threads = []
+    for number, (name, error) in enumerate([("a", ""), ("b", "conflict"), ("c", ""), ("d", "bug"), ("e", "")]):
+        threads.append(started(lambda name=name, error=error: run(name, error)))
+        until(lambda number=number: fixture.waiting() == number + 1)
+    fixture.release()
+    for thread in [holder, *threads]:
+        thread.join(PATIENCE_S)
+    assert fixture.engine.commits[1] == ["a", "c", "e"]
+    assert fixture.engine.txs[1].events == ["keep", "undo", "keep", "undo", "keep", "flush", "commit"]
+    assert (results["a"], results["c"], results["e"]) == ("a!", "c!", "e!")
+    assert isinstance(results["b"], Conflict)
+    assert isinstance(results["d"], ZeroDivisionError)
+    assert fixture.runner.stopped is None
+    assert fixture.metrics.commands_failed == 2
+
+
+def test_a_batch_has_a_limit_in_commands(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BATCH_COMMANDS_MAX", 4)
+    holder = fixture.hold()
+    threads = [started(lambda n=n: fixture.runner.execute(Note(f"{n}"))) for n in range(10)]
+    until(lambda: fixture.waiting() == 10)
+    fixture.release()
+    for thread in [holder, *threads]:
+        thread.join(PATIENCE_S)
+    assert [len(batch) for batch in fixture.engine.commits] == [1, 4, 4, 2]
+
+
+def test_a_batch_has_a_limit_in_bytes(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BATCH_BYTES_MAX", 100)
+    holder = fixture.hold()
+    threads = []
+    for number in range(6):
+        threads.append(started(lambda n=number: fixture.runner.execute(Note(f"{n}", bytes=60))))
+        until(lambda number=number: fixture.waiting() == number + 1)
+    fixture.release()
+    for thread in [holder, *threads]:
+        thread.join(PATIENCE_S)
+    assert [len(batch) for batch in fixture.engine.commits] == [1, 2, 2, 2]
+    assert fixture.runner._pending_bytes == 0
+
+
+def test_a_full_queue_refuses(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "WRITE_QUEUE_MAX", 3)
+    holder = fixture.hold()
+    threads = [started(lambda n=n: fixture.runner.execute(Note(f"{n}"))) for n in range(3)]
+    until(lambda: fixture.waiting() == 3)
+    with pytest.raises(Unavailable, match="retry in a moment") as refused:
+        fixture.runner.execute(Note("one too many"))
+    assert refused.value.code == "QUEUE_FULL"
+    fixture.release()
+    for thread in [holder, *threads]:
+        thread.join(PATIENCE_S)
+    assert sum(fixture.engine.commits, []) == ["held", *fixture.engine.commits[1]]
+    assert "one too many" not in fixture.engine.commits[1]
+    assert fixture.runner.execute(Note("later")) == "later!"
+
+
+def test_a_queue_full_of_bytes_refuses(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "WRITE_QUEUE_BYTES_MAX", 1000)
+    assert fixture.runner.execute(Note("alone", bytes=5000)) == "alone!", "an empty queue takes anything"
+    holder = fixture.hold()
+    first = started(lambda: fixture.runner.execute(Note("first", bytes=900)))
+    until(lambda: fixture.waiting() == 1)
+    with pytest.raises(Unavailable) as refused:
+        fixture.runner.execute(Note("second", bytes=101))
+    assert refused.value.code == "QUEUE_FULL"
+    third = started(lambda: fixture.runner.execute(Note("third", bytes=100)))
+    until(lambda: fixture.waiting() == 2)
+    fixture.release()
+    for thread in (holder, first, third):
+        thread.join(PATIENCE_S)
+    assert fixture.engine.commits[2] == ["first", "third"]
+
+
+# -- what goes wrong
+
+
+@pytest.mark.parametrize(
+    "error", [Unavailable("disk I/O error", code="STORAGE_FAILED"), Corrupt("damaged"), OSError("bug"), MemoryError()]
+)
+def test_a_commit_that_fails_stops_the_writer(
+    fixture: Fixture, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    fixture.engine.commit_error = error
+    heard: list[Any] = []
+    fixture.tail.subscribe(1, heard.append)
+    with caplog.at_level(logging.CRITICAL, "tailrace.runner"), pytest.raises(Error) as failed:
+        fixture.runner.execute(Note("a", tells=1))
+    assert failed.value is error or failed.value.code == "WRITES_STOPPED"
+    assert "writes are stopped" in caplog.text
+    assert heard == []
+    assert fixture.engine.txs[0].events[-1] == "rollback"
+    fixture.engine.commit_error = None
+    with pytest.raises(Unavailable, match="restart the server to recover") as refused:
+        fixture.runner.execute(Note("b"))
+    assert refused.value.code == "WRITES_STOPPED"
+    assert fixture.runner.stopped is refused.value
+    assert len(fixture.engine.txs) == 1, "nothing more is tried"
+
+
+def test_a_full_disk_does_not_stop_the_writer(fixture: Fixture) -> None:
+    fixture.engine.commit_error = Unavailable("the disk is full", code="DISK_FULL")
+    with pytest.raises(Unavailable) as refused:
+        fixture.runner.execute(Note("a"))
+    assert refused.value.code == "DISK_FULL"
+    assert fixture.runner.stopped is None
+    fixture.engine.commit_error = None
+    assert fixture.runner.execute(Note("b")) == "b!"
+    assert fixture.engine.commits == [["b"]]
+
+
+def test_a_full_disk_inside_a_command_fails_the_batch_and_no_more(fixture: Fixture) -> None:
+    """How far the storage came is not known then, so the whole transaction goes."""
+    with pytest.raises(Unavailable) as refused:
+        fixture.runner.execute(Note("a", "full"))
+    assert refused.value.code == "DISK_FULL"
+    assert fixture.engine.txs[0].events == ["rollback"]
+    assert fixture.runner.execute(Note("b")) == "b!"
+
+
+def test_a_full_disk_whose_rollback_fails_stops_the_writer(fixture: Fixture) -> None:
+    fixture.engine.commit_error = Unavailable("the disk is full", code="DISK_FULL")
+    fixture.engine.rollback_error = Unavailable("and more", code="STORAGE_FAILED")
+    with pytest.raises(Unavailable):
+        fixture.runner.execute(Note("a"))
+    assert fixture.runner.stopped is not None
+
+
+def test_damage_found_by_a_command_fails_the_batch_and_stops_the_writer(fixture: Fixture) -> None:
+    with pytest.raises(Corrupt):
+        fixture.runner.execute(Note("a", "corrupt"))
+    assert fixture.engine.commits == []
+    with pytest.raises(Unavailable):
+        fixture.runner.execute(Note("b"))
+
+
+def test_all_of_a_failed_batch_are_told(fixture: Fixture) -> None:
+    errors: list[Error] = []
+
+    def run(name: str) -> None:
+        try:
+            fixture.runner.execute(Note(name))
+        except Error as error:
+            errors.append(error)
+
+    fixture.engine.gate.clear()
+    threads = [started(lambda: run("first"))]
+    assert fixture.engine.committing.wait(PATIENCE_S)
+    threads += [started(lambda n=n: run(f"{n}")) for n in range(5)]
+    until(lambda: fixture.waiting() == 5)
+    fixture.engine.commit_error = Unavailable("gone", code="STORAGE_FAILED")
+    fixture.release()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert sorted(error.code for error in errors) == ["STORAGE_FAILED"] + ["WRITES_STOPPED"] * 5
+    assert fixture.engine.commits == []
+    assert len(fixture.engine.txs) == 1
+    assert fixture.metrics.commands_failed == 6
+
+
+def test_closed(fixture: Fixture) -> None:
+    fixture.runner.close()
+    with pytest.raises(Unavailable, match="open it again") as refused:
+        fixture.runner.execute(Note("a"))
+    assert refused.value.code == "CLOSED"
+    fixture.runner.close()
+
+
+def test_close_waits_for_what_is_under_way(fixture: Fixture) -> None:
+    holder = fixture.hold()
+    closer = started(fixture.runner.close)
+    closer.join(0.05)
+    assert closer.is_alive()
+    fixture.release()
+    closer.join(PATIENCE_S)
+    holder.join(PATIENCE_S)
+    assert fixture.engine.commits == [["held"]]
+
+
+# -- waiters
+
+
+def test_waiters_are_woken_after_the_commit_and_never_before(fixture: Fixture) -> None:
+    heard: list[Any] = []
+    fixture.tail.subscribe(5, heard.append)
+    fixture.engine.gate.clear()
+    writer = started(lambda: fixture.runner.execute(Note("a", tells=5)))
+    assert fixture.engine.committing.wait(PATIENCE_S)
+    assert heard == []
+    fixture.release()
+    writer.join(PATIENCE_S)
+    assert heard == [["a"]]
+
+
+# -- the event loop
+
+
+def test_submit_answers_on_the_loop_after_the_commit(fixture: Fixture) -> None:
+    async def main() -> None:
+        runner, engine = fixture.runner, fixture.engine
+        runner.attach(asyncio.get_running_loop())
+        order: list[Any] = []
+        fixture.tail.subscribe(5, lambda items: order.append(("woken", items, threading.current_thread())))
+        engine.gate.clear()
+        runner.submit(Note("a", tells=5), lambda *done: order.append(("answered", *done, threading.current_thread())))
+        assert engine.txs == [], "it runs in the loop's next turn"
+        await asyncio.to_thread(engine.committing.wait, PATIENCE_S)
+        assert order == []
+        assert threading.current_thread().name not in ("tailrace-committer",)
+        engine.gate.set()
+        await auntil(lambda: len(order) == 2)
+        here = threading.current_thread()
+        assert order == [("answered", "a!", None, here), ("woken", ["a"], here)]
+        await asyncio.to_thread(runner.detach)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_submissions_during_a_commit_share_the_next(blocking: bool) -> None:
+    fixture = Fixture(FakeEngine(blocking=blocking))
+
+    async def main() -> None:
+        runner, engine = fixture.runner, fixture.engine
+        runner.attach(asyncio.get_running_loop())
+        answers: list[Any] = []
+        engine.gate.clear()
+        runner.submit(Note("first"), lambda *done: answers.append(done))
+        await asyncio.to_thread(engine.committing.wait, PATIENCE_S)
+        for number in range(30):
+            error = "conflict" if number % 10 == 3 else ""
+            runner.submit(Note(f"{number}", error), lambda *done: answers.append(done))
+            await asyncio.sleep(0)
+        engine.gate.set()
+        await auntil(lambda: len(answers) == 31)
+        assert [len(batch) for batch in engine.commits] == [1, 27]
+        assert [result for result, error in answers] == [
+            "first!", *[None if n % 10 == 3 else f"{n}!" for n in range(30)],
+        ]  # fmt: skip
+        assert sum(isinstance(error, Conflict) for _, error in answers) == 3
+        assert fixture.metrics.commands_failed == 3
+        await asyncio.to_thread(runner.detach)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_threads_and_a_loop_at_once(blocking: bool) -> None:
+    """Everyone gets the answer to what they asked, exactly once, and everything is committed exactly once."""
+    fixture = Fixture(FakeEngine(blocking=blocking))
+    results: list[str] = []
+
+    def work(which: int) -> None:
+        for number in range(60):
+            assert fixture.runner.execute(Note(f"t{which}-{number}")) == f"t{which}-{number}!"
+            results.append(f"t{which}-{number}")
+
+    async def main() -> None:
+        fixture.runner.attach(asyncio.get_running_loop())
+        threads = [started(lambda n=n: work(n)) for n in range(4)]
+        answers: list[str] = []
+        for number in range(300):
+            fixture.runner.submit(Note(f"l{number}"), lambda result, error: answers.append(result))
+            if number % 7 == 0:
+                await asyncio.sleep(0.001)
+        await auntil(lambda: len(answers) == 300 and not any(thread.is_alive() for thread in threads))
+        assert answers == [f"l{n}!" for n in range(300)], "in the order of submission"
+        await asyncio.to_thread(fixture.runner.detach)
+
+    asyncio.run(main())
+    done = [name for batch in fixture.engine.commits for name in batch]
+    assert len(done) == len(set(done)) == 540
+    assert len(results) == 240
+
+
+def test_a_thread_wakes_the_waiters_of_the_loop_on_the_loop(fixture: Fixture) -> None:
+    async def main() -> None:
+        fixture.runner.attach(asyncio.get_running_loop())
+        heard: list[Any] = []
+        fixture.tail.subscribe(5, lambda items: heard.append((items, threading.current_thread())))
+        await asyncio.to_thread(fixture.runner.execute, Note("a", tells=5))
+        await auntil(lambda: bool(heard))
+        assert heard == [(["a"], threading.current_thread())]
+        await asyncio.to_thread(fixture.runner.detach)
+
+    asyncio.run(main())
+
+
+def test_submit_on_a_full_or_stopped_writer_answers_at_once(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        fixture.runner.attach(asyncio.get_running_loop())
+        answers: list[Any] = []
+        monkeypatch.setattr(limits, "WRITE_QUEUE_MAX", 1)
+        fixture.runner.submit(Note("a"), lambda *done: answers.append(done))
+        fixture.runner.submit(Note("b"), lambda *done: answers.append(done))
+        assert len(answers) == 1
+        assert answers[0][1].code == "QUEUE_FULL"
+        await auntil(lambda: len(answers) == 2)
+        fixture.engine.commit_error = Unavailable("x", code="STORAGE_FAILED")
+        fixture.runner.submit(Note("c"), lambda *done: answers.append(done))
+        await auntil(lambda: len(answers) == 3)
+        fixture.runner.submit(Note("d"), lambda *done: answers.append(done))
+        assert answers[3][1].code == "WRITES_STOPPED"
+        await asyncio.to_thread(fixture.runner.detach)
+
+    asyncio.run(main())
+
+
+def test_detach_finishes_what_was_submitted(fixture: Fixture) -> None:
+    """One is in its commit, others wait behind it, and all are answered."""
+
+    async def main() -> None:
+        runner, engine = fixture.runner, fixture.engine
+        runner.attach(asyncio.get_running_loop())
+        answers: list[Any] = []
+        engine.gate.clear()
+        runner.submit(Note("a"), lambda *done: answers.append(done))
+        await asyncio.to_thread(engine.committing.wait, PATIENCE_S)
+        for number in range(5):
+            runner.submit(Note(f"{number}"), lambda *done: answers.append(done))
+        leaving = asyncio.create_task(asyncio.to_thread(runner.detach))
+        await asyncio.sleep(0.02)
+        engine.gate.set()
+        await leaving
+        await auntil(lambda: len(answers) == 6)
+        assert sum(engine.commits, []) == ["a", "0", "1", "2", "3", "4"]
+        runner.close()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+# -- failpoints, on the real engine
+
+
+class Set(Command[None], frozen=True):
+    value: bytes
+
+    def run(self, tx: Any) -> None:
+        tx.put(META, Meta("test", self.value))
+
+
+@pytest.mark.parametrize("name", [name for name in failpoints.NAMES if name.startswith(("batch.", "command.", "commit."))])
+def test_after_a_failure_at_any_place_the_database_is_whole(tmp_path: Path, name: str) -> None:
+    """Before the commit nothing is there; after it everything is, whoever was or was not told."""
+    fixture = Fixture(SqliteEngine(tmp_path))
+    fixture.runner.execute(Set(b"old"))
+    failpoints.arm(name)
+    with pytest.raises(Error):
+        fixture.runner.execute(Set(b"new"))
+    stops = name not in ("command.ran", "batch.told")
+    assert (fixture.runner.stopped is not None) == stops
+    fixture.engine.close()
+    engine = SqliteEngine(tmp_path)
+    with engine.reader() as reader:
+        kept = name in ("commit.synced", "batch.told")
+        assert reader.get(META, "test") == Meta("test", b"new" if kept else b"old")
+    engine.close()
+
+
+def test_a_failpoint_must_exist() -> None:
+    with pytest.raises(ValueError, match="there is no failpoint 'x'"):
+        failpoints.arm("x")
+    with pytest.raises(ValueError, match="'explode' is not kill or raise"):
+        failpoints.arm("batch.begun", "explode")
+
+
+def test_an_invalid_command_changes_nothing_of_the_queue(fixture: Fixture) -> None:
+    class Bad(Command[None], frozen=True):
+        def size(self) -> int:
+            raise Invalid("no size")
+
+    with pytest.raises(Invalid):
+        fixture.runner.execute(Bad())
+    assert fixture.waiting() == 0
