@@ -20,6 +20,8 @@ from tailrace.storage.table import META
 from tailrace.streams import json_mode
 from tailrace.streams.producer import PRODUCERS
 from tailrace.streams.stream import DEADLINES, OWNER, RETAINED, STREAMS, Stream, is_json
+from tailrace.subscriptions.subscription import COUNT as SUBSCRIPTION_COUNT
+from tailrace.subscriptions.subscription import LINKS, SUBSCRIPTIONS
 
 Progress = Callable[[str, int, int], None]
 
@@ -60,6 +62,7 @@ def check_rows(reader: Reader, report: Report, on_progress: Progress) -> None:
         report.findings += _check_entries(reader, log, of_log.get(log.id), report)
         on_progress("checking logs", done, len(logs))
     strays = {producer.log for producer in reader.scan(PRODUCERS)} - logs.keys()
+    report.findings += _check_subscriptions(reader)
     report.findings += [f"producers of log {number}, which does not exist" for number in sorted(strays)]
 
 
@@ -132,6 +135,23 @@ def _check_lists(reader: Reader, streams: dict[str, Stream], logs: dict[int, Log
     for log in logs.values():
         if log.dropped and not log.forks and log.id not in garbage:
             yield f"log {log.id} is dropped but not listed as garbage: it would never be removed"
+
+
+def _check_subscriptions(reader: Reader) -> Iterator[str]:
+    links: dict[str, int] = {}
+    for link in reader.scan(LINKS):
+        links[link.subscription] = links.get(link.subscription, 0) + 1
+    subscriptions = {row.id: row for row in reader.scan(SUBSCRIPTIONS)}
+    for name in links.keys() - subscriptions.keys():
+        yield f"links of subscription {name!r}, which does not exist"
+    for row in subscriptions.values():
+        if row.links != links.get(row.id, 0):
+            yield f"subscription {row.id!r}: counts {row.links} links, there are {links.get(row.id, 0)}"
+        if (row.wake_id is None) != (row.snapshot is None):
+            yield f"subscription {row.id!r}: has a wake without a snapshot, or the other way round"
+    counted = reader.get(META, SUBSCRIPTION_COUNT)
+    if int(counted.value if counted else 0) != len(subscriptions):
+        yield f"{len(subscriptions)} subscriptions, the counter says {counted.value.decode() if counted else 0}"
 
 
 def _check_entries(reader: Reader, log: Log, stream: Stream | None, report: Report) -> Iterator[str]:

@@ -50,7 +50,10 @@ class Client:
 
     def __init__(self, url: str = "http://127.0.0.1:4437", *, token: str | None = None) -> None:
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(_PATIENCE_S, connect=5.0))
+        try:
+            self._http = httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(_PATIENCE_S, connect=5.0))
+        except httpx.InvalidURL as error:
+            raise Invalid(f"{url!r} is not a server's URL: {error}") from error
 
     def create(self, path: str, content_type: str = "text/plain", *, ttl_s: int | None = None) -> str:
         """Make sure the stream exists; its tail offset."""
@@ -89,14 +92,18 @@ class Client:
         )
 
     def follow(self, path: str, offset: str = "-1") -> Iterator[Page]:
-        """Pages with data, as they come, until the stream is closed. A broken connection is taken up again."""
-        wait = False
+        """Pages with data, as they come, until the stream is closed. A broken connection is taken up again; one that
+        never was, is an error."""
+        wait = reached = False
         delay_s = 0.1
         while True:
             try:
                 page = self.read(path, offset, wait=wait or offset == "now")
                 delay_s = 0.1
+                reached = True
             except (Unavailable, TooMany):
+                if not reached:
+                    raise
                 time.sleep(delay_s)
                 delay_s = min(delay_s * 2, 5.0)
                 continue

@@ -21,7 +21,8 @@ class Completion(Generic[T]):
     __slots__ = ("_asyncio_future_blocking", "_callback", "_done", "_error", "_loop", "_value")
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        self._asyncio_future_blocking = False
+        # None: not a future to asyncio's functions (gather, wait_for), which then wrap it in a task like any awaitable.
+        self._asyncio_future_blocking: bool | None = None
         self._loop = loop
         self._done = False
         self._value: T | None = None

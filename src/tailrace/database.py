@@ -20,7 +20,7 @@ from tailrace.metrics import Metrics
 from tailrace.runner import Runner
 from tailrace.storage.engine import Engine
 from tailrace.storage.sqlite import SqliteEngine
-from tailrace.streams.sweep import Expire, FindDue, Reclaim, Trim
+from tailrace.streams.sweep import Due, Expire, FindDue, Reclaim, Trim
 
 T = TypeVar("T")
 logger = logging.getLogger("tailrace.database")
@@ -120,25 +120,37 @@ class Database:
 
     def sweep(self) -> int:
         """Do all housekeeping that is due; how many steps it took."""
-        steps = 0
-        while due := self.execute(FindDue(self.clock.now_ms())):
-            for deadline in due.deadlines:
-                self.metrics.expired += self.execute(Expire(deadline))
-            for path, start in due.trims:
-                self.execute(Trim(path, start))
-                self.metrics.trimmed += 1
-            for log in due.garbage:
-                while not self.execute(Reclaim(log)):
-                    steps += 1
-            steps += len(due.deadlines) + len(due.trims) + len(due.garbage)
-            if self._closing.is_set():
+        steps, after = 0, None
+        while not self._closing.is_set():
+            due = self.execute(FindDue(self.clock.now_ms(), after))
+            steps += self._do(due)
+            if not due.trims:  # else the same streams may have more to trim
+                after = due.looked_at
+            if not due and after is None:
                 break
         return steps
 
+    def _do(self, due: Due) -> int:
+        for deadline in due.deadlines:
+            self.metrics.expired += self.execute(Expire(deadline))
+        for path, start in due.trims:
+            self.execute(Trim(path, start))
+            self.metrics.trimmed += 1
+        steps = len(due.deadlines) + len(due.trims) + len(due.garbage)
+        for log in due.garbage:
+            while not self.execute(Reclaim(log)) and not self._closing.is_set():
+                steps += 1
+        return steps
+
     def _keep_house(self, every_s: float) -> None:
+        after = None
         while not self._closing.wait(every_s):
             try:
-                self.sweep()
+                more = True
+                while more and not self._closing.is_set():
+                    due = self.execute(FindDue(self.clock.now_ms(), after))
+                    self._do(due)
+                    after, more = due.looked_at, due.more
             except Unavailable as error:
                 # Nothing is lost: the lists of work are in the database, and the next round looks again.
                 logger.warning("housekeeping waits: %s", error)

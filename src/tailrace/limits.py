@@ -56,4 +56,5 @@ WRITE_QUEUE_BYTES_MAX: Final = 256 * MiB  # and the bytes they carry
 BATCH_COMMANDS_MAX: Final = 1_024  # commands in one commit
 BATCH_BYTES_MAX: Final = 16 * MiB  # bytes in one commit
 ROW_CACHE_MAX: Final = 65_536  # committed rows of one table kept in memory
+SWEEP_STREAMS: Final = 1_000  # streams with retention looked at in one round of housekeeping
 SWEEP_ENTRIES: Final = 5_000  # entries removed in one step, so that writers wait milliseconds at most

@@ -41,10 +41,11 @@ def bodies(db: Database, path: str) -> list[bytes]:
     return [entry.body for entry in db.execute(Read(path, 0, None, bytes_max=10**9)).page.entries]
 
 
-def test_what_was_acknowledged_was_synced_before(disk: LossyDisk, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(rounds(2)))
+def test_what_was_acknowledged_was_synced_before(seed: int, disk: LossyDisk, tmp_path: Path) -> None:
     """One writer: after each answer the power fails, in a copy; exactly the answered writes are there."""
     data, copy = tmp_path / "data", tmp_path / "copy"
-    chance = random.Random(1)
+    chance = random.Random(seed)
     db = Database(SqliteEngine(data, vfs=disk.name), housekeeping_s=None)
     expected: dict[str, tuple[list[bytes], bool] | None] = {}
 
@@ -63,7 +64,7 @@ def test_what_was_acknowledged_was_synced_before(disk: LossyDisk, tmp_path: Path
     assert_survived()
     db.execute(Create("s", TEXT))
     expected["s"] = ([], False)
-    for number in range(rounds(90)):
+    for number in range(90):
         assert_survived()
         body = b"%d" % number + b"x" * chance.choice([10, 5_000, 400_000])
         match number % 6:
@@ -86,10 +87,11 @@ def test_what_was_acknowledged_was_synced_before(disk: LossyDisk, tmp_path: Path
     db.close()
 
 
-def test_answers_to_several_writers_come_after_the_sync(disk: LossyDisk, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(rounds(2)))
+def test_answers_to_several_writers_come_after_the_sync(seed: int, disk: LossyDisk, tmp_path: Path) -> None:
     """The power fails at any moment: what was answered by then is there, nothing is there twice or in part."""
     data, copy = tmp_path / "data", tmp_path / "copy"
-    chance = random.Random(2)
+    chance = random.Random(seed)
     db = Database(SqliteEngine(data, vfs=disk.name), housekeeping_s=None)
     db.execute(Create("s", TEXT))
     answered: list[bytes] = []
@@ -111,7 +113,7 @@ def test_answers_to_several_writers_come_after_the_sync(disk: LossyDisk, tmp_pat
     for thread in threads:
         thread.start()
     try:
-        for _ in range(rounds(25)):
+        for _ in range(25):
             before = set(answered)
             disk.lose(data, copy, chance)
             with tailrace.open(copy, housekeeping_s=None) as found:

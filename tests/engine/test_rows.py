@@ -154,7 +154,8 @@ def test_integers_are_64_bits_wide(engine: Engine, number: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", " ", "a'b\"c", "äöü", "日本語", "\U0001f600", "a\nb\r\n", "%_*?", "\uffff", "x" * 100_000, "ﬁ", "e\u0301"]
+    "text",
+    ["", " ", "a'b\"c", "äöü", "日本語", "\U0001f600", "a\nb\r\n", "%_*?", "\uffff", "x" * 100_000, "ﬁ", "e\u0301"],
 )
 def test_text_is_kept_as_it_is(engine: Engine, text: str) -> None:
     write(engine, Wide(1, None, text, None), Item(1, text, b""))

@@ -80,7 +80,7 @@ def test_a_commit_really_calls_fsync(directory: Path) -> None:
 
 def test_a_second_opener_in_the_same_process_is_refused(directory: Path) -> None:
     engine = SqliteEngine(directory)
-    with pytest.raises(Unavailable, match="another process has .* open; stop it") as refused:
+    with pytest.raises(Unavailable, match=r"another process has .* open; stop it") as refused:
         SqliteEngine(directory)
     assert refused.value.code == "DATABASE_IN_USE"
     assert str(directory) in str(refused.value)
@@ -136,7 +136,7 @@ def test_read_only_means_read_only(directory: Path) -> None:
 
 def test_read_only_needs_a_database(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(Invalid, match="there is no database in .*--data"):
+        with pytest.raises(Invalid, match=r"there is no database in .*--data"):
             SqliteEngine(place, read_only=True)
     assert list(tmp_path.iterdir()) == [], "looking makes nothing"
 
@@ -164,7 +164,7 @@ def test_an_older_schema_is_migrated_by_a_writer_only(directory: Path) -> None:
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(Invalid, match="cannot open .* for writing"):
+        with pytest.raises(Invalid, match=r"cannot open .* for writing"):
             SqliteEngine(place)
 
 
@@ -172,7 +172,7 @@ def test_a_file_that_is_no_database(directory: Path) -> None:
     directory.mkdir(parents=True)
     (directory / FILE).write_bytes(os.urandom(8192))
     for read_only in (False, True):
-        with pytest.raises(Corrupt, match="damaged: .*restore a backup"):
+        with pytest.raises(Corrupt, match=r"damaged: .*restore a backup"):
             SqliteEngine(directory, read_only=read_only)
     assert (directory / FILE).stat().st_size == 8192
 

@@ -60,14 +60,14 @@ def test_every_table_of_the_database_is_declared() -> None:
 def test_a_declared_table_is_what_the_database_has(name: str) -> None:
     table, database = TABLES[name], schema.migrated()
     found = database.execute(
-        "SELECT name, type, \"notnull\", pk FROM pragma_table_xinfo(?) ORDER BY cid", (name,)
+        'SELECT name, type, "notnull", pk FROM pragma_table_xinfo(?) ORDER BY cid', (name,)
     ).fetchall()
     assert [(column.name, column.kind, not column.nullable) for column in table.columns] == [
         (column, kind, bool(not_null)) for column, kind, not_null, _ in found
     ]
     if table.heap:
         assert [column for column, _, _, pk in found if pk] == [], "a heap has no primary key but a unique index"
-        indexes = database.execute("SELECT name FROM pragma_index_list(?) WHERE \"unique\"", (name,)).fetchall()
+        indexes = database.execute('SELECT name FROM pragma_index_list(?) WHERE "unique"', (name,)).fetchall()
         keys = [
             tuple(row[0] for row in database.execute("SELECT name FROM pragma_index_info(?) ORDER BY seqno", index))
             for index in indexes

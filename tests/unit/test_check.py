@@ -92,7 +92,9 @@ def test_a_broken_index_is_found(sound: Path) -> None:
     """What SQLite itself finds is part of the report."""
     connection = apsw.Connection(str(sound / FILE))
     connection.execute("PRAGMA writable_schema = ON")
-    connection.execute("UPDATE sqlite_schema SET sql = replace(sql, '(log, position)', '(log, next)') WHERE name = 'entries_key'")
+    connection.execute(
+        "UPDATE sqlite_schema SET sql = replace(sql, '(log, position)', '(log, next)') WHERE name = 'entries_key'"
+    )
     connection.close()
     assert check_database(sound).findings != []
 

@@ -169,8 +169,34 @@ def test_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://no-such-host.invalid", "ftp://127.0.0.1", "nonsense"])
 def test_a_server_that_is_not_there(url: str) -> None:
-    with Client(url) as client, pytest.raises(Unavailable, match="is the server running"):
-        client.read("a")
+    with Client(url) as client:
+        with pytest.raises(Unavailable, match="is the server running"):
+            client.read("a")
+        with pytest.raises(Unavailable, match="is the server running"):
+            list(client.follow("a"))
+
+
+def test_follow_survives_a_restart(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that goes away and comes back: what follows is read where it stopped, once."""
+    delays: list[float] = []
+    with Served(data_dir) as served, Client(served.url) as client:
+        client.create("a")
+        client.append("a", b"one")
+        client.append("a", b"two", close=True)
+        original, calls = client.read, []
+
+        def read(path: str, at: str = "-1", *, wait: bool = False) -> Page:
+            calls.append(at)
+            if len(calls) in (2, 3):
+                raise Unavailable("gone for a moment")
+            page = original(path, at, wait=wait)
+            return Page(page.body[:3], page.content_type, offset(int(at != "-1") * 3 + 3), at != "-1", at != "-1")
+
+        monkeypatch.setattr(client, "read", read)
+        monkeypatch.setattr("time.sleep", delays.append)
+        assert [page.body for page in client.follow("a")] == [b"one", b"two"]
+    assert calls == ["-1", offset(3), offset(3), offset(3)]
+    assert delays == [0.1, 0.2]
 
 
 @pytest.mark.parametrize("url", ["http://[", "http://127.0.0.1:port", "http://127.0.0.1:99999999"])

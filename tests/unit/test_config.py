@@ -43,7 +43,12 @@ def test_a_file_in_the_current_directory_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "dev"), [("true", True), ("1", True), ("True", True), ("false", False), ("0", False)])
 def test_the_environment_sets_every_kind(text: str, dev: bool) -> None:
-    environ = {"TAILRACE_DEV": text, "TAILRACE_TOKEN": "t", "TAILRACE_PAGE_BYTES": "10", "TAILRACE_SSE_RECYCLE_S": "1.5"}
+    environ = {
+        "TAILRACE_DEV": text,
+        "TAILRACE_TOKEN": "t",
+        "TAILRACE_PAGE_BYTES": "10",
+        "TAILRACE_SSE_RECYCLE_S": "1.5",
+    }
     config = loaded(environ=environ)
     assert (config.dev, config.token, config.page_bytes, config.sse_recycle_s) == (dev, "t", 10, 1.5)
 
@@ -65,7 +70,10 @@ def test_the_environment_sets_every_kind(text: str, dev: bool) -> None:
         ({"dev": True, "page_bytes": 0}, "page_bytes must be a finite number above 0"),
         ({"dev": True, "body_bytes_max": 0}, "body_bytes_max must be a finite number above 0"),
         ({"dev": True, "connections_max": 0}, "connections_max must be a finite number above 0"),
-        ({"dev": True, "long_poll_timeout_s": float("nan")}, "long_poll_timeout_s must be a finite number above 0, not nan"),
+        (
+            {"dev": True, "long_poll_timeout_s": float("nan")},
+            "long_poll_timeout_s must be a finite number above 0, not nan",
+        ),
         ({"dev": True, "sse_recycle_s": float("inf")}, "sse_recycle_s must be a finite number above 0, not inf"),
         ({"dev": True, "log_format": "xml"}, "log_format 'xml' is unknown; use text, json"),
         ({"dev": True, "log_level": "loud"}, "log_level 'loud' is unknown; use debug, info, warning, error"),
@@ -94,7 +102,7 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> Non
 
 
 def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(Invalid, match="cannot read the settings in .*missing.toml"):
+    with pytest.raises(Invalid, match=r"cannot read the settings in .*missing.toml"):
         load(str(tmp_path / "missing.toml"), environ={})
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(Invalid, match="cannot read the settings"):
@@ -102,9 +110,9 @@ def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
 
 
 def test_a_wrong_environment_is_refused() -> None:
-    with pytest.raises(Invalid, match="a setting is wrong: .*port"):
+    with pytest.raises(Invalid, match=r"a setting is wrong: .*port"):
         loaded(environ={"TAILRACE_DEV": "1", "TAILRACE_PORT": "http"})
-    with pytest.raises(Invalid, match="a setting is wrong: .*dev"):
+    with pytest.raises(Invalid, match=r"a setting is wrong: .*dev"):
         loaded(environ={"TAILRACE_DEV": "maybe"})
 
 

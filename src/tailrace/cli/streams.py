@@ -42,8 +42,9 @@ def append(
 ) -> None:  # fmt: skip
     """Append MESSAGE (or standard input) to STREAM; prints the new tail offset."""
     with Client(url, token=token) as client:
-        kind = content_type or _content_type(client, stream) or "text/plain"
-        if create:
+        found = _content_type(client, stream)
+        kind = content_type or found or "text/plain"
+        if create and found is None:
             client.create(stream, kind)
         if message is not None:
             click.echo(client.append(stream, message.encode(), kind, close=close))

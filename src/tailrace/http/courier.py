@@ -21,8 +21,8 @@ from tailrace import __version__, limits
 from tailrace.clock import Clock
 from tailrace.errors import Error, Invalid
 from tailrace.http.subscriptions import callback_url, stream_infos
-from tailrace.streams import signing, webhook
-from tailrace.streams.dispatch import Delivery
+from tailrace.subscriptions import signing, webhook
+from tailrace.subscriptions.dispatch import Delivery
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 

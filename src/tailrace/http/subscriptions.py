@@ -29,12 +29,10 @@ from tailrace.errors import Conflict, Error, Invalid, NotAllowed, NotFound, Unau
 from tailrace.http import errors
 from tailrace.http.message import Request, Response
 from tailrace.log.position import offset
-from tailrace.streams import subscription as rules
-from tailrace.streams import webhook
-from tailrace.streams.signing import EnsureSigningKey, GetSigningKeys, jwks
 from tailrace.streams.stream import RESERVED
-from tailrace.streams.subscription import Settings, State, Subscription, acked_offset
-from tailrace.streams.subscription_commands import (
+from tailrace.subscriptions import subscription as rules
+from tailrace.subscriptions import webhook
+from tailrace.subscriptions.commands import (
     Ack,
     AckOf,
     AddStreams,
@@ -47,6 +45,8 @@ from tailrace.streams.subscription_commands import (
     Release,
     RemoveStream,
 )
+from tailrace.subscriptions.signing import EnsureSigningKey, GetSigningKeys, jwks
+from tailrace.subscriptions.subscription import Settings, State, Subscription, acked_offset
 
 T = TypeVar("T")
 

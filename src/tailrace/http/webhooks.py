@@ -31,7 +31,8 @@ from tailrace.database import Database
 from tailrace.errors import Error
 from tailrace.http.courier import Courier, Outcome, Resolve, resolve
 from tailrace.http.subscriptions import webhook_rules
-from tailrace.streams.dispatch import (
+from tailrace.streams.queries import ListStreams
+from tailrace.subscriptions.dispatch import (
     AnnounceWake,
     BeginDelivery,
     Behind,
@@ -44,10 +45,9 @@ from tailrace.streams.dispatch import (
     Pair,
     RecordDelivery,
 )
-from tailrace.streams.queries import ListStreams
-from tailrace.streams.routing import Routes
-from tailrace.streams.signing import EnsureSigningKey
-from tailrace.streams.subscription import ANNOUNCE, CHANGES, DELIVER, Changed, Due
+from tailrace.subscriptions.routing import Routes
+from tailrace.subscriptions.signing import EnsureSigningKey
+from tailrace.subscriptions.subscription import ANNOUNCE, CHANGES, DELIVER, Changed, Due
 
 PAIRS_MAX: Final = 500  # in one command, so that writers wait milliseconds at most
 PAUSE_S: Final = 1.0  # after the database refused something
@@ -80,22 +80,22 @@ class Dispatcher:
         self._stopping = False
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        self._unsubscribe: Callable[[], None] | None = None
+        self._unsubscribe: list[Callable[[], None]] = []
 
     # -- life
 
     async def start(self) -> None:
         """Begin. From here on no wake is missed, nor any that was missed before."""
         await self._db.aexecute(EnsureSigningKey())  # the first command also binds the database to this loop
-        self._unsubscribe = self._db.tail.subscribe(CHANGES, self._on_changed)
-        self._db.tail.watch(self._on_commit)
+        tail = self._db.tail
+        self._unsubscribe = [tail.subscribe(CHANGES, self._on_changed), tail.watch(self._on_commit)]
         self._task = asyncio.create_task(self._run(), name="tailrace-dispatcher")
 
     async def stop(self, *, grace_s: float = GRACE_S) -> None:
         """End, before the database is closed. What is under way then is repeated after the next start."""
         self._stopping = True
-        if self._unsubscribe is not None:
-            self._unsubscribe()
+        while self._unsubscribe:
+            self._unsubscribe.pop()()
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None:
@@ -184,7 +184,7 @@ class Dispatcher:
         """Bring the index and the schedule up to date."""
         members = tuple(name for name, membership in changed.items() if membership)
         if members:
-            self._linked.clear()
+            self._linked.clear()  # a stream that was left out for want of room may fit now
             followings = {following.id: following for following in await self._db.aexecute(Followings(members))}
             for name in members:
                 following = followings.get(name)

@@ -35,9 +35,10 @@ class Tail:
 
         return unsubscribe
 
-    def watch(self, callback: Callable[[set[int]], None]) -> None:
-        """Call back with the numbers of all logs that each commit touched."""
+    def watch(self, callback: Callable[[set[int]], None]) -> Callable[[], None]:
+        """Call back with the numbers of all logs that each commit touched; the result ends it."""
         self._watchers.append(callback)
+        return lambda: self._watchers.remove(callback)
 
     def publish(self, notices: Iterable[Notice]) -> None:
         """Tell everyone. The commit is durable."""

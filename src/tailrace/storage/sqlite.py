@@ -204,10 +204,12 @@ class SqliteEngine:
                 self._idle.append(connection)
 
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
-        self.writer.close()
-        self._unclaim()
+        try:
+            while self._idle:
+                self._idle.pop().close()
+            self.writer.close()
+        finally:
+            self._unclaim()
 
     def remember(self, table: Table[Any], rows: dict[Key, Any]) -> None:
         """Keep committed rows in memory; forget all of a table when there are too many."""

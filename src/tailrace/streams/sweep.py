@@ -26,30 +26,37 @@ class Due(msgspec.Struct, frozen=True):
     deadlines: list[Deadline]
     trims: list[tuple[str, int]]
     garbage: list[int]
+    looked_at: str | None  # the last stream with retention that was looked at; None: there are no more
+    more: bool  # there may be more deadlines or garbage than these
 
     def __bool__(self) -> bool:
         return bool(self.deadlines or self.trims or self.garbage)
 
 
 class FindDue(Query[Due], frozen=True):
+    """What there is to do. Of the streams with retention only some, `after` a path: looking at all takes long."""
+
     now_ms: int
+    after: str | None = None
     limit: int = 100
 
     def run(self, reader: Reader) -> Due:
         deadlines = list(reader.scan(DEADLINES, before=self.now_ms + 1, limit=self.limit))
         garbage = [row.log for row in reader.scan(GARBAGE, limit=self.limit)]
-        trims: list[tuple[str, int]] = []
-        for row in list(reader.scan(RETAINED)):
-            stream = reader.get(STREAMS, row.path)
-            if stream is None or stream.deleted:
-                continue
-            log = log_of(reader, stream)
-            start = retention.horizon(reader, log, self.now_ms, max_age_s=stream.max_age_s, max_bytes=stream.max_bytes)
-            if start > log.start:
-                trims.append((row.path, start))
-                if len(trims) == self.limit:
-                    break
-        return Due(deadlines, trims, garbage)
+        paths = [row.path for row in reader.scan(RETAINED, after=self.after, limit=limits.SWEEP_STREAMS)]
+        trims = [(path, start) for path in paths if (start := self._horizon(reader, path)) is not None]
+        looked_at = paths[-1] if len(paths) == limits.SWEEP_STREAMS else None
+        more = len(deadlines) == self.limit or len(garbage) == self.limit
+        return Due(deadlines, trims, garbage, looked_at, more)
+
+    def _horizon(self, reader: Reader, path: str) -> int | None:
+        """Where the stream should start, if not where it does."""
+        stream = reader.get(STREAMS, path)
+        if stream is None or stream.deleted:
+            return None
+        log = log_of(reader, stream)
+        start = retention.horizon(reader, log, self.now_ms, max_age_s=stream.max_age_s, max_bytes=stream.max_bytes)
+        return start if start > log.start else None
 
 
 class Expire(Command[bool], frozen=True):

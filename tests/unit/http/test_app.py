@@ -34,7 +34,13 @@ def test_every_answer_carries_what_browsers_need(data_dir: Path) -> None:
             for name, value in SECURITY.items():
                 assert answer.headers[name] == value
             exposed = answer.headers["access-control-expose-headers"]
-            for name in ("Stream-Next-Offset", "Stream-Closed", "Stream-Earliest-Offset", "ETag", "Producer-Expected-Seq"):
+            for name in (
+                "Stream-Next-Offset",
+                "Stream-Closed",
+                "Stream-Earliest-Offset",
+                "ETag",
+                "Producer-Expected-Seq",
+            ):
                 assert name in exposed
             assert "date" in answer.headers
 
@@ -43,7 +49,9 @@ def test_every_answer_carries_what_browsers_need(data_dir: Path) -> None:
 
 def test_preflight_names_every_field_a_client_may_send(data_dir: Path) -> None:
     async def scenario(up: Up) -> None:
-        answer = await up.http.options("/v1/stream/a", headers={"origin": "https://x", "access-control-request-method": "PUT"})
+        answer = await up.http.options(
+            "/v1/stream/a", headers={"origin": "https://x", "access-control-request-method": "PUT"}
+        )
         assert answer.status_code == 204
         assert answer.headers["access-control-allow-methods"] == "GET, HEAD, PUT, POST, DELETE, OPTIONS"
         allowed = {name.strip().lower() for name in answer.headers["access-control-allow-headers"].split(",")}
@@ -87,7 +95,15 @@ def test_a_token_is_asked_for(data_dir: Path) -> None:
             answer = await up.http.request(method, url)
             assert answer.status_code == 401, method
             assert answer.headers["www-authenticate"].startswith("Bearer")
-            for wrong in ("Bearer wrong", "Bearer", "Bearer s3cretx", "Bearer s3cre", "Basic s3cret", "s3cret", "Bearer ſ"):
+            for wrong in (
+                "Bearer wrong",
+                "Bearer",
+                "Bearer s3cretx",
+                "Bearer s3cre",
+                "Basic s3cret",
+                "s3cret",
+                "Bearer ſ",
+            ):
                 answer = await up.http.request(method, url, headers={"authorization": wrong.encode()})
                 assert answer.status_code in (401, 403), (method, wrong)
         for good in ("bearer s3cret", "BEARER  s3cret"):

@@ -39,7 +39,10 @@ def all_errors() -> list[type[errors.Error]]:
             errors.SequenceGap(expected=4, received=7), 409, "SEQUENCE_GAP",
             {b"producer-expected-seq": b"4", b"producer-received-seq": b"7"}, {},
         ),
-        (errors.AlreadyClaimed(holder="w", generation=2), 409, "ALREADY_CLAIMED", {}, {"current_holder": "w", "generation": 2}),
+        (
+            errors.AlreadyClaimed(holder="w", generation=2), 409, "ALREADY_CLAIMED", {},
+            {"current_holder": "w", "generation": 2},
+        ),
         (errors.Gone("gone"), 410, "GONE", {}, {}),
         (
             errors.Trimmed(requested=0, earliest=2, offset="x_2"), 410, "OFFSET_TRIMMED",

@@ -110,7 +110,9 @@ def test_pages_over_forks(data_dir: Path) -> None:
     async def scenario(up: Up) -> None:
         await up.create("a")
         await up.append("a", b"aaa", b"bbb", b"ccc")
-        answer = await up.ask("PUT", "f", stream_forked_from="/v1/stream/a", stream_fork_offset=offset(3), stream_fork_sub_offset="2")
+        answer = await up.ask(
+            "PUT", "f", stream_forked_from="/v1/stream/a", stream_fork_offset=offset(3), stream_fork_sub_offset="2"
+        )
         assert answer.status_code == 201
         await up.append("f", b"XYZ")
         at, pages = "-1", []
@@ -125,7 +127,9 @@ def test_pages_over_forks(data_dir: Path) -> None:
     serve(data_dir, scenario, page_bytes=3)
 
 
-@pytest.mark.parametrize("offset_", ["", "x", "-2", "0", "NOW", "0000000000000000_000000000000000", "-1 ", "%00", "1_1"])
+@pytest.mark.parametrize(
+    "offset_", ["", "x", "-2", "0", "NOW", "0000000000000000_000000000000000", "-1 ", "%00", "1_1"]
+)
 def test_offsets_that_are_refused(data_dir: Path, offset_: str) -> None:
     async def scenario(up: Up) -> None:
         await up.create("a", body=b"abc")

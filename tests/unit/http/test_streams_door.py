@@ -97,7 +97,19 @@ def test_append_answers(data_dir: Path) -> None:
 
 CREATE_HEADERS = [
     {"stream_ttl": value}
-    for value in ("-1", "+1", "1.5", "1e3", "01", "", "x", "0x1", "99999999999", "1" * 30, "٣".encode().decode("latin-1"))
+    for value in (
+        "-1",
+        "+1",
+        "1.5",
+        "1e3",
+        "01",
+        "",
+        "x",
+        "0x1",
+        "99999999999",
+        "1" * 30,
+        "٣".encode().decode("latin-1"),
+    )
 ]
 CREATE_HEADERS += [
     {"stream_expires_at": value}
@@ -254,7 +266,8 @@ def test_paths_are_unicode(data_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "path"), [(b"a", "a"), (b"a%2Fb", "a/b"), (b"%C3%A4", "ä"), (b"%", "%"), (b"%zz", "%zz"), (b"a+b", "a+b"), (b"", "")]
+    ("raw", "path"),
+    [(b"a", "a"), (b"a%2Fb", "a/b"), (b"%C3%A4", "ä"), (b"%", "%"), (b"%zz", "%zz"), (b"a+b", "a+b"), (b"", "")],
 )
 def test_decode_path(raw: bytes, path: str) -> None:
     assert decode_path(raw) == path

@@ -18,7 +18,7 @@ from tailrace.config import Config
 from tailrace.http.message import Request, Response
 from tailrace.http.subscriptions import SubscriptionsDoor, is_open
 from tailrace.streams.commands import Append, Create
-from tailrace.streams.dispatch import BeginDelivery, Notify
+from tailrace.subscriptions.dispatch import BeginDelivery, Notify
 
 NOBODY = Principal("nobody", frozenset())
 READER = Principal("reader", frozenset((Permission.READ,)))

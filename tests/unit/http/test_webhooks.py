@@ -28,13 +28,11 @@ from tailrace.config import Config
 from tailrace.http import webhooks
 from tailrace.http.webhooks import Dispatcher
 from tailrace.log.position import offset
-from tailrace.streams import subscription as rules
-from tailrace.streams import webhook
 from tailrace.streams.commands import Append, Create, Delete
 from tailrace.streams.queries import Describe, ListStreams, Read
-from tailrace.streams.signing import GetSigningKeys, RotateSigningKey, jwks
-from tailrace.streams.subscription import Settings
-from tailrace.streams.subscription_commands import (
+from tailrace.subscriptions import subscription as rules
+from tailrace.subscriptions import webhook
+from tailrace.subscriptions.commands import (
     Ack,
     AckOf,
     AddStreams,
@@ -43,7 +41,10 @@ from tailrace.streams.subscription_commands import (
     Described,
     GetSubscription,
     PutSubscription,
+    RemoveStream,
 )
+from tailrace.subscriptions.signing import GetSigningKeys, RotateSigningKey, jwks
+from tailrace.subscriptions.subscription import Settings
 
 PATIENCE_S = 30.0
 BASE = "http://127.0.0.1:4437/v1/stream"
@@ -561,6 +562,34 @@ def test_what_a_subscription_follows_may_change(data_dir: Path) -> None:
             await world.create("other")
             await until(lambda: len(receiver.calls) == 2)
             assert receiver.calls[1].body["subscription_id"] == "t"
+
+    asyncio.run(scene())
+
+
+def test_a_stream_left_out_for_want_of_room_is_followed_when_there_is_some(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(limits, "SUBSCRIPTION_LINKS_MAX", 1)
+
+    async def scene() -> None:
+        async with World(data_dir) as world:
+            await world.create("wake/pool", b"")
+            await world.pull(streams=("x",))
+            await world.create("x")
+
+            async def woken() -> bool:
+                return (await world.get()).subscription.wake_id is not None
+
+            await until(woken)
+            await world.create("events/a")
+            await until(lambda: "'events/a' is left out" in caplog.text)
+            await world.db.aexecute(RemoveStream("s", "x"))
+            await world.append("events/a")
+
+            async def followed() -> bool:
+                return await world.acked() == {"events/a": "-1"}
+
+            await until(followed)
 
     asyncio.run(scene())
 

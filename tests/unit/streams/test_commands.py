@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -313,7 +313,7 @@ def test_a_new_epoch_begins_at_zero(place: Place) -> None:
 
 
 def test_a_duplicate_comes_before_all_other_checks(place: Place) -> None:
-    """A retry is recognised though the stream has moved on: its Stream-Seq is old, its type wrong, the stream closed."""
+    """A retry is recognised though the stream has moved on: its Stream-Seq is old, its type wrong, it is closed."""
     place.do(Create("a", TEXT))
     place.do(Append("a", b"x", TEXT, Claim("p", 0, 0), seq="a"))
     place.do(Append("a", b"y", TEXT, seq="b"))
@@ -560,7 +560,10 @@ def test_soft_deletion(source: Place) -> None:
 def test_list_streams(place: Place) -> None:
     for path in ("b", "a/2", "a/1", "c"):
         place.do(Create(path))
-    listed: Callable[..., list[str]] = lambda **asked: [stream.path for stream in place.do(ListStreams(**asked))]
+
+    def listed(**asked: Any) -> list[str]:
+        return [stream.path for stream in place.do(ListStreams(**asked))]
+
     assert listed() == ["a/1", "a/2", "b", "c"]
     assert listed(after="a/2") == ["b", "c"]
     assert listed(limit=2) == ["a/1", "a/2"]
@@ -569,8 +572,9 @@ def test_list_streams(place: Place) -> None:
 def test_a_slice_knows_whether_it_is_the_end(place: Place) -> None:
     place.do(Create("a", TEXT, b"x"))
     place.do(Append("a", b"y", TEXT, close=True))
-    read = lambda position, size: place.do(Read("a", place.clock.now_ms(), position, size))
-    assert [read(0, 1).closed, read(0, 10).closed, read(1, 1).closed, read(2, 1).closed] == [False, True, True, True]
+    asked = [(0, 1), (0, 10), (1, 1), (2, 1)]
+    found = [place.do(Read("a", place.clock.now_ms(), position, size)).closed for position, size in asked]
+    assert found == [False, True, True, True]
 
 
 def test_the_counter_and_the_streams_table_are_the_truth(place: Place) -> None:

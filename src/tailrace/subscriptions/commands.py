@@ -13,11 +13,11 @@ from tailrace.log import position as positions
 from tailrace.log.position import offset
 from tailrace.storage.engine import Reader, Tx
 from tailrace.storage.table import META, Meta
-from tailrace.streams import grant, signing, webhook
-from tailrace.streams import subscription as rules
 from tailrace.streams.stream import STREAMS
-from tailrace.streams.subscription import LINKS, SUBSCRIPTIONS, Changed, Link, Settings, State, Subscription
-from tailrace.streams.wakes import (
+from tailrace.subscriptions import grant, signing, webhook
+from tailrace.subscriptions import subscription as rules
+from tailrace.subscriptions.subscription import LINKS, SUBSCRIPTIONS, Changed, Link, Settings, State, Subscription
+from tailrace.subscriptions.wakes import (
     has_room,
     load,
     log_at,
@@ -30,7 +30,6 @@ from tailrace.streams.wakes import (
     wake_if_pending,
 )
 
-_COUNT = "count/subscriptions"  # in META: counting rows at every PUT would cost more the more there are
 _BACKFILL_STEP = 1_000
 
 
@@ -287,11 +286,11 @@ def _described(tx: Tx, subscription: Subscription, *, fresh: bool) -> Described:
 
 
 def _count(tx: Tx, change: int) -> None:
-    row = tx.get(META, _COUNT)
+    row = tx.get(META, rules.COUNT)
     count = (int(row.value) if row else 0) + change
     if change > 0 and count > limits.SUBSCRIPTIONS_MAX:
         raise TooMany(f"there are {limits.SUBSCRIPTIONS_MAX} subscriptions, the most there may be; delete one first")
-    tx.put(META, Meta(_COUNT, b"%d" % count))
+    tx.put(META, Meta(rules.COUNT, b"%d" % count))
 
 
 def _link_by_name(tx: Tx, subscription: Subscription, path: str) -> Subscription:

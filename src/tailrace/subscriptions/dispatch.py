@@ -14,13 +14,13 @@ from tailrace.access import Permission
 from tailrace.command import Command, Query
 from tailrace.log.entry import LOGS
 from tailrace.storage.engine import Reader, Tx
-from tailrace.streams import grant, signing
-from tailrace.streams import subscription as rules
-from tailrace.streams.signing import SigningKey
 from tailrace.streams.stream import OWNER
-from tailrace.streams.subscription import LINKS, SUBSCRIPTIONS, Due, Link, State, Subscription
-from tailrace.streams.subscription_commands import end_wake
-from tailrace.streams.wakes import (
+from tailrace.subscriptions import grant, signing
+from tailrace.subscriptions import subscription as rules
+from tailrace.subscriptions.commands import end_wake
+from tailrace.subscriptions.signing import SigningKey
+from tailrace.subscriptions.subscription import LINKS, SUBSCRIPTIONS, Due, Link, State, Subscription
+from tailrace.subscriptions.wakes import (
     announce,
     has_room,
     log_at,

@@ -17,8 +17,8 @@ from tailrace import Database
 from tailrace.access import Permission, Principal
 from tailrace.clock import ManualClock
 from tailrace.errors import Forbidden, TooMany
-from tailrace.streams import signing
-from tailrace.streams.signing import EnsureSigningKey, GetSigningKeys, RotateSigningKey, SigningKey
+from tailrace.subscriptions import signing
+from tailrace.subscriptions.signing import EnsureSigningKey, GetSigningKeys, RotateSigningKey, SigningKey
 
 
 def unpadded(text: str) -> bytes:

@@ -48,6 +48,7 @@ WEBHOOK: Final = "webhook"
 PULL_WAKE: Final = "pull-wake"
 BEFORE_FIRST: Final = -1  # acked, as a position
 UNBOUND: Final = 0  # the log of a link whose stream is not there; logs are numbered from 1
+COUNT: Final = "count/subscriptions"  # in META: counting rows at every PUT would cost more the more there are
 CHANGES: Final = 0  # what `Changed` notices are told under: the number that no log has
 DESCRIPTION_BYTES_MAX: Final = 4 * limits.KiB
 WORKER_BYTES_MAX: Final = 256

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tailrace import limits
 from tailrace.errors import Conflict, Fenced, Invalid, Unauthenticated
 from tailrace.log.entry import Log
-from tailrace.streams import grant, webhook
-from tailrace.streams import subscription as rules
-from tailrace.streams.routing import Routes
-from tailrace.streams.subscription import BEFORE_FIRST, Link, Pattern, Settings, Subscription
-from tailrace.streams.webhook import Rules
+from tailrace.subscriptions import grant, webhook
+from tailrace.subscriptions import subscription as rules
+from tailrace.subscriptions.routing import Routes
+from tailrace.subscriptions.subscription import BEFORE_FIRST, Link, Pattern, Settings, Subscription
+from tailrace.subscriptions.webhook import Rules
 
 replace = msgspec.structs.replace
 

@@ -16,24 +16,10 @@ from tailrace import Database, limits
 from tailrace.clock import ManualClock
 from tailrace.errors import AlreadyClaimed, Conflict, Fenced, Invalid, NotFound, TooMany, Unauthenticated
 from tailrace.log.position import offset
-from tailrace.streams import subscription as rules
 from tailrace.streams.commands import Append, Create, Delete, Fork
-from tailrace.streams.dispatch import (
-    AnnounceWake,
-    BeginDelivery,
-    Behind,
-    Delivery,
-    DueWork,
-    Duty,
-    ExpireLease,
-    Followings,
-    Notify,
-    Owners,
-    RecordDelivery,
-)
 from tailrace.streams.queries import ListStreams, Read
-from tailrace.streams.subscription import Settings, State
-from tailrace.streams.subscription_commands import (
+from tailrace.subscriptions import subscription as rules
+from tailrace.subscriptions.commands import (
     Ack,
     AckOf,
     AddStreams,
@@ -47,6 +33,20 @@ from tailrace.streams.subscription_commands import (
     Release,
     RemoveStream,
 )
+from tailrace.subscriptions.dispatch import (
+    AnnounceWake,
+    BeginDelivery,
+    Behind,
+    Delivery,
+    DueWork,
+    Duty,
+    ExpireLease,
+    Followings,
+    Notify,
+    Owners,
+    RecordDelivery,
+)
+from tailrace.subscriptions.subscription import Settings, State
 
 BASE = "http://127.0.0.1:4437/v1/stream"
 URL = "https://worker.example/hook"
@@ -221,7 +221,7 @@ def test_existing_streams_are_linked_at_their_tail(world: World) -> None:
 
 
 def test_backfill_finds_matches_beyond_one_step(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailrace.streams.subscription_commands._BACKFILL_STEP", 3)
+    monkeypatch.setattr("tailrace.subscriptions.commands._BACKFILL_STEP", 3)
     for number in range(10):
         world.create(f"events/{number}")
         world.create(f"f/{number}")

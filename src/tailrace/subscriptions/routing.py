@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tailrace import limits
-from tailrace.streams.subscription import Pattern, compiled
+from tailrace.subscriptions.subscription import Pattern, compiled
 
 
 class Routes:

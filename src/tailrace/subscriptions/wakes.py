@@ -17,10 +17,19 @@ from tailrace import limits
 from tailrace.errors import Error, Invalid, NotFound
 from tailrace.log.entry import LOGS, Log
 from tailrace.storage.engine import Reader, Tx
-from tailrace.streams import subscription as rules
 from tailrace.streams.commands import Append
 from tailrace.streams.stream import DEFAULT_CONTENT_TYPE, STREAMS, expired, is_json, is_text, media_type
-from tailrace.streams.subscription import CHANGES, LINKS, SUBSCRIPTIONS, Changed, Link, Snapshot, State, Subscription
+from tailrace.subscriptions import subscription as rules
+from tailrace.subscriptions.subscription import (
+    CHANGES,
+    LINKS,
+    SUBSCRIPTIONS,
+    Changed,
+    Link,
+    Snapshot,
+    State,
+    Subscription,
+)
 
 _LINES = (DEFAULT_CONTENT_TYPE, "application/x-ndjson")  # and all text: where a wake event can stand as a line
 
