@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,3 +38,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     assert status == 0, f"the server ended with {status}:\n{process.output}"
     checked = check(data)
     assert checked.returncode == 0, f"tailrace check:\n{checked.stdout}{checked.stderr}"
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """Commands that run in the tests' own process set up logging; the next test must not notice."""
+    logger = logging.getLogger("tailrace")
+    before = list(logger.handlers), logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.level, logger.propagate = before
+    logger.setLevel(before[1])  # also forgets what loggers below have cached

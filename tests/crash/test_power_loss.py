@@ -66,7 +66,7 @@ def test_what_was_acknowledged_was_synced_before(seed: int, disk: LossyDisk, tmp
     expected["s"] = ([], False)
     for number in range(90):
         assert_survived()
-        body = b"%d" % number + b"x" * chance.choice([10, 5_000, 400_000])
+        body = b"%d" % number + b"x" * chance.choice([10, 5_000, 400_000, 400_000])
         match number % 6:
             case 0:
                 db.execute(Create(f"f{number}", fork=Fork("s")))
@@ -83,7 +83,7 @@ def test_what_was_acknowledged_was_synced_before(seed: int, disk: LossyDisk, tmp
                 db.execute(Append("s", body, TEXT, Claim("p", number, 0)))
                 expected["s"][0].append(body)  # type: ignore[index]
     assert_survived()
-    assert disk.durable_bytes(data / "tailrace.db") > 2_000_000, "a checkpoint was to be among what was tried"
+    assert disk.durable_bytes(data / "tailrace.db") > 500_000, "a checkpoint was to be among what was tried"
     db.close()
 
 

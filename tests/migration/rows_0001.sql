@@ -1,5 +1,6 @@
--- Rows as schema version 1 wrote them: every kind of stream, a fork, a producer, a trimmed and a dropped log.
+-- Rows as schema version 1 wrote them; see rows.py.
 
+INSERT INTO meta VALUES ('count/subscriptions', X'31');
 INSERT INTO meta VALUES ('counter/log', X'37');
 INSERT INTO logs VALUES (1, 'stream/source', NULL, 0, 0, 16, 1700000001000, 1, 0, 0);
 INSERT INTO logs VALUES (2, 'stream/fork', 1, 5, 0, 12, 1700000001000, 0, 1, 0);
@@ -28,3 +29,6 @@ INSERT INTO streams VALUES ('ttl', 5, 'text/plain', 1700000001000, 1000000000, 2
 INSERT INTO deadlines VALUES (2700000001000, 'ttl');
 INSERT INTO retained VALUES ('retained');
 INSERT INTO producers VALUES (1, 'writer', 0, 1);
+INSERT INTO subscriptions VALUES ('workers', 'pull-wake', NULL, NULL, 'json', 30000, NULL, 1700000001000, 'd8b9a7f53e516e92761094c977534039a05d5cc556f267cf040892609346305a', 'http://localhost:4437', 6, 2, 0, NULL, NULL, NULL, NULL, 0, NULL);
+INSERT INTO links VALUES ('workers', 'source', 1, 0, 1, 16);
+INSERT INTO links VALUES ('workers', 'ttl', 1, 0, 5, 1);

@@ -1,7 +1,7 @@
 """From every earlier version to the current one, with rows in it; and again after a crash in the middle.
 
 For each version that was ever released there is a file of rows, ``rows_<version>.sql``, as that version wrote them. A
-new migration comes with the next one: the test that counts them fails until it is there.
+new migration comes with the next one (rows.py): the test that counts them fails until it is there.
 """
 
 from __future__ import annotations
@@ -18,14 +18,10 @@ from tailrace.storage.sqlite import FILE, SqliteEngine, migrations
 from tailrace.streams.commands import Append, Create
 from tailrace.streams.queries import ListStreams
 from tests.migration import schema
+from tests.migration.rows import HERE, STREAMS, rows_file
 
-HERE = Path(__file__).parent
 CURRENT = len(migrations())
 VERSIONS = range(CURRENT + 1)
-
-
-def rows_file(version: int) -> Path:
-    return HERE / f"rows_{version:04d}.sql"
 
 
 def make(directory: Path, version: int) -> None:
@@ -61,7 +57,7 @@ def test_migrating_from(version: int, data_dir: Path) -> None:
     make(data_dir, version)
     db = Database(SqliteEngine(data_dir), housekeeping_s=None)
     paths = [stream.path for stream in db.execute(ListStreams())]
-    assert paths == (["closed", "fork", "json", "retained", "source", "ttl"] if version else [])
+    assert paths == (STREAMS if version else [])
     db.execute(Create("after", "text/plain"))
     assert db.execute(Append("after", b"x", "text/plain")).tail == 1
     db.close()

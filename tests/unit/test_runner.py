@@ -231,12 +231,14 @@ def test_each_command_of_a_batch_fails_alone(fixture: Fixture) -> None:
 def test_a_batch_has_a_limit_in_commands(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "BATCH_COMMANDS_MAX", 4)
     holder = fixture.hold()
-    threads = [started(lambda n=n: fixture.runner.execute(Note(f"{n}"))) for n in range(10)]
+    results: list[str] = []
+    threads = [started(lambda n=n: results.append(fixture.runner.execute(Note(f"{n}")))) for n in range(10)]
     until(lambda: fixture.waiting() == 10)
     fixture.release()
     for thread in [holder, *threads]:
         thread.join(PATIENCE_S)
     assert [len(batch) for batch in fixture.engine.commits] == [1, 4, 4, 2]
+    assert sorted(results) == [f"{n}!" for n in range(10)], "nobody leaves before its own command is done"
 
 
 def test_a_batch_has_a_limit_in_bytes(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,6 +487,24 @@ def test_threads_and_a_loop_at_once(blocking: bool) -> None:
     done = [name for batch in fixture.engine.commits for name in batch]
     assert len(done) == len(set(done)) == 540
     assert len(results) == 240
+
+
+def test_one_that_stands_behind_more_than_a_batch_waits_for_its_own(
+    fixture: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "BATCH_COMMANDS_MAX", 4)
+
+    async def main() -> None:
+        fixture.runner.attach(asyncio.get_running_loop())
+        answers: list[str] = []
+        for number in range(10):
+            fixture.runner.submit(Note(f"{number}"), lambda result, error: answers.append(result))
+        assert fixture.runner.execute(Note("last")) == "last!"
+        assert [len(batch) for batch in fixture.engine.commits] == [4, 4, 3]
+        await auntil(lambda: len(answers) == 10)
+        await asyncio.to_thread(fixture.runner.detach)
+
+    asyncio.run(main())
 
 
 def test_a_thread_wakes_the_waiters_of_the_loop_on_the_loop(fixture: Fixture) -> None:

@@ -58,7 +58,7 @@ class App:
             # What needed credentials must not be kept by a cache that others read.
             cache_scope="public" if config.dev else "private",
         )
-        self._streams = StreamsDoor(db, reading, public_url=config.public_url)
+        self._streams = StreamsDoor(db, reading, config)
         self._subscriptions = SubscriptionsDoor(db, config)
         self._dispatcher = Dispatcher(db, config)
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from tailrace.config import Config
+
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -38,6 +40,14 @@ class Request:
         self.body = body
         self.peer = peer
         self.secure = secure
+
+
+def origin(request: Request, config: Config) -> str:
+    """How the client reaches this server, without a slash at the end."""
+    if config.public_url is not None:
+        return config.public_url.rstrip("/")
+    host = request.headers.get(b"host", b"").decode("latin-1") or f"{config.host}:{config.port}"
+    return f"{'https' if request.secure else 'http'}://{host}"
 
 
 class Response:

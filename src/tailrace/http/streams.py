@@ -11,10 +11,11 @@ from urllib.parse import quote, unquote_to_bytes
 
 from tailrace import limits
 from tailrace.access import Principal
+from tailrace.config import Config
 from tailrace.database import Database
 from tailrace.errors import Invalid, NotAllowed
 from tailrace.http.encoding import encoding
-from tailrace.http.message import Answer, Headers, Request, Response
+from tailrace.http.message import Answer, Headers, Request, Response, origin
 from tailrace.http.reading import Piece, Reading
 from tailrace.log.log import Page
 from tailrace.log.position import offset, parse
@@ -66,10 +67,10 @@ def _piece(stream: Stream, start: int, page: Page) -> Piece:
 class StreamsDoor:
     """Everything under /v1/stream/ but the reserved paths."""
 
-    def __init__(self, db: Database, reading: Reading, *, public_url: str | None) -> None:
+    def __init__(self, db: Database, reading: Reading, config: Config) -> None:
         self._db = db
         self._reading = reading
-        self._public_url = public_url
+        self._config = config
 
     def __call__(self, request: Request, raw: bytes, principal: Principal) -> Coroutine[Any, Any, Answer]:
         """Answer a request; `raw` is the path after /v1/stream/, as it came."""
@@ -171,15 +172,7 @@ class StreamsDoor:
         return self._reading.answer(request, StreamFeed(self._db, principal, path))
 
     def _url(self, request: Request, path: str) -> bytes:
-        return (base_url(request, self._public_url) + ROOT + quote(path, safe="/~!$&'()*+,;=:@")).encode()
-
-
-def base_url(request: Request, public_url: str | None) -> str:
-    """How the client reaches this server."""
-    if public_url is not None:
-        return public_url.rstrip("/")
-    host = request.headers.get(b"host", b"localhost").decode("latin-1")
-    return f"{'https' if request.secure else 'http'}://{host}"
+        return (origin(request, self._config) + ROOT + quote(path, safe="/~!$&'()*+,;=:@")).encode()
 
 
 @lru_cache(maxsize=4096)

@@ -27,7 +27,7 @@ from tailrace.config import Config
 from tailrace.database import Database
 from tailrace.errors import Conflict, Error, Invalid, NotAllowed, NotFound, Unauthenticated
 from tailrace.http import errors
-from tailrace.http.message import Request, Response
+from tailrace.http.message import Request, Response, origin
 from tailrace.log.position import offset
 from tailrace.streams.stream import RESERVED
 from tailrace.subscriptions import subscription as rules
@@ -218,10 +218,7 @@ def webhook_rules(config: Config) -> webhook.Rules:
 def base_url(request: Request, config: Config) -> str:
     """The stream root as the client reaches it, without a slash at the end."""
     root = request.path.partition(_PREFIX)[0].decode("ascii", "replace")
-    if config.public_url:
-        return config.public_url.rstrip("/") + root
-    host = request.headers.get(b"host", b"").decode("ascii", "replace") or f"{config.host}:{config.port}"
-    return f"{'https' if request.secure else 'http'}://{host}{root}"
+    return origin(request, config) + root
 
 
 def callback_url(subscription: Subscription) -> str:

@@ -16,7 +16,8 @@ from tailrace.clock import ManualClock
 from tailrace.http import cursor as cursors
 from tailrace.http.encoding import TEXT
 from tailrace.http.live import Live
-from tailrace.http.message import Frame
+from tailrace.http.message import Frame, Request
+from tailrace.http.reading import Piece, Reading
 from tailrace.log.entry import Entry, Log
 from tailrace.log.log import CLOSED, DROPPED, Advanced
 from tailrace.log.position import offset
@@ -352,6 +353,54 @@ def by_hand(work: Any) -> None:
         await work(tail, Live(tail, ManualClock(), metrics, recycle_s=60), metrics)
 
     asyncio.run(main())
+
+
+class Scripted:
+    """A feed of 1-byte messages whose reads find, one after the other, a log of the lengths given."""
+
+    def __init__(self, *lengths: int) -> None:
+        self._lengths = list(lengths)
+
+    async def read(self, position: int | None, bytes_max: int) -> Piece:
+        at, tail = position or 0, self._lengths.pop(0)
+        entries = [Entry(1, n, n + 1, 0, b"%d" % (n % 10)) for n in range(at, tail)]
+        return Piece(1, "text/plain", TEXT, at, entries, tail, tail, not self._lengths)
+
+    async def describe(self) -> Piece:
+        tail = self._lengths.pop(0)
+        return Piece(1, "text/plain", TEXT, tail, [], tail, tail, not self._lengths)
+
+
+def answered(tail: Tail, live: Live, feed: Scripted, query: bytes) -> Any:
+    reading = Reading(live, ManualClock(), page_bytes=1000, long_poll_timeout_s=600, cache_scope="public")
+    return reading.answer(Request(b"GET", b"/", query, {}, b""), feed)
+
+
+def test_what_is_committed_between_a_read_and_the_joining_is_not_missed() -> None:
+    """No notice comes for it: it was told before the reader joined. Only reading again finds it."""
+
+    async def work(tail: Tail, live: Live, metrics: Metrics) -> None:
+        sink = Heard()
+        answer = await answered(tail, live, Scripted(2, 3, 4), b"offset=-1&live=sse")
+        await asyncio.wait_for(answer.run(sink), 10)
+        events = b"".join(frame.data for frame in sink.frames)
+        assert [line for line in events.split(b"\n") if line.startswith(b"data:") and b"{" not in line] == [
+            b"data:01", b"data:2", b"data:3",
+        ]  # fmt: skip
+        assert metrics.live_readers == 0
+
+    by_hand(work)
+
+
+@pytest.mark.parametrize("start", [b"now", b"-1"])
+def test_what_is_committed_between_a_read_and_the_waiting_is_not_missed(start: bytes) -> None:
+    async def work(tail: Tail, live: Live, metrics: Metrics) -> None:
+        feed = Scripted(0, 2, 2)
+        answer = await asyncio.wait_for(answered(tail, live, feed, b"live=long-poll&offset=" + start), 10)
+        assert (answer.status, answer.body) == (200, b"01")
+        assert (metrics.live_readers, len(tail)) == (0, 0)
+
+    by_hand(work)
 
 
 def test_a_frame_is_encoded_once_for_all_readers_at_one_place() -> None:

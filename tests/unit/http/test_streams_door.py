@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tailrace.http.message import Request
-from tailrace.http.streams import base_url, decode_path
+from tailrace.config import Config
+from tailrace.http.message import Request, origin
+from tailrace.http.streams import decode_path
 from tailrace.log.position import offset
 from tests.migration.test_schema import TABLES
 from tests.unit.http.inprocess import Up, serve
@@ -273,9 +274,9 @@ def test_decode_path(raw: bytes, path: str) -> None:
     assert decode_path(raw) == path
 
 
-def test_base_url() -> None:
+def test_origin() -> None:
     request = Request(b"GET", b"/", b"", {b"host": b"example.com:1"}, b"")
-    assert base_url(request, None) == "http://example.com:1"
-    assert base_url(request, "https://x/") == "https://x"
+    assert origin(request, Config(dev=True)) == "http://example.com:1"
+    assert origin(request, Config(dev=True, public_url="https://x/")) == "https://x"
     secure = Request(b"GET", b"/", b"", {}, b"", secure=True)
-    assert base_url(secure, None) == "https://localhost"
+    assert origin(secure, Config(dev=True)) == "https://127.0.0.1:4437"

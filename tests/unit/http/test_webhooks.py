@@ -663,7 +663,7 @@ def test_an_append_writes_a_wake_event_and_a_lost_lease_another(data_dir: Path) 
             assert claimed is not None
             await until(lambda: events(2))
             assert await generations() == [1, 2]
-            assert world.db.metrics.wakes == 2
+            await until(lambda: world.db.metrics.wakes == 2)
 
     asyncio.run(scene())
 
@@ -678,7 +678,7 @@ def test_a_wake_stream_made_later_gets_the_event(data_dir: Path, caplog: pytest.
                 return (await world.get()).subscription.retries == 1
 
             await until(retried)
-            assert "wake/pool" in caplog.text
+            await until(lambda: "wake/pool" in caplog.text)
             await world.create("wake/pool", b"")
 
             async def written() -> bool:
