@@ -75,7 +75,7 @@ class Database:
 
     def _query(self, query: Query[T]) -> T:
         self.metrics.queries += 1
-        with self._engine.reader() as reader:
+        with self._engine.reader(self.clock.now_ms()) as reader:
             return query.run(reader)
 
     # -- life
@@ -122,7 +122,7 @@ class Database:
         """Do all housekeeping that is due; how many steps it took."""
         steps, after = 0, None
         while not self._closing.is_set():
-            due = self.execute(FindDue(self.clock.now_ms(), after))
+            due = self.execute(FindDue(after))
             steps += self._do(due)
             if not due.trims:  # else the same streams may have more to trim
                 after = due.looked_at
@@ -148,7 +148,7 @@ class Database:
             try:
                 more = True
                 while more and not self._closing.is_set():
-                    due = self.execute(FindDue(self.clock.now_ms(), after))
+                    due = self.execute(FindDue(after))
                     self._do(due)
                     after, more = due.looked_at, due.more
             except Unavailable as error:

@@ -47,7 +47,7 @@ def _quiet() -> Iterator[None]:
 
 
 def content(db: Database, path: str) -> bytes:
-    return b"".join(entry.body for entry in db.execute(Read(path, 0, None)).page.entries)
+    return b"".join(entry.body for entry in db.execute(Read(path)).page.entries)
 
 
 def append(db: Database, text: bytes) -> int:

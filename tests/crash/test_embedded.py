@@ -70,7 +70,7 @@ def run_until_killed(data: Path, ledger: Ledger, environment: dict[str, str], an
 def assert_kept(data: Path, ledger: Ledger) -> None:
     assert check_database(data).findings == []
     with tailrace.open(data, housekeeping_s=None) as db:
-        text = b"".join(entry.body for entry in db.execute(Read("s", 0, None, bytes_max=10**9)).page.entries)
+        text = b"".join(entry.body for entry in db.execute(Read("s", bytes_max=10**9)).page.entries)
         found: dict[str, list[int]] = {}
         for token in text.decode().split(";")[:-1]:
             name, number = token.split(".")
@@ -93,7 +93,7 @@ def assert_kept(data: Path, ledger: Ledger) -> None:
 def assert_remade(db: tailrace.Database, ledger: Ledger) -> None:
     """The path that is made again and again holds its latest content, or nothing."""
     try:
-        found: int | None = int(db.execute(Read("again", 0, None)).page.entries[0].body)
+        found: int | None = int(db.execute(Read("again")).page.entries[0].body)
     except NotFound:
         found = None
     making, made = ledger.asked.get("make", -1), ledger.answered.get("make", -1)

@@ -38,7 +38,7 @@ def disk() -> Iterator[LossyDisk]:
 
 
 def bodies(db: Database, path: str) -> list[bytes]:
-    return [entry.body for entry in db.execute(Read(path, 0, None, bytes_max=10**9)).page.entries]
+    return [entry.body for entry in db.execute(Read(path, bytes_max=10**9)).page.entries]
 
 
 @pytest.mark.parametrize("seed", range(rounds(2)))
@@ -55,10 +55,10 @@ def test_what_was_acknowledged_was_synced_before(seed: int, disk: LossyDisk, tmp
             for path, state in expected.items():
                 if state is None:
                     with pytest.raises(NotFound):
-                        found.execute(Describe(path, 0))
+                        found.execute(Describe(path))
                 else:
                     assert bodies(found, path) == state[0]
-                    assert bool(found.execute(Describe(path, 0)).stream.closed) == state[1]
+                    assert bool(found.execute(Describe(path)).stream.closed) == state[1]
         assert check_database(copy).findings == []
 
     assert_survived()

@@ -50,7 +50,7 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recovered(directory: Path) -> int:
     """How many commits a damaged database opens with; that it is those, all of each, and that it can be used."""
     with tailrace.open(directory, housekeeping_s=None) as db:
-        found = db.execute(Read("s", 0, None, bytes_max=10**9))
+        found = db.execute(Read("s", bytes_max=10**9))
         count = len(found.page.entries)
         assert [entry.body for entry in found.page.entries] == [body(number) for number in range(count)]
         with db._engine.reader() as reader:

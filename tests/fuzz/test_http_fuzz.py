@@ -1,7 +1,7 @@
 """Bad input over HTTP: methods, paths, queries, headers and bodies that nobody should send.
 
 Whatever comes, the answer comes soon, is never a 5xx, and says in JSON what was wrong; a request that was refused has
-changed nothing: all rows of the database are compared before and after. `TAILRACE_SOAK=1` tries many more.
+changed nothing: the rows of the database are compared before and after. `TAILRACE_SOAK=1` tries many more.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator
 
 import httpx
+import msgspec
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -57,9 +58,19 @@ class Target:
                 self.http.delete(f"/v1/stream/{path}")
 
     def digest(self) -> int:
-        """A fingerprint of every row there is."""
+        """A fingerprint of every row but those that housekeeping may remove meanwhile, all by itself."""
         with self.served.running.db._engine.reader() as reader:
-            rows = [list(reader.scan(table)) for table in TABLES.values()]
+            rows = {name: list(reader.scan(table)) for name, table in TABLES.items()}
+        streams = [
+            row for row in rows["streams"] if not (row.deleted or row.expires_ms or row.max_age_s or row.max_bytes)
+        ]
+        lasting = {stream.log for stream in streams}
+        rows["streams"] = streams
+        rows["logs"] = [msgspec.structs.replace(row, forks=0) for row in rows["logs"] if row.id in lasting]
+        rows["entries"] = [row for row in rows["entries"] if row.log in lasting]
+        rows["producers"] = [row for row in rows["producers"] if row.log in lasting]
+        for name in ("garbage", "deadlines", "retained"):
+            del rows[name]
         return zlib.crc32(repr(rows).encode())
 
     def send(self, raw: bytes) -> tuple[int, dict[str, str], bytes]:

@@ -37,7 +37,6 @@ from tests.support.directories import scratch_directory
 from tests.support.soak import examples
 from tests.support.vfs import FaultyDisk, no_space
 
-logging.getLogger("tailrace").setLevel(logging.CRITICAL + 1)  # stopping the writer is part of the play
 numbers = itertools.count()
 
 # A cached table, a cached one that is scanned, two plain ones, and the heap.
@@ -157,6 +156,8 @@ class Loop:
 class Engines(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
+        # Stopping the writer is part of the play; the test's end puts the level back.
+        logging.getLogger("tailrace").setLevel(logging.CRITICAL + 1)
         self.directory = scratch_directory()
         self.disk = FaultyDisk(f"engine{next(numbers)}")
         self.rows: Rows = {table: {} for table in TABLES}

@@ -29,7 +29,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bodies(db: tailrace.Database) -> list[bytes]:
-    return [entry.body for entry in db.execute(Read("s", 0, None, bytes_max=10**9)).page.entries]
+    return [entry.body for entry in db.execute(Read("s", bytes_max=10**9)).page.entries]
 
 
 @pytest.mark.usefixtures("small_batches")

@@ -162,6 +162,8 @@ class Model:
                 return Answer(400)
             if data:
                 made.messages.append(Message(data, self.now_ms))
+        if fork is not None and fork.index is None and made.source is not None:
+            fork = Fork(fork.source, len(made.source.messages), fork.sub)  # what it was created with is what it has
         made.config = self._config(made.content_type, made.ttl_s, made.expires_ms, fork, made.max_age_s, made.max_bytes)
         if made.ttl_s is not None:
             made.expires_ms = self.now_ms + made.ttl_s * 1000

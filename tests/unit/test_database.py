@@ -48,7 +48,7 @@ class House:
         return [stream.path for stream in self.do(ListStreams())]
 
     def text(self, path: str, position: int | None = None) -> bytes:
-        found = self.do(Read(path, self.clock.now_ms(), position, 10**9))
+        found = self.do(Read(path, position, 10**9))
         return b"".join(entry.body for entry in found.page.entries)
 
     def append(self, path: str, body: bytes) -> None:
@@ -76,7 +76,7 @@ def test_open_makes_a_database_and_finds_it_again(data_dir: Path) -> None:
     with tailrace.open(data_dir) as db:
         db.execute(Create("a", "text/plain", b"hello"))
     with tailrace.open(str(data_dir)) as db:
-        found = db.execute(Read("a", db.clock.now_ms(), None))
+        found = db.execute(Read("a"))
         assert [entry.body for entry in found.page.entries] == [b"hello"]
 
 
@@ -116,12 +116,12 @@ def test_asynchronous_use(data_dir: Path) -> None:
         await db.aexecute(Create("a", "text/plain"))
         appended = await asyncio.gather(*[db.aexecute(Append("a", b"%d" % n, "text/plain")) for n in range(10)])
         assert [one.tail for one in appended] == list(range(1, 11))
-        found = await db.aexecute(Describe("a", db.clock.now_ms()))
+        found = await db.aexecute(Describe("a"))
         assert found.log.next == 10
         with pytest.raises(NotFound):
             await db.aexecute(Append("missing", b"x", "text/plain"))
         with pytest.raises(NotFound):
-            await db.aexecute(Describe("missing", db.clock.now_ms()))
+            await db.aexecute(Describe("missing"))
         tails = await asyncio.gather(
             asyncio.to_thread(db.execute, Append("a", b"x", "text/plain")), db.aexecute(Append("a", b"y", "text/plain"))
         )
@@ -189,13 +189,13 @@ def test_a_command_needs_its_permission(house: House) -> None:
     reader = Principal("reader", frozenset({Permission.READ}))
     writer = Principal("writer", frozenset({Permission.READ, Permission.WRITE}))
     with pytest.raises(Forbidden, match="'nobody' may not Describe: it needs the read permission"):
-        house.db.execute(Describe("a", 0), nobody)
+        house.db.execute(Describe("a"), nobody)
     with pytest.raises(Forbidden, match="'reader' may not Create: it needs the write permission"):
         house.db.execute(Create("a"), reader)
     with pytest.raises(Forbidden, match="'writer' may not Reclaim: it needs the admin permission"):
         house.db.execute(Reclaim(1), writer)
     house.db.execute(Create("a"), writer)
-    house.db.execute(Describe("a", house.clock.now_ms()), reader)
+    house.db.execute(Describe("a"), reader)
     assert house.paths() == ["a"]
 
 
@@ -321,7 +321,7 @@ def test_retention_by_age(house: House) -> None:
     assert house.text("a") == b""
     assert house.rows(ENTRIES) == []
     house.append("a", b"again")
-    assert house.do(Describe("a", house.clock.now_ms())).log.next == 18, "positions go on"
+    assert house.do(Describe("a")).log.next == 18, "positions go on"
 
 
 def test_retention_by_bytes(house: House) -> None:
@@ -428,7 +428,7 @@ def test_writes_go_on_beside_housekeeping(data_dir: Path) -> None:
                 db.execute(Append(f"big{round_}", b"x" * 100, "text/plain"))
             db.execute(Delete(f"big{round_}"))
             db.execute(Append("live", b"y", "text/plain"))
-        assert db.execute(Describe("live", db.clock.now_ms())).log.next == 5
+        assert db.execute(Describe("live")).log.next == 5
     assert check_database(data_dir).findings == []
 
 

@@ -41,14 +41,14 @@ class StreamFeed:
         self._path = path
 
     async def read(self, position: int | None, bytes_max: int) -> Piece:
-        query = Read(self._path, self._db.clock.now_ms(), position, bytes_max)
+        query = Read(self._path, position, bytes_max)
         found = await self._db.aexecute(query, self._principal)
         self._touch(found.stream)
         start = found.log.start if position is None else position
         return _piece(found.stream, start, found.page)
 
     async def describe(self) -> Piece:
-        found = await self._db.aexecute(Describe(self._path, self._db.clock.now_ms()), self._principal)
+        found = await self._db.aexecute(Describe(self._path), self._principal)
         self._touch(found.stream)
         tail = found.log.next
         return _piece(found.stream, tail, Page([], tail, tail))
@@ -143,7 +143,7 @@ class StreamsDoor:
         return Response(201 if created.fresh else 200, headers)
 
     async def _head(self, path: str, principal: Principal) -> Response:
-        found = await self._db.aexecute(Describe(path, self._db.clock.now_ms()), principal)
+        found = await self._db.aexecute(Describe(path), principal)
         stream, log = found.stream, found.log
         headers: Headers = [
             (b"content-type", stream.content_type.encode()),

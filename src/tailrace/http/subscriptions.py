@@ -155,7 +155,7 @@ class SubscriptionsDoor:
         if request.method == b"DELETE":
             await self._db.aexecute(DeleteSubscription(name), principal)
             return Response(204, [])
-        found = await self._db.aexecute(GetSubscription(name, self._db.clock.now_ms()), principal)
+        found = await self._db.aexecute(GetSubscription(name), principal)
         return _json(200, described(found, base))
 
     async def _list(self, request: Request, principal: Principal) -> Response:

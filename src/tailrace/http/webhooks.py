@@ -155,7 +155,7 @@ class Dispatcher:
         while self._routes and (streams := await self._db.aexecute(ListStreams(after=after))):
             pairs = [(name, stream.path) for stream in streams for name in self._routes.of(stream.path)]
             for at in range(0, len(pairs), PAIRS_MAX):
-                query = Behind(tuple(pairs[at : at + PAIRS_MAX]), self._db.clock.now_ms())
+                query = Behind(tuple(pairs[at : at + PAIRS_MAX]))
                 behind = await self._db.aexecute(query)
                 await self._notify(behind)
                 await asyncio.sleep(0)

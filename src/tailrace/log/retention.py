@@ -7,12 +7,12 @@ from tailrace.log.entry import ENTRIES, Log
 from tailrace.storage.engine import Reader
 
 
-def horizon(reader: Reader, log: Log, now_ms: int, *, max_age_s: int | None, max_bytes: int | None) -> int:
-    """Where the log should start so that nothing older than `max_age_s` and about `max_bytes` are kept.
+def horizon(reader: Reader, log: Log, *, max_age_s: int | None, max_bytes: int | None) -> int:
+    """Where the log should start so that nothing older than `max_age_s` and at most `max_bytes` are kept.
 
     Looks at one step's worth of entries at most and always answers with a boundary between entries. Only a log's own
     entries are trimmed: what a fork shares belongs to its parent."""
-    oldest_ms = now_ms - max_age_s * 1000 if max_age_s is not None else None
+    oldest_ms = reader.now_ms - max_age_s * 1000 if max_age_s is not None else None
     lowest = log.next - max_bytes if max_bytes is not None else None
     start = log.start
     if start < log.base:
@@ -21,7 +21,8 @@ def horizon(reader: Reader, log: Log, now_ms: int, *, max_age_s: int | None, max
         start = log.base
     for entry in reader.scan(ENTRIES, log.id, start=start, limit=limits.SWEEP_ENTRIES):
         too_old = oldest_ms is not None and entry.at_ms < oldest_ms
-        too_much = lowest is not None and entry.position < lowest
+        # One message that is larger than all that may be kept is kept: an empty stream helps nobody.
+        too_much = lowest is not None and entry.position < lowest and entry.next < log.next
         if not (too_old or too_much):
             return entry.position
         start = entry.next

@@ -29,6 +29,8 @@ _DELETED: Final[Any] = None
 class Reader(Protocol):
     """A consistent view of committed rows."""
 
+    now_ms: int  # when it was asked for
+
     def get(self, table: Table[R], *key: Any) -> R | None:
         """The row with this key."""
 
@@ -247,7 +249,7 @@ class Engine(Protocol):
     def begin(self, now_ms: int) -> Tx:
         """Open the write transaction. One at a time."""
 
-    def reader(self) -> AbstractContextManager[Reader]:
+    def reader(self, now_ms: int = 0) -> AbstractContextManager[Reader]:
         """A view of what is committed now; keep it short."""
 
     def close(self) -> None:

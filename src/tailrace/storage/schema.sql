@@ -42,7 +42,6 @@ CREATE TABLE streams (
   expires_ms INTEGER,
   expires_text TEXT,
   closed INTEGER NOT NULL,
-  closer TEXT,
   seq TEXT,
   forked_from TEXT,
   fork_position INTEGER,

@@ -33,7 +33,8 @@ _READER_CACHE_KIB: Final = 8 * 1024
 class SqliteReader:
     """A read transaction on a connection of its own."""
 
-    def __init__(self, connection: apsw.Connection) -> None:
+    def __init__(self, connection: apsw.Connection, now_ms: int) -> None:
+        self.now_ms = now_ms
         self._execute = connection.execute
 
     def get(self, table: Table[R], *key: Any) -> R | None:
@@ -189,7 +190,7 @@ class SqliteEngine:
         return SqliteTx(self, now_ms)
 
     @contextmanager
-    def reader(self) -> Iterator[SqliteReader]:
+    def reader(self, now_ms: int = 0) -> Iterator[SqliteReader]:
         with _translated():
             try:
                 connection = self._idle.pop()
@@ -198,7 +199,7 @@ class SqliteEngine:
                 connection.execute("PRAGMA query_only = ON")
             connection.execute("BEGIN")
             try:
-                yield SqliteReader(connection)
+                yield SqliteReader(connection, now_ms)
             finally:
                 connection.execute("ROLLBACK")
                 self._idle.append(connection)

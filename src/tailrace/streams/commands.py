@@ -83,7 +83,7 @@ class Create(Command[Created], frozen=True):
         else:
             content_type = DEFAULT_CONTENT_TYPE if self.content_type is None else check_content_type(self.content_type)
             log = logs.create(tx, OWNER + self.path)
-            stream = self._stream(tx, log, content_type, None)
+            stream = self._stream(tx, log, content_type)
         body = json_mode.initial(self.body) if self.body and is_json(stream.content_type) else self.body
         if body:
             log = logs.append(tx, log, body, len(body))
@@ -94,7 +94,9 @@ class Create(Command[Created], frozen=True):
             tx.put(RETAINED, Retained(stream.path))
         return Created(True, stream, log.next)
 
-    def _stream(self, tx: Tx, log: Log, content_type: str, source: Stream | None) -> Stream:
+    def _stream(
+        self, tx: Tx, log: Log, content_type: str, source: Stream | None = None, fork: Fork | None = None
+    ) -> Stream:
         """The new row. A fork has the source's life and retention where it was given none of its own."""
         ttl_s, expires_ms, expires_text = self.ttl_s, self.expires_ms, self.expires_text
         max_age_s, max_bytes = self.max_age_s, self.max_bytes
@@ -105,10 +107,9 @@ class Create(Command[Created], frozen=True):
             max_age_s, max_bytes = source.max_age_s, source.max_bytes
         if ttl_s is not None:
             expires_ms = tx.now_ms + ttl_s * 1000
-        fork = self.fork
         return Stream(
             path=self.path, log=log.id, content_type=content_type, created_ms=tx.now_ms, ttl_s=ttl_s,
-            expires_ms=expires_ms, expires_text=expires_text, closed=int(self.closed), closer=None, seq=None,
+            expires_ms=expires_ms, expires_text=expires_text, closed=int(self.closed), seq=None,
             forked_from=fork.source if fork else None, fork_position=fork.position if fork else None,
             fork_sub=fork.sub if fork else None, max_age_s=max_age_s, max_bytes=max_bytes, deleted=0,
         )  # fmt: skip
@@ -131,7 +132,8 @@ class Create(Command[Created], frozen=True):
         log = logs.fork(tx, origin, OWNER + self.path, position)
         if prefix:
             log = logs.append(tx, log, prefix, len(prefix))
-        return self._stream(tx, log, source.content_type, source), log
+        resolved = msgspec.structs.replace(fork, position=log.base if fork.position is None else fork.position)
+        return self._stream(tx, log, source.content_type, source, resolved), log
 
     def _confirm(self, tx: Tx, stream: Stream) -> Created:
         """200 or 409: whether the request asks for what is there."""
@@ -186,7 +188,7 @@ class Append(Command[Appended], frozen=True, gc=False):
         return len(self.body)
 
     def run(self, tx: Tx) -> Appended:
-        stream = live(tx, self.path, tx.now_ms)
+        stream = live(tx, self.path)
         log = log_of(tx, stream)
         claim = self.claim
         known = None if claim is None else tx.get(PRODUCERS, log.id, claim.id)
@@ -224,9 +226,8 @@ class Append(Command[Appended], frozen=True, gc=False):
         return json_mode.entry(self.body) if is_json(stream.content_type) else self.body
 
     def _remember(self, tx: Tx, stream: Stream) -> None:
-        closer = self.claim.text() if self.close and self.claim is not None else None
         seq = self.seq if self.seq is not None and self.body else stream.seq
-        stream = msgspec.structs.replace(stream, closed=int(self.close), closer=closer, seq=seq)
+        stream = msgspec.structs.replace(stream, closed=int(self.close), seq=seq)
         tx.put(STREAMS, touched(stream, tx.now_ms))
         if self.close:
             tx.notify(stream.log, logs.CLOSED)
@@ -243,7 +244,7 @@ class Delete(Command[None], frozen=True):
     path: str
 
     def run(self, tx: Tx) -> None:
-        bury(tx, live(tx, self.path, tx.now_ms))
+        bury(tx, live(tx, self.path))
 
 
 class Touch(Command[None], frozen=True):
@@ -257,14 +258,14 @@ class Touch(Command[None], frozen=True):
             tx.put(STREAMS, touched(stream, tx.now_ms))
 
 
-def live(reader: Reader | Tx, path: str, now_ms: int) -> Stream:
+def live(reader: Reader | Tx, path: str) -> Stream:
     """The stream at `path`, if it can be used."""
     stream = reader.get(STREAMS, path)
     if stream is None:
         raise NotFound(f"there is no stream {path[:200]!r}; create it with PUT")
     if stream.deleted:
         raise Gone(f"stream {path!r} was deleted and lives only in its forks")
-    if expired(stream, now_ms):
+    if expired(stream, reader.now_ms):
         if log_of(reader, stream).forks:
             raise Gone(f"stream {path!r} has expired and lives only in its forks")
         raise NotFound(f"there is no stream {path!r}: it has expired")

@@ -28,10 +28,6 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     epoch: int
     sequence: int
 
-    def text(self) -> str:
-        """The request's name, to recognise its retry by."""
-        return f"{self.epoch}:{self.sequence}:{self.id}"
-
 
 PRODUCERS = Table("producers", Producer, key=("log", "id"), cached=True)
 

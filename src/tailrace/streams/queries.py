@@ -34,10 +34,9 @@ class Slice(msgspec.Struct, frozen=True):
 
 class Describe(Query[Described], frozen=True):
     path: str
-    now_ms: int
 
     def run(self, reader: Reader) -> Described:
-        stream = live(reader, self.path, self.now_ms)
+        stream = live(reader, self.path)
         return Described(stream, log_of(reader, stream))
 
 
@@ -45,12 +44,11 @@ class Read(Query[Slice], frozen=True):
     """Entries from `position` on (None: from the earliest retained), up to `bytes_max`."""
 
     path: str
-    now_ms: int
-    position: int | None
+    position: int | None = None
     bytes_max: int = limits.SLICE_BYTES
 
     def run(self, reader: Reader) -> Slice:
-        stream = live(reader, self.path, self.now_ms)
+        stream = live(reader, self.path)
         log = log_of(reader, stream)
         position = log.start if self.position is None else self.position
         return Slice(stream, log, logs.read(reader, log, position, self.bytes_max))

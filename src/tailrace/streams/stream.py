@@ -32,7 +32,6 @@ class Stream(msgspec.Struct, frozen=True, gc=False):
     expires_ms: int | None
     expires_text: str | None  # an absolute expiry as the client wrote it
     closed: int
-    closer: str | None  # the producer request that closed it, so that its retry is recognised
     seq: str | None  # the last Stream-Seq
     forked_from: str | None
     fork_position: int | None

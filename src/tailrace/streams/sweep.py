@@ -36,12 +36,11 @@ class Due(msgspec.Struct, frozen=True):
 class FindDue(Query[Due], frozen=True):
     """What there is to do. Of the streams with retention only some, `after` a path: looking at all takes long."""
 
-    now_ms: int
     after: str | None = None
     limit: int = 100
 
     def run(self, reader: Reader) -> Due:
-        deadlines = list(reader.scan(DEADLINES, before=self.now_ms + 1, limit=self.limit))
+        deadlines = list(reader.scan(DEADLINES, before=reader.now_ms + 1, limit=self.limit))
         garbage = [row.log for row in reader.scan(GARBAGE, limit=self.limit)]
         paths = [row.path for row in reader.scan(RETAINED, after=self.after, limit=limits.SWEEP_STREAMS)]
         trims = [(path, start) for path in paths if (start := self._horizon(reader, path)) is not None]
@@ -55,7 +54,7 @@ class FindDue(Query[Due], frozen=True):
         if stream is None or stream.deleted:
             return None
         log = log_of(reader, stream)
-        start = retention.horizon(reader, log, self.now_ms, max_age_s=stream.max_age_s, max_bytes=stream.max_bytes)
+        start = retention.horizon(reader, log, max_age_s=stream.max_age_s, max_bytes=stream.max_bytes)
         return start if start > log.start else None
 
 

@@ -104,12 +104,11 @@ class PutSubscription(Command[Described], frozen=True):
 
 class GetSubscription(Query[Described], frozen=True):
     id: str
-    now_ms: int
 
     def run(self, reader: Reader) -> Described:
         subscription = load(reader, self.id)
         keys = signing.load(reader) if subscription.kind == rules.WEBHOOK else []
-        return Described(subscription, states(reader, subscription, self.now_ms), keys[0].kid if keys else None)
+        return Described(subscription, states(reader, subscription), keys[0].kid if keys else None)
 
 
 class ListSubscriptions(Query[list[Subscription]], frozen=True):
@@ -171,7 +170,7 @@ class RemoveStream(Command[None], frozen=True):
             return
         kept = msgspec.structs.replace(link, explicit=0) if link.matched else None
         if kept is not None:
-            kept = rules.settled(kept, log_at(tx, path, tx.now_ms))
+            kept = rules.settled(kept, log_at(tx, path))
         save(tx, subscription, put_link(tx, subscription, link, kept), membership=True)
 
 
@@ -233,7 +232,7 @@ class Ack(Command[Acked], frozen=True):
             position = positions.parse(ack.offset)
         except Invalid as error:
             raise rules.invalid_offset(f"ack of {path[:80]!r}: {error}") from None
-        log = log_at(tx, path, tx.now_ms)
+        log = log_at(tx, path)
         link = tx.get(LINKS, self.id, path)
         rules.judge_ack(link, log, path, position, rules.snapshot_of(subscription))
         assert link is not None and log is not None
@@ -282,7 +281,7 @@ def _token(tx: Tx, subscription: Subscription) -> str:
 
 def _described(tx: Tx, subscription: Subscription, *, fresh: bool) -> Described:
     kid = signing.ensure(tx)[0].kid if subscription.kind == rules.WEBHOOK else None
-    return Described(subscription, states(tx, subscription, tx.now_ms), kid, fresh)
+    return Described(subscription, states(tx, subscription), kid, fresh)
 
 
 def _count(tx: Tx, change: int) -> None:
@@ -295,7 +294,7 @@ def _count(tx: Tx, change: int) -> None:
 
 def _link_by_name(tx: Tx, subscription: Subscription, path: str) -> Subscription:
     """Follow `path` explicitly; one that is followed already keeps its cursor."""
-    log = log_at(tx, path, tx.now_ms)
+    log = log_at(tx, path)
     existing = tx.get(LINKS, subscription.id, path)
     link = rules.settled(existing, log) if existing is not None else None
     if link is None:
@@ -328,7 +327,7 @@ def _backfill(tx: Tx, subscription: Subscription) -> Subscription:
         for stream in step:
             if not rules.follows(subscription, stream.path):
                 continue
-            log = log_at(tx, stream.path, tx.now_ms)
+            log = log_at(tx, stream.path)
             existing = tx.get(LINKS, subscription.id, stream.path)
             if log is not None and existing is None:
                 _require_room(subscription)

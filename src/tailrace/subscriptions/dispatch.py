@@ -97,7 +97,6 @@ class Behind(Query[list[Pair]], frozen=True):
     """Which of these pairs `Notify` would do something for."""
 
     pairs: tuple[Pair, ...]
-    now_ms: int
 
     def run(self, reader: Reader) -> list[Pair]:
         return [pair for pair in self.pairs if self._behind(reader, *pair)]
@@ -106,7 +105,7 @@ class Behind(Query[list[Pair]], frozen=True):
         subscription = reader.get(SUBSCRIPTIONS, name)
         if subscription is None:
             return False
-        log = log_at(reader, path, self.now_ms)
+        log = log_at(reader, path)
         link = reader.get(LINKS, name, path)
         if link is None:
             return log is not None and log.next > log.start
@@ -128,7 +127,7 @@ class Notify(Command[int], frozen=True):
         before = tx.get(SUBSCRIPTIONS, name)
         if before is None:
             return False
-        log = log_at(tx, path, tx.now_ms)
+        log = log_at(tx, path)
         link = tx.get(LINKS, name, path)
         subscription, warning = before, None
         if link is not None:
@@ -210,7 +209,7 @@ class BeginDelivery(Command[Delivery | None], frozen=True):
         """The links with the tails that {"done": true} will ack; what came later is for the next wake."""
         snapshot = rules.snapshot_of(subscription)
         found: list[State] = []
-        for state in states(tx, subscription, tx.now_ms):
+        for state in states(tx, subscription):
             link = state.link
             log, tail = snapshot.get(link.path, (link.log, max(link.acked, 0)))
             if log == link.log:

@@ -46,19 +46,19 @@ def require_kind(subscription: Subscription, kind: str, what: str) -> None:
         raise Invalid(f"subscription {subscription.id!r} is {subscription.kind}: {what} is for {kind} subscriptions")
 
 
-def log_at(reader: Reader | Tx, path: str, now_ms: int) -> Log | None:
+def log_at(reader: Reader | Tx, path: str) -> Log | None:
     """The log of the stream at `path`, if there is one to follow."""
     stream = reader.get(STREAMS, path)
-    if stream is None or stream.deleted or expired(stream, now_ms):
+    if stream is None or stream.deleted or expired(stream, reader.now_ms):
         return None
     return reader.get(LOGS, stream.log)
 
 
-def states(reader: Reader | Tx, subscription: Subscription, now_ms: int) -> list[State]:
+def states(reader: Reader | Tx, subscription: Subscription) -> list[State]:
     """All links as they stand, in path order. Changes nothing: for queries."""
     found: list[State] = []
     for link in list(reader.scan(LINKS, subscription.id)):
-        log = log_at(reader, link.path, now_ms)
+        log = log_at(reader, link.path)
         settled = rules.settled(link, log)
         if settled is not None:
             found.append(rules.state(settled, log))
@@ -69,7 +69,7 @@ def settle(tx: Tx, subscription: Subscription) -> tuple[Subscription, list[State
     """As `states`, and what was found is stored."""
     found: list[State] = []
     for link in list(tx.scan(LINKS, subscription.id)):
-        log = log_at(tx, link.path, tx.now_ms)
+        log = log_at(tx, link.path)
         settled = rules.settled(link, log)
         subscription = put_link(tx, subscription, link, settled)
         if settled is not None:

@@ -424,7 +424,7 @@ def test_reads_renew_the_ttl_and_head_does_not(data_dir: Path) -> None:
         from tailrace.streams.queries import Describe
 
         async def expires_ms() -> int:
-            found = await up.db.aexecute(Describe("a", up.db.clock.now_ms()))
+            found = await up.db.aexecute(Describe("a"))
             assert found.stream.expires_ms is not None
             return found.stream.expires_ms
 

@@ -144,7 +144,7 @@ class World:
         return appended.tail
 
     async def get(self, name: str = "s") -> Described:
-        return await self.db.aexecute(GetSubscription(name, self.db.clock.now_ms()))
+        return await self.db.aexecute(GetSubscription(name))
 
     async def acked(self, name: str = "s") -> dict[str, str]:
         found = await self.get(name)
@@ -158,7 +158,7 @@ class World:
             states = {state.link.path: state for state in found.streams}
             for stream in await self.db.aexecute(ListStreams()):
                 if rules.follows(found.subscription, stream.path) and stream.path not in states:
-                    log = (await self.db.aexecute(Describe(stream.path, self.db.clock.now_ms()))).log
+                    log = (await self.db.aexecute(Describe(stream.path))).log
                     if log.next:
                         return False
             return found.subscription.wake_id is None and not any(state.pending for state in states.values())
@@ -536,7 +536,7 @@ def test_many_streams_and_subscriptions_lose_nothing(data_dir: Path, monkeypatch
                 await world.idle(f"s{number}")
             tails = {}
             for path in paths:
-                found = await world.db.aexecute(Read(path, world.db.clock.now_ms(), None))
+                found = await world.db.aexecute(Read(path))
                 tails[path] = found.log.next
             for number, pattern in enumerate(patterns * 2):
                 expected = {path for path in paths if rules.compiled(pattern).matches(path) and tails[path]} | {"named"}
@@ -652,7 +652,7 @@ def test_an_append_writes_a_wake_event_and_a_lost_lease_another(data_dir: Path) 
             await world.create("events/a")
 
             async def generations() -> list[int]:
-                found = await world.db.aexecute(Read("wake/pool", world.db.clock.now_ms(), None))
+                found = await world.db.aexecute(Read("wake/pool"))
                 return [json.loads(entry.body)["generation"] for entry in found.page.entries]
 
             async def events(count: int) -> bool:
@@ -682,7 +682,7 @@ def test_a_wake_stream_made_later_gets_the_event(data_dir: Path, caplog: pytest.
             await world.create("wake/pool", b"")
 
             async def written() -> bool:
-                found = await world.db.aexecute(Read("wake/pool", world.db.clock.now_ms(), None))
+                found = await world.db.aexecute(Read("wake/pool"))
                 return bool(found.page.entries)
 
             await until(written)

@@ -37,13 +37,13 @@ class Place:
         self.db.tail.subscribe(self.describe(path).log.id, self.notices.extend)
 
     def describe(self, path: str) -> Any:
-        return self.do(Describe(path, self.clock.now_ms()))
+        return self.do(Describe(path))
 
     def text(self, path: str) -> bytes:
         return b"".join(self.bodies(path))
 
     def bodies(self, path: str) -> list[bytes]:
-        found = self.do(Read(path, self.clock.now_ms(), None, 10**9))
+        found = self.do(Read(path, None, 10**9))
         return [entry.body for entry in found.page.entries]
 
     def everything(self) -> dict[str, list[Any]]:
@@ -573,7 +573,7 @@ def test_a_slice_knows_whether_it_is_the_end(place: Place) -> None:
     place.do(Create("a", TEXT, b"x"))
     place.do(Append("a", b"y", TEXT, close=True))
     asked = [(0, 1), (0, 10), (1, 1), (2, 1)]
-    found = [place.do(Read("a", place.clock.now_ms(), position, size)).closed for position, size in asked]
+    found = [place.do(Read("a", position, size)).closed for position, size in asked]
     assert found == [False, True, True, True]
 
 

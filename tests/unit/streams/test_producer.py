@@ -72,10 +72,3 @@ def test_accepted_sequences_are_dense_within_each_epoch(claims: list[tuple[int, 
     for epoch in {epoch for epoch, _ in accepted}:
         numbers = [sequence for of, sequence in accepted if of == epoch]
         assert numbers == list(range(len(numbers)))
-
-
-def test_claims_have_different_names() -> None:
-    claims = [
-        Claim(name, epoch, sequence) for name in ("a", "1:a", "1:1:a") for epoch in (1, 11) for sequence in (1, 11)
-    ]
-    assert len({claim.text() for claim in claims}) == len(claims)

@@ -21,7 +21,7 @@ from tailrace.streams.stream import (
 
 STREAM = Stream(
     path="a", log=1, content_type="text/plain", created_ms=0, ttl_s=None, expires_ms=None, expires_text=None,
-    closed=0, closer=None, seq=None, forked_from=None, fork_position=None, fork_sub=None, max_age_s=None,
+    closed=0, seq=None, forked_from=None, fork_position=None, fork_sub=None, max_age_s=None,
     max_bytes=None, deleted=0,
 )  # fmt: skip
 

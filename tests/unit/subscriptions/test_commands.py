@@ -79,7 +79,7 @@ class World:
         self.db.execute(Delete(path))
 
     def messages(self, path: str) -> list[dict[str, object]]:
-        page = self.db.execute(Read(path, self.clock.now_ms(), None)).page
+        page = self.db.execute(Read(path)).page
         return json.loads(b"[" + b",".join(entry.body for entry in page.entries) + b"]")
 
     # -- subscriptions
@@ -95,7 +95,7 @@ class World:
         return self.db.execute(PutSubscription(name, Settings(**asked), BASE))  # type: ignore[arg-type]
 
     def get(self, name: str = "s") -> Described:
-        return self.db.execute(GetSubscription(name, self.clock.now_ms()))
+        return self.db.execute(GetSubscription(name))
 
     def acked(self, name: str = "s") -> dict[str, str]:
         return {state.link.path: rules.acked_offset(state.link) for state in self.get(name).streams}
@@ -184,7 +184,7 @@ def test_a_confirmation_moves_the_base_url(world: World) -> None:
 
 def test_what_is_not_there_is_not_found(world: World) -> None:
     for command in (
-        GetSubscription("x", 0), AddStreams("x", ("a",)), RemoveStream("x", "a"), Claim("x", "w"),
+        GetSubscription("x"), AddStreams("x", ("a",)), RemoveStream("x", "a"), Claim("x", "w"),
     ):  # fmt: skip
         with pytest.raises(NotFound) as raised:
             world.db.execute(command)
@@ -396,7 +396,7 @@ def test_behind_finds_what_nobody_was_told(world: World) -> None:
     pairs = tuple(("s", path) for path in paths)
 
     def behind() -> list[str]:
-        return [path for _, path in world.db.execute(Behind(pairs, world.clock.now_ms()))]
+        return [path for _, path in world.db.execute(Behind(pairs))]
 
     assert behind() == []
     world.append("events/old")
@@ -406,7 +406,7 @@ def test_behind_finds_what_nobody_was_told(world: World) -> None:
     assert behind() == ["events/old", "events/new"]
     assert world.notify(*behind()) == 1
     assert behind() == []
-    assert world.db.execute(Behind((("gone", "events/old"),), 0)) == []
+    assert world.db.execute(Behind((("gone", "events/old"),))) == []
 
 
 def test_owners_are_the_paths_of_streams(world: World) -> None:
@@ -595,7 +595,7 @@ def test_other_wake_streams_get_lines(world: World, content_type: str) -> None:
     world.create("events/a", b"{}")
     world.notify("events/a")
     world.release(world.claim())
-    page = world.db.execute(Read("wake/pool", world.clock.now_ms(), None)).page
+    page = world.db.execute(Read("wake/pool")).page
     lines = b"".join(entry.body for entry in page.entries).splitlines()
     assert [json.loads(line)["generation"] for line in lines] == [1, 2]
 
@@ -1036,7 +1036,7 @@ class Following(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         pairs = tuple(("s", path) for path in self.PATHS)
-        behind = self.world.db.execute(Behind(pairs, self.world.clock.now_ms()))
+        behind = self.world.db.execute(Behind(pairs))
         self.world.db.execute(Notify(tuple(behind)))
         found = self.world.get()
         pending = {state.link.path for state in found.streams if state.pending}
