@@ -107,6 +107,8 @@ class Runner:
         self._queue = threading.Lock()
         self._stopped: Error | None = None
         self._loop: Loop | None = None
+        # A kick is scheduled, or a batch is with the committer; never both and never two, for the committer could not
+        # wait for a turn that is held for a batch behind it.
         self._kicked = False
         self._leave = threading.Lock()
         self._leaving = False
