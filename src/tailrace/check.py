@@ -178,6 +178,8 @@ def _check_entries(reader: Reader, log: Log, stream: Stream | None, report: Repo
                 json_mode.check(entry.body)
             except Invalid as error:
                 yield f"log {log.id}: entry at {entry.position} is not JSON: {error}"
+        if entry.position < log.start < entry.next and not log.dropped:
+            yield f"log {log.id}: starts at {log.start}, inside the entry at {entry.position}"
         expected, at_ms = entry.next, entry.at_ms
     if log.dropped and not log.forks:
         return

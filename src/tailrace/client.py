@@ -33,6 +33,7 @@ _KINDS: dict[int, type[Error]] = {
     for kind in (Invalid, Unauthenticated, Forbidden, NotFound, Conflict, Gone, TooLarge, TooMany, Unavailable)
 }
 _PATIENCE_S = 90.0  # longer than the server holds a long-poll
+_PORT_MAX = 65_535
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -49,11 +50,12 @@ class Client:
     """Talks to one server."""
 
     def __init__(self, url: str = "http://127.0.0.1:4437", *, token: str | None = None) -> None:
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise Invalid("the token is not one: it holds other characters than printable ASCII")
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        try:
-            self._http = httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(_PATIENCE_S, connect=5.0))
-        except httpx.InvalidURL as error:
-            raise Invalid(f"{url!r} is not a server's URL: {error}") from error
+        self._http = httpx.Client(
+            base_url=_server(url), headers=headers, timeout=httpx.Timeout(_PATIENCE_S, connect=5.0)
+        )
 
     def create(self, path: str, content_type: str = "text/plain", *, ttl_s: int | None = None) -> str:
         """Make sure the stream exists; its tail offset."""
@@ -126,7 +128,13 @@ class Client:
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
-            answer = self._http.request(method, f"/v1/stream/{quote(path)}", **options)
+            target = f"/v1/stream/{quote(path)}"
+        except UnicodeEncodeError:
+            raise Invalid(f"{path!r} cannot name a stream: it is not valid UTF-8") from None
+        try:
+            answer = self._http.request(method, target, **options)
+        except UnicodeEncodeError as error:  # in a header or the query
+            raise Invalid(f"{error.object!r} cannot be sent to the server: {error.reason}") from None
         except httpx.HTTPError as error:
             raise Unavailable(
                 f"cannot reach {self._http.base_url}: {error}; is the server running (tailrace serve --dev)?"
@@ -136,6 +144,17 @@ class Client:
         if answer.status_code >= 400:
             raise _error(answer)
         return answer
+
+
+def _server(url: str) -> httpx.URL:
+    """The URL, if a server can be there."""
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, UnicodeEncodeError) as error:
+        raise Invalid(f"{url!r} is not a server's URL: {error}") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host or (parsed.port or 0) > _PORT_MAX:
+        raise Invalid(f"{url!r} is not a server's URL: give one like http://127.0.0.1:4437")
+    return parsed
 
 
 def _error(answer: httpx.Response) -> Error:

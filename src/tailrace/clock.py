@@ -9,16 +9,18 @@ import time
 
 
 class Clock:
-    """The system's clock, made non-decreasing: a step back of the wall clock is waited out, not followed."""
+    """The system's clock, made non-decreasing. When the wall clock steps back, time goes on from where it was, at the
+    pace of the monotonic clock: leases and TTLs that run must still end."""
 
     def __init__(self) -> None:
-        self._last_ms = 0
+        self._base_ms = 0  # what the wall clock has been ahead of the monotonic one, at the most
 
     def now_ms(self) -> int:
-        now = time.time_ns() // 1_000_000
-        if now > self._last_ms:
-            self._last_ms = now
-        return self._last_ms
+        monotonic = time.monotonic_ns() // 1_000_000
+        ahead = time.time_ns() // 1_000_000 - monotonic
+        if ahead > self._base_ms:
+            self._base_ms = ahead
+        return self._base_ms + monotonic
 
     def monotonic_s(self) -> float:
         return time.monotonic()

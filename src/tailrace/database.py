@@ -20,7 +20,7 @@ from tailrace.metrics import Metrics
 from tailrace.runner import Runner
 from tailrace.storage.engine import Engine
 from tailrace.storage.sqlite import SqliteEngine
-from tailrace.streams.sweep import Due, Expire, FindDue, Reclaim, Trim
+from tailrace.streams.sweep import Due, Expire, FindDue, Probe, Reclaim, Trim
 
 T = TypeVar("T")
 logger = logging.getLogger("tailrace.database")
@@ -58,8 +58,8 @@ class Database:
         """Run a command or a query; await the result on the event loop."""
         if command.permission not in principal.permissions:
             raise principal.refusal(command.permission, type(command).__name__)
-        if self._loop is None:
-            self.attach(asyncio.get_running_loop())
+        if self._loop is None or self._loop.is_closed():
+            self._attach_here()
         completion: Completion[T] = Completion(self._loop)
         if isinstance(command, Command):
             self._runner.submit(command, completion.set)
@@ -84,6 +84,22 @@ class Database:
     def stopped(self) -> Error | None:
         """Why no more writes are taken, if so."""
         return self._runner.stopped
+
+    @property
+    def trouble(self) -> Error | None:
+        """Why the last commit failed, if it did and writes are still tried: a full disk, say."""
+        return self._runner.trouble
+
+    @property
+    def waiting(self) -> int:
+        """How many writes wait for the next commit."""
+        return self._runner.waiting
+
+    def _attach_here(self) -> None:
+        """Serve the running loop; one that was served before and is closed is let go of."""
+        if self._loop is not None:
+            self._runner.detach()
+        self.attach(asyncio.get_running_loop())
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Bind asynchronous use to this loop. Done by the first `aexecute`, or before it by a server."""
@@ -133,8 +149,8 @@ class Database:
     def _do(self, due: Due) -> int:
         for deadline in due.deadlines:
             self.metrics.expired += self.execute(Expire(deadline))
-        for path, start in due.trims:
-            self.execute(Trim(path, start))
+        for path in due.trims:
+            self.execute(Trim(path))
             self.metrics.trimmed += 1
         steps = len(due.deadlines) + len(due.trims) + len(due.garbage)
         for log in due.garbage:
@@ -147,6 +163,8 @@ class Database:
         while not self._closing.wait(every_s):
             try:
                 more = True
+                if self.trouble is not None:
+                    self.execute(Probe())  # whoever watches /readyz may send no writes until it is well again
                 while more and not self._closing.is_set():
                     due = self.execute(FindDue(after))
                     self._do(due)

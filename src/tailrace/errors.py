@@ -3,6 +3,7 @@
 Error
 ├── Invalid 400              the request is wrong in itself
 ├── Unauthenticated 401      who are you
+│   └── WrongToken           not who you say
 ├── Forbidden 403            you may not
 │   └── StaleEpoch           a newer session of this producer exists
 ├── NotFound 404
@@ -48,6 +49,12 @@ class Invalid(Error):
 class Unauthenticated(Error):
     status = 401
     code = "UNAUTHENTICATED"
+
+
+class WrongToken(Unauthenticated):
+    """Credentials were sent, but not the right ones."""
+
+    code = "WRONG_TOKEN"
 
 
 class Forbidden(Error):

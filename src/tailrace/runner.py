@@ -32,6 +32,7 @@ from tailrace import failpoints, limits
 from tailrace.clock import Clock
 from tailrace.command import Command
 from tailrace.errors import Corrupt, Error, Unavailable
+from tailrace.log.log import Advanced
 from tailrace.log.tail import Tail
 from tailrace.metrics import Metrics
 from tailrace.storage.engine import Engine, Notice, Tx
@@ -39,6 +40,9 @@ from tailrace.storage.engine import Engine, Notice, Tx
 T = TypeVar("T")
 Done = Callable[[Any, BaseException | None], None]
 logger = logging.getLogger("tailrace.runner")
+
+# Failures that left nothing written and may pass; any other stops the writer.
+SURVIVABLE = frozenset(("DISK_FULL", "DATABASE_BUSY"))
 
 
 class Loop(Protocol):
@@ -106,6 +110,8 @@ class Runner:
         self._turn = threading.Lock()
         self._queue = threading.Lock()
         self._stopped: Error | None = None
+        self._trouble: Error | None = None
+        self._interrupt: KeyboardInterrupt | None = None  # to be raised when the batch it came into is handed out
         self._loop: Loop | None = None
         # A kick is scheduled, or a batch is with the committer; never both and never two, for the committer could not
         # wait for a turn that is held for a batch behind it.
@@ -119,6 +125,16 @@ class Runner:
     def stopped(self) -> Error | None:
         """Why no more writes are taken, if so."""
         return self._stopped
+
+    @property
+    def trouble(self) -> Error | None:
+        """Why the last commit failed, if it did and writes are still tried: a full disk, say."""
+        return self._trouble
+
+    @property
+    def waiting(self) -> int:
+        """How many commands wait for the next commit."""
+        return len(self._pending)
 
     # -- callers
 
@@ -137,6 +153,7 @@ class Runner:
                     self._hand_out(batch)
             finally:
                 self._release_turn()
+        self._raise_interrupt()
         if job.error is not None:
             raise job.error
         return job.result  # type: ignore[no-any-return]
@@ -209,7 +226,6 @@ class Runner:
                 self._latched -= job.latch is not None
                 jobs.append(job)
             self._pending_bytes -= size
-            self._metrics.queue = len(pending)
         return _Batch(jobs)
 
     # -- a turn: prepare, commit, hand out
@@ -247,11 +263,22 @@ class Runner:
         try:
             batch.tx.commit()
             failpoints.hit("commit.synced")
+        except KeyboardInterrupt as interrupt:
+            # It is raised when the call that it arrived in has returned: the commit is there, and so are the others'.
+            if not batch.tx.ended():
+                self._fail(batch, interrupt)
+                return
+            self._interrupt = interrupt
         except BaseException as error:
             self._fail(batch, error)
             return
+        self._trouble = None
         batch.notices = batch.tx.notices
         metrics = self._metrics
+        for notice in batch.notices:
+            if type(notice.item) is Advanced:
+                metrics.entries += 1
+                metrics.entry_bytes += len(notice.item.entry.body)
         metrics.commit_seconds += self._clock.monotonic_s() - began
         metrics.commits += 1
         metrics.commands += len(batch.jobs)
@@ -259,7 +286,10 @@ class Runner:
     def _fail(self, batch: _Batch, error: BaseException) -> None:
         """Nothing of the batch counts. Unless the disk is merely full, nothing more is written either."""
         batch.error = error
-        survivable = isinstance(error, Unavailable) and error.code == "DISK_FULL"
+        survivable = isinstance(error, Unavailable) and error.code in SURVIVABLE
+        if isinstance(error, KeyboardInterrupt):
+            self._interrupt, survivable = error, True
+            error = Unavailable("the write was interrupted and did not happen; try again", code="INTERRUPTED")
         if batch.tx is not None:
             try:
                 batch.tx.rollback()
@@ -271,10 +301,18 @@ class Runner:
                 f"writes are stopped since the last commit failed ({error}); restart the server to recover",
                 code="WRITES_STOPPED",
             )
+        if survivable and isinstance(error, Error) and error.code in SURVIVABLE:
+            self._trouble = error
         shown = error if isinstance(error, Error) else self._stopped
         self._metrics.commands_failed += sum(job.error is None for job in batch.jobs)
         for job in batch.jobs:
             job.result, job.error = None, shown
+
+    def _raise_interrupt(self) -> None:
+        """Give Ctrl-C, which came while a batch was written, to the thread it is for."""
+        interrupt, self._interrupt = self._interrupt, None
+        if interrupt is not None:
+            raise interrupt
 
     def _release_turn(self) -> None:
         """Give the turn up, and let a thread that waits try for it. Threads wait on latches of their own, not on the
@@ -330,7 +368,8 @@ class Runner:
             job.finish()
         self._release_turn()
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._finish, batch)
+        with suppress(RuntimeError):  # the loop was closed: nobody is left to be told
+            self._loop.call_soon_threadsafe(self._finish, batch)
 
     def _finish(self, batch: _Batch) -> None:
         # The next batch goes to the disk before this one is answered: the sync and the sends overlap.

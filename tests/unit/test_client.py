@@ -167,7 +167,7 @@ def test_tokens(tmp_path: Path) -> None:
             friend.create("a")
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://no-such-host.invalid", "ftp://127.0.0.1", "nonsense"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://no-such-host.invalid"])
 def test_a_server_that_is_not_there(url: str) -> None:
     with Client(url) as client:
         with pytest.raises(Unavailable, match="is the server running"):
@@ -199,7 +199,33 @@ def test_follow_survives_a_restart(data_dir: Path, monkeypatch: pytest.MonkeyPat
     assert delays == [0.1, 0.2]
 
 
-@pytest.mark.parametrize("url", ["http://[", "http://127.0.0.1:port", "http://127.0.0.1:99999999"])
+@pytest.mark.parametrize("url", ["http://[", "http://127.0.0.1:port"])
 def test_a_url_that_is_none(url: str) -> None:
     with pytest.raises(Error), Client(url) as client:
         client.read("a")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "nonsense", "localhost:4437", "http://", "http:///x", "ftp://127.0.0.1", "http://127.0.0.1:99999999",
+     "http://a\udcff"],
+)  # fmt: skip
+def test_a_url_where_no_server_can_be(url: str) -> None:
+    with pytest.raises(Invalid) as raised:
+        Client(url)
+    assert str(raised.value).startswith(f"{url!r} is not a server's URL")
+
+
+def test_what_no_request_can_carry(client: Client) -> None:
+    """Arguments of a command line that are not UTF-8 come as lone surrogates."""
+    with pytest.raises(Invalid, match=r"'a\\udcff' cannot name a stream: it is not valid UTF-8"):
+        client.create("a\udcff")
+    with pytest.raises(Invalid, match="cannot be sent"):
+        client.create("a", "text/\udcff")
+    client.create("a")
+    with pytest.raises(Invalid, match="cannot be sent"):
+        client.read("a", "\udcff")
+    for token in ("s\u00e9cret", "\udcff", "two\nlines"):
+        with pytest.raises(Invalid, match="printable ASCII") as raised:
+            Client("http://127.0.0.1:1", token=token)
+        assert token not in str(raised.value)

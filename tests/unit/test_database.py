@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 import tailrace
@@ -20,14 +21,16 @@ from tailrace.command import Command
 from tailrace.database import Database
 from tailrace.errors import Conflict, Forbidden, Gone, NotFound, Trimmed, Unavailable
 from tailrace.log.entry import ENTRIES, GARBAGE, LOGS
-from tailrace.storage.sqlite import SqliteEngine
-from tailrace.streams.commands import Append, Create, Delete, Fork, Touch
+from tailrace.storage.engine import Tx
+from tailrace.storage.sqlite import FILE, SqliteEngine, SqliteTx
+from tailrace.streams.commands import Append, Appended, Create, Delete, Fork, Touch
 from tailrace.streams.producer import PRODUCERS, Claim
 from tailrace.streams.queries import Describe, ListStreams, Read
 from tailrace.streams.stream import DEADLINES, RETAINED, STREAMS
-from tailrace.streams.sweep import Reclaim
+from tailrace.streams.sweep import FindDue, Reclaim
 
 PATIENCE_S = 30.0
+TEXT = "text/plain"
 
 
 class House:
@@ -454,3 +457,132 @@ def test_a_bug_in_a_command_fails_it_alone(house: House) -> None:
         house.do(Broken())
     assert house.text("a") == b"x"
     assert house.db.stopped is None
+
+
+def test_a_trim_found_for_one_stream_is_not_done_to_the_next_at_its_path(house: House) -> None:
+    """Between the look and the step the stream may be deleted and made anew, without retention or with other text."""
+    house.do(Create("a", TEXT, max_bytes=4))
+    for _ in range(10):
+        house.do(Append("a", b"1234", TEXT))
+    due = house.db.execute(FindDue())
+    assert due.trims == ["a"]
+    house.do(Delete("a"))
+    house.do(Create("a", TEXT, b"precious"))
+    house.db._do(due)
+    assert house.text("a") == b"precious"
+    house.do(Delete("a"))
+    house.do(Create("a", TEXT, b"long enough to be cut", max_bytes=4))
+    house.db._do(due)
+    assert house.text("a") == b"long enough to be cut"
+
+
+def test_a_deleted_stream_leaves_no_deadline(house: House) -> None:
+    for _ in range(3):
+        house.do(Create("a", TEXT, ttl_s=1_000_000))
+        house.clock.advance(1)
+        house.do(Delete("a"))
+        house.db.sweep()
+    with house.db._engine.reader() as reader:
+        assert list(reader.scan(DEADLINES)) == []
+
+
+def test_a_duplicate_and_a_repeated_close_renew_the_ttl(house: House) -> None:
+    house.do(Create("a", TEXT, ttl_s=10))
+    house.do(Append("a", b"x", TEXT, Claim("p", 0, 0)))
+    for _ in range(3):
+        house.clock.advance(9)
+        assert house.do(Append("a", b"x", TEXT, Claim("p", 0, 0))).duplicate
+    house.do(Append("a", close=True))
+    for _ in range(3):
+        house.clock.advance(9)
+        assert house.do(Append("a", close=True)).closed
+
+
+def test_large_entries_are_removed_in_small_steps(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SWEEP_BYTES", 10)
+    house.do(Create("a", TEXT))
+    for _ in range(7):
+        house.do(Append("a", b"12345", TEXT))
+    house.do(Append("a", b"x" * 50, TEXT))
+    house.do(Delete("a"))
+    (log,) = house.db.execute(FindDue()).garbage
+    left = []
+    done = False
+    while not done:
+        done = house.do(Reclaim(log))
+        with house.db._engine.reader() as reader:
+            left.append(len(list(reader.scan(ENTRIES, log))))
+    assert left == [6, 4, 2, 1, 0, 0] or left == [6, 4, 2, 1, 0]
+
+
+def test_a_second_event_loop_takes_over_from_a_closed_one(data_dir: Path) -> None:
+    db = tailrace.open(data_dir, housekeeping_s=None)
+
+    async def main(body: bytes) -> int:
+        if body == b"a":
+            await db.aexecute(Create("s", TEXT))
+        return (await db.aexecute(Append("s", body, TEXT))).tail
+
+    assert asyncio.run(main(b"a")) == 1
+    assert asyncio.run(main(b"b")) == 2
+    db.close()
+
+
+def test_ctrl_c_during_a_commit_is_passed_on_and_stops_nothing(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    db = tailrace.open(data_dir, housekeeping_s=None)
+    db.execute(Create("s", TEXT))
+    commit = SqliteTx.commit
+
+    def interrupted(tx: SqliteTx) -> None:
+        commit(tx)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SqliteTx, "commit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        db.execute(Append("s", b"a", TEXT))
+    monkeypatch.setattr(SqliteTx, "commit", commit)
+    run = Append.run
+
+    def early(command: Append, tx: Tx) -> Appended:
+        run(command, tx)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Append, "run", early)
+    with pytest.raises(KeyboardInterrupt):
+        db.execute(Append("s", b"b", TEXT))
+    monkeypatch.setattr(Append, "run", run)
+    assert db.execute(Append("s", b"c", TEXT)).tail == 2, "the first is there, the second is not"
+    db.close()
+
+
+def test_somebody_elses_lock_on_the_file_passes(data_dir: Path) -> None:
+    db = tailrace.open(data_dir, housekeeping_s=None)
+    db.execute(Create("s", TEXT))
+    other = apsw.Connection(str(data_dir / FILE))
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Unavailable, match="another program has locked the database"):
+        db.execute(Append("s", b"a", TEXT))
+    assert db.stopped is None
+    assert db.trouble is not None
+    other.execute("ROLLBACK")
+    other.close()
+    assert db.execute(Append("s", b"a", TEXT)).tail == 1
+    assert db.trouble is None
+    db.close()
+
+
+def test_housekeeping_finds_out_that_writes_work_again(data_dir: Path) -> None:
+    db = tailrace.open(data_dir, housekeeping_s=0.02)
+    db.execute(Create("s", TEXT))
+    other = apsw.Connection(str(data_dir / FILE))
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Unavailable):
+        db.execute(Append("s", b"a", TEXT))
+    assert db.trouble is not None
+    other.execute("ROLLBACK")
+    other.close()
+    deadline = time.monotonic() + PATIENCE_S
+    while db.trouble is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    db.close()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from io import BufferedIOBase
+from itertools import chain
+from typing import Any, BinaryIO, TypeVar, cast
 
 import click
 import msgspec
@@ -12,10 +16,11 @@ import msgspec
 from tailrace.client import Client, Page
 from tailrace.errors import Invalid, NotFound
 from tailrace.limits import MiB
+from tailrace.streams import json_mode
 from tailrace.streams.stream import is_json
 
 CHUNK_BYTES = 1 * MiB
-
+JSON_SPACE = b" \t\r\n"
 
 Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
 
@@ -44,17 +49,18 @@ def append(
     with Client(url, token=token) as client:
         found = _content_type(client, stream)
         kind = content_type or found or "text/plain"
+        bodies = _bodies(sys.stdin.buffer, kind, lines) if message is None else _whole(os.fsencode(message), kind)
+        first = next(bodies, None)  # looked at before the stream is created: bad input changes nothing
+        if first is None and not close:
+            raise Invalid("there is nothing to append: give a message or something on standard input")
         if create and found is None:
             client.create(stream, kind)
         if message is not None:
-            click.echo(client.append(stream, message.encode(), kind, close=close))
+            click.echo(client.append(stream, first or b"", kind, close=close))
             return
-        source = sys.stdin.buffer
-        tail = _append_all(client, stream, kind, source, lines)
+        tail = None if first is None else _append_all(client, stream, kind, chain([first], bodies))
         if close:
             tail = client.append(stream, b"", kind, close=True)
-        if tail is None:
-            raise Invalid("there is nothing to append: give a message or something on standard input")
         click.echo(tail)
 
 
@@ -65,37 +71,77 @@ def _content_type(client: Client, stream: str) -> str | None:
         return None
 
 
-def _append_all(client: Client, stream: str, kind: str, source: BinaryIO, lines: bool) -> str | None:
-    """Append what the input holds, with a progress bar on a terminal; the last tail offset."""
+def _append_all(client: Client, stream: str, kind: str, bodies: Iterable[bytes]) -> str | None:
+    """Append each body, with a progress bar on a terminal; the last tail offset."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn("appending"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     tail = None
     with Progress(*columns, transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("append", total=None)
-        for body in _bodies(source, kind, lines):
+        for body in bodies:
             tail = client.append(stream, body, kind)
             progress.advance(task, len(body))
     return tail
 
 
 def _bodies(source: BinaryIO, kind: str, lines: bool) -> Iterator[bytes]:
-    """Request bodies. Lines of a JSON stream are sent many at a time, as an array."""
-    if not lines:
-        if is_json(kind):
-            body = source.read()
-            yield from [body] if body else []
-            return
-        while body := source.read(CHUNK_BYTES):
-            yield body
-        return
-    if not is_json(kind):
-        yield from (line for line in source)
-        return
-    while batch := source.readlines(CHUNK_BYTES):
-        messages = [line.strip() for line in batch if line.strip()]
+    """Request bodies, each as soon as the input holds it. Lines of a JSON stream are sent as many at a time, as an
+    array, as one read brings."""
+    if lines:
+        batches = _lines(source)
+        return _arrays(batches) if is_json(kind) else chain.from_iterable(batches)
+    return _whole(source.read(), kind) if is_json(kind) else _chunks(source)
+
+
+def _whole(body: bytes, kind: str) -> Iterator[bytes]:
+    """One body; none if it is empty. What is no JSON is refused here as the server would."""
+    if is_json(kind) and body:
+        json_mode.entry(body)
+    return iter([body] if body else [])
+
+
+def _chunks(source: BinaryIO) -> Iterator[bytes]:
+    """What is there, without waiting until it is much: the input may be a live pipe."""
+    return iter(partial(cast(BufferedIOBase, source).read1, CHUNK_BYTES), b"")
+
+
+def _lines(source: BinaryIO) -> Iterator[list[bytes]]:
+    """The lines that each read completes, newlines included. The input's last line may lack its own."""
+    begun: list[bytes] = []
+    for chunk in _chunks(source):
+        ended, newline, rest = chunk.rpartition(b"\n")
+        if newline:
+            yield [line + b"\n" for line in b"".join((*begun, ended)).split(b"\n")]
+            begun = []
+        begun.append(rest)
+    if last := b"".join(begun):
+        yield [last]
+
+
+def _arrays(batches: Iterable[list[bytes]]) -> Iterator[bytes]:
+    """Batches of lines as JSON arrays; blank lines are left out."""
+    seen = sent = 0
+    for batch in batches:
+        messages = []
+        for number, line in enumerate(batch, start=seen + 1):
+            if message := line.strip(JSON_SPACE):
+                try:
+                    _check_value(message)
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                    done = f"the {sent} messages up to line {seen} were appended" if sent else "nothing was appended"
+                    raise Invalid(f"line {number} of the input is not one JSON value: {error}; {done}") from None
+                messages.append(message)
         if messages:
-            yield b"[" + b",".join(messages) + b"]"
+            yield json_mode.array(messages)
+        seen += len(batch)
+        sent += len(messages)
+
+
+def _check_value(message: bytes) -> None:
+    """A line must be one value by itself: `1,2` would be two inside an array."""
+    message.decode()  # a raw decode does not look inside strings
+    msgspec.json.decode(message, type=msgspec.Raw)
 
 
 @click.command()
@@ -106,28 +152,35 @@ def _bodies(source: BinaryIO, kind: str, lines: bool) -> Iterator[bytes]:
 @server_options
 def tail(stream: str, start: str, no_follow: bool, offsets: bool, url: str, token: str | None) -> None:
     """Print STREAM and what is appended to it, until it is closed or you interrupt."""
-    with Client(url, token=token) as client:
+    try:
+        with Client(url, token=token) as client:
+            for page in _pages_there(client, stream, start) if no_follow else client.follow(stream, start):
+                _show(page, offsets)
+    except BrokenPipeError:  # whoever reads us (`| head -1`) has enough
+        # What is still buffered has nowhere to go; the interpreter would complain of that on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
         if no_follow:
-            page = client.read(stream, start)
-            _show(page, offsets)
-            while not page.up_to_date:
-                page = client.read(stream, page.next)
-                _show(page, offsets)
-            return
-        try:
-            for page in client.follow(stream, start):
-                _show(page, offsets)
-        except KeyboardInterrupt:
-            return
+            raise
+
+
+def _pages_there(client: Client, stream: str, start: str) -> Iterator[Page]:
+    """Pages up to the tail as it is now."""
+    page = client.read(stream, start)
+    yield page
+    while not page.up_to_date:
+        page = client.read(stream, page.next)
+        yield page
 
 
 def _show(page: Page, offsets: bool) -> None:
     out = sys.stdout.buffer
     if is_json(page.content_type):
-        for message in msgspec.json.decode(page.body, type=list[msgspec.Raw]):
-            out.write(bytes(message) + b"\n")
+        rest = memoryview(b"".join(bytes(m) + b"\n" for m in msgspec.json.decode(page.body, type=list[msgspec.Raw])))
     else:
-        out.write(page.body)
+        rest = memoryview(page.body)
+    while rest:
+        rest = rest[out.write(rest) :]  # with PYTHONUNBUFFERED a write may be a short one
     out.flush()
     if offsets:
         click.echo(page.next, err=True)

@@ -8,7 +8,7 @@ from typing import Final
 from tailrace.access import EVERYTHING, Principal
 from tailrace.config import Config
 from tailrace.database import Database
-from tailrace.errors import Error, Forbidden, NotAllowed, NotFound, Unauthenticated
+from tailrace.errors import Error, NotAllowed, NotFound, Unauthenticated, WrongToken
 from tailrace.http import errors, system
 from tailrace.http.live import Live
 from tailrace.http.message import Answer, Headers, Request, Response
@@ -66,9 +66,13 @@ class App:
         """Begin what runs beside requests."""
         await self._dispatcher.start()
 
+    def release(self) -> None:
+        """Let live readers go, so that their connections can end."""
+        self.live.stop()
+
     async def stop(self) -> None:
         """End what runs beside requests; live readers are let go."""
-        self.live.stop()
+        self.release()
         await self._dispatcher.stop()
 
     async def __call__(self, request: Request) -> Answer:
@@ -116,5 +120,5 @@ class App:
         if scheme.lower() != b"bearer":
             raise Unauthenticated("this server takes Authorization: Bearer <token>")
         if not hmac.compare_digest(token.strip(), self._token):
-            raise Forbidden("the token is not the server's; check TAILRACE_TOKEN on both sides")
+            raise WrongToken("the token is not the server's; check TAILRACE_TOKEN on both sides")
         return _TOKEN

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 from tailrace.config import Config, load
@@ -27,6 +27,8 @@ Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 Hook = Callable[[], Awaitable[None]]
+
+_PATH_SAFE: Final = "/:@!$&'()*+,;=~-._"
 
 
 def application(
@@ -119,6 +121,7 @@ class AsgiAdapter:
             body,
             peer=str(client[0]) if client else "",
             secure=scope.get("scheme") == "https",
+            mount=_mount(scope),
         )
 
     async def _read_body(self, receive: Receive) -> bytes | None:
@@ -190,14 +193,15 @@ class AsgiSink:
         self._taken.set()
         self.dropped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def send(self, frame: Frame) -> None:
-        if self._ended or self.dropped.done() or not frame.data:
+    def send(self, *frames: Frame) -> None:
+        size = sum(len(frame.data) for frame in frames)
+        if self._ended or self.dropped.done() or not size:
             return
-        if self._unsent_bytes and self._unsent_bytes + len(frame.data) > self._limit:
+        if self._unsent_bytes and self._unsent_bytes + size > self._limit:
             self.dropped.set_result(None)
             return
-        self._pieces.append(frame.data)
-        self._unsent_bytes += len(frame.data)
+        self._pieces += [frame.data for frame in frames]
+        self._unsent_bytes += size
         self._taken.clear()
         self._more.set()
 
@@ -224,11 +228,16 @@ class AsgiSink:
                     return
 
 
+def _mount(scope: Event) -> str:
+    """Where we are mounted, percent-encoded; empty at the root."""
+    return quote(scope.get("root_path", "").rstrip("/"), safe=_PATH_SAFE)
+
+
 def _path(scope: Event) -> bytes:
     """The raw path below where we are mounted; servers differ in whether they leave the mount in."""
-    raw: bytes = scope.get("raw_path") or quote(scope["path"], safe="/:@!$&'()*+,;=~-._").encode("ascii")
+    raw: bytes = scope.get("raw_path") or quote(scope["path"], safe=_PATH_SAFE).encode("ascii")
     raw = raw.partition(b"?")[0]
-    root = quote(scope.get("root_path", "").rstrip("/"), safe="/:@!$&'()*+,;=~-._").encode("ascii")
+    root = _mount(scope).encode("ascii")
     if root and (raw == root or raw.startswith(root + b"/")):
         raw = raw[len(root) :]
     return raw or b"/"

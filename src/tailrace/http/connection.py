@@ -72,17 +72,17 @@ class LiveSink:
         self._chunked = chunked
         self._limit = limit
 
-    def send(self, frame: Frame) -> None:
+    def send(self, *frames: Frame) -> None:
         transport = self._transport
-        if transport is None or not frame.data:  # an empty chunk would end the answer
+        if transport is None:
             return
-        data = frame.chunk if self._chunked else frame.data
-        unsent = transport.get_write_buffer_size()
         # What has piled up counts, not what is to come: a reader that keeps up gets frames of any size.
-        if unsent > self._limit:
+        if transport.get_write_buffer_size() > self._limit:
             self._connection._drop_reader()
-        else:
-            transport.write(data)
+            return
+        for frame in frames:
+            if frame.data:  # an empty chunk would end the answer
+                transport.write(frame.chunk if self._chunked else frame.data)
 
     async def drained(self) -> None:
         if self._transport is not None:
@@ -156,6 +156,7 @@ class Connection(Inbound):
                 exchange.cancel()
         self._owed.clear()
         self._waiting = None
+        self._let_go()
         if shared.emptied is not None and not shared.connections and not shared.emptied.done():
             shared.emptied.set_result(None)
 
@@ -167,6 +168,7 @@ class Connection(Inbound):
         if self._live is not None or self._phase == CLOSING or not (self._owed or self._waiting):
             return False
         self._phase = IDLE
+        self._drop_body()
         self._deadline = self._shared.now + self._shared.limits.linger_s
         return True
 
@@ -194,6 +196,7 @@ class Connection(Inbound):
         self._shared.stats.refusals += 1
         self._deaf = self._linger = True
         self._phase = IDLE
+        self._drop_body()
         exchange = Exchange(self, None, False)
         exchange.answer = refusal.response()
         self._line_up(exchange)
@@ -214,6 +217,8 @@ class Connection(Inbound):
             self._line_up(exchange)
         else:
             self._begin(exchange)
+        if self._held_bytes and not self._waiting:
+            self._let_go()
 
     def _line_up(self, exchange: Exchange) -> None:
         if not self._waiting and self._may_start(exchange):
@@ -264,6 +269,8 @@ class Connection(Inbound):
             else:
                 break
         self._pumping = False
+        if self._held_bytes and not self._waiting and self._phase != BODY:
+            self._let_go()
         self._settle()
 
     def _settle(self) -> None:

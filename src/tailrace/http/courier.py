@@ -55,7 +55,7 @@ class Courier:
         self._clock = clock
         self._verify = verify
         self._resolve = resolve
-        self._client: httpx.AsyncClient | None = None
+        self._transport: httpx.AsyncHTTPTransport | None = None
 
     async def carry(self, delivery: Delivery) -> Outcome:
         """Make one attempt. It ends with the lease at the latest: after that the answer would count for nothing."""
@@ -63,21 +63,24 @@ class Courier:
         assert row.webhook_url is not None
         timeout_s = min(limits.WEBHOOK_TIMEOUT_S, row.lease_ms / 1000)
         try:
+            target = webhook.parse(row.webhook_url, self._rules)
+        except Error as error:
+            return Outcome(failure=str(error))
+        try:
             async with asyncio.timeout(timeout_s):
-                target = webhook.parse(row.webhook_url, self._rules)
                 address = await self._address(target)
                 return await self._post(target, address, body_of(delivery), delivery.key)
         except TimeoutError:
-            return Outcome(failure=f"{row.webhook_url} did not answer within {timeout_s:g} s")
+            return Outcome(failure=f"{target.origin} did not answer within {timeout_s:g} s")
         except Error as error:
             return Outcome(failure=str(error))
         except (OSError, httpx.HTTPError) as error:
-            return Outcome(failure=f"{row.webhook_url} cannot be reached: {type(error).__name__}: {error}")
+            return Outcome(failure=f"{target.origin} cannot be reached: {type(error).__name__}: {error}")
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
+        if self._transport is not None:
+            await self._transport.aclose()
+            self._transport = None
 
     async def _address(self, target: webhook.Target) -> webhook.Address:
         """Where to connect. One bad address among several is refused like a single one: no honest name has it."""
@@ -94,7 +97,7 @@ class Courier:
         self, target: webhook.Target, address: webhook.Address, body: bytes, key: signing.SigningKey
     ) -> Outcome:
         literal = f"[{address}]" if address.version == 6 else str(address)
-        request = self._opened().build_request(
+        request = httpx.Request(
             "POST",
             f"{target.scheme}://{literal}:{target.port}{target.target}",
             headers={
@@ -108,7 +111,7 @@ class Courier:
             content=body,
             extensions={"sni_hostname": target.host},
         )
-        response = await self._opened().send(request, stream=True)
+        response = await self._opened().handle_async_request(request)
         try:
             if not response.is_success:
                 return Outcome(failure=f"the receiver answered {response.status_code}")
@@ -116,16 +119,16 @@ class Courier:
         finally:
             await response.aclose()
 
-    def _opened(self) -> httpx.AsyncClient:
-        if self._client is None:
-            self._client = httpx.AsyncClient(
+    def _opened(self) -> httpx.AsyncHTTPTransport:
+        # Not a client: it would log whole URLs, and keep cookies of one receiver for another at the same address. Nor
+        # has a transport redirects or timeouts; `carry` has the one that counts.
+        if self._transport is None:
+            self._transport = httpx.AsyncHTTPTransport(
                 verify=True if self._verify is None else self._verify,
-                follow_redirects=False,
                 trust_env=False,
-                timeout=None,  # `carry` has the one that counts
                 limits=httpx.Limits(max_connections=limits.WEBHOOKS_AT_ONCE_MAX, max_keepalive_connections=0),
             )
-        return self._client
+        return self._transport
 
 
 def body_of(delivery: Delivery) -> bytes:

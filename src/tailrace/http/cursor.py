@@ -1,7 +1,8 @@
 """Cursors: what keeps a cache in front of live readers from serving the same empty answer for ever.
 
 Time is cut into intervals of 20 s; a cursor is the number of the current one. A client that comes back with that number
-or a later one gets a number strictly beyond its own, so cursors never go back and never repeat for one client.
+or a later one gets a number strictly beyond its own, so cursors never go back and never repeat for one client. What is
+answered is always taken again: a number beyond `CURSOR_MAX` is neither issued nor heard.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ from typing import Final
 
 INTERVAL_S: Final = 20
 JITTER_S_MAX: Final = 3600
+# What JavaScript counts exactly. Only a client that makes its cursors up comes near it, and there they stand still.
+CURSOR_MAX: Final = 2**53 - 1
+_DIGITS_MAX: Final = len(str(CURSOR_MAX))
 _EPOCH_MS: Final = 1_728_432_000_000  # 9 October 2024, 00:00 UTC
 
 
 def current(now_ms: int) -> int:
-    return (now_ms - _EPOCH_MS) // (INTERVAL_S * 1000)
+    return max(0, (now_ms - _EPOCH_MS) // (INTERVAL_S * 1000))
 
 
 def following(now_ms: int, client: str | None) -> int:
     """The cursor to answer with to a client that sent `client`. What is not a number counts as not sent."""
     now = current(now_ms)
-    if client is None or not client.isascii() or not client.isdigit() or len(client) > 18:
+    if client is None or not client.isascii() or not client.isdigit() or len(client) > _DIGITS_MAX:
         return now
     seen = int(client)
-    if seen < now:
+    if seen < now or seen > CURSOR_MAX:
         return now
-    return seen + random.randint(1, JITTER_S_MAX // INTERVAL_S)
+    return min(seen + random.randint(1, JITTER_S_MAX // INTERVAL_S), CURSOR_MAX)

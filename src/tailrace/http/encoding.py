@@ -40,8 +40,10 @@ class TextEncoding(Encoding):
         text = self.body(bodies)
         if b"\r" in text:
             text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        lines = text.split(b"\n")
-        return b"event: data\n%b\n" % b"".join([_line(line) for line in lines])
+        # Not line by line: a text may be nothing but line breaks, and each would become an object.
+        first = b"data: " if text.startswith(b" ") else b"data:"
+        text = text.replace(b"\n", b"\ndata:").replace(b"\ndata: ", b"\ndata:  ")
+        return b"event: data\n%b%b\n\n" % (first, text)
 
 
 class JsonEncoding(TextEncoding):
@@ -72,7 +74,3 @@ def control(position: int, cursor: int, *, at_tail: bool, closed: bool) -> bytes
     if at_tail:
         facts["upToDate"] = True
     return b"event: control\ndata:%b\n\n" % _json(facts)
-
-
-def _line(line: bytes) -> bytes:
-    return b"data: %b\n" % line if line.startswith(b" ") else b"data:%b\n" % line

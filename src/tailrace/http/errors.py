@@ -17,6 +17,7 @@ from tailrace.errors import (
     Trimmed,
     Unauthenticated,
     Unavailable,
+    WrongToken,
 )
 from tailrace.http.message import Headers, Response
 from tailrace.log.position import offset
@@ -44,6 +45,8 @@ def response(error: Error) -> Response:
             body["generation"] = error.generation
         case NotAllowed():
             headers.append((b"allow", error.allow.encode()))
+        case WrongToken():
+            headers.append((b"www-authenticate", b'Bearer realm="tailrace", error="invalid_token"'))
         case Unauthenticated():
             headers.append((b"www-authenticate", b'Bearer realm="tailrace"'))
         case Unavailable() | TooMany():

@@ -35,12 +35,14 @@ class Inbound(asyncio.Protocol):
     __slots__ = (
         "_body",
         "_body_bytes",
+        "_body_held_bytes",
         "_body_mark",
         "_continue_owed",
         "_deadline",
         "_deaf",
         "_fed_bytes",
         "_headers",
+        "_held_bytes",
         "_host",
         "_http10",
         "_last_target",
@@ -76,6 +78,8 @@ class Inbound(asyncio.Protocol):
         self._last_target = b""
         self._body: bytes | io.BytesIO = b""
         self._body_bytes = 0
+        self._body_held_bytes = 0  # how much of _body_bytes is in _held_bytes
+        self._held_bytes = 0  # this connection's part of the server's budget for bodies
         self._body_mark = 0  # _body_bytes when its time was last extended
         self._continue_owed = False
         self._progress = 0  # moves with every request completed and every piece of a body
@@ -113,6 +117,8 @@ class Inbound(asyncio.Protocol):
             self._read_on(memoryview(data)[upgrade_at:])
         if self._phase != IDLE or self._silent_bytes:
             self._count_silence(len(data), before)
+            if self._phase == BODY:
+                self._hold()
 
     def _read_on(self, data: memoryview) -> None:
         """Go on after a request that asked to upgrade, which we never do: it is a request like any other.
@@ -242,6 +248,7 @@ class Inbound(asyncio.Protocol):
         if shared.stopping or not self._parser.should_keep_alive():
             self._deaf = True
         body, self._body = self._body, b""
+        self._body_held_bytes = 0  # what was held stays so until the request has its turn; see _let_go
         if not isinstance(body, bytes):
             body = body.getvalue()
         self._admit(
@@ -277,13 +284,34 @@ class Inbound(asyncio.Protocol):
         if length == 0:
             return
         self._deadline = self._shared.now + limits.body_timeout_s
-        self._body_bytes = self._body_mark = self._trailer_bytes = 0
+        self._body_bytes = self._body_mark = self._body_held_bytes = self._trailer_bytes = 0
         if b"expect" in headers and not self._http10:
             wire.check_expectation(headers[b"expect"])
             self._continue_owed = True
             self._may_continue()
         if self._parser.should_upgrade():
             self._phase = UPGRADE
+
+    def _hold(self) -> None:
+        """What has arrived of a body stays until the rest has: count it. Most bodies come whole and never do."""
+        grown = self._body_bytes - self._body_held_bytes
+        self._body_held_bytes = self._body_bytes
+        self._held_bytes += grown
+        self._shared.held_bytes += grown
+        if self._shared.held_bytes > self._shared.limits.inbound_bytes_max:
+            self._refuse(wire.out_of_room(self._shared.limits.inbound_bytes_max))
+
+    def _drop_body(self) -> None:
+        """The rest will not come, or not be taken."""
+        self._body = b""
+        self._held_bytes -= self._body_held_bytes
+        self._shared.held_bytes -= self._body_held_bytes
+        self._body_held_bytes = 0
+
+    def _let_go(self) -> None:
+        """Nothing of a body is kept here any more."""
+        self._shared.held_bytes -= self._held_bytes
+        self._held_bytes = self._body_held_bytes = 0
 
     def _check_arrival(self, now: float) -> None:
         """The deadline has passed with a request incomplete: a body that arrives fast enough gets more time."""

@@ -1,8 +1,8 @@
 """Where readers wait, and the only place: long-polls for the next entry, event streams for all that follow.
 
 Readers of one log that have caught up share a `Channel`: what a commit appended is encoded once and the same bytes go
-to all of them. A reader subscribes before it reads, so nothing is appended between the two unseen; what it then hears
-of twice, or has missed, it recognises by position.
+to all of them; only the control event may be a reader's own. A reader subscribes before it reads, so nothing is
+appended between the two unseen; what it then hears of twice, or has missed, it recognises by position.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from tailrace.log.tail import Tail
 from tailrace.metrics import Metrics
 
 _HEARTBEAT: Final = Frame(HEARTBEAT)
+# Below this, a copy of the data with each control event is cheaper than a second write to each reader.
+JOIN_BYTES_MAX: Final = 1024
 
 
 class Reader:
@@ -58,14 +60,15 @@ class Channel:
         entries = [notice.entry for notice in notices if isinstance(notice, Advanced)]
         ended = next((notice for notice in notices if isinstance(notice, Ended)), None)
         closed = ended is not None and not ended.gone
-        frames: dict[tuple[int, int | None], Frame | None] = {}
+        now = cursors.current(self._clock.now_ms())
+        data: dict[int, Frame] = {}
+        frames: dict[tuple[int, int], tuple[Frame, ...]] = {}
         for reader in list(self.readers):
-            key = (reader.position, reader.cursor)
+            key = (reader.position, max(now, reader.cursor or 0))
             if key not in frames:
-                frames[key] = self._frame(reader, entries, closed)
-            frame = frames[key]
-            if frame is not None:
-                reader.sink.send(frame)
+                frames[key] = self._frames(*key, entries, data, closed=closed)
+            if frames[key]:
+                reader.sink.send(*frames[key])
                 if entries and entries[-1].next > reader.position:
                     reader.position = entries[-1].next
             elif entries and entries[0].position > reader.position:
@@ -75,17 +78,23 @@ class Channel:
                 reader.end()
         self._metrics.frames += len(self.readers)
 
-    def _frame(self, reader: Reader, entries: list[Entry], closed: bool) -> Frame | None:
-        """What a reader at this position has not seen yet; None if there is nothing, or something before it."""
-        new = [entry for entry in entries if entry.position >= reader.position]
-        if (not new and not closed) or (new and new[0].position != reader.position):
-            return None
-        position = new[-1].next if new else reader.position
-        cursor = cursors.current(self._clock.now_ms())
-        if reader.cursor is not None and cursor <= reader.cursor:
-            cursor = reader.cursor
-        data = self._encoding.event([entry.body for entry in new]) if new else b""
-        return Frame(data + control(position, cursor, at_tail=True, closed=closed))
+    def _frames(
+        self, at: int, cursor: int, entries: list[Entry], data: dict[int, Frame], *, closed: bool
+    ) -> tuple[Frame, ...]:
+        """What a reader at this position has not seen yet; empty if there is nothing, or something before it.
+
+        The data is encoded once for all readers at one position, however many cursors they have, and kept in `data`."""
+        new = [entry for entry in entries if entry.position >= at]
+        if (not new and not closed) or (new and new[0].position != at):
+            return ()
+        told = control(new[-1].next if new else at, cursor, at_tail=True, closed=closed)
+        if not new:
+            return (Frame(told),)
+        if at not in data:
+            data[at] = Frame(self._encoding.event([entry.body for entry in new]))
+        if len(data[at].data) <= JOIN_BYTES_MAX:
+            return (Frame(data[at].data + told),)
+        return (data[at], Frame(told))
 
     def beat(self) -> None:
         for reader in list(self.readers):
@@ -108,12 +117,14 @@ class Watch:
             self._future.set_result(None)
 
     async def wait(self, timeout_s: float) -> None:
-        """Return when there was a commit, at once if there already was, or at the time-out."""
-        timer = asyncio.get_running_loop().call_later(timeout_s, self.wake)
+        """Return when there was a commit since the last wait, at once if there already was, or at the time-out."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(timeout_s, self.wake)
         try:
             await self._future
         finally:
             timer.cancel()
+        self._future = loop.create_future()
 
     def close(self) -> None:
         self._stopping.discard(self.wake)
@@ -131,6 +142,7 @@ class Live:
         self._recycle_s = recycle_s
         self._channels: dict[tuple[int, Encoding], Channel] = {}
         self._heart: asyncio.TimerHandle | None = None
+        self.stopping = False
         self._stopping: set[Callable[[], None]] = set()
 
     def admit(self) -> None:
@@ -168,23 +180,24 @@ class Live:
                 channel.unsubscribe()
                 del self._channels[key]
 
-    async def stay(self, reader: Reader) -> None:
-        """Return when the log has ended, or when it is time for the reader to connect anew."""
-        # Spread, so that readers that came together do not all come back together.
-        seconds = self._recycle_s * random.uniform(0.9, 1.1)
-        timer = asyncio.get_running_loop().call_later(seconds, reader.end)
+    def recycle_s(self) -> float:
+        """How long a reader may stay. Spread, so that readers that came together do not all come back together."""
+        return self._recycle_s * random.uniform(0.9, 1.1)
+
+    async def stay(self, reader: Reader, seconds: float) -> None:
+        """Return when the log has ended for the reader, or after a while."""
         self._stopping.add(reader.end)
         try:
-            await reader.ended
+            await asyncio.wait((reader.ended,), timeout=seconds)
         finally:
             self._stopping.discard(reader.end)
-            timer.cancel()
 
     def stop(self) -> None:
         """Let everyone go: long-polls are answered, event streams end."""
         if self._heart is not None:
             self._heart.cancel()
             self._heart = None
+        self.stopping = True
         for wake in list(self._stopping):
             wake()
 

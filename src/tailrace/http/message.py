@@ -20,7 +20,7 @@ Headers = list[tuple[bytes, bytes]]
 class Request:
     """One request, whole: the transport has read the body within its limits before a door sees it."""
 
-    __slots__ = ("body", "headers", "method", "path", "peer", "query", "secure")
+    __slots__ = ("body", "headers", "method", "mount", "path", "peer", "query", "secure")
 
     def __init__(
         self,
@@ -32,6 +32,7 @@ class Request:
         *,
         peer: str = "",
         secure: bool = False,
+        mount: str = "",
     ) -> None:
         self.method = method
         self.path = path  # raw, still percent-encoded, without the query
@@ -40,14 +41,15 @@ class Request:
         self.body = body
         self.peer = peer
         self.secure = secure
+        self.mount = mount  # what comes before `path` in the client's URL, percent-encoded; no slash at the end
 
 
 def origin(request: Request, config: Config) -> str:
-    """How the client reaches this server, without a slash at the end."""
+    """How the client reaches this server: the URL before `request.path`, without a slash at the end."""
     if config.public_url is not None:
         return config.public_url.rstrip("/")
     host = request.headers.get(b"host", b"").decode("latin-1") or f"{config.host}:{config.port}"
-    return f"{'https' if request.secure else 'http'}://{host}"
+    return f"{'https' if request.secure else 'http'}://{host}{request.mount}"
 
 
 class Response:
@@ -80,8 +82,9 @@ class Frame:
 class Sink(Protocol):
     """Where a live answer is written. Sending to a reader that is gone or dropped does nothing."""
 
-    def send(self, frame: Frame) -> None:
-        """Queue a frame. A reader that has let more than its limit pile up is dropped, not buffered for."""
+    def send(self, *frames: Frame) -> None:
+        """Queue frames: all of them, or none. A reader that has let more than its limit pile up is dropped, not
+        buffered for."""
 
     async def drained(self) -> None:
         """Return when the reader has taken enough of what was sent to be sent more."""

@@ -17,7 +17,7 @@ from tailrace.clock import Clock
 from tailrace.errors import Error, Invalid
 from tailrace.http import cursor as cursors
 from tailrace.http.encoding import Encoding, control
-from tailrace.http.live import Live
+from tailrace.http.live import Live, Reader
 from tailrace.http.message import Answer, Frame, Headers, Request, Response, Sink
 from tailrace.http.message import Live as LiveResponse
 from tailrace.log.entry import Entry
@@ -48,6 +48,8 @@ class Piece(msgspec.Struct, frozen=True):
 
 class Feed(Protocol):
     """Something that can be read as a log."""
+
+    renew_s: float  # how often a reader must show that it is there, or the log may expire; infinity if it never does
 
     async def read(self, position: int | None, bytes_max: int) -> Piece:
         """Entries from `position` (None: the earliest); none, at the tail."""
@@ -123,7 +125,7 @@ class Reading:
             return piece
         entries = list(piece.entries)
         left = self._page_bytes - sum(len(entry.body) for entry in entries)
-        while left > 0 and not piece.at_tail:
+        while left > 0 and len(entries) < limits.PAGE_ENTRIES and not piece.at_tail:
             await asyncio.sleep(0)
             try:
                 more = await feed.read(piece.next, min(limits.SLICE_BYTES, left))
@@ -155,14 +157,17 @@ class Reading:
         """What comes after `piece`, when it comes; nothing at the time-out."""
         self._live.admit()
         watch = self._live.watch(piece.log)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._long_poll_timeout_s
         try:
-            piece = await self._page(feed, piece.next)
-            if not piece.entries and not piece.ended:
-                await watch.wait(self._long_poll_timeout_s)
+            while True:
                 piece = await self._page(feed, piece.next)
+                left = deadline - loop.time()
+                if piece.entries or piece.ended or left <= 0 or self._live.stopping:
+                    return piece
+                await watch.wait(min(left, feed.renew_s))  # a reader that waits keeps the log alive
         finally:
             watch.close()
-        return piece
 
     # -- event streams
 
@@ -207,12 +212,21 @@ class Reading:
                 # What was committed between the read and the join is found by reading once more.
                 piece = await feed.read(piece.next, limits.SLICE_BYTES)
                 if reader.position > piece.position or not (piece.entries or piece.ended):
-                    await self._live.stay(reader)
+                    await self._stay(feed, reader)
                     if not reader.behind:
                         return
                     piece = await feed.read(reader.position, limits.SLICE_BYTES)
             finally:
                 self._live.leave(log, encoding, reader)
+
+    async def _stay(self, feed: Feed, reader: Reader) -> None:
+        """Return when the log has ended, or when it is time for the reader to connect anew."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._live.recycle_s()
+        while not reader.ended.done() and (left := until - loop.time()) > 0 and not self._live.stopping:
+            await self._live.stay(reader, min(left, feed.renew_s))
+            if not reader.ended.done():
+                await feed.describe()  # a reader keeps the log alive
 
 
 def _conditional(request: Request, piece: Piece, extra: Headers) -> Response:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
+import resource
 import signal
 import ssl
 import sys
 from collections.abc import Callable
 from typing import Final
 
+from tailrace import limits
 from tailrace.config import Config
 from tailrace.database import Database
 from tailrace.database import open as open_database
@@ -21,6 +24,10 @@ from tailrace.http.transport import Server
 # With Python's default of 5 ms a busy loop lets the committer wait that long for its turn after every sync.
 SWITCH_INTERVAL_S: Final = 0.0005
 GC_THRESHOLDS: Final = (10_000, 20, 50)
+STOP_SHARE: Final = 0.95  # of SHUTDOWN_S, for all but closing the database
+FILES_KEPT: Final = 64  # descriptors that are not connections: the database, webhooks, logs
+
+logger = logging.getLogger("tailrace.http")
 
 
 class Running:
@@ -39,10 +46,15 @@ class Running:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def stop(self) -> None:
-        """Answer what is under way, let live readers go, close the database."""
-        await self.app.stop()
-        await self._server.stop()
-        await self.db.aclose()
+        """Answer what is under way, let live readers go, close the database; all within SHUTDOWN_S."""
+        self.app.release()
+        try:
+            async with asyncio.timeout(limits.SHUTDOWN_S * STOP_SHARE):
+                await asyncio.gather(self.app.stop(), self._server.stop())
+        except TimeoutError:
+            logger.warning("some of what was under way did not end within %g s and is cut off", limits.SHUTDOWN_S)
+        finally:
+            await self.db.aclose()
 
 
 async def start(config: Config) -> Running:
@@ -53,8 +65,8 @@ async def start(config: Config) -> Running:
         db.attach(asyncio.get_running_loop())
         app = App(db, config)
         await app.start()
-        limits = TransportLimits(body_bytes_max=config.body_bytes_max, connections_max=config.connections_max)
-        server = Server(app, common=COMMON, limits=limits, stats=db.metrics)
+        bounds = TransportLimits(body_bytes_max=config.body_bytes_max, connections_max=config.connections_max)
+        server = Server(app, common=COMMON, limits=bounds, stats=db.metrics)
         try:
             await server.start(config.host, config.port, ssl_context=context)
         except OSError as error:
@@ -74,7 +86,26 @@ def run(config: Config, on_up: Callable[[Running], None]) -> None:
     # stays, so it need not look at that again.
     gc.set_threshold(*GC_THRESHOLDS)
     gc.freeze()
+    allow_open_files(config.connections_max)
     uvloop.run(_serve(config, on_up))
+
+
+def allow_open_files(connections_max: int) -> None:
+    """Let the process open as many files as it may. A connection is one: say so where there is no room for all."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        except (OSError, ValueError) as error:
+            logger.warning("the limit of open files stays at %d: %s", soft, error)
+    # Some connections above the maximum are kept for the moment that it takes to tell them.
+    needed = connections_max + connections_max // 8 + FILES_KEPT
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        logger.warning(
+            "connections_max is %d, but only %d files may be open; raise the limit (ulimit -n) to %d or lower it",
+            connections_max, soft, needed,
+        )  # fmt: skip
 
 
 async def _serve(config: Config, on_up: Callable[[Running], None]) -> None:

@@ -19,6 +19,7 @@ class TransportLimits:
     head_bytes_max: int = named.HEAD_BYTES_MAX
     headers_max: int = named.HEADERS_MAX
     body_bytes_max: int = named.BODY_BYTES_MAX
+    inbound_bytes_max: int = named.INBOUND_BYTES_MAX
     head_timeout_s: float = named.HEAD_TIMEOUT_S
     body_timeout_s: float = named.BODY_TIMEOUT_S
     body_rate_min: int = named.BODY_RATE_MIN
@@ -51,7 +52,7 @@ class Watched(Protocol):
 class Shared:
     """What the connections of one server have in common."""
 
-    __slots__ = ("connections", "door", "emptied", "limits", "loop", "now", "stamp", "stats", "stopping")
+    __slots__ = ("connections", "door", "emptied", "held_bytes", "limits", "loop", "now", "stamp", "stats", "stopping")
 
     def __init__(
         self, door: Callable[[Request], Coroutine[Any, Any, Answer]], limits: TransportLimits, stats: Metrics
@@ -63,5 +64,6 @@ class Shared:
         self.now = self.loop.time()  # as of the last tick
         self.stamp = b""  # the fields that every answer carries, with the date
         self.connections: set[Watched] = set()
+        self.held_bytes = 0  # of bodies that wait for their rest, or for their turn
         self.stopping = False
         self.emptied: asyncio.Future[None] | None = None  # set when the last connection of a stopping server ends

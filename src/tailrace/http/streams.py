@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Coroutine
 from datetime import datetime
@@ -39,9 +40,10 @@ class StreamFeed:
         self._db = db
         self._principal = principal
         self._path = path
+        self.renew_s = math.inf
 
     async def read(self, position: int | None, bytes_max: int) -> Piece:
-        query = Read(self._path, position, bytes_max)
+        query = Read(self._path, position, bytes_max, limits.SLICE_ENTRIES)
         found = await self._db.aexecute(query, self._principal)
         self._touch(found.stream)
         start = found.log.start if position is None else position
@@ -54,6 +56,8 @@ class StreamFeed:
         return _piece(found.stream, tail, Page([], tail, tail))
 
     def _touch(self, stream: Stream) -> None:
+        if stream.ttl_s is not None:
+            self.renew_s = max(stream.ttl_s / 3, 0.1)
         if stream.ttl_s is not None and touch_due(stream, self._db.clock.now_ms()):
             # Nobody waits for it: the read is answered from what is committed either way.
             self._db.aexecute(Touch(self._path))
@@ -128,7 +132,7 @@ class StreamsDoor:
         created = await self._db.aexecute(
             Create(
                 check_path(path), content_type, request.body, ttl_s, expires_ms, expires_text, _closes(fields),
-                _fork(fields), max_age_s, max_bytes,
+                _fork(fields, request.mount), max_age_s, max_bytes,
             ),
             principal,
         )  # fmt: skip
@@ -240,7 +244,7 @@ def _expiry(value: bytes | None) -> tuple[int | None, str | None]:
         raise Invalid(f"Stream-Expires-At {text[:80]!r} is not an RFC 3339 time such as 2030-01-31T12:00:00Z") from None
 
 
-def _fork(fields: dict[bytes, bytes]) -> Fork | None:
+def _fork(fields: dict[bytes, bytes], mount: str) -> Fork | None:
     source = fields.get(b"stream-forked-from")
     if source is None:
         for name in (b"stream-fork-offset", b"stream-fork-sub-offset"):
@@ -248,6 +252,7 @@ def _fork(fields: dict[bytes, bytes]) -> Fork | None:
                 raise Invalid(f"{name.decode().title()} needs Stream-Forked-From: name the source stream's path")
         return None
     root = ROOT.encode()
+    source = source.removeprefix(mount.encode())
     if not source.startswith(root):
         raise Invalid(f"Stream-Forked-From {source.decode('latin-1')[:80]!r} must be a path that begins with {ROOT}")
     anchor = fields.get(b"stream-fork-offset")

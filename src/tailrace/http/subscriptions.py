@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import parse_qs, quote, unquote_to_bytes
 
 import msgspec
@@ -25,7 +25,7 @@ from tailrace import limits
 from tailrace.access import SYSTEM, Principal
 from tailrace.config import Config
 from tailrace.database import Database
-from tailrace.errors import Conflict, Error, Invalid, NotAllowed, NotFound, Unauthenticated
+from tailrace.errors import Conflict, Error, Invalid, NotAllowed, NotFound, TooLarge, Unauthenticated
 from tailrace.http import errors
 from tailrace.http.message import Request, Response, origin
 from tailrace.log.position import offset
@@ -36,6 +36,7 @@ from tailrace.subscriptions.commands import (
     Ack,
     AckOf,
     AddStreams,
+    CheckToken,
     Claim,
     DeleteSubscription,
     Described,
@@ -46,7 +47,7 @@ from tailrace.subscriptions.commands import (
     RemoveStream,
 )
 from tailrace.subscriptions.signing import EnsureSigningKey, GetSigningKeys, jwks
-from tailrace.subscriptions.subscription import Settings, State, Subscription, acked_offset
+from tailrace.subscriptions.subscription import Settings, State, Subscription
 
 T = TypeVar("T")
 
@@ -56,7 +57,11 @@ _PREFIX: Final = f"/{RESERVED}/".encode()
 _encode: Final = msgspec.json.Encoder().encode
 
 
-# -- what clients send. Fields we do not know are ignored, as the protocol may grow.
+# -- what clients send. Fields we do not know are ignored, as the protocol may grow. No list is longer than what a
+# subscription can follow: each item costs a look-up in the one transaction.
+
+_AtMostLinks: Final = msgspec.Meta(max_length=limits.SUBSCRIPTION_LINKS_MAX)
+StreamList = Annotated[list[str], _AtMostLinks]
 
 
 class WebhookBody(msgspec.Struct):
@@ -66,7 +71,7 @@ class WebhookBody(msgspec.Struct):
 class PutBody(msgspec.Struct):
     type: str
     pattern: str | None = None
-    streams: list[str] | None = None
+    streams: StreamList | None = None
     webhook: WebhookBody | None = None
     wake_stream: str | None = None
     lease_ttl_ms: int | None = None
@@ -74,7 +79,7 @@ class PutBody(msgspec.Struct):
 
 
 class StreamsBody(msgspec.Struct):
-    streams: list[str]
+    streams: StreamList
 
 
 class ClaimBody(msgspec.Struct):
@@ -90,7 +95,7 @@ class AckItem(msgspec.Struct):
 class WakeBody(msgspec.Struct):
     wake_id: str
     generation: int
-    acks: list[AckItem] | None = None
+    acks: Annotated[list[AckItem], _AtMostLinks] | None = None
     done: bool | None = None
 
 
@@ -139,7 +144,8 @@ class SubscriptionsDoor:
                 return await self._ack(request, name, rules.WEBHOOK if action == "callback" else rules.PULL_WAKE)
             case ["release"]:
                 _allow(request, b"POST")
-                token, body = _token(request), _body(request, WakeBody)
+                token = await self._checked_token(request, name)
+                body = _body(request, WakeBody)
                 await self._db.aexecute(Release(name, token, body.wake_id, body.generation), SYSTEM)
                 return Response(204, [])
             case _:
@@ -188,11 +194,18 @@ class SubscriptionsDoor:
         return _json(200, answer)
 
     async def _ack(self, request: Request, name: str, kind: str) -> Response:
-        token, body = _token(request), _body(request, WakeBody)
+        token = await self._checked_token(request, name)
+        body = _body(request, WakeBody)
         acks = tuple(AckOf(item.stream or item.path or "", item.offset) for item in body.acks or ())
         command = Ack(name, kind, token, body.wake_id, body.generation, acks, bool(body.done))
         acked = await self._db.aexecute(command, SYSTEM)
         return _json(200, {"ok": True, "next_wake": acked.next_wake})
+
+    async def _checked_token(self, request: Request, name: str) -> str:
+        """The wake's token. Checked before the body is looked at: without one a request should cost us nothing."""
+        token = _token(request)
+        await self._db.aexecute(CheckToken(name, token), SYSTEM)
+        return token
 
     async def _jwks(self) -> Response:
         keys = await self._db.aexecute(GetSigningKeys(), SYSTEM)
@@ -234,7 +247,7 @@ def stream_infos(found: Sequence[State]) -> list[dict[str, Any]]:
         {
             "path": state.link.path,
             "link_type": _link_type(state),
-            "acked_offset": acked_offset(state.link),
+            "acked_offset": offset(state.acked),
             "tail_offset": offset(state.tail),
             "has_pending": state.pending,
         }
@@ -244,7 +257,7 @@ def stream_infos(found: Sequence[State]) -> list[dict[str, Any]]:
 
 def described(found: Described, base: str) -> dict[str, Any]:
     streams = [
-        {"path": state.link.path, "link_type": _link_type(state), "acked_offset": acked_offset(state.link)}
+        {"path": state.link.path, "link_type": _link_type(state), "acked_offset": offset(state.acked)}
         for state in found.streams
     ]
     return {**_summary(found.subscription, found.kid, base), "streams": streams}
@@ -304,6 +317,12 @@ def _settings(body: PutBody) -> Settings:
 
 
 def _body(request: Request, kind: type[T]) -> T:
+    size = len(request.body)
+    if size > limits.CONTROL_BODY_BYTES_MAX:
+        raise TooLarge(
+            f"the body has {size} bytes, more than the {limits.CONTROL_BODY_BYTES_MAX} that are taken here; "
+            f"send what it lists in several requests"
+        )
     try:
         return msgspec.json.decode(request.body or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

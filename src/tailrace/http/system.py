@@ -12,6 +12,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from tailrace.database import Database
+from tailrace.errors import Error
 from tailrace.http.message import Headers, Response
 from tailrace.metrics import NAMES
 
@@ -37,10 +38,15 @@ def health() -> Response:
 
 def ready(db: Database) -> Response:
     """Writes are taken. Reads may go on where they are not."""
-    stopped = db.stopped
-    if stopped is None:
-        return Response(200, _JSON, b'{"status":"ready"}')
-    return Response(503, _JSON, msgspec.json.encode({"status": "stopped", "reason": str(stopped)}))
+    if db.stopped is not None:
+        return _unready("stopped", db.stopped)
+    if db.trouble is not None:
+        return _unready("failing", db.trouble)
+    return Response(200, _JSON, b'{"status":"ready"}')
+
+
+def _unready(status: str, reason: Error) -> Response:
+    return Response(503, _JSON, msgspec.json.encode({"status": status, "reason": str(reason)}))
 
 
 class _Counters(Collector):
@@ -50,6 +56,7 @@ class _Counters(Collector):
         self._db = db
 
     def collect(self) -> Iterator[Metric]:
+        self._db.metrics.queue = self._db.waiting
         for name, (kind, text) in NAMES.items():
             value = float(getattr(self._db.metrics, name))
             family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily

@@ -52,6 +52,7 @@ from tailrace.subscriptions.subscription import ANNOUNCE, CHANGES, DELIVER, Chan
 PAIRS_MAX: Final = 500  # in one command, so that writers wait milliseconds at most
 PAUSE_S: Final = 1.0  # after the database refused something
 TIMER_S_MAX: Final = 60.0
+SCHEDULE_VOID_MAX: Final = 64  # void entries of the schedule beyond one per subscription; more, and it is rebuilt
 GRACE_S: Final = 2.0  # for deliveries under way when the server stops
 
 logger = logging.getLogger("tailrace.webhooks")
@@ -248,6 +249,10 @@ class Dispatcher:
         elif self._due.get(name) != due:
             self._due[name] = due
             heapq.heappush(self._schedule, (due.at_ms, name))
+            if len(self._schedule) > 2 * len(self._due) + SCHEDULE_VOID_MAX:
+                # Every heartbeat leaves a void entry, which would stay until the lease it was for had ended.
+                self._schedule = [(due.at_ms, name) for name, due in self._due.items()]
+                heapq.heapify(self._schedule)
 
     async def _do_due(self) -> None:
         now_ms = self._db.clock.now_ms()

@@ -16,7 +16,6 @@ import httptools
 
 from tailrace.http.message import Headers, Response
 
-METHODS: Final = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"TRACE"))
 READS: Final = frozenset((b"GET", b"HEAD", b"OPTIONS", b"TRACE"))
 # Fields of which a second one would make two readers disagree.
 SINGLE: Final = frozenset((b"host", b"content-length", b"transfer-encoding"))
@@ -75,9 +74,17 @@ def timed_out(message: str) -> Refusal:
     return Refusal(408, "TIMEOUT", message)
 
 
+def out_of_room(bytes_max: int) -> Refusal:
+    message = f"the server holds {bytes_max} bytes of unfinished requests; send this one again in a moment"
+    return Refusal(503, "UNAVAILABLE", message)
+
+
 def error_response(status: int, code: str, message: str) -> Response:
     body = json.dumps({"error": {"code": code, "message": message}}).encode()
-    return Response(status, [(b"content-type", b"application/json")], body)
+    headers: Headers = [(b"content-type", b"application/json")]
+    if status == 503:
+        headers.append((b"retry-after", b"1"))
+    return Response(status, headers, body)
 
 
 def unparsable(error: httptools.HttpParserError) -> Refusal:
@@ -90,14 +97,12 @@ def unparsable(error: httptools.HttpParserError) -> Refusal:
 
 
 def unsupported_version() -> Refusal:
-    return Refusal(505, "HTTP_VERSION", "this HTTP version is not spoken here; use HTTP/1.1")
+    return invalid("this HTTP version is not spoken here; use HTTP/1.1")
 
 
 def check_method(method: bytes) -> None:
     if method == b"CONNECT":
         raise invalid("this is not a proxy; send the request itself instead of CONNECT")
-    if method not in METHODS:
-        raise Refusal(501, "NOT_IMPLEMENTED", f"method {method.decode('latin-1')} is not known here")
 
 
 def check_host(host: bytes | None, *, needed: bool) -> None:
@@ -143,7 +148,7 @@ def body_length(headers: dict[bytes, bytes], *, http10: bool, bytes_max: int) ->
         if http10:
             raise invalid("HTTP/1.0 has no Transfer-Encoding; send Content-Length")
         if coding.lower() != b"chunked":
-            raise Refusal(501, "NOT_IMPLEMENTED", "the only Transfer-Encoding taken here is chunked")
+            raise invalid("the only Transfer-Encoding taken here is chunked; send that, or Content-Length")
         return CHUNKED_LENGTH
     return check_body_length(length, bytes_max)
 

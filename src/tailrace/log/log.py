@@ -6,6 +6,7 @@ themselves are removed in small steps by `reclaim`, and only when no fork still 
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 import msgspec
@@ -68,8 +69,9 @@ def append(tx: Tx, log: Log, body: bytes, size: int) -> Log:
     return log
 
 
-def read(reader: Reader, log: Log, position: int, bytes_max: int) -> Page:
-    """Entries from `position` on: at least one if there is any, then up to `bytes_max`, cut between entries."""
+def read(reader: Reader, log: Log, position: int, bytes_max: int, entries_max: int = sys.maxsize) -> Page:
+    """Entries from `position` on: at least one if there is any, then up to `bytes_max` and `entries_max`, cut between
+    entries."""
     if position < log.start:
         raise Trimmed(requested=position, earliest=log.start, offset=offset(log.start))
     if position > log.next:
@@ -92,7 +94,8 @@ def read(reader: Reader, log: Log, position: int, bytes_max: int) -> Page:
             entries.append(entry)
             left -= len(entry.body)
             at = entry.next
-            if left <= 0:
+            if left <= 0 or len(entries) == entries_max:
+                left = 0
                 break
         if at == before:
             if left > 0:
@@ -183,8 +186,14 @@ def reclaim(tx: Tx, number: int) -> bool:
         # Forks still read what was trimmed from it; dropping the last one lists it again.
         tx.delete(GARBAGE, number)
         return True
-    before = None if log.dropped else log.start
-    done = tx.remove_range(ENTRIES, number, before=before, limit=limits.SWEEP_ENTRIES) < limits.SWEEP_ENTRIES
+    end = log.next if log.dropped else log.start
+    rows = tx.values(ENTRIES, "position, next", number, limit=limits.SWEEP_ENTRIES)
+    step = [following for position, following in rows if position < end]
+    # The first entry always goes, however large; then as many as are not too much together.
+    before = max((following for following in step if following - rows[0][0] <= limits.SWEEP_BYTES), default=None)
+    if step:
+        tx.remove_range(ENTRIES, number, before=before or step[0], limit=limits.SWEEP_ENTRIES)
+    done = not step or (before == step[-1] and len(step) < limits.SWEEP_ENTRIES)
     if done:
         tx.delete(GARBAGE, number)
         if log.dropped:

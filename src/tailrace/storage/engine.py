@@ -47,6 +47,12 @@ class Reader(Protocol):
         """Rows whose key begins with `prefix`, in key order. The bounds are on the key column after the prefix:
         `start` includes, `after` and `before` exclude. Lazy: take what you need before the next call."""
 
+    def values(
+        self, table: Table[Any], columns: str, *prefix: Any, start: Any = None, limit: int | None = None
+    ) -> list[tuple[Any, ...]]:
+        """Some columns ("position, next") of rows whose key begins with `prefix`, from `start` on, in key order. What
+        is not named is not read: bodies may be large."""
+
 
 class Notice(msgspec.Struct, frozen=True, gc=False):
     """Something to tell waiters once the commit is durable: `item` happened in `log`."""
@@ -110,6 +116,14 @@ class Tx(ABC):
             self._flush_early()
         return self._select(table, prefix, start, after, before, limit, reverse)
 
+    def values(
+        self, table: Table[Any], columns: str, *prefix: Any, start: Any = None, limit: int | None = None
+    ) -> list[tuple[Any, ...]]:
+        """As `Reader.values`, over what this transaction has written so far."""
+        if self._dirty.get(table) or self._added.get(table):
+            self._flush_early()
+        return self._select_values(table, columns, prefix, start, limit)
+
     def remove_range(self, table: Table[R], *prefix: Any, before: Any = None, limit: int) -> int:
         """Remove up to `limit` rows under `prefix` from the lowest key on; how many were removed."""
         self._flush_early(always=True)
@@ -162,6 +176,10 @@ class Tx(ABC):
     @abstractmethod
     def commit(self) -> None:
         """Make it durable, then visible. A failure here stops the writer: the outcome may be unknown."""
+
+    @abstractmethod
+    def ended(self) -> bool:
+        """Whether the transaction is over: after `commit` without an error, whether it is durable."""
 
     @abstractmethod
     def rollback(self) -> None:
@@ -221,6 +239,11 @@ class Tx(ABC):
     def _select(
         self, table: Table[R], prefix: Key, start: Any, after: Any, before: Any, limit: int | None, reverse: bool
     ) -> Iterator[R]: ...
+
+    @abstractmethod
+    def _select_values(
+        self, table: Table[Any], columns: str, prefix: Key, start: Any, limit: int | None
+    ) -> list[tuple[Any, ...]]: ...
 
     @abstractmethod
     def _insert(self, table: Table[Any], rows: list[Any]) -> None: ...

@@ -36,7 +36,7 @@ def delete(table: Table[Any], mark: str) -> str:
 
 
 @cache
-def _scan(table: Table[Any], prefixed: int, bounds: str, reverse: bool, limited: bool, mark: str) -> str:
+def _scan(table: Table[Any], columns: str, prefixed: int, bounds: str, reverse: bool, limited: bool, mark: str) -> str:
     keys = table.key
     terms = [f"{name} = {mark}" for name in keys[:prefixed]]
     terms += [f"{keys[prefixed]} {sign} {mark}" for sign in bounds.split()]
@@ -45,7 +45,7 @@ def _scan(table: Table[Any], prefixed: int, bounds: str, reverse: bool, limited:
     order = ", ".join(f"{name}{direction}" for name in keys[prefixed:])
     order = f" ORDER BY {order}" if order else ""
     limit = f" LIMIT {mark}" if limited else ""
-    return f"SELECT {_columns(table)} FROM {table.name}{where}{order}{limit}"
+    return f"SELECT {columns or _columns(table)} FROM {table.name}{where}{order}{limit}"
 
 
 def scan(
@@ -57,6 +57,7 @@ def scan(
     limit: int | None,
     reverse: bool,
     mark: str,
+    columns: str = "",
 ) -> tuple[str, Key]:
     """The statement of `Reader.scan` and what is bound to it."""
     bounds, bound = "", prefix
@@ -66,7 +67,7 @@ def scan(
             bound += (value,)
     if limit is not None:
         bound += (limit,)
-    return _scan(table, len(prefix), bounds, reverse, limit is not None, mark), bound
+    return _scan(table, columns, len(prefix), bounds, reverse, limit is not None, mark), bound
 
 
 def _columns(table: Table[Any]) -> str:

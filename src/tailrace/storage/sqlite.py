@@ -26,6 +26,8 @@ from tailrace.storage.table import Key, R, Table
 
 FILE: Final = "tailrace.db"
 _MARK: Final = "?"
+BUSY_MS: Final = 250  # how long somebody else's lock on the file is waited for; the event loop waits too
+_WAL_BYTES_KEPT: Final = 64 * limits.MiB  # what a long reader made the WAL grow beyond this is given back
 _WRITER_CACHE_KIB: Final = 64 * 1024
 _READER_CACHE_KIB: Final = 8 * 1024
 
@@ -55,6 +57,12 @@ class SqliteReader:
         make = table.row
         return (make(*row) for row in self._execute(statement, bound))
 
+    def values(
+        self, table: Table[Any], columns: str, *prefix: Any, start: Any = None, limit: int | None = None
+    ) -> list[tuple[Any, ...]]:
+        statement, bound = sql.scan(table, prefix, start, None, None, limit, False, _MARK, columns)
+        return self._execute(statement, bound).fetchall()
+
 
 class SqliteTx(Tx):
     """The write transaction. Statements run here; COMMIT may be called from another thread, one at a time."""
@@ -77,6 +85,9 @@ class SqliteTx(Tx):
                 raise
         for table, rows in self._flushed.items():
             self._engine.remember(table, rows)
+
+    def ended(self) -> bool:
+        return self._connection.get_autocommit()
 
     def rollback(self) -> None:
         self._engine.cache.clear()
@@ -112,6 +123,13 @@ class SqliteTx(Tx):
             rows = self._execute(statement, bound).fetchall()
         make = table.row
         return (make(*row) for row in rows)
+
+    def _select_values(
+        self, table: Table[Any], columns: str, prefix: Key, start: Any, limit: int | None
+    ) -> list[tuple[Any, ...]]:
+        statement, bound = sql.scan(table, prefix, start, None, None, limit, False, _MARK, columns)
+        with _translated():
+            return self._execute(statement, bound).fetchall()
 
     def _insert(self, table: Table[Any], rows: list[Any]) -> None:
         with _translated():
@@ -266,7 +284,7 @@ class SqliteEngine:
     def _connect(self, cache_kib: int) -> apsw.Connection:
         flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
         connection = apsw.Connection(str(self.directory / FILE), flags=flags, vfs=self._vfs, statementcachesize=256)
-        connection.set_busy_timeout(5_000)
+        connection.set_busy_timeout(BUSY_MS)
         connection.execute(f"PRAGMA cache_size = -{cache_kib}")
         return connection
 
@@ -277,7 +295,13 @@ class SqliteEngine:
             _refuse_other(self._version())
             return
         execute("PRAGMA journal_mode = WAL").fetchall()
-        for pragma in ("synchronous = FULL", "wal_autocheckpoint = 1000", "secure_delete = OFF", "temp_store = MEMORY"):
+        for pragma in (
+            "synchronous = FULL",
+            "wal_autocheckpoint = 1000",
+            f"journal_size_limit = {_WAL_BYTES_KEPT}",
+            "secure_delete = OFF",
+            "temp_store = MEMORY",
+        ):
             execute(f"PRAGMA {pragma}").fetchall()
         self._migrate()
 
@@ -347,6 +371,10 @@ class _Translation:
 def _translate(error: apsw.Error) -> Error:
     if isinstance(error, apsw.FullError):
         return Unavailable(f"the disk is full ({error}); free some space, then writes go on", code="DISK_FULL")
+    if isinstance(error, apsw.BusyError):
+        return Unavailable(
+            f"another program has locked the database ({error}); writes go on when it lets go", code="DATABASE_BUSY"
+        )
     if isinstance(error, (apsw.CorruptError, apsw.NotADBError, apsw.ConstraintError)):
         return Corrupt(f"the database is damaged: {error}; run `tailrace check` and restore a backup")
     return Unavailable(f"the database cannot be used: {error}; see the log, then restart", code="STORAGE_FAILED")

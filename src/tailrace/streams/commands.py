@@ -87,9 +87,7 @@ class Create(Command[Created], frozen=True):
         body = json_mode.initial(self.body) if self.body and is_json(stream.content_type) else self.body
         if body:
             log = logs.append(tx, log, body, len(body))
-        tx.put(STREAMS, stream)
-        if stream.expires_ms is not None:
-            tx.put(DEADLINES, Deadline(stream.expires_ms, stream.path))
+        watch_expiry(tx, stream)
         if stream.max_age_s is not None or stream.max_bytes is not None:
             tx.put(RETAINED, Retained(stream.path))
         return Created(True, stream, log.next)
@@ -109,7 +107,7 @@ class Create(Command[Created], frozen=True):
             expires_ms = tx.now_ms + ttl_s * 1000
         return Stream(
             path=self.path, log=log.id, content_type=content_type, created_ms=tx.now_ms, ttl_s=ttl_s,
-            expires_ms=expires_ms, expires_text=expires_text, closed=int(self.closed), seq=None,
+            expires_ms=expires_ms, expires_text=expires_text, deadline_ms=None, closed=int(self.closed), seq=None,
             forked_from=fork.source if fork else None, fork_position=fork.position if fork else None,
             fork_sub=fork.sub if fork else None, max_age_s=max_age_s, max_bytes=max_bytes, deleted=0,
         )  # fmt: skip
@@ -193,9 +191,10 @@ class Append(Command[Appended], frozen=True, gc=False):
         claim = self.claim
         known = None if claim is None else tx.get(PRODUCERS, log.id, claim.id)
         if stream.closed and not (claim is not None and is_retry(claim, known)):
-            return self._on_closed(stream, log)
+            return self._on_closed(tx, stream, log)
         if claim is not None and not is_new(claim, known):
             assert known is not None
+            _renew(tx, stream)
             return Appended(log.next, bool(stream.closed), True, known.sequence)
         if self.body:
             body = self._accepted(stream)
@@ -232,8 +231,9 @@ class Append(Command[Appended], frozen=True, gc=False):
         if self.close:
             tx.notify(stream.log, logs.CLOSED)
 
-    def _on_closed(self, stream: Stream, log: Log) -> Appended:
+    def _on_closed(self, tx: Tx, stream: Stream, log: Log) -> Appended:
         if not self.body and self.close and self.claim is None:
+            _renew(tx, stream)
             return Appended(log.next, True, True)
         raise Closed(path=self.path, tail=log.next)
 
@@ -278,10 +278,26 @@ def log_of(reader: Reader | Tx, stream: Stream) -> Log:
     return log
 
 
+def _renew(tx: Tx, stream: Stream) -> None:
+    """A write that changes nothing is a sign of life all the same."""
+    if stream.ttl_s is not None:
+        tx.put(STREAMS, touched(stream, tx.now_ms))
+
+
+def watch_expiry(tx: Tx, stream: Stream) -> None:
+    """Write the stream's row and, if it expires, when to look at it again."""
+    at_ms = stream.expires_ms
+    if at_ms is not None:
+        tx.put(DEADLINES, Deadline(at_ms, stream.path))
+    tx.put(STREAMS, msgspec.structs.replace(stream, deadline_ms=at_ms))
+
+
 def bury(tx: Tx, stream: Stream) -> None:
     """Remove a stream; softly if it has forks. Ancestors that only it kept go with it."""
     tx.delete(RETAINED, stream.path)
-    tx.put(STREAMS, msgspec.structs.replace(stream, deleted=1))
+    if stream.deadline_ms is not None:
+        tx.delete(DEADLINES, stream.deadline_ms, stream.path)
+    tx.put(STREAMS, msgspec.structs.replace(stream, deleted=1, deadline_ms=None))
     for log in logs.drop(tx, log_of(tx, stream)):
         tx.delete(STREAMS, log.owner.removeprefix(OWNER))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import msgspec
 
 from tailrace import limits
@@ -41,17 +43,18 @@ class Describe(Query[Described], frozen=True):
 
 
 class Read(Query[Slice], frozen=True):
-    """Entries from `position` on (None: from the earliest retained), up to `bytes_max`."""
+    """Entries from `position` on (None: from the earliest retained), up to `bytes_max` and `entries_max`."""
 
     path: str
     position: int | None = None
     bytes_max: int = limits.SLICE_BYTES
+    entries_max: int = sys.maxsize
 
     def run(self, reader: Reader) -> Slice:
         stream = live(reader, self.path)
         log = log_of(reader, stream)
         position = log.start if self.position is None else self.position
-        return Slice(stream, log, logs.read(reader, log, position, self.bytes_max))
+        return Slice(stream, log, logs.read(reader, log, position, self.bytes_max, self.entries_max))
 
 
 class ListStreams(Query[list[Stream]], frozen=True):

@@ -31,6 +31,7 @@ class Stream(msgspec.Struct, frozen=True, gc=False):
     ttl_s: int | None  # sliding: each read or write moves expires_ms
     expires_ms: int | None
     expires_text: str | None  # an absolute expiry as the client wrote it
+    deadline_ms: int | None  # when it is looked at again; the key of its Deadline
     closed: int
     seq: str | None  # the last Stream-Seq
     forked_from: str | None

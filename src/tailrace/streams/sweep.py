@@ -13,9 +13,10 @@ from tailrace.access import Permission
 from tailrace.command import Command, Query
 from tailrace.log import log as logs
 from tailrace.log import retention
-from tailrace.log.entry import GARBAGE, LOGS
+from tailrace.log.entry import GARBAGE, LOGS, Log
 from tailrace.storage.engine import Reader, Tx
-from tailrace.streams.commands import bury, log_of
+from tailrace.storage.table import META, Meta
+from tailrace.streams.commands import bury, log_of, watch_expiry
 from tailrace.streams.producer import PRODUCERS
 from tailrace.streams.stream import DEADLINES, RETAINED, STREAMS, Deadline, expired
 
@@ -24,7 +25,7 @@ class Due(msgspec.Struct, frozen=True):
     """Work found by looking at committed state; each step looks again before it acts."""
 
     deadlines: list[Deadline]
-    trims: list[tuple[str, int]]
+    trims: list[str]
     garbage: list[int]
     looked_at: str | None  # the last stream with retention that was looked at; None: there are no more
     more: bool  # there may be more deadlines or garbage than these
@@ -43,19 +44,29 @@ class FindDue(Query[Due], frozen=True):
         deadlines = list(reader.scan(DEADLINES, before=reader.now_ms + 1, limit=self.limit))
         garbage = [row.log for row in reader.scan(GARBAGE, limit=self.limit)]
         paths = [row.path for row in reader.scan(RETAINED, after=self.after, limit=limits.SWEEP_STREAMS)]
-        trims = [(path, start) for path in paths if (start := self._horizon(reader, path)) is not None]
+        trims = [path for path in paths if _horizon(reader, path) is not None]
         looked_at = paths[-1] if len(paths) == limits.SWEEP_STREAMS else None
         more = len(deadlines) == self.limit or len(garbage) == self.limit
         return Due(deadlines, trims, garbage, looked_at, more)
 
-    def _horizon(self, reader: Reader, path: str) -> int | None:
-        """Where the stream should start, if not where it does."""
-        stream = reader.get(STREAMS, path)
-        if stream is None or stream.deleted:
-            return None
-        log = log_of(reader, stream)
-        start = retention.horizon(reader, log, max_age_s=stream.max_age_s, max_bytes=stream.max_bytes)
-        return start if start > log.start else None
+
+def _horizon(reader: Reader | Tx, path: str) -> tuple[Log, int] | None:
+    """The log of a stream and where retention lets it start, if that is not where it does."""
+    stream = reader.get(STREAMS, path)
+    if stream is None or stream.deleted or (stream.max_age_s is None and stream.max_bytes is None):
+        return None
+    log = log_of(reader, stream)
+    start = retention.horizon(reader, log, max_age_s=stream.max_age_s, max_bytes=stream.max_bytes)
+    return (log, start) if start > log.start else None
+
+
+class Probe(Command[None], frozen=True):
+    """The smallest write there is, to find out whether writes work again."""
+
+    permission = Permission.ADMIN
+
+    def run(self, tx: Tx) -> None:
+        tx.put(META, Meta("probe", b"%d" % tx.now_ms))
 
 
 class Expire(Command[bool], frozen=True):
@@ -70,28 +81,27 @@ class Expire(Command[bool], frozen=True):
         deadline = self.deadline
         tx.delete(DEADLINES, deadline.at_ms, deadline.path)
         stream = tx.get(STREAMS, deadline.path)
-        if stream is None or stream.deleted or stream.expires_ms is None:
+        if stream is None or stream.deleted or stream.deadline_ms != deadline.at_ms:
             return False
         if not expired(stream, tx.now_ms):
-            tx.put(DEADLINES, Deadline(stream.expires_ms, stream.path))
+            watch_expiry(tx, stream)
             return False
         bury(tx, stream)
         return True
 
 
 class Trim(Command[None], frozen=True):
-    """Let a stream start at `start`."""
+    """Let a stream start where its retention says: the stream that is at the path now, not one that was."""
 
     permission = Permission.ADMIN
 
     path: str
-    start: int
 
     def run(self, tx: Tx) -> None:
         failpoints.hit("sweep.step")
-        stream = tx.get(STREAMS, self.path)
-        if stream is not None and not stream.deleted:
-            logs.trim(tx, log_of(tx, stream), self.start)
+        found = _horizon(tx, self.path)
+        if found is not None:
+            logs.trim(tx, *found)
 
 
 class Reclaim(Command[bool], frozen=True):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 import msgspec
 
 from tailrace import limits
@@ -148,8 +150,7 @@ class AddStreams(Command[None], frozen=True):
         if not self.streams:
             raise Invalid("streams is empty; name at least one stream to follow")
         after = subscription
-        for text in self.streams:
-            path = rules.stream_path(text, "streams")
+        for path in dict.fromkeys(rules.stream_path(text, "streams") for text in dict.fromkeys(self.streams)):
             if path == subscription.wake_stream:
                 raise Invalid(f"streams has the wake_stream {path!r}, which would wake itself for ever; leave it out")
             after = _link_by_name(tx, after, path)
@@ -240,6 +241,19 @@ class Ack(Command[Acked], frozen=True):
         if position not in (link.acked, 0) and position > log.start and not logs.boundary(tx, log, position):
             raise rules.invalid_offset(f"ack of {path!r}: offset {offset(position)} lies inside a message")
         tx.put(LINKS, msgspec.structs.replace(link, acked=position))
+
+
+class CheckToken(Query[None], frozen=True):
+    """Raise unless the token was handed out for a wake of this subscription and has not expired. `Ack` and `Release`
+    look for themselves; this is for a door that has a body to parse first, and should not for just anyone."""
+
+    id: str
+    token: str
+
+    def run(self, reader: Reader) -> None:
+        row = reader.get(META, grant.SECRET)
+        # Before the first token there is no secret; none can be right then.
+        grant.verify(row.value if row is not None else secrets.token_bytes(32), self.token, self.id, reader.now_ms)
 
 
 class Release(Command[None], frozen=True):

@@ -211,9 +211,11 @@ class BeginDelivery(Command[Delivery | None], frozen=True):
         found: list[State] = []
         for state in states(tx, subscription):
             link = state.link
-            log, tail = snapshot.get(link.path, (link.log, max(link.acked, 0)))
+            log, tail = snapshot.get(link.path, (link.log, state.acked))
             if log == link.log:
-                found.append(State(link, tail, tail > max(link.acked, 0)))
+                # A trim may have moved the start past what the snapshot has: then nothing of it is left to read.
+                tail = max(tail, state.acked)
+                found.append(State(link, state.acked, tail, tail > state.acked))
         return found
 
 

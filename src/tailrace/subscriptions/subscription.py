@@ -26,7 +26,8 @@ A valid callback or ack renews the lease; with done it ends the wake. A lease th
 a wake ends and something is pending, the next one begins in the same transaction. Everything here is stored, times
 included, so a restart changes nothing: what was due is due.
 
-Positions: `acked` is BEFORE_FIRST until something was acked in a stream that was new when it was linked.
+Positions: a link's `acked` is BEFORE_FIRST until something was acked in a stream that was new when it was linked. That
+means wherever the stream starts, and clients are shown just that.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ import msgspec
 from tailrace import limits
 from tailrace.errors import Conflict, Fenced, Invalid
 from tailrace.log.entry import Log
-from tailrace.log.position import BEGINNING, offset
+from tailrace.log.position import offset
 from tailrace.storage.table import Table
 from tailrace.streams.stream import RESERVED, check_path
 
@@ -104,6 +105,7 @@ class State(msgspec.Struct, frozen=True):
     """A link and where its stream stands."""
 
     link: Link
+    acked: int  # where the worker reads on
     tail: int
     pending: bool
 
@@ -234,7 +236,7 @@ def normalised(settings: Settings) -> Settings:
     if settings.description is not None and len(settings.description.encode()) > DESCRIPTION_BYTES_MAX:
         raise Invalid(f"description is longer than {DESCRIPTION_BYTES_MAX} bytes; shorten it")
     wake_stream = None if webhook or settings.wake_stream is None else stream_path(settings.wake_stream, "wake_stream")
-    streams = tuple(sorted({stream_path(path, "streams") for path in settings.streams}))
+    streams = tuple(sorted({stream_path(path, "streams") for path in dict.fromkeys(settings.streams)}))
     pattern = _pattern(settings.pattern) if settings.pattern else None
     if pattern is None and not streams:
         raise Invalid("pattern and streams are both missing; give at least one of them")
@@ -300,12 +302,9 @@ def settled(link: Link, log: Log | None) -> Link | None:
 
 def state(link: Link, log: Log | None) -> State:
     if log is None:
-        return State(link, 0, False)
-    return State(link, log.next, log.next > (log.start if link.acked == BEFORE_FIRST else link.acked))
-
-
-def acked_offset(link: Link) -> str:
-    return BEGINNING if link.acked == BEFORE_FIRST else offset(link.acked)
+        return State(link, max(link.acked, 0), 0, False)
+    acked = log.start if link.acked == BEFORE_FIRST else link.acked
+    return State(link, acked, log.next, log.next > acked)
 
 
 def judge_ack(link: Link | None, log: Log | None, path: str, position: int, snapshot: Snapshot) -> None:
@@ -316,7 +315,7 @@ def judge_ack(link: Link | None, log: Log | None, path: str, position: int, snap
         raise invalid_offset(f"ack of {path!r}: the stream was created anew after this wake; leave it to the next one")
     if position < link.acked:
         raise invalid_offset(
-            f"ack of {path!r}: offset {offset(position)} is behind {acked_offset(link)}, which was acked already"
+            f"ack of {path!r}: offset {offset(position)} is behind {offset(link.acked)}, which was acked already"
         )
     if position > log.next:
         raise invalid_offset(f"ack of {path!r}: offset {offset(position)} is beyond the tail {offset(log.next)}")

@@ -27,9 +27,24 @@ _FORM: Final = re.compile(
 _BYTES: Final = re.compile(r"[!$-;=?-\[\]_a-z~]+", re.ASCII)  # visible ASCII without " # < > \ ^ ` { | }
 _AUTHORITY: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?", re.ASCII)
 _NUMERIC: Final = re.compile(r"(?:0[xX][0-9A-Fa-f]*|[0-9]+)", re.ASCII)
-_LOCAL_NAMES: Final = ("local", "internal", "lan", "intranet", "home.arpa")
-# Where clouds keep their metadata besides 169.254.0.0/16: Azure, Alibaba, AWS by IPv6.
-_METADATA: Final = frozenset(map(ipaddress.ip_address, ("168.63.129.16", "100.100.100.200", "fd00:ec2::254")))
+_LOCAL_NAMES: Final = (
+    "local", "internal", "lan", "intranet", "home", "home.arpa", "localdomain", "svc", "cluster.local",
+)  # fmt: skip
+# Where clouds keep their metadata besides 169.254.0.0/16: Azure, Alibaba, Oracle, AWS by IPv6.
+_METADATA: Final = frozenset(
+    map(ipaddress.ip_address, ("168.63.129.16", "100.100.100.200", "192.0.0.192", "fd00:ec2::254"))
+)
+# What the registries of special addresses have and no public server. `ipaddress` knows most of it, but how much depends
+# on the Python: 3.11 takes site-local addresses and half of 192.0.0.0/24 for public.
+_SPECIAL: Final = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "100.64.0.0/10", "192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15", "240.0.0.0/4",
+            "64:ff9b:1::/48", "100::/64", "2001:db8::/32", "3fff::/20", "fec0::/10",
+        ),
+    )
+)  # fmt: skip
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _PORTS: Final = {"http": 80, "https": 443}
 
@@ -65,6 +80,11 @@ class Target(msgspec.Struct, frozen=True):
         """Whether the URL says outright that it means this machine: localhost or 127.x.x.x."""
         address = self.literal
         return self.host == "localhost" or (isinstance(address, ipaddress.IPv4Address) and address.is_loopback)
+
+    @property
+    def origin(self) -> str:
+        """The URL as far as it may be shown to others than its owner: path and query often hold a secret."""
+        return f"{self.scheme}://{self.authority}"
 
 
 def parse(url: str, rules: Rules) -> Target:
@@ -111,10 +131,13 @@ def _check(target: Target, written: str, rules: Rules) -> None:
         raise _rejected(f"is not https; use https{exception}")
     if address is not None:
         check_address(target, address, rules)
-    elif _under(target.host, "localhost") or (
-        not rules.allow_private and any(_under(target.host, name) for name in _LOCAL_NAMES)
-    ):
+    elif _under(target.host, "localhost") or (not rules.allow_private and _is_local(target.host)):
         raise _rejected(f"has the local name {target.host!r}; use one that is known publicly")
+
+
+def _is_local(host: str) -> bool:
+    """Whether a name means something in one network only. One label is completed by the resolver's search list."""
+    return "." not in host or any(_under(host, name) for name in _LOCAL_NAMES)
 
 
 def _under(host: str, name: str) -> bool:
@@ -137,7 +160,7 @@ def check_address(target: Target, address: Address, rules: Rules) -> None:
         return
     public = real.is_global and not (
         real.is_private or real.is_loopback or real.is_link_local or real.is_multicast or real.is_reserved
-        or real.is_unspecified
+        or real.is_unspecified or any(real in network for network in _SPECIAL)
     )  # fmt: skip
     if public and real not in _METADATA:
         return

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from tailrace.cli import cli, main
 from tailrace.cli.serve import JsonLines
 from tailrace.client import Client
 from tailrace.database import Database
+from tailrace.errors import NotFound
 from tailrace.log.position import offset
 from tailrace.storage.sqlite import FILE, SqliteEngine
 from tailrace.streams.commands import Append, Create
@@ -204,6 +206,35 @@ def test_check_while_a_server_runs(server: Served, data_dir: Path) -> None:
     assert (done.returncode, done.stdout) == (0, b"1 streams, 1 logs, 1 entries, 1 bytes: clean\n")
 
 
+@pytest.mark.parametrize(
+    ("sound", "damaged"), [(b"text/plain", b"text/pl\xffin"), (b"body BLOB NOT NULL", b"body 'LOB NOT NULL")]
+)
+def test_check_of_rows_that_cannot_be_read(database: Path, sound: bytes, damaged: bytes) -> None:
+    file = database / FILE
+    assert sound in file.read_bytes()
+    file.write_bytes(file.read_bytes().replace(sound, damaged))
+    done = program("check", "--data", str(database))
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.startswith(b"tailrace: the database is damaged: ")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_check_of_what_is_no_database(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "garbage").mkdir()
+    (tmp_path / "garbage" / FILE).write_bytes(b"not a database" * 1000)
+    for name, message in (
+        ("empty", b"tailrace: there is no database in "),
+        ("file", b"tailrace: there is no database in "),
+        ("garbage", b"tailrace: the database is damaged: "),
+    ):
+        done = program("check", "--data", str(tmp_path / name))
+        assert (done.returncode, done.stdout) == (1, b""), name
+        assert done.stderr.startswith(message), name
+        assert done.stderr.count(b"\n") == 1, name
+
+
 # -- append
 
 
@@ -281,6 +312,119 @@ def test_append_refused(server: Served) -> None:
         assert message in done.stderr, args
 
 
+def test_append_refused_changes_nothing(server: Served) -> None:
+    as_json = ("--content-type", "application/json")
+    for args, stdin, message in (
+        ((), b"", b"there is nothing to append"),
+        (("",), b"", b"there is nothing to append"),
+        (("--lines", *as_json), b"\n  \n", b"there is nothing to append"),
+        (as_json, b"", b"there is nothing to append"),
+        (("{", *as_json), b"", b"not valid JSON"),
+        (("[]", *as_json), b"", b"the array is empty"),
+        (as_json, b"1 2", b"not valid JSON"),
+        (("--lines", *as_json), b"1\n{\n", b"line 2 of the input is not one JSON value"),
+    ):
+        done = program("append", "a", *args, "--url", server.url, stdin=stdin)
+        assert (done.returncode, done.stdout) == (1, b""), args
+        assert message in done.stderr, args
+        assert done.stderr.count(b"\n") == 1, args
+    with Client(server.url) as client, pytest.raises(NotFound):
+        client.head("a")
+
+
+def test_append_of_what_is_not_utf8(server: Served) -> None:
+    assert program("append", "a", os.fsdecode(b"\xff!"), "--url", server.url).returncode == 0
+    with Client(server.url) as client:
+        assert client.read("a").body == b"\xff!"
+    for command in (("append", os.fsdecode(b"\xff"), "x"), ("tail", os.fsdecode(b"\xff"))):
+        done = program(*command, "--url", server.url)
+        assert done.returncode == 1
+        assert done.stderr == b"tailrace: '\\udcff' cannot name a stream: it is not valid UTF-8\n"
+
+
+def test_append_a_message_and_close_at_once(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request: nobody sees the message in a stream that is still open."""
+    calls: list[tuple[bytes, bool]] = []
+    original = Client.append
+
+    def append(self: Client, path: str, body: bytes, kind: str = "text/plain", *, close: bool = False) -> str:
+        calls.append((body, close))
+        return original(self, path, body, kind, close=close)
+
+    monkeypatch.setattr(Client, "append", append)
+    assert run(server, "append", "a", "last", "--close").exit_code == 0
+    assert run(server, "append", "b", "", "--close").exit_code == 0
+    assert calls == [(b"last", True), (b"", True)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "args", "pieces", "expected"),
+    [
+        ("text/plain", (), [b"one", b" two"], [b"one", b"one two"]),
+        ("text/plain", ("--lines",), [b"one\ntw", b"o\nend"], [b"one\n", b"one\ntwo\n"]),
+        ("application/json", ("--lines",), [b'{"n":1}\n{"n":', b"2}\n3"], [b'[{"n":1}]', b'[{"n":1},{"n":2}]']),
+    ],
+)
+def test_append_from_a_live_pipe(
+    server: Served, kind: str, args: tuple[str, ...], pieces: list[bytes], expected: list[bytes]
+) -> None:
+    """What is there is sent, though the pipe stays open."""
+    command = [sys.executable, "-m", "tailrace.cli", "append", "a", *args, "--url", server.url]
+    with Client(server.url) as client:
+        client.create("a", kind)
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+            assert running.stdin is not None
+            for piece, body in zip(pieces, expected, strict=True):
+                running.stdin.write(piece)
+                running.stdin.flush()
+                until = time.monotonic() + PATIENCE_S
+                while client.read("a").body != body:
+                    assert time.monotonic() < until, client.read("a").body
+                    time.sleep(0.01)
+            running.stdin.close()
+            assert running.wait(PATIENCE_S) == 0
+        found = client.read("a").body
+    last = {"application/json": b'[{"n":1},{"n":2},3]', "text/plain": b"one\ntwo\nend" if args else b"one two"}
+    assert found == last[kind]
+
+
+def test_append_lines_longer_than_a_read(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tailrace.cli.streams.CHUNK_BYTES", 3)
+    lines = [b"a" * length for length in range(9)]
+    assert run(server, "append", "a", "--lines", stdin=b"\n".join(lines)).exit_code == 0
+    values = b"\r\n".join(b'"%s"' % line for line in lines)
+    assert run(server, "append", "j", "--content-type", "application/json", "--lines", stdin=values).exit_code == 0
+    with Client(server.url) as client:
+        assert client.read("a").body == b"\n".join(lines)
+        assert client.read("j").body == b"[" + b",".join(b'"%s"' % line for line in lines) + b"]"
+
+
+@pytest.mark.parametrize("bad", [b"1,2", b"{", b"]", b"1 2", b'"\xff"', b"nonsense", b"[" * 100_000])
+def test_append_a_line_that_is_not_one_value(server: Served, monkeypatch: pytest.MonkeyPatch, bad: bytes) -> None:
+    command = ("append", "j", "--content-type", "application/json", "--lines", "--url", server.url)
+    done = program(*command, stdin=b"1\n\n" + bad + b"\n4\n")
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"tailrace: line 3 of the input is not one JSON value: ")
+    assert done.stderr.endswith(b"; nothing was appended\n")
+    monkeypatch.setattr("tailrace.cli.streams.CHUNK_BYTES", 4)
+    done = program(*command, stdin=b"1\n\n\n" + b"22\n" + bad + b"\n6\n")
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"tailrace: line 5 of the input is not one JSON value: ")
+    assert done.stderr.endswith(b"; the 2 messages up to line 4 were appended\n")
+    with Client(server.url) as client:
+        assert client.read("j").body == b"[1,22]"
+
+
+def test_a_url_that_names_no_server() -> None:
+    for url in ("notaurl", "localhost:4437"):
+        for command in (("append", "a", "x"), ("tail", "a")):
+            done = program(*command, "--url", url)
+            assert done.returncode == 1
+            assert done.stderr == (
+                f"tailrace: {url!r} is not a server's URL: give one like http://127.0.0.1:4437\n".encode()
+            )
+
+
 # -- tail
 
 
@@ -314,3 +458,21 @@ def test_tail_follows_until_the_stream_is_closed(server: Served) -> None:
         client.append("a", b"end", close=True)
         thread.join(PATIENCE_S)
     assert results == [Done(0, b"old new end", b"")]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("options", [(), ("--no-follow",)])
+def test_tail_into_a_closed_pipe(server: Served, options: tuple[str, ...], unbuffered: str) -> None:
+    """As with `tailrace tail ... | head -1`: whoever reads has enough."""
+    with Client(server.url) as client:
+        client.create("a")
+        client.append("a", b"line\n" * 400_000, close=True)
+    command = [sys.executable, "-m", "tailrace.cli", "tail", "a", *options, "--url", server.url]
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline() == b"line\n"
+        running.stdout.close()
+        assert running.stderr.read() == b""
+        assert running.wait(PATIENCE_S) == 0

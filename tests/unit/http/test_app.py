@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import json
+import resource
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from tailrace import failpoints
-from tailrace.errors import Invalid
+from tailrace import failpoints, limits
+from tailrace.config import Config
+from tailrace.database import Database
+from tailrace.errors import Invalid, Unavailable
+from tailrace.http import system
+from tailrace.http.serve import allow_open_files, start
 from tailrace.metrics import NAMES
 from tests.unit.http.inprocess import Up, serve
 
@@ -71,9 +80,12 @@ def test_what_is_not_there_and_what_is_not_allowed(data_dir: Path) -> None:
             assert answer.status_code == 404, path
             assert answer.json()["error"]["code"] == "NOT_FOUND"
         await up.create("a")
-        for method in ("PATCH", "TRACE"):
-            answer = await up.http.request(method, "/v1/stream/a")
-            assert answer.status_code in (405, 501), method
+        known = "/v1/stream/a", "/v1/stream/__ds/subscriptions/s", "/v1/stream/__ds/subscriptions/s/claim"
+        for path in (*known, "/v1/stream/__ds/jwks.json", "/healthz", "/readyz", "/metrics", "/", "/nothing"):
+            for method in ("PATCH", "TRACE", "PROPFIND", "MKCOL", "M-SEARCH", "LOCK", "REPORT", "PURGE"):
+                answer = await up.http.request(method, path)
+                assert answer.status_code == (404 if path == "/nothing" else 405), (method, path)
+                assert ("allow" in answer.headers) == (answer.status_code == 405)
         answer = await up.ask("PATCH", "a")
         assert answer.status_code == 405
         assert answer.headers["allow"] == "GET, HEAD, PUT, POST, DELETE, OPTIONS"
@@ -105,7 +117,10 @@ def test_a_token_is_asked_for(data_dir: Path) -> None:
                 "Bearer ſ",
             ):
                 answer = await up.http.request(method, url, headers={"authorization": wrong.encode()})
-                assert answer.status_code in (401, 403), (method, wrong)
+                assert answer.status_code == 401, (method, wrong)
+                invalid = wrong.lower().startswith("bearer")
+                challenge = 'Bearer realm="tailrace"' + ', error="invalid_token"' * invalid
+                assert answer.headers.get_list("www-authenticate") == [challenge]
         for good in ("bearer s3cret", "BEARER  s3cret"):
             assert (await up.http.get(url, headers={"authorization": good})).status_code == 200
         assert (await up.http.get("/metrics")).status_code == 401
@@ -202,9 +217,6 @@ def test_the_front_page_says_what_to_do(data_dir: Path) -> None:
 
 def test_an_address_in_use(data_dir: Path, tmp_path: Path) -> None:
     async def scenario(up: Up) -> None:
-        from tailrace.config import Config
-        from tailrace.http.serve import start
-
         port = int(up.running.url.rsplit(":", 1)[1])
         with pytest.raises(Invalid, match=f"cannot listen on 127.0.0.1:{port}"):
             await start(Config(dev=True, port=port, data=str(tmp_path / "other")))
@@ -215,14 +227,97 @@ def test_an_address_in_use(data_dir: Path, tmp_path: Path) -> None:
 
 
 def test_tls_files_that_cannot_be_used(data_dir: Path, tmp_path: Path) -> None:
-    import asyncio
-
-    from tailrace.config import Config
-    from tailrace.http.serve import start
-
     (tmp_path / "bad.pem").write_text("nonsense")
     for name in ("bad.pem", "missing.pem"):
         file = str(tmp_path / name)
         with pytest.raises(Invalid, match="cannot use the TLS files"):
             asyncio.run(start(Config(dev=True, port=0, data=str(data_dir), tls_certificate=file, tls_key=file)))
     assert not data_dir.exists(), "nothing was opened for it"
+
+
+def test_readiness_tells_of_commits_that_fail(data_dir: Path) -> None:
+    class Troubled:
+        stopped = None
+        trouble: Unavailable | None = Unavailable("the disk is full; make room", code="DISK_FULL")
+
+    answer = system.ready(cast(Database, Troubled()))
+    assert answer.status == 503
+    assert json.loads(answer.body) == {"status": "failing", "reason": "the disk is full; make room"}
+    Troubled.trouble = None
+    assert system.ready(cast(Database, Troubled())).status == 200
+
+
+# -- a server's life
+
+
+def test_everything_stops_within_one_deadline(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Deliveries and connections that do not end are waited for at the same time, not one after the other."""
+    monkeypatch.setattr(limits, "SHUTDOWN_S", 1.0)
+
+    async def main() -> None:
+        running = await start(Config(dev=True, port=0, data=str(data_dir)))
+        running._server.limits = dataclasses.replace(running._server.limits, shutdown_s=1.0)
+
+        async def slow() -> None:
+            await asyncio.sleep(0.6)
+            ended.append("deliveries")
+
+        ended: list[str] = []
+        monkeypatch.setattr(running.app._dispatcher, "stop", slow)
+        host, port = running.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/stream/a HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nx")  # and never the rest
+        await writer.drain()
+        while not running._server.connections:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        began = asyncio.get_running_loop().time()
+        await running.stop()
+        assert 0.6 < asyncio.get_running_loop().time() - began < 1.5
+        assert ended == ["deliveries"]
+        assert caplog.records == [], "nothing was cut off"
+        assert running.db.stopped is not None
+        writer.close()
+
+    asyncio.run(main())
+
+
+def test_what_does_not_stop_is_not_waited_for(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(limits, "SHUTDOWN_S", 0.2)
+
+    async def main() -> None:
+        running = await start(Config(dev=True, port=0, data=str(data_dir)))
+        monkeypatch.setattr(running.app._dispatcher, "stop", lambda: asyncio.sleep(60))
+        await running.stop()
+        assert running.db.stopped is not None
+        assert "did not end within" in caplog.text
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("hard", "warned"), [(200_000, False), (20_000, False), (4096, True), (-1, False)])
+def test_as_many_files_may_be_open_as_the_system_allows(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hard: int, warned: bool
+) -> None:
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, bounds: found.append(bounds))
+    allow_open_files(10_000)
+    assert found == [(hard, hard)]
+    assert ("connections_max is 10000, but only 4096 files" in caplog.text) == warned
+
+
+def test_a_limit_of_open_files_that_cannot_be_raised_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(kind: int, bounds: tuple[int, int]) -> None:
+        raise ValueError("not allowed")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    allow_open_files(100)
+    assert [record.message for record in caplog.records] == ["the limit of open files stays at 1024: not allowed"]

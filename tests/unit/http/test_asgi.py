@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tailrace.completion import Completion
-from tailrace.http.asgi import AsgiAdapter, application
-from tailrace.http.message import Answer, Frame, Live, Request, Response, Sink
+from tailrace.config import Config
+from tailrace.http.asgi import AsgiAdapter, AsgiSink, application, create_app
+from tailrace.http.message import Answer, Frame, Live, Request, Response, Sink, origin
 
 PATIENCE_S = 30.0
 Event = dict[str, Any]
@@ -116,6 +118,49 @@ def test_a_request_is_translated_both_ways() -> None:
 def test_paths_are_raw_and_below_the_mount(more: dict[str, Any], path: bytes) -> None:
     host = serve(application(echo), scope(**more))
     assert host.body.split(b"?")[0] == b"GET " + path
+
+
+@pytest.mark.parametrize(
+    ("root", "mount"),
+    [(None, ""), ("", ""), ("/", ""), ("/log", "/log"), ("/log/", "/log"), ("/a b/é", "/a%20b/%C3%A9")],
+)
+def test_the_mount_is_part_of_how_clients_reach_us(root: str | None, mount: str) -> None:
+    async def door(request: Request) -> Answer:
+        found = [origin(request, Config(dev=True)), origin(request, Config(dev=True, public_url="https://x/y/"))]
+        return Response(200, [], f"{request.mount} {' '.join(found)}".encode())
+
+    more = {} if root is None else {"root_path": root}
+    host = serve(application(door), scope("/a", headers=[(b"host", b"h")], **more))
+    assert host.body.decode() == f"{mount} http://h{mount} https://x/y"
+
+
+def test_a_mounted_server_names_its_streams_below_the_mount(data_dir: Path) -> None:
+    async def main() -> None:
+        app = create_app(dev=True, data=str(data_dir))
+        async with app.lifespan():
+            host = Host()
+            more = {"root_path": "/log", "headers": [(b"host", b"h"), (b"content-type", b"text/plain")]}
+            await app(scope("/log/v1/stream/a", "PUT", **more), host.receive, host.send)
+            assert host.status == 201
+            assert host.headers[b"location"] == b"http://h/log/v1/stream/a"
+            for source in (b"/log/v1/stream/a", b"/v1/stream/a"):
+                host = Host()
+                more["headers"] = [(b"host", b"h"), (b"stream-forked-from", source)]
+                await app(scope(f"/log/v1/stream/fork{len(source)}", "PUT", **more), host.receive, host.send)
+                assert host.status == 201, host.body
+
+    run(main())
+
+
+def test_frames_sent_together_are_taken_or_dropped_together() -> None:
+    async def main() -> None:
+        sink = AsgiSink(1000)
+        sink.send(Frame(b"x" * 5000), Frame(b"end"))
+        assert not sink.dropped.done(), "the first may be of any size"
+        sink.send(Frame(b"y"), Frame(b"z"))
+        assert sink.dropped.done()
+
+    run(main())
 
 
 def test_head_and_empty_answers() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from base64 import b64decode
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tailrace.http.encoding import BINARY, HEARTBEAT, JSON, TEXT, control, encoding
@@ -75,6 +76,29 @@ def test_bodies() -> None:
 )
 def test_text_events(text: bytes, event: bytes) -> None:
     assert TEXT.event([text]) == event
+
+
+def line_wise(text: bytes) -> bytes:
+    """What an event is by definition: a ``data:`` line for each line, with a space before one that begins so."""
+    lines = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+    return b"event: data\n" + b"".join(b"data:" + b" " * line.startswith(b" ") + line + b"\n" for line in lines) + b"\n"
+
+
+@given(st.one_of(st.binary(), st.text(alphabet=" \r\n:dat", max_size=40).map(str.encode)))
+@example(b"\ndata: x")
+@example(b" \n \n  \ndata:\n data: ")
+def test_an_event_is_what_its_lines_make_it(text: bytes) -> None:
+    assert TEXT.event([text]) == line_wise(text)
+
+
+def test_a_text_of_nothing_but_line_breaks_takes_memory_as_its_event_does() -> None:
+    text = b"\n" * 500_000
+    tracemalloc.start()
+    event = TEXT.event([text])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(event) == 12 + 6 * 500_001 + 1
+    assert peak < 4 * len(event), "no object for each line"
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=4))

@@ -334,8 +334,8 @@ class Heard:
     def __init__(self) -> None:
         self.frames: list[Frame] = []
 
-    def send(self, frame: Frame) -> None:
-        self.frames.append(frame)
+    def send(self, *frames: Frame) -> None:
+        self.frames += frames
 
     async def drained(self) -> None:
         return None
@@ -415,6 +415,59 @@ def test_a_frame_is_encoded_once_for_all_readers_at_one_place() -> None:
         assert metrics.frames == 5
 
     by_hand(work)
+
+
+def test_large_data_is_encoded_once_whatever_the_cursors() -> None:
+    async def work(tail: Tail, live: Live, metrics: Metrics) -> None:
+        ahead = cursors.current(ManualClock().now_ms()) + 1_000_000
+        sinks = [Heard() for _ in range(6)]
+        for number, sink in enumerate(sinks):
+            live.join(1, TEXT, sink, 0, ahead + number // 2 if number else None)
+        tail.publish([advanced(0, b"a" * 100_000)])
+        assert len({id(sink.frames[0]) for sink in sinks}) == 1, "one copy for all"
+        for sink in sinks:
+            data, told = sink.frames
+            assert data.data == TEXT.event([b"a" * 100_000])
+            assert told.data.startswith(b"event: control\n")
+        assert sinks[2].frames[1] is sinks[3].frames[1]
+        assert b'"streamCursor":"%d"' % (ahead + 2) in sinks[4].frames[1].data
+
+    by_hand(work)
+
+
+def test_a_cursor_that_time_has_passed_is_the_present_one() -> None:
+    async def work(tail: Tail, live: Live, metrics: Metrics) -> None:
+        one, other = Heard(), Heard()
+        live.join(1, TEXT, one, 0, None)
+        live.join(1, TEXT, other, 0, cursors.current(ManualClock().now_ms()) - 1)
+        tail.publish([advanced(0, b"a")])
+        assert one.frames[0] is other.frames[0]
+
+    by_hand(work)
+
+
+def test_readers_with_cursors_of_their_own_get_large_messages_whole(data_dir: Path) -> None:
+    """More than may pile up for a reader: the control event after it must not count as one too many."""
+
+    async def scenario(up: Up) -> None:
+        await up.create("a")
+        ahead = cursors.current(up.db.clock.now_ms()) + 1_000
+
+        async def read(cursor: int) -> None:
+            async with up.events("a", cursor=str(cursor)) as events:
+                await events.pair()
+                text, told = await events.pair()
+                assert text == "x" * 5_000_000
+                assert int(told["streamCursor"]) > cursor
+
+        async def write() -> None:
+            await up.until(lambda: up.db.metrics.live_readers == 4)
+            await up.append("a", b"x" * 5_000_000)
+
+        await asyncio.gather(write(), *[read(ahead + n) for n in range(4)])
+        assert up.db.metrics.readers_dropped == 0
+
+    serve(data_dir, scenario)
 
 
 def test_readers_at_different_places_get_what_they_lack() -> None:

@@ -11,7 +11,11 @@ import httpx
 import pytest
 
 from tailrace import limits
+from tailrace.log.entry import Entry
+from tailrace.log.log import Advanced
 from tailrace.log.position import offset
+from tailrace.storage.engine import Notice
+from tailrace.streams.queries import Describe
 from tests.unit.http.inprocess import Up, serve
 
 JSON = "application/json"
@@ -421,7 +425,6 @@ def test_long_polls_chained_under_concurrent_appends_miss_nothing(data_dir: Path
 
 def test_reads_renew_the_ttl_and_head_does_not(data_dir: Path) -> None:
     async def scenario(up: Up) -> None:
-        from tailrace.streams.queries import Describe
 
         async def expires_ms() -> int:
             found = await up.db.aexecute(Describe("a"))
@@ -443,5 +446,52 @@ def test_reads_renew_the_ttl_and_head_does_not(data_dir: Path) -> None:
                     break
                 await asyncio.sleep(0.01)
             assert after > before, query
+
+    serve(data_dir, scenario)
+
+
+def test_a_parked_long_poll_keeps_the_stream_alive(data_dir: Path) -> None:
+    """Longer than its TTL; nothing else reads or writes it."""
+
+    async def scenario(up: Up) -> None:
+        await up.http.put("/v1/stream/a", headers={"content-type": "text/plain", "stream-ttl": "1"})
+        answer = await up.http.get("/v1/stream/a", params={"offset": "now", "live": "long-poll"})
+        assert answer.status_code == 204
+        assert (await up.http.head("/v1/stream/a")).status_code == 200
+
+    serve(data_dir, scenario, long_poll_timeout_s=3)
+
+
+def test_a_wake_up_without_news_is_slept_over(data_dir: Path) -> None:
+    """The notice of a commit that the first look already saw must not end the poll: 204 says that the time is up."""
+
+    async def scenario(up: Up) -> None:
+        await up.http.put("/v1/stream/a", headers={"content-type": "text/plain"}, content=b"abc")
+        found = await up.db.aexecute(Describe("a"))
+        task = await polling(up)
+        up.db.tail.publish([Notice(found.log.id, Advanced(found.log, Entry(found.log.id, 0, 3, 0, b"abc")))])
+        await asyncio.sleep(0.05)
+        assert not task.done()
+        await up.http.post("/v1/stream/a", headers={"content-type": "text/plain"}, content=b"def")
+        answer = await task
+        assert (answer.status_code, answer.content) == (200, b"def")
+
+    serve(data_dir, scenario)
+
+
+def test_a_page_of_very_small_messages_is_cut_by_their_number(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SLICE_ENTRIES", 3)
+    monkeypatch.setattr(limits, "PAGE_ENTRIES", 6)
+
+    async def scenario(up: Up) -> None:
+        await up.http.put("/v1/stream/a", headers={"content-type": "text/plain"})
+        for digit in b"0123456789":
+            await up.http.post("/v1/stream/a", headers={"content-type": "text/plain"}, content=bytes([digit]))
+        answer = await up.http.get("/v1/stream/a", params={"offset": "-1"})
+        assert answer.content == b"012345"
+        assert "stream-up-to-date" not in answer.headers
+        rest = await up.http.get("/v1/stream/a", params={"offset": answer.headers["stream-next-offset"]})
+        assert rest.content == b"6789"
+        assert rest.headers["stream-up-to-date"] == "true"
 
     serve(data_dir, scenario)

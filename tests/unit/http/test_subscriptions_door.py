@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 
 import tailrace
-from tailrace import Database
+from tailrace import Database, limits
 from tailrace.access import SYSTEM, Permission, Principal
 from tailrace.clock import ManualClock
 from tailrace.config import Config
 from tailrace.http.message import Request, Response
 from tailrace.http.subscriptions import SubscriptionsDoor, is_open
 from tailrace.streams.commands import Append, Create
+from tailrace.subscriptions.commands import Claim
 from tailrace.subscriptions.dispatch import BeginDelivery, Notify
 
+START = "0000000000000000_0000000000000000"
 NOBODY = Principal("nobody", frozenset())
 READER = Principal("reader", frozenset((Permission.READ,)))
 HOOK = {"type": "webhook", "pattern": "events/*", "webhook": {"url": "http://127.0.0.1:9/hook"}}
@@ -200,12 +202,14 @@ def test_claim_ack_release(call: Caller, db: Database) -> None:
     assert status == 200
     tail = "0000000000000000_0000000000000002"
     assert claimed["streams"] == [
-        {"path": "events/a", "link_type": "glob", "acked_offset": "-1", "tail_offset": tail, "has_pending": True}
+        {"path": "events/a", "link_type": "glob", "acked_offset": START, "tail_offset": tail, "has_pending": True}
     ]
     assert (claimed["generation"], claimed["lease_ttl_ms"]) == (1, 30_000)
     status, busy = call("POST", "subscriptions/s/claim", {"worker": "v"})
     assert (status, busy["error"]["current_holder"], busy["error"]["generation"]) == (409, "w", 1)
     wake = {"wake_id": claimed["wake_id"], "generation": 1}
+    nothing = {**wake, "acks": [{"stream": "events/a", "offset": claimed["streams"][0]["acked_offset"]}]}
+    assert call("POST", "subscriptions/s/ack", nothing, token=claimed["token"])[0] == 200
     beyond = {**wake, "acks": [{"stream": "events/a", "offset": tail[:-1] + "3"}]}
     assert code(call("POST", "subscriptions/s/ack", beyond, token=claimed["token"])) == (409, "INVALID_OFFSET")
     acked = {**wake, "acks": [{"path": "events/a", "offset": tail}]}
@@ -248,7 +252,54 @@ def test_whoever_speaks_for_a_wake_shows_its_token(call: Caller, action: str) ->
     for name in ("s", "not-there"):  # no token, no news about what there is
         assert code(call("POST", f"subscriptions/{name}/{action}", body)) == (401, "TOKEN_INVALID")
         assert code(call("POST", f"subscriptions/{name}/{action}", body, token="x.y.z")) == (401, "TOKEN_INVALID")
-    assert code(call("POST", f"subscriptions/s/{action}", {}, token="x")) == (400, "INVALID_REQUEST")
+
+
+@pytest.mark.parametrize("action", ["callback", "ack", "release"])
+def test_a_body_is_looked_at_only_when_the_token_is_right(
+    call: Caller, db: Database, action: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call("PUT", "subscriptions/s", HOOK if action == "callback" else PULL)
+    assert code(call("POST", f"subscriptions/s/{action}", b"{", token="x.y.z")) == (401, "TOKEN_INVALID")  # no secret
+    db.execute(Create("events/a", "application/json", b"{}"))
+    db.execute(Notify((("s", "events/a"),)))
+    delivery = db.execute(BeginDelivery("s")) if action == "callback" else db.execute(Claim("s", "w"))
+    assert delivery is not None
+    signed, _, signature = delivery.token.rpartition(".")
+    for wrong in ("x.y.z", f"{signed}.{signature[::-1]}"):
+        assert code(call("POST", f"subscriptions/s/{action}", b"{", token=wrong)) == (401, "TOKEN_INVALID")
+    assert code(call("POST", f"subscriptions/t/{action}", b"{", token=delivery.token)) == (401, "TOKEN_INVALID")
+    assert code(call("POST", f"subscriptions/s/{action}", b"{", token=delivery.token)) == (400, "INVALID_REQUEST")
+    monkeypatch.setattr(limits, "CONTROL_BODY_BYTES_MAX", 0)
+    assert code(call("POST", f"subscriptions/s/{action}", b"{", token="x.y.z")) == (401, "TOKEN_INVALID")
+    assert code(call("POST", f"subscriptions/s/{action}", b"{", token=delivery.token)) == (413, "TOO_LARGE")
+    assert isinstance(db.clock, ManualClock)
+    db.clock.advance(25 * 3600)
+    assert code(call("POST", f"subscriptions/s/{action}", b"{", token=delivery.token)) == (401, "TOKEN_EXPIRED")
+
+
+def test_a_body_longer_than_the_limit_is_refused_before_it_is_parsed(call: Caller) -> None:
+    body = b'{"streams": [' + b" " * limits.CONTROL_BODY_BYTES_MAX
+    for method, rest in (("PUT", "s"), ("POST", "s/streams"), ("POST", "s/claim")):
+        assert code(call(method, f"subscriptions/{rest}", body)) == (413, "TOO_LARGE")
+    assert code(call("PUT", "subscriptions/s", body[: limits.CONTROL_BODY_BYTES_MAX])) == (400, "INVALID_REQUEST")
+
+
+def test_no_list_is_longer_than_what_a_subscription_follows(call: Caller, db: Database) -> None:
+    most = limits.SUBSCRIPTION_LINKS_MAX
+    status, answer = call("PUT", "subscriptions/s", {**PULL, "streams": ["a"] * (most + 1)})
+    assert (status, "streams" in answer["error"]["message"]) == (400, True)
+    call("PUT", "subscriptions/s", PULL)
+    assert code(call("POST", "subscriptions/s/streams", {"streams": ["a"] * (most + 1)})) == (400, "INVALID_REQUEST")
+    assert call("POST", "subscriptions/s/streams", {"streams": ["a", "/a/"] * (most // 2)}) == (204, None)
+    assert [item["path"] for item in call("GET", "subscriptions/s")[1]["streams"]] == ["a"]
+    db.execute(Create("events/a", "application/json", b"{}"))
+    db.execute(Notify((("s", "events/a"),)))
+    claimed = call("POST", "subscriptions/s/claim", {"worker": "w"})[1]
+    wake = {"wake_id": claimed["wake_id"], "generation": 1}
+    acks = [{"stream": "events/a", "offset": START}] * (most + 1)
+    answer = call("POST", "subscriptions/s/ack", {**wake, "acks": acks}, token=claimed["token"])
+    assert code(answer) == (400, "INVALID_REQUEST")
+    assert call("POST", "subscriptions/s/ack", {**wake, "acks": acks[1:]}, token=claimed["token"])[0] == 200
 
 
 def test_everything_else_needs_the_permission(call: Caller) -> None:

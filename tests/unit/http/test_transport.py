@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.completion import Completion
+from tailrace.http.connection import Connection
 from tailrace.http.message import Answer, Frame, Live, Request, Response, Sink
 from tests.unit.http.serving import PATIENCE_S, Answered, Client, Serving
 
@@ -386,16 +387,15 @@ REFUSED = {
     "no authority": (get("http:///path"), 400),
     "CONNECT": (get("host:80", method="CONNECT"), 400),
     "method nobody knows": (get("/", method="FOO"), 400),
-    "method of another protocol": (get("/", method="MKCOL"), 501),
-    "HTTP/2.0": (get("/", version="2.0"), 505),
-    "HTTP/1.2": (get("/", version="1.2"), 505),
-    "HTTP/0.9": (b"GET /\r\n\r\n", 505),
-    "HTTP/2 preface": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
+    "HTTP/2.0": (get("/", version="2.0"), 400),
+    "HTTP/1.2": (get("/", version="1.2"), 400),
+    "HTTP/0.9": (b"GET /\r\n\r\n", 400),
+    "HTTP/2 preface": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
     "TLS on a plain port": (b"\x16\x03\x01\x02\x00\x01\x00", 400),
     "bad chunk": (get("/", "Transfer-Encoding: chunked", method="POST") + b"zz\r\n", 400),
     "length and chunked": (get("/", "Content-Length: 3", "Transfer-Encoding: chunked", method="POST"), 400),
     "two lengths": (get("/", "Content-Length: 3", "Content-Length: 4", method="POST"), 400),
-    "other coding": (get("/", "Transfer-Encoding: gzip, chunked", method="POST"), 501),
+    "other coding": (get("/", "Transfer-Encoding: gzip, chunked", method="POST"), 400),
     "chunked in HTTP/1.0": (get("/", "Transfer-Encoding: chunked", method="POST", version="1.0"), 400),
     "unknown expectation": (get("/", "Expect: a-pony", "Content-Length: 1", method="POST"), 417),
     "unknown expectation, no body": (get("/", "Expect: a-pony"), 417),
@@ -681,6 +681,95 @@ def test_a_live_answer_that_fails_does_not_look_whole(serving: Serving, caplog: 
     assert caplog.records[0].exc_info
 
 
+# -- methods, and what bodies of all connections may take
+
+
+@pytest.mark.parametrize("method", ["MKCOL", "PROPFIND", "M-SEARCH", "LOCK", "REPORT", "PURGE", "TRACE", "PATCH"])
+def test_a_method_of_another_protocol_is_for_the_door_to_refuse(serving: Serving, method: str) -> None:
+    with serving.client() as client:
+        assert client.ask(get("/", method=method)).body == method.encode() + b" /? "
+        assert client.ask(get("/")).status == 200, "and the connection stays"
+
+
+def held(serving: Serving) -> int:
+    shared = serving.server._shared
+    assert shared is not None
+    return shared.held_bytes
+
+
+def test_unfinished_bodies_have_one_budget(doors: Doors) -> None:
+    start = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n"
+    with Serving(doors.door, inbound_bytes_max=1500) as serving:
+        with serving.client() as one, serving.client() as two, serving.client() as three:
+            one.send(start + b"x" * 900)
+            _until(lambda: held(serving) == 900)
+            assert two.ask(post("/", b"y" * 1000)).status == 200, "what comes whole is not held"
+            answer = three.ask(start + b"x" * 700)
+            assert answer.status == 503
+            assert (answer.headers["retry-after"], answer.headers["connection"]) == ("1", "close")
+            assert json.loads(answer.body)["error"]["code"] == "UNAVAILABLE"
+            _until(lambda: held(serving) == 900)
+            assert one.ask(b"x" * 100).status == 200
+            _until(lambda: held(serving) == 0)
+            for _ in range(3):  # what was let go can be had again
+                one.send(start + b"x" * 900)
+                _until(lambda: held(serving) == 900)
+                assert one.ask(b"x" * 100).status == 200
+                _until(lambda: held(serving) == 0)
+            one.send(start + b"x" * 900)
+            _until(lambda: held(serving) == 900)
+        _until(lambda: held(serving) == 0)
+
+
+def test_a_body_is_held_until_its_request_has_its_turn(doors: Doors) -> None:
+    with Serving(doors.door) as serving, serving.client() as client:
+        client.send(get("/park?a"))
+        assert doors.arrived.acquire(timeout=PATIENCE_S)
+        client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n" + b"x" * 900)
+        _until(lambda: held(serving) == 900)
+        client.send(b"x" * 100)
+        time.sleep(0.05)
+        assert held(serving) == 900
+        serving.call(lambda: doors.release(b"a"))
+        assert client.answer().body == b"parked a"
+        assert client.answer().status == 200
+        _until(lambda: held(serving) == 0)
+
+
+def test_a_body_is_let_go_when_the_door_has_it_or_nobody_will(doors: Doors) -> None:
+    start = b" HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n" + b"x" * 900
+    with Serving(doors.door, body_timeout_s=0.3) as serving, serving.client() as client:
+        client.send(b"POST /park?a" + start)
+        _until(lambda: held(serving) == 900)
+        client.send(b"x" * 100)
+        assert doors.arrived.acquire(timeout=PATIENCE_S)
+        _until(lambda: held(serving) == 0)
+        client.send(b"POST /" + start)  # and no more: it is refused, but the answer has to wait for the first
+        _until(lambda: held(serving) == 900)
+        _until(lambda: held(serving) == 0)
+        serving.call(lambda: doors.release(b"a"))
+        assert client.answer().body == b"parked a"
+        assert client.answer().status == 408
+
+
+def test_a_body_too_slow_or_too_large_is_let_go(doors: Doors) -> None:
+    with Serving(doors.door, body_timeout_s=0.1, body_bytes_max=2000) as serving:
+        with serving.client() as client:
+            client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n" + b"x" * 900)
+            assert client.answer().status == 408
+            assert held(serving) == 0
+            assert serving.server._shared is not None
+            (lingering,) = serving.server._shared.connections
+            assert isinstance(lingering, Connection)
+            assert lingering._body == b"", "what is no longer counted is no longer kept"
+        with serving.client() as client:
+            client.send(get("/", "Transfer-Encoding: chunked", method="POST") + b"640\r\n" + b"x" * 1600 + b"\r\n")
+            _until(lambda: held(serving) == 1600)
+            client.send(b"640\r\n" + b"x" * 1600 + b"\r\n")
+            assert client.answer().status == 413
+            assert held(serving) == 0
+
+
 # -- stopping
 
 
@@ -727,6 +816,18 @@ def test_stopping_cuts_off_what_does_not_end(doors: Doors) -> None:
         _until(lambda: b"a" in doors.parked)
         serving.run(serving.server.stop())
         assert serving.server.connections == 0
+
+
+def test_stopping_takes_no_longer_than_it_may(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where a connection does not end although it was cut off."""
+    with Serving(doors.door, shutdown_s=2.0) as serving, serving.client() as client:
+        client.send(post("/park?a", b""))
+        _until(lambda: b"a" in doors.parked)
+        with monkeypatch.context() as patched:
+            patched.setattr(Connection, "abort", lambda connection: None)
+            began = time.monotonic()
+            serving.run(serving.server.stop())
+            assert 1.7 < time.monotonic() - began < 2.3
 
 
 # -- TLS, and the standard event loop

@@ -43,8 +43,9 @@ from tailrace.subscriptions.commands import (
     PutSubscription,
     RemoveStream,
 )
+from tailrace.subscriptions.dispatch import Duty
 from tailrace.subscriptions.signing import GetSigningKeys, RotateSigningKey, jwks
-from tailrace.subscriptions.subscription import Settings
+from tailrace.subscriptions.subscription import EXPIRE, Due, Settings
 
 PATIENCE_S = 30.0
 BASE = "http://127.0.0.1:4437/v1/stream"
@@ -148,7 +149,7 @@ class World:
 
     async def acked(self, name: str = "s") -> dict[str, str]:
         found = await self.get(name)
-        return {state.link.path: rules.acked_offset(state.link) for state in found.streams}
+        return {state.link.path: offset(state.acked) for state in found.streams}
 
     async def idle(self, name: str = "s") -> None:
         """Wait until all that it should follow is acked and no wake is in flight."""
@@ -209,7 +210,7 @@ def test_an_append_is_delivered_signed_and_acked(data_dir: Path) -> None:
                 "subscription_id": "s/1",
                 "generation": 1,
                 "streams": [
-                    {"path": "events/a", "link_type": "glob", "acked_offset": "-1", "tail_offset": offset(tail),
+                    {"path": "events/a", "link_type": "glob", "acked_offset": offset(0), "tail_offset": offset(tail),
                      "has_pending": True},
                     {"path": "events/old", "link_type": "glob", "acked_offset": offset(2), "tail_offset": offset(2),
                      "has_pending": False},
@@ -318,7 +319,7 @@ def test_only_2xx_is_success_and_redirects_are_not_followed(data_dir: Path, answ
             await world.create("events/a")
             await until(lambda: world.db.metrics.webhooks_failed == 1)
             assert [call.target for call in receiver.calls] == ["/hook?x=1"]
-            assert await world.acked() == {"events/a": "-1"}
+            assert await world.acked() == {"events/a": offset(0)}
 
     asyncio.run(scene())
 
@@ -338,7 +339,7 @@ def test_an_answer_that_does_not_say_done_leaves_the_wake_to_callbacks(data_dir:
                 return row.wake_id is not None and row.next_attempt_ms is None
 
             await until(delivered)
-            assert await world.acked() == {"events/a": "-1"}
+            assert await world.acked() == {"events/a": offset(0)}
             assert world.db.metrics.webhooks_failed == 0
 
     asyncio.run(scene())
@@ -383,6 +384,64 @@ def test_nobody_listening_is_a_failure(data_dir: Path) -> None:
             await world.webhook(receiver.url)
             await world.create("events/a")
             await until(lambda: world.db.metrics.webhooks_failed == 1)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("how", ["refused", "silent", "taken"])
+def test_what_a_url_may_keep_secret_is_not_logged(data_dir: Path, caplog: pytest.LogCaptureFixture, how: str) -> None:
+    caplog.set_level("DEBUG")
+
+    async def scene() -> None:
+        forever = asyncio.Event()
+
+        async def silent(call: Call) -> Answer:
+            await forever.wait()
+            return 200, b""
+
+        async with Receiver(silent if how == "silent" else (200, b'{"done": true}')) as receiver:
+            if how == "refused":
+                await receiver.__aexit__()
+            async with World(data_dir) as world:
+                await world.webhook(f"http://127.0.0.1:{receiver.port}/s3cret?key=s3cret", lease_ms=1000)
+                await world.create("events/a")
+                if how == "taken":
+                    await world.idle()
+                else:
+                    await until(lambda: f"http://127.0.0.1:{receiver.port} " in caplog.text)
+            forever.set()
+
+    asyncio.run(scene())
+    assert "s3cret" not in caplog.text
+
+
+def test_cookies_of_one_receiver_are_not_sent_to_another(data_dir: Path) -> None:
+    async def scene() -> None:
+        answer = (200, b'{"done": true}', "Set-Cookie: session=1; Path=/\r\n")
+        async with Receiver(answer) as receiver, World(data_dir) as world:
+            await world.webhook(receiver.url)
+            await world.create("events/a")
+            await world.idle()
+            await world.append("events/a")
+            await world.idle()
+            assert [call.headers.get("cookie") for call in receiver.calls] == [None, None]
+
+    asyncio.run(scene())
+
+
+def test_heartbeats_leave_nothing_behind_in_the_schedule(data_dir: Path) -> None:
+    async def scene() -> None:
+        async with World(data_dir) as world:
+            plan, lease_until_ms = world.dispatcher._plan, 0
+            for name in ("a", "b"):
+                plan(name, Duty(name, True, Due(5, EXPIRE)))
+            for lease_until_ms in range(2**50, 2**50 + 1000):
+                plan("a", Duty("a", True, Due(lease_until_ms, EXPIRE)))
+            schedule = world.dispatcher._schedule
+            assert len(schedule) <= 2 * 2 + webhooks.SCHEDULE_VOID_MAX
+            assert schedule[0] == (5, "b")
+            assert (lease_until_ms, "a") in schedule
+            plan("b", None)
 
     asyncio.run(scene())
 
@@ -587,7 +646,7 @@ def test_a_stream_left_out_for_want_of_room_is_followed_when_there_is_some(
             await world.append("events/a")
 
             async def followed() -> bool:
-                return await world.acked() == {"events/a": "-1"}
+                return await world.acked() == {"events/a": offset(0)}
 
             await until(followed)
 

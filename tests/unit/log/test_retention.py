@@ -68,9 +68,9 @@ def test_whichever_comes_first(bench: Bench) -> None:
 def test_it_looks_at_one_step_at_a_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SWEEP_ENTRIES", 2)
     log = aged(bench, None, *[b"aa"] * 10)
-    assert start(bench, log, max_bytes=2) == 4
-    log = bench.do(lambda tx: logs.trim(tx, log, 4))
-    assert start(bench, log, max_bytes=2) == 8
+    assert start(bench, log, max_bytes=2) == 6
+    log = bench.do(lambda tx: logs.trim(tx, log, 6))
+    assert start(bench, log, max_bytes=2) == 12
 
 
 def fork(bench: Bench, parent: Log, position: int) -> Log:

@@ -145,8 +145,8 @@ def test_a_refused_create_uses_no_number(place: Place) -> None:
 
 
 def test_create_json(place: Place) -> None:
-    assert place.do(Create("a", "application/json", b"[1, 2]")).tail == 3
-    assert place.text("a") == b"1,2"
+    assert place.do(Create("a", "application/json", b"[1, 2]")).tail == 4
+    assert place.text("a") == b"1, 2"
     assert place.do(Create("b", "application/json", b"[]")).tail == 0
     assert place.do(Create("c", "application/json")).tail == 0
 
@@ -198,8 +198,8 @@ def test_append(place: Place) -> None:
 
 def test_append_json(place: Place) -> None:
     place.do(Create("a", "application/json"))
-    assert place.do(Append("a", b'[{"a": 1} , 2]', "application/json")).tail == 10
-    assert place.bodies("a") == [b'{"a": 1},2']
+    assert place.do(Append("a", b'[{"a": 1} , 2]', "application/json")).tail == 12
+    assert place.bodies("a") == [b'{"a": 1} , 2']
 
 
 def refused_appends() -> list[Any]:
@@ -398,9 +398,9 @@ def source(place: Place) -> Place:
         (Fork("s", 3, 3), [b"abc", b"def"]),
         (Fork("s", 0, 1), [b"a"]),
         (Fork("j", 0, 1), [b"1"]),
-        (Fork("j", 0, 2), [b'1,"two"']),
-        (Fork("j", 7, 1), [b'1,"two"', b"3"]),
-        (Fork("j"), [b'1,"two"', b"3"]),
+        (Fork("j", 0, 2), [b'1, "two"']),
+        (Fork("j", 8, 1), [b'1, "two"', b"3"]),
+        (Fork("j"), [b'1, "two"', b"3"]),
     ],
 )
 def test_fork(source: Place, fork: Fork, expected: list[bytes]) -> None:

@@ -28,15 +28,15 @@ def entry(body: bytes) -> bytes:
         (b'"a"', b'"a"'),
         (b'{"a": [1, 2]}', b'{"a": [1, 2]}'),
         (b"[1]", b"1"),
-        (b"[1, 2 ,3]", b"1,2,3"),
-        (b"[[1, 2], [3]]", b"[1, 2],[3]"),
+        (b"[1, 2 ,3]", b"1, 2 ,3"),
+        (b"[[1, 2], [3]]", b"[1, 2], [3]"),
         (b"[[]]", b"[]"),
         (b"[[[1]]]", b"[[1]]"),
         (b' \t\r\n {"a": 1} \n', b'{"a": 1}'),
-        (b" \n[ 1 ,\n 2 ] \t", b"1,2"),
+        (b" \n[ 1 ,\n 2 ] \t", b"1 ,\n 2"),
         (b'{"a": 1, "a": 2}', b'{"a": 1, "a": 2}'),
         (b'"a,b]"', b'"a,b]"'),
-        (b'["a,b", "]"]', b'"a,b","]"'),
+        (b'["a,b", "]"]', b'"a,b", "]"'),
         (b"-0.5e+10", b"-0.5e+10"),
         (b"1E400", b"1E400"),
         (b"12345678901234567890123456789012345678901234567890", b"12345678901234567890123456789012345678901234567890"),
@@ -176,3 +176,17 @@ def test_whatever_is_accepted_is_json_to_others_too(body: bytes) -> None:
     assert read
     original = json.loads(body)
     assert read == (original if isinstance(original, list) else [original])
+
+
+def test_half_of_a_surrogate_pair_is_taken_and_can_be_taken_apart() -> None:
+    body = json_mode.entry(b' [1, {"a": "\\ud83d"} ,[2]] ')
+    assert body == b'1, {"a": "\\ud83d"} ,[2]'
+    assert json_mode.messages(body) == [b"1", b'{"a": "\\ud83d"}', b"[2]"]
+    assert json_mode.prefix(body, 2) == (b'1,{"a": "\\ud83d"}', 3)
+    json_mode.check(body)
+
+
+@pytest.mark.parametrize("body", [b'["\\ud83d", NaN]', b'{"a": "\\ud83d",}', b'"\\ud83d" 1', b'["\\ud8"]'])
+def test_what_is_wrong_beside_it_stays_wrong(body: bytes) -> None:
+    with pytest.raises(Invalid, match="not valid JSON"):
+        json_mode.entry(body)

@@ -21,6 +21,7 @@ from tailrace.streams.stream import (
 
 STREAM = Stream(
     path="a", log=1, content_type="text/plain", created_ms=0, ttl_s=None, expires_ms=None, expires_text=None,
+    deadline_ms=None,
     closed=0, seq=None, forked_from=None, fork_position=None, fork_sub=None, max_age_s=None,
     max_bytes=None, deleted=0,
 )  # fmt: skip

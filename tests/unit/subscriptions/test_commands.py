@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -16,8 +17,10 @@ from tailrace import Database, limits
 from tailrace.clock import ManualClock
 from tailrace.errors import AlreadyClaimed, Conflict, Fenced, Invalid, NotFound, TooMany, Unauthenticated
 from tailrace.log.position import offset
+from tailrace.storage.engine import Tx
 from tailrace.streams.commands import Append, Create, Delete, Fork
 from tailrace.streams.queries import ListStreams, Read
+from tailrace.subscriptions import commands
 from tailrace.subscriptions import subscription as rules
 from tailrace.subscriptions.commands import (
     Ack,
@@ -46,7 +49,7 @@ from tailrace.subscriptions.dispatch import (
     Owners,
     RecordDelivery,
 )
-from tailrace.subscriptions.subscription import Settings, State
+from tailrace.subscriptions.subscription import Settings, State, Subscription
 
 BASE = "http://127.0.0.1:4437/v1/stream"
 URL = "https://worker.example/hook"
@@ -98,7 +101,7 @@ class World:
         return self.db.execute(GetSubscription(name))
 
     def acked(self, name: str = "s") -> dict[str, str]:
-        return {state.link.path: rules.acked_offset(state.link) for state in self.get(name).streams}
+        return {state.link.path: offset(state.acked) for state in self.get(name).streams}
 
     def notify(self, *paths: str, name: str = "s") -> int:
         return self.db.execute(Notify(tuple((name, path) for path in paths)))
@@ -344,7 +347,7 @@ def test_a_new_stream_is_linked_before_its_first_entry(world: World) -> None:
     world.create("events/a")
     tail = world.append("events/a")
     assert world.notify("events/a", "other") == 1
-    assert world.acked() == {"events/a": "-1"}
+    assert world.acked() == {"events/a": offset(0)}
     (state,) = world.claim().streams
     assert (state.tail, state.pending) == (tail, True)
 
@@ -354,7 +357,7 @@ def test_an_explicit_stream_that_comes_later_is_followed_from_its_beginning(worl
     assert world.acked() == {"later": offset(0)}
     world.create("later", b"{}")
     assert world.notify("later") == 1
-    assert world.acked() == {"later": "-1"}
+    assert world.acked() == {"later": offset(0)}
 
 
 def test_a_fork_is_new_with_what_it_inherits(world: World) -> None:
@@ -378,7 +381,7 @@ def test_a_stream_created_again_starts_over(world: World, told: bool, explicit: 
         assert world.get().subscription.links == int(explicit)
     world.create("events/a", b"{}")
     assert world.notify("events/a") == 1
-    assert world.acked() == {"events/a": "-1"}
+    assert world.acked() == {"events/a": offset(0)}
 
 
 def test_an_expired_stream_is_gone(world: World) -> None:
@@ -504,7 +507,7 @@ def test_a_lease_ends_by_the_clock_also_across_a_restart(world: World) -> None:
     for speak in (lambda: world.ack(claimed, {"events/a": 2}, done=True), lambda: world.release(claimed)):
         with pytest.raises(Fenced, match="lease"):
             speak()
-    assert world.acked() == {"events/a": "-1"}
+    assert world.acked() == {"events/a": offset(0)}
     world.reopen()
     assert world.due() == rules.Due(world.clock.now_ms(), rules.EXPIRE)
     assert world.db.execute(ExpireLease("s"))
@@ -623,7 +626,7 @@ def test_acks_are_all_or_nothing(world: World) -> None:
         with pytest.raises(Conflict) as raised:
             world.ack(claimed, {"events/a": 2, **wrong}, done=True)
         assert raised.value.code == "INVALID_OFFSET"
-    assert world.acked() == {"events/a": "-1", "events/b": "-1"}
+    assert world.acked() == {"events/a": offset(0), "events/b": offset(0)}
     world.ack(claimed, {"events/a": 2})
     with pytest.raises(Conflict, match="behind"):
         world.ack(claimed, {"events/a": 0})
@@ -669,7 +672,36 @@ def test_an_offset_of_a_deleted_stream_is_not_taken_for_its_successors(world: Wo
     with pytest.raises(Conflict, match="created anew"):
         world.ack(claimed, {"events/a": 2}, done=True)
     assert world.ack(claimed, done=True)
-    assert world.acked() == {"events/a": "-1"}
+    assert world.acked() == {"events/a": offset(0)}
+
+
+def test_the_offset_of_a_new_stream_is_where_it_can_be_read_and_can_be_acked(world: World) -> None:
+    world.webhook()
+    world.db.execute(Create("events/a", "application/json", b"{}", max_age_s=1))
+    world.notify("events/a")
+    tail = world.append("events/a")
+    world.clock.advance(5)
+    world.db.sweep()
+    delivery = world.db.execute(BeginDelivery("s"))
+    assert delivery is not None
+    ((link, acked, shown, pending),) = map(msgspec.structs.astuple, delivery.streams)
+    assert (link.acked, acked, shown, pending) == (rules.BEFORE_FIRST, tail, tail, False)
+    row = delivery.subscription
+    world.db.execute(Ack("s", row.kind, delivery.token, row.wake_id or "", 1, (AckOf("events/a", offset(acked)),)))
+
+
+def test_a_stream_named_often_is_looked_up_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.pull()
+    asked: list[str] = []
+    link = commands._link_by_name
+
+    def noted(tx: Tx, subscription: Subscription, path: str) -> Subscription:
+        asked.append(path)
+        return link(tx, subscription, path)
+
+    monkeypatch.setattr(commands, "_link_by_name", noted)
+    world.db.execute(AddStreams("s", ("b", "a", "/b/", "a", "b")))
+    assert asked == ["b", "a"]
 
 
 # -- tokens and fencing
@@ -754,7 +786,7 @@ def test_done_acks_the_snapshot_and_wakes_for_the_rest(world: World) -> None:
     assert (states["events/a"].tail, states["events/b"].tail, states["events/b"].pending) == (2, 0, False)
     world.reopen()
     world.record(delivery, done=True)
-    assert world.acked() == {"events/a": offset(2), "events/b": "-1"}
+    assert world.acked() == {"events/a": offset(2), "events/b": offset(0)}
     again = world.deliver()
     assert again.subscription.generation == 2
     assert {path for path, state in by_path(again.streams).items() if state.pending} == {"events/a", "events/b"}
@@ -770,7 +802,7 @@ def test_done_does_not_ack_a_stream_created_again(world: World) -> None:
     world.delete("events/a")
     world.create("events/a", b"{}")
     world.record(delivery, done=True)
-    assert world.acked() == {"events/a": "-1"}
+    assert world.acked() == {"events/a": offset(0)}
     assert world.deliver().subscription.generation == 2
 
 

@@ -224,6 +224,10 @@ def test_the_parts_of_a_url() -> None:
     assert webhook.parse("https://w.example./", PRODUCTION).host == "w.example"
 
 
+def test_the_origin_shows_no_secret() -> None:
+    assert webhook.parse("https://w.example:8443/hook/s3cret?key=s3cret", PRODUCTION).origin == "https://w.example:8443"
+
+
 LOCAL = [
     "https://localhost/",
     "https://localhost./",
@@ -244,6 +248,24 @@ LOCAL = [
     "https://240.0.0.1/",
     "https://255.255.255.255/",
     "https://192.0.2.1/",
+    "https://192.0.0.8/",
+    "https://192.0.0.192/",
+    "https://192.88.99.1/",
+    "https://198.18.0.1/",
+    "https://[fec0::1]/",
+    "https://[3fff::1]/",
+    "https://[2001:db8::1]/",
+    "https://[100::1]/",
+    "https://[64:ff9b:1::1]/",
+    "https://[64:ff9b::c058:6301]/",
+    "https://[2002:c058:6301::]/",
+    "https://worker/",
+    "https://worker./",
+    "https://worker.home/",
+    "https://worker.home.arpa/",
+    "https://worker.localdomain/",
+    "https://worker.default.svc/",
+    "https://worker.default.svc.cluster.local/",
     "https://[::]/",
     "https://[::1]/",
     "https://[::ffff:127.0.0.1]/",
@@ -343,6 +365,21 @@ def test_private_networks_can_be_let_in_but_not_this_machine_nor_its_metadata() 
         "https://192.168.1.1/",
         "https://100.64.0.1/",
         "https://192.0.2.1/",
+        "https://192.0.0.8/",
+        "https://192.88.99.1/",
+        "https://198.18.0.1/",
+        "https://[fec0::1]/",
+        "https://[3fff::1]/",
+        "https://[2001:db8::1]/",
+        "https://[64:ff9b::c058:6301]/",
+        "https://[2002:c058:6301::]/",
+        "https://worker/",
+        "https://worker./",
+        "https://worker.home/",
+        "https://worker.home.arpa/",
+        "https://worker.localdomain/",
+        "https://worker.default.svc/",
+        "https://worker.default.svc.cluster.local/",
         "https://[::ffff:10.0.0.1]/",
         "https://[2002:a00:1::1]/",
         "https://[fc00::1]/",
@@ -426,9 +463,9 @@ def test_pending_means_past_what_was_acked(acked: int, start: int, tail: int, pe
     assert (state.pending, state.tail) == (pending, tail)
 
 
-def test_before_anything_was_acked_the_offset_is_the_beginning() -> None:
-    assert rules.acked_offset(Link("s", "a", 0, 1, 7, BEFORE_FIRST)) == "-1"
-    assert rules.acked_offset(Link("s", "a", 0, 1, 7, 0)) == "0000000000000000_0000000000000000"
+@pytest.mark.parametrize(("acked", "shown"), [(BEFORE_FIRST, 3), (0, 0), (4, 4)])
+def test_before_anything_was_acked_the_worker_reads_from_the_start(acked: int, shown: int) -> None:
+    assert rules.state(Link("s", "a", 0, 1, 7, acked), log(7, start=3, tail=5)).acked == shown
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ CREATE TABLE streams (
   ttl_s INTEGER,
   expires_ms INTEGER,
   expires_text TEXT,
+  deadline_ms INTEGER,
   closed INTEGER NOT NULL,
   seq TEXT,
   forked_from TEXT,
