@@ -27,7 +27,7 @@ def test_open() -> None:
 
 def test_the_methods_of_a_database() -> None:
     public = {name for name, value in vars(Database).items() if not name.startswith("_")}
-    assert public == {"execute", "aexecute", "stopped", "attach", "aclose", "close", "sweep"}
+    assert public == {"execute", "aexecute", "stopped", "attach", "aclose", "close", "sweep", "trouble", "waiting"}
     assert {"__enter__", "__exit__"} <= vars(Database).keys()
     signatures = {name: str(inspect.signature(getattr(Database, name))) for name in ("execute", "aexecute", "close")}
     assert signatures["execute"].startswith("(self, command: 'Command[T] | Query[T]', principal: 'Principal' = ")
