@@ -141,11 +141,13 @@ class Runner:
     def execute(self, command: Command[T]) -> T:
         """Run a command; its result, once it is durable. From any thread."""
         job = self._enqueue(command, None)
+        led = False
         while not job.finished:
             if not self._turn.acquire(blocking=False):
                 assert job.latch is not None
                 job.latch.acquire()
                 continue
+            led = True
             try:
                 while not job.finished:  # more may be queued before it than one commit carries
                     batch = self._prepare(self._take())
@@ -153,7 +155,8 @@ class Runner:
                     self._hand_out(batch)
             finally:
                 self._release_turn()
-        self._raise_interrupt()
+        if led:
+            self._raise_interrupt()
         if job.error is not None:
             raise job.error
         return job.result  # type: ignore[no-any-return]
