@@ -67,7 +67,7 @@ CREATE TABLE producers (
   epoch INTEGER NOT NULL,
   sequence INTEGER NOT NULL,
   PRIMARY KEY (log, id)
-) STRICT;
+) STRICT, WITHOUT ROWID;
 
 CREATE TABLE subscriptions (
   id TEXT NOT NULL PRIMARY KEY,
