@@ -495,3 +495,21 @@ def test_a_page_of_very_small_messages_is_cut_by_their_number(data_dir: Path, mo
         assert rest.headers["stream-up-to-date"] == "true"
 
     serve(data_dir, scenario)
+
+
+def test_an_event_stream_reader_keeps_the_stream_alive(data_dir: Path) -> None:
+    """It gets what is appended long after the TTL, which nothing but the reader renewed."""
+
+    async def scenario(up: Up) -> None:
+        await up.http.put("/v1/stream/a", headers={"content-type": "text/plain", "stream-ttl": "1"})
+        query = {"offset": "now", "live": "sse"}
+        async with up.http.stream("GET", "/v1/stream/a", params=query) as answer:
+            await asyncio.sleep(3)
+            posted = await up.http.post("/v1/stream/a", headers={"content-type": "text/plain"}, content=b"late")
+            assert posted.status_code == 204
+            async for line in answer.aiter_lines():
+                if line == "data:late":
+                    return
+        raise AssertionError("the event stream ended")
+
+    serve(data_dir, scenario)

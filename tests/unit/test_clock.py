@@ -1,0 +1,38 @@
+"""Time never goes back, and never stands still either."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tailrace.clock import Clock
+
+
+class Hands:
+    """The system's two clocks, moved by the test."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wall_ms, self.monotonic_ms = 1_700_000_000_000, 5_000
+        monkeypatch.setattr(time, "time_ns", lambda: self.wall_ms * 1_000_000)
+        monkeypatch.setattr(time, "monotonic_ns", lambda: self.monotonic_ms * 1_000_000)
+
+    def pass_by(self, ms: int, *, step_ms: int = 0) -> None:
+        self.monotonic_ms += ms
+        self.wall_ms += ms + step_ms
+
+
+def test_a_step_back_does_not_stop_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    hands, clock = Hands(monkeypatch), Clock()
+    before = clock.now_ms()
+    hands.pass_by(1_000, step_ms=-3_600_000)
+    assert clock.now_ms() == before + 1_000, "a lease that runs must still end"
+    hands.pass_by(2_000)
+    assert clock.now_ms() == before + 3_000
+
+
+def test_a_step_forward_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hands, clock = Hands(monkeypatch), Clock()
+    assert clock.now_ms() == hands.wall_ms
+    hands.pass_by(10, step_ms=60_000)
+    assert clock.now_ms() == hands.wall_ms
