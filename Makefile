@@ -136,7 +136,7 @@ clients: $(STAMPS)/dev node-modules  ## Use the official clients against a serve
 # -- measurements
 
 .PHONY: bench
-bench: $(STAMPS)/dev  ## Measure beside the reference server; BENCH='--quick' for a short look
+bench: $(STAMPS)/dev  ## Measure beside other servers; BENCH='--quick' for a short look
 	@tools/ensure-node
 	@$(BIN)/python -m bench $(BENCH)
 
@@ -165,6 +165,6 @@ lock: $(STAMPS)/dev  ## Write the lock files anew; UPGRADE=1 moves to the newest
 
 .PHONY: clean
 clean:  ## Remove all that make made; ./data stays
-	@rm -rf $(VENV) $(STAMPS) dist build $(NODE_PROJECTS:%=%/node_modules) bench/node_modules \
+	@rm -rf $(VENV) $(STAMPS) dist build $(NODE_PROJECTS:%=%/node_modules) bench/node_modules bench/.cargo \
 		.pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find src tests $(wildcard bench examples) -name __pycache__ -type d -prune -exec rm -rf {} +

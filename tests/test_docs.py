@@ -1,29 +1,40 @@
 """The documentation is complete and true, as far as a program can tell.
 
-Every command, option, limit, setting, metric and failpoint has its place in docs/reference; every link leads
-somewhere; every example under the comment ``<!-- run -->`` runs. Examples in bash of one file run in order, in
-one shell, beside a server that takes the place of the one at port 4437 (a line that follows a stream runs behind
-the others); each one in Python runs alone.
+Every command, option, limit, setting, metric and failpoint has its place in docs/reference, and so has every
+operation of the DynamoDB door with its parameters and every method of the Python API; every link leads somewhere;
+every example under the comment ``<!-- run -->`` runs. The examples of one page run in order, in one session (see
+`tests.support.session`): a line that follows a stream runs behind the others.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import json
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import click
 import msgspec
 import pytest
 
-from tailrace import failpoints, limits, metrics
+import tailrace
+from tailrace import auth, errors, failpoints, limits, metrics, tables
 from tailrace.cli import cli
 from tailrace.config import Config
-from tests.support.server import ServerProcess
+from tailrace.embedded import AsyncOperations, TableInfo
+from tailrace.http import dynamodb
+from tailrace.http.dynamodb import errors as dynamodb_errors
+from tailrace.http.dynamodb import render
+from tailrace.http.dynamodb.operations import OPERATIONS
+from tailrace.http.dynamodb.shape import ListOf, MapOf, Shape, Structure
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference"
@@ -99,6 +110,81 @@ def test_every_failpoint_is_documented() -> None:
     assert not missing, f"the page on failpoints lacks {missing}"
 
 
+# -- the reference of tables is complete
+
+
+def names_in(text: str) -> set[str]:
+    """The names in what stands in code style: `orders.put(item)` has put in it."""
+    return {name for span in re.findall(r"`+([^`]+)`+", text) for name in re.findall(r"\w+", span)}
+
+
+def members_of(shape: Shape) -> Iterator[str]:
+    """The parameters in a request, those of its parts included."""
+    if isinstance(shape, Structure):
+        for name, member in shape.members.items():
+            yield name
+            yield from members_of(member)
+    elif isinstance(shape, ListOf | MapOf):
+        yield from members_of(shape.member)
+
+
+@pytest.mark.parametrize("target", OPERATIONS)
+def test_an_operation_is_documented_with_all_its_parameters(target: str) -> None:
+    text = reference("dynamodb.md")
+    name = target.rpartition(".")[2]
+    assert name in names_in(text), f"docs/reference/dynamodb.md says nothing of `{name}`"
+    missing = set(members_of(OPERATIONS[target].shape)) - names_in(text)
+    assert not missing, f"docs/reference/dynamodb.md says nothing of {sorted(missing)}, which {name} takes"
+
+
+def test_the_account_of_arns_is_documented() -> None:
+    assert render.ACCOUNT in names_in(reference("dynamodb.md"))
+
+
+def test_every_error_of_the_dynamodb_door_is_documented() -> None:
+    named = {name for _, name in dynamodb_errors._KINDS} | set(dynamodb_errors._AUTHENTICATION.values())
+    missing = (named | set(dynamodb_errors._PREFIXES) | {"InternalServerError"}) - names_in(reference("dynamodb.md"))
+    missing -= {"ExpiredTokenException"}  # keys are not temporary
+    assert not missing, f"docs/reference/dynamodb.md lacks {sorted(missing)}"
+
+
+@pytest.mark.parametrize("kind", [tailrace.Database, tailrace.Table, tailrace.AsyncTable, AsyncOperations])
+def test_every_public_method_is_documented(kind: type) -> None:
+    public = [name for name, _ in inspect.getmembers(kind) if not name.startswith("_") and name != "followers"]
+    assert len(public) > 5
+    missing = [name for name in public if name not in names_in(reference("python.md"))]
+    assert not missing, f"docs/reference/python.md says nothing of {kind.__name__}'s {missing}"
+
+
+def test_all_that_the_package_gives_is_documented() -> None:
+    documented = names_in(reference("python.md"))
+    missing = [name for name in tailrace.__all__ if name not in documented]
+    fields = [field.name for kind in (TableInfo, tailrace.Change) for field in msgspec.structs.fields(kind)]
+    missing += [name for name in fields if name not in documented]
+    assert not missing, f"docs/reference/python.md lacks {missing}"
+
+
+def test_every_kind_of_error_is_documented() -> None:
+    documented = names_in(reference("python.md"))
+    kinds = [name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, errors.Error)]
+    missing = [name for name in kinds if name not in documented]
+    assert not missing, f"docs/reference/python.md lacks {missing}"
+
+
+def modules_of(package: ModuleType) -> Iterator[ModuleType]:
+    for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        yield importlib.import_module(found.name)
+
+
+@pytest.mark.parametrize("package", [tables, auth, dynamodb], ids=lambda package: package.__name__)
+def test_every_limit_of_tables_is_documented(package: ModuleType) -> None:
+    documented = words_in(reference("limits.md"))
+    for module in modules_of(package):
+        bounds = [name for name in vars(module) if re.fullmatch(r"[A-Z][A-Z_]*_(MAX|MIN|MS|S)", name)]
+        missing = [name for name in bounds if name not in documented]
+        assert not missing, f"docs/reference/limits.md lacks {missing} of {module.__name__}"
+
+
 # -- links lead somewhere
 
 
@@ -124,55 +210,60 @@ def test_every_link_within_the_repository_leads_somewhere(path: Path) -> None:
 
 # -- examples run
 
+RUN = ("bash", "console", "javascript", "pycon", "python", "sh")
 
-def marked(path: Path, *languages: str) -> list[str]:
+
+def marked(path: Path) -> list[tuple[str, str]]:
+    """The examples of a page that are to be run: language and code."""
     found = FENCE.finditer(path.read_text(encoding="utf-8"))
-    return [match["code"] for match in found if match["mark"] and match["language"] in languages]
+    return [(match["language"], match["code"]) for match in found if match["mark"]]
 
 
-SHELL_PAGES = [path for path in PAGES if marked(path, "bash", "sh")]
-PYTHON_EXAMPLES = [
-    pytest.param(code, id=f"{page_name(path)}-{index}")
-    for path in PAGES
-    for index, code in enumerate(marked(path, "python"))
-]
+SESSIONS = [path for path in PAGES if marked(path)]
 
 
-def test_the_readme_has_an_example_that_runs() -> None:
-    assert ROOT / "README.md" in SHELL_PAGES, "mark the README's session with <!-- run --> above its block"
+def run(arguments: list[str], directory: Path, given: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "TAILRACE_"))}
+    paths = [str(ROOT), str(ROOT / "src")]
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=directory,
+        env={**environment, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"},
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["README.md", "docs/tutorial/orders.md", "docs/how-to/aws-sdks.md", "docs/reference/python.md"],
+)
+def test_a_page_that_should_has_examples_that_run(name: str) -> None:
+    assert ROOT / name in SESSIONS, f"mark the examples of {name} with <!-- run --> above their blocks"
+
+
+@pytest.mark.parametrize("path", SESSIONS, ids=page_name)
+def test_what_is_marked_is_in_a_language_that_can_be_run(path: Path) -> None:
+    assert {language for language, _ in marked(path)} <= set(RUN)
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the examples use curl")
-@pytest.mark.parametrize("path", SHELL_PAGES, ids=page_name)
+@pytest.mark.parametrize("path", SESSIONS, ids=page_name)
 def test_the_marked_session_runs(path: Path, tmp_path: Path) -> None:
-    with ServerProcess.tailrace(tmp_path / "data") as server:
-        here = f"127.0.0.1:{server.port}"
-        script = "\n".join(marked(path, "bash", "sh"))
-        script = re.sub(r"(127\.0\.0\.1|localhost):4437", here, script).replace(".venv/bin/", "")
-        # What a reader sees in a second terminal runs behind; and what fails must fail.
-        script = re.sub(r"^(.*(?:live=|tailrace tail ).*)$", r"\1 &", script, flags=re.M)
-        script = re.sub(r"\bcurl ", "curl -fsS ", script)
-        script = f"trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{script}\nsleep 1"
-        environment = {
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "TAILRACE_URL": server.url,
-        }
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", script],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    assert done.returncode == 0, f"{script}\n--\n{done.stdout}{done.stderr}"
+    done = run(["-m", "tests.support.session"], tmp_path, json.dumps(marked(path)))
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
 
 
-@pytest.mark.parametrize("code", PYTHON_EXAMPLES)
-def test_the_marked_python_runs(code: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, f"{code}\n--\n{done.stdout}{done.stderr}"
+def test_the_page_of_the_tutorial_is_the_one_among_the_examples() -> None:
+    text = (ROOT / "docs" / "tutorial" / "orders.md").read_text(encoding="utf-8")
+    shown = [match["code"] for match in FENCE.finditer(text) if match["language"] == "html"]
+    assert shown == [(ROOT / "examples" / "orders" / "orders.html").read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.py")), ids=page_name)
+def test_the_example_program_runs(path: Path, tmp_path: Path) -> None:
+    done = run([str(path)], tmp_path)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import tailrace
 from tailrace.database import Database
+from tailrace.embedded import TableOperations
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_what_the_package_gives() -> None:
-    assert tailrace.__all__ == ["Database", "open"]
+    tables = ["AsyncTable", "Change", "Check", "Delete", "Get", "Index", "Put", "Table", "Update"]
+    sort_conditions = ["begins_with", "between", "eq", "ge", "gt", "le", "lt"]
+    assert sorted(tailrace.__all__) == sorted(["Database", "open", *tables, *sort_conditions])
     assert tailrace.Database is Database
     for name in tailrace.__all__:
         assert getattr(tailrace, name).__doc__
@@ -28,6 +31,9 @@ def test_open() -> None:
 def test_the_methods_of_a_database() -> None:
     public = {name for name, value in vars(Database).items() if not name.startswith("_")}
     assert public == {"execute", "aexecute", "stopped", "attach", "aclose", "close", "sweep", "trouble", "waiting"}
+    for_tables = {name for name in vars(TableOperations) if not name.startswith("_")} - {"execute", "aexecute"}
+    made = {"create_table", "table", "tables", "drop_table", "batch_write", "transact_write", "transact_get"}
+    assert for_tables == made | {"aio", "followers"}
     assert {"__enter__", "__exit__"} <= vars(Database).keys()
     signatures = {name: str(inspect.signature(getattr(Database, name))) for name in ("execute", "aexecute", "close")}
     assert signatures["execute"].startswith("(self, command: 'Command[T] | Query[T]', principal: 'Principal' = ")

@@ -22,6 +22,7 @@ from tailrace.streams.producer import PRODUCERS
 from tailrace.streams.stream import DEADLINES, OWNER, RETAINED, STREAMS, Stream, is_json
 from tailrace.subscriptions.subscription import COUNT as SUBSCRIPTION_COUNT
 from tailrace.subscriptions.subscription import LINKS, SUBSCRIPTIONS
+from tailrace.tables.check import check_tables
 
 Progress = Callable[[str, int, int], None]
 
@@ -34,6 +35,9 @@ class Report(msgspec.Struct):
     logs: int = 0
     entries: int = 0
     bytes: int = 0
+    tables: int = 0
+    items: int = 0
+    records: int = 0  # in change streams
 
 
 def check_database(path: str | os.PathLike[str], *, on_progress: Progress | None = None) -> Report:
@@ -64,6 +68,9 @@ def check_rows(reader: Reader, report: Report, on_progress: Progress) -> None:
     strays = {producer.log for producer in reader.scan(PRODUCERS)} - logs.keys()
     report.findings += _check_subscriptions(reader)
     report.findings += [f"producers of log {number}, which does not exist" for number in sorted(strays)]
+    looked = check_tables(reader, on_progress)
+    report.findings += looked.findings
+    report.tables, report.items, report.records = looked.tables, looked.items, looked.records
 
 
 def _check_counters(reader: Reader, logs: dict[int, Log]) -> Iterator[str]:

@@ -31,9 +31,13 @@ class Command(msgspec.Struct, Generic[T], frozen=True, gc=False):
 
 
 class Query(msgspec.Struct, Generic[T], frozen=True, gc=False):
-    """A question."""
+    """A question.
+
+    `single`: it is answered by one row, so that it does not matter whether what it reads before that (a definition,
+    say) is of the very same commit. Such a view costs half."""
 
     permission: ClassVar[str] = Permission.READ
+    single: ClassVar[bool] = False
 
     def run(self, reader: Reader) -> T:
         raise AssertionError(f"{type(self).__name__} has no run()")

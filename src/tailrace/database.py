@@ -14,19 +14,21 @@ from tailrace.access import SYSTEM, Principal
 from tailrace.clock import Clock
 from tailrace.command import Command, Query
 from tailrace.completion import Completion
+from tailrace.embedded import TableOperations
 from tailrace.errors import Error, Unavailable
-from tailrace.log.tail import Tail
+from tailrace.log.tail import HOUSEKEEPING, Tail
 from tailrace.metrics import Metrics
 from tailrace.runner import Runner
 from tailrace.storage.engine import Engine
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.streams.sweep import Due, Expire, FindDue, Probe, Reclaim, Trim
+from tailrace.tables import sweep as tables
 
 T = TypeVar("T")
 logger = logging.getLogger("tailrace.database")
 
 
-class Database:
+class Database(TableOperations):
     """An open database. Thread-safe; one process at a time."""
 
     def __init__(self, engine: Engine, *, clock: Clock | None = None, housekeeping_s: float | None = 1.0) -> None:
@@ -37,8 +39,12 @@ class Database:
         self._runner = Runner(engine, self.clock, self.tail, self.metrics)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = threading.Event()
+        self._work = threading.Event()  # set when a commit has left work for the housekeeping
+        self._tables_after: tables.Place | None = None  # how far the housekeeping has looked
+        self._streams_after: str | None = None
         self._housekeeper: threading.Thread | None = None
         if housekeeping_s is not None:
+            self.tail.subscribe(HOUSEKEEPING, lambda notices: self._work.set())
             self._housekeeper = threading.Thread(
                 target=self._keep_house, args=(housekeeping_s,), name="tailrace-housekeeping", daemon=True
             )
@@ -52,7 +58,7 @@ class Database:
             raise principal.refusal(command.permission, type(command).__name__)
         if isinstance(command, Query):
             return self._query(command)
-        return self._runner.execute(command)
+        return self._runner.execute(command, principal.name)
 
     def aexecute(self, command: Command[T] | Query[T], principal: Principal = SYSTEM) -> Awaitable[T]:
         """Run a command or a query; await the result on the event loop."""
@@ -62,7 +68,7 @@ class Database:
             self._attach_here()
         completion: Completion[T] = Completion(self._loop)
         if isinstance(command, Command):
-            self._runner.submit(command, completion.set)
+            self._runner.submit(command, completion.set, principal.name)
             return completion
         if self._engine.blocking:
             assert self._loop is not None
@@ -75,7 +81,7 @@ class Database:
 
     def _query(self, query: Query[T]) -> T:
         self.metrics.queries += 1
-        with self._engine.reader(self.clock.now_ms()) as reader:
+        with self._engine.reader(self.clock.now_ms(), single=query.single) as reader:
             return query.run(reader)
 
     # -- life
@@ -117,6 +123,7 @@ class Database:
 
     def close(self) -> None:
         """Close. Everything acknowledged is durable already."""
+        self.followers.close()
         self._stop_housekeeping()
         if self._loop is not None:
             self._runner.detach()
@@ -136,6 +143,20 @@ class Database:
 
     def sweep(self) -> int:
         """Do all housekeeping that is due; how many steps it took."""
+        return self._sweep_tables() + self._sweep_streams()  # what tables let go of is in logs, like what streams do
+
+    def _sweep_tables(self) -> int:
+        steps, after = 0, None
+        while not self._closing.is_set():
+            due = self.execute(tables.FindDue(after))
+            steps += self._do_tables(due)
+            if not due.trims:  # else the same change streams may have more to trim
+                after = due.looked_at
+            if not due and after is None:
+                break
+        return steps
+
+    def _sweep_streams(self) -> int:
         steps, after = 0, None
         while not self._closing.is_set():
             due = self.execute(FindDue(after))
@@ -145,6 +166,24 @@ class Database:
             if not due and after is None:
                 break
         return steps
+
+    def _do_tables(self, due: tables.Due) -> int:
+        steps = len(due.steps) + len(due.expiries) + len(due.trims)
+        for step in due.steps:
+            while not self.execute(step) and not self._closing.is_set():
+                steps += 1
+        for expiry in due.expiries:
+            while not self._expire(expiry) and not self._closing.is_set():
+                steps += 1
+        for trim in due.trims:
+            self.execute(trim)
+            self.metrics.trimmed += 1
+        return steps
+
+    def _expire(self, expiry: tables.ExpireItems) -> bool:
+        expired = self.execute(expiry)
+        self.metrics.items_expired += expired.items
+        return expired.done
 
     def _do(self, due: Due) -> int:
         for deadline in due.deadlines:
@@ -159,24 +198,42 @@ class Database:
         return steps
 
     def _keep_house(self, every_s: float) -> None:
-        after = None
-        while not self._closing.wait(every_s):
-            try:
-                more = True
-                if self.trouble is not None:
-                    self.execute(Probe())  # whoever watches /readyz may send no writes until it is well again
-                while more and not self._closing.is_set():
-                    due = self.execute(FindDue(after))
-                    self._do(due)
-                    after, more = due.looked_at, due.more
-            except Unavailable as error:
-                # Nothing is lost: the lists of work are in the database, and the next round looks again.
-                logger.warning("housekeeping waits: %s", error)
-            except Exception:
-                logger.exception("housekeeping failed")
+        while True:
+            self._work.wait(every_s)
+            self._work.clear()  # before looking: what comes while we look is looked at in the next round
+            if self._closing.is_set():
+                return
+            for keep in (self._probe, self._keep_tables, self._keep_streams):
+                try:
+                    keep()
+                except Unavailable as error:
+                    # Nothing is lost: the lists of work are in the database, and the next round looks again.
+                    logger.warning("housekeeping waits: %s", error)
+                    break
+                except Exception:
+                    logger.exception("housekeeping failed")
+
+    def _probe(self) -> None:
+        if self.trouble is not None:
+            self.execute(Probe())  # whoever watches /readyz may send no writes until it is well again
+
+    def _keep_tables(self) -> None:
+        more = True
+        while more and not self._closing.is_set():
+            due = self.execute(tables.FindDue(self._tables_after))
+            self._do_tables(due)
+            self._tables_after, more = due.looked_at, due.more
+
+    def _keep_streams(self) -> None:
+        more = True
+        while more and not self._closing.is_set():
+            due = self.execute(FindDue(self._streams_after))
+            self._do(due)
+            self._streams_after, more = due.looked_at, due.more
 
     def _stop_housekeeping(self) -> None:
         self._closing.set()
+        self._work.set()
         if self._housekeeper is not None:
             self._housekeeper.join()
             self._housekeeper = None
@@ -186,9 +243,12 @@ def open(path: str | os.PathLike[str], **options: Any) -> Database:
     """Open the database in a directory; it is made if it is not there.
 
     >>> import tailrace
-    >>> from tailrace.streams.commands import Append, Create
     >>> db = tailrace.open("data")
-    >>> created = db.execute(Create("greetings", "text/plain"))
-    >>> appended = db.execute(Append("greetings", b"hello", "text/plain"))
+    >>> orders = db.create_table("orders", partition_key="id", stream="NEW_IMAGE", exist_ok=True)
+    >>> orders.put({"id": "o-1", "amount": 12})
+    >>> orders.get("o-1")
+    {'id': 'o-1', 'amount': 12}
+    >>> [change.event for change in orders.changes()]
+    ['INSERT']
     """
     return Database(SqliteEngine(path), **options)

@@ -7,16 +7,23 @@ Error
 ├── Forbidden 403            you may not
 │   └── StaleEpoch           a newer session of this producer exists
 ├── NotFound 404
+│   └── TableNotFound
 ├── NotAllowed 405           this resource does not take that method
 ├── Conflict 409             right in itself, but not now
 │   ├── Closed               the stream takes no more
 │   ├── SequenceGap          an earlier request of this producer is missing
 │   ├── Fenced               another holder took over
-│   └── AlreadyClaimed       another worker holds the lease
+│   ├── AlreadyClaimed       another worker holds the lease
+│   ├── InUse                there is one of that name, or it is busy with something else
+│   ├── ConditionFailed      the item is not as the condition wants it
+│   ├── TransactionCanceled  one of a transaction's conditions failed; carries a reason per action
+│   └── TokenMismatch        a client request token was used for something else
 ├── Gone 410
-│   └── Trimmed              the position is below what is retained
+│   ├── Trimmed              the position is below what is retained
+│   └── IteratorExpired      a shard iterator is too old
 ├── TooLarge 413
 ├── TooMany 429
+│   └── LimitExceeded        of tables, indexes, tags: more than a database may have
 ├── Unavailable 503          try again; nothing was written, or the outcome is unknown and a retry is safe
 └── Corrupt 500              stops the writer
 
@@ -26,7 +33,7 @@ protocol adds (headers, body shape) lives in `http/errors.py` alone.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class Error(Exception):
@@ -77,6 +84,14 @@ class NotFound(Error):
     code = "NOT_FOUND"
 
 
+class TableNotFound(NotFound):
+    code = "TABLE_NOT_FOUND"
+
+    def __init__(self, name: str, message: str | None = None) -> None:
+        super().__init__(message or f"there is no table {name!r}; create it, or list tables to see what there is")
+        self.name = name
+
+
 class NotAllowed(Error):
     status = 405
     code = "METHOD_NOT_ALLOWED"
@@ -123,6 +138,33 @@ class AlreadyClaimed(Conflict):
         self.generation = generation
 
 
+class InUse(Conflict):
+    code = "IN_USE"
+
+
+class ConditionFailed(Conflict):
+    code = "CONDITION_FAILED"
+
+    def __init__(self, item: Any = None) -> None:
+        super().__init__("The conditional request failed")
+        self.item = item  # as it is, where it was asked for
+
+
+class TransactionCanceled(Conflict):
+    code = "TRANSACTION_CANCELED"
+
+    def __init__(self, reasons: list[tuple[str, str | None, Any]]) -> None:
+        codes = ", ".join(code for code, _, _ in reasons)
+        super().__init__(
+            f"Transaction cancelled, please refer cancellation reasons for specific reasons [{codes}]",
+        )
+        self.reasons = reasons  # per action: code, message, item
+
+
+class TokenMismatch(Conflict):
+    code = "TOKEN_MISMATCH"
+
+
 class Gone(Error):
     status = 410
     code = "GONE"
@@ -131,10 +173,20 @@ class Gone(Error):
 class Trimmed(Gone):
     code = "OFFSET_TRIMMED"
 
-    def __init__(self, *, requested: int, earliest: int, offset: str) -> None:
-        super().__init__(f"position {requested} is no longer retained; the earliest offset is {offset}")
+    def __init__(self, *, requested: int, earliest: int, offset: str, noun: str = "position") -> None:
+        message = f"{noun} {requested} is no longer retained; the earliest offset is {offset}"
+        if noun == "sequence":  # whoever names one asked for what comes after it
+            message = (
+                f"sequence {requested - 1} is no longer retained; the oldest is {earliest}: read after {earliest - 1} "
+                "or from the beginning with after=None"
+            )
+        super().__init__(message)
         self.earliest = earliest
         self.offset = offset
+
+
+class IteratorExpired(Gone):
+    code = "ITERATOR_EXPIRED"
 
 
 class TooLarge(Error):
@@ -145,6 +197,10 @@ class TooLarge(Error):
 class TooMany(Error):
     status = 429
     code = "TOO_MANY"
+
+
+class LimitExceeded(TooMany):
+    code = "LIMIT_EXCEEDED"
 
 
 class Unavailable(Error):

@@ -54,6 +54,15 @@ WEBHOOKS_AT_ONCE_MAX: Final = 64
 RETRY_S_MIN: Final = 1.0
 RETRY_S_MAX: Final = 60.0
 
+# -- tables: what DynamoDB allows, so that what works here works there
+ITEM_BYTES_MAX: Final = 400 * KiB  # one item, names included
+TOKEN_S: Final = 600  # how long a client request token is remembered
+
+# -- change streams
+CURSORS_MAX: Final = 100  # named cursors of one stream: each is looked at whenever it is trimmed
+CURSOR_NAME_BYTES_MAX: Final = 256
+HOLD_BYTES: Final = 1024 * MiB  # how much a cursor keeps from being trimmed, unless told
+
 # -- the writer
 WRITE_QUEUE_MAX: Final = 16_384  # commands waiting for the next commit; more is 503
 WRITE_QUEUE_BYTES_MAX: Final = 256 * MiB  # and the bytes they carry

@@ -17,6 +17,7 @@ NAMES: Final = {
     "live_readers": ("gauge", "Readers that wait for new entries (long-poll and SSE)."),
     "frames": ("counter", "Frames sent to live readers."),
     "expired": ("counter", "Streams deleted because they expired."),
+    "items_expired": ("counter", "Items deleted because they expired (TTL)."),
     "trimmed": ("counter", "Times a stream was trimmed by its retention."),
     "wakes": ("counter", "Subscription wakes issued."),
     "webhooks": ("counter", "Webhook deliveries tried."),
@@ -44,6 +45,7 @@ class Metrics:
         self.live_readers = 0
         self.frames = 0
         self.expired = 0
+        self.items_expired = 0
         self.trimmed = 0
         self.wakes = 0
         self.webhooks = 0

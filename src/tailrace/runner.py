@@ -56,10 +56,11 @@ class Loop(Protocol):
 class _Job:
     """A command in the queue and what became of it."""
 
-    __slots__ = ("command", "done", "error", "finished", "latch", "result", "size")
+    __slots__ = ("by", "command", "done", "error", "finished", "latch", "result", "size")
 
-    def __init__(self, command: Command[Any], done: Done | None) -> None:
+    def __init__(self, command: Command[Any], by: str, done: Done | None) -> None:
         self.command = command
+        self.by = by
         self.done = done
         self.result: Any = None
         self.error: BaseException | None = None
@@ -138,9 +139,9 @@ class Runner:
 
     # -- callers
 
-    def execute(self, command: Command[T]) -> T:
-        """Run a command; its result, once it is durable. From any thread."""
-        job = self._enqueue(command, None)
+    def execute(self, command: Command[T], by: str = "system") -> T:
+        """Run a command for `by`; its result, once it is durable. From any thread."""
+        job = self._enqueue(command, by, None)
         led = False
         while not job.finished:
             if not self._turn.acquire(blocking=False):
@@ -161,10 +162,10 @@ class Runner:
             raise job.error
         return job.result  # type: ignore[no-any-return]
 
-    def submit(self, command: Command[Any], done: Done) -> None:
-        """Run a command; call `done(result, error)` once it is durable. On the attached loop's thread."""
+    def submit(self, command: Command[Any], done: Done, by: str = "system") -> None:
+        """Run a command for `by`; call `done(result, error)` once it is durable. On the attached loop's thread."""
         try:
-            self._enqueue(command, done)
+            self._enqueue(command, by, done)
         except Error as error:
             done(None, error)
             return
@@ -200,10 +201,10 @@ class Runner:
 
     # -- the queue
 
-    def _enqueue(self, command: Command[Any], done: Done | None) -> _Job:
+    def _enqueue(self, command: Command[Any], by: str, done: Done | None) -> _Job:
         if self._stopped is not None:
             raise self._stopped
-        job = _Job(command, done)
+        job = _Job(command, by, done)
         if done is None:
             job.latch = threading.Lock()
             job.latch.acquire()
@@ -242,6 +243,7 @@ class Runner:
             failpoints.hit("batch.begun")
             for job in batch.jobs:
                 try:
+                    tx.by = job.by
                     job.result = job.command.run(tx)
                     failpoints.hit("command.ran")
                     tx.keep()

@@ -209,3 +209,84 @@ def test_remove_range_takes_what_was_just_added(engine: Engine) -> None:
     assert tx.remove_range(LINES, 1, before=2, limit=10) == 2
     assert [row.position for row in tx.scan(LINES, 1)] == [2]
     tx.rollback()
+
+
+# What is not a heap has no row numbers to delete by: the rows are named by their keys.
+
+
+@pytest.mark.parametrize(
+    ("options", "removed", "left"),
+    [
+        ({"limit": 100}, 5, []),
+        ({"limit": 3}, 3, ["d", "e"]),
+        ({"limit": 0}, 0, ["a", "b", "c", "d", "e"]),
+        ({"before": "c", "limit": 100}, 2, ["c", "d", "e"]),
+        ({"before": "c", "limit": 1}, 1, ["b", "c", "d", "e"]),
+        ({"before": "a", "limit": 100}, 0, ["a", "b", "c", "d", "e"]),
+    ],
+)
+def test_remove_range_of_a_table_without_row_numbers(
+    engine: Engine, options: dict[str, Any], removed: int, left: list[str]
+) -> None:
+    write(engine, *[Item(shelf, name, b"x") for shelf in (1, 2, 3) for name in "ecadb"])
+    tx = engine.begin(NOW_MS)
+    assert tx.remove_range(ITEMS, 2, **options) == removed
+    assert [row.name for row in tx.scan(ITEMS, 2)] == left
+    tx.keep()
+    tx.flush()
+    tx.commit()
+    with engine.reader() as reader:
+        assert [row.name for row in reader.scan(ITEMS, 2)] == left
+        for shelf in (1, 3):
+            assert [row.name for row in reader.scan(ITEMS, shelf)] == list("abcde"), "other prefixes are left alone"
+
+
+def test_remove_range_of_rows_that_are_all_key(engine: Engine) -> None:
+    write(engine, *[Mark(at, name) for at in (1, 2) for name in "abc"])
+    tx = engine.begin(NOW_MS)
+    assert tx.remove_range(MARKS, 1, limit=2) == 2
+    assert tx.remove_range(MARKS, before=2, limit=10) == 1
+    assert list(tx.scan(MARKS)) == [Mark(2, name) for name in "abc"]
+    tx.rollback()
+
+
+def test_remove_range_sees_what_the_transaction_put_and_deleted(engine: Engine) -> None:
+    write(engine, Item(1, "a", b"old"), Item(1, "b", b"old"), Item(1, "c", b"old"))
+    tx = engine.begin(NOW_MS)
+    tx.put(ITEMS, Item(1, "aa", b"new"))
+    tx.delete(ITEMS, 1, "b")
+    assert tx.remove_range(ITEMS, 1, limit=2) == 2
+    assert [row.name for row in tx.scan(ITEMS, 1)] == ["c"]
+    assert tx.get(ITEMS, 1, "aa") is None
+    tx.keep()
+    tx.flush()
+    tx.commit()
+    with engine.reader() as reader:
+        assert [row.name for row in reader.scan(ITEMS)] == ["c"]
+
+
+def test_remove_range_is_undone_with_its_command(engine: Engine) -> None:
+    write(engine, *[Item(1, name, b"") for name in "abc"])
+    tx = engine.begin(NOW_MS)
+    assert tx.remove_range(ITEMS, 1, limit=1) == 1
+    tx.keep()
+    assert tx.remove_range(ITEMS, 1, limit=2) == 2
+    tx.undo()
+    assert [row.name for row in tx.scan(ITEMS, 1)] == ["b", "c"]
+    tx.keep()
+    tx.flush()
+    tx.commit()
+    with engine.reader() as reader:
+        assert [row.name for row in reader.scan(ITEMS)] == ["b", "c"]
+
+
+def test_a_transaction_knows_for_whom_it_runs(engine: Engine) -> None:
+    tx = engine.begin(NOW_MS)
+    assert tx.by == "", "nobody, until the runner says"
+    tx.by = "ann"
+    tx.undo()
+    assert tx.by == "ann", "it is the runner's to change"
+    tx.rollback()
+    tx = engine.begin(NOW_MS)
+    assert tx.by == ""
+    tx.rollback()

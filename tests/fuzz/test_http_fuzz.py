@@ -101,7 +101,9 @@ class Target:
         status, fields, body = self.send(raw)
         shown = raw[:500]
         assert status < 500, f"{status} to {shown!r}: {body[:500]!r}"
-        if status >= 400 and method != b"HEAD":
+        # The DynamoDB door at / has errors of its own form, and a fuzz test of its own.
+        ours = raw.split(b" ", 2)[1].partition(b"?")[0] != b"/"
+        if status >= 400 and method != b"HEAD" and ours:
             assert fields.get("content-type") == "application/json", f"{status} to {shown!r}: {fields}"
             error = json.loads(body)["error"]
             assert re.fullmatch("[A-Z_]+", error["code"])

@@ -6,10 +6,13 @@ Run once for each version, when it is released; from then on the file is what ol
 from __future__ import annotations
 
 import tempfile
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import apsw
 
+from tailrace.auth.keys import CreateAccessKey
 from tailrace.clock import ManualClock
 from tailrace.database import Database
 from tailrace.storage.sqlite import FILE, SqliteEngine, migrations
@@ -17,9 +20,14 @@ from tailrace.streams.commands import Append, Create, Delete, Fork
 from tailrace.streams.producer import Claim
 from tailrace.subscriptions.commands import PutSubscription
 from tailrace.subscriptions.subscription import Settings
+from tailrace.tables import schema, streams, value
+from tailrace.tables.commands import DeleteItem, PutItem, TransactWrite
+from tailrace.tables.definition import Attribute
+from tailrace.tables.lifecycle import CreateTable, DeleteTable, SetTimeToLive, UpdateTable
 
 HERE = Path(__file__).parent
 STREAMS = ["closed", "fork", "json", "retained", "source", "ttl"]
+TABLES = ["lines", "orders"]
 
 
 def rows_file(version: int) -> Path:
@@ -27,7 +35,9 @@ def rows_file(version: int) -> Path:
 
 
 def fill(directory: str) -> None:
-    """One of everything: streams of each kind, a fork, a producer, a trimmed and a dropped log, a subscription."""
+    """One of everything: streams of each kind, a fork, a producer, a trimmed and a dropped log, a subscription; tables
+    with items of each type, indexes (one being filled), expiry and change streams (one closed), what a dropped table
+    leaves, a cursor, a token, an access key."""
     clock = ManualClock()
     db = Database(SqliteEngine(directory), clock=clock, housekeeping_s=None)
     do = db.execute
@@ -45,10 +55,74 @@ def fill(directory: str) -> None:
     do(Append("retained", b"abcd", "text/plain"))
     settings = Settings(kind="pull-wake", streams=("source", "ttl"), wake_stream="json")
     do(PutSubscription("workers", settings, "http://localhost:4437"))
+    fill_tables(db)
     db.sweep()
     do(Create("gone", "text/plain", b"x"))
     do(Delete("gone"))
+    leave_work(db)
     db.close()
+
+
+def put(table: str, **item: Any) -> PutItem:
+    return PutItem(table, *value.item_from_plain(item))
+
+
+def index(name: str, *keys: str) -> schema.IndexSpec:
+    elements = [schema.KeyElement(key, role) for key, role in zip(keys, ("HASH", "RANGE"), strict=False)]
+    return schema.IndexSpec(name, tuple(elements))
+
+
+def fill_tables(db: Database) -> None:
+    do = db.execute
+    kinds = {"id": "S", "number": "N", "status": "S", "total": "N", "code": "B"}
+    attributes = {name: Attribute(name, kind) for name, kind in kinds.items()}
+    orders = schema.Spec(
+        name="orders",
+        attributes=(attributes["id"], attributes["status"], attributes["total"]),
+        keys=(schema.KeyElement("id", "HASH"),),
+        globals=(index("by-status", "status", "total"),),
+        billing=schema.PAY_PER_REQUEST,
+        stream=schema.StreamSpec(True, "NEW_AND_OLD_IMAGES", None, 1000),
+        tags={"team": "sales"},
+    )
+    lines = schema.Spec(
+        name="lines",
+        attributes=(attributes["id"], attributes["number"], attributes["code"]),
+        keys=(schema.KeyElement("id", "HASH"), schema.KeyElement("number", "RANGE")),
+        local=(index("by-code", "id", "code"),),
+        throughput=(5, 5),
+        stream=schema.StreamSpec(True, "KEYS_ONLY"),
+    )
+    do(CreateTable(orders))
+    do(CreateTable(lines))
+    do(SetTimeToLive("orders", "until", True))
+    do(put("orders", id="o-1", status="paid", total=12, until=4_000_000_000))
+    nested = {"list": [None, True, b"x"]}
+    do(put("orders", id="o-2", status="open", total=Decimal("0.5"), tags={"a", "b"}, nested=nested))
+    do(put("orders", id="o-1", status="sent", total=12, until=4_000_000_000))
+    do(put("orders", id="o-3"))
+    do(DeleteItem("orders", value.item_from_plain({"id": "o-3"})[0]))
+    actions = (put("orders", id="o-4", status="open", total=1), put("lines", id="o-4", number=1, code=b"\0\xff"))
+    do(TransactWrite(actions, "token-1", b"digest"))
+    do(put("lines", id="o-4", number=Decimal("-1.5")))
+    do(streams.DisableStream("lines"))
+    do(streams.EnableStream("lines", "NEW_IMAGE"))
+    do(put("lines", id="o-4", number=2))
+    do(streams.SaveCursor("orders", "mailer", 2, 1_000_000))
+    do(CreateAccessKey("somebody"))
+
+
+def leave_work(db: Database) -> None:
+    """What the sweep has not come to: a table that was dropped, an index that is being filled."""
+    attributes = (Attribute("id", "S"),)
+    keys = (schema.KeyElement("id", "HASH"),)
+    db.execute(CreateTable(schema.Spec(name="gone", attributes=attributes, keys=keys, throughput=(1, 1))))
+    db.execute(put("gone", id="x"))
+    db.execute(DeleteTable("gone"))
+    changes = schema.Changes(
+        attributes=(Attribute("until", "N"),), indexes=(schema.IndexChange(create=index("by-until", "until")),)
+    )
+    db.execute(UpdateTable("orders", changes))
 
 
 def text(directory: str, version: int) -> str:

@@ -6,7 +6,9 @@ new migration comes with the next one (rows.py): the test that counts them fails
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -17,11 +19,16 @@ from tailrace.database import Database
 from tailrace.storage.sqlite import FILE, SqliteEngine, migrations
 from tailrace.streams.commands import Append, Create
 from tailrace.streams.queries import ListStreams
+from tailrace.tables import queries, streams, value
+from tailrace.tables import schema as table_schema
+from tailrace.tables.definition import Attribute
+from tailrace.tables.lifecycle import CreateTable, DescribeTable, ListTables
 from tests.migration import schema
-from tests.migration.rows import HERE, STREAMS, rows_file
+from tests.migration.rows import HERE, STREAMS, TABLES, index, put, rows_file
 
 CURRENT = len(migrations())
 VERSIONS = range(CURRENT + 1)
+TABLES_SINCE = 2
 
 
 def make(directory: Path, version: int) -> None:
@@ -60,9 +67,59 @@ def test_migrating_from(version: int, data_dir: Path) -> None:
     assert paths == (STREAMS if version else [])
     db.execute(Create("after", "text/plain"))
     assert db.execute(Append("after", b"x", "text/plain")).tail == 1
+    if version >= TABLES_SINCE:
+        assert_tables(db)
+    assert_takes_tables(db)
+    db.sweep()
     db.close()
     assert look(data_dir) == (CURRENT, schema.statements(schema.migrated()))
     assert check_database(data_dir).findings == []
+
+
+def items(db: Database, table: str, name: str | None = None) -> list[dict[str, Any]]:
+    pager: queries.Pager[queries.Scan] = queries.Pager(queries.Scan(table=table, index=name))
+    while (step := pager.next()) is not None:
+        pager.add(db.execute(step))
+    return [value.item_to_plain(item) for item in pager.page().items or ()]
+
+
+def assert_tables(db: Database) -> None:
+    """What rows.py wrote is read as it was written, and goes on."""
+    assert db.execute(ListTables()).names == TABLES
+    orders = {item["id"]: item for item in items(db, "orders")}
+    assert sorted(orders) == ["o-1", "o-2", "o-4"]
+    assert orders["o-2"] == {
+        "id": "o-2", "status": "open", "total": Decimal("0.5"), "tags": {"a", "b"},
+        "nested": {"list": [None, True, b"x"]},
+    }  # fmt: skip
+    assert {item["id"] for item in items(db, "orders", "by-status")} == {"o-1", "o-2", "o-4"}
+    assert [item["code"] for item in items(db, "lines", "by-code")] == [b"\0\xff"]
+    records = db.execute(streams.ReadChanges("orders")).records
+    assert [record.event for record in records] == ["INSERT", "INSERT", "MODIFY", "INSERT", "REMOVE", "INSERT"]
+    assert len(db.execute(streams.ListChangeStreams("lines"))) == 2
+    assert [cursor.name for cursor in db.execute(streams.ListCursors("orders"))] == ["mailer"]
+    written = db.execute(put("orders", id="o-5", until=4_000_000_000))
+    assert written.sequence is not None
+    assert written.sequence > records[-1].sequence, "the counter goes on"
+    db.sweep()
+    assert db.execute(DescribeTable("orders")).status == "ACTIVE"
+    assert {item["id"] for item in items(db, "orders", "by-until")} == {"o-1", "o-5"}
+
+
+def assert_takes_tables(db: Database) -> None:
+    """However old the database is, tables can be made and used."""
+    spec = table_schema.Spec(
+        name="new-table",
+        attributes=(Attribute("id", "S"), Attribute("n", "N")),
+        keys=(table_schema.KeyElement("id", "HASH"),),
+        globals=(index("by-n", "n"),),
+        billing=table_schema.PAY_PER_REQUEST,
+        stream=table_schema.StreamSpec(True, "KEYS_ONLY"),
+    )
+    db.execute(CreateTable(spec))
+    db.execute(put("new-table", id="x", n=1))
+    assert items(db, "new-table", "by-n") == [{"id": "x", "n": 1}]
+    assert len(db.execute(streams.ReadChanges("new-table")).records) == 1
 
 
 @pytest.mark.parametrize("version", range(CURRENT))

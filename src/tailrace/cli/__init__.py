@@ -8,9 +8,15 @@ import click
 
 from tailrace import __version__
 from tailrace.cli.bench import bench
+from tailrace.cli.changes import changes
 from tailrace.cli.check import check
+from tailrace.cli.items import delete, get, put, query, scan
+from tailrace.cli.keys import keys
 from tailrace.cli.serve import serve
 from tailrace.cli.streams import append, tail
+from tailrace.cli.tables import create_table, describe_table, drop_table, tables
+from tailrace.cli.transfer import export_table, import_table
+from tailrace.cli.upkeep import cursors, prune, retention, stream
 from tailrace.errors import Error
 
 
@@ -20,7 +26,14 @@ def cli() -> None:
     """One ordered, durable log with several front doors."""
 
 
-for command in (serve, check, tail, append, bench):
+COMMANDS: tuple[click.Command, ...] = (
+    *(serve, keys, check, bench),
+    *(append, tail),
+    *(tables, create_table, describe_table, drop_table),
+    *(put, get, delete, query, scan, export_table, import_table),
+    *(changes, stream, retention, prune, cursors),
+)
+for command in COMMANDS:
     cli.add_command(command)
 
 

@@ -29,7 +29,8 @@ def check(data: str) -> None:
     for finding in report.findings:
         click.echo(finding, err=True)
     click.echo(
-        f"{report.streams} streams, {report.logs} logs, {report.entries} entries, {report.bytes} bytes: "
+        f"{report.streams} streams, {report.tables} tables, {report.items} items, {report.records} records, "
+        f"{report.logs} logs, {report.entries} entries, {report.bytes} bytes: "
         + ("clean" if not report.findings else f"{len(report.findings)} findings")
     )
     if report.findings:

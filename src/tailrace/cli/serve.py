@@ -54,6 +54,11 @@ and from a third one, watch this arrive in the second:
 
   curl -X POST {stream} -H 'Content-Type: text/plain' -d 'hello, world'
 
+Tables, for any AWS SDK (here boto3); their changes are at {url}/v1/tables/<name>/stream:
+
+  python -c "import boto3; print(boto3.client('dynamodb', endpoint_url='{url}', region_name='local',
+    aws_access_key_id='any', aws_secret_access_key='any').list_tables()['TableNames'])"
+
 How it is doing: {url}/metrics        Stop it with Ctrl-C.
 """
 

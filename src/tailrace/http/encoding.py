@@ -7,10 +7,12 @@ itself begins with one: a reader takes one space off.
 from __future__ import annotations
 
 from base64 import b64encode
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 
+from tailrace.log.entry import Entry
 from tailrace.log.position import offset
 from tailrace.streams import json_mode
 from tailrace.streams.stream import is_json, is_text
@@ -23,6 +25,11 @@ class Encoding:
     """Bytes as they are; in an event stream as base64."""
 
     base64 = True
+
+    def rendered(self, entry: Entry) -> bytes:
+        """What a feed would give for an entry as it is in the log: live readers are sent entries as they are committed,
+        without asking a feed."""
+        return entry.body
 
     def body(self, bodies: list[bytes]) -> bytes:
         return bodies[0] if len(bodies) == 1 else b"".join(bodies)
@@ -62,6 +69,12 @@ def encoding(content_type: str) -> Encoding:
     if is_json(content_type):
         return JSON
     return TEXT if is_text(content_type) else BINARY
+
+
+def rfc3339(at_ms: int) -> str:
+    """A time as it stands in JSON."""
+    seconds, ms = divmod(at_ms, 1000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ms:03d}Z"
 
 
 def control(position: int, cursor: int, *, at_tail: bool, closed: bool) -> bytes:

@@ -91,7 +91,7 @@ class Channel:
         if not new:
             return (Frame(told),)
         if at not in data:
-            data[at] = Frame(self._encoding.event([entry.body for entry in new]))
+            data[at] = Frame(self._encoding.event([self._encoding.rendered(entry) for entry in new]))
         if len(data[at].data) <= JOIN_BYTES_MAX:
             return (Frame(data[at].data + told),)
         return (data[at], Frame(told))

@@ -23,6 +23,8 @@ PUT    /v1/stream/<path>                      create a stream
 POST   /v1/stream/<path>                      append to it
 GET    /v1/stream/<path>?offset=-1            read it
 GET    /v1/stream/<path>?offset=now&live=sse  follow it
+POST   /                                      the DynamoDB API: tables, for any AWS SDK
+GET    /v1/tables/<name>/stream?offset=-1     read a table's changes; follow them like a stream
 GET    /healthz  /readyz  /metrics            how the server is
 """
 

@@ -1,15 +1,21 @@
 """Who waits for what is appended.
 
-Waiters register a callback per log. After a commit the runner hands over the commit's notices; callbacks run on the
-thread that publishes (the event loop's where there is one), so they must be short and must not raise.
+Waiters register a callback per log, from any thread. After a commit the runner hands over the commit's notices;
+callbacks run on the thread that publishes (the event loop's where there is one), so they must be short and must not
+raise.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from tailrace.storage.engine import Notice
+
+# Numbers that no log has, for what else is told with a commit.
+HOUSEKEEPING: Final = -1  # there is work for the sweep
+KEYS_CHANGED: Final = -2  # an access key was made, changed or deleted
 
 Callback = Callable[[list[Any]], None]
 
@@ -21,17 +27,20 @@ class Tail:
         self._waiters: dict[int, dict[int, Callback]] = {}
         self._watchers: list[Callable[[set[int]], None]] = []
         self._number = 0
+        self._changing = threading.Lock()  # two threads that come and go must not lose a third's registration
 
     def subscribe(self, log: int, callback: Callback) -> Callable[[], None]:
         """Call back with the notices of each commit that touched `log`; the result ends it."""
-        self._number += 1
-        number = self._number
-        self._waiters.setdefault(log, {})[number] = callback
+        with self._changing:
+            self._number += 1
+            number = self._number
+            self._waiters.setdefault(log, {})[number] = callback
 
         def unsubscribe() -> None:
-            waiters = self._waiters.get(log)
-            if waiters is not None and waiters.pop(number, None) is not None and not waiters:
-                del self._waiters[log]
+            with self._changing:
+                waiters = self._waiters.get(log)
+                if waiters is not None and waiters.pop(number, None) is not None and not waiters:
+                    del self._waiters[log]
 
         return unsubscribe
 

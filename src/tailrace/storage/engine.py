@@ -66,6 +66,7 @@ class Tx(ABC):
 
     def __init__(self, now_ms: int) -> None:
         self.now_ms = now_ms  # the same for all commands of a batch
+        self.by = ""  # who runs the current command
         self.notices: list[Notice] = []
         self._dirty: dict[Table[Any], dict[Key, Any]] = {}
         self._added: dict[Table[Any], list[Any]] = {}
@@ -272,8 +273,9 @@ class Engine(Protocol):
     def begin(self, now_ms: int) -> Tx:
         """Open the write transaction. One at a time."""
 
-    def reader(self, now_ms: int = 0) -> AbstractContextManager[Reader]:
-        """A view of what is committed now; keep it short."""
+    def reader(self, now_ms: int = 0, *, single: bool = False) -> AbstractContextManager[Reader]:
+        """A view of what is committed now; keep it short. `single`: each row is of some commit that was durable when it
+        was read, but two rows may be of two commits, and nothing is scanned."""
 
     def close(self) -> None:
         """Close; everything acknowledged is already durable."""

@@ -11,7 +11,7 @@ import fcntl
 import os
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import IO, Any, Final
@@ -62,6 +62,50 @@ class SqliteReader:
     ) -> list[tuple[Any, ...]]:
         statement, bound = sql.scan(table, prefix, start, None, None, limit, False, _MARK, columns)
         return self._execute(statement, bound).fetchall()
+
+
+class SingleReader(SqliteReader):
+    """Rows one by one, each from the last commit; no transaction around them. Rows that the writer keeps in memory need
+    no look at the file: what it keeps is committed, and goes when a commit that changes it begins."""
+
+    def __init__(self, connection: apsw.Connection, now_ms: int, cache: dict[Table[Any], dict[Key, Any]]) -> None:
+        super().__init__(connection, now_ms)
+        self._cache = cache
+
+    def get(self, table: Table[R], *key: Any) -> R | None:
+        if table.cached:
+            rows = self._cache.get(table)
+            row = None if rows is None else rows.get(key)
+            if row is not None:
+                return row  # type: ignore[no-any-return]
+        return super().get(table, *key)
+
+
+class _Opened:
+    """A connection lent to a reader, in a read transaction unless single rows will do."""
+
+    __slots__ = ("_connection", "_engine", "_now_ms", "_single")
+
+    def __init__(self, engine: SqliteEngine, now_ms: int, single: bool) -> None:
+        self._engine = engine
+        self._now_ms = now_ms
+        self._single = single
+
+    def __enter__(self) -> SqliteReader:
+        self._connection = self._engine.lend()
+        if self._single:
+            return SingleReader(self._connection, self._now_ms, self._engine.cache)
+        with _translated():
+            self._connection.execute("BEGIN")
+        return SqliteReader(self._connection, self._now_ms)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not self._single:
+            with _translated():
+                self._connection.execute("ROLLBACK")
+        self._engine.take_back(self._connection)
+        if isinstance(error, apsw.Error):
+            raise _translate(error) from error
 
 
 class SqliteTx(Tx):
@@ -157,9 +201,11 @@ class SqliteTx(Tx):
             terms.append(f"{table.key[len(prefix)]} < ?")
             bound += (before,)
         order = ", ".join(table.key)
-        inner = f"SELECT rowid FROM {table.name} WHERE {' AND '.join(terms)} ORDER BY {order} LIMIT ?"
+        # A heap's rows are deleted in the order they lie in; other tables may have no row number.
+        named = "rowid" if table.heap else f"({order})"
+        chosen = f"SELECT {named.strip('()')} FROM {table.name} WHERE {' AND '.join(terms)} ORDER BY {order} LIMIT ?"
         with _translated():
-            self._execute(f"DELETE FROM {table.name} WHERE rowid IN ({inner})", (*bound, limit))
+            self._execute(f"DELETE FROM {table.name} WHERE {named} IN ({chosen})", (*bound, limit))
             return self._connection.changes()
 
     def _savepoint(self) -> None:
@@ -207,20 +253,21 @@ class SqliteEngine:
     def begin(self, now_ms: int) -> SqliteTx:
         return SqliteTx(self, now_ms)
 
-    @contextmanager
-    def reader(self, now_ms: int = 0) -> Iterator[SqliteReader]:
-        with _translated():
-            try:
-                connection = self._idle.pop()
-            except IndexError:
+    def reader(self, now_ms: int = 0, *, single: bool = False) -> _Opened:
+        return _Opened(self, now_ms, single)
+
+    def lend(self) -> apsw.Connection:
+        """A connection to read with."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            with _translated():
                 connection = self._connect(_READER_CACHE_KIB)
                 connection.execute("PRAGMA query_only = ON")
-            connection.execute("BEGIN")
-            try:
-                yield SqliteReader(connection, now_ms)
-            finally:
-                connection.execute("ROLLBACK")
-                self._idle.append(connection)
+            return connection
+
+    def take_back(self, connection: apsw.Connection) -> None:
+        self._idle.append(connection)
 
     def close(self) -> None:
         try:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from click.testing import CliRunner, Result
 
 import tailrace
 from tailrace.cli import cli, main
-from tailrace.cli.serve import JsonLines
+from tailrace.cli.serve import JsonLines, _welcome
 from tailrace.client import Client
 from tailrace.database import Database
 from tailrace.errors import NotFound
@@ -147,6 +148,18 @@ def test_a_directory_in_use(server: Served, data_dir: Path) -> None:
     assert b"another process has" in done.stderr
 
 
+def test_what_the_welcome_shows_of_tables_works(server: Served) -> None:
+    pytest.importorskip("boto3")
+    welcome = _welcome(server.url, "data")
+    assert f"{server.url}/v1/tables/<name>/stream" in welcome
+    assert run(server, "create-table", "orders", "--key", "id:S").exit_code == 0
+    _, _, pasted = welcome[welcome.index("python -c") : welcome.index("How it is doing")].partition("python ")
+    shown = subprocess.run(
+        [sys.executable, *shlex.split(pasted)], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (shown.returncode, shown.stdout) == (0, "['orders']\n"), shown.stderr
+
+
 def test_log_lines_as_json() -> None:
     import logging
 
@@ -173,7 +186,10 @@ def database(data_dir: Path) -> Path:
 
 def test_check_of_a_sound_database(database: Path) -> None:
     result = CliRunner().invoke(cli, ["check", "--data", str(database)])
-    assert (result.exit_code, result.output) == (0, "1 streams, 1 logs, 2 entries, 10 bytes: clean\n")
+    assert (result.exit_code, result.output) == (
+        0,
+        "1 streams, 0 tables, 0 items, 0 records, 1 logs, 2 entries, 10 bytes: clean\n",
+    )
 
 
 def test_check_of_a_damaged_database(database: Path) -> None:
@@ -182,7 +198,7 @@ def test_check_of_a_damaged_database(database: Path) -> None:
     connection.close()
     done = program("check", "--data", str(database))
     assert done.returncode == 1
-    assert done.stdout == b"1 streams, 1 logs, 1 entries, 5 bytes: 2 findings\n"
+    assert done.stdout == b"1 streams, 0 tables, 0 items, 0 records, 1 logs, 1 entries, 5 bytes: 2 findings\n"
     assert b"log 1: first entry at 5, retained from 0" in done.stderr
     assert b"log 1: counts 3 forks, there are 0" in done.stderr
 
@@ -203,7 +219,10 @@ def test_check_while_a_server_runs(server: Served, data_dir: Path) -> None:
         client.create("a")
         client.append("a", b"x")
     done = program("check", "--data", str(data_dir))
-    assert (done.returncode, done.stdout) == (0, b"1 streams, 1 logs, 1 entries, 1 bytes: clean\n")
+    assert (done.returncode, done.stdout) == (
+        0,
+        b"1 streams, 0 tables, 0 items, 0 records, 1 logs, 1 entries, 1 bytes: clean\n",
+    )
 
 
 @pytest.mark.parametrize(

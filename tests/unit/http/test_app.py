@@ -62,13 +62,23 @@ def test_preflight_names_every_field_a_client_may_send(data_dir: Path) -> None:
             "/v1/stream/a", headers={"origin": "https://x", "access-control-request-method": "PUT"}
         )
         assert answer.status_code == 204
-        assert answer.headers["access-control-allow-methods"] == "GET, HEAD, PUT, POST, DELETE, OPTIONS"
+        assert answer.headers["access-control-allow-methods"] == "GET, HEAD, PUT, POST, DELETE, OPTIONS, PATCH"
         allowed = {name.strip().lower() for name in answer.headers["access-control-allow-headers"].split(",")}
         assert {
             "content-type", "authorization", "if-none-match", "stream-seq", "stream-ttl", "stream-expires-at",
             "stream-closed", "stream-forked-from", "stream-fork-offset", "stream-fork-sub-offset", "producer-id",
             "producer-epoch", "producer-seq",
         } <= allowed  # fmt: skip
+
+    serve(data_dir, scenario)
+
+
+def test_the_index_is_for_those_who_look(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        index = (await up.http.get("/", headers={"accept": "text/html"})).text
+        for path in ("/v1/stream/<path>", "POST   / ", "/v1/tables/<name>/stream", "/metrics"):
+            assert path in index
+        assert (await up.http.get("/")).text.startswith("healthy: ")
 
     serve(data_dir, scenario)
 
@@ -81,7 +91,7 @@ def test_what_is_not_there_and_what_is_not_allowed(data_dir: Path) -> None:
             assert answer.json()["error"]["code"] == "NOT_FOUND"
         await up.create("a")
         known = "/v1/stream/a", "/v1/stream/__ds/subscriptions/s", "/v1/stream/__ds/subscriptions/s/claim"
-        for path in (*known, "/v1/stream/__ds/jwks.json", "/healthz", "/readyz", "/metrics", "/", "/nothing"):
+        for path in (*known, "/v1/stream/__ds/jwks.json", "/healthz", "/readyz", "/metrics", "/nothing"):
             for method in ("PATCH", "TRACE", "PROPFIND", "MKCOL", "M-SEARCH", "LOCK", "REPORT", "PURGE"):
                 answer = await up.http.request(method, path)
                 assert answer.status_code == (404 if path == "/nothing" else 405), (method, path)
@@ -90,7 +100,7 @@ def test_what_is_not_there_and_what_is_not_allowed(data_dir: Path) -> None:
         assert answer.status_code == 405
         assert answer.headers["allow"] == "GET, HEAD, PUT, POST, DELETE, OPTIONS"
         assert answer.json()["error"]["code"] == "METHOD_NOT_ALLOWED"
-        for path in ("/healthz", "/readyz", "/metrics", "/"):
+        for path in ("/healthz", "/readyz", "/metrics"):
             answer = await up.http.post(path)
             assert answer.status_code == 405
             assert answer.headers["allow"] == "GET, HEAD, OPTIONS"
@@ -209,8 +219,10 @@ def test_metrics(data_dir: Path) -> None:
 
 def test_the_front_page_says_what_to_do(data_dir: Path) -> None:
     async def scenario(up: Up) -> None:
-        answer = await up.http.get("/")
+        answer = await up.http.get("/", headers={"accept": "text/html, */*"})
         assert "PUT    /v1/stream/<path>" in answer.text
+        answer = await up.http.get("/")  # not a browser: the service's own words
+        assert answer.text.startswith("healthy: ")
 
     serve(data_dir, scenario)
 

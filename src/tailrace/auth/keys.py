@@ -1,0 +1,183 @@
+"""Access keys: what requests to the DynamoDB door are signed with.
+
+A key is an id, which travels with every request, and a secret, which never does. The secret is kept as it is, since
+verifying a signature takes the secret itself; it is shown once, when the key is made, and by no query afterwards but
+the one that the server verifies with. A key stands for a principal by name; several may stand for the same one, so
+that a key can be replaced without a gap.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from typing import Final
+
+import msgspec
+
+from tailrace.access import Permission
+from tailrace.command import Command, Query
+from tailrace.errors import Invalid, LimitExceeded, NotFound
+from tailrace.log.tail import KEYS_CHANGED
+from tailrace.storage.engine import Reader, Tx
+from tailrace.storage.table import Table
+
+ID_PREFIX: Final = "TRK"
+ID_LENGTH: Final = 20
+SECRET_LENGTH: Final = 40
+ACCESS_KEYS_MAX: Final = 1_000  # of one database; a list of them is one answer
+PRINCIPAL_BYTES_MAX: Final = 256
+
+_ID_LETTERS: Final = string.ascii_uppercase + string.digits
+_SECRET_LETTERS: Final = string.ascii_letters + string.digits + "+/"
+
+
+class AccessKey(msgspec.Struct, frozen=True):
+    """A key as it is stored. Not for the eyes of anyone."""
+
+    id: str
+    secret: str
+    principal: str
+    created_ms: int
+    disabled: int  # 0 or 1
+
+
+class KeyInfo(msgspec.Struct, frozen=True):
+    """What may be told of a key."""
+
+    id: str
+    principal: str
+    created_ms: int
+    disabled: bool
+
+
+class NewKey(msgspec.Struct, frozen=True):
+    """A key that was just made, with the secret that is shown this once."""
+
+    id: str
+    secret: str
+    principal: str
+    created_ms: int
+
+
+class KeyChanged(msgspec.Struct, frozen=True, gc=False):
+    """A key was made, disabled, enabled or deleted; whoever remembers keys forgets this one."""
+
+    id: str
+
+
+ACCESS_KEYS = Table("access_keys", AccessKey, key=("id",), cached=True)
+
+
+class CreateAccessKey(Command[NewKey], frozen=True):
+    """A new key for a principal."""
+
+    permission = Permission.ADMIN
+
+    principal: str
+
+    def run(self, tx: Tx) -> NewKey:
+        _check_principal(self.principal)
+        if sum(1 for _ in tx.scan(ACCESS_KEYS, limit=ACCESS_KEYS_MAX)) >= ACCESS_KEYS_MAX:
+            raise LimitExceeded(f"there are {ACCESS_KEYS_MAX} access keys, the most there may be; delete some first")
+        name = _new_id()
+        while tx.get(ACCESS_KEYS, name) is not None:
+            name = _new_id()
+        row = AccessKey(name, _random(_SECRET_LETTERS, SECRET_LENGTH), self.principal, tx.now_ms, 0)
+        _store(tx, row)
+        return NewKey(row.id, row.secret, row.principal, row.created_ms)
+
+
+class DeleteAccessKey(Command[KeyInfo], frozen=True):
+    """Forget a key; what it signs is refused from now on. The key that was."""
+
+    permission = Permission.ADMIN
+
+    id: str
+
+    def run(self, tx: Tx) -> KeyInfo:
+        row = _existing(tx, self.id)
+        tx.delete(ACCESS_KEYS, row.id)
+        tx.notify(KEYS_CHANGED, KeyChanged(row.id))
+        return _told(row)
+
+
+class DisableAccessKey(Command[KeyInfo], frozen=True):
+    """Refuse what a key signs until it is enabled again."""
+
+    permission = Permission.ADMIN
+
+    id: str
+
+    def run(self, tx: Tx) -> KeyInfo:
+        return _switch(tx, self.id, disabled=1)
+
+
+class EnableAccessKey(Command[KeyInfo], frozen=True):
+    """Let a key in again that was disabled."""
+
+    permission = Permission.ADMIN
+
+    id: str
+
+    def run(self, tx: Tx) -> KeyInfo:
+        return _switch(tx, self.id, disabled=0)
+
+
+class ListAccessKeys(Query[list[KeyInfo]], frozen=True):
+    """All keys, without their secrets."""
+
+    permission = Permission.ADMIN
+
+    def run(self, reader: Reader) -> list[KeyInfo]:
+        return [_told(row) for row in reader.scan(ACCESS_KEYS, limit=ACCESS_KEYS_MAX)]
+
+
+class FindAccessKey(Query[AccessKey | None], frozen=True):
+    """A key with its secret, to verify with; None if there is none, or it is disabled."""
+
+    permission = Permission.ADMIN
+
+    id: str
+
+    def run(self, reader: Reader) -> AccessKey | None:
+        row = reader.get(ACCESS_KEYS, self.id)
+        return None if row is None or row.disabled else row
+
+
+def _switch(tx: Tx, name: str, *, disabled: int) -> KeyInfo:
+    row = _existing(tx, name)
+    if row.disabled != disabled:
+        row = msgspec.structs.replace(row, disabled=disabled)
+        _store(tx, row)
+    return _told(row)
+
+
+def _store(tx: Tx, row: AccessKey) -> None:
+    tx.put(ACCESS_KEYS, row)
+    tx.notify(KEYS_CHANGED, KeyChanged(row.id))
+
+
+def _existing(tx: Tx, name: str) -> AccessKey:
+    row = tx.get(ACCESS_KEYS, name)
+    if row is None:
+        raise NotFound(f"there is no access key {name[:64]!r}; list the keys to see which there are")
+    return row
+
+
+def _told(row: AccessKey) -> KeyInfo:
+    return KeyInfo(row.id, row.principal, row.created_ms, bool(row.disabled))
+
+
+def _check_principal(name: str) -> None:
+    if not name or not name.isprintable() or name.strip() != name:
+        raise Invalid(f"{name[:64]!r} cannot name who a key is for; use printable text without blanks around it")
+    if len(name.encode("utf-8", "replace")) > PRINCIPAL_BYTES_MAX:
+        raise Invalid(f"the name of who a key is for is longer than {PRINCIPAL_BYTES_MAX} bytes; use a shorter one")
+
+
+def _new_id() -> str:
+    return ID_PREFIX + _random(_ID_LETTERS, ID_LENGTH - len(ID_PREFIX))
+
+
+def _random(letters: str, length: int) -> str:
+    return "".join(secrets.choice(letters) for _ in range(length))

@@ -1,0 +1,318 @@
+"""``tailrace put``, ``get``, ``delete``, ``query`` and ``scan``: the items of a table of a running server.
+
+Items are plain JSON on both sides, one to a line, or with ``--typed`` exactly as DynamoDB writes them. A key is
+given as the values of its attributes, in the order of the table's key; the table says of which type they are.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from decimal import Decimal, DecimalException
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+import click
+import msgspec
+
+from tailrace.cli.streams import server_options
+from tailrace.client import Client
+from tailrace.errors import Conflict, Invalid, NotFound
+from tailrace.tables import value
+
+Typed = dict[str, Any]  # an item or a key in DynamoDB's JSON
+Parameters = dict[str, Any]
+Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
+
+_plain: Final = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal)
+_typed: Final = msgspec.json.Decoder(dict[str, dict[str, Any]])
+
+typed_option: Final = click.option(
+    "--typed", is_flag=True, help='Values as DynamoDB writes them, {"n": {"N": "1"}}, instead of plain JSON.'
+)
+
+
+def expression_options(command: Wrapped) -> Wrapped:
+    """The options that expressions need for their placeholders."""
+    with_names = click.option("--names", metavar="JSON", help='What #placeholders stand for, {"#n": "name"}.')(command)
+    return click.option("--values", metavar="JSON", help='What :placeholders stand for, {":x": 1}.')(with_names)
+
+
+# -- JSON
+
+
+def read_item(text: str | bytes, typed: bool) -> Typed:
+    """An item, or anything else of named values, as DynamoDB's JSON."""
+    try:
+        found = _typed.decode(text) if typed else _plain.decode(text)
+        if isinstance(text, bytes):
+            text.decode()
+    except (msgspec.DecodeError, UnicodeError, RecursionError, DecimalException, ValueError) as error:
+        what = "an item in DynamoDB's JSON" if typed else "a JSON object"
+        raise Invalid(f"that is not {what}: {error}") from None
+    return found if typed else value.item_from_plain(found)[0]
+
+
+def shown(item: Typed, typed: bool) -> bytes:
+    """An item that the server sent, as a line."""
+    return msgspec.json.encode(item if typed else value.item_to_json(value.read_item(item)[0])) + b"\n"
+
+
+@contextmanager
+def quietly_ended() -> Iterator[None]:
+    """End without a word when whoever reads us (`| head -1`) has enough."""
+    try:
+        yield
+    except BrokenPipeError:
+        # What is still buffered has nowhere to go; the interpreter would complain of that on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def show_all(items: Iterator[Typed], typed: bool) -> None:
+    with quietly_ended():
+        out = sys.stdout.buffer
+        for item in items:
+            out.write(shown(item, typed))
+        out.flush()
+
+
+# -- keys
+
+
+class Schema(msgspec.Struct, frozen=True):
+    """The key of a table or of an index, and the types of its attributes."""
+
+    hash: tuple[str, ...]
+    range: tuple[str, ...]
+    kinds: dict[str, str]
+
+    def value(self, name: str, text: str) -> dict[str, str]:
+        """A key attribute's value from the command line: text, a number, or base64."""
+        return {self.kinds[name]: text}
+
+
+def schema(client: Client, table: str, index: str | None = None) -> Schema:
+    """What the server says of the table's key, or of the index's."""
+    described = client.call("DescribeTable", {"TableName": table})["Table"]
+    keys = described["KeySchema"]
+    if index is not None:
+        indexes = [*described.get("GlobalSecondaryIndexes", ()), *described.get("LocalSecondaryIndexes", ())]
+        found = {each["IndexName"]: each["KeySchema"] for each in indexes}
+        if index not in found:
+            there = ", ".join(sorted(found)) or "none"
+            raise NotFound(f"table {table!r} has no index {index!r}; its indexes: {there}")
+        keys = found[index]
+    kinds = {each["AttributeName"]: each["AttributeType"] for each in described["AttributeDefinitions"]}
+    parts = {
+        kind: tuple(each["AttributeName"] for each in keys if each["KeyType"] == kind) for kind in ("HASH", "RANGE")
+    }
+    return Schema(parts["HASH"], parts["RANGE"], kinds)
+
+
+def read_key(client: Client, table: str, given: Sequence[str], typed: bool) -> Typed:
+    """The key that was given: as values in order, or as one JSON object."""
+    if len(given) == 1 and given[0].startswith("{"):
+        return read_item(given[0], typed)
+    found = schema(client, table)
+    names = found.hash + found.range
+    if len(given) != len(names):
+        raise Invalid(f"the key of {table!r} is {' and '.join(names)}: give {len(names)} values, not {len(given)}")
+    return {name: found.value(name, text) for name, text in zip(names, given, strict=True)}
+
+
+# -- expressions
+
+
+def placeholders(names: str | None, values: str | None, typed: bool) -> Parameters:
+    """The parameters that say what placeholders stand for."""
+    found: Parameters = {}
+    if names is not None:
+        try:
+            found["ExpressionAttributeNames"] = msgspec.json.decode(names, type=dict[str, str])
+        except (msgspec.DecodeError, UnicodeError) as error:
+            raise Invalid(f"--names is not a JSON object of names: {error}") from None
+    if values is not None:
+        found["ExpressionAttributeValues"] = read_item(values, typed)
+    return found
+
+
+def conditional(condition: str | None, names: str | None, values: str | None, typed: bool) -> Parameters:
+    found = placeholders(names, values, typed)
+    if condition is not None:
+        found["ConditionExpression"] = condition
+    return found
+
+
+# -- commands
+
+
+@click.command()
+@click.argument("table")
+@click.argument("item")
+@click.option("--condition", metavar="EXPRESSION", help="Put only if this holds, attribute_not_exists(pk) say.")
+@expression_options
+@typed_option
+@server_options
+def put(
+    table: str, item: str, condition: str | None, names: str | None, values: str | None, typed: bool, url: str,
+    token: str | None,
+) -> None:  # fmt: skip
+    """Put ITEM, a JSON object (or - for standard input), into TABLE; it replaces the one with its key."""
+    text = sys.stdin.buffer.read() if item == "-" else os.fsencode(item)
+    parameters = {"TableName": table, "Item": read_item(text, typed)}
+    with Client(url, token=token) as client:
+        _conditionally(client, "PutItem", parameters | conditional(condition, names, values, typed))
+
+
+@click.command()
+@click.argument("table")
+@click.argument("key", nargs=-1, required=True)
+@typed_option
+@server_options
+def get(table: str, key: tuple[str, ...], typed: bool, url: str, token: str | None) -> None:
+    """Print the item of TABLE with this KEY: its values in order, or one JSON object."""
+    with Client(url, token=token) as client:
+        asked = {"TableName": table, "Key": read_key(client, table, key, typed), "ConsistentRead": True}
+        found = client.call("GetItem", asked).get("Item")
+    if found is None:
+        raise NotFound(f"table {table!r} has no item with the key {' '.join(key)}")
+    show_all(iter([found]), typed)
+
+
+@click.command()
+@click.argument("table")
+@click.argument("key", nargs=-1, required=True)
+@click.option("--condition", metavar="EXPRESSION", help="Delete only if this holds.")
+@expression_options
+@typed_option
+@server_options
+def delete(
+    table: str, key: tuple[str, ...], condition: str | None, names: str | None, values: str | None, typed: bool,
+    url: str, token: str | None,
+) -> None:  # fmt: skip
+    """Delete the item of TABLE with this KEY; prints what it was. One that is not there is no error."""
+    with Client(url, token=token) as client:
+        asked = {"TableName": table, "Key": read_key(client, table, key, typed), "ReturnValues": "ALL_OLD"}
+        old = _conditionally(client, "DeleteItem", asked | conditional(condition, names, values, typed))
+    if "Attributes" in old:
+        show_all(iter([old["Attributes"]]), typed)
+
+
+def _conditionally(client: Client, operation: str, parameters: Parameters) -> Parameters:
+    try:
+        return client.call(operation, parameters)
+    except Conflict as error:
+        if error.code == "ConditionalCheckFailedException":
+            raise Conflict("the condition does not hold; nothing was changed", code=error.code) from None
+        raise
+
+
+@click.command()
+@click.argument("table")
+@click.argument("key", nargs=-1, required=True)
+@click.option("--index", help="Ask this index instead of the table itself.")
+@click.option("--begins-with", metavar="TEXT", help="Only sort keys that begin with this.")
+@click.option("--from", "first", metavar="VALUE", help="Only sort keys from this on.")
+@click.option("--to", "last", metavar="VALUE", help="Only sort keys up to this one, included.")
+@click.option("--reverse", is_flag=True, help="The highest sort key first.")
+@click.option("--limit", type=click.IntRange(1), help="At most so many items.")
+@click.option("--filter", "condition", metavar="EXPRESSION", help="Only items of which this holds.")
+@expression_options
+@typed_option
+@server_options
+def query(
+    table: str, key: tuple[str, ...], index: str | None, begins_with: str | None, first: str | None,
+    last: str | None, reverse: bool, limit: int | None, condition: str | None, names: str | None, values: str | None,
+    typed: bool, url: str, token: str | None,
+) -> None:  # fmt: skip
+    """Print the items of TABLE with this partition KEY, in the order of their sort keys, one to a line.
+
+    KEY may go on with the sort key's value, too.
+    """
+    if begins_with is not None and (first is not None or last is not None):
+        raise click.UsageError("--begins-with does not go with --from and --to")
+    with Client(url, token=token) as client:
+        found = schema(client, table, index)
+        wanted = placeholders(names, values, typed)
+        _add_key_condition(wanted, found, key, begins_with, first, last)
+        asked: Parameters = {"TableName": table, **wanted, "ScanIndexForward": not reverse}
+        show_all(pages(client, "Query", _narrowed(asked, index, condition), limit), typed)
+
+
+@click.command()
+@click.argument("table")
+@click.option("--index", help="Ask this index instead of the table itself.")
+@click.option("--limit", type=click.IntRange(1), help="At most so many items.")
+@click.option("--filter", "condition", metavar="EXPRESSION", help="Only items of which this holds.")
+@expression_options
+@typed_option
+@server_options
+def scan(
+    table: str, index: str | None, limit: int | None, condition: str | None, names: str | None, values: str | None,
+    typed: bool, url: str, token: str | None,
+) -> None:  # fmt: skip
+    """Print all items of TABLE, one to a line."""
+    asked: Parameters = {"TableName": table, **placeholders(names, values, typed)}
+    with Client(url, token=token) as client:
+        show_all(pages(client, "Scan", _narrowed(asked, index, condition), limit), typed)
+
+
+def _narrowed(asked: Parameters, index: str | None, condition: str | None) -> Parameters:
+    if index is not None:
+        asked["IndexName"] = index
+    if condition is not None:
+        asked["FilterExpression"] = condition
+    return asked
+
+
+def _add_key_condition(
+    wanted: Parameters, found: Schema, key: Sequence[str], begins_with: str | None, first: str | None, last: str | None
+) -> None:
+    """Add what KEY and the options on the sort key ask for."""
+    attributes = found.hash + found.range
+    if not len(found.hash) <= len(key) <= len(attributes):
+        raise Invalid(
+            f"the key is {' and '.join(attributes)}: give {len(found.hash)} to {len(attributes)} values, not {len(key)}"
+        )
+    names: dict[str, str] = wanted.setdefault("ExpressionAttributeNames", {})
+    values: Typed = wanted.setdefault("ExpressionAttributeValues", {})
+
+    def placed(name: str, text: str) -> tuple[str, str]:
+        number = len(values)
+        names[f"#key_{number}"], values[f":key_{number}"] = name, found.value(name, text)
+        return f"#key_{number}", f":key_{number}"
+
+    terms = ["{} = {}".format(*placed(name, text)) for name, text in zip(attributes, key, strict=False)]
+    if begins_with is not None or first is not None or last is not None:
+        if len(key) == len(attributes):
+            raise Invalid("there is no sort key left to narrow: leave out --begins-with, --from and --to")
+        name = attributes[len(key)]
+        if begins_with is not None:
+            terms.append("begins_with({}, {})".format(*placed(name, begins_with)))
+        elif first is not None and last is not None:
+            placeholder, low = placed(name, first)
+            terms.append(f"{placeholder} BETWEEN {low} AND {placed(name, last)[1]}")
+            del names[f"#key_{len(values) - 1}"]  # one name is enough, and an unused one is an error
+        elif first is not None:
+            terms.append("{} >= {}".format(*placed(name, first)))
+        else:
+            terms.append("{} <= {}".format(*placed(name, last or "")))
+    wanted["KeyConditionExpression"] = " AND ".join(terms)
+
+
+def pages(client: Client, operation: str, parameters: Parameters, limit: int | None = None) -> Iterator[Typed]:
+    """The items of a query or scan, page by page to the end, or the first `limit`."""
+    return islice(_pages(client, operation, parameters, limit), limit)
+
+
+def _pages(client: Client, operation: str, parameters: Parameters, limit: int | None) -> Iterator[Typed]:
+    if limit is not None and "FilterExpression" not in parameters:
+        parameters = {**parameters, "Limit": limit}
+    while True:
+        page = client.call(operation, parameters)
+        yield from page["Items"]
+        if "LastEvaluatedKey" not in page:
+            return
+        parameters = {**parameters, "ExclusiveStartKey": page["LastEvaluatedKey"]}

@@ -1,0 +1,275 @@
+"""``tailrace export`` and ``tailrace import``: a table as JSON lines.
+
+An import puts items many at a time. A line that is not an item, or that the server refuses, is told with its number and
+left out; the others are imported. Putting an item twice changes nothing, so whatever failed may be tried again: the
+command tries by itself where the server is busy, and an import that broke off can be run anew.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import click
+
+from tailrace.cli.items import Typed, pages, quietly_ended, read_item, shown, typed_option
+from tailrace.cli.streams import server_options
+from tailrace.cli.tables import describe
+from tailrace.client import Client
+from tailrace.errors import Error, Invalid, TooLarge, TooMany, Unavailable
+from tailrace.limits import MiB
+
+BATCH_ITEMS: Final = 25  # what BatchWriteItem takes
+BATCH_BYTES: Final = 4 * MiB  # of lines, so that a request stays well below what the server takes
+LINE_BYTES_MAX: Final = 8 * MiB  # an item holds 400 KB; JSON may escape all of it
+TRIES_MAX: Final = 8  # in a row without progress, while the server is busy or away
+DELAY_S_MIN: Final = 0.05
+DELAY_S_MAX: Final = 5.0
+
+Advance = Callable[[int, int], None]  # items, bytes
+Batch = list[tuple[int, Typed]]  # line numbers and items
+
+
+@contextmanager
+def _progress(what: str, *, items: int | None = None, size: int | None = None) -> Iterator[Advance]:
+    """A bar on a terminal: how many items and bytes, and how fast. Out of `items` or of `size` where that is known."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn(what),
+        BarColumn(),
+        TextColumn("{task.fields[items]:,} items, {task.fields[rate]:,.0f}/s, {task.fields[mb]:,.1f} MB"),
+        TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task(what, total=items if items is not None else size, items=0, rate=0.0, mb=0.0)
+        began_s = time.monotonic()
+        done = seen = 0
+
+        def advance(more: int, size_more: int) -> None:
+            nonlocal done, seen
+            done += more
+            seen += size_more
+            progress.update(
+                task,
+                completed=done if items is not None else seen,
+                items=done,
+                rate=done / max(time.monotonic() - began_s, 0.001),
+                mb=seen / 1e6,
+            )
+
+        yield advance
+
+
+# -- export
+
+
+@click.command("export")
+@click.argument("table")
+@click.argument("file", default="-", type=click.Path(dir_okay=False))
+@typed_option
+@server_options
+def export_table(table: str, file: str, typed: bool, url: str, token: str | None) -> None:
+    """Write all items of TABLE to FILE (or standard output) as JSON lines.
+
+    FILE appears when it is whole. Plain JSON has no sets and no binary: they become lists and base64 text.
+    """
+    with Client(url, token=token) as client, quietly_ended():
+        expected = describe(client, table)["ItemCount"]
+        with _output(file) as out, _progress("exporting", items=expected) as advance:
+            inexact = 0
+            for item in pages(client, "Scan", {"TableName": table, "ConsistentRead": True}):
+                inexact += not typed and not all(_is_plain(each) for each in item.values())
+                line = shown(item, typed)
+                out.write(line)
+                advance(1, len(line))
+            out.flush()
+    if inexact:
+        click.echo(
+            f"{inexact} items hold sets or binary, which became lists and text; export with --typed to keep them",
+            err=True,
+        )
+
+
+@contextmanager
+def _output(file: str) -> Iterator[BinaryIO]:
+    """Where to write: standard output, or a file that takes its name once all is in it and on disk."""
+    if file == "-":
+        yield sys.stdout.buffer
+        return
+    target = Path(file)
+    try:
+        number, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    except OSError as error:
+        raise Invalid(f"cannot write {file!r}: {error.strerror or error}") from error
+    try:
+        with os.fdopen(number, "wb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        Path(name).chmod(0o666 & ~_umask())
+        Path(name).replace(target)
+    except OSError as error:
+        raise Unavailable(f"cannot write {file!r}: {error.strerror or error}; nothing is there") from error
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    """What new files are not to allow; asking for it takes setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _is_plain(value: dict[str, Any]) -> bool:
+    """Whether plain JSON says all that this value is."""
+    ((kind, inner),) = value.items()
+    if kind == "L":
+        return all(_is_plain(each) for each in inner)
+    if kind == "M":
+        return all(_is_plain(each) for each in inner.values())
+    return kind in ("S", "N", "BOOL", "NULL")
+
+
+# -- import
+
+
+@click.command("import")
+@click.argument("table")
+@click.argument("file", default="-", type=click.Path(dir_okay=False))
+@typed_option
+@server_options
+def import_table(table: str, file: str, typed: bool, url: str, token: str | None) -> None:
+    """Put every line of FILE (or standard input), a JSON object, into TABLE as an item.
+
+    Lines that are no items are told with their numbers and left out; the others are imported, and the status is 1.
+    """
+    with Client(url, token=token) as client, _input(file) as source:
+        describe(client, table)  # a table that is not there is noticed before the input is read
+        size = os.fstat(source.fileno()).st_size if file != "-" else None
+        with _progress("importing", size=size) as advance:
+            load = Import(client, table, advance)
+            try:
+                load.run(source, typed)
+            except (Error, KeyboardInterrupt) as error:
+                so_far = f"{load.imported} items were imported, those up to line {load.line} or refused"
+                if isinstance(error, KeyboardInterrupt):
+                    click.echo(f"interrupted: {so_far}", err=True)
+                    raise
+                raise type(error)(f"{error}; {so_far}", code=error.code) from error
+    click.echo(f"imported {load.imported} items")
+    if load.refused:
+        raise Invalid(f"{load.refused} of the lines were refused; they are told above")
+
+
+@contextmanager
+def _input(file: str) -> Iterator[BinaryIO]:
+    if file == "-":
+        yield sys.stdin.buffer
+        return
+    try:
+        source = open(file, "rb")  # noqa: SIM115 - closed below; an error while it is used is not one of opening it
+    except OSError as error:
+        raise Invalid(f"cannot read {file!r}: {error.strerror or error}") from error
+    with source:
+        yield source
+
+
+class Import:
+    """One import under way: how far it is, and what was refused."""
+
+    def __init__(self, client: Client, table: str, advance: Advance) -> None:
+        self.imported = 0
+        self.refused = 0
+        self.line = 0  # the last one whose batch was sent
+        self._client = client
+        self._table = table
+        self._advance = advance
+
+    def run(self, source: BinaryIO, typed: bool) -> None:
+        """Import all lines."""
+        batch: Batch = []
+        size = number = 0
+        for number, line in enumerate(_lines(source), start=1):
+            if len(line) > LINE_BYTES_MAX:
+                self._refuse(number, Invalid(f"the line is longer than {LINE_BYTES_MAX} bytes"))
+            elif text := line.strip():
+                try:
+                    batch.append((number, read_item(text, typed)))
+                except Invalid as error:
+                    self._refuse(number, error)
+            size += len(line)
+            if len(batch) >= BATCH_ITEMS or size >= BATCH_BYTES:
+                self._put(batch, number, size)
+                batch, size = [], 0
+        self._put(batch, number, size)
+
+    def _put(self, batch: Batch, line: int, size: int) -> None:
+        before = self.imported
+        if batch:
+            try:
+                self._put_together([{"PutRequest": {"Item": item}} for _, item in batch])
+                self.imported += len(batch)
+            except (Invalid, TooLarge):
+                # One of them is at fault, or two have the same key: alone each gets its own answer, in order.
+                for number, item in batch:
+                    self._put_alone(number, item)
+        self.line = line
+        self._advance(self.imported - before, size)
+
+    def _put_together(self, requests: list[dict[str, Any]]) -> None:
+        tries = 0
+        while requests:
+            answer = self._call("BatchWriteItem", {"RequestItems": {self._table: requests}})
+            left = answer.get("UnprocessedItems", {}).get(self._table, [])
+            tries = 0 if len(left) < len(requests) else tries + 1
+            if tries >= TRIES_MAX:
+                raise Unavailable("the server goes on refusing work; try again later")
+            if left:
+                time.sleep(_delay_s(tries))
+            requests = left
+
+    def _put_alone(self, number: int, item: Typed) -> None:
+        try:
+            self._call("PutItem", {"TableName": self._table, "Item": item})
+            self.imported += 1
+        except (Invalid, TooLarge) as error:
+            self._refuse(number, error)
+
+    def _call(self, operation: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Call, and again while the server is busy or away: the same put twice is one."""
+        for tries in range(TRIES_MAX):
+            try:
+                return self._client.call(operation, parameters)
+            except (TooMany, Unavailable):
+                if tries == TRIES_MAX - 1:
+                    raise
+                time.sleep(_delay_s(tries))
+        raise AssertionError("the last try answers or raises")
+
+    def _refuse(self, number: int, error: Error) -> None:
+        self.refused += 1
+        click.echo(f"line {number}: {error}", err=True)
+
+
+def _delay_s(tries: int) -> float:
+    return min(DELAY_S_MIN * (1 << tries), DELAY_S_MAX)
+
+
+def _lines(source: BinaryIO) -> Iterator[bytes]:
+    """Lines; of one that is too long only so much that it can be told."""
+    while line := source.readline(LINE_BYTES_MAX + 2):
+        if len(line) > LINE_BYTES_MAX:
+            rest = line
+            while rest and not rest.endswith(b"\n"):
+                rest = source.readline(LINE_BYTES_MAX)
+        yield line

@@ -1,0 +1,68 @@
+"""Tables from Python: what `Database` offers for them, as plain calls and as awaitables.
+
+    >>> import tailrace
+    >>> db = tailrace.open("data")
+    >>> orders = db.create_table("orders", partition_key="id", stream="NEW_AND_OLD_IMAGES")
+    >>> orders.put({"id": "o-1", "amount": 12})
+    >>> orders.update("o-1", "SET amount = amount + :more", values={"more": 3})
+    {'id': 'o-1', 'amount': 15}
+    >>> [(change.event, change.new["amount"]) for change in orders.changes()]
+    [('INSERT', 12), ('MODIFY', 15)]
+    >>> db.close()
+
+The facades are thin: they hand the steps of an operation (`tables.operations`, `tables.following`) to the database and
+wait in their own way. To wait is to subscribe to the tail first and read then; nothing polls.
+"""
+
+from tailrace.embedded.async_table import AsyncTable
+from tailrace.embedded.mixin import AsyncOperations, TableOperations
+from tailrace.embedded.table import Table
+from tailrace.tables.plain import (
+    Change,
+    Check,
+    Cursor,
+    Delete,
+    Get,
+    Index,
+    IndexInfo,
+    Page,
+    Put,
+    Sort,
+    StreamInfo,
+    TableInfo,
+    Update,
+    begins_with,
+    between,
+    eq,
+    ge,
+    gt,
+    le,
+    lt,
+)
+
+__all__ = [
+    "AsyncOperations",
+    "AsyncTable",
+    "Change",
+    "Check",
+    "Cursor",
+    "Delete",
+    "Get",
+    "Index",
+    "IndexInfo",
+    "Page",
+    "Put",
+    "Sort",
+    "StreamInfo",
+    "Table",
+    "TableInfo",
+    "TableOperations",
+    "Update",
+    "begins_with",
+    "between",
+    "eq",
+    "ge",
+    "gt",
+    "le",
+    "lt",
+]

@@ -1,0 +1,89 @@
+"""How the steps of an operation are done: on this thread, or from the event loop. And who waits for changes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+from tailrace.command import Command, Query
+from tailrace.errors import Error
+from tailrace.log.tail import Tail
+from tailrace.tables.plain import Steps
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Executor(Protocol):
+    """The part of a database that tables need."""
+
+    @property
+    def followers(self) -> Followers: ...
+    def execute(self, command: Command[T] | Query[T]) -> T: ...
+    def aexecute(self, command: Command[T] | Query[T]) -> Awaitable[T]: ...
+
+
+def run(db: Executor, steps: Steps[R]) -> R:
+    """Do the steps of an operation, one after the other; what it returns. It is told of errors where they happen."""
+    try:
+        wanted = next(steps)
+        while True:
+            try:
+                done = db.execute(wanted)
+            except Error as error:
+                wanted = steps.throw(error)
+            else:
+                wanted = steps.send(done)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+async def arun(db: Executor, steps: Steps[R]) -> R:
+    """As `run`, from the event loop."""
+    try:
+        wanted = next(steps)
+        while True:
+            try:
+                done = await db.aexecute(wanted)
+            except Error as error:
+                wanted = steps.throw(error)
+            else:
+                wanted = steps.send(done)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+class Followers:
+    """Those who wait for changes of one database, so that they can be told when it closes."""
+
+    def __init__(self, tail: Tail) -> None:
+        self._tail = tail
+        self._lock = threading.Lock()  # the tail's own bookkeeping is made for one thread
+        self._wakes: dict[int, Callable[[], None]] = {}
+        self._number = 0
+        self.closed = False
+
+    @contextmanager
+    def waiting(self, log: int, wake: Callable[[], None]) -> Iterator[None]:
+        """Call `wake` whenever something happens to `log`, on whichever thread that is."""
+        with self._lock:
+            self._number += 1
+            number = self._number
+            self._wakes[number] = wake
+            unsubscribe = self._tail.subscribe(log, lambda notices: wake())
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._wakes[number]
+                unsubscribe()
+
+    def close(self) -> None:
+        """Let everybody stop waiting; nothing will happen any more."""
+        self.closed = True
+        with self._lock:
+            wakes = list(self._wakes.values())
+        for wake in wakes:
+            wake()

@@ -1,0 +1,17 @@
+"""All operations on one screen, by what X-Amz-Target says."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tailrace.http.dynamodb import batches, items, search, streams, tables, transactions
+from tailrace.http.dynamodb.shape import Operation
+
+TABLES: Final = "DynamoDB_20120810."
+STREAMS: Final = "DynamoDBStreams_20120810."
+
+_TABLES: Final = tables.OPERATIONS | items.OPERATIONS | batches.OPERATIONS | search.OPERATIONS | transactions.OPERATIONS
+OPERATIONS: Final[dict[str, Operation]] = {
+    **{TABLES + name: operation for name, operation in _TABLES.items()},
+    **{STREAMS + name: operation for name, operation in streams.OPERATIONS.items()},
+}

@@ -1,0 +1,655 @@
+"""What a request must look like, declared per operation and checked before anything else.
+
+The service looks twice. First at types, while it reads the JSON: a wrong one is a SerializationException, and members
+that are null or unknown are dropped. Then at constraints (required members, lengths, ranges, patterns, enumerations):
+all violations, at most ten, are told in one ValidationException.
+
+Theory of operation: `passes` is one quick walk that says whether a value is good as it is. Only when it is not are the
+two slow walks made: `read` (types, and the value as it is meant) and then `violations`. The inside of an item is left
+to `tables.value`, which reads every value anyway; `read` looks into items too, so that whoever finds another fault
+first can ask `types` whether the service would have complained about a type before that.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from binascii import Error as NotBase64
+from binascii import a2b_base64
+from collections.abc import Awaitable, Callable, Iterable
+from math import floor
+from typing import Any, Final, NamedTuple
+
+from tailrace.access import Principal
+from tailrace.command import Command, Query
+from tailrace.database import Database
+from tailrace.errors import Invalid
+
+VIOLATIONS_MAX: Final = 10  # more are not told
+REGION: Final = "us-east-1"  # of those who do not say
+NAME: Final = "[a-zA-Z0-9_.-]+"
+_JAVA: Final = "com.amazonaws.dynamodb.v20120810."
+_CAST: Final = (
+    "class sun.reflect.generics.reflectiveObjects.ParameterizedTypeImpl cannot be cast to class java.lang.Class "
+    "(sun.reflect.generics.reflectiveObjects.ParameterizedTypeImpl and java.lang.Class are in module java.base of "
+    "loader 'bootstrap')"
+)
+_STRUCTURE_FOUND: Final = "Start of structure or map found where not expected"
+_NESTED_MAX: Final = 64  # levels of an attribute value that are looked into; `tables.value` refuses more than 32
+_region: Final = re.compile(rb"[a-z0-9-]{1,40}").fullmatch
+
+
+def serialization(message: str) -> Invalid:
+    """The error for a value of the wrong type."""
+    return Invalid(message, code="SERIALIZATION")
+
+
+class Context:
+    """Who asks, and whom an operation asks."""
+
+    __slots__ = ("_authorization", "db", "host", "principal")
+
+    def __init__(self, db: Database, principal: Principal, authorization: bytes = b"", host: bytes = b"") -> None:
+        self.db = db
+        self.principal = principal
+        self.host = host  # how the client calls this server
+        self._authorization = authorization
+
+    def execute(self, command: Command[Any] | Query[Any]) -> Awaitable[Any]:
+        """Run a command or query as the one who asks."""
+        return self.db.aexecute(command, self.principal)
+
+    @property
+    def region(self) -> str:
+        """The region that the request was signed for: here it is a word in names, and few answers have those."""
+        scope = self._authorization.partition(b"Credential=")[2].split(b"/", 3)
+        return scope[2].decode() if len(scope) > 2 and _region(scope[2]) else REGION
+
+
+Request = dict[str, Any]
+Run = Callable[[Context, Request], Awaitable[bytes | dict[str, Any]]]
+
+
+class Violation(NamedTuple):
+    """Something that breaks a constraint."""
+
+    text: str
+    alone: str | None = None  # how the service words it when nothing else is wrong
+
+
+class Path(NamedTuple):
+    """Where a value is: as older messages spell it (tableName) and as newer ones do (TableName)."""
+
+    lower: str = ""
+    proper: str = ""
+
+    def member(self, name: str) -> Path:
+        low = name[:1].lower() + name[1:]
+        return Path(f"{self.lower}.{low}", f"{self.proper}.{name}") if self.lower else Path(low, name)
+
+    def element(self, key: str) -> Path:
+        return Path(f"{self.lower}.{key}.member", f"{self.proper}.{key}.member")
+
+
+class Shape:
+    """The form of one value. `java` is the service's name for the type, which its messages tell."""
+
+    java = ""
+    late = False  # checked by the service's newer layer, which words a lone violation without the value
+
+    def passes(self, value: Any) -> bool:
+        """Whether it is good as it is: quick, and never wrong when it says yes."""
+        raise AssertionError(f"{type(self).__name__} has no passes()")
+
+    def read(self, value: Any, nested: bool = False) -> Any:
+        """The value as it is meant; of the wrong type it is refused. `nested`: it is in a list or map."""
+        raise AssertionError(f"{type(self).__name__} has no read()")
+
+    def violations(self, value: Any, path: Path, found: list[Violation]) -> None:
+        """Add what breaks a constraint."""
+
+    def render(self, value: Any) -> str:
+        """The value as the service's messages show it."""
+        if value is None:
+            return "null"
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    def violated(self, value: Any, path: Path, constraint: str, found: list[Violation]) -> None:
+        shown = "null" if value is None else f"'{self.render(value)}'"
+        alone = f"Value at '{path.proper}' failed to satisfy constraint: {constraint}" if self.late else None
+        found.append(Violation(f"Value {shown} at '{path.lower}' failed to satisfy constraint: {constraint}", alone))
+
+
+def _length(
+    shape: Shape, value: Any, path: Path, found: list[Violation], min_length: int, max_length: int | None
+) -> None:
+    if len(value) < min_length:
+        shape.violated(value, path, f"Member must have length greater than or equal to {min_length}", found)
+    if max_length is not None and len(value) > max_length:
+        shape.violated(value, path, f"Member must have length less than or equal to {max_length}", found)
+
+
+def _scalar(value: Any, java: str) -> Invalid:
+    """The complaint about a value that is not the scalar it should be."""
+    name = java.removeprefix("java.lang.")
+    if value is True or value is False:
+        return serialization(f"{'TRUE' if value else 'FALSE'}_VALUE cannot be converted to {name}")
+    if isinstance(value, int | float):
+        return serialization(f"{'NUMBER' if value % 1 == 0 else 'DECIMAL'}_VALUE cannot be converted to {name}")
+    if isinstance(value, str):
+        return serialization(f"STRING_VALUE cannot be converted to {name}")
+    if isinstance(value, list):
+        return serialization(f"Unrecognized collection type class {java}")
+    return serialization(_STRUCTURE_FOUND)
+
+
+class Text(Shape):
+    """A string."""
+
+    java = "java.lang.String"
+
+    def __init__(
+        self,
+        *,
+        least: int = 0,
+        most: int | None = None,
+        pattern: str | None = None,
+        enum: Iterable[str] | None = None,
+        late: bool = False,
+    ) -> None:
+        self.least = least
+        self.most = most
+        self.pattern = pattern
+        self.enum = None if enum is None else tuple(enum)  # in the order that messages tell
+        self.late = late
+        self._match = re.compile(pattern).fullmatch if pattern else None
+        self._values = None if enum is None else frozenset(self.enum or ())
+        self._free = not least and most is None and pattern is None and enum is None
+
+    def passes(self, value: Any) -> bool:
+        if type(value) is not str:
+            return False
+        if self._free:
+            return True
+        if self._values is not None:
+            return value in self._values
+        if len(value) < self.least or (self.most is not None and len(value) > self.most):
+            return False
+        return self._match is None or self._match(value) is not None
+
+    def read(self, value: Any, nested: bool = False) -> Any:
+        if not isinstance(value, str):
+            raise _scalar(value, self.java)
+        return value
+
+    def violations(self, value: Any, path: Path, found: list[Violation]) -> None:
+        if self.enum is not None and value not in self.enum:
+            self.violated(value, path, f"Member must satisfy enum value set: [{', '.join(self.enum)}]", found)
+        if self._match is not None and not self._match(value):
+            self.violated(value, path, f"Member must satisfy regular expression pattern: {self.pattern}", found)
+        _length(self, value, path, found, self.least, self.most)
+
+    def constraints(self) -> str:
+        """All of them, as a map's message about its keys lists them."""
+        told = []
+        if self.most is not None:
+            told.append(f"Member must have length less than or equal to {self.most}")
+        if self.least:
+            told.append(f"Member must have length greater than or equal to {self.least}")
+        if self.pattern is not None:
+            told.append(f"Member must satisfy regular expression pattern: {self.pattern}")
+        return f"[{', '.join(told)}]"
+
+
+_table_name: Final = re.compile("[a-zA-Z0-9_.-]{3,255}").fullmatch
+_table_arn: Final = re.compile("arn:aws[a-z-]*:dynamodb:[a-z0-9-]*:[0-9]*:table/([a-zA-Z0-9_.-]{3,255})").fullmatch
+
+
+def table_name(given: str) -> str:
+    """The name of the table that a TableName means: itself, or what its ARN names."""
+    if given.startswith("arn:"):
+        found = _table_arn(given)
+        if found is not None:
+            return found[1]
+    return given
+
+
+class TableName(Text):
+    """The name or ARN of a table, as the operations on items take it. `newer`: an empty one with nothing else wrong is
+    held against the bounds that came with ARNs."""
+
+    def __init__(self, *, newer: bool = True) -> None:
+        super().__init__(least=3, most=255, pattern=NAME)
+        self.newer = newer
+
+    def passes(self, value: Any) -> bool:
+        return type(value) is str and _table_name(value) is not None
+
+    def read(self, value: Any, nested: bool = False) -> Any:
+        return table_name(super().read(value, nested))
+
+    def violations(self, value: Any, path: Path, found: list[Violation]) -> None:
+        super().violations(value, path, found)
+        if value == "" and self.newer:
+            text = f"Value '' at '{path.lower}' failed to satisfy constraint: "
+            alone = f"{text}Member must have length greater than or equal to 1"
+            found[:] = [Violation(each.text, alone) if each.text.startswith(text) else each for each in found]
+
+
+class OwnTableName(Text):
+    """The name of a table, as the operations on tables take it: its absence or length is told before all else.
+
+    `alone_told`: where no required member is missing, a bad length is told as a violation, and alone (CreateTable).
+    """
+
+    def __init__(self, *, alone_told: bool = False) -> None:
+        super().__init__(pattern=NAME)
+        self.alone_told = alone_told
+
+    def passes(self, value: Any) -> bool:
+        return type(value) is str and _table_name(value) is not None
+
+    def read(self, value: Any, nested: bool = False) -> Any:
+        return table_name(super().read(value, nested))
+
+    def first(self, name: str, value: Any) -> str | None:
+        """The complaint that goes before all violations."""
+        if value is None:
+            return f"The parameter '{name}' is required but was not present in the request"
+        if not 3 <= len(value) <= 255:
+            return f"{name} must be at least 3 characters long and at most 255 characters long"
+        return None
+
+
+class Boolean(Shape):
+    """True or false; some strings are taken for them."""
+
+    java = "java.lang.Boolean"
+
+    def passes(self, value: Any) -> bool:
+        return value is True or value is False
+
+    def read(self, value: Any, nested: bool = False) -> Any:
+        if value is True or value is False:
+            return value
+        if isinstance(value, str):
+            word = value.upper()
+            if word in ("TRUE", "1", "YES"):
+                return True
+            if word in ("FALSE", "0", "NO"):
+                return False
+            raise serialization("Unexpected token received from parser")
+        raise _scalar(value, self.java)
+
+
+class Number(Shape):
+    """A number, perhaps with a fraction."""
+
+    def __init__(self, *, least: float | None = None, most: float | None = None, late: bool = False) -> None:
+        self.least = least
+        self.most = most
+        self.late = late
+        self.java = "java.lang.Double"
+
+    def passes(self, value: Any) -> bool:
+        return (
+            (type(value) is int or type(value) is float)
+            and (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+        )
+
+    def read(self, value: Any, nested: bool = False) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise _scalar(value, self.java)
+        return value
+
+    def violations(self, value: Any, path: Path, found: list[Violation]) -> None:
+        if self.least is not None and value < self.least:
+            self.violated(value, path, f"Member must have value greater than or equal to {self.least}", found)
+        if self.most is not None and value > self.most:
+            self.violated(value, path, f"Member must have value less than or equal to {self.most}", found)
+
+
+class Integer(Number):
+    """A whole number; a fraction is cut off. `long`: of 64 bits."""
+
+    def __init__(
+        self, *, least: int | None = None, most: int | None = None, long: bool = False, late: bool = False
+    ) -> None:
+        super().__init__(least=least, most=most, late=late)
+        self.java = "java.lang.Long" if long else "java.lang.Integer"
+
+    def passes(self, value: Any) -> bool:
+        return (
+            type(value) is int
+            and (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and -0x8000000000000000 <= value <= 0x7FFFFFFFFFFFFFFF
+        )
+
+    def read(self, value: Any, nested: bool = False) -> Any:
+        number = super().read(value, nested)
+        bound = 0x7FFFFFFFFFFFFFFF if self.java == "java.lang.Long" else 0x7FFFFFFF
+        # As the service's language converts: beyond what the type holds, the nearest that it holds.
+        return int(min(max(floor(number), -bound - 1), bound))
+
+
+class Timestamp(Number):
+    """Seconds since 1970."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.java = "java.util.Date"
+
+
+class ListOf(Shape):
+    """A list."""
+
+    def __init__(self, member: Shape, *, least: int = 0, most: int | None = None, late: bool = False) -> None:
+        self.member = member
+        self.least = least
+        self.most = most
+        self.late = late
+        self.java = f"java.util.List<{member.java}>"
+        self._passes = member.passes
+
+    def passes(self, value: Any) -> bool:
+        if type(value) is not list or len(value) < self.least or (self.most is not None and len(value) > self.most):
+            return False
+        passes = self._passes
+        return all(passes(each) for each in value)
+
+    def read(self, value: Any, nested: bool = False) -> Any:
+        if isinstance(value, dict):
+            raise serialization(_STRUCTURE_FOUND)
+        if not isinstance(value, list):
+            raise serialization(_CAST if nested else "Unexpected field type")
+        return [None if each is None else self.member.read(each, True) for each in value]
+
+    def violations(self, value: Any, path: Path, found: list[Violation]) -> None:
+        _length(self, value, path, found, self.least, self.most)
+        for i, each in enumerate(value):
+            if len(found) >= VIOLATIONS_MAX:
+                return
+            place = path.element(str(i + 1))
+            if each is None:
+                self.member.violated(each, place, "Member must not be null", found)
+            else:
+                self.member.violations(each, place, found)
+
+    def render(self, value: Any) -> str:
+        return f"[{', '.join(self.member.render(each) for each in value)}]"
+
+
+class MapOf(Shape):
+    """A map from text. `keys`: what its keys must be; `values`: the least and most members of values that are lists."""
+
+    def __init__(
+        self,
+        member: Shape,
+        *,
+        least: int = 0,
+        most: int | None = None,
+        keys: Text | None = None,
+        values: tuple[int, int] | None = None,
+        late: bool = False,
+    ) -> None:
+        self.member = member
+        self.least = least
+        self.most = most
+        self.keys = keys
+        self.values = values
+        self.late = late
+        self.java = f"java.util.Map<java.lang.String, {member.java}>"
+        self._passes = member.passes
+
+    def passes(self, value: Any) -> bool:
+        if type(value) is not dict or len(value) < self.least or (self.most is not None and len(value) > self.most):
+            return False
+        keys = self.keys
+        if keys is not None and not all(keys.passes(key) for key in value):
+            return False
+        if self.values is not None and not all(self._sized(each) for each in value.values()):
+            return False
+        passes = self._passes
+        return all(passes(each) for each in value.values())
+
+    def _sized(self, each: Any) -> bool:
+        assert self.values is not None
+        return type(each) is list and self.values[0] <= len(each) <= self.values[1]
+
+    def read(self, value: Any, nested: bool = False) -> Any:
+        if isinstance(value, list):
+            raise serialization(f"Unrecognized collection type {self.java}")
+        if not isinstance(value, dict):
+            raise serialization(_CAST if nested else "Unexpected field type")
+        rename = self.keys.read if self.keys is not None else str
+        return {rename(key): None if each is None else self.member.read(each, True) for key, each in value.items()}
+
+    def violations(self, value: Any, path: Path, found: list[Violation]) -> None:
+        _length(self, value, path, found, self.least, self.most)
+        keys, values = self.keys, self.values
+        if keys is not None and not all(keys.passes(key) for key in value):
+            self.violated(value, path, f"Map keys must satisfy constraint: {keys.constraints()}", found)
+        if values is not None and not all(each is None or self._sized(each) for each in value.values()):
+            bounds = (
+                f"[Member must have length less than or equal to {values[1]}, "
+                f"Member must have length greater than or equal to {values[0]}]"
+            )
+            self.violated(value, path, f"Map value must satisfy constraint: {bounds}", found)
+        for key, each in value.items():
+            if len(found) >= VIOLATIONS_MAX:
+                return
+            if each is None:
+                self.member.violated(each, path.element(key), "Member must not be null", found)
+            else:
+                self.member.violations(each, path.element(key), found)
+
+    def render(self, value: Any) -> str:
+        return "{" + ", ".join(f"{key}={self.member.render(each)}" for key, each in value.items()) + "}"
+
+
+class Structure(Shape):
+    """Named members, declared in the order of the service's messages. `name` is the service's own of the structure."""
+
+    def __init__(self, name: str, members: dict[str, Shape], *, required: Iterable[str] = ()) -> None:
+        self.name = name
+        self.members = members
+        self.required = tuple(required)
+        self.java = _JAVA + name
+        self._passes = {member: shape.passes for member, shape in members.items()}
+        self._own_name = next(
+            ((member, shape) for member, shape in members.items() if isinstance(shape, OwnTableName)), None
+        )
+        self._required = frozenset((*self.required, *(() if self._own_name is None else self._own_name[:1])))
+        unknown = set(self.required) - set(members)
+        assert not unknown, f"{name} requires {unknown}, which it does not have"
+
+    def passes(self, value: Any) -> bool:
+        if type(value) is not dict:
+            return False
+        passes = self._passes
+        for member, each in value.items():
+            if member not in passes or not passes[member](each):
+                return False
+        return self._required <= value.keys()
+
+    def read(self, value: Any, nested: bool = False) -> Any:
+        if isinstance(value, list):
+            raise serialization(f"Unrecognized collection type class {self.java}")
+        if not isinstance(value, dict):
+            raise serialization("Unexpected value type in payload" if nested else "Unexpected field type")
+        return {
+            member: shape.read(value[member]) for member, shape in self.members.items() if value.get(member) is not None
+        }
+
+    def violations(self, value: Any, path: Path, found: list[Violation]) -> None:
+        for member, shape in self.members.items():
+            if len(found) >= VIOLATIONS_MAX:
+                return
+            each = value.get(member)
+            if each is not None:
+                shape.violations(each, path.member(member), found)
+            elif member in self.required:
+                shape.violated(each, path.member(member), "Member must not be null", found)
+
+    def render(self, value: Any) -> str:
+        if value is None:
+            return "null"
+        shown = (
+            f"{member[:1].lower()}{member[1:]}={'null' if value.get(member) is None else shape.render(value[member])}"
+            for member, shape in self.members.items()
+        )
+        return f"{self.name}({', '.join(shown)})"
+
+    # -- as the shape of a whole request
+
+    def check(self, request: Any) -> Request:
+        """The request as it is meant; one that is not as it must be is refused."""
+        if self.passes(request):
+            checked: Request = request
+            return checked
+        checked = self.read(request)
+        found: list[Violation] = []
+        self.violations(checked, Path(), found)
+        if self._own_name is not None:
+            name, shape = self._own_name
+            assert isinstance(shape, OwnTableName)
+            first = shape.first(name, checked.get(name))
+            if first is not None:
+                if not shape.alone_told or name not in checked or not checked.keys() >= set(self.required):
+                    raise Invalid(first)
+                found.clear()
+                bounded = Text(least=3, most=255, pattern=NAME)
+                bounded.violations(checked[name], Path().member(name), found)
+        if found:
+            raise Invalid(_told(found))
+        return checked
+
+
+def _told(found: list[Violation]) -> str:
+    del found[VIOLATIONS_MAX:]
+    alone = {violation.alone for violation in found}
+    if len(alone) == 1 and None not in alone:
+        return f"1 validation error detected: {alone.pop()}"
+    texts = "; ".join(violation.text for violation in found)
+    return f"{len(found)} validation error{'s' if len(found) > 1 else ''} detected: {texts}"
+
+
+class Blob(Shape):
+    """Bytes, as base64. Only looked at where another fault was found: `tables.value` decodes them."""
+
+    java = "java.nio.ByteBuffer"
+
+    def passes(self, value: Any) -> bool:
+        return type(value) is str
+
+    def read(self, value: Any, nested: bool = False) -> Any:
+        if isinstance(value, bytes):
+            return value
+        if isinstance(value, bool | int | float):
+            raise serialization("only base-64-encoded strings are convertible to bytes")
+        if not isinstance(value, str):
+            raise _scalar(value, self.java)
+        if len(value) % 4:
+            raise serialization(f"Base64 encoded length is expected a multiple of 4 bytes but found: {len(value)}")
+        try:
+            # What does not come back as it was had bits set, or characters, that mean nothing.
+            good = b64encode(a2b_base64(value)).decode() == value
+        except (NotBase64, ValueError):
+            good = False
+        if not good:
+            raise serialization("Invalid last non-pad Base64 character dectected")
+        return value
+
+
+class AttributeValue(Shape):
+    """A typed value. Its inside is read by `tables.value`; here only types are looked at, and only when in doubt."""
+
+    java = _JAVA + "AttributeValue"
+
+    def passes(self, value: Any) -> bool:
+        return type(value) is dict
+
+    def read(self, value: Any, nested: bool = False, depth: int = 0) -> Any:
+        if isinstance(value, list):
+            raise serialization(f"Unrecognized collection type class {self.java}")
+        if not isinstance(value, dict):
+            raise serialization("Unexpected value type in payload" if nested else "Unexpected field type")
+        if depth > _NESTED_MAX:
+            return value
+        kept: dict[str, Any] = {}
+        for kind, each in value.items():
+            if each is None:
+                continue
+            if kind == "M":
+                if not isinstance(each, dict):
+                    _ITEM.read(each)
+                kept[kind] = {name: self.read({} if v is None else v, True, depth + 1) for name, v in each.items()}
+            elif kind == "L":
+                if not isinstance(each, list):
+                    _LIST.read(each)
+                kept[kind] = [self.read({} if v is None else v, True, depth + 1) for v in each]
+            elif kind in _KINDS:
+                kept[kind] = _KINDS[kind].read(each)
+        return kept
+
+    def render(self, value: Any) -> str:
+        if not isinstance(value, dict):
+            return super().render(value)
+        return "AttributeValue(" + ", ".join(f"{kind.lower()}={each}" for kind, each in value.items()) + ")"
+
+
+class Item(Shape):
+    """Attributes by name: an item, a key, or the values of an expression."""
+
+    java = f"java.util.Map<java.lang.String, {AttributeValue.java}>"
+
+    def passes(self, value: Any) -> bool:
+        return type(value) is dict
+
+    def read(self, value: Any, nested: bool = False) -> Any:
+        if isinstance(value, list):
+            raise serialization(f"Unrecognized collection type {self.java}")
+        if not isinstance(value, dict):
+            raise serialization(_CAST if nested else "Unexpected field type")
+        return {name: _VALUE.read({} if each is None else each, True) for name, each in value.items()}
+
+    def render(self, value: Any) -> str:
+        if not isinstance(value, dict):
+            return super().render(value)
+        return "{" + ", ".join(f"{name}={_VALUE.render(each)}" for name, each in value.items()) + "}"
+
+
+_VALUE: Final = AttributeValue()
+_ITEM: Final = Item()
+_LIST: Final = ListOf(_VALUE)
+_KINDS: Final[dict[str, Shape]] = {
+    "S": Text(),
+    "N": Text(),
+    "B": Blob(),
+    "BOOL": Boolean(),
+    "NULL": Boolean(),
+    "SS": ListOf(Text()),
+    "NS": ListOf(Text()),
+    "BS": ListOf(Blob()),
+}
+
+
+class Operation(NamedTuple):
+    """What a target names: the request it takes, and what answers it.
+
+    `run` gets a request that has passed its shape (no member is null, none is unknown) and returns the answer's
+    body: bytes that are JSON already, or what is to be encoded.
+    """
+
+    shape: Structure
+    run: Run
+    table_told: bool = False  # whether it says which table there is not
+
+
+# -- shapes that many operations have
+
+RETURN_CONSUMED_CAPACITY: Final = Text(enum=("INDEXES", "TOTAL", "NONE"))
+RETURN_ITEM_COLLECTION_METRICS: Final = Text(enum=("SIZE", "NONE"))
+INDEX_NAME: Final = Text(least=3, most=255, pattern=NAME)

@@ -1,0 +1,367 @@
+"""The operations of DynamoDB Streams: one stream is one shard, and one iterator is all that a reader has to keep.
+
+A record's SequenceNumber is its (sequence, index) as one number, behind a 1 that keeps the zeros through clients that
+do arithmetic. An iterator names the first (sequence, index) that was not read yet, so that a page may end in the middle
+of a transaction. Iterators hold all they mean: the server remembers none, so they survive its restart. They carry the
+stream's epoch, because a position in a copy of a database is not one in the original.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as NotBase64
+from hashlib import blake2b
+from typing import Any, Final
+
+import msgspec
+
+from tailrace import limits
+from tailrace.errors import Gone, Invalid, IteratorExpired, NotFound, Trimmed
+from tailrace.http.dynamodb.render import stream_arn
+from tailrace.http.dynamodb.shape import NAME, Context, Integer, Operation, Request, Structure, Text
+from tailrace.tables import change
+from tailrace.tables.change import EVENTS, TTL
+from tailrace.tables.streams import ChangeStream, Info, ReadEntries, RecentStreams, Run, StreamInfo
+from tailrace.tables.value import Item
+
+ITERATOR_MS: Final = 15 * 60 * 1000  # how long an iterator may be used
+RECORDS_MAX: Final = 1_000  # in one page
+PAGE_BYTES: Final = 1 * limits.MiB  # of records, as their sizes are counted; at least one record
+STREAMS_MAX: Final = 100  # in one page of ListStreams
+_BEYOND: Final = 10**8 - 1  # an index that no record has: what is told of an empty shard is after all that was there
+_SEAL_BYTES: Final = 8
+_EVENT_VERSION: Final = "1.1"
+_EVENT_SOURCE: Final = "aws:dynamodb"
+
+_arn: Final = re.compile(
+    r"arn:aws[a-z-]*:dynamodb:[a-z0-9-]*:[0-9]*:table/([a-zA-Z0-9_.-]{3,255})/stream/([0-9T:.-]{1,40})"
+).fullmatch
+_number: Final = re.compile(r"1([0-9]{16})([0-9]{8})", re.ASCII).fullmatch
+
+_STREAM_ARN: Final = Text(least=37, most=1024)
+_SHARD_ID: Final = Text(least=28, most=65)
+
+
+# -- how records look
+
+
+class _Image(msgspec.Struct, gc=False, omit_defaults=True, rename="pascal"):
+    """StreamRecord: the `dynamodb` member of a record."""
+
+    approximate_creation_date_time: int
+    keys: Item
+    sequence_number: str
+    size_bytes: int
+    stream_view_type: str
+    new_image: Item | None = None
+    old_image: Item | None = None
+
+
+class _Identity(msgspec.Struct, rename="pascal"):
+    principal_id: str
+    type: str
+
+
+class _Record(msgspec.Struct, gc=False, omit_defaults=True):
+    """A record, under the service's names."""
+
+    eventID: str
+    eventName: str
+    eventVersion: str
+    eventSource: str
+    awsRegion: str
+    dynamodb: _Image
+    userIdentity: _Identity | None = None
+
+
+_EXPIRY: Final = _Identity("dynamodb.amazonaws.com", "Service")
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class _Page(msgspec.Struct, gc=False, omit_defaults=True, rename="pascal"):
+    """GetRecords' answer."""
+
+    records: list[_Record]
+    next_shard_iterator: str | None = None
+
+
+def sequence_number(sequence: int, index: int) -> str:
+    """The SequenceNumber of a record: sorts the same as text, as a number and as the pair."""
+    return f"1{sequence:016d}{index:08d}"
+
+
+def _pair(text: str) -> tuple[int, int]:
+    found = _number(text)
+    if found is None:
+        raise Invalid(f"Invalid SequenceNumber: {text}")
+    return int(found[1]), int(found[2])
+
+
+# -- iterators
+
+
+class Iterator(msgspec.Struct, frozen=True, array_like=True):
+    """Where a reader goes on: the first record at or after (sequence, index)."""
+
+    name: str
+    label: str
+    epoch: str
+    sequence: int
+    index: int
+    at_ms: int  # when it was handed out
+
+
+_pack: Final = msgspec.msgpack.Encoder().encode
+_unpack: Final = msgspec.msgpack.Decoder(Iterator).decode
+
+
+def sealed(iterator: Iterator) -> str:
+    """An iterator as text."""
+    body = _pack(iterator)
+    return urlsafe_b64encode(blake2b(body, digest_size=_SEAL_BYTES).digest() + body).decode()
+
+
+def opened(text: str) -> Iterator:
+    """The iterator of a text that `sealed` made."""
+    try:
+        raw = urlsafe_b64decode(text.encode("ascii"))
+        seal, body = raw[:_SEAL_BYTES], raw[_SEAL_BYTES:]
+        if seal != blake2b(body, digest_size=_SEAL_BYTES).digest() or urlsafe_b64encode(raw).decode() != text:
+            raise ValueError("not as it was made")
+        return _unpack(body)
+    except (NotBase64, ValueError, msgspec.DecodeError):
+        raise Invalid("Invalid ShardIterator") from None
+
+
+def shard_id(stream: ChangeStream) -> str:
+    """The name of a stream's only shard."""
+    return f"shardId-{stream.created_ms:020d}-{stream.epoch[:8]}"
+
+
+def _trimmed() -> Gone:
+    return Gone("The data you are trying to access has been trimmed", code="TrimmedDataAccessException")
+
+
+# -- operations
+
+
+def _named(arn: str) -> tuple[str, str]:
+    """The table's name and the label in a stream's ARN."""
+    found = _arn(arn)
+    if found is None:
+        raise Invalid("Invalid StreamArn")
+    return found[1], found[2]
+
+
+async def _described(context: Context, arn: str) -> Info:
+    name, label = _named(arn)
+    try:
+        info: Info = await context.execute(StreamInfo(name, label))
+    except NotFound:
+        raise NotFound(f"Requested resource not found: Stream: {arn} not found") from None
+    return info
+
+
+async def _list_streams(context: Context, request: Request) -> dict[str, Any]:
+    limit = request.get("Limit", STREAMS_MAX)
+    start = request.get("ExclusiveStartStreamArn")
+    after = None
+    if start is not None:
+        name, label = _named(start)
+        after = label, name
+    found: list[ChangeStream] = await context.execute(RecentStreams(request.get("TableName"), after, limit + 1))
+    region = context.region
+    streams = [
+        {
+            "StreamArn": stream_arn(stream.name, stream.label, region),
+            "TableName": stream.name,
+            "StreamLabel": stream.label,
+        }
+        for stream in found[:limit]
+    ]
+    answer: dict[str, Any] = {"Streams": streams}
+    if len(found) > limit:
+        answer["LastEvaluatedStreamArn"] = streams[-1]["StreamArn"]
+    return answer
+
+
+async def _describe_stream(context: Context, request: Request) -> dict[str, Any]:
+    arn = request["StreamArn"]
+    info = await _described(context, arn)
+    stream = info.stream
+    after = request.get("ExclusiveStartShardId")
+    shards = []
+    # The only shard has no children, and nothing comes after it.
+    if "ShardFilter" not in request and (after is None or after < shard_id(stream)):
+        shards.append({"ShardId": shard_id(stream), "SequenceNumberRange": _range(info)})
+    description = {
+        "StreamArn": arn,
+        "StreamLabel": stream.label,
+        "StreamStatus": "ENABLED" if info.enabled else "DISABLED",
+        "StreamViewType": stream.view,
+        "CreationRequestDateTime": stream.created_ms / 1000,
+        "TableName": stream.name,
+        "KeySchema": [
+            {"AttributeName": name, "KeyType": role}
+            for (name, _), role in zip(stream.keys, ("HASH", "RANGE"), strict=False)
+        ],
+        "Shards": shards,
+    }
+    return {"StreamDescription": description}
+
+
+def _range(info: Info) -> dict[str, str]:
+    """From the oldest record to the newest, where no more will come; an empty shard starts before what comes first."""
+    if info.oldest is None or info.latest is None:
+        first = last = sequence_number(info.log.start - 1, _BEYOND)
+    else:
+        first, last = sequence_number(info.oldest, 0), sequence_number(info.latest, info.latest_index)
+    return (
+        {"StartingSequenceNumber": first}
+        if info.enabled
+        else {"StartingSequenceNumber": first, "EndingSequenceNumber": last}
+    )
+
+
+async def _get_shard_iterator(context: Context, request: Request) -> dict[str, Any]:
+    kind, number = request["ShardIteratorType"], request.get("SequenceNumber")
+    numbered = kind in ("AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER")
+    if numbered and number is None:
+        raise Invalid(f"SequenceNumber is required for ShardIteratorType {kind}")
+    if not numbered and number is not None:
+        raise Invalid(f"SequenceNumber is not allowed for ShardIteratorType {kind}")
+    sequence, index = _pair(number) if number is not None else (0, 0)
+    info = await _described(context, request["StreamArn"])
+    stream, log = info.stream, info.log
+    if request["ShardId"] != shard_id(stream):
+        raise NotFound("Requested resource not found: Shard does not exist")
+    if kind == "TRIM_HORIZON":
+        sequence = log.start
+    elif kind == "LATEST":
+        sequence = log.next
+    else:
+        if kind == "AFTER_SEQUENCE_NUMBER":
+            sequence, index = await _after(context, stream, sequence, index)
+        if sequence < log.start:
+            if sequence < log.start - 1 or (index < _BEYOND and log.start != stream.first):
+                raise _trimmed()
+            sequence, index = log.start, 0
+        if sequence > log.next:
+            raise Invalid(f"Invalid SequenceNumber: {number} is beyond the end of the shard")
+    now_ms = context.db.clock.now_ms()
+    return {"ShardIterator": sealed(Iterator(stream.name, stream.label, stream.epoch, sequence, index, now_ms))}
+
+
+async def _after(context: Context, stream: ChangeStream, sequence: int, index: int) -> tuple[int, int]:
+    """What follows a record: the next of its transaction, or the next transaction."""
+    try:
+        run: Run = await context.execute(ReadEntries(stream.name, stream.label, sequence, 1, 1))
+    except (Trimmed, Invalid):
+        return sequence, index + 1  # whoever looks at where that is says what is wrong
+    for entry in run.entries:
+        if entry.next - 1 == sequence and index < len(change.opened(entry.body).records) - 1:
+            return sequence, index + 1
+    return sequence + 1, 0
+
+
+async def _get_records(context: Context, request: Request) -> bytes:
+    at = opened(request["ShardIterator"])
+    now_ms = context.db.clock.now_ms()
+    if now_ms - at.at_ms > ITERATOR_MS:
+        raise IteratorExpired("The iterator has expired: it was handed out more than 15 minutes ago")
+    limit = request.get("Limit", RECORDS_MAX)
+    try:
+        run: Run = await context.execute(ReadEntries(at.name, at.label, at.sequence, PAGE_BYTES, limit, at.epoch))
+    except Trimmed:
+        raise _trimmed() from None
+    except NotFound:
+        arn = stream_arn(at.name, at.label, context.region)
+        raise NotFound(f"Requested resource not found: Stream: {arn} not found") from None
+    except Invalid:
+        raise Invalid("Invalid ShardIterator") from None
+    records, sequence, index = _records(run, at, limit, context.region)
+    page = _Page(records)
+    if run.stream.closed_ms is None or sequence < run.log.next:
+        stream = run.stream
+        page.next_shard_iterator = sealed(Iterator(stream.name, stream.label, stream.epoch, sequence, index, now_ms))
+    return _encode(page)
+
+
+def _records(run: Run, at: Iterator, limit: int, region: str) -> tuple[list[_Record], int, int]:
+    """Up to `limit` records from where the iterator stands, and where the next page starts."""
+    view = run.stream.view
+    prefix = run.stream.epoch[:7]
+    left = PAGE_BYTES
+    records: list[_Record] = []
+    for entry in run.entries:
+        found = change.opened(entry.body)
+        sequence = entry.next - 1
+        seconds = entry.at_ms // 1000
+        identity = _EXPIRY if found.by == TTL else None
+        index = at.index if sequence == at.sequence else 0
+        for record in found.records[index:] if index else found.records:
+            left -= record.size
+            if records and (left < 0 or len(records) == limit):
+                return records, sequence, index
+            number = f"1{sequence:016d}{index:08d}"
+            image = _Image(seconds, record.keys, number, record.size, view, record.new, record.old)
+            event = EVENTS[record.event]
+            records.append(_Record(prefix + number, event, _EVENT_VERSION, _EVENT_SOURCE, region, image, identity))
+            index += 1
+    return records, max(run.next, at.sequence), 0 if run.next > at.sequence else at.index
+
+
+OPERATIONS: Final[dict[str, Operation]] = {
+    "ListStreams": Operation(
+        Structure(
+            "ListStreamsInput",
+            {
+                "TableName": Text(least=3, most=255, pattern=NAME),
+                "Limit": Integer(least=1, most=STREAMS_MAX),
+                "ExclusiveStartStreamArn": _STREAM_ARN,
+            },
+        ),
+        _list_streams,
+    ),
+    "DescribeStream": Operation(
+        Structure(
+            "DescribeStreamInput",
+            {
+                "StreamArn": _STREAM_ARN,
+                "Limit": Integer(least=1, most=STREAMS_MAX),
+                "ExclusiveStartShardId": _SHARD_ID,
+                "ShardFilter": Structure(
+                    "ShardFilter",
+                    {"Type": Text(enum=("CHILD_SHARDS",)), "ShardId": _SHARD_ID},
+                    required=("Type", "ShardId"),
+                ),
+            },
+            required=("StreamArn",),
+        ),
+        _describe_stream,
+    ),
+    "GetShardIterator": Operation(
+        Structure(
+            "GetShardIteratorInput",
+            {
+                "StreamArn": _STREAM_ARN,
+                "ShardId": _SHARD_ID,
+                "ShardIteratorType": Text(
+                    enum=("AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER", "TRIM_HORIZON", "LATEST")
+                ),
+                "SequenceNumber": Text(least=21, most=40),
+            },
+            required=("StreamArn", "ShardId", "ShardIteratorType"),
+        ),
+        _get_shard_iterator,
+    ),
+    "GetRecords": Operation(
+        Structure(
+            "GetRecordsInput",
+            {"ShardIterator": Text(least=1, most=2048), "Limit": Integer(least=1, most=RECORDS_MAX)},
+            required=("ShardIterator",),
+        ),
+        _get_records,
+    ),
+}

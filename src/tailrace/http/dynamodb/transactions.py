@@ -1,0 +1,197 @@
+"""Several items in one request, all or none: TransactWriteItems, TransactGetItems."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any, Final
+
+import msgspec
+
+from tailrace.errors import Invalid
+from tailrace.http.dynamodb import parameters, render
+from tailrace.http.dynamodb.shape import (
+    RETURN_CONSUMED_CAPACITY,
+    RETURN_ITEM_COLLECTION_METRICS,
+    Context,
+    Item,
+    ListOf,
+    Operation,
+    Request,
+    Shape,
+    Structure,
+    TableName,
+    Text,
+)
+from tailrace.limits import ITEM_BYTES_MAX, MiB
+from tailrace.tables import expression
+from tailrace.tables.commands import CheckItem, DeleteItem, ItemCommand, PutItem, TransactWrite, UpdateItem
+from tailrace.tables.messages import ITEM_TOO_LARGE
+from tailrace.tables.queries import GetItem, TransactGet
+from tailrace.tables.value import NAME_BYTES_MAX, check_names, read_item
+
+ACTIONS_MAX: Final = 100
+PAYLOAD_BYTES_MAX: Final = 4 * MiB
+_TOO_LARGE: Final = "Transaction payload size cannot exceed 4194304 bytes"  # of what is sent, not of what is stored
+_encode: Final = msgspec.json.Encoder(order="deterministic").encode
+
+
+# -- writing
+
+_CONDITIONAL: Final[dict[str, Shape]] = {
+    "TableName": TableName(),
+    "ConditionExpression": Text(),
+    "ExpressionAttributeNames": parameters.NAMES,
+    "ExpressionAttributeValues": parameters.VALUES,
+    "ReturnValuesOnConditionCheckFailure": parameters.ON_CONDITION_FAILURE,
+}
+TRANSACT_WRITE_ITEMS: Final = Structure(
+    "TransactWriteItemsInput",
+    {
+        "ClientRequestToken": Text(least=1, most=36),
+        "ReturnConsumedCapacity": RETURN_CONSUMED_CAPACITY,
+        "ReturnItemCollectionMetrics": RETURN_ITEM_COLLECTION_METRICS,
+        "TransactItems": ListOf(
+            Structure(
+                "TransactWriteItem",
+                {
+                    "ConditionCheck": Structure(
+                        "ConditionCheck",
+                        {"Key": Item(), **_CONDITIONAL},
+                        required=("Key", "TableName", "ConditionExpression"),
+                    ),
+                    "Put": Structure("Put", {"Item": Item(), **_CONDITIONAL}, required=("Item", "TableName")),
+                    "Delete": Structure("Delete", {"Key": Item(), **_CONDITIONAL}, required=("Key", "TableName")),
+                    "Update": Structure(
+                        "Update",
+                        {"Key": Item(), "UpdateExpression": Text(), **_CONDITIONAL},
+                        required=("Key", "UpdateExpression", "TableName"),
+                    ),
+                },
+            ),
+            least=1,
+            most=ACTIONS_MAX,
+        ),
+    },
+    required=("TransactItems",),
+)
+
+
+async def transact_write_items(context: Context, request: Request) -> dict[str, Any]:
+    token = request.get("ClientRequestToken")
+    # Of the request as it came: reading items changes them.
+    digest = b"" if token is None else sha256(_encode(request["TransactItems"])).digest()
+    actions: list[ItemCommand] = []
+    payload = 0
+    for one in request["TransactItems"]:
+        if len(one) != 1:
+            raise Invalid(
+                "TransactItems can only contain one of Check, Put, Update or Delete"
+                if one
+                else "Invalid Request: TransactWriteRequest should contain Delete or Put or Update request"
+            )
+        ((kind, fields),) = one.items()
+        action, size = _action(kind, fields)
+        actions.append(action)
+        payload += size
+    if payload > PAYLOAD_BYTES_MAX:
+        raise Invalid(_TOO_LARGE)
+    told = parameters.capacity(request)
+    batch = await context.execute(TransactWrite(tuple(actions), token, digest, told != "NONE"))
+    answer: dict[str, Any] = {}
+    if told != "NONE":
+        answer["ConsumedCapacity"] = [render.consumed(units, told, split=True) for units in batch.consumed().values()]
+    if request.get("ReturnItemCollectionMetrics") == "SIZE":
+        collections: dict[str, list[dict[str, Any]]] = {}
+        for action, written in zip(actions, batch.written, strict=True):
+            if isinstance(action, PutItem):
+                render.collect(collections, written.definition, action.item)
+            elif isinstance(action, DeleteItem | UpdateItem):
+                render.collect(collections, written.definition, action.key)
+        if collections:
+            answer["ItemCollectionMetrics"] = collections
+    return answer
+
+
+def _action(kind: str, fields: Request) -> tuple[ItemCommand, int]:
+    """An action, and how much it adds to the transaction's payload."""
+    table = fields["TableName"]
+    raw = fields["Item" if kind == "Put" else "Key"]
+    if "" in raw:
+        raise Invalid("Empty attribute name")
+    expressions = ("UpdateExpression", "ConditionExpression") if kind == "Update" else ("ConditionExpression",)
+    parameters.check_mixed(fields, expressions, ())
+    values = fields.get("ExpressionAttributeValues")
+    given = parameters.placeholders(fields)
+    update = expression.update(fields["UpdateExpression"], given) if kind == "Update" else None
+    condition = parameters.condition(fields, given)
+    given.check_used()
+    item, size = read_item(raw)
+    if size > NAME_BYTES_MAX:
+        check_names(item)
+    if size > ITEM_BYTES_MAX:
+        raise Invalid(ITEM_TOO_LARGE)
+    payload = size + (len(_encode(values)) if values else 0)
+    told = fields.get("ReturnValuesOnConditionCheckFailure") == "ALL_OLD"
+    if kind == "Put":
+        return PutItem(table, item, size, condition=condition, on_failure=told), payload
+    if kind == "Delete":
+        return DeleteItem(table, item, condition=condition, on_failure=told), payload
+    if kind == "Update":
+        return UpdateItem(table, item, update, condition=condition, on_failure=told), payload
+    return CheckItem(table, item, condition=condition, on_failure=told), payload
+
+
+# -- reading
+
+TRANSACT_GET_ITEMS: Final = Structure(
+    "TransactGetItemsInput",
+    {
+        "ReturnConsumedCapacity": RETURN_CONSUMED_CAPACITY,
+        "TransactItems": ListOf(
+            Structure(
+                "TransactGetItem",
+                {
+                    "Get": Structure(
+                        "Get",
+                        {
+                            "Key": Item(),
+                            "TableName": TableName(),
+                            "ProjectionExpression": Text(),
+                            "ExpressionAttributeNames": parameters.NAMES,
+                        },
+                        required=("Key", "TableName"),
+                    )
+                },
+                required=("Get",),
+            ),
+            least=1,
+            most=ACTIONS_MAX,
+        ),
+    },
+    required=("TransactItems",),
+)
+
+
+async def transact_get_items(context: Context, request: Request) -> dict[str, Any]:
+    gets = tuple(_get(one["Get"]) for one in request["TransactItems"])
+    told = parameters.capacity(request)
+    got = await context.execute(TransactGet(gets, told != "NONE"))
+    answer: dict[str, Any] = {"Responses": [{} if item is None else {"Item": item} for item in got.items]}
+    if told != "NONE":
+        answer["ConsumedCapacity"] = [render.consumed(units, told, split=True) for units in got.consumed.values()]
+    return answer
+
+
+def _get(fields: Request) -> GetItem:
+    parameters.check_mixed(fields, ("ProjectionExpression",), ())
+    key, _ = read_item(fields["Key"])
+    given = parameters.placeholders(fields)
+    projection = parameters.projection(fields, given)
+    given.check_used()
+    return GetItem(fields["TableName"], key, projection)
+
+
+OPERATIONS: Final = {
+    "TransactWriteItems": Operation(TRANSACT_WRITE_ITEMS, transact_write_items),
+    "TransactGetItems": Operation(TRANSACT_GET_ITEMS, transact_get_items),
+}

@@ -1,0 +1,139 @@
+"""The change stream: what a record is, and how the records of one transaction stand in the log.
+
+Theory of operation
+-------------------
+A transaction has a *sequence*, the next number of one counter for the whole database. All that it changes in one
+table is one entry of that table's log, so a read of whole entries never splits a transaction. The log's positions are
+sequences: the entry of sequence `s` covers everything from the end of the entry before it up to and including `s`.
+Hence `entry.next - 1` is the sequence, and who has seen `s` goes on at `s + 1`.
+
+An entry's body is the number of records that the stream had before it (eight bytes, so that retention by count can look
+without decoding), then MessagePack. Images are the very bytes that are stored for the items: capture copies, it does
+not encode.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from tailrace.log import log as logs
+from tailrace.log.entry import LOGS, Entry
+from tailrace.storage.engine import Tx
+from tailrace.tables.definition import COUNTS, CountRow, Definition, counted
+from tailrace.tables.value import Item
+
+SEQUENCE: Final = "sequence"  # the name of the counter
+TTL: Final = "ttl"  # who removes expired items
+KEYS_ONLY: Final = "KEYS_ONLY"
+NEW_IMAGE: Final = "NEW_IMAGE"
+OLD_IMAGE: Final = "OLD_IMAGE"
+BOTH: Final = "NEW_AND_OLD_IMAGES"
+VIEWS: Final = (NEW_IMAGE, OLD_IMAGE, BOTH, KEYS_ONLY)
+EVENTS: Final = ("INSERT", "MODIFY", "REMOVE")
+HEAD_BYTES: Final = 8
+_HAS_OLD: Final = frozenset((OLD_IMAGE, BOTH))
+_HAS_NEW: Final = frozenset((NEW_IMAGE, BOTH))
+
+
+class Stored(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A record inside an entry."""
+
+    event: int  # into EVENTS
+    size: int  # of keys and images, as DynamoDB counts it
+    keys: Any  # Item
+    old: Any  # Item | None
+    new: Any  # Item | None
+
+
+class StoredEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """All that one transaction did to one table, and who did it."""
+
+    by: str
+    records: list[Stored]
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One change of one item."""
+
+    sequence: int
+    index: int  # within its transaction
+    last: bool  # of its transaction
+    event: str
+    keys: Item
+    old: Item | None
+    new: Item | None
+    at_ms: int
+    by: str
+    size: int
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decoder: Final = msgspec.msgpack.Decoder(StoredEntry)
+
+
+def opened(body: bytes) -> StoredEntry:
+    """An entry's body, decoded."""
+    return _decoder.decode(memoryview(body)[HEAD_BYTES:])
+
+
+def before(body: bytes) -> int:
+    """How many records the stream had before this entry. The first bytes of the body are enough."""
+    return int.from_bytes(body[:HEAD_BYTES])
+
+
+def decode(entry: Entry) -> list[Record]:
+    """The records of one transaction, in order."""
+    found = opened(entry.body)
+    sequence, last = entry.next - 1, len(found.records) - 1
+    return [
+        Record(
+            sequence, index, index == last, EVENTS[record.event], record.keys, record.old, record.new, entry.at_ms,
+            found.by, record.size,
+        )
+        for index, record in enumerate(found.records)
+    ]  # fmt: skip
+
+
+def encode(records_before: int, by: str, records: list[Stored]) -> bytes:
+    return records_before.to_bytes(HEAD_BYTES) + _encode(StoredEntry(by, records))
+
+
+class Capture:
+    """What one transaction has changed so far, by the log that is to hold it."""
+
+    __slots__ = ("_streams",)
+
+    def __init__(self) -> None:
+        self._streams: dict[int, list[Stored]] = {}
+
+    def add(
+        self, definition: Definition, event: int, keys: Item, size: int, old: tuple[bytes, int], new: tuple[bytes, int]
+    ) -> None:
+        """Note a change; images are given as stored bytes and size, empty where there is none."""
+        stream = definition.stream
+        assert stream is not None
+        old_image = new_image = None
+        if old[0] and stream.view in _HAS_OLD:
+            old_image = msgspec.Raw(old[0])
+            size += old[1]
+        if new[0] and stream.view in _HAS_NEW:
+            new_image = msgspec.Raw(new[0])
+            size += new[1]
+        self._streams.setdefault(stream.log, []).append(Stored(event, size, keys, old_image, new_image))
+
+    def append(self, tx: Tx, by: str | None = None) -> int | None:
+        """Write it all into the logs, under one new sequence; that, or None where nothing changed."""
+        if not self._streams:
+            return None
+        sequence = tx.next_id(SEQUENCE)
+        for number, records in self._streams.items():
+            log = tx.get(LOGS, number)
+            assert log is not None, f"change stream without its log {number}"
+            count = counted(tx, -number)
+            body = encode(count.items, tx.by if by is None else by, records)
+            tx.put(COUNTS, CountRow(-number, count.items + len(records), count.bytes + len(body)))
+            logs.append(tx, log, body, sequence + 1 - log.next)
+        self._streams = {}
+        return sequence

@@ -1,0 +1,319 @@
+"""Writing items: one by one, in batches, in transactions.
+
+Each of the four actions on one item is a command of its own and can be part of a `TransactWrite`. All of them plan
+first (`plan`: look, test the condition, work out the new item) and then do.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from tailrace import limits
+from tailrace.command import Command
+from tailrace.errors import ConditionFailed, Invalid, TokenMismatch, TransactionCanceled
+from tailrace.storage.engine import Tx
+from tailrace.tables import key as keys
+from tailrace.tables import messages, value, write
+from tailrace.tables.capacity import Capacity, read_units
+from tailrace.tables.change import Capture
+from tailrace.tables.definition import TOKEN_AGES, TOKENS, Definition, TokenAgeRow, TokenRow, find
+from tailrace.tables.expression import Condition, Update, Updated
+from tailrace.tables.queries import check_scalars
+from tailrace.tables.value import Item
+from tailrace.tables.write import Plan, Written
+
+NONE: Final = "NONE"
+ALL_OLD: Final = "ALL_OLD"
+ALL_NEW: Final = "ALL_NEW"
+UPDATED_OLD: Final = "UPDATED_OLD"
+UPDATED_NEW: Final = "UPDATED_NEW"
+
+
+class ItemCommand(Command[Written], frozen=True, kw_only=True, gc=False):
+    """An action on one item of a table, if the condition holds."""
+
+    condition: Condition | None = None
+    on_failure: bool = False  # tell the item as it is where the condition fails
+    returns: str = NONE
+    capacity: bool = False
+
+    def plan(self, tx: Tx) -> Plan:
+        raise AssertionError(f"{type(self).__name__} has no plan()")
+
+    def run(self, tx: Tx) -> Written:
+        plan = self.plan(tx)
+        capture = Capture()
+        write.do(tx, plan, capture)
+        sequence = capture.append(tx)
+        consumed = write.units(plan) if self.capacity else None
+        return Written(plan.definition, self.attributes(plan), consumed, sequence)
+
+    def attributes(self, plan: Plan) -> Item | None:
+        return plan.old if self.returns == ALL_OLD else None
+
+    def check(self, plan: Plan) -> None:
+        """Raise if the condition does not hold for the item as it is."""
+        if self.condition is not None and not self.condition.test(plan.old):
+            raise ConditionFailed(plan.old if self.on_failure else None)
+
+
+class PutItem(ItemCommand, frozen=True, gc=False):
+    """Put an item, in place of the one with its key if there is one."""
+
+    table: str
+    item: Item
+    item_size: int
+
+    def size(self) -> int:
+        return self.item_size
+
+    def plan(self, tx: Tx) -> Plan:
+        definition = find(tx, self.table)
+        key = keys.item_key(definition, self.item)
+        if self.item_size > value.NAME_BYTES_MAX or "" in self.item:
+            value.check_names(self.item)
+        if self.item_size > limits.ITEM_BYTES_MAX:
+            raise Invalid(messages.ITEM_TOO_LARGE)
+        plan = write.find(tx, definition, key, self.item)
+        if self.condition is not None:
+            self.check(plan)
+        plan.new, plan.size = self.item, self.item_size
+        return plan
+
+
+class DeleteItem(ItemCommand, frozen=True, gc=False):
+    """Delete the item with this key, if there is one."""
+
+    table: str
+    key: Item
+
+    def plan(self, tx: Tx) -> Plan:
+        definition = find(tx, self.table)
+        plan = write.find(tx, definition, keys.key_of(definition, self.key), self.key)
+        self.check(plan)
+        return plan
+
+
+class UpdateItem(ItemCommand, frozen=True, gc=False):
+    """Change some attributes of the item with this key; without it, make one."""
+
+    table: str
+    key: Item
+    update: Update | None = None
+
+    def size(self) -> int:
+        return 1024  # what it carries is in the expression's values; this is enough to bound a batch
+
+    def plan(self, tx: Tx) -> Plan:
+        definition = find(tx, self.table)
+        plan = UpdatePlan(definition, keys.key_of(definition, self.key), self.key, tx)
+        if self.update is not None:
+            for name in definition.keys:
+                if name in self.update.names:
+                    raise Invalid(
+                        f"One or more parameter values were invalid: Cannot update attribute {name}. "
+                        "This attribute is part of the key"
+                    )
+            _check_indexes(definition, self.update)
+        self.check(plan)
+        old = plan.old
+        if self.update is None:
+            plan.new = self.key if old is None else old
+        else:
+            plan.updated = self.update.apply(old, self.key)
+            creates = old is not None or self.update.creates
+            plan.new = plan.updated.item if creates else None
+            _check_indexed(definition, self.update, plan.updated.item)
+        if plan.new is not None:
+            plan.size = value.item_size(plan.new)
+            if plan.size > limits.ITEM_BYTES_MAX:
+                raise Invalid(messages.UPDATED_ITEM_TOO_LARGE)
+        return plan
+
+    def attributes(self, plan: Plan) -> Item | None:
+        if self.returns == ALL_NEW:
+            return plan.new
+        if self.returns in (UPDATED_OLD, UPDATED_NEW):
+            assert isinstance(plan, UpdatePlan)
+            if plan.updated is None:
+                return None
+            return plan.updated.old(plan.old) if self.returns == UPDATED_OLD else plan.updated.new()
+        return super().attributes(plan)
+
+
+def _check_indexes(definition: Definition, update: Update) -> None:
+    """What can be seen of an update before it is made: that it will not fit an index."""
+    if update.types:
+        for index in definition.indexes:
+            for name in index.hash + index.range:
+                actual = update.types.get(name)
+                if actual is not None and actual != definition.kinds[name]:
+                    raise messages.mismatched_index_key(name, definition.kinds[name], actual, index.name)
+    check_scalars(definition, update)
+
+
+def _check_indexed(definition: Definition, update: Update, item: Item) -> None:
+    """What is seen only of the item as it has become: copied from elsewhere, an index's key has an impossible type."""
+    for index in definition.indexes:
+        for name in index.hash + index.range:
+            if name in update.names and name in item and definition.kinds[name] not in item[name]:
+                raise Invalid(messages.UNSUPPORTED_INDEX_KEY)
+
+
+class UpdatePlan(Plan):
+    """A plan that remembers what the update touched."""
+
+    __slots__ = ("updated",)
+
+    def __init__(self, definition: Definition, key: bytes, attributes: Item, tx: Tx) -> None:
+        found = write.find(tx, definition, key, attributes)
+        super().__init__(definition, key, attributes, found.row)
+        self.updated: Updated | None = None
+
+
+class CheckItem(ItemCommand, frozen=True, gc=False):
+    """Change nothing, but let the transaction fail unless the condition holds."""
+
+    table: str
+    key: Item
+
+    def plan(self, tx: Tx) -> Plan:
+        definition = find(tx, self.table)
+        plan = write.find(tx, definition, keys.key_of(definition, self.key), self.key)
+        self.check(plan)
+        plan.new = plan.old
+        plan.size = 0 if plan.row is None else plan.row.size
+        return plan
+
+
+class BatchWritten(msgspec.Struct, frozen=True):
+    """What a batch or a transaction did: per action."""
+
+    written: list[Written]
+    replayed: bool = False  # the token was used before; nothing was done again
+
+    def consumed(self) -> dict[str, Capacity]:
+        """Units by table."""
+        totals: dict[str, Capacity] = {}
+        for one in self.written:
+            if one.consumed is not None:
+                table = one.consumed.table
+                totals[table] = totals[table] + one.consumed if table in totals else one.consumed
+        return totals
+
+
+class BatchWrite(Command[BatchWritten], frozen=True):
+    """Several puts and deletes. `atomic`: as one transaction, whose records share a sequence; otherwise in one commit
+    all the same, but each a transaction of its own to those who follow the changes."""
+
+    writes: tuple[PutItem | DeleteItem, ...]
+    atomic: bool = True
+    capacity: bool = False
+
+    def size(self) -> int:
+        return sum(action.size() for action in self.writes)
+
+    def run(self, tx: Tx) -> BatchWritten:
+        plans = [action.plan(tx) for action in self.writes]
+        if len({(plan.definition.space, plan.key) for plan in plans}) != len(plans):
+            raise Invalid("Provided list of item keys contains duplicates")
+        capture = Capture()
+        written: list[Written] = []
+        sequence: int | None = None
+        for plan in plans:
+            write.do(tx, plan, capture)
+            if not self.atomic:
+                sequence = capture.append(tx)
+            written.append(Written(plan.definition, None, write.units(plan) if self.capacity else None, sequence))
+        if self.atomic:
+            sequence = capture.append(tx)
+            written = [msgspec.structs.replace(one, sequence=sequence) for one in written]
+        return BatchWritten(written)
+
+
+def _fitting(plan: Plan) -> Plan:
+    """The plan, if its item fits the table's indexes: of a transaction's actions that is known before any is done."""
+    new = plan.new
+    if new is not None:
+        for index in plan.definition.indexes:
+            keys.index_key(plan.definition, index, new, plan.key)
+    return plan
+
+
+class TransactWrite(Command[BatchWritten], frozen=True):
+    """Several actions on different items: all, or none. A token makes a repetition within ten minutes harmless."""
+
+    actions: tuple[ItemCommand, ...]
+    token: str | None = None
+    digest: bytes = b""  # of all that the token stands for
+    capacity: bool = False
+
+    def size(self) -> int:
+        return sum(action.size() for action in self.actions)
+
+    def run(self, tx: Tx) -> BatchWritten:
+        if self.token is not None and self._used(tx):
+            return BatchWritten([self._replayed(tx, action) for action in self.actions], replayed=True)
+        plans = self._plan(tx)
+        capture = Capture()
+        for plan in plans:
+            write.do(tx, plan, capture)
+        sequence = capture.append(tx)
+        if self.token is not None:
+            name = f"{tx.by}/{self.token}"
+            tx.put(TOKENS, TokenRow(name, self.digest, tx.now_ms))
+            tx.put(TOKEN_AGES, TokenAgeRow(tx.now_ms, name))
+        return BatchWritten(
+            [
+                Written(
+                    plan.definition, None, write.units(plan, transactional=True) if self.capacity else None, sequence
+                )
+                for plan in plans
+            ]
+        )
+
+    def _plan(self, tx: Tx) -> list[Plan]:
+        """All plans, or a cancellation that gives the reason of each that failed."""
+        plans: list[Plan] = []
+        reasons: list[tuple[str, str | None, Any]] = [("None", None, None)] * len(self.actions)
+        for at, action in enumerate(self.actions):
+            try:
+                plans.append(_fitting(action.plan(tx)))
+            except messages.EmptyKey:
+                raise
+            except ConditionFailed as error:
+                reasons[at] = ("ConditionalCheckFailed", str(error), error.item)
+            except Invalid as error:  # what is wrong in itself is told alone, whatever the conditions say
+                reasons = [("None", None, None)] * len(self.actions)
+                reasons[at] = ("ValidationError", str(error), None)
+                break
+        if len(plans) < len(self.actions):
+            raise TransactionCanceled(reasons)
+        if len({(plan.definition.space, plan.key) for plan in plans}) != len(plans):
+            raise Invalid("Transaction request cannot include multiple operations on one item")
+        return plans
+
+    def _used(self, tx: Tx) -> bool:
+        """Whether the token was used for just this in the last ten minutes."""
+        row = tx.get(TOKENS, f"{tx.by}/{self.token}")
+        if row is None or row.at_ms + limits.TOKEN_S * 1000 <= tx.now_ms:
+            return False
+        if row.digest != self.digest:
+            raise TokenMismatch(
+                "The request uses the same client token as a previous, but non-identical request. "
+                "Do not reuse a client token with different requests, unless the requests are identical"
+            )
+        return True
+
+    def _replayed(self, tx: Tx, action: ItemCommand) -> Written:
+        assert isinstance(action, PutItem | DeleteItem | UpdateItem | CheckItem)
+        definition = find(tx, action.table)
+        if not self.capacity:
+            return Written(definition)
+        attributes = action.item if isinstance(action, PutItem) else action.key
+        key = keys.item_key(definition, attributes)
+        row = write.find(tx, definition, key, attributes).row
+        units = read_units(row.size if row else 0, consistent=True, transactional=True)
+        return Written(definition, None, Capacity(definition.name, units))

@@ -1,0 +1,206 @@
+"""What a table is, and the rows that tables are kept in.
+
+A *space* is a number that names a set of ordered keys: a table's items have one, and so has each of its indexes.
+Numbers are never used again, so what is left of a dropped table or index can be removed in small steps, later.
+
+A `Definition` is stored as one blob and decoded once for all who use it; it is a value, a change makes a new one.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+from typing import Final
+
+import msgspec
+
+from tailrace.errors import TableNotFound
+from tailrace.storage.engine import Reader, Tx
+from tailrace.storage.table import Table
+
+CREATING: Final = "CREATING"
+ACTIVE: Final = "ACTIVE"
+
+
+class Attribute(msgspec.Struct, frozen=True):
+    """A key attribute of the table or of an index."""
+
+    name: str
+    kind: str  # S, N or B
+
+
+class Throughput(msgspec.Struct, frozen=True):
+    """Provisioned capacity: kept and told, never enforced."""
+
+    read: int = 0
+    write: int = 0
+    increased_ms: int | None = None
+    decreased_ms: int | None = None
+    decreases: int = 0  # today
+
+
+class Projection(msgspec.Struct, frozen=True):
+    kind: str = "ALL"  # ALL, KEYS_ONLY or INCLUDE
+    attributes: tuple[str, ...] = ()
+
+
+class Index(msgspec.Struct, frozen=True):
+    """A second order of a table's items. Several hash or range attributes make one composite key."""
+
+    name: str
+    space: int
+    local: bool
+    hash: tuple[str, ...]
+    range: tuple[str, ...] = ()
+    projection: Projection = Projection()
+    throughput: Throughput | None = None  # of a global index of a provisioned table
+    on_demand: tuple[int, int] | None = None  # most read and write units, where billed by request
+    warm: tuple[int, int] | None = None
+    status: str = ACTIVE  # CREATING while items that were there before are added
+
+
+class StreamRef(msgspec.Struct, frozen=True):
+    """The change stream that a table's writes go to now."""
+
+    label: str
+    log: int
+    view: str  # KEYS_ONLY, NEW_IMAGE, OLD_IMAGE or NEW_AND_OLD_IMAGES
+
+
+class Definition(msgspec.Struct, frozen=True, dict=True):
+    name: str
+    space: int  # of the items; also the number of the table
+    uuid: str
+    created_ms: int
+    attributes: tuple[Attribute, ...]
+    hash: str
+    range: str | None = None
+    indexes: tuple[Index, ...] = ()
+    billing: str = "PROVISIONED"  # or PAY_PER_REQUEST
+    billing_ms: int | None = None  # when it became PAY_PER_REQUEST
+    throughput: Throughput = Throughput()
+    on_demand: tuple[int, int] | None = None
+    warm: tuple[int, int] | None = None
+    table_class: str | None = None
+    protected: bool = False  # DeletionProtectionEnabled
+    encryption: str | None = None  # the kind of SSE that was asked for; the disk's encryption is the operator's
+    ttl: str | None = None  # the attribute that says when an item expires
+    ttl_space: int | None = None  # the order of items by expiry
+    stream: StreamRef | None = None
+    tags: dict[str, str] = {}
+
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """The type of each key attribute."""
+        return {attribute.name: attribute.kind for attribute in self.attributes}
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """The names of the primary key's attributes."""
+        return (self.hash,) if self.range is None else (self.hash, self.range)
+
+    @cached_property
+    def by_name(self) -> dict[str, Index]:
+        return {index.name: index for index in self.indexes}
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether a write touches nothing but the item: no index, no expiry."""
+        return not self.indexes and self.ttl_space is None
+
+
+class TableRow(msgspec.Struct, frozen=True, gc=False):
+    name: str
+    space: int
+    definition: bytes
+
+
+class ItemRow(msgspec.Struct, frozen=True, gc=False):
+    space: int
+    key: bytes
+    size: int  # as DynamoDB counts it
+    body: bytes  # MessagePack of the typed item
+
+
+class IndexRow(msgspec.Struct, frozen=True, gc=False):
+    """An item's place in an index: ordered by `key`, it leads to the item at `item` of the table's space."""
+
+    space: int
+    key: bytes
+    item: bytes
+
+
+class CountRow(msgspec.Struct, frozen=True, gc=False):
+    """How much a space holds; under minus the number of a change stream's log: how much ever went into it."""
+
+    space: int
+    items: int
+    bytes: int
+
+
+class DroppedRow(msgspec.Struct, frozen=True):
+    """A space whose rows nobody can reach any more; the sweep's list of work."""
+
+    space: int
+
+
+class BackfillRow(msgspec.Struct, frozen=True):
+    """An index (or expiry order) whose table had items before it; `after` is the last key that was added."""
+
+    space: int  # of the index
+    owner: str  # the table's name
+    after: bytes
+
+
+class TokenRow(msgspec.Struct, frozen=True):
+    """A client request token that was used, and a digest of what for."""
+
+    token: str
+    digest: bytes
+    at_ms: int
+
+
+class TokenAgeRow(msgspec.Struct, frozen=True):
+    """Tokens by age, to forget them."""
+
+    at_ms: int
+    token: str
+
+
+TABLES = Table("tables", TableRow, key=("name",), cached=True)
+ITEMS = Table("items", ItemRow, key=("space", "key"))
+INDEX_ENTRIES = Table("index_entries", IndexRow, key=("space", "key"))
+COUNTS = Table("counts", CountRow, key=("space",), cached=True)
+DROPPED_SPACES = Table("dropped_spaces", DroppedRow, key=("space",))
+BACKFILLS = Table("backfills", BackfillRow, key=("space",))
+TOKENS = Table("tokens", TokenRow, key=("token",))
+TOKEN_AGES = Table("token_ages", TokenAgeRow, key=("at_ms", "token"))
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decoder: Final = msgspec.msgpack.Decoder(Definition)
+
+
+@lru_cache(maxsize=4096)
+def _decode(body: bytes) -> Definition:
+    return _decoder.decode(body)
+
+
+def find(reader: Reader | Tx, name: str) -> Definition:
+    """The table of this name."""
+    row = reader.get(TABLES, name)
+    if row is None:
+        raise TableNotFound(name)
+    return _decode(row.definition)
+
+
+def save(tx: Tx, definition: Definition) -> None:
+    """Let the table be defined so from now on."""
+    tx.put(TABLES, TableRow(definition.name, definition.space, _encode(definition)))
+
+
+def decoded(row: TableRow) -> Definition:
+    return _decode(row.definition)
+
+
+def counted(reader: Reader | Tx, space: int) -> CountRow:
+    """How many items a space has, and their bytes."""
+    return reader.get(COUNTS, space) or CountRow(space, 0, 0)

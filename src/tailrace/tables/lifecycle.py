@@ -1,0 +1,475 @@
+"""What happens to whole tables: they are created, described, changed, tagged and deleted.
+
+A change takes effect in the definition at once, in the command's own transaction; from then on every write obeys it.
+What takes long is left to the sweep, which finds it in lists that are written here: items that were there before an
+index (or an order of expiry) are added to it (`BACKFILLS`), and what a dropped table or index leaves behind is removed
+(`DROPPED_SPACES`). `HOUSEKEEPING` notices wake the sweep.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Final
+
+import msgspec
+
+from tailrace.access import Permission
+from tailrace.command import Command, Query
+from tailrace.errors import InUse, Invalid, LimitExceeded, NotFound, TableNotFound
+from tailrace.log.tail import HOUSEKEEPING
+from tailrace.storage.engine import Reader, Tx
+from tailrace.tables import schema, streams
+from tailrace.tables.definition import (
+    ACTIVE,
+    BACKFILLS,
+    COUNTS,
+    CREATING,
+    DROPPED_SPACES,
+    TABLES,
+    Attribute,
+    BackfillRow,
+    CountRow,
+    Definition,
+    DroppedRow,
+    Index,
+    Throughput,
+    counted,
+    decoded,
+    save,
+)
+from tailrace.tables.messages import INVALID
+from tailrace.tables.schema import PAY_PER_REQUEST, PROVISIONED, Changes, IndexUpdate, Spec
+
+LIST_MAX: Final = 100  # tables named in one answer
+_DAY_MS: Final = 24 * 3600 * 1000
+_SPACE: Final = "space"  # the counter that spaces are numbered by
+
+
+class Described(msgspec.Struct, frozen=True):
+    """A table, what is in it, and its present or last change stream."""
+
+    definition: Definition
+    counts: dict[int, CountRow]  # by space: the table's and each index's
+    stream: streams.ChangeStream | None
+
+    @property
+    def status(self) -> str:
+        """UPDATING while an index is being filled."""
+        busy = any(index.status != ACTIVE for index in self.definition.indexes)
+        return "UPDATING" if busy else ACTIVE
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """Names of tables, in order; `last` is the one to go on after, None at the end."""
+
+    names: list[str]
+    last: str | None
+
+
+class TimeToLive(msgspec.Struct, frozen=True):
+    """The attribute that says when items expire, None where they do not."""
+
+    attribute: str | None
+
+    @property
+    def status(self) -> str:
+        return "DISABLED" if self.attribute is None else "ENABLED"
+
+
+def find(reader: Reader | Tx, name: str) -> Definition:
+    """The table of this name; the error names it, as it does for whole tables and not for items."""
+    row = reader.get(TABLES, name)
+    if row is None:
+        raise TableNotFound(name, f"Requested resource not found: Table: {name} not found")
+    return decoded(row)
+
+
+def describe(reader: Reader | Tx, definition: Definition) -> Described:
+    """The table as it is now."""
+    spaces = (definition.space, *(index.space for index in definition.indexes))
+    if definition.stream is not None:
+        stream = reader.get(streams.CHANGE_STREAMS, definition.name, definition.stream.label)
+    else:
+        stream = next(iter(reader.scan(streams.CHANGE_STREAMS, definition.name, reverse=True, limit=1)), None)
+        if stream is not None and stream.space != definition.space:
+            stream = None  # that of a table of the same name that was deleted
+    return Described(definition, {space: counted(reader, space) for space in spaces}, stream)
+
+
+# -- create, delete
+
+
+class CreateTable(Command[Described], frozen=True):
+    """Make a table. It can be used at once."""
+
+    permission = Permission.ADMIN
+
+    spec: Spec
+
+    def run(self, tx: Tx) -> Described:
+        spec = self.spec
+        schema.check_table(spec)
+        if tx.get(TABLES, spec.name) is not None:
+            raise InUse(f"Table already exists: {spec.name}")
+        if len(tx.values(TABLES, "space", limit=schema.TABLES_MAX)) >= schema.TABLES_MAX:
+            raise LimitExceeded(
+                f"Subscriber limit exceeded: There is a limit of {schema.TABLES_MAX} tables per subscriber"
+            )
+        definition = self._defined(tx)
+        if spec.stream is not None and spec.stream.enabled:
+            definition = _enable(tx, definition, spec.stream)
+        else:
+            save(tx, definition)
+        return describe(tx, definition)
+
+    def _defined(self, tx: Tx) -> Definition:
+        spec = self.spec
+        space = tx.next_id(_SPACE)
+        billing = spec.billing or PROVISIONED
+        indexes = [schema.index_of(index, tx.next_id(_SPACE), local=True) for index in spec.local or ()]
+        for index in spec.globals or ():
+            made = schema.index_of(index, tx.next_id(_SPACE), local=False)
+            indexes.append(msgspec.structs.replace(made, throughput=Throughput(*(index.throughput or (0, 0)))))
+        return Definition(
+            name=spec.name,
+            space=space,
+            uuid=str(uuid.uuid4()),
+            created_ms=tx.now_ms,
+            attributes=spec.attributes,
+            hash=spec.keys[0].name,
+            range=spec.keys[1].name if len(spec.keys) > 1 else None,
+            indexes=tuple(indexes),
+            billing=billing,
+            billing_ms=tx.now_ms if billing == PAY_PER_REQUEST else None,
+            throughput=Throughput(*(spec.throughput or (0, 0))),
+            on_demand=spec.on_demand,
+            warm=spec.warm,
+            table_class=spec.table_class,
+            protected=spec.protected,
+            encryption=spec.encryption,
+            tags=dict(spec.tags),
+        )
+
+
+class DeleteTable(Command[Described], frozen=True):
+    """Remove a table with all that is in it. Its change stream stays readable until retention lets it go."""
+
+    permission = Permission.ADMIN
+
+    name: str
+
+    def run(self, tx: Tx) -> Described:
+        definition = find(tx, self.name)
+        if definition.protected:
+            raise Invalid(
+                "Resource cannot be deleted as it is currently protected against deletion. "
+                "Disable deletion protection first."
+            )
+        described = describe(tx, definition)
+        streams.dropped(tx, definition)
+        tx.delete(TABLES, definition.name)
+        _drop_space(tx, definition.space)
+        for index in definition.indexes:
+            _drop_space(tx, index.space)
+        if definition.ttl_space is not None:
+            _drop_space(tx, definition.ttl_space)
+        return described
+
+
+def _drop_space(tx: Tx, space: int) -> None:
+    """Let go of all rows of a space; nobody can find them from here on."""
+    tx.delete(COUNTS, space)
+    tx.delete(BACKFILLS, space)
+    tx.put(DROPPED_SPACES, DroppedRow(space))
+    tx.notify(HOUSEKEEPING, None)
+
+
+def _enable(tx: Tx, definition: Definition, stream: schema.StreamSpec) -> Definition:
+    assert stream.view is not None
+    return streams.enable(tx, definition, stream.view, max_age_s=stream.max_age_s, max_count=stream.max_count)
+
+
+# -- describe, list
+
+
+class DescribeTable(Query[Described], frozen=True):
+    """What a table is and how much is in it."""
+
+    name: str
+
+    def run(self, reader: Reader) -> Described:
+        return describe(reader, find(reader, self.name))
+
+
+class ListTables(Query[Listed], frozen=True):
+    """The names of tables, `after` one that need not exist."""
+
+    after: str | None = None
+    limit: int = LIST_MAX
+
+    def run(self, reader: Reader) -> Listed:
+        names = [row.name for row in reader.scan(TABLES, after=self.after, limit=self.limit + 1)]
+        more = len(names) > self.limit
+        names = names[: self.limit]
+        return Listed(names, names[-1] if more and names else None)
+
+
+# -- update
+
+
+class UpdateTable(Command[Described], frozen=True):
+    """Change a table that is in use."""
+
+    permission = Permission.ADMIN
+
+    name: str
+    changes: Changes
+
+    def run(self, tx: Tx) -> Described:
+        changes = self.changes
+        schema.check_changes(changes)
+        definition = find(tx, self.name)
+        schema.check_against(definition, changes)
+        definition = _rebill(definition, changes, tx.now_ms)
+        for change in changes.indexes:
+            if change.update is not None:
+                definition = _update_index(definition, change.update, changes.billing, tx.now_ms)
+            elif change.create is not None:
+                definition = _create_index(tx, definition, change.create, changes.attributes)
+            else:
+                assert change.delete is not None
+                definition = _delete_index(tx, definition, change.delete)
+        definition = msgspec.structs.replace(
+            definition,
+            on_demand=changes.on_demand or definition.on_demand,
+            warm=changes.warm or definition.warm,
+            table_class=changes.table_class or definition.table_class,
+            protected=definition.protected if changes.protected is None else changes.protected,
+            encryption=definition.encryption if changes.encryption is None else changes.encryption or None,
+        )
+        if changes.stream is None:
+            save(tx, definition)
+        elif changes.stream.enabled:
+            definition = _enable(tx, definition, changes.stream)
+        else:
+            definition = streams.disable(tx, definition)
+        return describe(tx, definition)
+
+
+def _rebill(definition: Definition, changes: Changes, now_ms: int) -> Definition:
+    """Change how the table is billed, and its throughput."""
+    if changes.billing == PAY_PER_REQUEST:
+        if definition.billing == PAY_PER_REQUEST:
+            return definition
+        indexes = tuple(
+            index if index.local else msgspec.structs.replace(index, throughput=_lowered(index.throughput, now_ms))
+            for index in definition.indexes
+        )
+        return msgspec.structs.replace(
+            definition,
+            billing=PAY_PER_REQUEST,
+            billing_ms=now_ms,
+            throughput=_lowered(definition.throughput, now_ms),
+            indexes=indexes,
+        )
+    if changes.throughput is None:
+        return definition
+    throughput = _changed(definition.throughput, changes.throughput, "table", now_ms)
+    return msgspec.structs.replace(definition, billing=PROVISIONED, throughput=throughput)
+
+
+def _lowered(throughput: Throughput | None, now_ms: int) -> Throughput:
+    return _counted(throughput or Throughput(), (0, 0), now_ms)
+
+
+def _changed(throughput: Throughput, wanted: tuple[int, int], what: str, now_ms: int) -> Throughput:
+    """The throughput of a table or an index after a request for another."""
+    read, write = wanted
+    if (throughput.read, throughput.write) == wanted:
+        where = what.split()[0]
+        raise Invalid(
+            f"The provisioned throughput for the {what} will not change. The requested value equals the current value. "
+            f"Current ReadCapacityUnits provisioned for the {where}: {read}. Requested ReadCapacityUnits: {read}. "
+            f"Current WriteCapacityUnits provisioned for the {where}: {write}. Requested WriteCapacityUnits: {write}. "
+            "Refer to the Amazon DynamoDB Developer Guide for current limits and how to request higher limits."
+        )
+    return _counted(throughput, wanted, now_ms)
+
+
+def _counted(throughput: Throughput, wanted: tuple[int, int], now_ms: int) -> Throughput:
+    """With the times of the last changes, and how often it went down today (UTC)."""
+    read, write = wanted
+    more = read > throughput.read or write > throughput.write
+    less = read < throughput.read or write < throughput.write
+    today = throughput.decreased_ms is not None and throughput.decreased_ms // _DAY_MS == now_ms // _DAY_MS
+    return Throughput(
+        read,
+        write,
+        now_ms if more else throughput.increased_ms,
+        now_ms if less else throughput.decreased_ms,
+        (throughput.decreases if today else 0) + less,
+    )
+
+
+def _update_index(definition: Definition, update: IndexUpdate, billing: str | None, now_ms: int) -> Definition:
+    index = _global(definition, update.name)
+    if update.throughput is not None:
+        if definition.billing == PAY_PER_REQUEST:
+            raise Invalid(
+                f"{INVALID}ProvisionedThroughput should not be specified for index: {index.name} when "
+                "BillingMode is PAY_PER_REQUEST"
+            )
+        schema.check_units(update.throughput)
+        throughput = _changed(index.throughput or Throughput(), update.throughput, f"index {index.name}", now_ms)
+        index = msgspec.structs.replace(index, throughput=throughput)
+    elif billing == PROVISIONED and update.on_demand is not None:
+        raise Invalid(f"{INVALID}OnDemandThroughput cannot be specified when BillingMode is PROVISIONED")
+    index = msgspec.structs.replace(
+        index, on_demand=update.on_demand or index.on_demand, warm=update.warm or index.warm
+    )
+    return with_index(definition, index)
+
+
+def _global(definition: Definition, name: str) -> Index:
+    index = definition.by_name.get(name)
+    if index is None:
+        raise NotFound("Requested resource not found", code="INDEX_NOT_FOUND")
+    if index.local:
+        raise Invalid(f"{INVALID}Index {name} is a LocalSecondaryIndex, which cannot be updated or deleted")
+    return index
+
+
+def with_index(definition: Definition, index: Index) -> Definition:
+    """The table with this index instead of the one of its name."""
+    indexes = tuple(index if known.name == index.name else known for known in definition.indexes)
+    return msgspec.structs.replace(definition, indexes=indexes)
+
+
+def _create_index(
+    tx: Tx, definition: Definition, spec: schema.IndexSpec, attributes: tuple[Attribute, ...]
+) -> Definition:
+    schema.check_new_index(definition, spec, attributes, definition.billing)
+    if any(index.status != ACTIVE for index in definition.indexes):
+        raise InUse(f"Attempt to change a resource which is still in use: Table is being updated: {definition.name}")
+    space = tx.next_id(_SPACE)
+    filling = _backfill(tx, definition, space)
+    index = msgspec.structs.replace(
+        schema.index_of(spec, space, local=False),
+        throughput=Throughput(*(spec.throughput or (0, 0))),
+        status=CREATING if filling else ACTIVE,
+    )
+    used = {element.name for element in spec.keys} - definition.kinds.keys()
+    return msgspec.structs.replace(
+        definition,
+        attributes=(*definition.attributes, *(attribute for attribute in attributes if attribute.name in used)),
+        indexes=(*definition.indexes, index),
+    )
+
+
+def _backfill(tx: Tx, definition: Definition, space: int) -> bool:
+    """Let the items that are there be added to a new order of them; whether there are any."""
+    if counted(tx, definition.space).items == 0:
+        return False
+    tx.put(BACKFILLS, BackfillRow(space, definition.name, b""))
+    tx.notify(HOUSEKEEPING, None)
+    return True
+
+
+def _delete_index(tx: Tx, definition: Definition, name: str) -> Definition:
+    index = _global(definition, name)
+    _drop_space(tx, index.space)
+    indexes = tuple(known for known in definition.indexes if known is not index)
+    definition = msgspec.structs.replace(definition, indexes=indexes)
+    return msgspec.structs.replace(definition, attributes=schema.attributes_in_use(definition))
+
+
+# -- time to live
+
+
+class SetTimeToLive(Command[TimeToLive], frozen=True):
+    """Let items expire at the time (seconds since 1970) in an attribute, or no longer."""
+
+    permission = Permission.ADMIN
+
+    name: str
+    attribute: str
+    enabled: bool
+
+    def run(self, tx: Tx) -> TimeToLive:
+        if not 1 <= len(self.attribute) <= schema.ATTRIBUTE_NAME_MAX:
+            raise Invalid(
+                f"{INVALID}TimeToLive AttributeName has {len(self.attribute)} characters, it must have a length of 1 "
+                f"to {schema.ATTRIBUTE_NAME_MAX}"
+            )
+        definition = find(tx, self.name)
+        if definition.ttl is not None and definition.ttl != self.attribute:
+            raise Invalid(
+                f"TimeToLive is active on a different AttributeName: current AttributeName is {definition.ttl}"
+            )
+        if self.enabled:
+            if definition.ttl is not None:
+                raise Invalid("TimeToLive is already enabled")
+            space = tx.next_id(_SPACE)
+            save(tx, msgspec.structs.replace(definition, ttl=self.attribute, ttl_space=space))
+            _backfill(tx, definition, space)
+            return TimeToLive(self.attribute)
+        if definition.ttl is None or definition.ttl_space is None:
+            raise Invalid("TimeToLive is already disabled")
+        _drop_space(tx, definition.ttl_space)
+        save(tx, msgspec.structs.replace(definition, ttl=None, ttl_space=None))
+        return TimeToLive(None)
+
+
+class DescribeTimeToLive(Query[TimeToLive], frozen=True):
+    """Whether and by which attribute a table's items expire."""
+
+    name: str
+
+    def run(self, reader: Reader) -> TimeToLive:
+        return TimeToLive(find(reader, self.name).ttl)
+
+
+# -- tags
+
+
+class TagTable(Command[None], frozen=True):
+    """Add tags to a table, or replace those of the same keys."""
+
+    permission = Permission.ADMIN
+
+    name: str
+    tags: dict[str, str]
+
+    def run(self, tx: Tx) -> None:
+        if not self.tags:
+            raise Invalid("Atleast one Tag needs to be provided as Input.")
+        definition = find(tx, self.name)
+        schema.check_tags(self.tags)
+        tags = {**definition.tags, **self.tags}
+        schema.check_tags(tags)
+        save(tx, msgspec.structs.replace(definition, tags=tags))
+
+
+class UntagTable(Command[None], frozen=True):
+    """Take tags off a table; keys that it does not have are passed over."""
+
+    permission = Permission.ADMIN
+
+    name: str
+    keys: tuple[str, ...]
+
+    def run(self, tx: Tx) -> None:
+        if not self.keys:
+            raise Invalid("Atleast one Tag Key needs to be provided as Input.")
+        definition = find(tx, self.name)
+        tags = {key: text for key, text in definition.tags.items() if key not in self.keys}
+        save(tx, msgspec.structs.replace(definition, tags=tags))
+
+
+class ListTags(Query[dict[str, str]], frozen=True):
+    """A table's tags."""
+
+    name: str
+
+    def run(self, reader: Reader) -> dict[str, str]:
+        return dict(find(reader, self.name).tags)

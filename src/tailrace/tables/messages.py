@@ -1,0 +1,67 @@
+"""The service's own words, where more than one module has to say them.
+
+Clients and test suites compare these texts, so they are kept to the letter, including what looks like a slip.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tailrace.errors import Invalid
+
+SERIALIZATION: Final = "SERIALIZATION"  # the code of an Invalid that is a SerializationException on the wire
+
+INVALID: Final = "One or more parameter values were invalid: "
+NOT_VALID: Final = "One or more parameter values are not valid. "
+KEY_MISMATCH: Final = "The provided key element does not match the schema"
+HASH_TOO_LONG: Final = INVALID + "Size of hashkey has exceeded the maximum size limit of2048 bytes"
+RANGE_TOO_LONG: Final = INVALID + "Aggregated size of all range keys has exceeded the size limit of 1024 bytes"
+NESTED_TOO_DEEP: Final = (
+    "Nesting Levels have exceeded supported limits: Attributes in the item have nested levels beyond supported limit"
+)
+ITEM_TOO_LARGE: Final = "Item size has exceeded the maximum allowed size"
+UPDATED_ITEM_TOO_LARGE: Final = "Item size to update has exceeded the maximum allowed size"
+UNSUPPORTED_INDEX_KEY: Final = "The update expression attempted to update the secondary index key to unsupported type"
+NUMBER_OVERFLOW: Final = "Number overflow. Attempting to store a number with magnitude larger than supported range"
+NUMBER_UNDERFLOW: Final = "Number underflow. Attempting to store a number with magnitude smaller than supported range"
+NUMBER_TOO_PRECISE: Final = "Attempting to store more than 38 significant digits in a Number"
+NOT_A_NUMBER: Final = "The parameter cannot be converted to a numeric value"
+VALUE_EMPTY: Final = "Supplied AttributeValue is empty, must contain exactly one of the supported datatypes"
+VALUE_AMBIGUOUS: Final = (
+    "Supplied AttributeValue has more than one datatypes set, must contain exactly one of the supported datatypes"
+)
+NULL_NOT_TRUE: Final = INVALID + "Null attribute value types must have the value of true"
+
+
+def malformed(message: str) -> Invalid:
+    """What a SerializationException says: the JSON has a value of the wrong type."""
+    return Invalid(message, code=SERIALIZATION)
+
+
+def mismatched_index_key(name: str, expected: str, actual: str, index: str) -> Invalid:
+    """An item's attribute is not of the type that the index's key wants."""
+    return Invalid(
+        f"{INVALID}Type mismatch for Index Key {name} Expected: {expected} Actual: {actual} IndexName: {index}"
+    )
+
+
+class EmptyKey(Invalid):
+    """A key attribute is empty, which is seen before anything of a transaction is done."""
+
+
+def empty_key(name: str, kind: str) -> Invalid:
+    """A key attribute of the table is an empty string or binary."""
+    return EmptyKey(f"{NOT_VALID}{_empty(kind)} Key: {name}")
+
+
+def empty_index_key(name: str, kind: str, index: str) -> Invalid:
+    """A key attribute of an index is an empty string or binary."""
+    return EmptyKey(
+        f"{NOT_VALID}A value specified for a secondary index key is not supported. "
+        f"{_empty(kind)} IndexName: {index}, IndexKey: {name}"
+    )
+
+
+def _empty(kind: str) -> str:
+    noun = "string" if kind == "S" else "binary"
+    return f"The AttributeValue for a key attribute cannot contain an empty {noun} value."

@@ -1,0 +1,334 @@
+"""What Python programs hand to tables and get from them: plain values, and small structs around them.
+
+Strings, ints, `Decimal`, bytes, bools, None, sets, lists and dicts go in; the same come out, numbers as int where they
+are whole and as `Decimal` elsewhere. A key is a dict, or its value alone; of a table with a sort key, a pair of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from types import EllipsisType
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+
+from tailrace.command import Command, Query
+from tailrace.errors import Invalid
+from tailrace.tables import streams, value
+from tailrace.tables.change import Record
+from tailrace.tables.definition import Definition
+from tailrace.tables.expression import Condition, Paths, Placeholders, condition, projection
+from tailrace.tables.value import Item
+
+R = TypeVar("R")
+# An operation: it yields what it wants done and is sent what came of it.
+Steps: TypeAlias = Generator[Command[Any] | Query[Any], Any, R]
+Plain: TypeAlias = dict[str, Any]
+KeySpec: TypeAlias = str | tuple[str, str]  # a name, or a name and its type: S, N or B
+Age: TypeAlias = timedelta | int | None  # an int is in seconds; None: any age
+
+
+# -- what is given
+
+
+class Index(msgspec.Struct, frozen=True):
+    """A second order of a table's items.
+
+    `projection` is "ALL", "KEYS_ONLY" or a list of the attributes that queries of the index return beside the keys. A
+    `local` index has the table's partition key and a sort key of its own, and is made with the table."""
+
+    name: str
+    partition_key: KeySpec | list[KeySpec] | None = None
+    sort_key: KeySpec | list[KeySpec] | None = None
+    projection: str | Sequence[str] = "ALL"
+    local: bool = False
+
+
+class Put(msgspec.Struct, frozen=True):
+    """Put an item, as part of a batch or transaction."""
+
+    table: str
+    item: Mapping[str, Any]
+    condition: str | None = None
+    names: Mapping[str, str] | None = None
+    values: Mapping[str, Any] | None = None
+
+
+class Delete(msgspec.Struct, frozen=True):
+    """Delete the item with this key, as part of a batch or transaction."""
+
+    table: str
+    key: Any
+    condition: str | None = None
+    names: Mapping[str, str] | None = None
+    values: Mapping[str, Any] | None = None
+
+
+class Update(msgspec.Struct, frozen=True):
+    """Update the item with this key, as part of a transaction."""
+
+    table: str
+    key: Any
+    expression: str
+    condition: str | None = None
+    names: Mapping[str, str] | None = None
+    values: Mapping[str, Any] | None = None
+
+
+class Check(msgspec.Struct, frozen=True):
+    """Let a transaction fail unless the condition holds for the item with this key."""
+
+    table: str
+    key: Any
+    condition: str
+    names: Mapping[str, str] | None = None
+    values: Mapping[str, Any] | None = None
+
+
+class Get(msgspec.Struct, frozen=True):
+    """Get the item with this key, as part of a transaction."""
+
+    table: str
+    key: Any
+    projection: str | None = None
+    names: Mapping[str, str] | None = None
+
+
+class Sort(msgspec.Struct, frozen=True):
+    """A condition on a sort key: `eq(5)`, `between("a", "b")`."""
+
+    op: str
+    operands: tuple[Any, ...]
+
+
+def eq(wanted: Any) -> Sort:
+    """The sort key is this. A bare value means the same."""
+    return Sort("=", (wanted,))
+
+
+def lt(bound: Any) -> Sort:
+    """The sort key is less."""
+    return Sort("<", (bound,))
+
+
+def le(bound: Any) -> Sort:
+    """The sort key is less or equal."""
+    return Sort("<=", (bound,))
+
+
+def gt(bound: Any) -> Sort:
+    """The sort key is greater."""
+    return Sort(">", (bound,))
+
+
+def ge(bound: Any) -> Sort:
+    """The sort key is greater or equal."""
+    return Sort(">=", (bound,))
+
+
+def between(low: Any, high: Any) -> Sort:
+    """The sort key is one of these or lies between them."""
+    return Sort("BETWEEN", (low, high))
+
+
+def begins_with(prefix: str | bytes) -> Sort:
+    """The sort key, a string or binary, begins so."""
+    return Sort("begins_with", (prefix,))
+
+
+# -- what comes back
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Some items; `cursor` is where the next page goes on, None on the last one."""
+
+    items: list[Plain]
+    cursor: Plain | None
+    scanned: int  # how many were examined to find them
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One change of one item. `sequence` and `index` name it; those of one transaction share the sequence."""
+
+    sequence: int
+    index: int
+    last: bool  # of its transaction
+    event: str  # INSERT, MODIFY or REMOVE
+    table: str
+    keys: Plain
+    old: Plain | None  # as far as the stream's view has it
+    new: Plain | None
+    at: datetime
+    by: str  # who made it; "ttl": it expired
+
+
+class StreamInfo(msgspec.Struct, frozen=True):
+    """A table's change stream: the present one, or the last it had."""
+
+    enabled: bool
+    view: str | None = None
+    oldest: int | None = None  # the sequence of the oldest record; None if there is none
+    latest: int | None = None
+    count: int = 0
+    label: str | None = None
+    max_age_s: int | None = None
+    max_count: int | None = None
+    bytes: int = 0  # about how much the records take
+
+
+class Cursor(msgspec.Struct, frozen=True):
+    """A consumer's place in a change stream, under a name, and how far it is behind."""
+
+    name: str
+    sequence: int  # the last that it has seen
+    at: datetime  # when it was saved
+    hold_bytes: int  # how much retention keeps for it
+    lost: int  # records that were trimmed before it came to them
+    cut_off: bool  # the next record for it is gone: reading after `sequence` says Trimmed
+    lag_records: int
+    lag_bytes: int  # about
+    lag_s: float  # the age of the oldest record that it has not seen
+
+
+class IndexInfo(msgspec.Struct, frozen=True):
+    """An index of a table. While it is CREATING it cannot be read."""
+
+    name: str
+    partition_key: tuple[str, ...]
+    sort_key: tuple[str, ...]
+    projection: str | list[str]
+    local: bool
+    status: str
+    items: int
+    bytes: int
+
+
+class TableInfo(msgspec.Struct, frozen=True):
+    """What a table is, and how much is in it."""
+
+    name: str
+    partition_key: tuple[str, str]  # name and type
+    sort_key: tuple[str, str] | None
+    items: int
+    bytes: int
+    indexes: list[IndexInfo]
+    ttl: str | None
+    stream: str | None  # the view of its change stream, if one is enabled
+    created: datetime
+    status: str
+
+
+# -- plain and typed
+
+
+class Holders:
+    """The names and values that stand behind the placeholders of an operation's expressions. `#` and `:` may be left
+    out in the dicts, not in the expressions."""
+
+    def __init__(self, names: Mapping[str, str] | None, values: Mapping[str, Any] | None) -> None:
+        self._given = bool(names or values)
+        self.placeholders = Placeholders(
+            None if not names else {_marked("#", name): held for name, held in names.items()},
+            None if not values else {_marked(":", name): value.from_plain(held) for name, held in values.items()},
+        )
+
+    def condition(self, text: str | None, parameter: str = "ConditionExpression") -> Condition | None:
+        return None if text is None else condition(text, self.placeholders, parameter)
+
+    def projection(self, text: str | None) -> Paths | None:
+        return None if text is None else projection(text, self.placeholders)
+
+    def done(self) -> None:
+        """All expressions have been read: what was given must have been used."""
+        if self._given:
+            self.placeholders.check_used()
+
+
+def _marked(mark: str, name: str) -> str:
+    return name if name.startswith(mark) else mark + name
+
+
+def key_item(definition: Definition, key: Any) -> Item:
+    """A key as an item with just the key's attributes."""
+    if isinstance(key, Mapping):
+        return value.item_from_plain(key)[0]
+    names = definition.keys
+    parts = key if isinstance(key, tuple) else (key,)
+    if len(parts) != len(names):
+        raise Invalid(f"a key of table {definition.name!r} is {spelt(names)}, which {key!r} is not")
+    return {name: value.from_plain(part) for name, part in zip(names, parts, strict=True)}
+
+
+def spelt(names: tuple[str, ...]) -> str:
+    """The names of a key as an error shows them."""
+    return names[0] if len(names) == 1 else f"({', '.join(names)})"
+
+
+def plain(item: Item | None) -> Plain | None:
+    """An item as a plain dict."""
+    return None if item is None else value.item_to_plain(item)
+
+
+def moment(at_ms: int) -> datetime:
+    """A time as Python has it."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC)
+
+
+def change(table: str, record: Record) -> Change:
+    """A change record with plain values."""
+    return Change(
+        record.sequence,
+        record.index,
+        record.last,
+        record.event,
+        table,
+        value.item_to_plain(record.keys),
+        plain(record.old),
+        plain(record.new),
+        moment(record.at_ms),
+        record.by,
+    )
+
+
+def stream_info(info: streams.Info) -> StreamInfo:
+    """A change stream as programs see it."""
+    stream = info.stream
+    return StreamInfo(
+        info.enabled,
+        info.view,
+        info.oldest,
+        info.latest,
+        info.count,
+        stream.label,
+        stream.max_age_s,
+        stream.max_count,
+        info.bytes,
+    )
+
+
+def cursor(saved: streams.Cursor) -> Cursor:
+    """A cursor as programs see it."""
+    return Cursor(
+        saved.name,
+        saved.after,
+        moment(saved.at_ms),
+        saved.hold_bytes,
+        saved.lost,
+        saved.cut_off,
+        saved.lag.records,
+        saved.lag.bytes,
+        saved.lag.age_ms / 1000,
+    )
+
+
+def retention(max_age: Age | EllipsisType, max_count: int | EllipsisType | None) -> dict[str, int | None]:
+    """The bounds that were given, as commands call them."""
+    given: dict[str, int | None] = {}
+    if isinstance(max_age, timedelta):
+        given["max_age_s"] = round(max_age.total_seconds())
+    elif max_age is not ...:
+        given["max_age_s"] = max_age
+    if max_count is not ...:
+        given["max_count"] = max_count
+    return given

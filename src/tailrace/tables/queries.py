@@ -1,0 +1,595 @@
+"""Reading items: one by key, several by key, a partition in order, everything.
+
+`Query` and `Scan` answer with a slice of a page; `Pager` makes pages of them. An index holds pointers: what an index
+query returns is read from the table, and cut to what the index projects.
+
+Requests are checked in the order in which the service does it, because a client sees the first complaint only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from tailrace import command, limits
+from tailrace.errors import Error, Invalid, TableNotFound, TransactionCanceled
+from tailrace.storage.engine import Reader
+from tailrace.tables import key as keys
+from tailrace.tables import messages, value
+from tailrace.tables.capacity import Capacity, read_units
+from tailrace.tables.definition import (
+    ACTIVE,
+    INDEX_ENTRIES,
+    ITEMS,
+    Definition,
+    Index,
+    IndexRow,
+    ItemRow,
+    find,
+)
+from tailrace.tables.expression import Condition, KeyCondition, Paths, Update
+from tailrace.tables.paging import (
+    ALL_ATTRIBUTES,
+    COUNT,
+    PAGE_BYTES,
+    Page,
+    Pager,
+    Progress,
+    Slice,
+    weight,
+    weight_most,
+)
+from tailrace.tables.value import Item, Value
+
+__all__ = [
+    "BatchGet",
+    "BatchGot",
+    "GetItem",
+    "Got",
+    "Page",
+    "Pager",
+    "Query",
+    "Scan",
+    "Slice",
+    "TransactGet",
+    "TransactGot",
+    "Wanted",
+]
+
+BATCH_KEYS_MAX: Final = 100
+ANSWER_BYTES_MAX: Final = 1 * limits.MiB + 400 * limits.KiB - 3  # as the service; the rest is told as unprocessed
+TRANSACT_BYTES_MAX: Final = 4 * limits.MiB
+_POINTERS: Final = 256  # index entries of one slice; each costs a look into the table
+_INVALID_START: Final = "The provided starting key is invalid"
+_OUTSIDE: Final = "The provided starting key is outside query boundaries based on provided conditions"
+_ONE_ROW: Final = "The query can return at most one row and cannot be restarted"
+
+_decode: Final = value.decode
+
+KeyBinder = Callable[[tuple[str, ...], tuple[str, ...], Mapping[str, str]], KeyCondition]
+"""Gives the key condition, once the hash and range attributes are known."""
+
+
+# -- by key
+
+
+class Got(msgspec.Struct, frozen=True):
+    """An item, or that there is none."""
+
+    definition: Definition
+    item: Item | None
+    consumed: Capacity | None = None
+
+
+class GetItem(command.Query[Got], frozen=True):
+    """The item with this key. Every read is consistent here; `consistent` is what it is counted as."""
+
+    single = True
+
+    table: str
+    key: Item
+    projection: Paths | None = None
+    consistent: bool = False
+    capacity: bool = False
+
+    def run(self, reader: Reader) -> Got:
+        definition = find(reader, self.table)
+        row = reader.get(ITEMS, definition.space, keys.key_of(definition, self.key))
+        if self.projection is not None:
+            check_scalars(definition, self.projection)
+        units = None
+        if self.capacity:
+            units = Capacity(definition.name, read_units(0 if row is None else row.size, self.consistent))
+        return Got(definition, _shown(row, self.projection), units)
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Items of one table that a batch asks for."""
+
+    table: str
+    keys: tuple[Item, ...]
+    projection: Paths | None = None
+    consistent: bool = False
+
+
+class BatchGot(msgspec.Struct, frozen=True):
+    """What a batch found, by table; keys that it did not come to, by table; units, by table."""
+
+    items: dict[str, list[Item]]
+    unprocessed: dict[str, list[Item]]
+    consumed: dict[str, Capacity]
+
+
+class BatchGet(command.Query[BatchGot], frozen=True):
+    """Up to a hundred items of several tables, as they are at one moment."""
+
+    requests: tuple[Wanted, ...]
+    capacity: bool = False
+
+    def run(self, reader: Reader) -> BatchGot:
+        for wanted in self.requests:
+            if len({_identity(key) for key in wanted.keys}) != len(wanted.keys):
+                raise Invalid("Provided list of item keys contains duplicates")
+        if sum(len(wanted.keys) for wanted in self.requests) > BATCH_KEYS_MAX:
+            raise Invalid("Too many items requested for the BatchGetItem call")
+        places = [self._places(reader, wanted) for wanted in self.requests]
+        found: dict[str, list[Item]] = {}
+        unprocessed: dict[str, list[Item]] = {}
+        consumed: dict[str, Capacity] = {}
+        size = 0
+        for wanted, (definition, stored) in zip(self.requests, places, strict=True):
+            shown = found.setdefault(definition.name, [])
+            units = 0.0
+            for key, place in zip(wanted.keys, stored, strict=True):
+                row = reader.get(ITEMS, definition.space, place)
+                if row is not None and size + row.size > ANSWER_BYTES_MAX:
+                    unprocessed.setdefault(definition.name, []).append(key)
+                    units += read_units(0, wanted.consistent)
+                    continue
+                units += read_units(0 if row is None else row.size, wanted.consistent)
+                item = _shown(row, wanted.projection)
+                if row is not None and item is not None:
+                    size += row.size
+                    shown.append(item)
+            if self.capacity:
+                consumed[definition.name] = Capacity(definition.name, units)
+        return BatchGot(found, unprocessed, consumed)
+
+    def _places(self, reader: Reader, wanted: Wanted) -> tuple[Definition, list[bytes]]:
+        definition = find(reader, wanted.table)
+        places = [keys.key_of(definition, key) for key in wanted.keys]
+        if wanted.projection is not None:
+            check_scalars(definition, wanted.projection)
+        return definition, places
+
+
+class TransactGot(msgspec.Struct, frozen=True):
+    """Items in the order of the gets; None where there is none."""
+
+    items: list[Item | None]
+    consumed: dict[str, Capacity]
+
+
+class TransactGet(command.Query[TransactGot], frozen=True):
+    """Several items as they are at one moment: all, or an error with a reason per get."""
+
+    gets: tuple[GetItem, ...]
+    capacity: bool = False
+
+    def run(self, reader: Reader) -> TransactGot:
+        places: list[tuple[Definition, bytes]] = []
+        reasons: list[tuple[str, str | None, Any]] = []
+        for get in self.gets:
+            definition = find(reader, get.table)
+            try:
+                places.append((definition, keys.key_of(definition, get.key)))
+                if get.projection is not None:
+                    check_scalars(definition, get.projection)
+                reasons.append(("None", None, None))
+            except (TableNotFound, messages.EmptyKey):
+                raise
+            except Error as error:
+                reasons.append(("ValidationError", str(error), None))
+        if any(code != "None" for code, _, _ in reasons):
+            raise TransactionCanceled(reasons)
+        if len({(definition.space, place) for definition, place in places}) != len(places):
+            raise Invalid("Transaction request cannot include multiple operations on one item")
+        rows = [reader.get(ITEMS, definition.space, place) for definition, place in places]
+        if sum(row.size for row in rows if row is not None) > TRANSACT_BYTES_MAX:
+            raise Invalid("Collective size of all items in a transaction cannot exceed 4 MB")
+        consumed: dict[str, Capacity] = {}
+        if self.capacity:
+            for (definition, _), row in zip(places, rows, strict=True):
+                units = read_units(0 if row is None else row.size, consistent=True, transactional=True)
+                before = consumed.get(definition.name, Capacity(definition.name))
+                consumed[definition.name] = before + Capacity(definition.name, units)
+        items = [_shown(row, get.projection) for row, get in zip(rows, self.gets, strict=True)]
+        return TransactGot(items, consumed)
+
+
+def _shown(row: ItemRow | None, projection: Paths | None) -> Item | None:
+    if row is None:
+        return None
+    item = _decode(row.body)
+    return item if projection is None else projection.project(item)
+
+
+def _identity(key: Item) -> bytes:
+    return value.encode(dict(sorted(key.items())))
+
+
+# -- in order
+
+
+class Plan(msgspec.Struct, frozen=True, gc=False):
+    """What a query or scan comes down to: a range of keys, and what of the items is visible."""
+
+    definition: Definition
+    index: Index | None
+    start: bytes | None  # the first key
+    after: bytes | None  # or the one before it
+    before: bytes | None  # the key after the last
+    names: frozenset[str] | None  # attributes that the index holds; None: all
+    fetch: bool  # what the index does not hold is wanted
+    single: bool  # there cannot be a second item
+    key_names: tuple[str, ...]  # of a last key
+
+
+class Query(command.Query[Slice], frozen=True, kw_only=True):
+    """Items of one partition of a table or index, in the order of the sort key."""
+
+    table: str
+    condition: KeyBinder
+    index: str | None = None
+    start: Item | None = None  # the last key of the page before
+    limit: int | None = None
+    reverse: bool = False
+    filter: Condition | None = None
+    projection: Paths | None = None
+    select: str | None = None
+    consistent: bool = False
+    capacity: bool = False
+    legacy: bool = False  # filter and projection were given by the parameters of before expressions
+    progress: Progress | None = None  # the pager's
+
+    def run(self, reader: Reader) -> Slice:
+        return _slice(reader, self, self.reverse)
+
+    def plan(self, reader: Reader) -> Plan:
+        """Check the question against the table and work out what to read."""
+        definition = find(reader, self.table)
+        index = _index(definition, self.index, self.consistent)
+        hash_names, range_names = _key_names(definition, index)
+        start = self.start
+        if start is not None:
+            _check_start_size(definition, index, start, _INVALID_START)
+            for name in hash_names:
+                _check_start_part(definition, start, name)
+        wanted = self.condition(hash_names, range_names, definition.kinds)
+        _check_kinds(definition, wanted, hash_names, range_names)
+        if start is not None:
+            for name in range_names:
+                _check_start_part(definition, start, name)
+        first, after, before = _bounds(wanted.hash, wanted, index)
+        single = index is None and (definition.range is None or bool(wanted.equal))
+        if start is not None:
+            place = _start_place(definition, index, start)
+            self._check_start(definition, index, start, place, wanted)
+            if self.reverse:
+                before = place if before is None else min(before, place)
+            else:
+                first, after = None, place if after is None else max(after, place)
+        if self.projection is not None:
+            check_scalars(definition, self.projection)
+        self._check_filter(hash_names + range_names)
+        names, fetch = _visible(definition, index, self)
+        if self.filter is not None:
+            check_scalars(definition, self.filter)
+        return Plan(definition, index, first, after, before, names, fetch, single, _last_names(definition, index))
+
+    def _check_start(
+        self, definition: Definition, index: Index | None, start: Item, place: bytes, wanted: KeyCondition
+    ) -> None:
+        """The key to start after must be one that the query could have returned."""
+        hash_names, _ = _key_names(definition, index)
+        same = all(value.equal(start[name], part) for name, part in zip(hash_names, wanted.hash, strict=True))
+        if wanted.op is None and not wanted.equal:
+            if not same:
+                raise Invalid(_OUTSIDE)
+            if index is None and definition.range is None:
+                raise Invalid(f"The provided exclusive start key is invalid: ExclusiveStartKey: {_told(start)}")
+            return
+        # The predicate comes first, as if the partition were the right one.
+        first, after, before = _bounds([start[name] for name in hash_names], wanted, index)
+        if (
+            (first is not None and place < first)
+            or (after is not None and place <= after)
+            or (before is not None and place >= before)
+        ):
+            raise Invalid("The provided starting key does not match the range key predicate")
+        if not same or (index is None and wanted.equal):
+            raise Invalid(_ONE_ROW)
+
+    def _check_filter(self, key_names: tuple[str, ...]) -> None:
+        if self.filter is None:
+            return
+        used = self.filter.names
+        for name in key_names:
+            if name in used:
+                parameter = "QueryFilter" if self.legacy else "Filter Expression"
+                raise Invalid(f"{parameter} can only contain non-primary key attributes: Primary key attribute: {name}")
+
+
+class Scan(command.Query[Slice], frozen=True, kw_only=True):
+    """All items of a table or index, or of one of `total` segments of it."""
+
+    table: str
+    index: str | None = None
+    segment: int | None = None
+    total: int | None = None
+    start: Item | None = None  # the last key of the page before
+    limit: int | None = None
+    filter: Condition | None = None
+    projection: Paths | None = None
+    select: str | None = None
+    consistent: bool = False
+    capacity: bool = False
+    legacy: bool = False  # filter and projection were given by the parameters of before expressions
+    progress: Progress | None = None  # the pager's
+
+    def run(self, reader: Reader) -> Slice:
+        return _slice(reader, self, False)
+
+    def plan(self, reader: Reader) -> Plan:
+        """Check the question against the table and work out what to read."""
+        definition = find(reader, self.table)
+        index = _index(definition, self.index, self.consistent)
+        start = self.start
+        if start is not None:
+            wrong = _INVALID_START if index is not None else f"{_INVALID_START}: {messages.KEY_MISMATCH}"
+            _check_start_size(definition, index, start, wrong)
+            if index is not None:
+                hash_names, range_names = _key_names(definition, index)
+                for name in hash_names + range_names:
+                    _check_start_part(definition, start, name)
+        names, fetch = _visible(definition, index, self)
+        first, before = (None, None) if self.total is None else keys.segment_bounds(self.segment or 0, self.total)
+        after = None
+        if start is not None:
+            after = _start_place(definition, index, start)
+            if (first is not None and after < first) or (before is not None and after >= before):
+                raise Invalid(
+                    f"{_INVALID_START}: Invalid ExclusiveStartKey. Please use ExclusiveStartKey with correct Segment. "
+                    f"TotalSegments: {self.total} Segment: {self.segment}"
+                )
+            first = None
+        if self.projection is not None:
+            check_scalars(definition, self.projection)
+        if self.filter is not None:
+            check_scalars(definition, self.filter)
+        return Plan(definition, index, first, after, before, names, fetch, False, _last_names(definition, index))
+
+
+# -- checking
+
+
+def _index(definition: Definition, name: str | None, consistent: bool) -> Index | None:
+    if name is None:
+        return None
+    index = definition.by_name.get(name)
+    if index is None:
+        raise Invalid(f"The table does not have the specified index: {name}")
+    if not index.local:
+        if consistent:
+            raise Invalid("Consistent reads are not supported on global secondary indexes")
+        if index.status != ACTIVE:
+            raise Invalid(f"Cannot read from backfilling global secondary index: {name}")
+    return index
+
+
+def _key_names(definition: Definition, index: Index | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if index is not None:
+        return index.hash, index.range
+    return (definition.hash,), () if definition.range is None else (definition.range,)
+
+
+def _last_names(definition: Definition, index: Index | None) -> tuple[str, ...]:
+    """The attributes that name a place: the index's, and the item's own key."""
+    if index is None:
+        return definition.keys
+    return tuple(dict.fromkeys(definition.keys + index.hash + index.range))
+
+
+def _check_start_size(definition: Definition, index: Index | None, start: Item, wrong: str) -> None:
+    if len(start) != len(_last_names(definition, index)):
+        raise Invalid(wrong)
+
+
+def _check_start_part(definition: Definition, start: Item, name: str) -> None:
+    part = start.get(name)
+    if part is None:
+        raise Invalid(_INVALID_START)
+    if definition.kinds[name] not in part:
+        raise Invalid(messages.KEY_MISMATCH)
+
+
+def _start_place(definition: Definition, index: Index | None, start: Item) -> bytes:
+    """Where in the order the key stands, whether or not there is such an item."""
+    own = {name: start[name] for name in definition.keys if name in start}
+    try:
+        place = keys.key_of(definition, own)
+        if index is None:
+            return place
+        found = keys.index_key(definition, index, start, place)
+    except Invalid as error:
+        raise Invalid(f"{_INVALID_START}: {error}") from None
+    if found is None:
+        raise Invalid(_INVALID_START)
+    return found
+
+
+def _check_kinds(
+    definition: Definition, wanted: KeyCondition, hash_names: tuple[str, ...], range_names: tuple[str, ...]
+) -> None:
+    kinds = definition.kinds
+    pairs = list(zip(hash_names, wanted.hash, strict=True)) + list(zip(range_names, wanted.equal, strict=False))
+    if wanted.op is not None:
+        name = range_names[len(wanted.equal)]
+        pairs += [(name, operand) for operand in wanted.operands]
+    for name, operand in pairs:
+        if kinds[name] not in operand:
+            raise Invalid(f"{messages.INVALID}Condition parameter type does not match schema type")
+        if not operand[kinds[name]]:
+            raise messages.empty_key(name, kinds[name])
+
+
+def check_scalars(definition: Definition, used: Condition | Paths | Update) -> None:
+    """A key attribute has no inside to look into."""
+    nested = used.nested
+    if not nested:
+        return
+    for name in definition.keys:
+        if name in nested:
+            raise Invalid(f"{_SCALARS} Key: {name}")
+    for index in definition.indexes:
+        for name in index.hash + index.range:
+            if name in nested:
+                raise Invalid(f"{_SCALARS} IndexKey: {name}")
+
+
+_SCALARS: Final = "Key attributes must be scalars; list random access '[]' and map lookup '.' are not allowed:"
+
+
+def _visible(definition: Definition, index: Index | None, asked: Query | Scan) -> tuple[frozenset[str] | None, bool]:
+    """The attributes that the index holds (None: all), and whether others are wanted."""
+    if index is None or index.projection.kind == "ALL":
+        return None, False
+    held = frozenset((*definition.keys, *index.hash, *index.range, *index.projection.attributes))
+    if asked.select == ALL_ATTRIBUTES:
+        if not index.local:
+            raise Invalid(
+                f"{messages.INVALID}Select type ALL_ATTRIBUTES is not supported for global "
+                f"secondary index {index.name} because its projection type is not ALL"
+            )
+        return held, True
+    wanted = () if asked.projection is None else asked.projection.steps
+    missing = list(dict.fromkeys(str(path[0]) for path in wanted if path[0] not in held))
+    if missing and not index.local:
+        raise Invalid(f"{messages.INVALID}Global secondary index {index.name} does not project [{', '.join(missing)}]")
+    if not missing and index.local and asked.filter is not None:
+        missing = [name for name in asked.filter.names if name not in held]
+    return held, bool(missing)
+
+
+def _told(start: Item) -> str:
+    """A key as the service's messages show it."""
+    shown = []
+    for name, part in start.items():
+        ((kind, held),) = part.items()
+        shown.append(f"{name}=AttributeValue: {{{kind}:{held}}}")
+    return "{" + ", ".join(shown) + "}"
+
+
+# -- reading
+
+
+def _bounds(hashes: list[Value], wanted: KeyCondition, index: Index | None) -> keys.Bounds:
+    """The keys of the partition of these hash values that meet the condition."""
+    return keys.range_bounds(
+        keys.partition(hashes), index=index is not None, equal=wanted.equal, op=wanted.op, operands=wanted.operands
+    )
+
+
+def _slice(reader: Reader, asked: Query | Scan, reverse: bool) -> Slice:
+    """Examine what comes next: up to a slice's worth of items, or the rest of the page."""
+    progress = asked.progress
+    if progress is None:
+        plan = asked.plan(reader)
+        first, after, before, heavy = plan.start, plan.after, plan.before, 0
+    else:
+        plan, heavy = progress.plan, progress.weight
+        if find(reader, asked.table).space != plan.definition.space:
+            raise TableNotFound(asked.table)  # it was deleted meanwhile, and another made
+        if reverse:
+            first, after, before = plan.start, plan.after, progress.position
+        else:
+            first, after, before = None, progress.position, plan.before
+    definition, index = plan.definition, plan.index
+    most = limits.SLICE_ENTRIES if index is None else _POINTERS
+    if asked.limit is not None and asked.limit < most:
+        most = asked.limit
+    bounds: dict[str, Any] = {"start": first, "after": after, "before": before, "limit": most, "reverse": reverse}
+    pointers: list[IndexRow] = []
+    if index is None:
+        rows, taken = _take(reader.scan(ITEMS, definition.space, **bounds))
+    else:
+        pointers = list(reader.scan(INDEX_ENTRIES, index.space, **bounds))
+        rows, taken = _take(_fetched(reader, definition, pointers))
+    ended = taken and len(rows) < most
+    views, size, fetched = _views(plan, rows, asked.capacity)
+    full = False
+    total = sum([row.size for row in rows])
+    if heavy + weight_most(total, len(rows)) >= PAGE_BYTES or not (ended or len(rows) == asked.limit):
+        heavy, kept = _weigh(views, definition.range, heavy)
+        full = heavy >= PAGE_BYTES
+        if kept < len(rows):
+            del rows[kept:], views[kept:]
+            views, size, fetched = _views(plan, rows, asked.capacity)
+    passed = views if asked.filter is None else list(filter(asked.filter.test, views))
+    count = len(passed)
+    if asked.select == COUNT:
+        items: list[Item] = []
+    else:
+        items = passed if asked.projection is None else [asked.projection.project(item) for item in passed]
+    position = last_key = None
+    if rows and (full or not ended) and not plan.single:
+        position = rows[-1].key if index is None else pointers[len(rows) - 1].key
+        last = views[-1]
+        last_key = {name: last[name] for name in plan.key_names}
+    return Slice(definition, index, items, count, len(rows), size, fetched, heavy, plan, position, last_key, full)
+
+
+def _take(found: Iterable[ItemRow]) -> tuple[list[ItemRow], bool]:
+    """Rows until they are a slice's worth of bytes; whether all that were found have been taken."""
+    rows: list[ItemRow] = []
+    size = 0
+    for row in found:
+        rows.append(row)
+        size += row.size
+        if size >= limits.SLICE_BYTES:
+            return rows, False
+    return rows, True
+
+
+def _fetched(reader: Reader, definition: Definition, pointers: list[IndexRow]) -> Iterator[ItemRow]:
+    """The items that index entries lead to."""
+    for pointer in pointers:
+        row = reader.get(ITEMS, definition.space, pointer.item)
+        assert row is not None, f"an index of {definition.name} leads to an item that is not there"
+        yield row
+
+
+def _views(plan: Plan, rows: list[ItemRow], counted: bool) -> tuple[list[Item], int, int]:
+    """The items as the reader of this table or index sees them; how many bytes were examined, and how many more fetched
+    from the table (counted only where somebody wants to know)."""
+    items = [_decode(row.body) for row in rows]
+    total = sum([row.size for row in rows]) if counted else 0
+    names = plan.names
+    if names is None:
+        return items, total, 0
+    if plan.fetch and not counted:
+        return items, 0, 0
+    held = [{name: part for name, part in item.items() if name in names} for item in items]
+    size = sum(map(value.item_size, held)) if counted else 0
+    return (items, size, total) if plan.fetch else (held, size, 0)
+
+
+def _weigh(views: list[Item], range_name: str | None, heavy: int) -> tuple[int, int]:
+    """How heavy the page is with these items, up to the one that fills it; and how many that are."""
+    for number, item in enumerate(views, start=1):
+        heavy += weight(item, range_name)
+        if heavy >= PAGE_BYTES:
+            return heavy, number
+    return heavy, len(views)

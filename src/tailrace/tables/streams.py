@@ -1,0 +1,666 @@
+"""Change streams: enabled and disabled on a live table, read by anybody who knows a sequence, trimmed by retention.
+
+Each time a stream is enabled it is a new one, with its own label, log and epoch. Disabling closes it and keeps it
+readable beside the one that may come later; so does deleting the table. A closed stream goes when its retention has
+passed; one without a maximal age stays until it is pruned.
+
+A reader names a sequence and gets what comes after it, in whole transactions. Enabling takes a sequence of its own and
+the stream begins after it, so that somebody who comes with an earlier one, of a stream before, is told so: what was
+written in between is in no stream, and nobody skips it unawares.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import lru_cache
+from itertools import chain
+from typing import Final
+
+import msgspec
+
+from tailrace import limits
+from tailrace.access import Permission
+from tailrace.command import Command, Query
+from tailrace.errors import Invalid, LimitExceeded, NotFound, TableNotFound, Trimmed
+from tailrace.log import log as logs
+from tailrace.log.entry import ENTRIES, LOGS, Entry, Log
+from tailrace.log.position import offset
+from tailrace.storage.engine import Reader, Tx
+from tailrace.storage.table import META, Table
+from tailrace.tables import change, retention
+from tailrace.tables.change import Record
+from tailrace.tables.definition import COUNTS, TABLES, Definition, StreamRef, counted, decoded, find, save
+from tailrace.tables.retention import CHANGE_CURSORS, MAX_AGE_S, MAX_COUNT, ChangeCursor, Lag, Plan
+
+logger = logging.getLogger("tailrace.tables")
+
+OWNER: Final = "table/"  # what a log's owner begins with when it is a change stream's
+PAGE_RECORDS: Final = 1_000
+PAGE_BYTES: Final = 1 * limits.MiB
+
+
+class ChangeStream(msgspec.Struct, frozen=True):
+    """A table's change stream, of now or of once."""
+
+    name: str  # the table's
+    label: str  # when it was enabled; new each time
+    log: int
+    space: int  # the table's number: a later table of that name has another
+    view: str
+    epoch: str  # random, so that what was handed out for another database is recognised
+    created_ms: int
+    closed_ms: int | None
+    max_age_s: int | None
+    max_count: int | None
+    schema: bytes
+
+    @property
+    def keys(self) -> tuple[tuple[str, str], ...]:
+        """Name and type of the table's key attributes, the partition key first."""
+        return _schema(self.schema).keys
+
+    @property
+    def first(self) -> int:
+        """Where the log began: after the sequence of its enabling."""
+        return _schema(self.schema).first
+
+    @property
+    def complete(self) -> bool:
+        """Whether the table had no items when the stream began."""
+        return _schema(self.schema).complete
+
+
+class Schema(msgspec.Struct, frozen=True):
+    """What stays known of a table when it is deleted."""
+
+    keys: tuple[tuple[str, str], ...]
+    first: int
+    complete: bool = False  # the table had no items when the stream began, so the stream tells of all there are
+
+
+CHANGE_STREAMS = Table("change_streams", ChangeStream, key=("name", "label"), cached=True)
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decoder: Final = msgspec.msgpack.Decoder(Schema)
+
+
+@lru_cache(maxsize=1024)
+def _schema(body: bytes) -> Schema:
+    return _decoder.decode(body)
+
+
+# -- for those who change tables
+
+
+def enable(
+    tx: Tx,
+    definition: Definition,
+    view: str,
+    *,
+    max_age_s: int | None = MAX_AGE_S,
+    max_count: int | None = MAX_COUNT,
+) -> Definition:
+    """Let the table's changes be recorded from now on; the table afterwards, saved."""
+    if definition.stream is not None:
+        raise Invalid(f"Table already has an enabled stream: TableName: {definition.name}")
+    if view not in change.VIEWS:
+        raise Invalid(f"stream view {view!r} is unknown; use one of {', '.join(change.VIEWS)}")
+    check_retention(max_age_s, max_count)
+    first = tx.next_id(change.SEQUENCE) + 1
+    label = _new_label(tx, definition.name)
+    log = logs.create(tx, f"{OWNER}{definition.name}/{label}")
+    tx.put(LOGS, msgspec.structs.replace(log, start=first, next=first))
+    empty = not counted(tx, definition.space).items
+    schema = Schema(tuple((name, definition.kinds[name]) for name in definition.keys), first, complete=empty)
+    tx.put(
+        CHANGE_STREAMS,
+        ChangeStream(
+            definition.name, label, log.id, definition.space, view, secrets.token_hex(8), tx.now_ms, None, max_age_s,
+            max_count, _encode(schema),
+        ),
+    )  # fmt: skip
+    definition = msgspec.structs.replace(definition, stream=StreamRef(label, log.id, view))
+    save(tx, definition)
+    return definition
+
+
+def disable(tx: Tx, definition: Definition) -> Definition:
+    """Record no more; what is there stays readable. The table afterwards, saved."""
+    if definition.stream is None:
+        raise Invalid(f"Table has no stream to disable: TableName: {definition.name}")
+    dropped(tx, definition)
+    definition = msgspec.structs.replace(definition, stream=None)
+    save(tx, definition)
+    return definition
+
+
+def dropped(tx: Tx, definition: Definition) -> None:
+    """The table is being deleted: its stream, if it has one, takes no more and is kept until its retention passes."""
+    if definition.stream is None:
+        return
+    stream = tx.get(CHANGE_STREAMS, definition.name, definition.stream.label)
+    assert stream is not None, f"table {definition.name!r} has lost its change stream"
+    tx.put(CHANGE_STREAMS, msgspec.structs.replace(stream, closed_ms=tx.now_ms))
+    tx.notify(stream.log, logs.CLOSED)
+
+
+def check_retention(max_age_s: int | None, max_count: int | None) -> None:
+    """Bounds may be absent, not senseless."""
+    if max_age_s is not None and not 0 < max_age_s <= limits.TTL_S_MAX:
+        raise Invalid(f"max_age_s {max_age_s} is not from 1 to {limits.TTL_S_MAX}; give none to keep them any time")
+    if max_count is not None and not 0 < max_count <= limits.POSITION_MAX:
+        raise Invalid(f"max_count {max_count} is not from 1 to {limits.POSITION_MAX}; give none to keep any number")
+
+
+def _new_label(tx: Tx, name: str) -> str:
+    """The time, moved on where the table had a stream at that very millisecond or the clock went back."""
+    label = _iso(tx.now_ms)
+    for last in tx.scan(CHANGE_STREAMS, name, reverse=True, limit=1):
+        if last.label >= label:
+            moment = datetime.fromisoformat(last.label).replace(tzinfo=UTC)
+            label = _iso(round(moment.timestamp() * 1000) + 1)
+    return label
+
+
+def _iso(at_ms: int) -> str:
+    seconds, ms = divmod(at_ms, 1000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ms:03d}"
+
+
+# -- finding
+
+
+def find_stream(reader: Reader | Tx, name: str, label: str | None = None) -> ChangeStream:
+    """The stream of this label; without one the table's present stream, or its last. A deleted table's is found too."""
+    if label is not None:
+        stream = reader.get(CHANGE_STREAMS, name, label)
+        if stream is None:
+            raise NotFound(f"table {name!r} has no change stream {label!r}; list its streams", code="STREAM_NOT_FOUND")
+        return stream
+    row = reader.get(TABLES, name)
+    space = None
+    if row is not None:
+        definition = decoded(row)
+        space = definition.space
+        if definition.stream is not None:
+            stream = reader.get(CHANGE_STREAMS, name, definition.stream.label)
+            assert stream is not None, f"table {name!r} has lost its change stream"
+            return stream
+    for stream in reader.scan(CHANGE_STREAMS, name, reverse=True, limit=1):
+        if space is None or stream.space == space:
+            return stream
+    if row is None:
+        raise TableNotFound(name)
+    raise NotFound(f"table {name!r} has no change stream; enable one first", code="STREAM_NOT_FOUND")
+
+
+def log_of(reader: Reader | Tx, stream: ChangeStream) -> Log:
+    log = reader.get(LOGS, stream.log)
+    assert log is not None, f"change stream {stream.name}/{stream.label} has lost its log {stream.log}"
+    return log
+
+
+def position_after(reader: Reader | Tx, stream: ChangeStream, log: Log, after: int | None) -> int:
+    """Where somebody goes on who has seen all up to the sequence `after`; None: has seen nothing.
+
+    `after` may be any sequence that the database has given out, also another table's. Zero is before all of them: it
+    means the beginning as long as nothing of it was trimmed."""
+    if after is None or (after == 0 and log.start == stream.first):
+        return log.start
+    return _checked(reader, log, after + 1, "sequence")
+
+
+def _checked(reader: Reader | Tx, log: Log, position: int, noun: str = "position") -> int:
+    if position < log.start:
+        raise Trimmed(requested=position, earliest=log.start, offset=offset(log.start), noun=noun)
+    if position > log.next and position > given_out(reader) + 1:
+        raise Invalid(
+            f"sequence {position - 1} was never given out; read after one that the database returned",
+            code="INVALID_OFFSET",
+        )
+    return position
+
+
+def given_out(reader: Reader | Tx) -> int:
+    """The last sequence of the database."""
+    counter = reader.get(META, f"counter/{change.SEQUENCE}")
+    return int(counter.value) if counter else 0
+
+
+# -- reading
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """A run of whole transactions."""
+
+    stream: ChangeStream
+    records: list[Record]
+    after: int  # the sequence to read on after
+    latest: int  # the last sequence in the stream; below `oldest` if it holds nothing
+    oldest: int  # the first sequence that may still be read
+    more: bool  # there was more to read than fitted
+
+    @property
+    def ended(self) -> bool:
+        """The reader has now seen all there will ever be."""
+        return self.stream.closed_ms is not None and not self.more
+
+
+class ReadChanges(Query[Changes], frozen=True):
+    """What happened after a sequence (None: from the oldest record on).
+
+    `limit` and `bytes_max` are rounded up to whole transactions: at least one is returned if there is any."""
+
+    table: str
+    after: int | None = None
+    limit: int = PAGE_RECORDS
+    bytes_max: int = PAGE_BYTES
+    label: str | None = None
+
+    def run(self, reader: Reader) -> Changes:
+        if self.limit < 1:
+            raise Invalid(f"limit {self.limit} is less than 1")
+        stream = find_stream(reader, self.table, self.label)
+        log = log_of(reader, stream)
+        position = at = position_after(reader, stream, log, self.after)
+        records: list[Record] = []
+        left = self.bytes_max
+        for entry in entries_from(reader, log, position):
+            records += change.decode(entry)
+            at = entry.next
+            left -= len(entry.body)
+            if left <= 0 or len(records) >= self.limit:
+                break
+        return Changes(stream, records, at - 1, log.next - 1, log.start, at < log.next)
+
+
+def entries_from(reader: Reader, log: Log, position: int) -> Iterator[Entry]:
+    """The entry that covers `position` and all that follow, lazily.
+
+    A position from this stream is where an entry begins; for any other, the one that covers it is looked for."""
+    if position >= log.next:
+        return iter(())
+    rows = reader.scan(ENTRIES, log.id, start=position)
+    first = next(rows, None)
+    if first is None or first.position != position:
+        return reader.scan(ENTRIES, log.id, start=retention.aligned(reader, log, position))
+    return chain((first,), rows)
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Some entries, undecoded, and the stream as it was when they were read."""
+
+    stream: ChangeStream
+    log: Log
+    position: int  # where the first of them begins
+    entries: list[Entry]
+    next: int
+
+
+class ReadEntries(Query[Run], frozen=True):
+    """Entries that cover `position` (None: the oldest) and what follows: at least one if there is any."""
+
+    table: str
+    label: str | None = None
+    position: int | None = None
+    bytes_max: int = PAGE_BYTES
+    entries_max: int = sys.maxsize
+    epoch: str | None = None  # of the stream that is meant; another one is refused
+
+    def run(self, reader: Reader) -> Run:
+        stream = find_stream(reader, self.table, self.label)
+        if self.epoch is not None and self.epoch != stream.epoch:
+            raise Invalid(f"this position was handed out for another stream than {stream.name!r}, of another database")
+        log = log_of(reader, stream)
+        position = log.start if self.position is None else _checked(reader, log, self.position)
+        entries: list[Entry] = []
+        left = self.bytes_max
+        for entry in entries_from(reader, log, position):
+            left -= len(entry.body)
+            if entries and left < 0:
+                break
+            entries.append(entry)
+            if left <= 0 or len(entries) >= self.entries_max:
+                break
+        if not entries:
+            return Run(stream, log, log.next, [], log.next)
+        return Run(stream, log, entries[0].position, entries, entries[-1].next)
+
+
+# -- describing
+
+
+class Info(msgspec.Struct, frozen=True):
+    """A change stream and what is in it."""
+
+    stream: ChangeStream
+    log: Log
+    oldest: int | None  # the sequence of the oldest record; None if there is none
+    latest: int | None  # of the newest
+    latest_index: int  # of the newest record within its transaction
+    count: int  # how many records there are
+    bytes: int  # about how large they are: from the mean size of a record
+
+    @property
+    def enabled(self) -> bool:
+        return self.stream.closed_ms is None
+
+    @property
+    def view(self) -> str:
+        return self.stream.view
+
+
+class StreamInfo(Query[Info], frozen=True):
+    """What is in a table's stream: the present one, or the one of `label`."""
+
+    table: str
+    label: str | None = None
+
+    def run(self, reader: Reader) -> Info:
+        return info_of(reader, find_stream(reader, self.table, self.label))
+
+
+class AllStreams(Query[list[Info]], frozen=True):
+    """All that there are of a table's name, the oldest first; also those of a deleted table before it."""
+
+    table: str
+
+    def run(self, reader: Reader) -> list[Info]:
+        found = [info_of(reader, stream) for stream in list(reader.scan(CHANGE_STREAMS, self.table))]
+        if not found:
+            find(reader, self.table)
+        return found
+
+
+def info_of(reader: Reader, stream: ChangeStream) -> Info:
+    """What is in a stream."""
+    log = log_of(reader, stream)
+    rows = reader.values(ENTRIES, "next, substr(body, 1, 8)", log.id, start=log.start, limit=1)
+    if not rows:
+        return Info(stream, log, None, None, 0, 0, 0)
+    first, head = rows[0]
+    total = counted(reader, -log.id)
+    last = next(reader.scan(ENTRIES, log.id, reverse=True, limit=1))
+    index = total.items - change.before(last.body) - 1
+    count = total.items - change.before(head)
+    return Info(stream, log, first - 1, log.next - 1, index, count, count * total.bytes // total.items)
+
+
+class ListChangeStreams(Query[list[ChangeStream]], frozen=True):
+    """Change streams in order of table and label, `after` one of them, which need not be there any more."""
+
+    table: str | None = None
+    after: tuple[str, str] | None = None
+    limit: int = 100
+
+    def run(self, reader: Reader) -> list[ChangeStream]:
+        return _listed(reader, self.table, self.after, self.limit)
+
+
+class RecentStreams(Query[list[ChangeStream]], frozen=True):
+    """Change streams, the newest first, `after` one of them (its label and its table's name)."""
+
+    table: str | None = None
+    after: tuple[str, str] | None = None
+    limit: int = 100
+
+    def run(self, reader: Reader) -> list[ChangeStream]:
+        prefix = () if self.table is None else (self.table,)
+        # There are about as many streams as tables: so few that no second order of them is kept.
+        known = sorted(reader.values(CHANGE_STREAMS, "label, name", *prefix), reverse=True)
+        if self.table is not None and not known:
+            find(reader, self.table)
+        rest = known if self.after is None else [each for each in known if each < self.after]
+        found = (reader.get(CHANGE_STREAMS, name, label) for label, name in rest[: self.limit])
+        return [stream for stream in found if stream is not None]
+
+
+def _listed(reader: Reader, table: str | None, after: tuple[str, str] | None, limit: int) -> list[ChangeStream]:
+    if table is not None:
+        if after is not None and after[0] != table:
+            return [] if after[0] > table else list(reader.scan(CHANGE_STREAMS, table, limit=limit))
+        return list(reader.scan(CHANGE_STREAMS, table, after=after[1] if after else None, limit=limit))
+    if after is None:
+        return list(reader.scan(CHANGE_STREAMS, limit=limit))
+    rows = list(reader.scan(CHANGE_STREAMS, after[0], after=after[1], limit=limit))
+    if len(rows) < limit:
+        rows += reader.scan(CHANGE_STREAMS, after=after[0], limit=limit - len(rows))
+    return rows
+
+
+# -- commands of those who own the table
+
+
+class EnableStream(Command[ChangeStream], frozen=True):
+    """Record a table's changes from now on; bounds of None keep records until they are pruned."""
+
+    permission = Permission.ADMIN
+
+    table: str
+    view: str = change.BOTH
+    max_age_s: int | None = MAX_AGE_S
+    max_count: int | None = MAX_COUNT
+
+    def run(self, tx: Tx) -> ChangeStream:
+        definition = find(tx, self.table)
+        enable(tx, definition, self.view, max_age_s=self.max_age_s, max_count=self.max_count)
+        return find_stream(tx, self.table)
+
+
+class DisableStream(Command[ChangeStream], frozen=True):
+    """Record no more of a table's changes. What is there stays readable."""
+
+    permission = Permission.ADMIN
+
+    table: str
+
+    def run(self, tx: Tx) -> ChangeStream:
+        stream = find_stream(tx, self.table)
+        disable(tx, find(tx, self.table))
+        return find_stream(tx, self.table, stream.label)
+
+
+class AlterRetention(Command[ChangeStream], frozen=True):
+    """Keep records for so long and so many of them from now on; None: no bound. What is not set stays as it is."""
+
+    permission = Permission.ADMIN
+
+    table: str
+    max_age_s: int | msgspec.UnsetType | None = msgspec.UNSET
+    max_count: int | msgspec.UnsetType | None = msgspec.UNSET
+    label: str | None = None
+
+    def run(self, tx: Tx) -> ChangeStream:
+        stream = find_stream(tx, self.table, self.label)
+        max_age_s = stream.max_age_s if self.max_age_s is msgspec.UNSET else self.max_age_s
+        max_count = stream.max_count if self.max_count is msgspec.UNSET else self.max_count
+        check_retention(max_age_s, max_count)
+        stream = msgspec.structs.replace(stream, max_age_s=max_age_s, max_count=max_count)
+        tx.put(CHANGE_STREAMS, stream)
+        return stream
+
+
+class Pruned(msgspec.Struct, frozen=True):
+    """What a prune did."""
+
+    records: int  # how many were removed
+    gone: bool  # the stream was closed and nothing is left: it is no more
+
+
+class PruneStream(Command[Pruned], frozen=True):
+    """Remove records up to and including the sequence `through` (None: all there are), cursors or not."""
+
+    permission = Permission.ADMIN
+
+    table: str
+    through: int | None = None
+    label: str | None = None
+
+    def run(self, tx: Tx) -> Pruned:
+        stream = find_stream(tx, self.table, self.label)
+        if self.through is not None and self.through > given_out(tx):
+            raise Invalid(f"sequence {self.through} was never given out; prune through one that the database returned")
+        log = log_of(tx, stream)
+        number = retention.number_at(tx, log, log.start)
+        start = log.next if self.through is None else retention.aligned(tx, log, self.through + 1)
+        if start > log.start:
+            _trim(tx, stream, log, retention.past_cursors(tx, log, start, held=False))
+        removed = retention.number_at(tx, log, start) - number
+        if stream.closed_ms is None or start < log.next:
+            return Pruned(removed, gone=False)
+        _remove(tx, stream)
+        return Pruned(removed, gone=True)
+
+
+def _trim(tx: Tx, stream: ChangeStream, log: Log, plan: Plan) -> None:
+    logs.trim(tx, log, plan.start)
+    for cursor in plan.cut:
+        logger.warning(
+            "cursor %r of the change stream %s/%s is cut off: it has lost %d records; the stream starts at %d now",
+            cursor.name, stream.name, stream.label, cursor.lost, plan.start,
+        )  # fmt: skip
+        tx.put(CHANGE_CURSORS, cursor)
+
+
+def _remove(tx: Tx, stream: ChangeStream) -> None:
+    """The end of a closed stream."""
+    for cursor in list(tx.scan(CHANGE_CURSORS, stream.log)):
+        tx.delete(CHANGE_CURSORS, cursor.log, cursor.name)
+    tx.delete(COUNTS, -stream.log)
+    tx.delete(CHANGE_STREAMS, stream.name, stream.label)
+    logs.drop(tx, log_of(tx, stream))
+
+
+# -- retention
+
+
+def _plan(reader: Reader | Tx, stream: ChangeStream) -> tuple[Log, Plan, bool] | None:
+    """What is due for a stream: its log, how to trim it, and whether nothing is left to keep then."""
+    log = log_of(reader, stream)
+    plan = Plan(log.start, [])
+    if stream.max_age_s is not None or stream.max_count is not None:
+        plan = retention.plan(reader, log, stream.max_age_s, stream.max_count)
+    over = (
+        stream.closed_ms is not None
+        and stream.max_age_s is not None
+        and plan.start >= log.next
+        and stream.closed_ms + stream.max_age_s * 1000 < reader.now_ms
+    )
+    return (log, plan, over) if over or plan.start > log.start else None
+
+
+class DueStreams(msgspec.Struct, frozen=True):
+    """The streams among some that have something to trim."""
+
+    due: list[tuple[str, str]]  # name and label
+    looked_at: tuple[str, str] | None  # go on after it; None at the end of all streams
+
+
+def find_due(reader: Reader, after: tuple[str, str] | None, limit: int) -> DueStreams:
+    """Look at up to `limit` streams `after` one; nothing is changed."""
+    rows = _listed(reader, None, after, limit)
+    due = [(row.name, row.label) for row in rows if _plan(reader, row) is not None]
+    return DueStreams(due, (rows[-1].name, rows[-1].label) if len(rows) == limit else None)
+
+
+class TrimChanges(Command[int], frozen=True):
+    """Let a stream start where its retention says, or end it where that has passed; how many records went."""
+
+    permission = Permission.ADMIN
+
+    name: str
+    label: str
+
+    def run(self, tx: Tx) -> int:
+        stream = tx.get(CHANGE_STREAMS, self.name, self.label)
+        found = None if stream is None else _plan(tx, stream)
+        if stream is None or found is None:
+            return 0
+        log, plan, over = found
+        removed = retention.number_at(tx, log, plan.start) - retention.number_at(tx, log, log.start)
+        _trim(tx, stream, log, plan)
+        if over:
+            _remove(tx, stream)
+        return removed
+
+
+# -- cursors
+
+
+class Cursor(msgspec.Struct, frozen=True):
+    """A named cursor and how far it is behind."""
+
+    name: str
+    after: int  # the sequence that it has seen last
+    at_ms: int
+    hold_bytes: int
+    lost: int  # records trimmed before it came to them, since it was made
+    cut_off: bool  # the next record for it is gone: reading after `after` says Trimmed
+    lag: Lag
+
+
+class SaveCursor(Command[Cursor], frozen=True):
+    """Note that `name` has seen everything up to the sequence `after`, and hold retention back for it."""
+
+    table: str
+    name: str
+    after: int
+    hold_bytes: int | None = None  # None: as before, or HOLD_BYTES
+    label: str | None = None
+
+    def run(self, tx: Tx) -> Cursor:
+        if not 1 <= len(self.name.encode()) <= limits.CURSOR_NAME_BYTES_MAX:
+            raise Invalid(
+                f"a cursor's name has 1 to {limits.CURSOR_NAME_BYTES_MAX} bytes, not {len(self.name.encode())}"
+            )
+        if self.hold_bytes is not None and self.hold_bytes < 0:
+            raise Invalid(f"hold_bytes {self.hold_bytes} is negative; use 0 to hold nothing back")
+        stream = find_stream(tx, self.table, self.label)
+        log = log_of(tx, stream)
+        position = position_after(tx, stream, log, self.after)
+        known = tx.get(CHANGE_CURSORS, log.id, self.name)
+        most = limits.CURSORS_MAX
+        if known is None and len(list(tx.scan(CHANGE_CURSORS, log.id, limit=most))) >= most:
+            raise LimitExceeded(f"the stream has {most} cursors already; drop one that is no longer used")
+        hold = self.hold_bytes if self.hold_bytes is not None else known.hold_bytes if known else limits.HOLD_BYTES
+        cursor = ChangeCursor(log.id, self.name, position, tx.now_ms, hold, known.lost if known else 0)
+        tx.put(CHANGE_CURSORS, cursor)
+        return _cursor(tx, log, cursor)
+
+
+class DropCursor(Command[bool], frozen=True):
+    """Forget a cursor; whether there was one."""
+
+    table: str
+    name: str
+    label: str | None = None
+
+    def run(self, tx: Tx) -> bool:
+        stream = find_stream(tx, self.table, self.label)
+        known = tx.get(CHANGE_CURSORS, stream.log, self.name) is not None
+        if known:
+            tx.delete(CHANGE_CURSORS, stream.log, self.name)
+        return known
+
+
+class ListCursors(Query[list[Cursor]], frozen=True):
+    """All cursors of a stream, by name."""
+
+    table: str
+    label: str | None = None
+
+    def run(self, reader: Reader) -> list[Cursor]:
+        stream = find_stream(reader, self.table, self.label)
+        log = log_of(reader, stream)
+        return [_cursor(reader, log, row) for row in list(reader.scan(CHANGE_CURSORS, log.id))]
+
+
+def _cursor(reader: Reader | Tx, log: Log, row: ChangeCursor) -> Cursor:
+    return Cursor(
+        row.name, row.position - 1, row.at_ms, row.hold_bytes, row.lost, row.position < log.start,
+        retention.lag(reader, log, row.position),
+    )  # fmt: skip

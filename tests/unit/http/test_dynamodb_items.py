@@ -1,0 +1,502 @@
+"""Operations on items through the door: what goes together, in which order faults are told, what answers look like."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import tailrace
+from tailrace.access import EVERYTHING, Principal
+from tailrace.config import Config
+from tailrace.http.dynamodb.door import DynamoDoor
+from tailrace.http.message import Request
+
+INVALID = "One or more parameter values were invalid: "
+KEY = {"p": {"S": "a"}, "c": {"N": "1"}}
+ITEM = KEY | {"d": {"S": "x"}, "l": {"S": "one"}}
+HUGE = {"S": "x" * 400 * 1024}
+
+
+class Client:
+    """Sends requests to a door of its own; raises nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.db = tailrace.open(path)
+        everyone = Principal("everyone", EVERYTHING)
+        self._door = DynamoDoor(self.db, Config(dev=True), lambda request: everyone)
+        self._runner = asyncio.Runner()
+
+    def close(self) -> None:
+        self._runner.run(self.db.aclose())
+        self._runner.close()
+
+    def send(self, operation: str, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        headers = {
+            b"content-type": b"application/x-amz-json-1.0",
+            b"x-amz-target": b"DynamoDB_20120810." + operation.encode(),
+        }
+        answer = self._runner.run(self._door(Request(b"POST", b"/", b"", headers, msgspec.json.encode(request))))
+        return answer.status, msgspec.json.decode(answer.body)
+
+    def do(self, operation: str, **request: Any) -> dict[str, Any]:
+        status, answer = self.send(operation, request)
+        assert status == 200, answer
+        return answer
+
+    def fail(self, operation: str, **request: Any) -> tuple[str, str]:
+        """The exception's name and message."""
+        status, answer = self.send(operation, request)
+        assert status == 400, answer
+        return answer["__type"].partition("#")[2], answer.get("message") or answer.get("Message", "")
+
+    def put(self, item: dict[str, Any], **more: Any) -> dict[str, Any]:
+        return self.do("PutItem", TableName="orders", Item=item, **more)
+
+
+@pytest.fixture
+def client(data_dir: Path) -> Iterator[Client]:
+    client = Client(data_dir)
+    client.do(
+        "CreateTable",
+        TableName="orders",
+        KeySchema=[{"AttributeName": "p", "KeyType": "HASH"}, {"AttributeName": "c", "KeyType": "RANGE"}],
+        AttributeDefinitions=[
+            {"AttributeName": "p", "AttributeType": "S"},
+            {"AttributeName": "c", "AttributeType": "N"},
+            {"AttributeName": "l", "AttributeType": "S"},
+        ],
+        LocalSecondaryIndexes=[
+            {
+                "IndexName": "by_l",
+                "KeySchema": [{"AttributeName": "p", "KeyType": "HASH"}, {"AttributeName": "l", "KeyType": "RANGE"}],
+                "Projection": {"ProjectionType": "KEYS_ONLY"},
+            }
+        ],
+        BillingMode="PAY_PER_REQUEST",
+    )
+    yield client
+    client.close()
+
+
+# -- what is refused
+
+MIXED = "Can not use both expression and non-expression parameters in the same request: "
+NO_EXPRESSIONS = "ExpressionAttributeNames can only be specified when using expressions"
+ON: dict[str, Any] = {"TableName": "abc"}
+EQ = {"ComparisonOperator": "EQ", "AttributeValueList": [{"S": "a"}]}
+
+
+@pytest.mark.parametrize(
+    ("operation", "request_", "message"),
+    [
+        (
+            "PutItem",
+            ON | {"Item": {"a": {}}, "Expected": {"a": {}}, "ConditionExpression": ""},
+            f"{MIXED}Non-expression parameters: {{Expected}} Expression parameters: {{ConditionExpression}}",
+        ),
+        ("PutItem", ON | {"Item": {"a": {}}, "ExpressionAttributeNames": {}}, NO_EXPRESSIONS),
+        (
+            "PutItem",
+            ON | {"Item": {"a": {}}, "ExpressionAttributeValues": {}},
+            "ExpressionAttributeValues can only be specified when using expressions: ConditionExpression is null",
+        ),
+        (
+            "PutItem",
+            ON | {"Item": {"a": {}}, "ReturnValues": "ALL_NEW"},
+            "Supplied AttributeValue is empty, must contain exactly one of the supported datatypes",
+        ),
+        (
+            "PutItem",
+            ON | {"Item": {"a": HUGE}, "ReturnValues": "ALL_NEW"},
+            "ReturnValues can only be ALL_OLD or NONE",
+        ),
+        ("PutItem", ON | {"Item": {"a": HUGE}}, "Item size has exceeded the maximum allowed size"),
+        (
+            "PutItem",
+            ON | {"Item": {"a": HUGE}, "ConditionExpression": ""},
+            "Item size has exceeded the maximum allowed size",
+        ),
+        (
+            "PutItem",
+            ON | {"Item": KEY, "ConditionalOperator": "OR"},
+            f"{INVALID}ConditionalOperator cannot be used without Expected",
+        ),
+        (
+            "PutItem",
+            ON | {"Item": KEY, "Expected": {"a": {}}},
+            f"{INVALID}Value must be provided when Exists is null for Attribute: a",
+        ),
+        (
+            "PutItem",
+            ON | {"Item": KEY, "ConditionExpression": ""},
+            "Invalid ConditionExpression: The expression can not be empty;",
+        ),
+        ("DeleteItem", ON | {"Key": KEY, "ReturnValues": "ALL_NEW"}, "ReturnValues can only be ALL_OLD or NONE"),
+        (
+            "DeleteItem",
+            ON
+            | {
+                "Key": KEY,
+                "ConditionExpression": "attribute_exists(p)",
+                "ExpressionAttributeNames": {"#a": "a"},
+            },
+            "Value provided in ExpressionAttributeNames unused in expressions: keys: {#a}",
+        ),
+        (
+            "UpdateItem",
+            ON | {"Key": {"a": {}}, "UpdateExpression": "", "AttributeUpdates": {}, "Expected": {}},
+            f"{MIXED}Non-expression parameters: {{AttributeUpdates, Expected}} "
+            "Expression parameters: {UpdateExpression}",
+        ),
+        (
+            "UpdateItem",
+            ON | {"Key": KEY, "ExpressionAttributeValues": {":a": {"S": "a"}}},
+            "ExpressionAttributeValues can only be specified when using expressions: "
+            "UpdateExpression and ConditionExpression are null",
+        ),
+        ("UpdateItem", ON | {"Key": KEY, "AttributeUpdates": {"": {}}}, f"{INVALID}Empty attribute name"),
+        (
+            "GetItem",
+            ON | {"Key": {"a": {}}, "AttributesToGet": ["a"], "ProjectionExpression": ""},
+            f"{MIXED}Non-expression parameters: {{AttributesToGet}} Expression parameters: {{ProjectionExpression}}",
+        ),
+        (
+            "GetItem",
+            ON | {"Key": KEY, "AttributesToGet": ["a", "b", "a"]},
+            f"{INVALID}Duplicate value in attribute name: a",
+        ),
+        ("GetItem", ON | {"Key": KEY, "AttributesToGet": [""]}, f"{INVALID}Empty attribute name"),
+        (
+            "GetItem",
+            ON | {"Key": KEY, "AttributesToGet": ["a" * 65_536]},
+            f"{INVALID}Attribute name is too large, must be less than 65536 bytes",
+        ),
+        ("BatchGetItem", {"RequestItems": {}}, "The requestItems parameter is required for BatchGetItem"),
+        (
+            "BatchGetItem",
+            {"RequestItems": {"abc": {"Keys": [{}] * 101}}},
+            "1 validation error detected: Value at 'RequestItems.abc.member.Keys' failed to satisfy constraint: "
+            "Member must have length less than or equal to 100",
+        ),
+        ("BatchWriteItem", {"RequestItems": {}}, "The requestItems parameter is required for BatchWriteItem"),
+        (
+            "BatchWriteItem",
+            {"RequestItems": {"abc": [{}]}},
+            "Supplied AttributeValue has more than one datatypes set, "
+            "must contain exactly one of the supported datatypes",
+        ),
+        (
+            "BatchWriteItem",
+            {"RequestItems": {name: [{"DeleteRequest": {"Key": KEY}}] * 13 for name in ("abc", "abd")}},
+            "Too many items requested for the BatchWriteItem call",
+        ),
+        (
+            "BatchWriteItem",
+            {"RequestItems": {"abc": [{"PutRequest": {"Item": {"a": HUGE}}}]}},
+            "Item size has exceeded the maximum allowed size",
+        ),
+        (
+            "BatchWriteItem",
+            {"RequestItems": {"orders": [{"PutRequest": {"Item": {"p": {"S": "a"}}}}]}},
+            "The provided key element does not match the schema",
+        ),
+        (
+            "Query",
+            ON,
+            "Either the KeyConditions or KeyConditionExpression parameter must be specified in the request.",
+        ),
+        (
+            "Query",
+            ON | {"KeyConditions": {"p": EQ}, "AttributesToGet": ["a"], "FilterExpression": "a"},
+            f"{MIXED}Non-expression parameters: {{AttributesToGet}} Expression parameters: {{FilterExpression}}",
+        ),
+        (
+            "Query",
+            ON | {"ExclusiveStartKey": {"a": {}}},
+            "The provided starting key is invalid: "
+            "Supplied AttributeValue is empty, must contain exactly one of the supported datatypes",
+        ),
+        (
+            "Query",
+            ON | {"ExclusiveStartKey": {"a": {"N": "x"}}},
+            "The parameter cannot be converted to a numeric value: x",
+        ),
+        (
+            "Scan",
+            ON | {"Segment": 0},
+            "The TotalSegments parameter is required but was not present in the request when Segment parameter is "
+            "present",
+        ),
+        (
+            "Scan",
+            ON | {"TotalSegments": 2},
+            "The Segment parameter is required but was not present in the request when parameter TotalSegments is "
+            "present",
+        ),
+        (
+            "Scan",
+            ON | {"Segment": 2, "TotalSegments": 2},
+            "The Segment parameter is zero-based and must be less than parameter TotalSegments: "
+            "Segment: 2 is not less than TotalSegments: 2",
+        ),
+        (
+            "Scan",
+            ON | {"ConditionalOperator": "OR"},
+            f"{INVALID}ConditionalOperator cannot be used without Filter or Expected",
+        ),
+        (
+            "TransactWriteItems",
+            {"TransactItems": [{"Put": ON | {"Item": KEY}, "Delete": ON | {"Key": KEY}}]},
+            "TransactItems can only contain one of Check, Put, Update or Delete",
+        ),
+        (
+            "TransactWriteItems",
+            {"TransactItems": [{}]},
+            "Invalid Request: TransactWriteRequest should contain Delete or Put or Update request",
+        ),
+        (
+            "TransactWriteItems",
+            {
+                "TransactItems": [
+                    {"Put": ON | {"Item": {"p": {"S": str(i)}, "d": {"S": "x" * 300 * 1024}}}} for i in range(14)
+                ]
+            },
+            "Transaction payload size cannot exceed 4194304 bytes",
+        ),
+        (
+            "TransactWriteItems",
+            {"TransactItems": [{"ConditionCheck": ON | {"Key": KEY}}]},
+            "1 validation error detected: Value null at 'transactItems.1.member.conditionCheck.conditionExpression' "
+            "failed to satisfy constraint: Member must not be null",
+        ),
+        (
+            "TransactWriteItems",
+            {"TransactItems": [{"Put": {"TableName": "orders", "Item": ITEM}}] * 2},
+            "Transaction request cannot include multiple operations on one item",
+        ),
+        (
+            "TransactGetItems",
+            {"TransactItems": [{"Get": ON | {"Key": KEY, "ExpressionAttributeNames": {"#a": "a"}}}]},
+            NO_EXPRESSIONS,
+        ),
+    ],
+)
+def test_refused(client: Client, operation: str, request_: dict[str, Any], message: str) -> None:
+    assert client.fail(operation, **request_) == ("ValidationException", message)
+
+
+@pytest.mark.parametrize(
+    ("operation", "request_"),
+    [
+        ("PutItem", ON | {"Item": KEY}),
+        ("GetItem", ON | {"Key": KEY}),
+        ("UpdateItem", ON | {"Key": KEY}),
+        ("DeleteItem", ON | {"Key": KEY}),
+        ("Query", ON | {"KeyConditions": {"p": EQ}}),
+        ("Scan", ON),
+        ("BatchGetItem", {"RequestItems": {"abc": {"Keys": [KEY]}}}),
+        ("BatchWriteItem", {"RequestItems": {"abc": [{"PutRequest": {"Item": KEY}}]}}),
+        ("TransactWriteItems", {"TransactItems": [{"Put": ON | {"Item": KEY}}]}),
+        ("TransactGetItems", {"TransactItems": [{"Get": ON | {"Key": KEY}}]}),
+    ],
+)
+def test_a_table_that_is_not_there(client: Client, operation: str, request_: dict[str, Any]) -> None:
+    assert client.fail(operation, **request_) == ("ResourceNotFoundException", "Requested resource not found")
+
+
+# -- what is answered
+
+
+def test_one_item(client: Client) -> None:
+    assert client.put(ITEM) == {}
+    assert client.do("GetItem", TableName="orders", Key=KEY) == {"Item": ITEM}
+    assert client.do("GetItem", TableName="orders", Key=KEY | {"c": {"N": "2"}}) == {}
+    shown = client.do("GetItem", TableName="orders", Key=KEY, AttributesToGet=["d"], ConsistentRead=True)
+    assert shown == {"Item": {"d": {"S": "x"}}}
+    assert client.put(ITEM, ReturnValues="ALL_OLD") == {"Attributes": ITEM}
+    gone = client.do("DeleteItem", TableName="orders", Key=KEY, ReturnValues="ALL_OLD")
+    assert gone == {"Attributes": ITEM}
+    assert client.do("DeleteItem", TableName="orders", Key=KEY, ReturnValues="ALL_OLD") == {}
+
+
+def test_binary_is_base64(client: Client) -> None:
+    client.put(ITEM | {"d": {"BS": ["AQI=", "Aw=="]}})
+    assert client.do("GetItem", TableName="orders", Key=KEY)["Item"]["d"] == {"BS": ["AQI=", "Aw=="]}
+
+
+def test_updates(client: Client) -> None:
+    update = {"TableName": "orders", "Key": KEY, "ReturnValues": "UPDATED_NEW"}
+    new = client.do("UpdateItem", **update, UpdateExpression="SET d = :d", ExpressionAttributeValues={":d": {"N": "1"}})
+    assert new == {"Attributes": {"d": {"N": "1"}}}
+    old = client.do("UpdateItem", **update, AttributeUpdates={"d": {"Action": "ADD", "Value": {"N": "4"}}})
+    assert old == {"Attributes": {"d": {"N": "5"}}}
+    assert client.do("UpdateItem", TableName="orders", Key=KEY | {"c": {"N": "9"}}, ReturnValues="UPDATED_OLD") == {}
+
+
+def test_conditions_of_both_kinds(client: Client) -> None:
+    client.put(ITEM)
+    failed = ("ConditionalCheckFailedException", "The conditional request failed")
+    request = {"TableName": "orders", "Item": ITEM}
+    assert client.fail("PutItem", **request, ConditionExpression="attribute_not_exists(p)") == failed
+    assert client.fail("PutItem", **request, Expected={"p": {"Exists": False}}) == failed
+    either = {"p": {"Exists": False}, "d": {"Value": {"S": "x"}}}
+    assert client.fail("PutItem", **request, Expected=either) == failed
+    client.put(ITEM, Expected=either, ConditionalOperator="OR")
+    _, told = client.send(
+        "DeleteItem",
+        {
+            "TableName": "orders",
+            "Key": KEY,
+            "ConditionExpression": "attribute_not_exists(p)",
+            "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+        },
+    )
+    assert told["Item"] == ITEM
+
+
+def test_capacity_and_collections(client: Client) -> None:
+    written = client.put(ITEM, ReturnConsumedCapacity="INDEXES", ReturnItemCollectionMetrics="SIZE")
+    assert written == {
+        "ConsumedCapacity": {
+            "TableName": "orders",
+            "CapacityUnits": 2.0,
+            "Table": {"CapacityUnits": 1.0},
+            "LocalSecondaryIndexes": {"by_l": {"CapacityUnits": 1.0}},
+        },
+        "ItemCollectionMetrics": {"ItemCollectionKey": {"p": {"S": "a"}}, "SizeEstimateRangeGB": [0.0, 1.0]},
+    }
+    read = client.do("GetItem", TableName="orders", Key=KEY, ReturnConsumedCapacity="TOTAL")
+    assert read["ConsumedCapacity"] == {"TableName": "orders", "CapacityUnits": 0.5}
+    transacted = client.do(
+        "TransactGetItems",
+        TransactItems=[{"Get": {"TableName": "orders", "Key": KEY}}],
+        ReturnConsumedCapacity="INDEXES",
+    )
+    assert transacted["ConsumedCapacity"] == [
+        {
+            "TableName": "orders",
+            "CapacityUnits": 2.0,
+            "ReadCapacityUnits": 2.0,
+            "Table": {"CapacityUnits": 2.0, "ReadCapacityUnits": 2.0},
+        }
+    ]
+
+
+def test_batches(client: Client) -> None:
+    other = KEY | {"c": {"N": "2"}}
+    answer = client.do(
+        "BatchWriteItem",
+        RequestItems={"orders": [{"PutRequest": {"Item": ITEM}}, {"DeleteRequest": {"Key": other}}]},
+        ReturnConsumedCapacity="TOTAL",
+        ReturnItemCollectionMetrics="SIZE",
+    )
+    assert answer["UnprocessedItems"] == {}
+    assert answer["ConsumedCapacity"] == [{"TableName": "orders", "CapacityUnits": 3.0}]
+    assert answer["ItemCollectionMetrics"]["orders"] == [
+        {"ItemCollectionKey": {"p": {"S": "a"}}, "SizeEstimateRangeGB": [0.0, 1.0]}
+    ]
+    arn = "arn:aws:dynamodb:us-east-1:123456789012:table/orders"
+    got = client.do("BatchGetItem", RequestItems={arn: {"Keys": [KEY, other], "ProjectionExpression": "d"}})
+    assert got == {"Responses": {"orders": [{"d": {"S": "x"}}]}, "UnprocessedKeys": {}}
+
+
+def test_what_a_batch_does_not_come_to_can_be_asked_for_again(client: Client) -> None:
+    large = {"S": "x" * 390 * 1024}
+    keys = [{"p": {"S": "a"}, "c": {"N": str(i)}} for i in range(5)]
+    for key in keys:
+        client.put(key | {"d": large})
+    asked = {"Keys": keys, "ProjectionExpression": "#c", "ExpressionAttributeNames": {"#c": "c"}}
+    first = client.do("BatchGetItem", RequestItems={"orders": asked})
+    left = first["UnprocessedKeys"]
+    assert left["orders"] == asked | {"Keys": left["orders"]["Keys"]}
+    second = client.do("BatchGetItem", RequestItems=left)
+    assert second["UnprocessedKeys"] == {}
+    found = first["Responses"]["orders"] + second["Responses"]["orders"]
+    assert sorted(item["c"]["N"] for item in found) == ["0", "1", "2", "3", "4"]
+
+
+def test_pages(client: Client) -> None:
+    for i in range(5):
+        client.put({"p": {"S": "a"}, "c": {"N": str(i)}, "d": {"N": str(i % 2)}})
+    both = {"p": EQ, "c": {"ComparisonOperator": "GE", "AttributeValueList": [{"N": "1"}]}}
+    page = client.do("Query", TableName="orders", KeyConditions=both, Limit=3, ScanIndexForward=False)
+    assert [item["c"]["N"] for item in page["Items"]] == ["4", "3", "2"]
+    assert page["LastEvaluatedKey"] == {"p": {"S": "a"}, "c": {"N": "2"}}
+    rest = client.do(
+        "Query",
+        TableName="orders",
+        KeyConditionExpression="p = :p AND c >= :c",
+        ExpressionAttributeValues={":p": {"S": "a"}, ":c": {"N": "1"}},
+        ScanIndexForward=False,
+        ExclusiveStartKey=page["LastEvaluatedKey"],
+        ReturnConsumedCapacity="TOTAL",
+    )
+    assert (rest["Count"], rest["ScannedCount"]) == (1, 1)
+    assert "LastEvaluatedKey" not in rest
+    assert rest["ConsumedCapacity"] == {"TableName": "orders", "CapacityUnits": 0.5}
+    odd = {"d": {"ComparisonOperator": "EQ", "AttributeValueList": [{"N": "1"}]}}
+    counted = client.do("Scan", TableName="orders", ScanFilter=odd, Select="COUNT")
+    assert counted == {"Count": 2, "ScannedCount": 5}
+
+
+def test_a_page_of_many_slices(client: Client) -> None:
+    for i in range(8):
+        client.put({"p": {"S": "a"}, "c": {"N": str(i)}, "d": {"S": "x" * 100_000}})
+    page = client.do("Scan", TableName="orders")
+    assert [item["c"]["N"] for item in page["Items"]] == [str(i) for i in range(8)]
+
+
+def test_transactions(client: Client) -> None:
+    absent = KEY | {"c": {"N": "2"}}
+    actions = [
+        {"Put": {"TableName": "orders", "Item": ITEM}},
+        {
+            "ConditionCheck": {
+                "TableName": "orders",
+                "Key": absent,
+                "ConditionExpression": "attribute_not_exists(p)",
+            }
+        },
+        {
+            "Update": {
+                "TableName": "orders",
+                "Key": KEY | {"c": {"N": "3"}},
+                "UpdateExpression": "SET d = :d",
+                "ExpressionAttributeValues": {":d": {"S": "y"}},
+            }
+        },
+        {"Delete": {"TableName": "orders", "Key": KEY | {"c": {"N": "4"}}}},
+    ]
+    for _ in range(2):  # the second is the same one again
+        assert client.do("TransactWriteItems", TransactItems=actions, ClientRequestToken="once") == {}
+    name, _ = client.fail("TransactWriteItems", TransactItems=actions[:1], ClientRequestToken="once")
+    assert name == "IdempotentParameterMismatchException"
+    got = client.do(
+        "TransactGetItems",
+        TransactItems=[{"Get": {"TableName": "orders", "Key": key}} for key in (KEY, absent)],
+    )
+    assert got == {"Responses": [{"Item": ITEM}, {}]}
+
+
+def test_a_cancelled_transaction(client: Client) -> None:
+    client.put(ITEM)
+    put = {
+        "TableName": "orders",
+        "Item": ITEM,
+        "ConditionExpression": "attribute_not_exists(p)",
+        "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+    }
+    _, told = client.send("TransactWriteItems", {"TransactItems": [{"Put": put}]})
+    assert told["CancellationReasons"] == [
+        {"Code": "ConditionalCheckFailed", "Message": "The conditional request failed", "Item": ITEM}
+    ]
+
+
+def test_a_wrong_type_anywhere_is_told_first(client: Client) -> None:
+    told = client.fail("PutItem", TableName="orders", Item={"p": {"S": 1}}, ConditionExpression="")
+    assert told == ("SerializationException", "NUMBER_VALUE cannot be converted to String")

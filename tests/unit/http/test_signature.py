@@ -1,0 +1,203 @@
+"""Who signed a request, asked where the server asks it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from unittest import mock
+
+import msgspec
+import pytest
+from botocore import auth as botocore_auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+import tailrace
+from tailrace import Database
+from tailrace.access import EVERYTHING, SYSTEM, Permission, Principal
+from tailrace.auth.keys import (
+    CreateAccessKey,
+    DeleteAccessKey,
+    DisableAccessKey,
+    EnableAccessKey,
+    FindAccessKey,
+    NewKey,
+)
+from tailrace.clock import ManualClock
+from tailrace.errors import Unauthenticated
+from tailrace.http.keys import KeysDoor
+from tailrace.http.message import Request
+from tailrace.http.signature import Signatures
+
+CLOCK = ManualClock()
+
+
+@pytest.fixture
+def db(data_dir: Path) -> Iterator[Database]:
+    with tailrace.open(data_dir, clock=ManualClock(), housekeeping_s=None) as db:
+        yield db
+
+
+@pytest.fixture
+def key(db: Database) -> NewKey:
+    return db.execute(CreateAccessKey("ann"))
+
+
+def signed(key_id: str, secret: str, body: bytes = b"{}", *, path: str = "/") -> Request:
+    request = AWSRequest("POST", f"http://localhost:4437{path}", {"X-Amz-Target": "DynamoDB_20120810.ListTables"}, body)
+    now = datetime.fromtimestamp(CLOCK.now_ms() / 1000, UTC)
+    with mock.patch.object(botocore_auth, "get_current_datetime", return_value=now):
+        botocore_auth.SigV4Auth(Credentials(key_id, secret), "dynamodb", "us-east-1").add_auth(request)
+    headers = {name.lower().encode(): value.encode() for name, value in request.headers.items()}
+    return Request(b"POST", path.encode(), b"", {**headers, b"host": b"localhost:4437"}, body)
+
+
+def bare(**headers: str) -> Request:
+    fields = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
+    return Request(b"POST", b"/", b"", {b"host": b"localhost", **fields}, b"{}")
+
+
+def refused(signatures: Signatures, request: Request) -> str:
+    with pytest.raises(Unauthenticated) as caught:
+        signatures.principal(request)
+    return caught.value.code
+
+
+def test_a_key_stands_for_its_principal(db: Database, key: NewKey) -> None:
+    signatures = Signatures(db)
+    assert signatures.principal(signed(key.id, key.secret)) == Principal("ann", EVERYTHING)
+    assert refused(signatures, signed(key.id, "x" * 40)) == "INVALID_SIGNATURE"
+    assert refused(signatures, signed("TRKOTHER", key.secret)) == "UNRECOGNIZED_CLIENT"
+    assert refused(signatures, bare()) == "MISSING_TOKEN"
+    assert refused(signatures, bare(authorization="AWS4-x")) == "INCOMPLETE_SIGNATURE"
+
+
+def test_the_body_is_what_was_signed(db: Database, key: NewKey) -> None:
+    request = signed(key.id, key.secret, b'{"a": 1}')
+    request.body = b'{"a": 2}'
+    assert refused(Signatures(db), request) == "INVALID_SIGNATURE"
+
+
+def test_the_path_is_the_clients_also_where_the_server_is_mounted_below_another(db: Database, key: NewKey) -> None:
+    request = signed(key.id, key.secret, path="/below/this/")
+    request.path, request.mount = b"/", "/below/this"
+    assert Signatures(db).principal(request).name == "ann"
+
+
+@pytest.mark.parametrize("command", [DisableAccessKey, DeleteAccessKey])
+def test_a_key_that_is_taken_away_is_refused_at_once(
+    db: Database, key: NewKey, command: Callable[[str], DisableAccessKey | DeleteAccessKey]
+) -> None:
+    signatures = Signatures(db)
+    request = signed(key.id, key.secret)
+    signatures.principal(request)
+    db.execute(command(key.id))
+    assert refused(signatures, request) == "UNRECOGNIZED_CLIENT"
+    if command is DisableAccessKey:
+        db.execute(EnableAccessKey(key.id))
+        assert signatures.principal(request).name == "ann"
+
+
+def test_the_same_with_an_event_loop(db: Database, key: NewKey) -> None:
+    async def scenario() -> None:
+        signatures = Signatures(db)
+        request = signed(key.id, key.secret)
+        signatures.principal(request)
+        await db.aexecute(DisableAccessKey(key.id))
+        await asyncio.sleep(0)  # no request is read sooner
+        assert refused(signatures, request) == "UNRECOGNIZED_CLIENT"
+
+    asyncio.run(scenario())
+
+
+def test_a_key_is_looked_up_once(db: Database, key: NewKey) -> None:
+    signatures = Signatures(db)
+    with mock.patch.object(db, "execute", wraps=db.execute) as execute:
+        for _ in range(3):
+            signatures.principal(signed(key.id, key.secret))
+        execute.assert_called_once_with(FindAccessKey(key.id))
+
+
+def test_the_token_of_the_server(db: Database) -> None:
+    signatures = Signatures(db, token=b"secret")
+    assert signatures.principal(bare(authorization="Bearer secret")) == Principal("token", EVERYTHING)
+    assert refused(signatures, bare(authorization="Bearer secre")) == "UNRECOGNIZED_CLIENT"
+    assert refused(signatures, bare(authorization="Bearer ")) == "UNRECOGNIZED_CLIENT"
+    for without in (Signatures(db), Signatures(db, token=b"")):
+        assert refused(without, bare(authorization="Bearer ")) == "UNRECOGNIZED_CLIENT"
+
+
+def test_everyone_is_let_in_for_development(db: Database) -> None:
+    signatures = Signatures(db, dev=True)
+    everyone = Principal("everyone", EVERYTHING)
+    assert signatures.principal(bare()) == everyone
+    assert signatures.principal(bare(authorization="Bearer any")) == everyone
+    assert signatures.principal(signed("any", "thing")) == everyone
+    assert refused(signatures, bare(authorization="Basic abc")) == "MISSING_TOKEN"
+    assert refused(signatures, bare(authorization="AWS4-x")) == "INCOMPLETE_SIGNATURE"
+    old = bare(
+        authorization="AWS4-HMAC-SHA256 Credential=a/2/3/4/aws4_request SignedHeaders=x-amz-date;host Signature=123",
+        x_amz_date="20170101T010101Z",
+    )
+    assert refused(signatures, old) == "INVALID_SIGNATURE"
+
+
+# -- the door of the keys
+
+
+def asked(
+    db: Database, method: bytes, rest: bytes = b"", body: bytes = b"", principal: Principal = SYSTEM
+) -> tuple[int, dict[str, object]]:
+    async def main() -> tuple[int, dict[str, object]]:
+        request = Request(method, b"/v1/admin/keys" + rest, b"", {}, body)
+        answer = await KeysDoor(db)(request, rest, principal)
+        return answer.status, msgspec.json.decode(answer.body) if answer.body else {}
+
+    return asyncio.run(main())
+
+
+def test_keys_over_http(db: Database) -> None:
+    status, made = asked(db, b"POST", body=b'{"principal": "ann"}')
+    assert status == 201
+    name, secret = str(made["id"]), made.pop("secret")
+    assert (made["principal"], made["created_at"]) == ("ann", "2023-11-14T22:13:20.000Z")
+    assert isinstance(secret, str)
+    assert len(secret) == 40
+    assert asked(db, b"GET") == (200, {"keys": [{**made, "disabled": False}]})
+    one = b"/" + name.encode()
+    assert asked(db, b"PATCH", one, b'{"disabled": true}') == (200, {**made, "disabled": True})
+    assert asked(db, b"PATCH", one, b'{"disabled": false}') == (200, {**made, "disabled": False})
+    assert asked(db, b"DELETE", one) == (204, {})
+    assert asked(db, b"DELETE", one)[0] == 404
+    assert asked(db, b"GET") == (200, {"keys": []})
+
+
+@pytest.mark.parametrize(
+    ("method", "rest", "body", "status"),
+    [
+        (b"PUT", b"", b"", 405),
+        (b"GET", b"/a", b"", 405),
+        (b"GET", b"/a/b", b"", 404),
+        (b"GET", b"x", b"", 404),
+        (b"POST", b"", b"", 400),
+        (b"POST", b"", b"[]", 400),
+        (b"POST", b"", b'{"principal": ""}', 400),
+        (b"POST", b"", b'{"principal": 1}', 400),
+        (b"POST", b"", b" " * 3_000_000, 413),
+        (b"PATCH", b"/a", b'{"disabled": true}', 404),
+        (b"PATCH", b"/%ff", b'{"disabled": 1}', 400),
+    ],
+)
+def test_bad_requests_for_keys(db: Database, method: bytes, rest: bytes, body: bytes, status: int) -> None:
+    answered, told = asked(db, method, rest, body)
+    assert answered == status
+    assert told["error"]
+    assert asked(db, b"GET") == (200, {"keys": []})
+
+
+def test_keys_are_for_administrators(db: Database) -> None:
+    writer = Principal("writer", frozenset((Permission.READ, Permission.WRITE)))
+    assert asked(db, b"GET", principal=writer)[0] == 403
+    assert asked(db, b"POST", body=b'{"principal": "ann"}', principal=writer)[0] == 403
