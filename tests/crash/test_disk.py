@@ -157,7 +157,7 @@ def test_a_failed_read_never_leaves_a_part_of_its_batch(nth: int, disk: FaultyDi
         db.execute(Append("big", b"x" * 20_000, TEXT))
     db.close()  # so that nothing is in memory
     db = Database(SqliteEngine(data_dir, vfs=disk.name), housekeeping_s=None)
-    jobs = [db._runner._enqueue(Append("s", b"%d;" % number, TEXT), None) for number in range(2)]
+    jobs = [db._runner._enqueue(Append("s", b"%d;" % number, TEXT), "me", None) for number in range(2)]
     left = nth
 
     def fault(operation: str, path: str, offset: int, size: int) -> None:
@@ -262,7 +262,7 @@ def test_a_disk_that_fills_in_the_middle_of_a_command_does_not_stop_the_writer(
         db.execute(Append("gone", b"x" * 20_000, TEXT))
     append(db, b"kept;")
     db.execute(Delete("gone"))
-    shared = [db._runner._enqueue(Append("s", b"y" * 50_000, TEXT), None) for _ in range(10)]
+    shared = [db._runner._enqueue(Append("s", b"y" * 50_000, TEXT), "me", None) for _ in range(10)]
     disk.fault = full
     with pytest.raises(Unavailable) as caught:
         db.sweep()

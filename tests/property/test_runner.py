@@ -37,7 +37,7 @@ def test_execute_waits_for_its_own_command_however_many_are_before_it(data_dir: 
     with tailrace.open(data_dir, housekeeping_s=None) as db:
         db.execute(Create("s", TEXT))
         for number in range(7):
-            db._runner._enqueue(Append("s", b"%d" % number, TEXT), None)
+            db._runner._enqueue(Append("s", b"%d" % number, TEXT), "me", None)
         assert db.execute(Append("s", b"mine", TEXT)) == Appended(11, False)
         assert bodies(db)[-1] == b"mine"
 
