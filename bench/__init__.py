@@ -1,9 +1,13 @@
-"""`make bench`: Tailrace beside the published reference server, in one run, as ratios.
+"""`make bench`: Tailrace beside others that do the same, in one run, as ratios.
 
     machine.py   what the run stands on: processor, disk, how much of a core others took
-    servers.py   the two servers as child processes, pinned to one core
-    rows.py      what is measured, one class per row
-    report.py    the table, the JSON and the section of docs/reference/benchmarks.md
+    servers.py   the servers as child processes, pinned to one core
+    rows.py      what is measured of streams, one class per row
+    embedded.py  what is measured of tables from Python, beside the bare sqlite3 module
+    tables.py    what is measured of tables over HTTP, beside other servers of the DynamoDB API
+    dynamodb.py  requests of that API, and callers that look at every answer
+    live.py      live readers of streams
+    report.py    the tables, the JSON and the section of docs/reference/benchmarks.md
 
-The load generator is `tailrace.cli.load`, the same that `tailrace bench` uses.
+The load generator for streams is `tailrace.cli.load`, the same that `tailrace bench` uses.
 """

@@ -1,8 +1,7 @@
-"""`python -m bench`: start both servers, measure every row, print the table."""
+"""`python -m bench`: start the servers, measure every row, print the tables."""
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
@@ -10,22 +9,29 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 
+from bench import embedded, rows, tables
 from bench import report as reports
 from bench.machine import describe, probe
 from bench.report import Report, RowResult
-from bench.rows import ROWS, Row, Settings
-from bench.servers import HERE, NAMES, ROOT, Server, cores, install_reference
+from bench.rows import Row, Settings
+from bench.servers import DURABILITY, NAMES, PEERS, ROOT, Contender, Missing, cores, install_packages, version
 from tailrace.cli.load import Failed
+
+ROWS = [*rows.ROWS, *embedded.ROWS, *tables.ROWS]
+OURS = "tailrace"
 
 
 @click.command(context_settings={"max_content_width": 110})
 @click.option("--quick", is_flag=True, help="One short repetition: to see that everything works, not for figures.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only rows whose name begins so; may be given again.")
-@click.option("--server", type=click.Choice(["both", *NAMES]), default="both", help="Which servers to run.")
+@click.option(
+    "--server", multiple=True, type=click.Choice([*NAMES, *PEERS]), help="Only these servers; may be given again."
+)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every sample to this file.")
 @click.option("--markdown", type=click.Path(path_type=Path, exists=True), help="Put the figures between its markers.")
 @click.option(
@@ -35,24 +41,24 @@ from tailrace.cli.load import Failed
 def main(
     quick: bool,
     only: tuple[str, ...],
-    server: str,
+    server: tuple[str, ...],
     json_path: Path | None,
     markdown: Path | None,
     from_path: Path | None,
     list_rows: bool,
 ) -> None:
-    """Measure Tailrace beside @durable-streams/server, each on one core, the load generator on another."""
+    """Measure Tailrace beside the servers that do the same, each on one core, the load generator on another."""
     console = Console(width=None if sys.stdout.isatty() else 150)
     settings = Settings.quick() if quick else Settings()
-    rows = [kind(settings) for kind in ROWS if not only or any(kind.name.startswith(name) for name in only)]
-    if list_rows or not rows:
+    wanted = [kind(settings) for kind in ROWS if not only or any(kind.name.startswith(name) for name in only)]
+    if list_rows or not wanted:
         for kind in ROWS:
             click.echo(f"{kind.name:18} {kind(settings).title}")
         raise SystemExit(0 if list_rows else f"no row is named like {', '.join(only)}")
     if from_path is not None:
         report = reports.read(from_path)
     else:
-        report = measure(rows, NAMES if server == "both" else (server,), settings, quick, console)
+        report = measure(wanted, server, settings, quick, console)
     reports.show(report, console)
     if json_path is not None:
         reports.save(report, json_path)
@@ -61,10 +67,11 @@ def main(
     raise SystemExit(0 if report.sound() else 1)
 
 
-def measure(rows: list[Row], names: tuple[str, ...], settings: Settings, quick: bool, console: Console) -> Report:
-    if "reference" in names:
+def measure(wanted: list[Row[Any]], only: tuple[str, ...], settings: Settings, quick: bool, console: Console) -> Report:
+    names = {name for row in wanted for name in row.contenders if not only or name in only}
+    if names - {OURS, *embedded.STORES}:
         try:
-            install_reference()
+            install_packages()
         except Failed as error:
             raise click.ClickException(str(error)) from error
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -87,11 +94,16 @@ def measure(rows: list[Row], names: tuple[str, ...], settings: Settings, quick: 
             quick=quick,
             repetitions=settings.repetitions,
             seconds=settings.seconds,
-            reference=f"@durable-streams/server {pinned_version()}",
+            reference=version("reference"),
+            peers={
+                name: f"{version(name)}; {DURABILITY[name]}" if name in PEERS else DURABILITY[name]
+                for name in (OURS, *PEERS)
+                if not names.isdisjoint(PEERS) and name in names
+            },
         )
         console.print(f"disk: {reports.disk_text(report.disk)}", highlight=False)
-        for row in rows:
-            report.rows.append(one_row(row, names, settings, console))
+        for row in wanted:
+            report.rows.append(one_row(row, only, settings, console))
         report.disk_after = probe(data, settings.server_core)
         return report
     finally:
@@ -101,47 +113,50 @@ def measure(rows: list[Row], names: tuple[str, ...], settings: Settings, quick: 
             (ROOT / ".bench-data").rmdir()
 
 
-def pinned_version() -> str:
-    version: str = json.loads((HERE / "package.json").read_text())["dependencies"]["@durable-streams/server"]
-    return version
-
-
-def one_row(row: Row, names: tuple[str, ...], settings: Settings, console: Console) -> RowResult:
-    """Both servers, fresh, in turn. A server that cannot be measured fails this row alone."""
-    result = RowResult(row.name, row.title, row.lines())
-    servers = [Server(name, settings.data / row.name / name, settings.server_core) for name in names]
+def one_row(row: Row[Any], only: tuple[str, ...], settings: Settings, console: Console) -> RowResult:
+    """All contenders, fresh, in turn. One that cannot be measured fails this row alone."""
+    result = RowResult(row.name, row.title, row.lines(), group=row.group, missing=dict(row.without))
+    names = [name for name in row.contenders if name not in row.without and (not only or name in only)]
+    contenders: list[Contender] = [row.contender(name) for name in names]
     with console.status("") as status:
         try:
-            for server in servers:
-                status.update(f"{row.name}: preparing {server.name}")
-                attempt(result, server, row, first=True)
+            for contender in contenders:
+                status.update(f"{row.name}: preparing {contender.name}")
+                attempt(result, contender, row, first=True)
             for repetition in range(settings.repetitions if row.repeated else 1):
-                for server in servers:
-                    if server.name not in result.failed:
-                        status.update(f"{row.name}: {server.name}, repetition {repetition + 1}")
-                        attempt(result, server, row, first=False)
+                for contender in contenders:
+                    if contender.name not in result.failed and contender.name not in result.missing:
+                        status.update(f"{row.name}: {contender.name}, repetition {repetition + 1}")
+                        attempt(result, contender, row, first=False)
         finally:
-            for server in servers:
-                server.stop()
+            for contender in contenders:
+                contender.stop()
             shutil.rmtree(settings.data / row.name, ignore_errors=True)
-    parts = []
-    head = result.lines[0]
-    for server in servers:
-        shown = result.failed.get(server.name) or reports.cell(result, server.name, head)
-        parts.append(f"{server.name} {shown}")
+    parts = [f"{name} {reports.shown(result, name)}" for name in row.contenders if not only or name in only]
     console.print(f"[dim]{row.name:18}[/] {'   '.join(parts)}", highlight=False, soft_wrap=True)
     return result
 
 
-def attempt(result: RowResult, server: Server, row: Row, *, first: bool) -> None:
+def attempt(result: RowResult, contender: Contender, row: Row[Any], *, first: bool) -> None:
     try:
         if first:
-            server.start()
-            row.prepare(server)
+            row.start(contender)
+            row.prepare(contender)
         else:
-            result.samples.setdefault(server.name, []).append(row.measure(server))
+            contender.resume()
+            result.samples.setdefault(contender.name, []).append(row.measure(contender))
+    except Missing as error:
+        result.missing[contender.name] = str(error)
     except (Failed, OSError, EOFError) as error:
-        result.failed[server.name] = f"{type(error).__name__}: {error}"
+        result.failed[contender.name] = told(error)
+    finally:
+        contender.pause()
+
+
+def told(error: Exception) -> str:
+    """An error as a report has it: how it begins and ends, without the paths of this machine."""
+    text = " ".join(f"{type(error).__name__}: {error}".replace(f"{ROOT}/", "").replace(f"{sys.prefix}/", "").split())
+    return text if len(text) <= 300 else f"{text[:100]} … {text[-190:]}"
 
 
 main()

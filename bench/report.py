@@ -1,7 +1,8 @@
 """What a run found, as a table in the terminal, as JSON and as a section of the documentation.
 
-A ratio says by how much Tailrace is better, whichever way is better for that figure. A row in which an answer was
-wrong, or in which a stream does not hold what was acknowledged, says so in its cell and cannot meet an expectation.
+A ratio says by how much Tailrace is better than the best of the others, whichever way is better for that figure. A row
+in which an answer was wrong, or in which a stream or a table does not hold what was acknowledged, says so in its cell
+and cannot meet an expectation.
 """
 
 from __future__ import annotations
@@ -20,9 +21,14 @@ from rich.table import Table
 
 from bench.machine import Disk, Machine
 from bench.rows import Line, Sample
+from bench.servers import PEERS
 
 OURS: Final = "tailrace"
-THEIRS: Final = "reference"
+GROUPS: Final = {  # the tables of a report: what each is called, and who stands in it
+    "streams": ("Streams, beside the reference server", ("reference",)),
+    "embedded": ("Tables from Python, beside the bare sqlite3 module", ("sqlite3", "sqlite3+json")),
+    "tables": ("Tables over HTTP, beside other servers of the DynamoDB API", PEERS),
+}
 BEGIN: Final = "<!-- bench: begin; written by `python -m bench --markdown`, do not edit -->"
 END: Final = "<!-- bench: end -->"
 
@@ -34,6 +40,17 @@ class RowResult:
     lines: list[Line]
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)  # who was left out, and why
+    group: str = "streams"
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        return GROUPS[self.group][1]
+
+    def best(self, line: Line) -> float | None:
+        """The best figure of the others."""
+        found = [value for name in self.others if (value := self.figure(name, line.key)) is not None]
+        return (max(found) if line.higher else min(found)) if found else None
 
     def figure(self, server: str, key: str) -> float | None:
         """The median over the repetitions."""
@@ -45,7 +62,7 @@ class RowResult:
         found: Counter[str] = Counter()
         for sample in self.samples.get(server, []):
             found.update(sample.errors)
-            found["streams that do not hold what was acknowledged"] += len(sample.complaints)
+            found["what is stored or was read is not what was acknowledged"] += len(sample.complaints)
         return +found
 
     def sound(self, server: str) -> bool:
@@ -62,6 +79,7 @@ class Report:
     reference: str
     rows: list[RowResult] = field(default_factory=list)
     disk_after: Disk | None = None
+    peers: dict[str, str] = field(default_factory=dict)  # version and what they do when they acknowledge a write
 
     def row(self, name: str) -> RowResult | None:
         return next((row for row in self.rows if row.name == name), None)
@@ -70,14 +88,18 @@ class Report:
         """Whether Tailrace answered everything as it should have."""
         return all(row.sound(OURS) for row in self.rows)
 
+    def groups(self) -> list[tuple[str, tuple[str, ...], list[RowResult]]]:
+        """The tables: title, the others in it, rows."""
+        found = [(*GROUPS[name], [row for row in self.rows if row.group == name]) for name in GROUPS]
+        return [group for group in found if group[2]]
+
 
 @dataclass
 class Cells:
     """One line, ready to print."""
 
     label: str
-    ours: str
-    theirs: str
+    figures: list[str]  # ours, then the others'
     ratio: str
     expected: str
     met: bool | None
@@ -85,9 +107,9 @@ class Cells:
 
 
 def cells(report: Report, row: RowResult, line: Line) -> Cells:
-    ours, theirs = row.figure(OURS, line.key), row.figure(THEIRS, line.key)
+    ours, theirs = row.figure(OURS, line.key), row.best(line)
     ratio = None
-    if ours is not None and theirs is not None and ours > 0 and theirs > 0:
+    if line.compared and ours is not None and theirs is not None and ours > 0 and theirs > 0:
         ratio = ours / theirs if line.higher else theirs / ours
     expected: list[str] = []
     verdicts: list[bool] = []
@@ -124,8 +146,7 @@ def cells(report: Report, row: RowResult, line: Line) -> Cells:
         met = False
     return Cells(
         line.label,
-        cell(row, OURS, line),
-        cell(row, THEIRS, line),
+        [cell(row, name, line) for name in (OURS, *row.others)],
         "" if ratio is None or line.secondary else f"{number(ratio)}×",
         ", ".join(expected),
         met,
@@ -133,7 +154,14 @@ def cells(report: Report, row: RowResult, line: Line) -> Cells:
     )
 
 
+def shown(row: RowResult, server: str) -> str:
+    """The row in a word: its first figure, or what was in the way."""
+    return row.failed.get(server) or row.missing.get(server) or cell(row, server, row.lines[0])
+
+
 def cell(row: RowResult, server: str, line: Line) -> str:
+    if server in row.missing:
+        return "" if line.secondary else "–"
     if server in row.failed:
         return "" if line.secondary else "failed"
     value = row.figure(server, line.key)
@@ -163,7 +191,7 @@ def problems(report: Report) -> list[str]:
     """Everything that went wrong, one sentence each."""
     found = []
     for row in report.rows:
-        for server in (OURS, THEIRS):
+        for server in (OURS, *row.others):
             if server in row.failed:
                 found.append(f"{row.name}: {server} failed: {row.failed[server]}")
             for what, count in row.errors(server).most_common():
@@ -171,6 +199,15 @@ def problems(report: Report) -> list[str]:
             complaints = [text for sample in row.samples.get(server, []) for text in sample.complaints]
             found += [f"{row.name}: {server}: {text}" for text in complaints[:3]]
     return found
+
+
+def left_out(report: Report) -> list[str]:
+    """Who is missing in which rows, and why."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in report.rows:
+        for server, why in row.missing.items():
+            found.setdefault((server, why), []).append(row.name)
+    return [f"{server} ({', '.join(names)}): {why}" for (server, why), names in found.items()]
 
 
 def warnings(report: Report) -> list[str]:
@@ -210,29 +247,31 @@ def machine_lines(report: Report) -> list[tuple[str, str]]:
     ]
     if report.disk_after is not None:
         lines.append(("disk after", disk_text(report.disk_after)))
-    return lines
+    return lines + list(report.peers.items())
 
 
 def show(report: Report, console: Console) -> None:
-    table = Table(title="Tailrace beside the reference server", title_justify="left")
-    table.add_column("measurement")
-    table.add_column("Tailrace", justify="right")
-    table.add_column("reference", justify="right")
-    table.add_column("better by", justify="right", style="bold")
-    table.add_column("expected")
-    table.add_column("met", justify="center")
-    for row in report.rows:
-        table.add_section()
-        table.add_row(f"[bold cyan]{escape(row.title)}[/]", "", "", "", f"[dim]{row.name}[/]")
-        for line in row.lines:
-            one = cells(report, row, line)
-            met = {True: "[green]yes[/]", False: "[red]no[/]", None: ""}[one.met]
-            style = "dim" if one.secondary else None
-            ours, theirs = (
-                f"[red]{text}[/]" if "error" in text or text == "failed" else text for text in (one.ours, one.theirs)
-            )
-            table.add_row(f"  {escape(one.label)}", ours, theirs, one.ratio, one.expected, met, style=style)
-    console.print(table)
+    for title, others, rows in report.groups():
+        table = Table(title=title, title_justify="left")
+        table.add_column("measurement")
+        for name in ("Tailrace", *others):
+            table.add_column(name, justify="right")
+        table.add_column("better by", justify="right", style="bold")
+        table.add_column("expected")
+        table.add_column("met", justify="center")
+        for row in rows:
+            table.add_section()
+            blank = [""] * (2 + len(others))
+            table.add_row(f"[bold cyan]{escape(row.title)}[/]", *blank, f"[dim]{row.name}[/]")
+            for line in row.lines:
+                one = cells(report, row, line)
+                met = {True: "[green]yes[/]", False: "[red]no[/]", None: ""}[one.met]
+                style = "dim" if one.secondary else None
+                figures = [f"[red]{text}[/]" if "error" in text or text == "failed" else text for text in one.figures]
+                table.add_row(f"  {escape(one.label)}", *figures, one.ratio, one.expected, met, style=style)
+        console.print(table)
+    for text in left_out(report):
+        console.print(f"[bold yellow]left out:[/] {escape(text)}", soft_wrap=True, highlight=False)
     for text in problems(report):
         console.print(f"[red]✗[/] {escape(text)}", soft_wrap=True)
     for text in warnings(report):
@@ -242,18 +281,33 @@ def show(report: Report, console: Console) -> None:
 
 
 def markdown(report: Report) -> str:
-    lines = ["| measurement | Tailrace | reference | better by | expected | met |", "|---|---:|---:|---:|---|---|"]
-    for row in report.rows:
-        lines.append(f"| **{row.title}** | | | | | |")
-        for line in row.lines:
-            one = cells(report, row, line)
-            met = {True: "yes", False: "**no**", None: ""}[one.met]
-            lines.append(f"| {one.label} | {one.ours} | {one.theirs} | {one.ratio} | {one.expected} | {met} |")
-    lines.append("")
-    for title, texts in (("What went wrong", problems(report)), ("Worth knowing", warnings(report))):
+    lines: list[str] = []
+    for title, others, rows in report.groups():
+        lines += [f"### {title}", ""]
+        lines.append(f"| measurement | Tailrace | {' | '.join(others)} | better by | expected | met |")
+        lines.append(f"|---|---:|{'---:|' * len(others)}---:|---|---|")
+        for row in rows:
+            lines.append(f"| **{row.title}** | |{' |' * len(others)} | | |")
+            for line in row.lines:
+                one = cells(report, row, line)
+                met = {True: "yes", False: "**no**", None: ""}[one.met]
+                figures = " | ".join(one.figures)
+                lines.append(f"| {one.label} | {figures} | {one.ratio} | {one.expected} | {met} |")
+        lines.append("")
+    for title, texts in (
+        ("Left out", left_out(report)),
+        ("What went wrong", problems(report)),
+        ("Worth knowing", warnings(report)),
+    ):
         if texts:
             lines += [f"{title}:", "", *(f"- {text}" for text in texts), ""]
-    lines += ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in machine_lines(report))]
+    lines += [
+        "### Where and how",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {text} |" for name, text in machine_lines(report)),
+    ]
     return "\n".join(lines)
 
 

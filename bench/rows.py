@@ -16,17 +16,18 @@ from collections import Counter
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import uvloop
 
 from bench import live
 from bench.machine import Core, probe
-from bench.servers import Server, scratch
+from bench.servers import NAMES, Contender, Server, scratch
 from tailrace.cli import load
 from tailrace.cli.load import Session, Source
 
 T = TypeVar("T")
+C = TypeVar("C", bound=Contender)
 
 BASE: Final = "/v1/stream/bench"
 CONNECTIONS: Final = 64
@@ -41,12 +42,22 @@ class Settings:
     seconds: float = 3.0
     warmup_s: float = 0.7
     catch_up_bytes: int = 100 * MB
+    short_s: float = 3.0  # of rows over several servers or stores
+    items: int = 8_000  # in a table that is written to or read from
+    records: int = 20_000  # in a change stream that is read over HTTP
+    changes: int = 1_000_000  # in the one that is read to the end from Python
+    rounds: int = 15  # over the views
+    round_batches: int = 40  # in each of them: enough that every view has its share of checkpoints
+    peer_warmup_s: float = 4.0  # before the first sample: a JVM compiles what it finds to be hot
     server_core: set[int] = field(default_factory=set)
     data: Path = Path()
 
     @classmethod
     def quick(cls) -> Settings:
-        return cls(repetitions=1, seconds=1.0, warmup_s=0.3, catch_up_bytes=10 * MB)
+        return cls(
+            repetitions=1, seconds=1.0, warmup_s=0.3, catch_up_bytes=10 * MB,
+            short_s=0.5, items=400, records=600, changes=50_000, rounds=2, round_batches=20, peer_warmup_s=0.2,
+        )  # fmt: skip
 
 
 @dataclass
@@ -70,26 +81,44 @@ class Line:
     share_at_least: tuple[str, float] | None = None  # of the same figure of ours in another row
     within: tuple[str, float] | None = None  # at most so many times another figure of ours
     secondary: bool = False  # explains the line above it
+    compared: bool = True  # whether one can be so many times better
 
 
-class Row:
+class Row(Generic[C]):
     """A measurement. `name` is what `--only` takes."""
 
     name: ClassVar[str] = ""
+    group: ClassVar[str] = "streams"  # which table of the report it stands in
+    contenders: ClassVar[tuple[str, ...]] = NAMES
+    without: ClassVar[dict[str, str]] = {}  # who cannot do this at all, and why
     title: str = ""
     repeated: bool = True
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
+    def contender(self, name: str) -> C:
+        """One of the contenders, not started yet."""
+        raise NotImplementedError
+
     def lines(self) -> list[Line]:
         raise NotImplementedError
 
-    def prepare(self, server: Server) -> None:
+    def start(self, server: C) -> None:
+        server.start()
+
+    def prepare(self, server: C) -> None:
         """Once per server, before the first sample."""
 
-    def measure(self, server: Server) -> Sample:
+    def measure(self, server: C) -> Sample:
         raise NotImplementedError
+
+
+class ServerRow(Row[Server]):
+    """A measurement of servers."""
+
+    def contender(self, name: str) -> Server:
+        return Server(name, self.settings.data / self.name / name, self.settings.server_core)
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -104,7 +133,7 @@ def milliseconds(latencies: list[float], prefix: str = "") -> dict[str, float]:
     }
 
 
-class Appends(Row):
+class Appends(ServerRow):
     """Appends from 64 keep-alive connections, one under way on each."""
 
     content_type: str = load.OCTETS
@@ -290,7 +319,7 @@ class FollowedAppends(Appends):
         return Line("rate", "appends", "/s")
 
 
-class OneConnection(Row):
+class OneConnection(ServerRow):
     """One connection, one append at a time, and a bare write + fdatasync around each repetition."""
 
     name = "latency"
@@ -324,7 +353,7 @@ class OneConnection(Row):
         return Sample(figures, dict(done.errors), complaints)
 
 
-class CatchUp(Row):
+class CatchUp(ServerRow):
     """Read a stream from its start, page after page, until the server says that this is all.
 
     The servers are filled in memory, where an append does not wait for the disk, and are then started on the same
@@ -405,7 +434,7 @@ class CatchUp64k(CatchUp):
     size = 64 * 1024
 
 
-class Delivery(Row):
+class Delivery(ServerRow):
     """From the write of an append to the data event at each live reader."""
 
     readers: int = 200
@@ -483,7 +512,7 @@ class ActiveStreams(Delivery):
         ]
 
 
-class Memory(Row):
+class Memory(ServerRow):
     """Resident memory while 1,000 live readers of one stream have nothing to read."""
 
     name = "memory"
@@ -518,7 +547,7 @@ class Memory(Row):
         return Sample({"rss": after / MB, "before": before / MB}, dict(errors))
 
 
-ROWS: Final[list[type[Row]]] = [
+ROWS: Final[list[type[Row[Any]]]] = [
     OneStream100,
     OneStream1k,
     ManyStreams100,
