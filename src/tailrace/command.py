@@ -11,6 +11,7 @@ from typing import ClassVar, Generic, TypeVar
 
 import msgspec
 
+from tailrace import limits
 from tailrace.access import Permission
 from tailrace.storage.engine import Reader, Tx
 
@@ -28,6 +29,11 @@ class Command(msgspec.Struct, Generic[T], frozen=True, gc=False):
     def size(self) -> int:
         """How many bytes it carries into the queue and the commit."""
         return 0
+
+    def heavy(self) -> bool:
+        """Whether it may take long, so that it never runs on an event loop's thread. What administers is rare and may
+        touch much."""
+        return self.permission == Permission.ADMIN or self.size() > limits.LOOP_BYTES
 
 
 class Query(msgspec.Struct, Generic[T], frozen=True, gc=False):

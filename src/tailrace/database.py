@@ -15,7 +15,7 @@ from tailrace.clock import Clock
 from tailrace.command import Command, Query
 from tailrace.completion import Completion
 from tailrace.embedded import TableOperations
-from tailrace.errors import Error, Unavailable
+from tailrace.errors import Error, Invalid, Unavailable
 from tailrace.log.tail import HOUSEKEEPING, Tail
 from tailrace.metrics import Metrics
 from tailrace.runner import Runner
@@ -38,6 +38,8 @@ class Database(TableOperations):
         self._engine = engine
         self._runner = Runner(engine, self.clock, self.tail, self.metrics)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0  # the loop's
+        self._attaching = threading.Lock()
         self._closing = threading.Event()
         self._work = threading.Event()  # set when a commit has left work for the housekeeping
         self._tables_after: tables.Place | None = None  # how far the housekeeping has looked
@@ -64,7 +66,8 @@ class Database(TableOperations):
         """Run a command or a query; await the result on the event loop."""
         if command.permission not in principal.permissions:
             raise principal.refusal(command.permission, type(command).__name__)
-        if self._loop is None or self._loop.is_closed():
+        # Asking asyncio which loop runs here takes longer than all the rest of this.
+        if self._loop is None or self._thread != threading.get_ident() or not self._loop.is_running():
             self._attach_here()
         completion: Completion[T] = Completion(self._loop)
         if isinstance(command, Command):
@@ -103,13 +106,28 @@ class Database(TableOperations):
 
     def _attach_here(self) -> None:
         """Serve the running loop; one that was served before and is closed is let go of."""
-        if self._loop is not None:
-            self._runner.detach()
-        self.attach(asyncio.get_running_loop())
+        here = _running_loop()
+        if here is None:
+            raise Invalid(
+                "no event loop is running on this thread; use execute, or the methods of Table", code="NO_LOOP"
+            )
+        with self._attaching:
+            if self._loop is here:
+                return
+            if self._loop is not None:
+                if not self._loop.is_closed():
+                    raise Invalid(
+                        "the database is in use on another event loop, and serves one at a time; await it there "
+                        "(asyncio.run_coroutine_threadsafe), or use execute and Table on a thread",
+                        code="OTHER_LOOP",
+                    )
+                self._runner.detach()
+            self.attach(here)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Bind asynchronous use to this loop. Done by the first `aexecute`, or before it by a server."""
         self._loop = loop
+        self._thread = threading.get_ident()
         self._runner.attach(loop)
 
     async def aclose(self) -> None:
@@ -237,6 +255,14 @@ class Database(TableOperations):
         if self._housekeeper is not None:
             self._housekeeper.join()
             self._housekeeper = None
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop of this thread, if it is running."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def open(path: str | os.PathLike[str], **options: Any) -> Database:

@@ -57,17 +57,24 @@ RETRY_S_MAX: Final = 60.0
 # -- tables: what DynamoDB allows, so that what works here works there
 ITEM_BYTES_MAX: Final = 400 * KiB  # one item, names included
 TOKEN_S: Final = 600  # how long a client request token is remembered
+TOKEN_CHARACTERS_MAX: Final = 36
+TRANSACTION_BYTES_MAX: Final = 64 * MiB  # items of one transaction, as they were and as they become; more is TooLarge
 
 # -- change streams
 CURSORS_MAX: Final = 100  # named cursors of one stream: each is looked at whenever it is trimmed
 CURSOR_NAME_BYTES_MAX: Final = 256
 HOLD_BYTES: Final = 1024 * MiB  # how much a cursor keeps from being trimmed, unless told
+HOLD_BYTES_MAX: Final = 2**53 - 1  # and what it can be told: what JavaScript counts exactly
 
 # -- the writer
 WRITE_QUEUE_MAX: Final = 16_384  # commands waiting for the next commit; more is 503
 WRITE_QUEUE_BYTES_MAX: Final = 256 * MiB  # and the bytes they carry
 BATCH_COMMANDS_MAX: Final = 1_024  # commands in one commit
 BATCH_BYTES_MAX: Final = 16 * MiB  # bytes in one commit
+BATCH_LOOP_S: Final = 0.01  # how long commands of one commit run on the event loop; the others wait for the next
+LOOP_BYTES: Final = 64 * KiB  # a command that carries more runs on a thread, and what shares its commit with it
+LOOP_ACTIONS: Final = 4  # likewise a transaction of more actions
+LOOP_WRITES: Final = 25  # and a batch of more writes
 ROW_CACHE_MAX: Final = 65_536  # committed rows of one table kept in memory
 SWEEP_STREAMS: Final = 1_000  # streams with retention looked at in one round of housekeeping
 SWEEP_BYTES: Final = 4 * MiB  # about how much is removed in one step

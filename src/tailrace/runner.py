@@ -10,12 +10,14 @@ Two kinds of callers take turns, with the same code in between:
 
 - `execute`, from any thread: queue the command, wait for the turn; by then it is either done or ours to do.
 - `submit`, on an event loop's thread: the commands run on the loop, in its next turn, and only COMMIT (the write and
-  the sync) happens on the committer thread, so that a slow disk never holds up readers. Where the turn is taken, or
-  the engine may block, the whole batch goes to the committer.
+  the sync) happens on the committer thread, so that a slow disk never holds up readers. Where the turn is taken, the
+  engine may block or a heavy command waits, the whole batch goes to the committer. On the loop a batch ends after
+  BATCH_LOOP_S; what has not run by then goes back to the front of the queue.
 
-Nobody touches the connection while a COMMIT is under way: the turn covers it. Answers are given after it. A COMMIT that
-fails with anything but a full disk leaves the outcome unknown: the writer stops, reads go on, and opening the
-database again recovers exactly what was durable.
+Nobody touches the connection while a COMMIT is under way: the turn covers it. Answers are given after it. A batch that
+fails before its COMMIT for a reason that is not the storage's state (a full disk, a row with a value that no column
+takes) is rolled back, and the next one is tried. A COMMIT that fails with anything but a full disk leaves the outcome
+unknown: the writer stops, reads go on, and opening the database again recovers exactly what was durable.
 """
 
 from __future__ import annotations
@@ -35,14 +37,15 @@ from tailrace.errors import Corrupt, Error, Unavailable
 from tailrace.log.log import Advanced
 from tailrace.log.tail import Tail
 from tailrace.metrics import Metrics
-from tailrace.storage.engine import Engine, Notice, Tx
+from tailrace.storage.engine import UNSTORABLE, Engine, Notice, Tx, closed
 
 T = TypeVar("T")
 Done = Callable[[Any, BaseException | None], None]
 logger = logging.getLogger("tailrace.runner")
 
 # Failures that left nothing written and may pass; any other stops the writer.
-SURVIVABLE = frozenset(("DISK_FULL", "DATABASE_BUSY"))
+PASSING = frozenset(("DISK_FULL", "DATABASE_BUSY"))
+SURVIVABLE = PASSING | {UNSTORABLE}
 
 
 class Loop(Protocol):
@@ -56,7 +59,7 @@ class Loop(Protocol):
 class _Job:
     """A command in the queue and what became of it."""
 
-    __slots__ = ("by", "command", "done", "error", "finished", "latch", "result", "size")
+    __slots__ = ("by", "command", "done", "error", "finished", "heavy", "latch", "result", "size")
 
     def __init__(self, command: Command[Any], by: str, done: Done | None) -> None:
         self.command = command
@@ -66,6 +69,7 @@ class _Job:
         self.error: BaseException | None = None
         self.finished = False
         self.size = command.size()
+        self.heavy = command.heavy()
         self.latch: threading.Lock | None = None  # held while a thread waits for it
 
     def finish(self) -> None:
@@ -108,6 +112,7 @@ class Runner:
         self._pending: deque[_Job] = deque()
         self._pending_bytes = 0
         self._latched = 0  # how many of the pending are waited for by a thread
+        self._heavy = 0  # how many of the pending must not run on the loop
         self._turn = threading.Lock()
         self._queue = threading.Lock()
         self._stopped: Error | None = None
@@ -196,7 +201,7 @@ class Runner:
         """Take no more commands; returns when none is under way."""
         self._turn.acquire()
         if self._stopped is None:
-            self._stopped = Unavailable("the database is closed; open it again", code="CLOSED")
+            self._stopped = closed()
         self._release_turn()
 
     # -- the queue
@@ -216,6 +221,7 @@ class Runner:
             self._pending.append(job)
             self._pending_bytes += job.size
             self._latched += done is None
+            self._heavy += job.heavy
         return job
 
     def _take(self) -> _Batch:
@@ -228,20 +234,33 @@ class Runner:
                 job = pending.popleft()
                 size += job.size
                 self._latched -= job.latch is not None
+                self._heavy -= job.heavy
                 jobs.append(job)
             self._pending_bytes -= size
         return _Batch(jobs)
 
+    def _put_back(self, jobs: list[_Job]) -> None:
+        """Queue what was taken and has not run again, before all that came since. Only with the turn."""
+        with self._queue:
+            self._pending.extendleft(reversed(jobs))
+            for job in jobs:
+                self._pending_bytes += job.size
+                self._latched += job.latch is not None
+                self._heavy += job.heavy
+
     # -- a turn: prepare, commit, hand out
 
-    def _prepare(self, batch: _Batch) -> _Batch:
-        """Run each command in the transaction; a failing one changes nothing and fails alone."""
+    def _prepare(self, batch: _Batch, within_s: float | None = None) -> _Batch:
+        """Run each command in the transaction; a failing one changes nothing and fails alone. Those that have not begun
+        `within_s` are put back."""
+        monotonic_s = self._clock.monotonic_s
+        until_s = None if within_s is None else monotonic_s() + within_s
         try:
             if self._stopped is not None:
                 raise self._stopped
             tx = batch.tx = self._engine.begin(self._clock.now_ms())
             failpoints.hit("batch.begun")
-            for job in batch.jobs:
+            for number, job in enumerate(batch.jobs, start=1):
                 try:
                     tx.by = job.by
                     job.result = job.command.run(tx)
@@ -253,6 +272,10 @@ class Runner:
                     tx.undo()
                     job.error = error
                     self._metrics.commands_failed += 1
+                if until_s is not None and number < len(batch.jobs) and monotonic_s() >= until_s:
+                    self._put_back(batch.jobs[number:])
+                    del batch.jobs[number:]
+                    break
             tx.flush()
             failpoints.hit("batch.flushed")
         except BaseException as error:
@@ -289,7 +312,7 @@ class Runner:
         metrics.commands += len(batch.jobs)
 
     def _fail(self, batch: _Batch, error: BaseException) -> None:
-        """Nothing of the batch counts. Unless the disk is merely full, nothing more is written either."""
+        """Nothing of the batch counts. Unless the next may well succeed, nothing more is written either."""
         batch.error = error
         survivable = isinstance(error, Unavailable) and error.code in SURVIVABLE
         if isinstance(error, KeyboardInterrupt):
@@ -306,8 +329,10 @@ class Runner:
                 f"writes are stopped since the last commit failed ({error}); restart the server to recover",
                 code="WRITES_STOPPED",
             )
-        if survivable and isinstance(error, Error) and error.code in SURVIVABLE:
+        if survivable and isinstance(error, Error) and error.code in PASSING:
             self._trouble = error
+        elif survivable and isinstance(error, Error) and error.code == UNSTORABLE:
+            logger.error("%d commands were rolled back: %s", len(batch.jobs), error)
         shown = error if isinstance(error, Error) else self._stopped
         self._metrics.commands_failed += sum(job.error is None for job in batch.jobs)
         for job in batch.jobs:
@@ -336,11 +361,21 @@ class Runner:
         for job in batch.jobs:
             job.finish()
             submitted = submitted or job.done is not None
-        if self._loop is not None and (submitted or batch.notices):
-            self._loop.call_soon_threadsafe(self._answer, batch)
-        elif self._loop is None:
-            failpoints.hit("batch.told")
-            self._tail.publish(batch.notices)
+        if submitted or batch.notices or self._loop is None:
+            self._tell(self._answer, batch)
+
+    def _tell(self, how: Callable[[_Batch], None], batch: _Batch) -> None:
+        """Answer on the loop. Where there is none, or it was closed, nobody there is left to be answered; those who
+        wait on threads are told all the same."""
+        loop = self._loop
+        if loop is not None:
+            try:
+                loop.call_soon_threadsafe(how, batch)
+                return
+            except RuntimeError:  # closed
+                pass
+        failpoints.hit("batch.told")
+        self._tail.publish(batch.notices)
 
     # -- the loop's side
 
@@ -352,10 +387,10 @@ class Runner:
         with self._leave:
             if self._leaving:
                 return  # the committer takes what is left
-            if self._engine.blocking or not self._turn.acquire(blocking=False):
+            if self._heavy or self._engine.blocking or not self._turn.acquire(blocking=False):
                 self._handoff.put(_Batch([]))
                 return
-            self._handoff.put(self._prepare(self._take()))
+            self._handoff.put(self._prepare(self._take(), limits.BATCH_LOOP_S))
 
     def _commit_all(self) -> None:
         """The committer thread."""
@@ -372,9 +407,7 @@ class Runner:
         for job in batch.jobs:
             job.finish()
         self._release_turn()
-        assert self._loop is not None
-        with suppress(RuntimeError):  # the loop was closed: nobody is left to be told
-            self._loop.call_soon_threadsafe(self._finish, batch)
+        self._tell(self._finish, batch)
 
     def _finish(self, batch: _Batch) -> None:
         # The next batch goes to the disk before this one is answered: the sync and the sends overlap.

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tailrace.storage.engine import Engine, Notice
+from tailrace.errors import Invalid, Unavailable
+from tailrace.storage.engine import UNSTORABLE, Engine, Notice
 from tests.engine.conftest import NOW_MS, Place
 from tests.engine.tables import HOT, ITEMS, LINES, Hot, Item, Line
 from tests.engine.test_rows import write
@@ -213,3 +214,38 @@ def test_a_slow_reader_does_not_hold_the_writer_up(engine: Engine) -> None:
         for number in range(50):
             write(engine, Hot("a", number))
         assert sum(1 for _ in scan) == 999
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_nothing_is_read_after_closing(engine: Engine, single: bool) -> None:
+    write(engine, Hot("a", 1), Item(1, "a", b""))
+    with engine.reader(single=single) as reader:
+        assert reader.get(ITEMS, 1, "a") == Item(1, "a", b"")
+        engine.close()  # whoever reads may finish
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="closed") as refused, engine.reader(single=single):
+            pass
+        assert refused.value.code == "CLOSED"
+
+
+@pytest.mark.parametrize("row", [Hot("a", 1.5), Hot("a", 2**70), Hot("a", None), Hot("\ud800", 1), Hot("a", "x")])  # type: ignore[arg-type]
+def test_a_value_that_no_column_takes_is_told_from_damage(engine: Engine, row: Hot) -> None:
+    write(engine, Hot("a", 1))
+    tx = engine.begin(NOW_MS)
+    tx.put(HOT, row)
+    with pytest.raises(Unavailable) as refused:
+        tx.flush()
+    assert refused.value.code == UNSTORABLE
+    tx.rollback()
+    tx = engine.begin(NOW_MS)
+    assert tx.get(HOT, "a") == Hot("a", 1)
+    tx.rollback()
+
+
+def test_a_text_that_no_column_takes_is_refused_where_it_is_looked_for(engine: Engine) -> None:
+    tx = engine.begin(NOW_MS)
+    with pytest.raises(Invalid, match="surrogate"):
+        tx.get(ITEMS, 1, "\ud800")
+    tx.rollback()
+    with pytest.raises(Invalid, match="surrogate"), engine.reader() as reader:
+        reader.get(HOT, "\ud800")

@@ -205,3 +205,15 @@ def test_closing_twice_does_no_harm(directory: Path) -> None:
     with pytest.raises(Unavailable):
         SqliteEngine(directory)
     other.close()
+
+
+def test_a_row_larger_than_sqlite_takes_is_no_damage(tmp_path: Path) -> None:
+    engine = SqliteEngine(tmp_path)
+    engine.writer.limit(apsw.SQLITE_LIMIT_LENGTH, 1000)
+    tx = engine.begin(NOW_MS)
+    tx.put(META, Meta("large", b"x" * 2000))
+    with pytest.raises(Unavailable, match="row of meta cannot be stored") as failed:
+        tx.flush()
+    assert failed.value.code == "UNSTORABLE"
+    tx.rollback()
+    engine.close()

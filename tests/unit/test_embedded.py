@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import doctest
 import inspect
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -44,8 +47,10 @@ from tailrace.errors import (
     TokenMismatch,
     TransactionCanceled,
     Trimmed,
+    Unavailable,
 )
 from tailrace.storage.sqlite import SqliteEngine
+from tailrace.tables import operations
 
 
 @pytest.fixture
@@ -128,7 +133,7 @@ def test_what_is_refused_says_how_to_put_it_right(orders: Table, lines: Table) -
         orders.put({"id": "x"}, returns="old")  # type: ignore[arg-type]
     with pytest.raises(Invalid, match=r"unused in expressions: keys: {:y}"):
         orders.put({"id": "x"}, condition="amount = :x", values={"x": 1, "y": 2})
-    with pytest.raises(Invalid, match="limit=0 is less than 1"):
+    with pytest.raises(Invalid, match="limit=0 is not a number from 1 on"):
         orders.scan(limit=0)
     with pytest.raises(Invalid, match="the sort key does not exist"):
         list(orders.query("o-1", gt(5)))
@@ -656,3 +661,150 @@ def test_the_examples_of_methods_work(db: Database, method: Any) -> None:
     names = {**vars(embedded), "db": db, "orders": orders, "lines": lines}
     parsed = doctest.DocTestParser().get_doctest(inspect.getdoc(method) or "", names, method.__name__, None, None)
     assert doctest.DocTestRunner().run(parsed).failed == 0
+
+
+# -- what programs get wrong
+
+
+HALF = "\ud800"  # of a surrogate pair: a str to Python, nothing that UTF-8 can say
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda db, orders: orders.alter_stream_retention(max_age=float("nan")),
+        lambda db, orders: orders.alter_stream_retention(max_age=float("inf")),
+        lambda db, orders: orders.alter_stream_retention(max_age="7"),
+        lambda db, orders: orders.alter_stream_retention(max_count=1.5),
+        lambda db, orders: orders.alter_stream_retention(max_count=True),
+        lambda db, orders: db.create_table("more", "id", stream="KEYS_ONLY", max_count=1.5),
+        lambda db, orders: orders.save_cursor("c", 1, hold_bytes=2**70),
+        lambda db, orders: orders.save_cursor("c", 1, hold_bytes=1.5),
+        lambda db, orders: orders.save_cursor("c", 1.5),
+        lambda db, orders: orders.save_cursor(HALF, 1),
+        lambda db, orders: orders.save_cursor(5, 1),
+        lambda db, orders: orders.prune_stream(2.5),
+        lambda db, orders: orders.changes(after=1.5),
+        lambda db, orders: orders.changes(limit="5"),
+        lambda db, orders: orders.changes(label=HALF),
+        lambda db, orders: orders.scan_page(limit=1.5),
+        lambda db, orders: orders.set_ttl(HALF),
+        lambda db, orders: orders.drop_cursor(HALF),
+        lambda db, orders: orders.add_index(Index("by-x", HALF)),
+        lambda db, orders: orders.add_index(Index("by-x", "x", projection=[HALF])),
+        lambda db, orders: db.create_table("more", "id", ttl=HALF),
+        lambda db, orders: db.create_table("more" + HALF, "id"),
+        lambda db, orders: db.create_table("more", HALF),
+        lambda db, orders: db.table(HALF),
+        lambda db, orders: db.drop_table(HALF),
+        lambda db, orders: db.batch_write([Put(HALF, {"id": "a"})]),
+        lambda db, orders: db.transact_write([Put("orders", {"id": "a"})], token=HALF),
+        lambda db, orders: db.transact_write([Put("orders", {"id": "a"})], token=""),
+        lambda db, orders: db.transact_write([Put("orders", {"id": "a"})], token="x" * 37),
+        lambda db, orders: db.transact_write([Put("orders", {"id": "a"})], token=5),
+    ],
+)
+def test_a_senseless_argument_is_refused_and_harms_nobody(db: Database, orders: Table, wrong: Any) -> None:
+    orders.put({"id": "o-1"})
+    with pytest.raises(Invalid):
+        wrong(db, orders)
+    orders.put({"id": "o-2"})
+    assert [change.keys["id"] for change in orders.changes()] == ["o-1", "o-2"]
+    assert db.tables() == ["orders"]
+
+
+@pytest.mark.parametrize("age", [90.5, timedelta(seconds=90.5)])
+def test_a_part_of_a_second_is_rounded_up(orders: Table, age: Any) -> None:
+    orders.alter_stream_retention(max_age=age)
+    assert orders.stream_info().max_age_s == 91
+
+
+def test_a_token_knows_its_transaction_in_any_process(tmp_path: Path) -> None:
+    """Sets have an order that differs from process to process; what the token stands for has not."""
+    program = (
+        "import sys, tailrace; from tailrace import Put, Update\n"
+        "with tailrace.open(sys.argv[1], housekeeping_s=None) as db:\n"
+        "    orders = db.create_table('orders', partition_key='id', exist_ok=True)\n"
+        "    names = {'s': 'strings', '#n': 'n'} if sys.argv[2] == '1' else {'#n': 'n', '#s': 'strings'}\n"
+        "    db.transact_write([Put('orders', {'id': 'a', 'l': [{'x', 'y', 'z', 'w'}], 'n': {3, 1, 2}}),\n"
+        "        Update('orders', 'b', 'SET #s = :s ADD #n :n', names=names, values={'s': {'p', 'q', 'r'}, 'n': 1})],\n"
+        "        token='once')\n"
+        "    assert orders.get('b')['n'] == 1\n"
+    )
+    for seed in ("1", "2", "3"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        subprocess.run([sys.executable, "-c", program, str(tmp_path / "data"), seed], env=environment, check=True)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Update("orders", "a", "ADD n :n", values={"n": 2}),
+        Update("orders", "b", "ADD n :n", values={"n": 1}),
+        Update("orders", "a", "ADD m :n", values={"n": 1}),
+        Update("orders", "a", "ADD n :n", condition="attribute_exists(id)", values={"n": 1}),
+        Put("orders", {"id": "a", "n": 1}),
+    ],
+)
+def test_a_token_stands_for_all_of_its_transaction(db: Database, orders: Table, other: Any) -> None:
+    one = Update("orders", "a", "ADD n :n", values={"n": 1})
+    db.transact_write([one], token="t")
+    db.transact_write([Update("orders", "a", "ADD n :n", values={":n": Decimal("1.0")})], token="t")
+    assert orders.get("a") == {"id": "a", "n": 1}
+    with pytest.raises(TokenMismatch):
+        db.transact_write([other], token="t")
+
+
+# -- loops and closing
+
+
+def test_a_closed_loop_is_as_none(db: Database, orders: Table) -> None:
+    """A put is answered, and those who follow on threads hear of it."""
+
+    async def main() -> None:
+        await (await db.aio.table("orders")).put({"id": "o-1"})
+
+    asyncio.run(main())
+    seen: list[Any] = []
+    follower = threading.Thread(target=collect, args=(orders.follow("latest", timeout_s=30), seen), kwargs={"until": 1})
+    follower.start()
+    while not len(db.tail):
+        assert follower.is_alive()
+    assert orders.put({"id": "o-2"}) is None
+    follower.join(30)
+    assert seen == ["o-2"]
+
+
+def test_a_second_loop_at_once_is_told_so(db: Database, orders: Table) -> None:
+    async def put() -> None:
+        await (await db.aio.table("orders")).put({"id": "o-1"})
+
+    async def main() -> None:
+        await put()
+        with pytest.raises(Invalid, match="another event loop"):
+            await asyncio.to_thread(asyncio.run, put())
+        await put()
+
+    asyncio.run(main())
+    with pytest.raises(Invalid, match="no event loop"):
+        db.aexecute(operations.FindTable("orders"))
+
+
+def test_nothing_is_read_after_closing(db: Database, orders: Table) -> None:
+    orders.put({"id": "o-1"})
+    waiting = orders.follow()
+    assert next(waiting).keys == {"id": "o-1"}
+    db.close()
+    assert list(waiting) == [], "who followed comes to an end"
+    reads: list[Any] = [
+        lambda: orders.get("o-1"),
+        lambda: list(orders.scan()),
+        lambda: list(orders.follow()),
+        orders.changes,
+        orders.snapshot,
+        db.tables,
+    ]
+    for read in reads:
+        with pytest.raises(Unavailable) as refused:
+            read()
+        assert refused.value.code == "CLOSED"

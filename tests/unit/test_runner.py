@@ -16,14 +16,18 @@ from typing import Any
 import pytest
 
 from tailrace import failpoints, limits
-from tailrace.clock import Clock
+from tailrace.access import Permission
+from tailrace.clock import Clock, ManualClock
 from tailrace.command import Command
 from tailrace.errors import Conflict, Corrupt, Error, Invalid, Unavailable
+from tailrace.log.entry import ENTRIES, Entry
 from tailrace.log.tail import Tail
 from tailrace.metrics import Metrics
 from tailrace.runner import Runner
+from tailrace.storage.engine import Tx
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.storage.table import META, Meta
+from tailrace.tables.definition import COUNTS, CountRow
 
 PATIENCE_S = 30.0
 
@@ -103,11 +107,11 @@ class Note(Command[str], frozen=True):
 
 
 class Fixture:
-    def __init__(self, engine: Any = None) -> None:
+    def __init__(self, engine: Any = None, clock: Clock | None = None) -> None:
         self.engine: Any = engine or FakeEngine()
         self.tail = Tail()
         self.metrics = Metrics()
-        self.runner = Runner(self.engine, Clock(), self.tail, self.metrics)
+        self.runner = Runner(self.engine, clock or Clock(), self.tail, self.metrics)
 
     def waiting(self) -> int:
         return len(self.runner._pending)
@@ -608,3 +612,166 @@ def test_an_invalid_command_changes_nothing_of_the_queue(fixture: Fixture) -> No
     with pytest.raises(Invalid):
         fixture.runner.execute(Bad())
     assert fixture.waiting() == 0
+
+
+# -- what is not for the loop
+
+
+class Slow(Note, frozen=True):
+    """Takes a while, by the clock that the test moves."""
+
+    clock: Any = None
+
+    def run(self, tx: Any) -> str:
+        self.clock.advance(limits.BATCH_LOOP_S / 2)
+        return super().run(tx)
+
+
+def test_a_batch_on_the_loop_ends_in_time_and_the_rest_keeps_its_place() -> None:
+    clock = ManualClock()
+    fixture = Fixture(clock=clock)
+
+    async def main() -> None:
+        runner, engine = fixture.runner, fixture.engine
+        runner.attach(asyncio.get_running_loop())
+        answers: list[Any] = []
+        for number in range(5):
+            runner.submit(Slow(f"{number}", bytes=7, clock=clock), lambda *done: answers.append(done))
+        await auntil(lambda: len(answers) == 5)
+        assert engine.commits == [["0", "1"], ["2", "3"], ["4"]]
+        assert answers == [(f"{number}!", None) for number in range(5)]
+        assert (runner._pending_bytes, runner._latched, runner._heavy) == (0, 0, 0)
+        await asyncio.to_thread(runner.detach)
+
+    asyncio.run(main())
+
+
+def test_a_thread_whose_command_is_put_back_is_served() -> None:
+    clock = ManualClock()
+    fixture = Fixture(clock=clock)
+
+    async def main() -> None:
+        runner, engine = fixture.runner, fixture.engine
+        runner.attach(asyncio.get_running_loop())
+        answers: list[Any] = []
+        engine.gate.clear()
+        runner.submit(Note("first"), lambda *done: answers.append(done))
+        await asyncio.to_thread(engine.committing.wait, PATIENCE_S)
+        for number in range(3):
+            runner.submit(Slow(f"{number}", clock=clock), lambda *done: answers.append(done))
+        threads = [started(lambda: answers.append((runner.execute(Slow("t", clock=clock)), None))) for _ in range(3)]
+        await auntil(lambda: fixture.waiting() == 6)
+        engine.gate.set()
+        await auntil(lambda: len(answers) == 7)
+        for thread in threads:
+            await asyncio.to_thread(thread.join, PATIENCE_S)
+        assert [name for batch in engine.commits for name in batch] == ["first", "0", "1", "2", "t", "t", "t"]
+        assert (runner._pending_bytes, runner._latched, runner._heavy) == (0, 0, 0)
+        await asyncio.to_thread(runner.detach)
+
+    asyncio.run(main())
+
+
+def test_a_thread_runs_all_that_one_commit_takes() -> None:
+    clock = ManualClock()
+    fixture = Fixture(clock=clock)
+    thread = fixture.hold()
+    others = [started(lambda: fixture.runner.execute(Slow("t", clock=clock))) for _ in range(5)]
+    until(lambda: fixture.waiting() == 5)
+    fixture.release()
+    for each in [thread, *others]:
+        each.join(PATIENCE_S)
+    assert [len(batch) for batch in fixture.engine.commits] == [1, 5]
+
+
+class Where(Note, frozen=True):
+    """Tells which thread it ran on."""
+
+    def run(self, tx: Any) -> str:
+        super().run(tx)
+        return threading.current_thread().name
+
+
+class WhereOfAdmin(Where, frozen=True):
+    permission = Permission.ADMIN
+
+
+def test_what_is_heavy_runs_on_a_thread(fixture: Fixture) -> None:
+    async def main() -> None:
+        runner = fixture.runner
+        runner.attach(asyncio.get_running_loop())
+        here, there = threading.current_thread().name, "tailrace-committer"
+        answers: list[Any] = []
+
+        async def ran(*commands: Note) -> set[str]:
+            answers.clear()
+            for command in commands:
+                runner.submit(command, lambda *done: answers.append(done[0]))
+            await auntil(lambda: len(answers) == len(commands))
+            return set(answers)
+
+        assert await ran(Where("small", bytes=limits.LOOP_BYTES), Where("other")) == {here}
+        assert await ran(Where("small"), Where("large", bytes=limits.LOOP_BYTES + 1)) == {there}
+        assert await ran(WhereOfAdmin("small")) == {there}
+        assert await ran(Where("small")) == {here}, "and no longer than it has to be so"
+        await asyncio.to_thread(runner.detach)
+
+    asyncio.run(main())
+
+
+# -- loops that are gone
+
+
+def test_a_closed_loop_is_as_none(fixture: Fixture) -> None:
+    loop = asyncio.new_event_loop()
+    fixture.runner.attach(loop)
+    loop.close()
+    heard: list[Any] = []
+    fixture.tail.subscribe(5, heard.append)
+    assert fixture.runner.execute(Note("a", tells=5)) == "a!"
+    assert heard == [["a"]]
+    fixture.runner.detach()
+
+
+# -- rows that cannot be stored
+
+
+class Store(Command[str], frozen=True):
+    """Puts what it is given where an int belongs."""
+
+    value: Any
+    early: bool = False
+
+    def run(self, tx: Tx) -> str:
+        tx.put(COUNTS, CountRow(7, self.value, 0))
+        if self.early:
+            list(tx.scan(COUNTS))
+        return "stored"
+
+
+class AddTwice(Command[None], frozen=True):
+    """A heap's key that is there already: that is damage."""
+
+    def run(self, tx: Tx) -> None:
+        for _ in range(2):
+            tx.add(ENTRIES, Entry(1, 1, 2, 0, b""))
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("value", [1.5, 2**70, None, "x", object(), b"x"])
+def test_a_row_that_cannot_be_stored_fails_its_batch_and_no_more(tmp_path: Path, value: Any, early: bool) -> None:
+    engine = SqliteEngine(tmp_path)
+    fixture = Fixture(engine)
+    assert fixture.runner.execute(Store(1)) == "stored"
+    with pytest.raises(Unavailable, match="row of counts cannot be stored") as failed:
+        fixture.runner.execute(Store(value, early))
+    assert failed.value.code == "UNSTORABLE"
+    assert fixture.runner.stopped is None
+    assert fixture.runner.trouble is None, "it says nothing of the disk"
+    with engine.reader() as reader:
+        assert reader.get(COUNTS, 7) == CountRow(7, 1, 0)
+    assert fixture.runner.execute(Store(2)) == "stored"
+    with pytest.raises(Corrupt):
+        fixture.runner.execute(AddTwice())
+    assert fixture.runner.stopped is not None
+    engine.close()

@@ -67,6 +67,7 @@ _USUAL_HEADER: Final = re.compile(
     r"(AWS4-[^, ]+) +Credential=([^, ]+)[, ]+SignedHeaders=([^, ]+)[, ]+Signature=([^, ]+)"
 )
 _STAMP: Final = re.compile(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z", re.ASCII)
+_DIGITS: Final = re.compile("[0-9]{1,6}")  # as many as EXPIRES_S_MAX has
 _BLANKS: Final = re.compile(rb"[ \t]+")
 _QUERY_FORM: Final = ("X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Signature", "X-Amz-SignedHeaders", "X-Amz-Date")
 
@@ -132,12 +133,17 @@ def check_time(claim: Claim, now_ms: int) -> None:
         )
 
 
-def check_scope(claim: Claim, services: frozenset[str] = frozenset(("dynamodb",))) -> None:
+def check_scope(
+    claim: Claim, headers: Mapping[bytes, bytes], services: frozenset[str] = frozenset(("dynamodb",))
+) -> None:
     """That enough was signed, with a known algorithm, for this service. Any region will do."""
     if b"host" not in claim.signed:
         raise _invalid("'Host' must be a 'SignedHeader' in the AWS Authorization.")
     if claim.by_field and b"x-amz-date" not in claim.signed:
         raise _invalid("'X-Amz-Date' must be a 'SignedHeader' in the AWS Authorization.")
+    if b"x-amz-target" in headers and b"x-amz-target" not in claim.signed:
+        # It names the operation: unsigned, whoever sees a request could make another one of it.
+        raise _invalid("'X-Amz-Target' must be a 'SignedHeader' in the AWS Authorization.")
     if claim.algorithm != ALGORITHM:
         raise _incomplete(f"Unsupported AWS 'algorithm': '{claim.algorithm}' (only {ALGORITHM} for now). ")
     parts = claim.credential.rstrip("/").split("/")
@@ -166,7 +172,8 @@ def check_scope(claim: Claim, services: frozenset[str] = frozenset(("dynamodb",)
 def verify(
     claim: Claim, key: bytes, *, method: bytes, path: bytes, query: bytes, headers: Mapping[bytes, bytes], body: bytes
 ) -> None:
-    """That the request was signed with `key`, a derived one (`SigningKeys`), and is as it was then."""
+    """That the request was signed with `key`, a derived one (`SigningKeys`), and is as it was then. From any thread:
+    the hash of a large body takes a while."""
     fields = [(name, headers.get(name, b"")) for name in claim.signed]
     payload = hashlib.sha256(body).hexdigest().encode()
     pairs = _pairs(query) if claim.query is None else claim.query
@@ -321,7 +328,7 @@ def _query_claim(pairs: Pairs) -> Claim:
     if missing:
         raise _incomplete(f"{missing}Re-examine the query-string parameters.")
     expires = found.get("X-Amz-Expires")
-    if expires is not None and not (expires.isascii() and expires.isdigit() and int(expires[:9]) <= EXPIRES_S_MAX):
+    if expires is not None and not (_DIGITS.fullmatch(expires) and int(expires) <= EXPIRES_S_MAX):
         raise _incomplete(f"X-Amz-Expires must be a number of seconds from 0 to {EXPIRES_S_MAX}, not '{expires[:32]}'.")
     return Claim(
         found["X-Amz-Algorithm"],

@@ -9,6 +9,7 @@ from typing import Any
 
 from tailrace.embedded.running import Executor, arun
 from tailrace.embedded.table import After, Returns, UpdateReturns
+from tailrace.errors import Unavailable
 from tailrace.tables import following, operations
 from tailrace.tables.change import BOTH
 from tailrace.tables.definition import Definition
@@ -259,7 +260,13 @@ class AsyncTable:
         with followers.waiting(log, wake):
             while not followers.closed:
                 happened.clear()
-                for change in await arun(self._db, source.read()):
+                try:
+                    changes = await arun(self._db, source.read())
+                except Unavailable as error:
+                    if error.code == "CLOSED":
+                        return
+                    raise
+                for change in changes:
                     yield change
                 if source.ended:
                     return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
@@ -60,30 +59,23 @@ class Followers:
 
     def __init__(self, tail: Tail) -> None:
         self._tail = tail
-        self._lock = threading.Lock()  # the tail's own bookkeeping is made for one thread
-        self._wakes: dict[int, Callable[[], None]] = {}
-        self._number = 0
+        self._wakes: dict[object, Callable[[], None]] = {}
         self.closed = False
 
     @contextmanager
     def waiting(self, log: int, wake: Callable[[], None]) -> Iterator[None]:
         """Call `wake` whenever something happens to `log`, on whichever thread that is."""
-        with self._lock:
-            self._number += 1
-            number = self._number
-            self._wakes[number] = wake
-            unsubscribe = self._tail.subscribe(log, lambda notices: wake())
+        one = object()
+        self._wakes[one] = wake
+        unsubscribe = self._tail.subscribe(log, lambda notices: wake())
         try:
             yield
         finally:
-            with self._lock:
-                del self._wakes[number]
-                unsubscribe()
+            del self._wakes[one]
+            unsubscribe()
 
     def close(self) -> None:
         """Let everybody stop waiting; nothing will happen any more."""
-        self.closed = True
-        with self._lock:
-            wakes = list(self._wakes.values())
-        for wake in wakes:
+        self.closed = True  # first: who comes later sees it before waiting
+        for wake in list(self._wakes.values()):
             wake()

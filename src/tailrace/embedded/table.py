@@ -8,6 +8,7 @@ from types import EllipsisType
 from typing import Any, Literal
 
 from tailrace.embedded.running import Executor, run
+from tailrace.errors import Unavailable
 from tailrace.tables import following, operations
 from tailrace.tables.change import BOTH
 from tailrace.tables.definition import Definition
@@ -317,6 +318,12 @@ class Table:
         with followers.waiting(log, happened.set):
             while not followers.closed:
                 happened.clear()
-                yield from run(self._db, source.read())
+                try:
+                    changes = run(self._db, source.read())
+                except Unavailable as error:
+                    if error.code == "CLOSED":
+                        return
+                    raise
+                yield from changes
                 if source.ended or (not source.more and not happened.wait(timeout_s)):
                     return

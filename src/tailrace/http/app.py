@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from typing import Final
 
@@ -69,7 +70,7 @@ class App:
         self._tables = TablesDoor(db, reading)
         self._keys = KeysDoor(db)
         self._signatures = Signatures(db, dev=config.dev, token=self._token)
-        self._dynamodb = DynamoDoor(db, config, self._signatures.principal)
+        self._dynamodb = DynamoDoor(db, config, self._signatures.claimed)
         self._dispatcher = Dispatcher(db, config)
 
     async def start(self) -> None:
@@ -84,6 +85,8 @@ class App:
         """End what runs beside requests; live readers are let go."""
         self.release()
         self._signatures.close()
+        await asyncio.to_thread(self._dynamodb.close)
+        await asyncio.to_thread(self._tables.close)
         await self._dispatcher.stop()
 
     async def __call__(self, request: Request) -> Answer:

@@ -6,6 +6,7 @@ itself begins with one: a reader takes one space off.
 
 from __future__ import annotations
 
+import math
 from base64 import b64encode
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -25,6 +26,7 @@ class Encoding:
     """Bytes as they are; in an event stream as base64."""
 
     base64 = True
+    live_bytes_max: float = math.inf  # of an entry; readers of a larger one ask the feed, which may take its time
 
     def rendered(self, entry: Entry) -> bytes:
         """What a feed would give for an entry as it is in the log: live readers are sent entries as they are committed,

@@ -71,7 +71,7 @@ class Channel:
                 reader.sink.send(*frames[key])
                 if entries and entries[-1].next > reader.position:
                     reader.position = entries[-1].next
-            elif entries and entries[0].position > reader.position:
+            elif entries and entries[-1].next > reader.position:
                 reader.behind = True
                 reader.end()
             if ended is not None:
@@ -81,11 +81,14 @@ class Channel:
     def _frames(
         self, at: int, cursor: int, entries: list[Entry], data: dict[int, Frame], *, closed: bool
     ) -> tuple[Frame, ...]:
-        """What a reader at this position has not seen yet; empty if there is nothing, or something before it.
+        """What a reader at this position has not seen yet; empty if there is nothing, or something that it has to read:
+        what is before, or too large to be encoded here.
 
         The data is encoded once for all readers at one position, however many cursors they have, and kept in `data`."""
         new = [entry for entry in entries if entry.position >= at]
         if (not new and not closed) or (new and new[0].position != at):
+            return ()
+        if any(len(entry.body) > self._encoding.live_bytes_max for entry in new):
             return ()
         told = control(new[-1].next if new else at, cursor, at_tail=True, closed=closed)
         if not new:

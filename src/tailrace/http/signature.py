@@ -7,6 +7,8 @@ its commit's notices and makes this forget. So a key that is disabled or deleted
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from tailrace.access import EVERYTHING, Principal
@@ -20,6 +22,7 @@ from tailrace.http.message import Request
 from tailrace.log.tail import KEYS_CHANGED
 
 REMEMBERED_MAX: Final = 1_024
+Verify = Callable[[], None]
 
 _EVERYONE: Final = Principal("everyone", EVERYTHING)
 _TOKEN: Final = Principal("token", EVERYTHING)
@@ -50,19 +53,30 @@ class Signatures:
 
     def principal(self, request: Request) -> Principal:
         """Who signed the request."""
+        principal, verify = self.claimed(request)
+        if verify is not None:
+            verify()
+        return principal
+
+    def claimed(self, request: Request) -> tuple[Principal, Verify | None]:
+        """Who says to have signed the request, and what proves it or raises; None: it is proved already.
+
+        All that is cheap is checked here, so that whoever has no key costs nothing more. The rest reads the whole body,
+        and may be called in another thread."""
         headers, query = request.headers, request.query
         given = headers.get(b"authorization")
         if given is not None and given[:7].lower() == b"bearer ":
-            return self._bearer(given[7:])
+            return self._bearer(given[7:]), None
         if self._dev and not signature.is_signed(headers, query):
-            return _EVERYONE
+            return _EVERYONE, None
         claim = signature.read_claim(headers, query)
         signature.check_time(claim, self._clock.now_ms())
         if self._dev:
-            return _EVERYONE
-        signature.check_scope(claim)
+            return _EVERYONE, None
+        signature.check_scope(claim, headers)
         secret, principal = self._known.get(claim.key_id) or self._find(claim.key_id)
-        signature.verify(
+        verify = partial(
+            signature.verify,
             claim,
             self._signing_keys.get(claim.key_id, secret, claim.scope),
             method=request.method,
@@ -71,7 +85,7 @@ class Signatures:
             headers=headers,
             body=request.body,
         )
-        return principal
+        return principal, verify
 
     def _bearer(self, given: bytes) -> Principal:
         if self._dev:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -18,6 +19,7 @@ from tailrace import limits
 from tailrace.access import Principal
 from tailrace.database import Database
 from tailrace.errors import Invalid, NotAllowed, NotFound
+from tailrace.http.dynamodb.apart import Workers
 from tailrace.http.encoding import JsonEncoding, rfc3339
 from tailrace.http.message import Answer, Headers, Request, Response
 from tailrace.http.reading import Piece, Reading
@@ -30,6 +32,7 @@ from tailrace.tables.streams import ReadEntries, StreamInfo
 
 METHODS: Final = "GET, HEAD, PATCH, OPTIONS"
 CONTENT_TYPE: Final = "application/json"
+APART_BYTES: Final = 64 * limits.KiB  # of entries; more are made JSON in a thread
 
 
 class ChangeMessage(msgspec.Struct, gc=False):
@@ -62,28 +65,39 @@ def typed(item: dict[str, Any]) -> Any:
 
 
 def rendered(entry: Entry, table: str, convert: Convert) -> Entry:
-    """The entry with JSON messages for a body, commas between them."""
+    """The entry with JSON messages for a body, commas between them.
+
+    Record by record: decoding and encoding are calls that nothing interrupts, and a transaction may be large."""
     at = rfc3339(entry.at_ms)
-    messages = [
-        ChangeMessage(
-            record.sequence,
-            record.index,
-            record.last,
-            record.event,
+    found = change.skimmed(entry.body)
+    sequence, last = entry.next - 1, len(found.records) - 1
+    messages = []
+    for index, raw in enumerate(found.records):
+        record = change.record(raw)
+        message = ChangeMessage(
+            sequence,
+            index,
+            index == last,
+            change.EVENTS[record.event],
             table,
             convert(record.keys),
             None if record.old is None else convert(record.old),
             None if record.new is None else convert(record.new),
             at,
-            record.by,
+            found.by,
         )
-        for record in change.decode(entry)
-    ]
-    return Entry(entry.log, entry.position, entry.next, entry.at_ms, _encode(messages)[1:-1])
+        messages.append(_encode(message))
+    return Entry(entry.log, entry.position, entry.next, entry.at_ms, b",".join(messages))
+
+
+def _all_rendered(entries: list[Entry], table: str, convert: Convert) -> list[Entry]:
+    return [rendered(entry, table, convert) for entry in entries]
 
 
 class ChangesEncoding(JsonEncoding):
     """One table's records. Equal ones share a channel, so that everybody on it is sent the same bytes."""
+
+    live_bytes_max = APART_BYTES
 
     def __init__(self, table: str, convert: Convert) -> None:
         self.table = table
@@ -104,8 +118,11 @@ class TableFeed:
 
     renew_s = math.inf
 
-    def __init__(self, db: Database, principal: Principal, name: str, label: str | None, convert: Convert) -> None:
+    def __init__(
+        self, db: Database, workers: Workers, principal: Principal, name: str, label: str | None, convert: Convert
+    ) -> None:
         self._db = db
+        self._workers = workers
         self._principal = principal
         self._name = name
         self._label = label
@@ -114,7 +131,9 @@ class TableFeed:
     async def read(self, position: int | None, bytes_max: int) -> Piece:
         query = ReadEntries(self._name, self._label, position, bytes_max, limits.SLICE_ENTRIES)
         run = await self._db.aexecute(query, self._principal)
-        entries = [rendered(entry, run.stream.name, self._convert) for entry in run.entries]
+        size = sum(len(entry.body) for entry in run.entries)
+        work = partial(_all_rendered, run.entries, run.stream.name, self._convert)
+        entries = work() if size <= APART_BYTES else await self._workers.run(work, size)
         closed = run.stream.closed_ms is not None
         encoding = ChangesEncoding(run.stream.name, self._convert)
         return Piece(run.log.id, CONTENT_TYPE, encoding, run.position, entries, run.next, run.log.next, closed)
@@ -132,6 +151,11 @@ class TablesDoor:
     def __init__(self, db: Database, reading: Reading) -> None:
         self._db = db
         self._reading = reading
+        self._workers = Workers()
+
+    def close(self) -> None:
+        """End the threads; what is under way there is finished."""
+        self._workers.close()
 
     def __call__(self, request: Request, raw: bytes, principal: Principal) -> Coroutine[Any, Any, Answer]:
         """Answer a request; `raw` is the path after /v1/tables/, as it came."""
@@ -159,7 +183,9 @@ class TablesDoor:
     ) -> Coroutine[Any, Any, Answer]:
         match request.method:
             case b"GET":
-                return self._reading.answer(request, TableFeed(self._db, principal, name, label, convert))
+                return self._reading.answer(
+                    request, TableFeed(self._db, self._workers, principal, name, label, convert)
+                )
             case b"HEAD":
                 return self._head(name, label, principal)
             case b"PATCH":

@@ -187,13 +187,17 @@ def reclaim(tx: Tx, number: int) -> bool:
         tx.delete(GARBAGE, number)
         return True
     end = log.next if log.dropped else log.start
-    rows = tx.values(ENTRIES, "position, next", number, limit=limits.SWEEP_ENTRIES)
-    step = [following for position, following in rows if position < end]
-    # The first entry always goes, however large; then as many as are not too much together.
-    before = max((following for following in step if following - rows[0][0] <= limits.SWEEP_BYTES), default=None)
-    if step:
-        tx.remove_range(ENTRIES, number, before=before or step[0], limit=limits.SWEEP_ENTRIES)
-    done = not step or (before == step[-1] and len(step) < limits.SWEEP_ENTRIES)
+    rows = tx.values(ENTRIES, "position, next, length(body)", number, limit=limits.SWEEP_ENTRIES)
+    step = [(following, size) for position, following, size in rows if position < end]
+    count, left = 0, limits.SWEEP_BYTES
+    for _, size in step:  # the first entry always goes, however large; then as many as are not too much together
+        left -= size
+        if count and left < 0:
+            break
+        count += 1
+    if count:
+        tx.remove_range(ENTRIES, number, before=step[count - 1][0], limit=count)
+    done = count == len(step) < limits.SWEEP_ENTRIES
     if done:
         tx.delete(GARBAGE, number)
         if log.dropped:

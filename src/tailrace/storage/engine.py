@@ -20,10 +20,26 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from tailrace.errors import Unavailable
 from tailrace.storage.table import META, Key, Meta, R, Table
 
 _ABSENT: Final[Any] = object()
 _DELETED: Final[Any] = None
+UNSTORABLE: Final = "UNSTORABLE"  # the code of a flush that failed for a value, not for the storage
+
+
+def closed() -> Unavailable:
+    """What is answered when the database was closed."""
+    return Unavailable("the database is closed; open it again", code="CLOSED")
+
+
+def unstorable(table: Table[Any], error: Exception) -> Unavailable:
+    """A row has a value that its column cannot take: a bug of the command that made it, no damage of the database."""
+    return Unavailable(
+        f"a row of {table.name} cannot be stored ({error}), and nothing that shared its commit was written; "
+        "if your command has no such value, try again",
+        code=UNSTORABLE,
+    )
 
 
 class Reader(Protocol):
@@ -162,7 +178,8 @@ class Tx(ABC):
             self._flushed.clear()
 
     def flush(self) -> None:
-        """Write everything buffered into the open transaction, table by table."""
+        """Write everything buffered into the open transaction, table by table. `Unavailable` UNSTORABLE: one of the
+        rows cannot be written, whatever is tried."""
         for table, rows in self._added.items():
             if rows:
                 self._insert(table, rows)

@@ -21,7 +21,7 @@ import apsw
 from tailrace import failpoints, limits
 from tailrace.errors import Corrupt, Error, Invalid, Unavailable
 from tailrace.storage import sql
-from tailrace.storage.engine import Tx
+from tailrace.storage.engine import Tx, closed, unstorable
 from tailrace.storage.table import Key, R, Table
 
 FILE: Final = "tailrace.db"
@@ -104,7 +104,7 @@ class _Opened:
             with _translated():
                 self._connection.execute("ROLLBACK")
         self._engine.take_back(self._connection)
-        if isinstance(error, apsw.Error):
+        if isinstance(error, _FOREIGN):
             raise _translate(error) from error
 
 
@@ -176,8 +176,10 @@ class SqliteTx(Tx):
             return self._execute(statement, bound).fetchall()
 
     def _insert(self, table: Table[Any], rows: list[Any]) -> None:
-        with _translated():
+        try:
             self._connection.executemany(sql.insert(table, _MARK), map(table.values, rows))
+        except _REFUSALS as error:
+            raise _refused(table, error) from error
 
     def _write(self, table: Table[Any], rows: dict[Key, Any]) -> None:
         cache = self._cache.get(table)
@@ -185,13 +187,15 @@ class SqliteTx(Tx):
             for key in rows:
                 cache.pop(key, None)
         values = table.values
-        with _translated():
+        try:
             self._connection.executemany(
                 sql.upsert(table, _MARK), [values(row) for row in rows.values() if row is not None]
             )
             gone = [key for key, row in rows.items() if row is None]
             if gone:
                 self._connection.executemany(sql.delete(table, _MARK), gone)
+        except _REFUSALS as error:
+            raise _refused(table, error) from error
 
     def _remove(self, table: Table[Any], prefix: Key, before: Any, limit: int) -> int:
         assert not table.cached, f"{table.name} is cached: delete its rows one by one"
@@ -232,6 +236,7 @@ class SqliteEngine:
         self.cache: dict[Table[Any], dict[Key, Any]] = {}
         self._vfs = vfs
         self._idle: deque[apsw.Connection] = deque()
+        self._closed = False
         self._lock: IO[bytes] | None = None
         if read_only:
             if not (self.directory / FILE).is_file():
@@ -261,6 +266,8 @@ class SqliteEngine:
         try:
             return self._idle.pop()
         except IndexError:
+            if self._closed:
+                raise closed() from None
             with _translated():
                 connection = self._connect(_READER_CACHE_KIB)
                 connection.execute("PRAGMA query_only = ON")
@@ -268,14 +275,21 @@ class SqliteEngine:
 
     def take_back(self, connection: apsw.Connection) -> None:
         self._idle.append(connection)
+        if self._closed:
+            self._close_idle()
 
     def close(self) -> None:
+        self._closed = True
         try:
-            while self._idle:
-                self._idle.pop().close()
+            self._close_idle()
             self.writer.close()
         finally:
             self._unclaim()
+
+    def _close_idle(self) -> None:
+        with suppress(IndexError):  # a reader may end meanwhile, and look too
+            while True:
+                self._idle.pop().close()
 
     def remember(self, table: Table[Any], rows: dict[Key, Any]) -> None:
         """Keep committed rows in memory; forget all of a table when there are too many."""
@@ -403,7 +417,7 @@ def _sync_directory(path: Path) -> None:
 
 
 class _Translation:
-    """SQLite's errors as ours. One object serves all: entering costs nothing."""
+    """What SQLite and its binding raise, as ours. One object serves all: entering costs nothing."""
 
     __slots__ = ()
 
@@ -411,11 +425,28 @@ class _Translation:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, apsw.Error):
+        if isinstance(error, _FOREIGN):
             raise _translate(error) from error
 
 
-def _translate(error: apsw.Error) -> Error:
+_FOREIGN: Final = (apsw.Error, UnicodeEncodeError)
+# What a write can fail with because of a value in it; apsw.Error is more than that.
+_REFUSALS: Final = (apsw.Error, OverflowError, TypeError, UnicodeEncodeError)
+_DATATYPES: Final = (apsw.SQLITE_CONSTRAINT_DATATYPE, apsw.SQLITE_CONSTRAINT_NOTNULL)
+
+
+def _refused(table: Table[Any], error: Exception) -> Error:
+    """Why rows were not written."""
+    if isinstance(error, apsw.ConstraintError) and getattr(error, "extendedresult", None) not in _DATATYPES:
+        return _translate(error)  # a key that must be new is there
+    if isinstance(error, apsw.Error) and not isinstance(error, apsw.ConstraintError | apsw.TooBigError):
+        return _translate(error)
+    return unstorable(table, error)
+
+
+def _translate(error: apsw.Error | UnicodeEncodeError) -> Error:
+    if isinstance(error, UnicodeEncodeError):
+        return Invalid(f"a text has half of a surrogate pair at {error.start}, which UTF-8 cannot say; leave it out")
     if isinstance(error, apsw.FullError):
         return Unavailable(f"the disk is full ({error}); free some space, then writes go on", code="DISK_FULL")
     if isinstance(error, apsw.BusyError):

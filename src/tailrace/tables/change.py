@@ -18,6 +18,8 @@ from typing import Any, Final
 
 import msgspec
 
+from tailrace import limits
+from tailrace.errors import TooLarge
 from tailrace.log import log as logs
 from tailrace.log.entry import LOGS, Entry
 from tailrace.storage.engine import Tx
@@ -78,6 +80,27 @@ def opened(body: bytes) -> StoredEntry:
     return _decoder.decode(memoryview(body)[HEAD_BYTES:])
 
 
+class SkimmedEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An entry whose records are not decoded."""
+
+    by: str
+    records: list[msgspec.Raw]
+
+
+_skimmer: Final = msgspec.msgpack.Decoder(SkimmedEntry)
+_record: Final = msgspec.msgpack.Decoder(Stored)
+
+
+def skimmed(body: bytes) -> SkimmedEntry:
+    """An entry's body, looked over: of a large transaction not every reader wants everything, nor at once."""
+    return _skimmer.decode(memoryview(body)[HEAD_BYTES:])
+
+
+def record(raw: msgspec.Raw) -> Stored:
+    """A record of a skimmed entry, decoded."""
+    return _record.decode(raw)
+
+
 def before(body: bytes) -> int:
     """How many records the stream had before this entry. The first bytes of the body are enough."""
     return int.from_bytes(body[:HEAD_BYTES])
@@ -100,13 +123,22 @@ def encode(records_before: int, by: str, records: list[Stored]) -> bytes:
     return records_before.to_bytes(HEAD_BYTES) + _encode(StoredEntry(by, records))
 
 
+def too_large() -> TooLarge:
+    """What is answered to a transaction that would not fit an entry."""
+    return TooLarge(
+        f"a transaction's items, as they were and as they are to be, take at most {limits.TRANSACTION_BYTES_MAX} bytes "
+        "together, and so do the images in its change record; write them in several transactions"
+    )
+
+
 class Capture:
     """What one transaction has changed so far, by the log that is to hold it."""
 
-    __slots__ = ("_streams",)
+    __slots__ = ("_bytes", "_streams")
 
     def __init__(self) -> None:
         self._streams: dict[int, list[Stored]] = {}
+        self._bytes = 0
 
     def add(
         self, definition: Definition, event: int, keys: Item, size: int, old: tuple[bytes, int], new: tuple[bytes, int]
@@ -121,12 +153,15 @@ class Capture:
         if new[0] and stream.view in _HAS_NEW:
             new_image = msgspec.Raw(new[0])
             size += new[1]
+        self._bytes += size
         self._streams.setdefault(stream.log, []).append(Stored(event, size, keys, old_image, new_image))
 
     def append(self, tx: Tx, by: str | None = None) -> int | None:
         """Write it all into the logs, under one new sequence; that, or None where nothing changed."""
         if not self._streams:
             return None
+        if self._bytes > limits.TRANSACTION_BYTES_MAX:
+            raise too_large()
         sequence = tx.next_id(SEQUENCE)
         for number, records in self._streams.items():
             log = tx.get(LOGS, number)
@@ -135,5 +170,5 @@ class Capture:
             body = encode(count.items, tx.by if by is None else by, records)
             tx.put(COUNTS, CountRow(-number, count.items + len(records), count.bytes + len(body)))
             logs.append(tx, log, body, sequence + 1 - log.next)
-        self._streams = {}
+        self._streams, self._bytes = {}, 0
         return sequence

@@ -12,12 +12,12 @@ import msgspec
 
 from tailrace import limits
 from tailrace.command import Command
-from tailrace.errors import ConditionFailed, Invalid, TokenMismatch, TransactionCanceled
+from tailrace.errors import ConditionFailed, Invalid, TokenMismatch, TooLarge, TransactionCanceled
 from tailrace.storage.engine import Tx
 from tailrace.tables import key as keys
 from tailrace.tables import messages, value, write
 from tailrace.tables.capacity import Capacity, read_units
-from tailrace.tables.change import Capture
+from tailrace.tables.change import Capture, too_large
 from tailrace.tables.definition import TOKEN_AGES, TOKENS, Definition, TokenAgeRow, TokenRow, find
 from tailrace.tables.expression import Condition, Update, Updated
 from tailrace.tables.queries import check_scalars
@@ -38,6 +38,10 @@ class ItemCommand(Command[Written], frozen=True, kw_only=True, gc=False):
     on_failure: bool = False  # tell the item as it is where the condition fails
     returns: str = NONE
     capacity: bool = False
+    carried: int = 1024  # about how many bytes its key and the values of its expressions take
+
+    def size(self) -> int:
+        return self.carried
 
     def plan(self, tx: Tx) -> Plan:
         raise AssertionError(f"{type(self).__name__} has no plan()")
@@ -67,7 +71,7 @@ class PutItem(ItemCommand, frozen=True, gc=False):
     item_size: int
 
     def size(self) -> int:
-        return self.item_size
+        return self.item_size if self.condition is None else self.item_size + self.carried
 
     def plan(self, tx: Tx) -> Plan:
         definition = find(tx, self.table)
@@ -102,9 +106,6 @@ class UpdateItem(ItemCommand, frozen=True, gc=False):
     table: str
     key: Item
     update: Update | None = None
-
-    def size(self) -> int:
-        return 1024  # what it carries is in the expression's values; this is enough to bound a batch
 
     def plan(self, tx: Tx) -> Plan:
         definition = find(tx, self.table)
@@ -215,8 +216,11 @@ class BatchWrite(Command[BatchWritten], frozen=True):
     def size(self) -> int:
         return sum(action.size() for action in self.writes)
 
+    def heavy(self) -> bool:
+        return len(self.writes) > limits.LOOP_WRITES or self.size() > limits.LOOP_BYTES
+
     def run(self, tx: Tx) -> BatchWritten:
-        plans = [action.plan(tx) for action in self.writes]
+        plans = self._plan(tx)
         if len({(plan.definition.space, plan.key) for plan in plans}) != len(plans):
             raise Invalid("Provided list of item keys contains duplicates")
         capture = Capture()
@@ -231,6 +235,18 @@ class BatchWrite(Command[BatchWritten], frozen=True):
             sequence = capture.append(tx)
             written = [msgspec.structs.replace(one, sequence=sequence) for one in written]
         return BatchWritten(written)
+
+    def _plan(self, tx: Tx) -> list[Plan]:
+        """All plans, unless they are too much to be held in memory and written at once."""
+        plans: list[Plan] = []
+        total = 0
+        for action in self.writes:
+            plan = action.plan(tx)
+            plans.append(plan)
+            total += plan.size_old + plan.size
+            if total > limits.TRANSACTION_BYTES_MAX:
+                raise too_large()
+        return plans
 
 
 def _fitting(plan: Plan) -> Plan:
@@ -249,9 +265,13 @@ class TransactWrite(Command[BatchWritten], frozen=True):
     token: str | None = None
     digest: bytes = b""  # of all that the token stands for
     capacity: bool = False
+    bytes_max: int = limits.TRANSACTION_BYTES_MAX  # of the larger of each item as it is and as it is to be
 
     def size(self) -> int:
         return sum(action.size() for action in self.actions)
+
+    def heavy(self) -> bool:
+        return len(self.actions) > limits.LOOP_ACTIONS or self.size() > limits.LOOP_BYTES
 
     def run(self, tx: Tx) -> BatchWritten:
         if self.token is not None and self._used(tx):
@@ -262,7 +282,7 @@ class TransactWrite(Command[BatchWritten], frozen=True):
             write.do(tx, plan, capture)
         sequence = capture.append(tx)
         if self.token is not None:
-            name = f"{tx.by}/{self.token}"
+            name = self._name(tx)
             tx.put(TOKENS, TokenRow(name, self.digest, tx.now_ms))
             tx.put(TOKEN_AGES, TokenAgeRow(tx.now_ms, name))
         return BatchWritten(
@@ -278,9 +298,14 @@ class TransactWrite(Command[BatchWritten], frozen=True):
         """All plans, or a cancellation that gives the reason of each that failed."""
         plans: list[Plan] = []
         reasons: list[tuple[str, str | None, Any]] = [("None", None, None)] * len(self.actions)
+        total = 0
         for at, action in enumerate(self.actions):
             try:
-                plans.append(_fitting(action.plan(tx)))
+                plan = _fitting(action.plan(tx))
+                plans.append(plan)
+                total += max(plan.size_old, plan.size)
+                if total > self.bytes_max:
+                    raise TooLarge(f"Transaction payload size cannot exceed {self.bytes_max} bytes")
             except messages.EmptyKey:
                 raise
             except ConditionFailed as error:
@@ -297,7 +322,7 @@ class TransactWrite(Command[BatchWritten], frozen=True):
 
     def _used(self, tx: Tx) -> bool:
         """Whether the token was used for just this in the last ten minutes."""
-        row = tx.get(TOKENS, f"{tx.by}/{self.token}")
+        row = tx.get(TOKENS, self._name(tx))
         if row is None or row.at_ms + limits.TOKEN_S * 1000 <= tx.now_ms:
             return False
         if row.digest != self.digest:
@@ -306,6 +331,10 @@ class TransactWrite(Command[BatchWritten], frozen=True):
                 "Do not reuse a client token with different requests, unless the requests are identical"
             )
         return True
+
+    def _name(self, tx: Tx) -> str:
+        """The token and whose it is, so that no other principal's reads the same, whatever slashes are in either."""
+        return f"{len(tx.by)}/{tx.by}/{self.token}"
 
     def _replayed(self, tx: Tx, action: ItemCommand) -> Written:
         assert isinstance(action, PutItem | DeleteItem | UpdateItem | CheckItem)

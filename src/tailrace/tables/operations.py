@@ -7,6 +7,7 @@ returns is the answer. So it does not know how to wait, and serves `Table` and `
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from tempfile import SpooledTemporaryFile
 from types import EllipsisType
@@ -104,6 +105,8 @@ def create_table(
     exist_ok: bool,
 ) -> Steps[Definition]:
     """Make a table."""
+    if ttl is not None:
+        value.check_text(ttl, "the name of the attribute for expiry")
     kinds: dict[str, str | None] = {}
     key = _elements(kinds, _listed(partition_key), _listed(sort_key))
     local: list[schema.IndexSpec] = []
@@ -224,6 +227,8 @@ class SetExpiry(Command[None], frozen=True):
 
 def set_ttl(name: str, attribute: str | None) -> Steps[None]:
     """Let items expire."""
+    if attribute is not None:
+        value.check_text(attribute, "the name of the attribute for expiry")
     yield SetExpiry(name, attribute)
 
 
@@ -244,7 +249,7 @@ def _elements(
             if kind is not None and kinds.get(name) not in (None, kind):
                 raise Invalid(f"key attribute {name!r} has the types {kinds[name]} and {kind}; it can have one")
             kinds[name] = kind or kinds.get(name)
-            elements.append(schema.KeyElement(name, role))
+            elements.append(schema.KeyElement(value.check_text(name, "the name of a key attribute"), role))
     return tuple(elements)
 
 
@@ -259,7 +264,8 @@ def _index_spec(kinds: dict[str, str | None], index: Index) -> schema.IndexSpec:
             )
         projected = schema.ProjectionSpec(index.projection)
     else:
-        projected = schema.ProjectionSpec("INCLUDE", tuple(index.projection))
+        names = tuple(value.check_text(name, "the name of an attribute") for name in index.projection)
+        projected = schema.ProjectionSpec("INCLUDE", names)
     keys = _elements(kinds, _listed(index.partition_key), _listed(index.sort_key))
     return schema.IndexSpec(index.name, keys, projected)
 
@@ -353,6 +359,7 @@ def batch_write(writes: Sequence[Put | Delete]) -> Steps[int | None]:
 def transact_write(actions: Sequence[Put | Delete | Update | Check], token: str | None) -> Steps[int | None]:
     """Several actions, all or none; the sequence of their change records."""
     _check_actions(len(actions))
+    _check_token(token)
     definitions: dict[str, Definition] = {}
     made: list[commands.ItemCommand] = []
     for action in actions:
@@ -368,9 +375,26 @@ def transact_write(actions: Sequence[Put | Delete | Update | Check], token: str 
             made.append(_update(definition, action))
         else:
             made.append(_check(definition, action))
-    digest = hashlib.sha256(repr([(type(action).__name__, action) for action in actions]).encode()).digest()
-    done: commands.BatchWritten = yield commands.TransactWrite(tuple(made), token, digest if token else b"")
+    digest = b"" if token is None else _digest(actions, made)
+    done: commands.BatchWritten = yield commands.TransactWrite(tuple(made), token, digest)
     return done.written[0].sequence
+
+
+def _check_token(token: str | None) -> None:
+    most = limits.TOKEN_CHARACTERS_MAX
+    if token is not None and not 1 <= len(value.check_text(token, "a token")) <= most:
+        raise Invalid(f"a token has 1 to {most} characters, not {len(token)}; use None for none")
+
+
+def _digest(actions: Sequence[Put | Delete | Update | Check], made: list[commands.ItemCommand]) -> bytes:
+    """Of all that a token stands for; the same in every process."""
+    parts: list[Any] = []
+    for action, one in zip(actions, made, strict=True):
+        item = one.item if isinstance(one, commands.PutItem) else one.key  # type: ignore[attr-defined]
+        texts = [type(action).__name__, action.table, action.condition, getattr(action, "expression", None)]
+        names = sorted(Holders.marked_names(action.names).items())
+        parts.append([texts, names, value.digest(item), value.digest(Holders(None, action.values).values)])
+    return hashlib.sha256(msgspec.msgpack.encode(parts)).digest()
 
 
 def transact_get(gets: Sequence[Get]) -> Steps[list[Plain | None]]:
@@ -406,7 +430,10 @@ def _put(put: Put, returns: str = commands.NONE, on_failure: bool = False) -> co
     holders = Holders(put.names, put.values)
     wanted = holders.condition(put.condition)
     holders.done()
-    return commands.PutItem(put.table, item, size, condition=wanted, returns=returns, on_failure=on_failure)
+    carried = 0 if wanted is None else holders.carried({})
+    return commands.PutItem(
+        put.table, item, size, condition=wanted, returns=returns, on_failure=on_failure, carried=carried
+    )
 
 
 def _delete(
@@ -416,7 +443,10 @@ def _delete(
     wanted = holders.condition(delete.condition)
     holders.done()
     key = key_item(definition, delete.key)
-    return commands.DeleteItem(delete.table, key, condition=wanted, returns=returns, on_failure=on_failure)
+    carried = holders.carried(key)
+    return commands.DeleteItem(
+        delete.table, key, condition=wanted, returns=returns, on_failure=on_failure, carried=carried
+    )
 
 
 def _update(
@@ -427,14 +457,18 @@ def _update(
     wanted = holders.condition(given.condition)
     holders.done()
     key = key_item(definition, given.key)
-    return commands.UpdateItem(given.table, key, changes, condition=wanted, returns=returns, on_failure=on_failure)
+    carried = holders.carried(key)
+    return commands.UpdateItem(
+        given.table, key, changes, condition=wanted, returns=returns, on_failure=on_failure, carried=carried
+    )
 
 
 def _check(definition: Definition, check: Check) -> commands.CheckItem:
     holders = Holders(check.names, check.values)
     wanted = holders.condition(check.condition)
     holders.done()
-    return commands.CheckItem(check.table, key_item(definition, check.key), condition=wanted)
+    key = key_item(definition, check.key)
+    return commands.CheckItem(check.table, key, condition=wanted, carried=holders.carried(key))
 
 
 # -- reading
@@ -468,8 +502,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
     def options(self) -> dict[str, Any]:
         """As the commands want it."""
-        if self.limit is not None and self.limit < 1:
-            raise Invalid(f"limit={self.limit} is less than 1; leave it out for no limit")
+        if self.limit is not None and not (type(self.limit) is int and 1 <= self.limit <= sys.maxsize):
+            raise Invalid(f"limit={self.limit!r} is not a number from 1 on; leave it out for no limit")
         holders = Holders(self.names, self.values)
         options = {
             "index": self.index,

@@ -35,6 +35,10 @@ SPECIFIC_ATTRIBUTES: Final = "SPECIFIC_ATTRIBUTES"
 COUNT: Final = "COUNT"
 
 
+class Heavy(Exception):
+    """There are items so large that whoever must not be held up should ask elsewhere, and not be in a hurry."""
+
+
 class Progress(msgspec.Struct, frozen=True, gc=False):
     """Where a page has got to: what the first slice worked out, the last key examined, and how heavy it is by now."""
 

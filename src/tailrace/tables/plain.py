@@ -6,6 +6,7 @@ are whole and as `Decimal` elsewhere. A key is a dict, or its value alone; of a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import EllipsisType
@@ -26,7 +27,7 @@ R = TypeVar("R")
 Steps: TypeAlias = Generator[Command[Any] | Query[Any], Any, R]
 Plain: TypeAlias = dict[str, Any]
 KeySpec: TypeAlias = str | tuple[str, str]  # a name, or a name and its type: S, N or B
-Age: TypeAlias = timedelta | int | None  # an int is in seconds; None: any age
+Age: TypeAlias = timedelta | float | None  # a number is in seconds; None: any age
 
 
 # -- what is given
@@ -228,16 +229,27 @@ class Holders:
 
     def __init__(self, names: Mapping[str, str] | None, values: Mapping[str, Any] | None) -> None:
         self._given = bool(names or values)
-        self.placeholders = Placeholders(
-            None if not names else {_marked("#", name): held for name, held in names.items()},
-            None if not values else {_marked(":", name): value.from_plain(held) for name, held in values.items()},
+        self.values: Item = (
+            {} if not values else {_marked(":", name): value.from_plain(values[name]) for name in values}
         )
+        self.placeholders = Placeholders(
+            self.marked_names(names) or None,
+            self.values or None,
+        )
+
+    @staticmethod
+    def marked_names(names: Mapping[str, str] | None) -> dict[str, str]:
+        return {} if not names else {_marked("#", name): held for name, held in names.items()}
 
     def condition(self, text: str | None, parameter: str = "ConditionExpression") -> Condition | None:
         return None if text is None else condition(text, self.placeholders, parameter)
 
     def projection(self, text: str | None) -> Paths | None:
         return None if text is None else projection(text, self.placeholders)
+
+    def carried(self, key: Item) -> int:
+        """About how many bytes the values take, and a key."""
+        return value.item_size(key) + (value.item_size(self.values) if self.values else 0)
 
     def done(self) -> None:
         """All expressions have been read: what was given must have been used."""
@@ -323,12 +335,14 @@ def cursor(saved: streams.Cursor) -> Cursor:
 
 
 def retention(max_age: Age | EllipsisType, max_count: int | EllipsisType | None) -> dict[str, int | None]:
-    """The bounds that were given, as commands call them."""
+    """The bounds that were given, as commands call them. Ages are kept in whole seconds, rounded up."""
     given: dict[str, int | None] = {}
     if isinstance(max_age, timedelta):
-        given["max_age_s"] = round(max_age.total_seconds())
-    elif max_age is not ...:
-        given["max_age_s"] = max_age
+        max_age = max_age.total_seconds()
+    if isinstance(max_age, float) and math.isfinite(max_age):
+        max_age = math.ceil(max_age)
+    if max_age is not ...:
+        given["max_age_s"] = max_age  # type: ignore[assignment]  # whatever else it is, the command refuses it
     if max_count is not ...:
         given["max_count"] = max_count
     return given

@@ -9,6 +9,7 @@ Requests are checked in the order in which the service does it, because a client
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from time import perf_counter
 from typing import Any, Final
 
 import msgspec
@@ -34,6 +35,7 @@ from tailrace.tables.paging import (
     ALL_ATTRIBUTES,
     COUNT,
     PAGE_BYTES,
+    Heavy,
     Page,
     Pager,
     Progress,
@@ -48,6 +50,7 @@ __all__ = [
     "BatchGot",
     "GetItem",
     "Got",
+    "Heavy",
     "Page",
     "Pager",
     "Query",
@@ -61,6 +64,10 @@ __all__ = [
 BATCH_KEYS_MAX: Final = 100
 ANSWER_BYTES_MAX: Final = 1 * limits.MiB + 400 * limits.KiB - 3  # as the service; the rest is told as unprocessed
 TRANSACT_BYTES_MAX: Final = 4 * limits.MiB
+ITEMS_AT_ONCE: Final = 32  # looked at before looking at the clock
+BYTES_AT_ONCE: Final = 32 * limits.KiB
+LIGHT_BYTES_MAX: Final = 64 * limits.KiB  # of an item; a larger one takes too long for an event loop
+SLICE_S: Final = 0.01  # how long a slice looks at items: filters may be slow
 _POINTERS: Final = 256  # index entries of one slice; each costs a look into the table
 _INVALID_START: Final = "The provided starting key is invalid"
 _OUTSIDE: Final = "The provided starting key is outside query boundaries based on provided conditions"
@@ -253,6 +260,8 @@ class Query(command.Query[Slice], frozen=True, kw_only=True):
     capacity: bool = False
     legacy: bool = False  # filter and projection were given by the parameters of before expressions
     progress: Progress | None = None  # the pager's
+    slice_s: float = SLICE_S
+    light: bool = False  # raise `Heavy` rather than look at large items
 
     def run(self, reader: Reader) -> Slice:
         return _slice(reader, self, self.reverse)
@@ -338,6 +347,8 @@ class Scan(command.Query[Slice], frozen=True, kw_only=True):
     capacity: bool = False
     legacy: bool = False  # filter and projection were given by the parameters of before expressions
     progress: Progress | None = None  # the pager's
+    slice_s: float = SLICE_S
+    light: bool = False  # raise `Heavy` rather than look at large items
 
     def run(self, reader: Reader) -> Slice:
         return _slice(reader, self, False)
@@ -510,12 +521,11 @@ def _slice(reader: Reader, asked: Query | Scan, reverse: bool) -> Slice:
         first, after, before, heavy = plan.start, plan.after, plan.before, 0
     else:
         plan, heavy = progress.plan, progress.weight
-        if find(reader, asked.table).space != plan.definition.space:
-            raise TableNotFound(asked.table)  # it was deleted meanwhile, and another made
         if reverse:
             first, after, before = plan.start, plan.after, progress.position
         else:
             first, after, before = None, progress.position, plan.before
+        _check_still_there(reader, asked, plan)
     definition, index = plan.definition, plan.index
     most = limits.SLICE_ENTRIES if index is None else _POINTERS
     if asked.limit is not None and asked.limit < most:
@@ -528,27 +538,85 @@ def _slice(reader: Reader, asked: Query | Scan, reverse: bool) -> Slice:
         pointers = list(reader.scan(INDEX_ENTRIES, index.space, **bounds))
         rows, taken = _take(_fetched(reader, definition, pointers))
     ended = taken and len(rows) < most
-    views, size, fetched = _views(plan, rows, asked.capacity)
-    full = False
-    total = sum([row.size for row in rows])
-    if heavy + weight_most(total, len(rows)) >= PAGE_BYTES or not (ended or len(rows) == asked.limit):
-        heavy, kept = _weigh(views, definition.range, heavy)
-        full = heavy >= PAGE_BYTES
-        if kept < len(rows):
-            del rows[kept:], views[kept:]
-            views, size, fetched = _views(plan, rows, asked.capacity)
-    passed = views if asked.filter is None else list(filter(asked.filter.test, views))
-    count = len(passed)
-    if asked.select == COUNT:
-        items: list[Item] = []
-    else:
-        items = passed if asked.projection is None else [asked.projection.project(item) for item in passed]
+    if asked.light and any(row.size > LIGHT_BYTES_MAX for row in rows):
+        raise Heavy
+    seen = _examined(asked, plan, rows, heavy, weighed=not (ended or len(rows) == asked.limit))
     position = last_key = None
-    if rows and (full or not ended) and not plan.single:
-        position = rows[-1].key if index is None else pointers[len(rows) - 1].key
-        last = views[-1]
-        last_key = {name: last[name] for name in plan.key_names}
-    return Slice(definition, index, items, count, len(rows), size, fetched, heavy, plan, position, last_key, full)
+    if rows and (seen.full or not ended or seen.scanned < len(rows)) and not plan.single:
+        position = rows[seen.scanned - 1].key if index is None else pointers[seen.scanned - 1].key
+        last_key = {name: seen.last[name] for name in plan.key_names}
+    return Slice(
+        definition, index, seen.items, seen.count, seen.scanned, seen.size, seen.fetched, seen.weight, plan, position,
+        last_key, seen.full,
+    )  # fmt: skip
+
+
+def _check_still_there(reader: Reader, asked: Query | Scan, plan: Plan) -> None:
+    """Between two slices of a page, the table or the index may have been deleted, and perhaps made anew."""
+    definition = find(reader, asked.table)
+    if definition.space != plan.definition.space:
+        raise TableNotFound(asked.table)
+    if plan.index is not None:
+        index = _index(definition, asked.index, asked.consistent)
+        if index is None or index.space != plan.index.space:
+            raise Invalid(f"The table does not have the specified index: {asked.index}")
+
+
+class _Examined:
+    """What came of the items of a slice, up to where it ended: the page is full, or others have waited long enough."""
+
+    __slots__ = ("count", "fetched", "full", "items", "last", "scanned", "size", "weight")
+
+    def __init__(self, weight: int) -> None:
+        self.items: list[Item] = []
+        self.count = self.scanned = self.size = self.fetched = 0
+        self.weight = weight
+        self.full = False
+        self.last: Item = {}
+
+
+def _examined(asked: Query | Scan, plan: Plan, rows: list[ItemRow], heavy: int, *, weighed: bool) -> _Examined:
+    """Look at the items, some at a time, for as long as a slice may take. `weighed`: how heavy they are is needed."""
+    seen = _Examined(heavy)
+    weighed = weighed or heavy + weight_most(sum([row.size for row in rows]), len(rows)) >= PAGE_BYTES
+    began = perf_counter()
+    at = 0
+    while at < len(rows) and not seen.full:
+        if at and perf_counter() - began >= asked.slice_s:
+            if not weighed:  # the page goes on after all: how heavy it is has to be known
+                seen.weight, _ = _weigh(_views(plan, rows[:at], False)[0], plan.definition.range, heavy)
+            break
+        some = _some(rows, at)
+        _look(asked, plan, some, seen, weighed=weighed)
+        at += len(some)
+    return seen
+
+
+def _some(rows: list[ItemRow], at: int) -> list[ItemRow]:
+    """As many of the items from `at` on as are looked at between two looks at the clock."""
+    size = 0
+    for number, row in enumerate(rows[at : at + ITEMS_AT_ONCE], start=1):
+        size += row.size
+        if size > BYTES_AT_ONCE:
+            return rows[at : at + number]
+    return rows[at : at + ITEMS_AT_ONCE]
+
+
+def _look(asked: Query | Scan, plan: Plan, rows: list[ItemRow], seen: _Examined, *, weighed: bool) -> None:
+    views, size, fetched = _views(plan, rows, asked.capacity)
+    if weighed:
+        seen.weight, kept = _weigh(views, plan.definition.range, seen.weight)
+        seen.full = seen.weight >= PAGE_BYTES
+        if kept < len(rows):
+            views, size, fetched = _views(plan, rows[:kept], asked.capacity)
+    seen.scanned += len(views)
+    seen.size += size
+    seen.fetched += fetched
+    seen.last = views[-1]
+    passed = views if asked.filter is None else list(filter(asked.filter.test, views))
+    seen.count += len(passed)
+    if asked.select != COUNT:
+        seen.items += passed if asked.projection is None else [asked.projection.project(item) for item in passed]
 
 
 def _take(found: Iterable[ItemRow]) -> tuple[list[ItemRow], bool]:

@@ -31,7 +31,7 @@ from tailrace.log.entry import ENTRIES, LOGS, Entry, Log
 from tailrace.log.position import offset
 from tailrace.storage.engine import Reader, Tx
 from tailrace.storage.table import META, Table
-from tailrace.tables import change, retention
+from tailrace.tables import change, retention, value
 from tailrace.tables.change import Record
 from tailrace.tables.definition import COUNTS, TABLES, Definition, StreamRef, counted, decoded, find, save
 from tailrace.tables.retention import CHANGE_CURSORS, MAX_AGE_S, MAX_COUNT, ChangeCursor, Lag, Plan
@@ -150,10 +150,20 @@ def dropped(tx: Tx, definition: Definition) -> None:
 
 def check_retention(max_age_s: int | None, max_count: int | None) -> None:
     """Bounds may be absent, not senseless."""
-    if max_age_s is not None and not 0 < max_age_s <= limits.TTL_S_MAX:
-        raise Invalid(f"max_age_s {max_age_s} is not from 1 to {limits.TTL_S_MAX}; give none to keep them any time")
-    if max_count is not None and not 0 < max_count <= limits.POSITION_MAX:
-        raise Invalid(f"max_count {max_count} is not from 1 to {limits.POSITION_MAX}; give none to keep any number")
+    if max_age_s is not None and not _whole(max_age_s, 1, limits.TTL_S_MAX):
+        raise Invalid(f"max_age_s {max_age_s!r} is not from 1 to {limits.TTL_S_MAX}; give none to keep them any time")
+    if max_count is not None and not _whole(max_count, 1, limits.POSITION_MAX):
+        raise Invalid(f"max_count {max_count!r} is not from 1 to {limits.POSITION_MAX}; give none to keep any number")
+
+
+def _whole(number: object, least: int, most: int) -> bool:
+    """Whether it is an int in these bounds. Python programs can pass anything, and a column takes no fractions."""
+    return type(number) is int and least <= number <= most
+
+
+def _check_sequence(sequence: object) -> None:
+    if type(sequence) is not int:
+        raise Invalid(f"{sequence!r} is not a sequence; use one that the database returned, an int")
 
 
 def _new_label(tx: Tx, name: str) -> str:
@@ -209,7 +219,10 @@ def position_after(reader: Reader | Tx, stream: ChangeStream, log: Log, after: i
 
     `after` may be any sequence that the database has given out, also another table's. Zero is before all of them: it
     means the beginning as long as nothing of it was trimmed."""
-    if after is None or (after == 0 and log.start == stream.first):
+    if after is None:
+        return log.start
+    _check_sequence(after)
+    if after == 0 and log.start == stream.first:
         return log.start
     return _checked(reader, log, after + 1, "sequence")
 
@@ -262,8 +275,8 @@ class ReadChanges(Query[Changes], frozen=True):
     label: str | None = None
 
     def run(self, reader: Reader) -> Changes:
-        if self.limit < 1:
-            raise Invalid(f"limit {self.limit} is less than 1")
+        if not _whole(self.limit, 1, sys.maxsize):
+            raise Invalid(f"limit {self.limit!r} is not a number from 1 on")
         stream = find_stream(reader, self.table, self.label)
         log = log_of(reader, stream)
         position = at = position_after(reader, stream, log, self.after)
@@ -502,6 +515,8 @@ class PruneStream(Command[Pruned], frozen=True):
 
     def run(self, tx: Tx) -> Pruned:
         stream = find_stream(tx, self.table, self.label)
+        if self.through is not None:
+            _check_sequence(self.through)
         if self.through is not None and self.through > given_out(tx):
             raise Invalid(f"sequence {self.through} was never given out; prune through one that the database returned")
         log = log_of(tx, stream)
@@ -613,12 +628,13 @@ class SaveCursor(Command[Cursor], frozen=True):
     label: str | None = None
 
     def run(self, tx: Tx) -> Cursor:
-        if not 1 <= len(self.name.encode()) <= limits.CURSOR_NAME_BYTES_MAX:
+        size = len(value.check_text(self.name, "a cursor's name").encode())
+        if not 1 <= size <= limits.CURSOR_NAME_BYTES_MAX:
+            raise Invalid(f"a cursor's name has 1 to {limits.CURSOR_NAME_BYTES_MAX} bytes, not {size}")
+        if self.hold_bytes is not None and not _whole(self.hold_bytes, 0, limits.HOLD_BYTES_MAX):
             raise Invalid(
-                f"a cursor's name has 1 to {limits.CURSOR_NAME_BYTES_MAX} bytes, not {len(self.name.encode())}"
+                f"hold_bytes {self.hold_bytes!r} is not from 0 to {limits.HOLD_BYTES_MAX}; use 0 to hold nothing back"
             )
-        if self.hold_bytes is not None and self.hold_bytes < 0:
-            raise Invalid(f"hold_bytes {self.hold_bytes} is negative; use 0 to hold nothing back")
         stream = find_stream(tx, self.table, self.label)
         log = log_of(tx, stream)
         position = position_after(tx, stream, log, self.after)

@@ -116,10 +116,13 @@ class ExpireItems(Command[Expired], frozen=True):
         definition = None if row is None else decoded(row)
         if definition is None or definition.ttl_space is None:
             return Expired(0, done=True)
-        deleted = 0
+        deleted, left = 0, limits.SWEEP_BYTES
         found = _expired(tx, definition, STEP_ITEMS)
         for entry in found:
             item = tx.get(ITEMS, definition.space, entry.item)
+            left -= 0 if item is None else item.size
+            if deleted and left < 0:
+                return Expired(deleted, done=False)
             expiry = None if item is None else write.expiry(definition, value.decode(item.body), entry.item)
             if expiry == entry.key:
                 write.remove(tx, definition, entry.item)

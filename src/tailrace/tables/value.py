@@ -18,6 +18,7 @@ from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from decimal import Decimal
+from hashlib import sha256
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -41,6 +42,7 @@ _SETS: Final = frozenset(("SS", "NS", "BS"))
 _INT_DIGITS_MAX: Final = 18  # what surely fits in 64 bits
 
 encode = msgspec.msgpack.Encoder().encode
+_encode_ordered: Final = msgspec.msgpack.Encoder(order="deterministic").encode
 _decoder: Final = msgspec.msgpack.Decoder(dict[str, dict[str, Any]])
 
 
@@ -453,6 +455,25 @@ def compare(a: Value, b: Value) -> int | None:
     return None
 
 
+# -- digests
+
+
+def digest(item: Item) -> bytes:
+    """32 bytes that are the same for equal items, whatever the order of attributes and of a set's elements."""
+    return sha256(_encode_ordered({name: _settled(value) for name, value in item.items()})).digest()
+
+
+def _settled(value: Value) -> Value:
+    ((kind, inner),) = value.items()
+    if kind in _SETS:
+        return {kind: sorted(inner)}
+    if kind == "L":
+        return {kind: [_settled(element) for element in inner]}
+    if kind == "M":
+        return {kind: {name: _settled(element) for name, element in inner.items()}}
+    return value
+
+
 # -- plain Python
 
 
@@ -466,6 +487,8 @@ def item_from_plain(plain: Mapping[str, Any]) -> tuple[Item, int]:
 
 def from_plain(plain: Any, _depth: int = 1) -> Value:
     """The typed value of a plain Python object. A float is refused: it is not the decimal number that it shows."""
+    if type(plain) is str and plain.isascii():
+        return {"S": plain}
     if isinstance(plain, str):
         return {"S": _text(plain)}
     if isinstance(plain, bool):
@@ -492,17 +515,31 @@ def from_plain(plain: Any, _depth: int = 1) -> Value:
 
 
 def _name(name: Any) -> str:
+    if type(name) is str and name.isascii():
+        return name
     if not isinstance(name, str):
         raise Invalid(f"the attribute name {name!r} is a {type(name).__name__}; names are strings")
     return _text(name)
 
 
 def _text(text: str) -> str:
+    if type(text) is str and text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise Invalid(f"a string has half of a surrogate pair at {error.start}, which UTF-8 cannot say") from None
     return str(text)
+
+
+def check_text(text: object, what: str) -> str:
+    """A text that a Python program gave for `what`, if it is one that can be stored."""
+    if not isinstance(text, str):
+        raise Invalid(f"{what} is a string, not {text!r}")
+    try:
+        return _text(text)
+    except Invalid as error:
+        raise Invalid(f"{what}: {error}") from None
 
 
 def _check_depth(depth: int) -> None:
@@ -533,12 +570,15 @@ def _from_set(plain: AbstractSet[Any]) -> Value:
 
 def item_to_plain(item: Item) -> dict[str, Any]:
     """The plain dict of an item."""
-    return {name: to_plain(value) for name, value in item.items()}
+    # Most attributes are strings, and a call for each would cost more than all the rest.
+    return {name: value["S"] if "S" in value else to_plain(value) for name, value in item.items()}
 
 
 def to_plain(value: Value) -> Any:
     """The plain Python object of a value; a number is an int where it is whole, else a Decimal."""
     ((kind, inner),) = value.items()
+    if kind == "S":
+        return inner
     if kind == "N":
         return _to_number(inner)
     if kind == "NULL":
@@ -563,12 +603,14 @@ def _to_number(text: str) -> int | Decimal:
 
 def item_to_json(item: Item) -> dict[str, Any]:
     """The item as plain JSON that `msgspec.json.encode` takes."""
-    return {name: to_json(value) for name, value in item.items()}
+    return {name: value["S"] if "S" in value else to_json(value) for name, value in item.items()}
 
 
 def to_json(value: Value) -> Any:
     """The value as plain JSON: a number with all its digits, a set as a list, binary as base64 text."""
     ((kind, inner),) = value.items()
+    if kind == "S":
+        return inner
     if kind == "N":
         return _json_number(inner)
     if kind == "NULL":

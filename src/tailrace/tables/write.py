@@ -51,6 +51,11 @@ class Plan:
         self._old: Item | None = None
 
     @property
+    def size_old(self) -> int:
+        """How large the item is now."""
+        return 0 if self.row is None else self.row.size
+
+    @property
     def old(self) -> Item | None:
         """The item as it is; decoded when somebody asks."""
         if self._old is None and self.row is not None:
@@ -183,7 +188,6 @@ def units(plan: Plan, *, transactional: bool = False) -> Capacity:
     """What a write would cost in DynamoDB: the larger of the item before and after, and the same for each index whose
     entry changed; an entry that moves is removed and put."""
     definition, old, new = plan.definition, plan.old, plan.new
-    size_old = 0 if plan.row is None else plan.row.size
     size_new = plan.size if new is not None else 0
     parts: dict[str, Part] = {}
     for index in definition.indexes:
@@ -201,7 +205,7 @@ def units(plan: Plan, *, transactional: bool = False) -> Capacity:
             cost += 0.0 if held_after is None else write_units(value.item_size(held_after), transactional)
         if cost:
             parts[index.name] = Part(0.0, cost, index.local)
-    return Capacity(definition.name, 0.0, write_units(max(size_old, size_new), transactional), parts)
+    return Capacity(definition.name, 0.0, write_units(max(plan.size_old, size_new), transactional), parts)
 
 
 class Written(msgspec.Struct, frozen=True):

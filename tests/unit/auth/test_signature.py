@@ -42,7 +42,7 @@ class Sent:
     def check(self, secret: str = SECRET, now_ms: int = NOW_MS) -> None:
         claim = read_claim(self.headers, self.query)
         check_time(claim, now_ms)
-        check_scope(claim)
+        check_scope(claim, self.headers)
         assert claim.key_id == KEY_ID
         key = SigningKeys().get(claim.key_id, secret, claim.scope)
         verify(
@@ -136,7 +136,7 @@ def test_a_presigned_url() -> None:
     assert refusal(sent) == MISMATCH
 
 
-@pytest.mark.parametrize("life", ["-1", "x", "", "604801", "9" * 40, "٣"])
+@pytest.mark.parametrize("life", ["-1", "x", "", "604801", "9" * 40, "٣", "000000000999999999", "0" * 5000])
 def test_the_life_of_a_presigned_url_is_bounded(life: str) -> None:
     sent = signed("GET", "http://localhost/", b"", signer=SigV4QueryAuth)
     sent.query = sent.query.replace(b"X-Amz-Expires=3600", b"X-Amz-Expires=" + quote(life).encode())
@@ -202,6 +202,17 @@ def test_whatever_is_changed_afterwards_is_noticed(changed: str) -> None:
     assert refusal(sent, secret=secret) == MISMATCH
 
 
+def test_a_target_that_is_not_signed_is_refused() -> None:
+    for signer in (SigV4Auth, SigV4QueryAuth):
+        sent = signed(headers={}, signer=signer)
+        sent.check()
+        sent.headers[b"x-amz-target"] = b"DynamoDB_20120810.DeleteTable"
+        assert refusal(sent) == (
+            "INVALID_SIGNATURE",
+            "'X-Amz-Target' must be a 'SignedHeader' in the AWS Authorization.",
+        )
+
+
 def test_an_unsigned_payload_is_refused() -> None:
     class Unsigned(SigV4Auth):  # type: ignore[misc]
         def payload(self, request: AWSRequest) -> str:
@@ -233,7 +244,7 @@ def claimed(authorization: str | None, query: str = "", **fields: str) -> tuple[
     with pytest.raises(Unauthenticated) as caught:
         claim = read_claim(headers, query.encode())
         check_time(claim, NOW_MS)
-        check_scope(claim)
+        check_scope(claim, headers)
     return caught.value.code, str(caught.value)
 
 
@@ -329,7 +340,7 @@ def test_nothing_sent_is_more_than_refused(authorization: str, query: bytes, dat
             with pytest.raises(Unauthenticated):
                 claim = read_claim(headers, asked)
                 check_time(claim, NOW_MS)
-                check_scope(claim)
+                check_scope(claim, headers)
                 verify(claim, b"key", method=b"POST", path=query, query=asked, headers=headers, body=b"")
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import re
+import threading
+import weakref
 import zlib
 from typing import Any
 
@@ -32,10 +35,14 @@ from tailrace.errors import (
     Unavailable,
     WrongToken,
 )
+from tailrace.http.dynamodb import door as doors
 from tailrace.http.dynamodb import errors
+from tailrace.http.dynamodb.apart import Workers
+from tailrace.http.dynamodb.context import Context
 from tailrace.http.dynamodb.door import DynamoDoor, preferred
-from tailrace.http.dynamodb.shape import Context, Item, Operation, Structure, Text
+from tailrace.http.dynamodb.shape import Item, Operation, Structure, Text
 from tailrace.http.message import Request, Response
+from tailrace.http.signature import Verify
 from tailrace.limits import BODY_BYTES_MAX
 
 JSON_1_0 = b"application/x-amz-json-1.0"
@@ -60,16 +67,37 @@ async def echo(context: Context, request: dict[str, Any]) -> bytes | dict[str, A
     return {"Said": say, "Who": context.principal.name, "Where": context.region}
 
 
+async def where(context: Context, request: dict[str, Any]) -> dict[str, Any]:
+    await asyncio.sleep(0)
+    return {"Main": threading.current_thread() is threading.main_thread(), "Waits": context.waits}
+
+
+class Large:
+    """What an operation has in memory."""
+
+
+LARGE: weakref.WeakSet[Large] = weakref.WeakSet()
+
+
+async def circle(context: Context, request: dict[str, Any]) -> dict[str, Any]:
+    large = Large()
+    LARGE.add(large)
+    error = Invalid("wrong")  # the frame has the error, and the error the frame
+    raise error
+
+
 OPERATIONS = {
+    "DynamoDB_20120810.Circle": Operation(SHAPE, circle),
+    "DynamoDB_20120810.Where": Operation(SHAPE, where, apart=lambda request: request.get("Say") == "apart"),
     "DynamoDB_20120810.Echo": Operation(SHAPE, echo),
     "DynamoDB_20120810.Named": Operation(SHAPE, echo, table_told=True),
 }
 
 
-def authenticate(request: Request) -> Principal:
+def authenticate(request: Request) -> tuple[Principal, Verify | None]:
     if request.headers.get(b"authorization") == b"no":
         raise Unauthenticated("Request is missing Authentication Token", code="MISSING_TOKEN")
-    return Principal("someone", EVERYTHING)
+    return Principal("someone", EVERYTHING), None
 
 
 def send(
@@ -211,6 +239,60 @@ def test_who_is_not_let_in() -> None:
     assert (response.status, field(response, b"x-amz-crc32")) == (400, b"2088342776")
 
 
+# -- what is large or slow is handled apart
+
+
+@pytest.mark.parametrize("headers", [{}, {b"content-encoding": b"gzip"}])
+def test_strangers_are_refused_before_a_large_body_is_read(
+    headers: dict[bytes, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doors, "inflated", None)
+    monkeypatch.setattr(doors, "parsed", None)
+    body = b"no JSON" if headers else b"x" * (doors.APART_BYTES + 1)
+    response = send(body, headers={b"authorization": b"no", **headers})
+    assert kind(response) == f"{SERVICE}MissingAuthenticationTokenException"
+    unknown = send(body, target=b"x", headers=headers)
+    assert kind(unknown) == f"{SERVICE}UnknownOperationException"
+
+
+def test_a_wrong_signature_of_a_large_body_is_found_in_a_thread() -> None:
+    def verify() -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        raise Unauthenticated("no", code="INVALID_SIGNATURE")
+
+    door = DynamoDoor(None, Config(dev=True), lambda _: (Principal("x", EVERYTHING), verify), OPERATIONS)  # type: ignore[arg-type]
+    headers = {b"content-type": JSON_1_0, b"x-amz-target": b"DynamoDB_20120810.Echo"}
+    response = asyncio.run(door(Request(b"POST", b"/", b"", headers, b" " * (doors.APART_BYTES + 1))))
+    assert (response.status, kind(response)) == (400, f"{SERVICE}InvalidSignatureException")
+
+
+def test_where_requests_run() -> None:
+    def where(body: bytes, target: bytes = b"DynamoDB_20120810.Where") -> tuple[bool, bool]:
+        answer = msgspec.json.decode(send(body, target=target).body)
+        return answer["Main"], answer["Waits"]
+
+    assert where(b"{}") == (True, True)
+    assert where(b"{}" + b" " * doors.APART_BYTES) == (False, False)
+    assert where(b'{"Say": "apart"}') == (False, False)
+
+
+def test_a_large_request_is_answered_as_a_small_one() -> None:
+    blanks = b" " * doors.APART_BYTES
+    for say in ("hi", "bytes", "nothing", "wrong", "bug", "deep", "table"):
+        small = msgspec.json.encode({"Say": say})
+        one, other = send(small), send(blanks + small)
+        assert (one.status, one.body) == (other.status, other.body)
+    for body in (b'{"Say": "wrong", "Item": {"a": {"S": 1}}}', b'{"Say": 1}', b"{", b"[]", b'"x"'):
+        one, other = send(body), send(blanks + body)
+        assert (one.status, one.body) == (other.status, other.body)
+
+
+def test_too_many_at_once_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors, "Workers", lambda: Workers(requests_max=0))
+    response = send(b"{}" + b" " * doors.APART_BYTES)
+    assert (response.status, kind(response)) == (503, "com.amazon.coral.availability#ServiceUnavailableException")
+
+
 # -- errors
 
 
@@ -229,6 +311,18 @@ def test_our_bugs_are_told_as_ours(caplog: pytest.LogCaptureFixture) -> None:
     assert "ours" in caplog.text
     assert "ours" not in response.body.decode()
     assert kind(send({"Say": "deep"})) == "com.amazon.coral.validate#ValidationException"
+
+
+@pytest.mark.parametrize("blanks", [0, doors.APART_BYTES])
+def test_what_a_refused_request_had_read_is_let_go_of_at_once(blanks: int) -> None:
+    LARGE.clear()
+    gc.disable()
+    try:
+        response = send(b'{"Say": "x"}' + b" " * blanks, target=b"DynamoDB_20120810.Circle")
+        assert kind(response) == "com.amazon.coral.validate#ValidationException"
+        assert len(LARGE) == 0
+    finally:
+        gc.enable()
 
 
 def test_tables_that_are_not_there() -> None:

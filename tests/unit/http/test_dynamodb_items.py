@@ -28,7 +28,7 @@ class Client:
     def __init__(self, path: Path) -> None:
         self.db = tailrace.open(path)
         everyone = Principal("everyone", EVERYTHING)
-        self._door = DynamoDoor(self.db, Config(dev=True), lambda request: everyone)
+        self._door = DynamoDoor(self.db, Config(dev=True), lambda request: (everyone, None))
         self._runner = asyncio.Runner()
 
     def close(self) -> None:
@@ -481,6 +481,85 @@ def test_transactions(client: Client) -> None:
         TransactItems=[{"Get": {"TableName": "orders", "Key": key}} for key in (KEY, absent)],
     )
     assert got == {"Responses": [{"Item": ITEM}, {}]}
+
+
+def test_a_token_stands_for_equal_items(client: Client) -> None:
+    def ask(names: list[str], number: str) -> dict[str, Any]:
+        item = {**KEY, "s": {"SS": names}, "n": {"N": number}}
+        update = {
+            "TableName": "orders",
+            "Key": {"c": {"N": "2"}, "p": {"S": "a"}},
+            "UpdateExpression": "SET s = :s",
+            "ExpressionAttributeValues": {":s": {"SS": names}},
+        }
+        return {"TransactItems": [{"Put": {"TableName": "orders", "Item": item}}, {"Update": update}]}
+
+    client.do("TransactWriteItems", **ask(["x", "y"], "1.0"), ClientRequestToken="t")
+    again = ask(["y", "x"], "1")
+    again["TransactItems"][0]["Put"]["Item"] = dict(reversed(again["TransactItems"][0]["Put"]["Item"].items()))
+    client.do("TransactWriteItems", **again, ClientRequestToken="t")
+    name, _ = client.fail("TransactWriteItems", **ask(["y", "z"], "1"), ClientRequestToken="t")
+    assert name == "IdempotentParameterMismatchException"
+
+
+ARN = "arn:aws:dynamodb:us-east-1:123456789012:table/orders"
+
+
+def test_a_table_by_name_and_by_arn_in_one_batch(client: Client) -> None:
+    def writes(number: str) -> list[dict[str, Any]]:
+        return [{"PutRequest": {"Item": KEY | {"c": {"N": number}}}}]
+
+    def gets(number: str) -> dict[str, Any]:
+        return {"Keys": [KEY | {"c": {"N": number}}]}
+
+    for names in (("orders", ARN), (ARN, "orders"), (ARN, ARN.replace("us-east-1", "eu-west-1"))):
+        told = client.fail("BatchWriteItem", RequestItems={names[0]: writes("8"), names[1]: writes("9")})
+        assert (told[0], "orders" in told[1]) == ("ValidationException", True)
+        told = client.fail("BatchGetItem", RequestItems={names[0]: gets("8"), names[1]: gets("9")})
+        assert (told[0], "orders" in told[1]) == ("ValidationException", True)
+    assert client.do("Scan", TableName="orders")["Count"] == 0
+    client.do("BatchWriteItem", RequestItems={ARN: writes("8")})
+    assert len(client.do("BatchGetItem", RequestItems={ARN: gets("8")})["Responses"]["orders"]) == 1
+
+
+def test_requests_that_are_handled_apart(client: Client) -> None:
+    large = {"S": "x" * 100_000}
+    client.put(KEY | {"x": large})
+    writes = [{"PutRequest": {"Item": KEY | {"c": {"N": str(number)}, "x": large}}} for number in range(2, 6)]
+    assert client.do("BatchWriteItem", RequestItems={"orders": writes}) == {"UnprocessedItems": {}}
+    keys = [KEY | {"c": {"N": str(number)}} for number in range(1, 6)]
+    got = client.do("BatchGetItem", RequestItems={"orders": {"Keys": keys}})["Responses"]["orders"]
+    assert sorted(item["c"]["N"] for item in got) == ["1", "2", "3", "4", "5"]
+    assert all(item["x"] == large for item in got)
+    found = client.do("TransactGetItems", TransactItems=[{"Get": {"TableName": "orders", "Key": key}} for key in keys])
+    assert [one["Item"]["c"] for one in found["Responses"]] == [key["c"] for key in keys]
+    scanned = client.do("Scan", TableName="orders", ReturnConsumedCapacity="TOTAL")
+    assert (scanned["Count"], scanned["Items"][0]["x"]) == (5, large)
+    assert client.do("Scan", TableName="orders", Select="COUNT")["ScannedCount"] == 5
+    checks = [
+        {
+            "ConditionCheck": {
+                "TableName": "orders",
+                "Key": key,
+                "ConditionExpression": "attribute_not_exists(p)",
+                "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+            }
+        }
+        for key in keys
+    ]
+    status, told = client.send("TransactWriteItems", {"TransactItems": checks})
+    assert (status, [reason["Item"]["c"] for reason in told["CancellationReasons"]]) == (400, [k["c"] for k in keys])
+
+
+def test_an_item_that_is_larger_than_its_text_can_be(client: Client) -> None:
+    item = KEY | {"l": {"L": [{"N": "1"}] * 950_000}}
+    for operation, request in (
+        ("PutItem", {"TableName": "orders", "Item": item}),
+        ("BatchWriteItem", {"RequestItems": {"orders": [{"PutRequest": {"Item": item}}]}}),
+        ("TransactWriteItems", {"TransactItems": [{"Put": {"TableName": "orders", "Item": item}}]}),
+    ):
+        told = client.fail(operation, **request)
+        assert told == ("ValidationException", "Item size has exceeded the maximum allowed size")
 
 
 def test_a_cancelled_transaction(client: Client) -> None:

@@ -10,15 +10,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from tailrace.access import SYSTEM
+from tailrace.access import SYSTEM, Permission, Principal
 from tailrace.clock import ManualClock
 from tailrace.command import Command, Query
 from tailrace.database import Database
 from tailrace.errors import Error, NotFound
 from tailrace.http.dynamodb import errors, streams
-from tailrace.http.dynamodb.shape import Context
+from tailrace.http.dynamodb.context import Context
+from tailrace.tables import change
 from tailrace.tables.change import TTL
 from tailrace.tables.lifecycle import DeleteTable
+from tailrace.tables.seal import FindSecret
 from tailrace.tables.streams import ChangeStream, DisableStream, EnableStream, PruneStream
 from tests.unit.tables.changes import define, item, opened, put, write
 
@@ -271,6 +273,65 @@ def test_iterators_that_were_tampered_with_are_refused(client: Client, stream: C
         assert client.refused("GetRecords", ShardIterator=text) == ("ValidationException", "Invalid ShardIterator")
 
 
+def test_iterators_cannot_be_made_up(db: Database, client: Client, stream: ChangeStream, clock: ManualClock) -> None:
+    put(db, 1)
+    client.iterator(stream)
+    secret = db.execute(FindSecret())
+    assert secret is not None and len(secret) == 32
+    good = streams.Iterator(stream.name, stream.label, stream.epoch, stream.first, 0, clock.now_ms())
+    assert client.everything(streams.sealed(good, secret)) == ["k1"]
+    for text in (
+        streams.sealed(good, b"guessed"),
+        streams.sealed(msgspec.structs.replace(good, sequence=-1), secret),
+        streams.sealed(msgspec.structs.replace(good, sequence=10**18), secret),
+        streams.sealed(msgspec.structs.replace(good, index=-1), secret),
+        streams.sealed(msgspec.structs.replace(good, index=10**12), secret),
+        streams.sealed(msgspec.structs.replace(good, at_ms=clock.now_ms() + 86_400_000), secret),
+    ):
+        assert client.refused("GetRecords", ShardIterator=text) == ("ValidationException", "Invalid ShardIterator")
+
+
+def test_whoever_may_read_may_have_the_first_iterator(db: Database, stream: ChangeStream) -> None:
+    reader = Principal("reader", frozenset((Permission.READ,)))
+
+    async def main() -> Any:
+        request = {
+            "StreamArn": Client(db).arn(stream),
+            "ShardId": streams.shard_id(stream),
+            "ShardIteratorType": "LATEST",
+        }
+        return await streams.OPERATIONS["GetShardIterator"].run(Blocking(db, reader), request)
+
+    assert asyncio.run(main())["ShardIterator"]
+
+
+@pytest.mark.parametrize("limit", [1, 3, 1000])
+def test_a_large_transaction_is_decoded_as_far_as_it_is_read(
+    db: Database, client: Client, stream: ChangeStream, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(db, 0)
+    write(db, *(item(number) for number in range(1, 8)))
+    write(db, "k1", by=TTL)
+    plain, _ = client.records(client.iterator(stream))
+    decoded = []
+    real = change.record
+
+    def counted(raw: msgspec.Raw) -> change.Stored:
+        decoded.append(raw)
+        return real(raw)
+
+    monkeypatch.setattr(streams, "SKIMMED_BYTES", 0)
+    monkeypatch.setattr(change, "record", counted)
+    found: list[dict[str, Any]] = []
+    iterator: str | None = client.iterator(stream)
+    while iterator is not None and len(found) < len(plain):
+        decoded.clear()
+        records, iterator = client.records(iterator, Limit=limit)
+        found += records
+        assert len(decoded) <= limit + 1
+    assert found == plain
+
+
 def test_what_was_trimmed_is_told(db: Database, client: Client, stream: ChangeStream) -> None:
     early = client.iterator(stream)
     sequences = [put(db, number) for number in range(4)]
@@ -303,8 +364,8 @@ def test_what_an_iterator_may_not_ask(db: Database, client: Client, stream: Chan
         ({"ShardId": "x" * 40}, "ResourceNotFoundException"),
         ({"ShardId": "x"}, "ValidationException"),
     ]
-    for change, expected in cases:
-        assert client.refused("GetShardIterator", **(good | change))[0] == expected, change
+    for other, expected in cases:
+        assert client.refused("GetShardIterator", **(good | other))[0] == expected, other
     iterator = client.iterator(stream)
     for limit in (0, -1, 1001):
         name, message = client.refused("GetRecords", ShardIterator=iterator, Limit=limit)

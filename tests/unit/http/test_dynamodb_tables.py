@@ -40,7 +40,7 @@ class Desk:
     def __init__(self, db: Database) -> None:
         self.db = db
         self.principal = Principal("tester", EVERYTHING)
-        self._door = DynamoDoor(db, Config(dev=True), lambda _: self.principal)
+        self._door = DynamoDoor(db, Config(dev=True), lambda _: (self.principal, None))
 
     async def send(self, operation: str, body: dict[str, Any]) -> tuple[int, Any]:
         headers = {

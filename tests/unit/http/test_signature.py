@@ -120,6 +120,18 @@ def test_a_key_is_looked_up_once(db: Database, key: NewKey) -> None:
         execute.assert_called_once_with(FindAccessKey(key.id))
 
 
+def test_who_has_no_key_is_refused_before_the_body_is_looked_at(db: Database, key: NewKey) -> None:
+    signatures = Signatures(db)
+    with mock.patch("tailrace.auth.signature.verify", side_effect=AssertionError):
+        with pytest.raises(Unauthenticated):
+            signatures.claimed(signed("AKIDUNKNOWN", key.secret))
+        _, verify = signatures.claimed(signed(key.id, key.secret))
+    principal, verify = signatures.claimed(signed(key.id, "wrong" * 8))
+    assert (principal.name, verify is not None) == ("ann", True)
+    with pytest.raises(Unauthenticated):
+        verify()  # type: ignore[misc]
+
+
 def test_the_token_of_the_server(db: Database) -> None:
     signatures = Signatures(db, token=b"secret")
     assert signatures.principal(bare(authorization="Bearer secret")) == Principal("token", EVERYTHING)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
+import pytest
 
+from tailrace.http import tables
 from tailrace.log.position import offset
 from tailrace.tables.change import TTL
 from tailrace.tables.lifecycle import DeleteTable
@@ -145,6 +148,46 @@ def test_a_long_poll_waits_for_a_write(data_dir: Path) -> None:
 async def _next(events: Events) -> tuple[list[Any], dict[str, Any]]:
     data, told = await events.pair()
     return [] if data is None else msgspec.json.decode(data), told
+
+
+def test_large_transactions_are_rendered_in_a_thread(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    real = tables.rendered
+
+    def noted(*given: Any) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return real(*given)
+
+    async def work(orders: Orders) -> None:
+        await orders.db.aexecute(EnableStream("orders"))
+        await orders.put(1, 2)
+        plain = (await orders.get()).json()
+        assert threads == [True]
+        large = {"S": "x" * tables.APART_BYTES}
+        sequence = await orders.put(3, 4, t=large)
+        answer = await orders.get(sequence)
+        assert keys_of(answer) == ["k3", "k4"]
+        assert [record["last"] for record in answer.json()] == [False, True]
+        assert threads[-1] is False
+        assert (await orders.get()).json()[:2] == plain
+        http = orders.up.http
+        query = {"offset": "now", "live": "sse"}
+        async with http.stream("GET", "/v1/tables/orders/stream", params=query) as one:
+            events = Events(one)
+            assert (await _next(events))[0] == []
+            await orders.up.until(lambda: orders.db.metrics.live_readers == 1)
+            threads.clear()
+            for number in (5, 6, 7):  # followed, then read because it is large, then followed again
+                await orders.put(number, **({"t": large} if number == 6 else {}))
+                records: list[Any] = []
+                while not records:
+                    records, _ = await _next(events)
+                assert [record["keys"]["pk"] for record in records] == [f"k{number}"]
+                await orders.up.until(lambda: orders.db.metrics.live_readers == 1)
+        assert threads == [True, False, True]
+
+    monkeypatch.setattr(tables, "rendered", noted)
+    run(data_dir, work)
 
 
 def test_events_follow_the_table(data_dir: Path) -> None:

@@ -290,6 +290,24 @@ def test_reclaim_works_in_steps(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
     assert left == [(False, 7), (False, 4), (True, 2)]
 
 
+def test_reclaim_counts_bytes_whatever_positions_are(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of change streams they are sequences: a large entry covers one, a small one as many as other tables took."""
+    monkeypatch.setattr(limits, "SWEEP_BYTES", 100)
+
+    def work(tx: Tx) -> Log:
+        log = logs.create(tx, "test")
+        for size, positions in ((250, 1), (60, 1), (60, 1), (10, 5000), (10, 5000), (10, 5000)):
+            log = logs.append(tx, log, b"x" * size, positions)
+        return log
+
+    log = bench.do(work)
+    trimmed(bench, log, log.next)
+    left = []
+    for _ in range(3):
+        left.append((reclaimed(bench, log), len(bench.positions(log.id))))
+    assert left == [(False, 5), (False, 4), (True, 0)]
+
+
 def test_what_forks_read_is_not_reclaimed(bench: Bench) -> None:
     parent = made(bench, b"aa", b"bb", b"cc")
     fork = forked(bench, parent, 4, b"XX")

@@ -14,7 +14,7 @@ from tailrace.access import EVERYTHING, Principal
 from tailrace.check import check_database
 from tailrace.clock import ManualClock
 from tailrace.database import Database
-from tailrace.errors import ConditionFailed, Invalid, TableNotFound, TokenMismatch, TransactionCanceled
+from tailrace.errors import ConditionFailed, Invalid, TableNotFound, TokenMismatch, TooLarge, TransactionCanceled
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.tables import queries, schema, streams, value
 from tailrace.tables.commands import (
@@ -391,3 +391,80 @@ def test_units_of_a_transaction_are_twice_those_of_its_writes(db: Database) -> N
     assert {name: units.write for name, units in db.execute(one).consumed().items()} == {"orders": 6}
     replayed = db.execute(one).consumed()["orders"]
     assert (replayed.read, replayed.write) == (4, 0), "a repetition reads"
+
+
+def test_tokens_of_two_principals_never_meet(db: Database) -> None:
+    one = TransactWrite((changing("ADD n :n", n=1),), "b/token", b"digest")
+    db.execute(one, Principal("a", EVERYTHING))
+    other = TransactWrite((changing("ADD n :n", n=1),), "token", b"digest")
+    assert not db.execute(other, Principal("a/b", EVERYTHING)).replayed
+    assert got(db) == {"id": "a", "n": 2}
+
+
+# -- how much one transaction may carry
+
+
+def test_a_batch_is_bounded_by_what_it_reads_and_writes(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TRANSACTION_BYTES_MAX", 1000)
+    db.execute(BatchWrite((put("a", v="x" * 400), put("b", v="x" * 400))))
+    rows = all_rows(db)
+    replacing = (put("a", v="y" * 400), put("b", v="y" * 400))
+    for writes in (replacing, (put("c", v="x" * 1000),), (*replacing[:1], DeleteItem("orders", key("b")))):
+        with pytest.raises(TooLarge, match=r"at most 1000 bytes together.*in several transactions"):
+            db.execute(BatchWrite(writes))
+    assert all_rows(db) == rows
+    db.execute(BatchWrite((DeleteItem("orders", key("a")), DeleteItem("orders", key("b")))))
+
+
+def test_a_change_record_is_bounded(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    db.execute(put("a", v="x" * 600))
+    monkeypatch.setattr(limits, "TRANSACTION_BYTES_MAX", 1000)
+    rows = all_rows(db)
+    with pytest.raises(TooLarge, match="images"):
+        db.execute(TransactWrite((put("a", v="y" * 600),)))
+    assert all_rows(db) == rows
+    db.execute(TransactWrite((put("a", table="stock", v="y" * 600), put("b", table="stock", v="y" * 600))))
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        DeleteItem("orders", key("big")),
+        CheckItem("orders", key("big"), condition=only_if("attribute_exists(id)")),
+        changing("SET w = :w", "big", w=1),
+        changing("SET w = :w", "new", w="x" * 1000),
+        put("big"),
+        put("new", v="x" * 1000),
+    ],
+)
+def test_a_transaction_counts_the_larger_of_each_item_before_and_after(db: Database, action: ItemCommand) -> None:
+    db.execute(put("big", v="x" * 1000))
+    rows = all_rows(db)
+    with pytest.raises(TooLarge, match=r"^Transaction payload size cannot exceed 1000 bytes$"):
+        db.execute(TransactWrite((put("a"), action), bytes_max=1000))
+    assert all_rows(db) == rows
+    db.execute(TransactWrite((put("a"), action), bytes_max=1100))
+
+
+def test_commands_know_what_they_carry() -> None:
+    assert put("a").size() == 3
+    assert put("a", "attribute_exists(id)").size() == 3 + 1024
+    assert DeleteItem("orders", key("a")).size() == CheckItem("orders", key("a")).size() == 1024
+    large = changing("SET v = :v", v=1)
+    large = UpdateItem("orders", large.key, large.update, carried=5000)
+    assert large.size() == 5000
+    assert BatchWrite((put("a"), DeleteItem("orders", key("b")))).size() == 3 + 1024
+    assert TransactWrite((put("a"), large)).size() == 3 + 5000
+
+
+def test_what_is_heavy() -> None:
+    small = put("a")
+    assert not small.heavy()
+    assert put("a", v="x" * limits.LOOP_BYTES).heavy()
+    assert UpdateItem("orders", key("a"), carried=limits.LOOP_BYTES + 1).heavy()
+    assert not TransactWrite((small,) * limits.LOOP_ACTIONS).heavy()
+    assert TransactWrite((small,) * (limits.LOOP_ACTIONS + 1)).heavy()
+    assert TransactWrite((put("a", v="x" * limits.LOOP_BYTES),)).heavy()
+    assert not BatchWrite((small,) * limits.LOOP_WRITES).heavy()
+    assert BatchWrite((small,) * (limits.LOOP_WRITES + 1)).heavy()
+    assert BatchWrite((put("a", v="x" * limits.LOOP_BYTES),)).heavy()

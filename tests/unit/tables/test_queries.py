@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from tailrace.database import Database
 from tailrace.errors import Invalid, TableNotFound, TransactionCanceled
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.tables import schema, value
-from tailrace.tables.commands import BatchWrite, PutItem
+from tailrace.tables.commands import BatchWrite, DeleteItem, PutItem
 from tailrace.tables.definition import Attribute, find
 from tailrace.tables.expression import Placeholders, condition, key_condition, projection
 from tailrace.tables.lifecycle import CreateTable, UpdateTable
@@ -20,6 +21,7 @@ from tailrace.tables.paging import weight, weight_most
 from tailrace.tables.queries import (
     BatchGet,
     GetItem,
+    Heavy,
     Page,
     Pager,
     Query,
@@ -306,6 +308,58 @@ def test_many_small_items_take_several_slices(db: Database) -> None:
     found = pager.page()
     assert [item["b"] for item in plain(found)] == list(range(2_400))
     assert found.last_key == typed(a="p", b=2_399)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("where", [None, "e > :n"])
+def test_how_long_a_slice_may_take_changes_no_page(db: Database, reverse: bool, where: str | None) -> None:
+    put(db, "range", *({"a": "p", "b": f"{number:03}", "c": "x", "e": number} for number in range(150)))
+    put(db, "range", *({"a": "q", "b": f"{number:03}", "c": "x", "t": "x" * 9_000} for number in range(150)))
+    for index, text in ((None, "a = :p"), (None, "a = :q"), ("l-all", "a = :p"), ("g-all", "c = :x")):
+        for limit in (None, 31, 32, 33, 100, 150):
+            found = []
+            for slice_s in (0.0, math.inf):
+                more = {"_n": 70} if where else {}
+                named = f"_{text[-1]}"
+                asked = query(
+                    "range", text, where=where, index=index, limit=limit, reverse=reverse, slice_s=slice_s,
+                    capacity=True, **{named: text[-1]}, **more,
+                )  # fmt: skip
+                answer = page(db, asked)
+                found.append((plain(answer), answer.scanned, answer.count, answer.last_key, answer.consumed))
+            assert found[0] == found[1]
+
+
+def test_a_slice_ends_when_its_time_is_over(db: Database) -> None:
+    put(db, "number", *({"a": "p", "b": number} for number in range(100)))
+    first = db.execute(query("number", "a = :p", _p="p", slice_s=0.0))
+    assert (first.scanned, first.weight) == (32, sum(weight(item, "b") for item in first.items))
+    assert db.execute(query("number", "a = :p", _p="p", slice_s=math.inf)).scanned == 100
+    put(db, "number", *({"a": "q", "b": number, "t": "x" * 20_000} for number in range(10)))
+    assert db.execute(query("number", "a = :q", _q="q", slice_s=0.0)).scanned == 2
+
+
+def test_who_is_in_a_hurry_is_told_of_large_items(db: Database) -> None:
+    put(db, "number", {"a": "p", "b": 1, "t": "x" * 70_000}, {"a": "q", "b": 1, "t": "x" * 60_000})
+    with pytest.raises(Heavy):
+        db.execute(query("number", "a = :p", _p="p", light=True))
+    assert db.execute(query("number", "a = :q", _q="q", light=True)).count == 1
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_index_that_is_dropped_between_slices_is_noticed(db: Database, again: bool) -> None:
+    put(db, "range", *({"a": "p", "b": f"{number:03}", "c": "x"} for number in range(600)))
+    pager: Pager[Any] = Pager(query("range", "c = :x", index="g-all", _x="x"))
+    pager.add(db.execute(pager.next()))  # type: ignore[arg-type]
+    db.execute(UpdateTable("range", schema.Changes(indexes=(schema.IndexChange(delete="g-all"),))))
+    if again:
+        db.sweep()
+        made = schema.IndexChange(create=schema.IndexSpec("g-all", key("c")))
+        db.execute(UpdateTable("range", schema.Changes(attributes=(Attribute("c", "S"),), indexes=(made,))))
+        db.sweep()
+    db.execute(BatchWrite(tuple(DeleteItem("range", typed(a="p", b=f"{number:03}")) for number in range(600))))
+    with pytest.raises(Invalid, match="index"):
+        db.execute(pager.next())  # type: ignore[arg-type]
 
 
 def test_a_table_made_anew_between_slices_is_noticed(db: Database) -> None:

@@ -562,7 +562,7 @@ def test_what_a_cursor_may_not_be(db: Database) -> None:
     sequences = [put(db, number) for number in range(3)]
     with pytest.raises(Invalid, match="1 to 256 bytes"):
         db.execute(SaveCursor("orders", "", sequences[0]))
-    with pytest.raises(Invalid, match="negative"):
+    with pytest.raises(Invalid, match="is not from 0 to"):
         db.execute(SaveCursor("orders", "a", sequences[0], hold_bytes=-1))
     swept(db)
     with pytest.raises(Trimmed):

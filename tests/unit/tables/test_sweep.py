@@ -196,6 +196,19 @@ def test_many_expire_in_steps(db: Database) -> None:
     assert names(db) == set()
 
 
+def test_a_step_of_expiry_takes_few_large_items(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(db)
+    db.execute(SetTimeToLive("orders", "ttl", enabled=True))
+    monkeypatch.setattr(limits, "SWEEP_BYTES", 1000)
+    for number, size in enumerate((2000, 600, 300, 600, 100)):
+        put(db, f"{number}", ttl={"N": str(NOW_S - 60 + number)}, b={"S": "x" * size})
+    steps = []
+    while not (steps and steps[-1].done):
+        steps.append(db.execute(sweep.ExpireItems("orders")))
+    assert [step.items for step in steps] == [1, 2, 2]
+    assert names(db) == set()
+
+
 def test_what_expired_is_counted(db: Database) -> None:
     create(db)
     db.execute(SetTimeToLive("orders", "ttl", enabled=True))

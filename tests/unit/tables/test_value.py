@@ -394,3 +394,32 @@ def test_names_that_an_attribute_can_have() -> None:
 def test_names_that_no_attribute_can_have(name: str, told: str) -> None:
     with pytest.raises(Invalid, match=f"^One or more parameter values were invalid: {told}$"):
         value.check_names(["a", name])
+
+
+# -- digests
+
+
+def test_equal_items_have_equal_digests() -> None:
+    one: value.Item = {
+        "a": {"SS": ["x", "y"]},
+        "m": {"M": {"p": {"NS": ["1", "2"]}, "q": {"L": [{"BS": [b"1", b"2"]}]}}},
+    }
+    other: value.Item = {
+        "m": {"M": {"q": {"L": [{"BS": [b"2", b"1"]}]}, "p": {"NS": ["2", "1"]}}},
+        "a": {"SS": ["y", "x"]},
+    }
+    assert value.digest(one) == value.digest(other)
+    assert len(value.digest(one)) == 32
+    assert one["a"] == {"SS": ["x", "y"]}, "the item itself stays as it is"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{}, {"a": {"S": "1"}}, {"b": {"N": "1"}}, {"a": {"N": "1"}, "b": {"N": "1"}}, {"a": {"L": [{"N": "1"}]}}],
+)
+def test_other_items_have_other_digests(other: value.Item) -> None:
+    assert value.digest({"a": {"N": "1"}}) != value.digest(other)
+
+
+def test_the_order_of_a_list_counts() -> None:
+    assert value.digest({"a": {"L": [{"N": "1"}, {"N": "2"}]}}) != value.digest({"a": {"L": [{"N": "2"}, {"N": "1"}]}})

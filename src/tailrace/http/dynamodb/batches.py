@@ -8,12 +8,12 @@ import msgspec
 
 from tailrace.errors import Invalid
 from tailrace.http.dynamodb import parameters, render
+from tailrace.http.dynamodb.context import Context
 from tailrace.http.dynamodb.shape import (
     NAME,
     RETURN_CONSUMED_CAPACITY,
     RETURN_ITEM_COLLECTION_METRICS,
     Boolean,
-    Context,
     Item,
     ListOf,
     MapOf,
@@ -98,7 +98,7 @@ async def batch_get_item(context: Context, request: Request) -> dict[str, Any]:
     told = parameters.capacity(request)
     got = await context.execute(BatchGet(wanted, told != "NONE"))
     answer: dict[str, Any] = {
-        "Responses": got.items,
+        "Responses": {table: render.each(items) for table, items in got.items.items()},
         "UnprocessedKeys": {
             table: {"Keys": keys, **{name: one for name, one in asked[table].items() if name != "Keys"}}
             for table, keys in got.unprocessed.items()
@@ -107,6 +107,11 @@ async def batch_get_item(context: Context, request: Request) -> dict[str, Any]:
     if told != "NONE":
         answer["ConsumedCapacity"] = [render.consumed(units, told) for units in got.consumed.values()]
     return answer
+
+
+def _many(request: Request) -> bool:
+    """Whether so much is asked for that looking it up and writing it down takes long."""
+    return sum(len(one["Keys"]) for one in request["RequestItems"].values()) > render.ITEMS_AT_ONCE
 
 
 def _wanted(table: str, one: Request) -> Wanted:
@@ -186,6 +191,6 @@ def _write(table: str, one: Request) -> PutItem | DeleteItem:
 
 
 OPERATIONS: Final = {
-    "BatchGetItem": Operation(BATCH_GET_ITEM, batch_get_item),
-    "BatchWriteItem": Operation(BATCH_WRITE_ITEM, batch_write_item),
+    "BatchGetItem": Operation(BATCH_GET_ITEM, batch_get_item, apart=_many),
+    "BatchWriteItem": Operation(BATCH_WRITE_ITEM, batch_write_item, pieces=("RequestItems", 2)),
 }

@@ -1,7 +1,8 @@
 """The door for clients of DynamoDB: ``POST /`` whose target names an operation, JSON in and JSON out.
 
 The order in which a request is looked at is the service's: method and content type, the JSON, the target, who signed
-it, types, constraints, and then the operation itself.
+it, types, constraints, and then the operation itself. A large or compressed request is handled apart, in a thread;
+there, who signed it comes first.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import re
 import zlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import count
 from secrets import choice
 from string import ascii_uppercase, digits
@@ -23,14 +25,19 @@ from tailrace.config import Config
 from tailrace.database import Database
 from tailrace.errors import Error, Invalid, TooLarge
 from tailrace.http.dynamodb import errors
+from tailrace.http.dynamodb.apart import Workers, stepped
+from tailrace.http.dynamodb.body import CannotInflate, inflated, parsed
+from tailrace.http.dynamodb.context import Context
 from tailrace.http.dynamodb.operations import OPERATIONS
-from tailrace.http.dynamodb.shape import Context, Operation
+from tailrace.http.dynamodb.shape import Operation
 from tailrace.http.message import Headers, Request, Response
-from tailrace.limits import BODY_BYTES_MAX, KiB
+from tailrace.http.signature import Verify
+from tailrace.limits import KiB
 from tailrace.tables.messages import NESTED_TOO_DEEP
 
 logger = logging.getLogger(__name__)
 
+APART_BYTES: Final = 64 * KiB  # requests with larger bodies are handled in a thread
 COMPRESS_BYTES_MIN: Final = 4 * KiB  # answers up to this are never compressed, as in the service
 COMPRESS_APART_BYTES: Final = 64 * KiB  # from here on compressing takes long enough to hold up the event loop
 _JSON_1_0: Final = b"application/x-amz-json-1.0"
@@ -45,22 +52,29 @@ _decode: Final = msgspec.json.Decoder().decode
 
 
 class DynamoDoor:
-    """Answers whatever a client of the service sends; `operations` by their targets."""
+    """Answers whatever a client of the service sends; `operations` by their targets.
+
+    `authenticate` tells who asks, and gives what proves it where that means reading the body (`Signatures.claimed`)."""
 
     def __init__(
         self,
         db: Database,
         config: Config,
-        authenticate: Callable[[Request], Principal],
+        authenticate: Callable[[Request], tuple[Principal, Verify | None]],
         operations: Mapping[str, Operation] = OPERATIONS,
     ) -> None:
         self._db = db
         self._config = config
         self._authenticate = authenticate
         self._operations = {target.encode(): operation for target, operation in operations.items()}
+        self._workers = Workers()
         # 52 characters, as the service's: random for this server, then counted.
         self._id_prefix = "".join(choice(ascii_uppercase + digits) for _ in range(36)).encode()
         self._ids = count(1)
+
+    def close(self) -> None:
+        """End the threads; what is under way there is finished."""
+        self._workers.close()
 
     async def __call__(self, request: Request) -> Response:
         method = request.method
@@ -99,47 +113,102 @@ class DynamoDoor:
     async def _answer(self, request: Request, headers: dict[bytes, bytes]) -> tuple[int, bytes | None]:
         """Status and body; no body: as if there were nothing here."""
         body = request.body
-        operation: Operation | None = None
+        if len(body) > APART_BYTES or headers.get(b"content-encoding", b"identity") != b"identity":
+            return await self._answer_large(request, headers)
         try:
-            if b"content-encoding" in headers:
-                body = _inflated(body, headers[b"content-encoding"])
             data: Any = _decode(body) if body else None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            if headers.get(b"content-type", b"").startswith(_CONTENT_TYPES[1]):
-                return 404, None
-            return 400, _encode(errors.body("SerializationException"))
-        except TooLarge:
-            return 413, b""
-        except _CannotInflate:
-            return 500, _encode(errors.body("InternalServerError", "Internal server error"))
+            return _malformed(headers)
+        operation = self._operations.get(headers.get(b"x-amz-target", b""))
+        if operation is None:
+            return 400, _encode(errors.body("UnknownOperationException"))
         try:
-            operation = self._operations.get(headers.get(b"x-amz-target", b""))
-            if operation is None:
-                return 400, _encode(errors.body("UnknownOperationException"))
-            principal = self._authenticate(request)
+            principal, verify = self._authenticate(request)
+            if verify is not None:
+                verify()
             if not body:
                 return 400, _encode(errors.body("SerializationException"))
             data = operation.shape.check(data)
-            context = Context(self._db, principal, headers.get(b"authorization", b""), headers.get(b"host", b""))
+            context = self._context(principal, headers, len(body))
+            if operation.apart is not None and operation.apart(data):
+                return await self._workers.run(partial(self._run_apart, operation, context, data, body), len(body))
             result = await operation.run(context, data)
             return 200, result if type(result) is bytes else _encode(result)
-        except Error as error:
+        except Exception as error:
             return self._failed(error, operation, body)
-        except RecursionError:
-            return 400, _encode(errors.body("ValidationException", NESTED_TOO_DEEP))
-        except Exception:
-            logger.exception("a request to %s failed", headers.get(b"x-amz-target", b"").decode("latin-1"))
-            return 500, _encode(errors.body("InternalServerError", "Internal server error"))
 
-    def _failed(self, error: Error, operation: Operation | None, body: bytes) -> tuple[int, bytes]:
+    async def _answer_large(self, request: Request, headers: dict[bytes, bytes]) -> tuple[int, bytes | None]:
+        """A request whose body may take long to read. First comes who sent it, and not, as for others, whether it can
+        be read: nobody else is to make the server work."""
+        operation = self._operations.get(headers.get(b"x-amz-target", b""))
         if operation is None:
-            status, shown = errors.answer(error)
-            return status, _encode(shown)
-        if isinstance(error, Invalid) and error.code != "SERIALIZATION":
+            return 400, _encode(errors.body("UnknownOperationException"))
+        try:
+            principal, verify = self._authenticate(request)
+            work = partial(self._read_apart, operation, principal, verify, request, headers)
+            return await self._workers.run(work, len(request.body))
+        except Exception as error:
+            return self._failed(error, operation, b"")
+
+    def _context(self, principal: Principal, headers: dict[bytes, bytes], size: int) -> Context:
+        authorization, host = headers.get(b"authorization", b""), headers.get(b"host", b"")
+        return Context(self._db, principal, authorization, host, self._workers, size)
+
+    # -- in a thread
+
+    def _read_apart(
+        self,
+        operation: Operation,
+        principal: Principal,
+        verify: Verify | None,
+        request: Request,
+        headers: dict[bytes, bytes],
+    ) -> tuple[int, bytes | None]:
+        body = request.body
+        try:
+            if verify is not None:
+                verify()
+            if b"content-encoding" in headers:
+                body = inflated(body, headers[b"content-encoding"])
+            if not body:
+                return 400, _encode(errors.body("SerializationException"))
+            data = parsed(body, operation.pieces)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return _malformed(headers)
+        except TooLarge:
+            return 413, b""
+        except CannotInflate:
+            return 500, _encode(errors.body("InternalServerError", "Internal server error"))
+        except Exception as error:
+            return self._failed(error, operation, b"")
+        return self._run_apart(operation, self._context(principal, headers, len(body)), data, body, checked=False)
+
+    def _run_apart(
+        self, operation: Operation, context: Context, data: Any, body: bytes, checked: bool = True
+    ) -> tuple[int, bytes | None]:
+        try:
+            if not checked:
+                data = operation.shape.check(data)
+            result = stepped(operation.run(context.apart(), data))
+            return 200, result if type(result) is bytes else _encode(result)
+        except Exception as error:
+            return self._failed(error, operation, body)
+
+    @staticmethod
+    def _failed(error: Exception, operation: Operation, body: bytes) -> tuple[int, bytes]:
+        if isinstance(error, RecursionError):
+            return 400, _encode(errors.body("ValidationException", NESTED_TOO_DEEP))
+        if not isinstance(error, Error):
+            logger.error("a request to %s failed", operation.shape.name, exc_info=error)
+            return 500, _encode(errors.body("InternalServerError", "Internal server error"))
+        # Its frames hold all that the request had read, often in a circle that would be left to the garbage collector:
+        # that holds everybody up when it comes to it.
+        error.__traceback__ = None
+        if body and isinstance(error, Invalid) and error.code != "SERIALIZATION":
             # A value of the wrong type, wherever it is, goes before any other fault. Good requests are not searched
             # for one inside their items, so it may be found only here.
             try:
-                operation.shape.read(_decode(body))
+                operation.shape.read(parsed(body, operation.pieces))
             except Invalid as earlier:
                 error = earlier
         status, shown = errors.answer(error, table_told=operation.table_told)
@@ -173,40 +242,13 @@ class DynamoDoor:
         return response
 
 
+def _malformed(headers: dict[bytes, bytes]) -> tuple[int, bytes | None]:
+    if headers.get(b"content-type", b"").startswith(_CONTENT_TYPES[1]):
+        return 404, None
+    return 400, _encode(errors.body("SerializationException"))
+
+
 # -- compression
-
-
-class _CannotInflate(Exception):
-    """The body is not what its content-encoding says."""
-
-
-def _inflated(body: bytes, coding: bytes) -> bytes:
-    """A request's body as it was before it was compressed, within the limit of bodies."""
-    name = coding.strip().lower()
-    if name == b"identity":
-        return body
-    if name not in (b"gzip", b"deflate"):
-        raise _CannotInflate
-    parts: list[bytes] = []
-    room = BODY_BYTES_MAX
-    first = True
-    while body or first:  # gzip may have several members, one after the other
-        inflating = zlib.decompressobj(31 if name == b"gzip" else 15)
-        try:
-            part = inflating.decompress(body, room + 1)
-        except zlib.error as error:
-            raise _CannotInflate from error
-        room -= len(part)
-        if room < 0:
-            raise TooLarge("the request is too large once inflated; send less at a time")
-        if not inflating.eof:
-            raise _CannotInflate
-        parts.append(part)
-        body = inflating.unused_data
-        if body and name == b"deflate":
-            raise _CannotInflate
-        first = False
-    return b"".join(parts)
 
 
 def _deflated(body: bytes, coding: str) -> bytes:

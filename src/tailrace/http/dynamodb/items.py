@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from tailrace.errors import Invalid
 from tailrace.http.dynamodb import parameters, render
+from tailrace.http.dynamodb.context import Context
 from tailrace.http.dynamodb.shape import (
     RETURN_CONSUMED_CAPACITY,
     RETURN_ITEM_COLLECTION_METRICS,
     AttributeValue,
     Boolean,
-    Context,
     Item,
     MapOf,
     Operation,
@@ -142,6 +142,7 @@ async def put_item(context: Context, request: Request) -> bytes | dict[str, Any]
             on_failure=request.get("ReturnValuesOnConditionCheckFailure") == "ALL_OLD",
             returns=request.get("ReturnValues", "NONE"),
             capacity=parameters.capacity(request) != "NONE",
+            carried=context.size,
         )
     )
     return _written(request, written, item)
@@ -160,6 +161,7 @@ async def delete_item(context: Context, request: Request) -> bytes | dict[str, A
             on_failure=request.get("ReturnValuesOnConditionCheckFailure") == "ALL_OLD",
             returns=request.get("ReturnValues", "NONE"),
             capacity=parameters.capacity(request) != "NONE",
+            carried=context.size,
         )
     )
     return _written(request, written, key)
@@ -192,6 +194,7 @@ async def update_item(context: Context, request: Request) -> bytes | dict[str, A
             on_failure=request.get("ReturnValuesOnConditionCheckFailure") == "ALL_OLD",
             returns=request.get("ReturnValues", "NONE"),
             capacity=parameters.capacity(request) != "NONE",
+            carried=context.size,
         )
     )
     return _written(request, written, key)

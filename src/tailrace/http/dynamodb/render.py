@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
+
+import msgspec
 
 from tailrace.tables.capacity import Capacity
 from tailrace.tables.definition import Definition
 from tailrace.tables.value import Item
 
 ACCOUNT: Final = "123456789012"  # of nobody: the one that examples use
+ITEMS_AT_ONCE: Final = 2  # more are looked up and written down in a thread: each may be of the largest size
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def each(items: Sequence[Item | None]) -> list[Any]:
+    """Items that are encoded already, one at a time: encoding is one call, during which no other thread has a turn."""
+    return [None if item is None else msgspec.Raw(_encode(item)) for item in items]
 
 
 def table_arn(name: str, region: str) -> str:

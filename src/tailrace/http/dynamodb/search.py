@@ -1,6 +1,7 @@
 """Many items in order: Query, Scan.
 
-A page is put together from slices; between two of them the event loop does other things.
+A page is put together from slices; between two of them the event loop does other things. A page with large items is
+put together in a thread.
 """
 
 from __future__ import annotations
@@ -8,13 +9,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
+import msgspec
+
 from tailrace.errors import Invalid, TableNotFound
 from tailrace.http.dynamodb import parameters, render
+from tailrace.http.dynamodb.apart import stepped
+from tailrace.http.dynamodb.context import Context
 from tailrace.http.dynamodb.shape import (
     INDEX_NAME,
     RETURN_CONSUMED_CAPACITY,
     Boolean,
-    Context,
     Integer,
     Item,
     Operation,
@@ -26,7 +30,7 @@ from tailrace.http.dynamodb.shape import (
 )
 from tailrace.tables import expression, legacy
 from tailrace.tables.expression import Condition, KeyConditions, Placeholders
-from tailrace.tables.queries import Pager, Query, Scan
+from tailrace.tables.queries import Heavy, Page, Pager, Query, Scan
 
 SEGMENTS_MAX: Final = 1_000_000
 _SELECT: Final = Text(enum=("SPECIFIC_ATTRIBUTES", "COUNT", "ALL_ATTRIBUTES", "ALL_PROJECTED_ATTRIBUTES"))
@@ -38,6 +42,7 @@ _SHOWN: Final[dict[str, Shape]] = {
     "ExpressionAttributeValues": parameters.VALUES,
     "ExpressionAttributeNames": parameters.NAMES,
 }
+_encode: Final = msgspec.json.Encoder().encode
 _TABLE_NAME: Final = TableName(newer=False)
 
 
@@ -63,7 +68,7 @@ QUERY: Final = Structure(
 )
 
 
-async def query(context: Context, request: Request) -> dict[str, Any]:
+async def query(context: Context, request: Request) -> bytes | dict[str, Any]:
     parameters.check_mixed(
         request,
         ("ProjectionExpression", "FilterExpression", "KeyConditionExpression"),
@@ -138,7 +143,7 @@ SCAN: Final = Structure(
 )
 
 
-async def scan(context: Context, request: Request) -> dict[str, Any]:
+async def scan(context: Context, request: Request) -> bytes | dict[str, Any]:
     parameters.check_mixed(
         request,
         ("ProjectionExpression", "FilterExpression"),
@@ -190,7 +195,17 @@ def _check_segments(segment: int | None, total: int | None) -> None:
         )
 
 
-async def _page(context: Context, asked: Query | Scan, told: str) -> dict[str, Any]:
+async def _page(context: Context, asked: Query | Scan, told: str) -> bytes | dict[str, Any]:
+    if context.waits:
+        try:
+            return _shown(await _read(context, msgspec.structs.replace(asked, light=True)), told)
+        except Heavy:
+            apart = context.apart()
+            return await context.call(lambda: _encode(_shown(stepped(_read(apart, asked)), told)))
+    return _shown(await _read(context, asked), told)
+
+
+async def _read(context: Context, asked: Query | Scan) -> Page:
     pager: Pager[Any] = Pager(asked)
     step = pager.next()
     while step is not None:
@@ -198,7 +213,10 @@ async def _page(context: Context, asked: Query | Scan, told: str) -> dict[str, A
         step = pager.next()
         if step is not None:
             await asyncio.sleep(0)
-    page = pager.page()
+    return pager.page()
+
+
+def _shown(page: Page, told: str) -> dict[str, Any]:
     answer: dict[str, Any] = {"Count": page.count, "ScannedCount": page.scanned}
     if page.items is not None:
         answer["Items"] = page.items

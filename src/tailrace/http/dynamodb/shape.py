@@ -16,17 +16,14 @@ import re
 from base64 import b64encode
 from binascii import Error as NotBase64
 from binascii import a2b_base64
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from math import floor
 from typing import Any, Final, NamedTuple
 
-from tailrace.access import Principal
-from tailrace.command import Command, Query
-from tailrace.database import Database
 from tailrace.errors import Invalid
+from tailrace.http.dynamodb.context import Context
 
 VIOLATIONS_MAX: Final = 10  # more are not told
-REGION: Final = "us-east-1"  # of those who do not say
 NAME: Final = "[a-zA-Z0-9_.-]+"
 _JAVA: Final = "com.amazonaws.dynamodb.v20120810."
 _CAST: Final = (
@@ -36,7 +33,6 @@ _CAST: Final = (
 )
 _STRUCTURE_FOUND: Final = "Start of structure or map found where not expected"
 _NESTED_MAX: Final = 64  # levels of an attribute value that are looked into; `tables.value` refuses more than 32
-_region: Final = re.compile(rb"[a-z0-9-]{1,40}").fullmatch
 
 
 def serialization(message: str) -> Invalid:
@@ -44,30 +40,8 @@ def serialization(message: str) -> Invalid:
     return Invalid(message, code="SERIALIZATION")
 
 
-class Context:
-    """Who asks, and whom an operation asks."""
-
-    __slots__ = ("_authorization", "db", "host", "principal")
-
-    def __init__(self, db: Database, principal: Principal, authorization: bytes = b"", host: bytes = b"") -> None:
-        self.db = db
-        self.principal = principal
-        self.host = host  # how the client calls this server
-        self._authorization = authorization
-
-    def execute(self, command: Command[Any] | Query[Any]) -> Awaitable[Any]:
-        """Run a command or query as the one who asks."""
-        return self.db.aexecute(command, self.principal)
-
-    @property
-    def region(self) -> str:
-        """The region that the request was signed for: here it is a word in names, and few answers have those."""
-        scope = self._authorization.partition(b"Credential=")[2].split(b"/", 3)
-        return scope[2].decode() if len(scope) > 2 and _region(scope[2]) else REGION
-
-
 Request = dict[str, Any]
-Run = Callable[[Context, Request], Awaitable[bytes | dict[str, Any]]]
+Run = Callable[[Context, Request], Coroutine[Any, Any, bytes | dict[str, Any]]]
 
 
 class Violation(NamedTuple):
@@ -424,7 +398,13 @@ class MapOf(Shape):
         if not isinstance(value, dict):
             raise serialization(_CAST if nested else "Unexpected field type")
         rename = self.keys.read if self.keys is not None else str
-        return {rename(key): None if each is None else self.member.read(each, True) for key, each in value.items()}
+        kept: dict[str, Any] = {}
+        for key, each in value.items():
+            name = rename(key)
+            if name in kept:  # of two keys that mean the same, neither may be lost
+                raise Invalid(f"Two keys of one map mean the same table: {name}. Name a table once, by name or by ARN")
+            kept[name] = None if each is None else self.member.read(each, True)
+        return kept
 
     def violations(self, value: Any, path: Path, found: list[Violation]) -> None:
         _length(self, value, path, found, self.least, self.most)
@@ -640,12 +620,16 @@ class Operation(NamedTuple):
     """What a target names: the request it takes, and what answers it.
 
     `run` gets a request that has passed its shape (no member is null, none is unknown) and returns the answer's
-    body: bytes that are JSON already, or what is to be encoded.
+    body: bytes that are JSON already, or what is to be encoded. It waits for nothing but the context and turns.
     """
 
     shape: Structure
     run: Run
     table_told: bool = False  # whether it says which table there is not
+    apart: Callable[[Request], bool] | None = (
+        None  # whether a request, small as it is, takes long: it is run in a thread
+    )
+    pieces: tuple[str, int] | None = None  # the member that holds items, and how many lists or maps they are inside of
 
 
 # -- shapes that many operations have

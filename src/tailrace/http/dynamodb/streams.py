@@ -3,25 +3,32 @@
 A record's SequenceNumber is its (sequence, index) as one number, behind a 1 that keeps the zeros through clients that
 do arithmetic. An iterator names the first (sequence, index) that was not read yet, so that a page may end in the middle
 of a transaction. Iterators hold all they mean: the server remembers none, so they survive its restart. They carry the
-stream's epoch, because a position in a copy of a database is not one in the original.
+stream's epoch, because a position in a copy of a database is not one in the original, and a seal, so that nobody makes
+one up.
 """
 
 from __future__ import annotations
 
+import hmac
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as NotBase64
-from hashlib import blake2b
+from collections.abc import Iterable
+from itertools import islice
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from tailrace import limits
+from tailrace.database import Database
 from tailrace.errors import Gone, Invalid, IteratorExpired, NotFound, Trimmed
+from tailrace.http.dynamodb.context import Context
 from tailrace.http.dynamodb.render import stream_arn
-from tailrace.http.dynamodb.shape import NAME, Context, Integer, Operation, Request, Structure, Text
+from tailrace.http.dynamodb.shape import NAME, Integer, Operation, Request, Structure, Text
 from tailrace.tables import change
 from tailrace.tables.change import EVENTS, TTL
+from tailrace.tables.seal import FindSecret, MakeSecret
 from tailrace.tables.streams import ChangeStream, Info, ReadEntries, RecentStreams, Run, StreamInfo
 from tailrace.tables.value import Item
 
@@ -30,7 +37,8 @@ RECORDS_MAX: Final = 1_000  # in one page
 PAGE_BYTES: Final = 1 * limits.MiB  # of records, as their sizes are counted; at least one record
 STREAMS_MAX: Final = 100  # in one page of ListStreams
 _BEYOND: Final = 10**8 - 1  # an index that no record has: what is told of an empty shard is after all that was there
-_SEAL_BYTES: Final = 8
+_SEAL_BYTES: Final = 16
+SKIMMED_BYTES: Final = 256 * limits.KiB  # records of larger transactions are decoded one by one
 _EVENT_VERSION: Final = "1.1"
 _EVENT_SOURCE: Final = "aws:dynamodb"
 
@@ -116,22 +124,46 @@ _pack: Final = msgspec.msgpack.Encoder().encode
 _unpack: Final = msgspec.msgpack.Decoder(Iterator).decode
 
 
-def sealed(iterator: Iterator) -> str:
-    """An iterator as text."""
+def sealed(iterator: Iterator, secret: bytes) -> str:
+    """An iterator as text, which only those who know the secret can make."""
     body = _pack(iterator)
-    return urlsafe_b64encode(blake2b(body, digest_size=_SEAL_BYTES).digest() + body).decode()
+    return urlsafe_b64encode(_seal(body, secret) + body).decode()
 
 
-def opened(text: str) -> Iterator:
+def _seal(body: bytes, secret: bytes) -> bytes:
+    return hmac.digest(secret, body, "sha256")[:_SEAL_BYTES]
+
+
+def opened(text: str, secret: bytes, now_ms: int) -> Iterator:
     """The iterator of a text that `sealed` made."""
     try:
         raw = urlsafe_b64decode(text.encode("ascii"))
         seal, body = raw[:_SEAL_BYTES], raw[_SEAL_BYTES:]
-        if seal != blake2b(body, digest_size=_SEAL_BYTES).digest() or urlsafe_b64encode(raw).decode() != text:
+        if not hmac.compare_digest(seal, _seal(body, secret)) or urlsafe_b64encode(raw).decode() != text:
             raise ValueError("not as it was made")
-        return _unpack(body)
+        iterator = _unpack(body)
     except (NotBase64, ValueError, msgspec.DecodeError):
         raise Invalid("Invalid ShardIterator") from None
+    if (
+        not 0 <= iterator.sequence <= limits.POSITION_MAX
+        or not 0 <= iterator.index <= _BEYOND + 1
+        or iterator.at_ms > now_ms + ITERATOR_MS  # a clock may be put back, but not by so much
+    ):
+        raise Invalid("Invalid ShardIterator")
+    return iterator
+
+
+_secrets: Final[WeakKeyDictionary[Database, bytes]] = WeakKeyDictionary()
+
+
+async def _secret(context: Context) -> bytes:
+    """What iterators of this database are sealed with."""
+    secret = _secrets.get(context.db)
+    if secret is None:
+        system = context.as_system()  # whoever may read may have an iterator, though the first one is a write
+        secret = await system.execute(FindSecret()) or await system.execute(MakeSecret())
+        _secrets[context.db] = secret
+    return secret
 
 
 def shard_id(stream: ChangeStream) -> str:
@@ -250,7 +282,8 @@ async def _get_shard_iterator(context: Context, request: Request) -> dict[str, A
         if sequence > log.next:
             raise Invalid(f"Invalid SequenceNumber: {number} is beyond the end of the shard")
     now_ms = context.db.clock.now_ms()
-    return {"ShardIterator": sealed(Iterator(stream.name, stream.label, stream.epoch, sequence, index, now_ms))}
+    iterator = Iterator(stream.name, stream.label, stream.epoch, sequence, index, now_ms)
+    return {"ShardIterator": sealed(iterator, await _secret(context))}
 
 
 async def _after(context: Context, stream: ChangeStream, sequence: int, index: int) -> tuple[int, int]:
@@ -260,14 +293,15 @@ async def _after(context: Context, stream: ChangeStream, sequence: int, index: i
     except (Trimmed, Invalid):
         return sequence, index + 1  # whoever looks at where that is says what is wrong
     for entry in run.entries:
-        if entry.next - 1 == sequence and index < len(change.opened(entry.body).records) - 1:
+        if entry.next - 1 == sequence and index < len(change.skimmed(entry.body).records) - 1:
             return sequence, index + 1
     return sequence + 1, 0
 
 
 async def _get_records(context: Context, request: Request) -> bytes:
-    at = opened(request["ShardIterator"])
     now_ms = context.db.clock.now_ms()
+    secret = await _secret(context)
+    at = opened(request["ShardIterator"], secret, now_ms)
     if now_ms - at.at_ms > ITERATOR_MS:
         raise IteratorExpired("The iterator has expired: it was handed out more than 15 minutes ago")
     limit = request.get("Limit", RECORDS_MAX)
@@ -280,11 +314,18 @@ async def _get_records(context: Context, request: Request) -> bytes:
         raise NotFound(f"Requested resource not found: Stream: {arn} not found") from None
     except Invalid:
         raise Invalid("Invalid ShardIterator") from None
-    records, sequence, index = _records(run, at, limit, context.region)
+    region = context.region
+    if any(len(entry.body) > SKIMMED_BYTES for entry in run.entries):
+        return await context.call(lambda: _page(run, at, limit, region, now_ms, secret))
+    return _page(run, at, limit, region, now_ms, secret)
+
+
+def _page(run: Run, at: Iterator, limit: int, region: str, now_ms: int, secret: bytes) -> bytes:
+    records, sequence, index = _records(run, at, limit, region)
     page = _Page(records)
     if run.stream.closed_ms is None or sequence < run.log.next:
-        stream = run.stream
-        page.next_shard_iterator = sealed(Iterator(stream.name, stream.label, stream.epoch, sequence, index, now_ms))
+        following = msgspec.structs.replace(at, sequence=sequence, index=index, at_ms=now_ms)
+        page.next_shard_iterator = sealed(following, secret)
     return _encode(page)
 
 
@@ -295,12 +336,12 @@ def _records(run: Run, at: Iterator, limit: int, region: str) -> tuple[list[_Rec
     left = PAGE_BYTES
     records: list[_Record] = []
     for entry in run.entries:
-        found = change.opened(entry.body)
         sequence = entry.next - 1
-        seconds = entry.at_ms // 1000
-        identity = _EXPIRY if found.by == TTL else None
         index = at.index if sequence == at.sequence else 0
-        for record in found.records[index:] if index else found.records:
+        by, stored = _stored(entry.body, index)
+        seconds = entry.at_ms // 1000
+        identity = _EXPIRY if by == TTL else None
+        for record in stored:
             left -= record.size
             if records and (left < 0 or len(records) == limit):
                 return records, sequence, index
@@ -310,6 +351,16 @@ def _records(run: Run, at: Iterator, limit: int, region: str) -> tuple[list[_Rec
             records.append(_Record(prefix + number, event, _EVENT_VERSION, _EVENT_SOURCE, region, image, identity))
             index += 1
     return records, max(run.next, at.sequence), 0 if run.next > at.sequence else at.index
+
+
+def _stored(body: bytes, index: int) -> tuple[str, Iterable[change.Stored]]:
+    """Who made a transaction, and its records from `index` on. Those of a large one are decoded when their turn comes,
+    so that a page costs what it holds, not what the transaction does."""
+    if len(body) <= SKIMMED_BYTES:
+        found = change.opened(body)
+        return found.by, found.records[index:] if index else found.records
+    skimmed = change.skimmed(body)
+    return skimmed.by, map(change.record, islice(skimmed.records, index, None))
 
 
 OPERATIONS: Final[dict[str, Operation]] = {

@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from tailrace.errors import Forbidden, Invalid, NotFound, TableNotFound
 from tailrace.http.dynamodb import describe, render
+from tailrace.http.dynamodb.context import Context
 from tailrace.http.dynamodb.shape import (
     INDEX_NAME,
     NAME,
     Boolean,
-    Context,
     Integer,
     ListOf,
     Operation,

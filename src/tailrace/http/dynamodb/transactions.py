@@ -9,10 +9,10 @@ import msgspec
 
 from tailrace.errors import Invalid
 from tailrace.http.dynamodb import parameters, render
+from tailrace.http.dynamodb.context import Context
 from tailrace.http.dynamodb.shape import (
     RETURN_CONSUMED_CAPACITY,
     RETURN_ITEM_COLLECTION_METRICS,
-    Context,
     Item,
     ListOf,
     Operation,
@@ -25,9 +25,10 @@ from tailrace.http.dynamodb.shape import (
 from tailrace.limits import ITEM_BYTES_MAX, MiB
 from tailrace.tables import expression
 from tailrace.tables.commands import CheckItem, DeleteItem, ItemCommand, PutItem, TransactWrite, UpdateItem
+from tailrace.tables.expression import Condition, Update
 from tailrace.tables.messages import ITEM_TOO_LARGE
 from tailrace.tables.queries import GetItem, TransactGet
-from tailrace.tables.value import NAME_BYTES_MAX, check_names, read_item
+from tailrace.tables.value import NAME_BYTES_MAX, check_names, digest, read_item
 
 ACTIONS_MAX: Final = 100
 PAYLOAD_BYTES_MAX: Final = 4 * MiB
@@ -78,9 +79,8 @@ TRANSACT_WRITE_ITEMS: Final = Structure(
 
 async def transact_write_items(context: Context, request: Request) -> dict[str, Any]:
     token = request.get("ClientRequestToken")
-    # Of the request as it came: reading items changes them.
-    digest = b"" if token is None else sha256(_encode(request["TransactItems"])).digest()
     actions: list[ItemCommand] = []
+    parts: list[Any] = []
     payload = 0
     for one in request["TransactItems"]:
         if len(one) != 1:
@@ -90,13 +90,15 @@ async def transact_write_items(context: Context, request: Request) -> dict[str, 
                 else "Invalid Request: TransactWriteRequest should contain Delete or Put or Update request"
             )
         ((kind, fields),) = one.items()
-        action, size = _action(kind, fields)
+        action, part, size = _action(kind, fields, token is not None)
         actions.append(action)
+        parts.append(part)
         payload += size
     if payload > PAYLOAD_BYTES_MAX:
         raise Invalid(_TOO_LARGE)
     told = parameters.capacity(request)
-    batch = await context.execute(TransactWrite(tuple(actions), token, digest, told != "NONE"))
+    meant = b"" if token is None else sha256(_encode(parts)).digest()
+    batch = await context.execute(TransactWrite(tuple(actions), token, meant, told != "NONE", PAYLOAD_BYTES_MAX))
     answer: dict[str, Any] = {}
     if told != "NONE":
         answer["ConsumedCapacity"] = [render.consumed(units, told, split=True) for units in batch.consumed().values()]
@@ -112,9 +114,16 @@ async def transact_write_items(context: Context, request: Request) -> dict[str, 
     return answer
 
 
-def _action(kind: str, fields: Request) -> tuple[ItemCommand, int]:
-    """An action, and how much it adds to the transaction's payload."""
-    table = fields["TableName"]
+def _told_much(request: Request) -> bool:
+    """Whether the answer may hold many items: those whose conditions failed."""
+    actions = request["TransactItems"]
+    return len(actions) > render.ITEMS_AT_ONCE and any(
+        fields.get("ReturnValuesOnConditionCheckFailure") == "ALL_OLD" for one in actions for fields in one.values()
+    )
+
+
+def _action(kind: str, fields: Request, named: bool) -> tuple[ItemCommand, Any, int]:
+    """An action, what a token that names the request stands for, and how much it adds to the transaction's payload."""
     raw = fields["Item" if kind == "Put" else "Key"]
     if "" in raw:
         raise Invalid("Empty attribute name")
@@ -131,14 +140,36 @@ def _action(kind: str, fields: Request) -> tuple[ItemCommand, int]:
     if size > ITEM_BYTES_MAX:
         raise Invalid(ITEM_TOO_LARGE)
     payload = size + (len(_encode(values)) if values else 0)
+    part = None
+    if named:
+        # Equal items are the same request, whatever the order of attributes and of a set's elements.
+        rest = {name: held for name, held in fields.items() if name not in _DIGESTED}
+        read = {name: given.value(name) for name in values or ()}
+        part = [kind, rest, digest(item).hex(), digest(read).hex()]
+    return _command(kind, fields, item, size, update, condition, payload), part, payload
+
+
+_DIGESTED: Final = ("Item", "Key", "ExpressionAttributeValues")
+
+
+def _command(
+    kind: str,
+    fields: Request,
+    item: dict[str, Any],
+    size: int,
+    update: Update | None,
+    condition: Condition | None,
+    carried: int,
+) -> ItemCommand:
+    table = fields["TableName"]
     told = fields.get("ReturnValuesOnConditionCheckFailure") == "ALL_OLD"
     if kind == "Put":
-        return PutItem(table, item, size, condition=condition, on_failure=told), payload
+        return PutItem(table, item, size, condition=condition, on_failure=told, carried=carried)
     if kind == "Delete":
-        return DeleteItem(table, item, condition=condition, on_failure=told), payload
+        return DeleteItem(table, item, condition=condition, on_failure=told, carried=carried)
     if kind == "Update":
-        return UpdateItem(table, item, update, condition=condition, on_failure=told), payload
-    return CheckItem(table, item, condition=condition, on_failure=told), payload
+        return UpdateItem(table, item, update, condition=condition, on_failure=told, carried=carried)
+    return CheckItem(table, item, condition=condition, on_failure=told, carried=carried)
 
 
 # -- reading
@@ -176,7 +207,7 @@ async def transact_get_items(context: Context, request: Request) -> dict[str, An
     gets = tuple(_get(one["Get"]) for one in request["TransactItems"])
     told = parameters.capacity(request)
     got = await context.execute(TransactGet(gets, told != "NONE"))
-    answer: dict[str, Any] = {"Responses": [{} if item is None else {"Item": item} for item in got.items]}
+    answer: dict[str, Any] = {"Responses": [{} if item is None else {"Item": item} for item in render.each(got.items)]}
     if told != "NONE":
         answer["ConsumedCapacity"] = [render.consumed(units, told, split=True) for units in got.consumed.values()]
     return answer
@@ -192,6 +223,12 @@ def _get(fields: Request) -> GetItem:
 
 
 OPERATIONS: Final = {
-    "TransactWriteItems": Operation(TRANSACT_WRITE_ITEMS, transact_write_items),
-    "TransactGetItems": Operation(TRANSACT_GET_ITEMS, transact_get_items),
+    "TransactWriteItems": Operation(
+        TRANSACT_WRITE_ITEMS, transact_write_items, apart=_told_much, pieces=("TransactItems", 1)
+    ),
+    "TransactGetItems": Operation(
+        TRANSACT_GET_ITEMS,
+        transact_get_items,
+        apart=lambda request: len(request["TransactItems"]) > render.ITEMS_AT_ONCE,
+    ),
 }
