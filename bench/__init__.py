@@ -6,6 +6,11 @@
     embedded.py  what is measured of tables from Python, beside the bare sqlite3 module
     tables.py    what is measured of tables over HTTP, beside other servers of the DynamoDB API
     dynamodb.py  requests of that API, and callers that look at every answer
+    topics.py    what is measured of topics, beside Redis Streams and a queue in PostgreSQL
+    queues.py    those servers, started and filled
+    clients.py   one client of each of them
+    workers.py   clients in processes of their own
+    routes.py    what a route costs the write that it belongs to, and its filter alone
     live.py      live readers of streams
     report.py    the tables, the JSON and the section of docs/reference/benchmarks.md
 

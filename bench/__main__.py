@@ -14,15 +14,28 @@ from typing import Any
 import click
 from rich.console import Console
 
-from bench import embedded, rows, tables
+from bench import embedded, routes, rows, tables, topics
 from bench import report as reports
 from bench.machine import describe, probe
+from bench.queues import version_of
 from bench.report import Report, RowResult
 from bench.rows import Row, Settings
-from bench.servers import DURABILITY, NAMES, PEERS, ROOT, Contender, Missing, cores, install_packages, version
+from bench.servers import (
+    DURABILITY,
+    NAMES,
+    PEERS,
+    QUEUE_PEERS,
+    ROOT,
+    Contender,
+    Missing,
+    cores,
+    install_packages,
+    version,
+)
 from tailrace.cli.load import Failed
+from tailrace.errors import Error
 
-ROWS = [*rows.ROWS, *embedded.ROWS, *tables.ROWS]
+ROWS = [*rows.ROWS, *embedded.ROWS, *tables.ROWS, *topics.ROWS, *routes.ROWS]
 OURS = "tailrace"
 
 
@@ -30,7 +43,10 @@ OURS = "tailrace"
 @click.option("--quick", is_flag=True, help="One short repetition: to see that everything works, not for figures.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only rows whose name begins so; may be given again.")
 @click.option(
-    "--server", multiple=True, type=click.Choice([*NAMES, *PEERS]), help="Only these servers; may be given again."
+    "--server",
+    multiple=True,
+    type=click.Choice([*NAMES, *PEERS, *QUEUE_PEERS]),
+    help="Only these servers; may be given again.",
 )
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every sample to this file.")
 @click.option("--markdown", type=click.Path(path_type=Path, exists=True), help="Put the figures between its markers.")
@@ -69,7 +85,7 @@ def main(
 
 def measure(wanted: list[Row[Any]], only: tuple[str, ...], settings: Settings, quick: bool, console: Console) -> Report:
     names = {name for row in wanted for name in row.contenders if not only or name in only}
-    if names - {OURS, *embedded.STORES}:
+    if names & {*NAMES, *PEERS} - {OURS}:
         try:
             install_packages()
         except Failed as error:
@@ -81,7 +97,9 @@ def measure(wanted: list[Row[Any]], only: tuple[str, ...], settings: Settings, q
     (ROOT / ".bench-data" / ".gitignore").write_text("*\n")
     data = ROOT / ".bench-data" / str(os.getpid())
     data.mkdir()
+    settings.client_cores = os.sched_getaffinity(0)
     settings.server_core, client_core = cores()
+    settings.client_cores = settings.client_cores - settings.server_core or client_core
     settings.data = data
     os.sched_setaffinity(0, client_core)
     if settings.server_core == client_core:
@@ -95,11 +113,7 @@ def measure(wanted: list[Row[Any]], only: tuple[str, ...], settings: Settings, q
             repetitions=settings.repetitions,
             seconds=settings.seconds,
             reference=version("reference"),
-            peers={
-                name: f"{version(name)}; {DURABILITY[name]}" if name in PEERS else DURABILITY[name]
-                for name in (OURS, *PEERS)
-                if not names.isdisjoint(PEERS) and name in names
-            },
+            peers=promises(names),
         )
         console.print(f"disk: {reports.disk_text(report.disk)}", highlight=False)
         for row in wanted:
@@ -111,6 +125,14 @@ def measure(wanted: list[Row[Any]], only: tuple[str, ...], settings: Settings, q
         with suppress(OSError):  # another run may be under way
             (ROOT / ".bench-data" / ".gitignore").unlink()
             (ROOT / ".bench-data").rmdir()
+
+
+def promises(names: set[str]) -> dict[str, str]:
+    """The servers beside us with their versions, and what each does when it acknowledges a write."""
+    found: dict[str, str] = {}
+    for kinds, version_in in ((PEERS, version), (QUEUE_PEERS, version_of)):
+        found |= {name: f"{version_in(name)}; {DURABILITY[name]}" for name in kinds if name in names}
+    return {OURS: DURABILITY[OURS]} | found if found else {}
 
 
 def one_row(row: Row[Any], only: tuple[str, ...], settings: Settings, console: Console) -> RowResult:
@@ -147,7 +169,7 @@ def attempt(result: RowResult, contender: Contender, row: Row[Any], *, first: bo
             result.samples.setdefault(contender.name, []).append(row.measure(contender))
     except Missing as error:
         result.missing[contender.name] = str(error)
-    except (Failed, OSError, EOFError) as error:
+    except (Failed, Error, OSError, EOFError) as error:
         result.failed[contender.name] = told(error)
     finally:
         contender.pause()

@@ -55,10 +55,11 @@ def template(operation: str, body: object, *blanks: object) -> Callable[[tuple[o
 
 
 class Api:
-    """One blocking connection to a server of the DynamoDB API."""
+    """One blocking connection to a server of the DynamoDB API, and one table there."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, table: str = TABLE) -> None:
         self._session = Session(address)
+        self._table = table
 
     def __enter__(self) -> Api:
         return self
@@ -76,7 +77,7 @@ class Api:
     def create_table(self, keys: Sequence[str], view: str | None = None) -> None:
         """Make the table, with a change stream if a view is given, and wait until it is there."""
         members: dict[str, object] = {
-            "TableName": TABLE,
+            "TableName": self._table,
             "AttributeDefinitions": [{"AttributeName": name, "AttributeType": "S"} for name in keys],
             "KeySchema": [
                 {"AttributeName": name, "KeyType": role} for name, role in zip(keys, ("HASH", "RANGE"), strict=False)
@@ -87,7 +88,7 @@ class Api:
             members["StreamSpecification"] = {"StreamEnabled": True, "StreamViewType": view}
         self.call("CreateTable", **members)
         patience = time.monotonic() + ACTIVE_TIMEOUT_S
-        while self.call("DescribeTable", TableName=TABLE)["Table"]["TableStatus"] != "ACTIVE":
+        while self.call("DescribeTable", TableName=self._table)["Table"]["TableStatus"] != "ACTIVE":
             if time.monotonic() > patience:
                 raise Failed(f"the table is not there after {ACTIVE_TIMEOUT_S:g} s")
             time.sleep(0.02)
@@ -97,11 +98,11 @@ class Api:
             batch = items[first : first + BATCH_ITEMS_MAX]
             while batch:
                 puts = [{"PutRequest": {"Item": item}} for item in batch]
-                left = self.call("BatchWriteItem", RequestItems={TABLE: puts}).get("UnprocessedItems") or {}
-                batch = [one["PutRequest"]["Item"] for one in left.get(TABLE, ())]
+                left = self.call("BatchWriteItem", RequestItems={self._table: puts}).get("UnprocessedItems") or {}
+                batch = [one["PutRequest"]["Item"] for one in left.get(self._table, ())]
 
     def scan(self) -> Iterator[Typed]:
-        members: dict[str, object] = {"TableName": TABLE, "ConsistentRead": True}
+        members: dict[str, object] = {"TableName": self._table, "ConsistentRead": True}
         while True:
             page = self.call("Scan", **members)
             yield from page["Items"]
@@ -112,7 +113,7 @@ class Api:
 
     def shard_iterators(self) -> list[str]:
         """Where each shard of the table's stream begins, the oldest shard first."""
-        arn = self.call("DescribeTable", TableName=TABLE)["Table"]["LatestStreamArn"]
+        arn = self.call("DescribeTable", TableName=self._table)["Table"]["LatestStreamArn"]
         shards = self.call("DescribeStream", StreamArn=arn)["StreamDescription"]["Shards"]
         return [
             self.call("GetShardIterator", StreamArn=arn, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON")[

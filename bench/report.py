@@ -21,13 +21,15 @@ from rich.table import Table
 
 from bench.machine import Disk, Machine
 from bench.rows import Line, Sample
-from bench.servers import PEERS
+from bench.servers import PEERS, QUEUE_PEERS
 
 OURS: Final = "tailrace"
 GROUPS: Final = {  # the tables of a report: what each is called, and who stands in it
     "streams": ("Streams, beside the reference server", ("reference",)),
     "embedded": ("Tables from Python, beside the bare sqlite3 module", ("sqlite3", "sqlite3+json")),
     "tables": ("Tables over HTTP, beside other servers of the DynamoDB API", PEERS),
+    "topics": ("Topics over HTTP, beside Redis Streams and a queue in PostgreSQL", QUEUE_PEERS),
+    "routes": ("Routes from tables to topics", ("duckdb",)),
 }
 BEGIN: Final = "<!-- bench: begin; written by `python -m bench --markdown`, do not edit -->"
 END: Final = "<!-- bench: end -->"
@@ -214,11 +216,15 @@ def warnings(report: Report) -> list[str]:
     """Why a figure may be too low for reasons that are not the server's."""
     found = []
     for row in report.rows:
-        client, others = row.figure(OURS, "client"), row.figure(OURS, "others")
-        if client is not None and client > 90:
-            found.append(f"{row.name}: the load generator was {client:.0f} % busy and may be what was measured")
-        if others is not None and others > 10:
-            found.append(f"{row.name}: others took {others:.0f} % of the server's core")
+        for name in (OURS, *row.others):
+            client, others = row.figure(name, "client"), row.figure(name, "others")
+            whose = "" if name == OURS else f" of {name}"
+            if client is not None and client > 90:
+                found.append(
+                    f"{row.name}: the load generator{whose} was {client:.0f} % busy and may be what was measured"
+                )
+            if others is not None and others > 10:
+                found.append(f"{row.name}: others took {others:.0f} % of the core{whose or ' of the server'}")
     return found
 
 

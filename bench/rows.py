@@ -49,7 +49,9 @@ class Settings:
     rounds: int = 15  # over the views
     round_batches: int = 40  # in each of them: enough that every view has its share of checkpoints
     peer_warmup_s: float = 4.0  # before the first sample: a JVM compiles what it finds to be hot
+    messages: int = 200_000  # in a queue that is consumed
     server_core: set[int] = field(default_factory=set)
+    client_cores: set[int] = field(default_factory=set)  # of clients in processes of their own
     data: Path = Path()
 
     @classmethod
@@ -57,6 +59,7 @@ class Settings:
         return cls(
             repetitions=1, seconds=1.0, warmup_s=0.3, catch_up_bytes=10 * MB,
             short_s=0.5, items=400, records=600, changes=50_000, rounds=2, round_batches=20, peer_warmup_s=0.2,
+            messages=20_000,
         )  # fmt: skip
 
 

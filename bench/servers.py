@@ -20,6 +20,7 @@ HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parent
 NAMES: Final = ("tailrace", "reference")
 PEERS: Final = ("dynalite", "dynamodb-local", "dynoxide")
+QUEUE_PEERS: Final = ("redis", "redis-bare", "postgresql")  # see queues.py and clients.py
 DYNOXIDE: Final = HERE / ".cargo" / "bin" / "dynoxide"
 DYNOXIDE_VERSION: Final = "3.2.0"  # of the crate; its command calls itself by another number
 INSTALL_DYNOXIDE: Final = (
@@ -33,6 +34,9 @@ DURABILITY: Final = {
     "dynalite": "LevelDB without sync: nothing is synced, what was acknowledged can be lost with the power",
     "dynamodb-local": "SQLite with a rollback journal: each write in a transaction of its own, synced",
     "dynoxide": "SQLite, WAL, at its default synchronous=FULL: each write in a transaction of its own, synced",
+    "redis": "appendonly, appendfsync always: an answer is sent after the fdatasync of what it acknowledges",
+    "redis-bare": "the same server, with a client that is as plain as the one of Tailrace",
+    "postgresql": "fsync and synchronous_commit on: a commit is acknowledged after its WAL was synced",
 }
 
 

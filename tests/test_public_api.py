@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_what_the_package_gives() -> None:
     tables = ["AsyncTable", "Change", "Check", "Delete", "Get", "Index", "Put", "Table", "Update"]
     sort_conditions = ["begins_with", "between", "eq", "ge", "gt", "le", "lt"]
-    assert sorted(tailrace.__all__) == sorted(["Database", "open", *tables, *sort_conditions])
+    topics = ["Consumer", "Message", "Outgoing", "Producer"]
+    assert sorted(tailrace.__all__) == sorted(["Database", "open", *tables, *sort_conditions, *topics])
     assert tailrace.Database is Database
     for name in tailrace.__all__:
         assert getattr(tailrace, name).__doc__
@@ -30,7 +31,9 @@ def test_open() -> None:
 
 def test_the_methods_of_a_database() -> None:
     public = {name for name, value in vars(Database).items() if not name.startswith("_")}
-    assert public == {"execute", "aexecute", "stopped", "attach", "aclose", "close", "sweep", "trouble", "waiting"}
+    assert public == {
+        "execute", "aexecute", "sql", "stopped", "attach", "aclose", "close", "sweep", "trouble", "waiting",
+    }  # fmt: skip
     for_tables = {name for name in vars(TableOperations) if not name.startswith("_")} - {"execute", "aexecute"}
     made = {"create_table", "table", "tables", "drop_table", "batch_write", "transact_write", "transact_get"}
     assert for_tables == made | {"aio", "followers"}

@@ -23,6 +23,7 @@ from tailrace.streams.stream import DEADLINES, OWNER, RETAINED, STREAMS, Stream,
 from tailrace.subscriptions.subscription import COUNT as SUBSCRIPTION_COUNT
 from tailrace.subscriptions.subscription import LINKS, SUBSCRIPTIONS
 from tailrace.tables.check import check_tables
+from tailrace.topics.check import check_topics
 
 Progress = Callable[[str, int, int], None]
 
@@ -38,6 +39,8 @@ class Report(msgspec.Struct):
     tables: int = 0
     items: int = 0
     records: int = 0  # in change streams
+    topics: int = 0
+    messages: int = 0  # in topics
 
 
 def check_database(path: str | os.PathLike[str], *, on_progress: Progress | None = None) -> Report:
@@ -71,6 +74,9 @@ def check_rows(reader: Reader, report: Report, on_progress: Progress) -> None:
     looked = check_tables(reader, on_progress)
     report.findings += looked.findings
     report.tables, report.items, report.records = looked.tables, looked.items, looked.records
+    topics = check_topics(reader)
+    report.findings += topics.findings
+    report.topics, report.messages = topics.topics, topics.messages
 
 
 def _check_counters(reader: Reader, logs: dict[int, Log]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """How a server is set up: `tailrace.toml`, then the environment, then the command line; the later wins.
 
-Every setting is a field of `Config`; ``TAILRACE_<FIELD>`` in the environment sets it too.
+Every setting is a field of `Config`; ``TAILRACE_<FIELD>`` in the environment sets it too. Fields of a section, which
+the file has as ``[topics]``, are ``TAILRACE_TOPICS_<FIELD>`` there. Outside issuers only the file can have.
 """
 
 from __future__ import annotations
@@ -8,18 +9,50 @@ from __future__ import annotations
 import math
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from tailrace import limits
+from tailrace.access import ROLES
 from tailrace.errors import Invalid
 
 DEFAULT_PORT = 4437
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class Topics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The section `[topics]`; its names are without units because others chose them."""
+
+    default_consume_timeout: float = limits.CONSUME_TIMEOUT_S  # seconds a consume waits for messages, unless told
+    max_consume_timeout: float = limits.CONSUME_TIMEOUT_S_MAX  # and the most it can be told
+    allow_user_role_consume: bool = False  # whether the role user may consume and acknowledge
+
+
+class Issuer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of `[[auth.issuers]]`: somebody else whose tokens are taken."""
+
+    issuer: str  # the claim iss
+    jwks_url: str  # where its keys are; https, or http on this machine
+    audience: str  # what the claim aud must hold
+    name_claim: str = "sub"  # which claim names the principal
+    role_claim: str = "role"  # which one has the role, or several
+    roles: dict[str, str] = {}  # their word to our role; empty: they use our words
+    default_role: str | None = None  # of those whose claim says nothing known; None: they are refused
+    link_users: bool = False  # a token that bears a user's name is that user; otherwise it is refused
+
+
+class Auth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The section `[auth]`."""
+
+    access_token_s: int = 3_600  # how long the token of a login lasts
+    refresh_token_s: int = 7 * 24 * 3_600  # and how long it can be refreshed after that was last done
+    issuers: tuple[Issuer, ...] = ()
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,6 +72,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     webhook_allow_private: bool = False  # let webhooks go to private addresses; loopback by http is always let in --dev
     log_format: str = "text"  # one of LOG_FORMATS
     log_level: str = "info"  # one of LOG_LEVELS
+    topics: Topics = Topics()
+    auth: Auth = Auth()
+
+
+SECTIONS: dict[str, type[msgspec.Struct]] = {"topics": Topics, "auth": Auth}
 
 
 def load(path: str | None = None, *, environ: Mapping[str, str] = os.environ, **given: Any) -> Config:
@@ -50,10 +88,14 @@ def load(path: str | None = None, *, environ: Mapping[str, str] = os.environ, **
             settings.update(tomllib.loads(file.read_text()))
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise Invalid(f"cannot read the settings in {str(file)!r}: {error}") from error
-    for field in msgspec.structs.fields(Config):
-        text = environ.get(f"TAILRACE_{field.name.upper()}")
-        if text is not None:
-            settings[field.name] = text
+    for section, name in _names():
+        text = environ.get(f"TAILRACE_{section}_{name}".upper() if section else f"TAILRACE_{name}".upper())
+        if text is None:
+            continue
+        if not section:
+            settings[name] = text
+        elif isinstance(inner := settings.setdefault(section, {}), dict):
+            inner[name] = text
     settings.update({name: value for name, value in given.items() if value is not None})
     try:
         config = msgspec.convert(settings, Config, strict=False)
@@ -62,22 +104,72 @@ def load(path: str | None = None, *, environ: Mapping[str, str] = os.environ, **
     return _checked(config)
 
 
+def _names() -> Iterator[tuple[str, str]]:
+    """Section (or nothing) and name of each setting that the environment can have."""
+    for field in msgspec.structs.fields(Config):
+        inner = SECTIONS.get(field.name)
+        if inner is None:
+            yield "", field.name
+        else:
+            yield from ((field.name, each.name) for each in msgspec.structs.fields(inner) if each.name != "issuers")
+
+
 def _checked(config: Config) -> Config:
     if not 0 <= config.port <= 65535:
         raise Invalid(f"port {config.port} is out of range; use 0 (any free one) to 65535")
     if (config.tls_certificate is None) != (config.tls_key is None):
         raise Invalid("TLS needs both tls_certificate and tls_key; give the other one too")
-    if config.dev and config.host not in ("127.0.0.1", "::1", "localhost"):
+    if config.dev and config.host not in LOOPBACK:
         raise Invalid(
             f"--dev lets everyone in, so it listens on loopback only, not on {config.host!r}; "
             f"leave --dev out and set a token to serve others"
         )
-    if not config.dev and not config.token:
-        raise Invalid("nobody could be let in: set a token (TAILRACE_TOKEN) or use --dev on this machine")
     for name in ("long_poll_timeout_s", "sse_recycle_s", "page_bytes", "body_bytes_max", "connections_max"):
-        if not 0 < getattr(config, name) < math.inf:
-            raise Invalid(f"{name} must be a finite number above 0, not {getattr(config, name)}")
+        _check_positive(name, getattr(config, name))
     for name, known in (("log_format", LOG_FORMATS), ("log_level", LOG_LEVELS)):
         if getattr(config, name) not in known:
             raise Invalid(f"{name} {getattr(config, name)!r} is unknown; use {', '.join(known)}")
+    _check_topics(config.topics)
+    _check_positive("auth.access_token_s", config.auth.access_token_s)
+    _check_positive("auth.refresh_token_s", config.auth.refresh_token_s)
+    for issuer in config.auth.issuers:
+        _check_issuer(issuer)
+    names = [issuer.issuer for issuer in config.auth.issuers]
+    if len(set(names)) != len(names):
+        raise Invalid("auth.issuers has the same issuer twice; leave one of them")
     return config
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise Invalid(f"{name} must be a finite number above 0, not {value}")
+
+
+def _check_topics(topics: Topics) -> None:
+    longest = topics.max_consume_timeout
+    if not 0 < longest <= limits.CONSUME_TIMEOUT_S_MAX:
+        raise Invalid(
+            f"topics.max_consume_timeout must be above 0 and at most {limits.CONSUME_TIMEOUT_S_MAX:g} seconds, "
+            f"not {longest}"
+        )
+    if not 0 <= topics.default_consume_timeout <= longest:
+        raise Invalid(
+            f"topics.default_consume_timeout must be 0 to max_consume_timeout ({longest:g}), "
+            f"not {topics.default_consume_timeout}"
+        )
+
+
+def _check_issuer(issuer: Issuer) -> None:
+    where = f"auth.issuers, {issuer.issuer!r}"
+    if not issuer.issuer or issuer.issuer == "tailrace":
+        raise Invalid(f"{where}: issuer must be what the tokens have as iss, and not 'tailrace', which is this server")
+    if not issuer.audience:
+        raise Invalid(f"{where}: audience is empty; name what the tokens are made for, or any token of theirs would do")
+    url = urlsplit(issuer.jwks_url)
+    if not url.hostname or not (url.scheme == "https" or (url.scheme == "http" and url.hostname in LOOPBACK)):
+        raise Invalid(f"{where}: jwks_url {issuer.jwks_url!r} must be https, or http on this machine")
+    for role in (*issuer.roles.values(), *(() if issuer.default_role is None else (issuer.default_role,))):
+        if role not in ROLES:
+            raise Invalid(f"{where}: there is no role {role!r}; use {', '.join(ROLES)}")
+        if role == "system":
+            raise Invalid(f"{where}: the role system is not given to outsiders; use dba at most")

@@ -6,11 +6,12 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
 from tailrace.access import SYSTEM, Principal
+from tailrace.auth.audit import admit
 from tailrace.clock import Clock
 from tailrace.command import Command, Query
 from tailrace.completion import Completion
@@ -19,13 +20,22 @@ from tailrace.errors import Error, Invalid, Unavailable
 from tailrace.log.tail import HOUSEKEEPING, Tail
 from tailrace.metrics import Metrics
 from tailrace.runner import Runner
+from tailrace.sql.result import Result
 from tailrace.storage.engine import Engine
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.streams.sweep import Due, Expire, FindDue, Probe, Reclaim, Trim
 from tailrace.tables import sweep as tables
+from tailrace.topics import sweep as topics
+from tailrace.topics.router import route
 
 T = TypeVar("T")
 logger = logging.getLogger("tailrace.database")
+
+
+class Answer(Result):
+    """The result of the last of some statements; `results` has those of all."""
+
+    results: list[Result] = []
 
 
 class Database(TableOperations):
@@ -36,7 +46,7 @@ class Database(TableOperations):
         self.metrics = Metrics()
         self.tail = Tail()
         self._engine = engine
-        self._runner = Runner(engine, self.clock, self.tail, self.metrics)
+        self._runner = Runner(engine, self.clock, self.tail, self.metrics, route)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # the loop's
         self._attaching = threading.Lock()
@@ -44,6 +54,7 @@ class Database(TableOperations):
         self._work = threading.Event()  # set when a commit has left work for the housekeeping
         self._tables_after: tables.Place | None = None  # how far the housekeeping has looked
         self._streams_after: str | None = None
+        self._topics_after: int | None = None
         self._housekeeper: threading.Thread | None = None
         if housekeeping_s is not None:
             self.tail.subscribe(HOUSEKEEPING, lambda notices: self._work.set())
@@ -56,22 +67,28 @@ class Database(TableOperations):
 
     def execute(self, command: Command[T] | Query[T], principal: Principal = SYSTEM) -> T:
         """Run a command or a query; from any thread but an event loop's."""
-        if command.permission not in principal.permissions:
-            raise principal.refusal(command.permission, type(command).__name__)
+        audit = None
+        if command.permission not in principal.plain:
+            command, audit = admit(command, principal)
         if isinstance(command, Query):
             return self._query(command)
-        return self._runner.execute(command, principal.name)
+        if audit is None:
+            return self._runner.execute(command, principal.name)
+        with audit:
+            return self._runner.execute(command, principal.name)
 
     def aexecute(self, command: Command[T] | Query[T], principal: Principal = SYSTEM) -> Awaitable[T]:
         """Run a command or a query; await the result on the event loop."""
-        if command.permission not in principal.permissions:
-            raise principal.refusal(command.permission, type(command).__name__)
+        audit = None
+        if command.permission not in principal.plain:
+            command, audit = admit(command, principal)
         # Asking asyncio which loop runs here takes longer than all the rest of this.
         if self._loop is None or self._thread != threading.get_ident() or not self._loop.is_running():
             self._attach_here()
         completion: Completion[T] = Completion(self._loop)
         if isinstance(command, Command):
-            self._runner.submit(command, completion.set, principal.name)
+            done = completion.set if audit is None else audit.then(completion.set)
+            self._runner.submit(command, done, principal.name)
             return completion
         if self._engine.blocking:
             assert self._loop is not None
@@ -86,6 +103,19 @@ class Database(TableOperations):
         self.metrics.queries += 1
         with self._engine.reader(self.clock.now_ms(), single=query.single) as reader:
             return query.run(reader)
+
+    def sql(self, text: str, params: Sequence[Any] = (), principal: Principal = SYSTEM) -> Answer:
+        """Run SQL statements, each a transaction of its own; the result of the last, with `results` of all. The first
+        that fails ends the run: its error has `line`, `column`, and `done`, the results of those before it.
+
+        >>> db.sql("SELECT * FROM orders WHERE amount > ?", [10]).rows
+        [{'id': 'o-1', 'amount': 12}]
+        """
+        from tailrace.sql.session import Session  # what it needs takes long to import, and few ask
+
+        results = Session(lambda asked: self.execute(asked, principal)).run(text, params)
+        last = results[-1] if results else Result("")
+        return Answer(last.statement, last.columns, last.rows, last.row_count, last.message, last.facts, results)
 
     # -- life
 
@@ -161,7 +191,8 @@ class Database(TableOperations):
 
     def sweep(self) -> int:
         """Do all housekeeping that is due; how many steps it took."""
-        return self._sweep_tables() + self._sweep_streams()  # what tables let go of is in logs, like what streams do
+        # What tables and topics let go of is in logs, like what streams do: those are last.
+        return self._sweep_tables() + self._sweep_topics() + self._sweep_streams()
 
     def _sweep_tables(self) -> int:
         steps, after = 0, None
@@ -169,6 +200,17 @@ class Database(TableOperations):
             due = self.execute(tables.FindDue(after))
             steps += self._do_tables(due)
             if not due.trims:  # else the same change streams may have more to trim
+                after = due.looked_at
+            if not due and after is None:
+                break
+        return steps
+
+    def _sweep_topics(self) -> int:
+        steps, after = 0, None
+        while not self._closing.is_set():
+            due = self.execute(topics.FindDue(after))
+            steps += self._do_topics(due)
+            if not due.trims:  # else the same topics may have more to trim
                 after = due.looked_at
             if not due and after is None:
                 break
@@ -198,6 +240,11 @@ class Database(TableOperations):
             self.metrics.trimmed += 1
         return steps
 
+    def _do_topics(self, due: topics.Due) -> int:
+        for trim in due.trims:
+            self.metrics.messages_trimmed += self.execute(trim)
+        return len(due.trims)
+
     def _expire(self, expiry: tables.ExpireItems) -> bool:
         expired = self.execute(expiry)
         self.metrics.items_expired += expired.items
@@ -221,7 +268,7 @@ class Database(TableOperations):
             self._work.clear()  # before looking: what comes while we look is looked at in the next round
             if self._closing.is_set():
                 return
-            for keep in (self._probe, self._keep_tables, self._keep_streams):
+            for keep in (self._probe, self._keep_tables, self._keep_topics, self._keep_streams):
                 try:
                     keep()
                 except Unavailable as error:
@@ -241,6 +288,11 @@ class Database(TableOperations):
             due = self.execute(tables.FindDue(self._tables_after))
             self._do_tables(due)
             self._tables_after, more = due.looked_at, due.more
+
+    def _keep_topics(self) -> None:
+        due = self.execute(topics.FindDue(self._topics_after))
+        self._do_topics(due)
+        self._topics_after = due.looked_at
 
     def _keep_streams(self) -> None:
         more = True

@@ -23,7 +23,8 @@ Error
 │   └── IteratorExpired      a shard iterator is too old
 ├── TooLarge 413
 ├── TooMany 429
-│   └── LimitExceeded        of tables, indexes, tags: more than a database may have
+│   ├── LimitExceeded        of tables, indexes, tags: more than a database may have
+│   └── Slowed               too many wrong passwords; carries how long to wait
 ├── Unavailable 503          try again; nothing was written, or the outcome is unknown and a retry is safe
 └── Corrupt 500              stops the writer
 
@@ -33,6 +34,7 @@ protocol adds (headers, body shape) lives in `http/errors.py` alone.
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 
@@ -201,6 +203,14 @@ class TooMany(Error):
 
 class LimitExceeded(TooMany):
     code = "LIMIT_EXCEEDED"
+
+
+class Slowed(TooMany):
+    code = "TOO_MANY_ATTEMPTS"
+
+    def __init__(self, wait_s: float) -> None:
+        self.retry_after_s = max(1, math.ceil(wait_s))
+        super().__init__(f"too many attempts with wrong credentials; wait {self.retry_after_s} s and try again")
 
 
 class Unavailable(Error):

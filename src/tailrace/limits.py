@@ -66,6 +66,22 @@ CURSOR_NAME_BYTES_MAX: Final = 256
 HOLD_BYTES: Final = 1024 * MiB  # how much a cursor keeps from being trimmed, unless told
 HOLD_BYTES_MAX: Final = 2**53 - 1  # and what it can be told: what JavaScript counts exactly
 
+# -- topics
+TOPICS_MAX: Final = 10_000
+PARTITIONS_MAX: Final = 1_024  # of one topic: each is a log of its own
+ROUTES_MAX: Final = 100  # of one table: each costs every write of it
+GROUPS_MAX: Final = 1_000  # of one topic
+TOPIC_NAME_CHARACTERS_MAX: Final = 255
+GROUP_NAME_BYTES_MAX: Final = 256  # also a consumer's
+MESSAGE_BYTES_MAX: Final = 8 * MiB  # a published message
+PUBLISH_MESSAGES_MAX: Final = 1_000  # in one request
+CONSUME_MESSAGES_MAX: Final = 10_000  # in one answer
+CONSUME_BYTES: Final = 1 * MiB  # of messages in one answer, or one message; the next one has the rest
+VISIBILITY_MS_MIN: Final = 100
+VISIBILITY_MS_MAX: Final = 12 * 3600 * 1000  # how long a message may be held, or kept back
+CONSUME_TIMEOUT_S: Final = 30.0  # how long a consume waits for messages, unless told
+CONSUME_TIMEOUT_S_MAX: Final = 300.0  # and what it can be told
+
 # -- the writer
 WRITE_QUEUE_MAX: Final = 16_384  # commands waiting for the next commit; more is 503
 WRITE_QUEUE_BYTES_MAX: Final = 256 * MiB  # and the bytes they carry

@@ -1,10 +1,15 @@
-"""What is counted. Plain attributes, so that counting costs nothing; read when somebody asks."""
+"""What is counted. Plain attributes, so that counting costs nothing; read when somebody asks.
+
+Three tables name all there is: NAMES and HISTOGRAMS are attributes of `Metrics`; LABELLED is read from the database
+when somebody asks, for each partition or consumer group.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Final
 
-# name -> (kind, what it says); every attribute of Metrics is listed here and in docs/reference/metrics.md.
+# name -> (kind, what it says); every attribute of Metrics is listed here or below, and in docs/reference/metrics.md.
 NAMES: Final = {
     "commits": ("counter", "Durable commits."),
     "commands": ("counter", "Commands that took part in a commit, failed ones included."),
@@ -15,10 +20,15 @@ NAMES: Final = {
     "entries": ("counter", "Entries appended to logs."),
     "entry_bytes": ("counter", "Bytes of the entries appended."),
     "live_readers": ("gauge", "Readers that wait for new entries (long-poll and SSE)."),
+    "consumers_waiting": ("gauge", "Of those, consumers that wait for messages of a topic."),
     "frames": ("counter", "Frames sent to live readers."),
+    "published": ("counter", "Messages published to topics over HTTP. What routes make of table writes is not in it."),
+    "consumed": ("counter", "Messages delivered to consumers over HTTP, each time."),
+    "acked": ("counter", "Messages acknowledged over HTTP."),
     "expired": ("counter", "Streams deleted because they expired."),
     "items_expired": ("counter", "Items deleted because they expired (TTL)."),
     "trimmed": ("counter", "Times a stream was trimmed by its retention."),
+    "messages_trimmed": ("counter", "Messages removed from topics by their retention."),
     "wakes": ("counter", "Subscription wakes issued."),
     "webhooks": ("counter", "Webhook deliveries tried."),
     "webhooks_failed": ("counter", "Webhook deliveries that failed and are retried."),
@@ -28,6 +38,45 @@ NAMES: Final = {
     "failures": ("counter", "Requests answered 500: bugs of ours."),
     "readers_dropped": ("counter", "Live readers dropped because they did not keep up."),
 }
+
+# name -> what it says
+HISTOGRAMS: Final = {
+    "delivery_seconds": "From a message's commit to its first delivery to a consumer over HTTP.",
+    "consume_seconds": "How long requests to consume took, their waiting for messages included.",
+}
+# Upper bounds in seconds, from what a commit takes to what a request may wait.
+BUCKETS: Final = (
+    0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0,
+)  # fmt: skip
+
+_GROUP: Final = ("topic", "group", "partition")
+# name -> (kind, what it says, labels)
+LABELLED: Final = {
+    "topic_messages": ("gauge", "Messages that a partition holds.", ("topic", "partition")),
+    "topic_bytes": ("gauge", "Bytes of the messages that a partition holds.", ("topic", "partition")),
+    "topic_appended": ("counter", "Messages that a partition ever got.", ("topic", "partition")),
+    "group_lag": ("gauge", "Messages that a group has not acknowledged.", _GROUP),
+    "group_in_flight": ("gauge", "Messages that a group's consumers hold.", _GROUP),
+    "group_delivered": ("counter", "Messages delivered to a group, each time.", _GROUP),
+    "group_redelivered": ("counter", "Messages delivered to a group, and not for the first time.", _GROUP),
+    "group_lost": ("counter", "Messages that retention removed before a group acknowledged them.", _GROUP),
+}
+SERIES_MAX: Final = 2_000  # partitions, and groups in partitions, that are told of one by one
+CUT: Final = ("series_cut", "1 if there are more partitions or groups than are told of, of either.")
+
+
+class Histogram:
+    """How often a duration was within each of the bounds; the last count is of what is beyond all."""
+
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BUCKETS) + 1)
+        self.sum_s = 0.0
+
+    def observe(self, seconds: float, times: int = 1) -> None:
+        self.counts[bisect_left(BUCKETS, seconds)] += times
+        self.sum_s += seconds * times
 
 
 class Metrics:
@@ -43,10 +92,17 @@ class Metrics:
         self.entries = 0
         self.entry_bytes = 0
         self.live_readers = 0
+        self.consumers_waiting = 0
         self.frames = 0
+        self.published = 0
+        self.consumed = 0
+        self.acked = 0
+        self.delivery_seconds = Histogram()
+        self.consume_seconds = Histogram()
         self.expired = 0
         self.items_expired = 0
         self.trimmed = 0
+        self.messages_trimmed = 0
         self.wakes = 0
         self.webhooks = 0
         self.webhooks_failed = 0

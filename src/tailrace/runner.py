@@ -104,8 +104,11 @@ class _Batch:
 class Runner:
     """The writer of one database."""
 
-    def __init__(self, engine: Engine, clock: Clock, tail: Tail, metrics: Metrics) -> None:
+    def __init__(
+        self, engine: Engine, clock: Clock, tail: Tail, metrics: Metrics, router: Callable[..., None] | None = None
+    ) -> None:
         self._engine = engine
+        self._router = router
         self._clock = clock
         self._tail = tail
         self._metrics = metrics
@@ -259,6 +262,7 @@ class Runner:
             if self._stopped is not None:
                 raise self._stopped
             tx = batch.tx = self._engine.begin(self._clock.now_ms())
+            tx.router = self._router
             failpoints.hit("batch.begun")
             for number, job in enumerate(batch.jobs, start=1):
                 try:

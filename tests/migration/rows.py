@@ -13,6 +13,7 @@ from typing import Any
 import apsw
 
 from tailrace.auth.keys import CreateAccessKey
+from tailrace.auth.users import CreateUser
 from tailrace.clock import ManualClock
 from tailrace.database import Database
 from tailrace.storage.sqlite import FILE, SqliteEngine, migrations
@@ -24,6 +25,8 @@ from tailrace.tables import schema, streams, value
 from tailrace.tables.commands import DeleteItem, PutItem, TransactWrite
 from tailrace.tables.definition import Attribute
 from tailrace.tables.lifecycle import CreateTable, DeleteTable, SetTimeToLive, UpdateTable
+from tailrace.topics.commands import AddSource, CreateTopic, DropTopic, Options, Outgoing, Publish
+from tailrace.topics.consuming import Ack, Consume, Nack
 
 HERE = Path(__file__).parent
 STREAMS = ["closed", "fork", "json", "retained", "source", "ttl"]
@@ -37,7 +40,7 @@ def rows_file(version: int) -> Path:
 def fill(directory: str) -> None:
     """One of everything: streams of each kind, a fork, a producer, a trimmed and a dropped log, a subscription; tables
     with items of each type, indexes (one being filled), expiry and change streams (one closed), what a dropped table
-    leaves, a cursor, a token, an access key."""
+    leaves, a cursor, a token, an access key; topics with routes, messages and a group; a user."""
     clock = ManualClock()
     db = Database(SqliteEngine(directory), clock=clock, housekeeping_s=None)
     do = db.execute
@@ -55,7 +58,9 @@ def fill(directory: str) -> None:
     do(Append("retained", b"abcd", "text/plain"))
     settings = Settings(kind="pull-wake", streams=("source", "ttl"), wake_stream="json")
     do(PutSubscription("workers", settings, "http://localhost:4437"))
+    make_topics(db)
     fill_tables(db)
+    fill_topics(db)
     db.sweep()
     do(Create("gone", "text/plain", b"x"))
     do(Delete("gone"))
@@ -95,6 +100,7 @@ def fill_tables(db: Database) -> None:
     )
     do(CreateTable(orders))
     do(CreateTable(lines))
+    do(AddSource("app.places", "orders", 0, "total > 1", "status", 1))
     do(SetTimeToLive("orders", "until", True))
     do(put("orders", id="o-1", status="paid", total=12, until=4_000_000_000))
     nested = {"list": [None, True, b"x"]}
@@ -110,6 +116,25 @@ def fill_tables(db: Database) -> None:
     do(put("lines", id="o-4", number=2))
     do(streams.SaveCursor("orders", "mailer", 2, 1_000_000))
     do(CreateAccessKey("somebody"))
+
+
+def make_topics(db: Database) -> None:
+    db.execute(CreateTopic("dead"))
+    options = Options(alias="app.p", retention_seconds=10**9, max_attempts=5, dead_letter="dead")
+    db.execute(CreateTopic("app.places", 2, options))
+
+
+def fill_topics(db: Database) -> None:
+    do = db.execute
+    do(Publish("app.p", tuple(Outgoing(b"%d" % at, partition=0) for at in range(10)), Claim("publisher", 1, 0)))
+    do(Consume("app.places", "workers", limit=4, consumer="ann"))
+    do(Consume("app.places", "workers", limit=4, consumer="bob"))
+    do(Ack("app.places", "workers", 6, consumer="bob"))
+    do(Nack("app.places", "workers", consumer="ann", first=2, upto=3))
+    do(CreateTopic("gone"))
+    do(Publish("gone", (Outgoing(b"x"),)))
+    do(DropTopic("gone"))
+    do(CreateUser(name="ann", role="service", access=("topics/app.*",)))
 
 
 def leave_work(db: Database) -> None:

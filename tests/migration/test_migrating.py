@@ -14,21 +14,29 @@ import apsw
 import pytest
 
 from tailrace import failpoints
+from tailrace.auth.keys import ListAccessKeys
+from tailrace.auth.users import ListUsers
 from tailrace.check import check_database
 from tailrace.database import Database
 from tailrace.storage.sqlite import FILE, SqliteEngine, migrations
 from tailrace.streams.commands import Append, Create
+from tailrace.streams.producer import Claim
 from tailrace.streams.queries import ListStreams
 from tailrace.tables import queries, streams, value
 from tailrace.tables import schema as table_schema
+from tailrace.tables.commands import DeleteItem
 from tailrace.tables.definition import Attribute
 from tailrace.tables.lifecycle import CreateTable, DescribeTable, ListTables
+from tailrace.topics.commands import AddSource, CreateTopic, Outgoing, Publish
+from tailrace.topics.consuming import Consume
+from tailrace.topics.queries import ListGroups, ListPartitions, ListRoutes, ListTopics
 from tests.migration import schema
 from tests.migration.rows import HERE, STREAMS, TABLES, index, put, rows_file
 
 CURRENT = len(migrations())
 VERSIONS = range(CURRENT + 1)
 TABLES_SINCE = 2
+TOPICS_SINCE = 3
 
 
 def make(directory: Path, version: int) -> None:
@@ -69,7 +77,10 @@ def test_migrating_from(version: int, data_dir: Path) -> None:
     assert db.execute(Append("after", b"x", "text/plain")).tail == 1
     if version >= TABLES_SINCE:
         assert_tables(db)
+    if version >= TOPICS_SINCE:
+        assert_topics(db)
     assert_takes_tables(db)
+    assert_takes_topics(db)
     db.sweep()
     db.close()
     assert look(data_dir) == (CURRENT, schema.statements(schema.migrated()))
@@ -104,6 +115,36 @@ def assert_tables(db: Database) -> None:
     db.sweep()
     assert db.execute(DescribeTable("orders")).status == "ACTIVE"
     assert {item["id"] for item in items(db, "orders", "by-until")} == {"o-1", "o-5"}
+
+
+def assert_topics(db: Database) -> None:
+    """Topics and users that rows.py made are as they were, and go on."""
+    assert [topic.name for topic in db.execute(ListTopics())] == ["app.places", "dead"]
+    (info,) = db.execute(ListGroups("app.p"))
+    assert (info.group, info.cursor, info.floor, info.lag) == ("workers", 8, 0, 8)
+    delivery = db.execute(Consume("app.p", "workers", consumer="cid"))
+    assert [message.offset for message in delivery.messages] == [0, 1, 2, 3, 7, 8, 9, 10], "one of them was routed"
+    assert db.execute(Publish("app.places", (Outgoing(b"x"),), Claim("publisher", 1, 0))).duplicate
+    assert db.execute(Publish("app.places", (Outgoing(b"x", partition=0),), Claim("publisher", 1, 1))).places == [
+        (0, 11)
+    ]
+    (route,) = db.execute(ListRoutes())
+    assert (route.topic, route.table, route.route.filter) == ("app.places", "orders", "total > 1")
+    before = sum(part.next for part in db.execute(ListPartitions("app.places")))
+    db.execute(put("orders", id="o-9", status="new", total=2))
+    assert sum(part.next for part in db.execute(ListPartitions("app.places"))) == before + 1
+    db.execute(DeleteItem("orders", value.item_from_plain({"id": "o-9"})[0]))
+    (user,) = db.execute(ListUsers())
+    assert (user.name, user.role, user.access) == ("ann", "service", ("topics/app.*",))
+
+
+def assert_takes_topics(db: Database) -> None:
+    """However old the database is, topics can be made and fed; access keys that were there may do what they could."""
+    db.execute(CreateTopic("new-topic"))
+    db.execute(AddSource("new-topic", "new-table", 0))
+    db.execute(put("new-table", id="routed", n=2))
+    assert len(db.execute(Consume("new-topic", "g")).messages) == 1
+    assert {key.role for key in db.execute(ListAccessKeys())} <= {"dba"}
 
 
 def assert_takes_tables(db: Database) -> None:

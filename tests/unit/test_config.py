@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.config import DEFAULT_PORT, Config, load
+from tailrace.config import DEFAULT_PORT, Auth, Config, Issuer, Topics, load
 from tailrace.errors import Invalid
 
 
@@ -56,9 +56,6 @@ def test_the_environment_sets_every_kind(text: str, dev: bool) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, r"nobody could be let in: set a token \(TAILRACE_TOKEN\) or use --dev"),
-        ({"token": ""}, "nobody could be let in"),
-        ({"dev": False}, "nobody could be let in"),
         ({"dev": True, "host": "0.0.0.0"}, r"loopback only, not on '0\.0\.0\.0'; leave --dev out and set a token"),
         ({"dev": True, "host": "example.com"}, "loopback only, not on 'example.com'"),
         ({"dev": True, "port": -1}, r"port -1 is out of range; use 0 \(any free one\) to 65535"),
@@ -77,6 +74,17 @@ def test_the_environment_sets_every_kind(text: str, dev: bool) -> None:
         ({"dev": True, "sse_recycle_s": float("inf")}, "sse_recycle_s must be a finite number above 0, not inf"),
         ({"dev": True, "log_format": "xml"}, "log_format 'xml' is unknown; use text, json"),
         ({"dev": True, "log_level": "loud"}, "log_level 'loud' is unknown; use debug, info, warning, error"),
+        ({"topics": {"max_consume_timeout": 301}}, "topics.max_consume_timeout must be above 0 and at most 300"),
+        ({"topics": {"max_consume_timeout": 0}}, "topics.max_consume_timeout must be above 0"),
+        ({"topics": {"default_consume_timeout": -1}}, r"default_consume_timeout must be 0 to .*\(300\), not -1"),
+        (
+            {"topics": {"default_consume_timeout": 20, "max_consume_timeout": 10}},
+            r"default_consume_timeout must be 0 to max_consume_timeout \(10\), not 20",
+        ),
+        ({"topics": {"nonsense": 1}}, r"a setting is wrong: .*`nonsense`.*topics"),
+        ({"auth": {"nonsense": 1}}, r"a setting is wrong: .*`nonsense`.*auth"),
+        ({"auth": {"access_token_s": 0}}, "auth.access_token_s must be a finite number above 0, not 0"),
+        ({"auth": {"refresh_token_s": -5}}, "auth.refresh_token_s must be a finite number above 0, not -5"),
         ({"dev": True, "nonsense": 1}, "a setting is wrong: .*nonsense.*docs/reference/configuration.md"),
     ],
 )
@@ -123,3 +131,76 @@ def test_dev_on_loopback(host: str) -> None:
 
 def test_a_token_may_serve_everyone() -> None:
     assert loaded(token="secret", host="0.0.0.0").host == "0.0.0.0"
+
+
+# -- sections
+
+
+def test_sections_of_the_file_and_of_the_environment(tmp_path: Path) -> None:
+    assert loaded() == Config(topics=Topics(), auth=Auth())
+    assert (Topics().default_consume_timeout, Topics().max_consume_timeout) == (30, 300)
+    assert not Topics().allow_user_role_consume
+    file = tmp_path / "some.toml"
+    file.write_text("[topics]\ndefault_consume_timeout = 5\nmax_consume_timeout = 60\n[auth]\naccess_token_s = 60\n")
+    environ = {
+        "TAILRACE_TOPICS_DEFAULT_CONSUME_TIMEOUT": "7",
+        "TAILRACE_TOPICS_ALLOW_USER_ROLE_CONSUME": "true",
+        "TAILRACE_AUTH_REFRESH_TOKEN_S": "120",
+    }
+    config = load(str(file), environ=environ)
+    assert config.topics == Topics(default_consume_timeout=7, max_consume_timeout=60, allow_user_role_consume=True)
+    assert config.auth == Auth(access_token_s=60, refresh_token_s=120)
+
+
+ISSUER = {"issuer": "https://i", "jwks_url": "https://i/keys", "audience": "tailrace"}
+
+
+def test_outside_issuers(tmp_path: Path) -> None:
+    file = tmp_path / "some.toml"
+    file.write_text(
+        """
+[[auth.issuers]]
+issuer = "https://i"
+jwks_url = "https://i/keys"
+audience = "here"
+role_claim = "groups"
+roles = { admins = "dba" }
+default_role = "user"
+
+[[auth.issuers]]
+issuer = "local"
+jwks_url = "http://127.0.0.1:8080/keys"
+audience = "here"
+"""
+    )
+    first, second = load(str(file), environ={}).auth.issuers
+    assert first == Issuer(
+        issuer="https://i", jwks_url="https://i/keys", audience="here", role_claim="groups", roles={"admins": "dba"},
+        default_role="user",
+    )  # fmt: skip
+    assert (second.name_claim, second.role_claim, second.roles, second.default_role) == ("sub", "role", {}, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"jwks_url": "http://example.com/keys"}, "must be https, or http on this machine"),
+        ({"jwks_url": "ftp://example.com/keys"}, "must be https"),
+        ({"jwks_url": "keys"}, "must be https"),
+        ({"audience": ""}, "audience is empty"),
+        ({"issuer": ""}, "issuer must be what the tokens have"),
+        ({"issuer": "tailrace"}, "issuer must be what the tokens have"),
+        ({"default_role": "emperor"}, "there is no role 'emperor'"),
+        ({"roles": {"x": "emperor"}}, "there is no role 'emperor'"),
+        ({"roles": {"x": "system"}}, "the role system is not given to outsiders"),
+        ({"nonsense": 1}, "nonsense"),
+    ],
+)
+def test_an_issuer_that_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(Invalid, match=message):
+        loaded(auth={"issuers": [{**ISSUER, **change}]})
+
+
+def test_an_issuer_twice() -> None:
+    with pytest.raises(Invalid, match="the same issuer twice"):
+        loaded(auth={"issuers": [ISSUER, ISSUER]})

@@ -3,7 +3,8 @@
 A key is an id, which travels with every request, and a secret, which never does. The secret is kept as it is, since
 verifying a signature takes the secret itself; it is shown once, when the key is made, and by no query afterwards but
 the one that the server verifies with. A key stands for a principal by name; several may stand for the same one, so
-that a key can be replaced without a gap.
+that a key can be replaced without a gap. A key has a role; where there is a user of the principal's name, the user's
+role, restrictions and state count instead.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Final
 
 import msgspec
 
-from tailrace.access import Permission
+from tailrace.access import Permission, Principal, check_role
+from tailrace.auth.users import USERS, check_system
 from tailrace.command import Command, Query
 from tailrace.errors import Invalid, LimitExceeded, NotFound
 from tailrace.log.tail import KEYS_CHANGED
@@ -26,6 +28,7 @@ ID_LENGTH: Final = 20
 SECRET_LENGTH: Final = 40
 ACCESS_KEYS_MAX: Final = 1_000  # of one database; a list of them is one answer
 PRINCIPAL_BYTES_MAX: Final = 256
+DEFAULT_ROLE: Final = "dba"
 
 _ID_LETTERS: Final = string.ascii_uppercase + string.digits
 _SECRET_LETTERS: Final = string.ascii_letters + string.digits + "+/"
@@ -39,6 +42,7 @@ class AccessKey(msgspec.Struct, frozen=True):
     principal: str
     created_ms: int
     disabled: int  # 0 or 1
+    role: str = DEFAULT_ROLE
 
 
 class KeyInfo(msgspec.Struct, frozen=True):
@@ -48,6 +52,7 @@ class KeyInfo(msgspec.Struct, frozen=True):
     principal: str
     created_ms: int
     disabled: bool
+    role: str = DEFAULT_ROLE
 
 
 class NewKey(msgspec.Struct, frozen=True):
@@ -57,6 +62,7 @@ class NewKey(msgspec.Struct, frozen=True):
     secret: str
     principal: str
     created_ms: int
+    role: str = DEFAULT_ROLE
 
 
 class KeyChanged(msgspec.Struct, frozen=True, gc=False):
@@ -74,23 +80,34 @@ class CreateAccessKey(Command[NewKey], frozen=True):
     permission = Permission.ADMIN
 
     principal: str
+    role: str = DEFAULT_ROLE
+    by_system: bool = False  # whoever runs it may make keys of role system; set where permissions are checked
+
+    def asked_by(self, principal: Principal) -> CreateAccessKey:
+        return msgspec.structs.replace(self, by_system=Permission.SYSTEM in principal.permissions)
+
+    def subjects(self) -> tuple[str, ...]:
+        return (f"keys/{self.principal}",)
 
     def run(self, tx: Tx) -> NewKey:
         _check_principal(self.principal)
+        user = tx.get(USERS, self.principal)
+        check_system(check_role(self.role) if user is None else user.role, by_system=self.by_system)
         if sum(1 for _ in tx.scan(ACCESS_KEYS, limit=ACCESS_KEYS_MAX)) >= ACCESS_KEYS_MAX:
             raise LimitExceeded(f"there are {ACCESS_KEYS_MAX} access keys, the most there may be; delete some first")
         name = _new_id()
         while tx.get(ACCESS_KEYS, name) is not None:
             name = _new_id()
-        row = AccessKey(name, _random(_SECRET_LETTERS, SECRET_LENGTH), self.principal, tx.now_ms, 0)
+        row = AccessKey(name, _random(_SECRET_LETTERS, SECRET_LENGTH), self.principal, tx.now_ms, 0, self.role)
         _store(tx, row)
-        return NewKey(row.id, row.secret, row.principal, row.created_ms)
+        return NewKey(row.id, row.secret, row.principal, row.created_ms, row.role)
 
 
 class DeleteAccessKey(Command[KeyInfo], frozen=True):
     """Forget a key; what it signs is refused from now on. The key that was."""
 
     permission = Permission.ADMIN
+    subject = ("keys", "id")
 
     id: str
 
@@ -105,6 +122,7 @@ class DisableAccessKey(Command[KeyInfo], frozen=True):
     """Refuse what a key signs until it is enabled again."""
 
     permission = Permission.ADMIN
+    subject = ("keys", "id")
 
     id: str
 
@@ -116,6 +134,7 @@ class EnableAccessKey(Command[KeyInfo], frozen=True):
     """Let a key in again that was disabled."""
 
     permission = Permission.ADMIN
+    subject = ("keys", "id")
 
     id: str
 
@@ -165,7 +184,7 @@ def _existing(tx: Tx, name: str) -> AccessKey:
 
 
 def _told(row: AccessKey) -> KeyInfo:
-    return KeyInfo(row.id, row.principal, row.created_ms, bool(row.disabled))
+    return KeyInfo(row.id, row.principal, row.created_ms, bool(row.disabled), row.role)
 
 
 def _check_principal(name: str) -> None:

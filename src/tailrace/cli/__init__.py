@@ -13,10 +13,13 @@ from tailrace.cli.check import check
 from tailrace.cli.items import delete, get, put, query, scan
 from tailrace.cli.keys import keys
 from tailrace.cli.serve import serve
+from tailrace.cli.sql import sql
 from tailrace.cli.streams import append, tail
 from tailrace.cli.tables import create_table, describe_table, drop_table, tables
+from tailrace.cli.topics import consume, groups, publish, topic, topics
 from tailrace.cli.transfer import export_table, import_table
 from tailrace.cli.upkeep import cursors, prune, retention, stream
+from tailrace.cli.users import users
 from tailrace.errors import Error
 
 
@@ -27,8 +30,9 @@ def cli() -> None:
 
 
 COMMANDS: tuple[click.Command, ...] = (
-    *(serve, keys, check, bench),
-    *(append, tail),
+    *(serve, users, keys, check, bench),
+    *(append, tail, sql),
+    *(topics, topic, publish, consume, groups),
     *(tables, create_table, describe_table, drop_table),
     *(put, get, delete, query, scan, export_table, import_table),
     *(changes, stream, retention, prune, cursors),

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from tailrace.cli.items import quietly_ended, typed_option
-from tailrace.cli.streams import server_options
+from tailrace.cli.streams import connect, server_options
 from tailrace.client import Client, Page
 from tailrace.errors import Gone, Invalid, Trimmed
 from tailrace.limits import POSITION_MAX
@@ -40,7 +40,7 @@ def changes(
     """
     start = _offset(after)
     try:
-        with Client(url, token=token) as client, quietly_ended():
+        with connect(url, token) as client, quietly_ended():
             pages = client.follow_changes(table, start, typed=typed) if follow else _there(client, table, start, typed)
             _show(pages, limit, as_json)
     except Gone as error:

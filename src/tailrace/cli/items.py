@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 import click
 import msgspec
 
-from tailrace.cli.streams import server_options
+from tailrace.cli.streams import connect, server_options
 from tailrace.client import Client
 from tailrace.errors import Conflict, Invalid, NotFound
 from tailrace.tables import value
@@ -162,7 +162,7 @@ def put(
     """Put ITEM, a JSON object (or - for standard input), into TABLE; it replaces the one with its key."""
     text = sys.stdin.buffer.read() if item == "-" else os.fsencode(item)
     parameters = {"TableName": table, "Item": read_item(text, typed)}
-    with Client(url, token=token) as client:
+    with connect(url, token) as client:
         _conditionally(client, "PutItem", parameters | conditional(condition, names, values, typed))
 
 
@@ -173,7 +173,7 @@ def put(
 @server_options
 def get(table: str, key: tuple[str, ...], typed: bool, url: str, token: str | None) -> None:
     """Print the item of TABLE with this KEY: its values in order, or one JSON object."""
-    with Client(url, token=token) as client:
+    with connect(url, token) as client:
         asked = {"TableName": table, "Key": read_key(client, table, key, typed), "ConsistentRead": True}
         found = client.call("GetItem", asked).get("Item")
     if found is None:
@@ -193,7 +193,7 @@ def delete(
     url: str, token: str | None,
 ) -> None:  # fmt: skip
     """Delete the item of TABLE with this KEY; prints what it was. One that is not there is no error."""
-    with Client(url, token=token) as client:
+    with connect(url, token) as client:
         asked = {"TableName": table, "Key": read_key(client, table, key, typed), "ReturnValues": "ALL_OLD"}
         old = _conditionally(client, "DeleteItem", asked | conditional(condition, names, values, typed))
     if "Attributes" in old:
@@ -233,7 +233,7 @@ def query(
     """
     if begins_with is not None and (first is not None or last is not None):
         raise click.UsageError("--begins-with does not go with --from and --to")
-    with Client(url, token=token) as client:
+    with connect(url, token) as client:
         found = schema(client, table, index)
         wanted = placeholders(names, values, typed)
         _add_key_condition(wanted, found, key, begins_with, first, last)
@@ -255,7 +255,7 @@ def scan(
 ) -> None:  # fmt: skip
     """Print all items of TABLE, one to a line."""
     asked: Parameters = {"TableName": table, **placeholders(names, values, typed)}
-    with Client(url, token=token) as client:
+    with connect(url, token) as client:
         show_all(pages(client, "Scan", _narrowed(asked, index, condition), limit), typed)
 
 

@@ -16,7 +16,9 @@ from typing import Any, TypeVar
 import click
 
 import tailrace
+from tailrace.access import ROLES
 from tailrace.auth.keys import (
+    DEFAULT_ROLE,
     CreateAccessKey,
     DeleteAccessKey,
     DisableAccessKey,
@@ -54,13 +56,13 @@ class Place:
                 raise click.UsageError("give --data or --url, not both: a running server has the directory to itself")
             url = None  # from the environment: what was said here counts
         self._data = data or "data"
-        self._url = url
-        self._token = token
+        self.url = url
+        self.token = token
 
     @property
     def client(self) -> Client | None:
         """The server, if it is one that is to be asked."""
-        return None if self._url is None else Client(self._url, token=self._token)
+        return None if self.url is None else Client(self.url, token=self.token)
 
     def execute(self, command: Command[T] | Query[T], *, create: bool = False) -> T:
         """Run a command on the database in the directory."""
@@ -86,16 +88,19 @@ def keys() -> None:
 
 @keys.command()
 @click.argument("name")
+@click.option(
+    "--role", type=click.Choice(list(ROLES)), default=DEFAULT_ROLE, help="(dba) A user's own role goes before."
+)
 @place_options
-def create(name: str, data: str | None, url: str | None, token: str | None) -> None:
+def create(name: str, role: str, data: str | None, url: str | None, token: str | None) -> None:
     """Make a key for NAME, who is told in change records; prints it as the environment variables that SDKs read."""
     place = Place(data, url, token)
     client = place.client
     if client is None:
-        key = place.execute(CreateAccessKey(name), create=True)
+        key = place.execute(CreateAccessKey(name, role), create=True)
     else:
         with client:
-            made = client.create_access_key(name)
+            made = client.create_access_key(name, role)
         key = NewKey(made["id"], made["secret"], name, 0)
     click.echo(f"AWS_ACCESS_KEY_ID={key.id}\nAWS_SECRET_ACCESS_KEY={key.secret}")
     if sys.stdout.isatty():
@@ -122,7 +127,7 @@ def list_keys(data: str | None, url: str | None, token: str | None) -> None:
 
 def _told(facts: dict[str, Any]) -> KeyInfo:
     made = datetime.fromisoformat(facts["created_at"])
-    return KeyInfo(facts["id"], facts["principal"], int(made.timestamp() * 1000), facts["disabled"])
+    return KeyInfo(facts["id"], facts["principal"], int(made.timestamp() * 1000), facts["disabled"], facts["role"])
 
 
 @keys.command()

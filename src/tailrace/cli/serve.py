@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import click
@@ -42,6 +46,7 @@ def serve(file: str | None, **given: Any) -> None:
 
 def _welcome(url: str, data: str) -> str:
     stream = f"{url}/v1/stream/hello"
+    command = _command()
     return f"""
 Tailrace is up; its database is in {data!r}. Everyone on this machine is let in (--dev).
 
@@ -54,6 +59,14 @@ and from a third one, watch this arrive in the second:
 
   curl -X POST {stream} -H 'Content-Type: text/plain' -d 'hello, world'
 
+Topics: rows of a table become messages, in the same transaction; consumers take them in groups:
+
+  export TAILRACE_URL={url}
+  {command} sql -c "CREATE TABLE chat (id TEXT PRIMARY KEY, body TEXT); CREATE TOPIC news;
+    ALTER TOPIC news ADD SOURCE chat ON INSERT WITH (payload = 'full'); INSERT INTO chat VALUES ('m-1', 'hello')"
+  {command} consume news --group me
+  {command} sql                  # a shell
+
 Tables, for any AWS SDK (here boto3); their changes are at {url}/v1/tables/<name>/stream:
 
   python -c "import boto3; print(boto3.client('dynamodb', endpoint_url='{url}', region_name='local',
@@ -61,6 +74,14 @@ Tables, for any AWS SDK (here boto3); their changes are at {url}/v1/tables/<name
 
 How it is doing: {url}/metrics        Stop it with Ctrl-C.
 """
+
+
+def _command() -> str:
+    """How this very program is called from a terminal in the same directory: it may be in no PATH."""
+    beside = Path(sys.executable).with_name("tailrace")
+    if shutil.which("tailrace") or not beside.exists():
+        return "tailrace"
+    return os.path.relpath(beside)
 
 
 def set_up_logging(form: str, level: str) -> None:
@@ -76,12 +97,13 @@ class JsonLines(logging.Formatter):
     """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        facts = {
+        facts: dict[str, Any] = {
             "at": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
+        facts.update(getattr(record, "facts", {}))  # what an audit line says, by name
         if record.exc_info:
             facts["traceback"] = self.formatException(record.exc_info)
         return msgspec.json.encode(facts).decode()

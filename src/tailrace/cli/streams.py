@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from io import BufferedIOBase
 from itertools import chain
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, Final, TypeVar, cast
 
 import click
 import msgspec
@@ -21,16 +21,68 @@ from tailrace.streams.stream import is_json
 
 CHUNK_BYTES = 1 * MiB
 JSON_SPACE = b" \t\r\n"
+_COMMANDLINE: Final = click.core.ParameterSource.COMMANDLINE
 
 Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
 
 
 def server_options(command: Wrapped) -> Wrapped:
-    """The options of every command that talks to a server."""
-    with_url = click.option(
-        "--url", default="http://127.0.0.1:4437", envvar="TAILRACE_URL", show_default=True, help="The server."
-    )(command)
-    return click.option("--token", envvar="TAILRACE_TOKEN", help="The bearer token, if the server wants one.")(with_url)
+    """The options of every command that talks to a server; `connect` makes the client of them."""
+    for option in (
+        *CREDENTIALS,
+        click.option("--token", envvar="TAILRACE_TOKEN", help="The bearer token, if the server wants one."),
+        click.option(
+            "--url", default="http://127.0.0.1:4437", envvar="TAILRACE_URL", show_default=True, help="The server."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _note(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    """Keep what `connect` asks for: commands do not need to know of users."""
+    context.meta[f"tailrace.{parameter.name}"] = value
+
+
+CREDENTIALS: Final = (
+    click.option(
+        "--password-stdin", is_flag=True, expose_value=False, callback=_note,
+        help="The user's password is the first line of standard input; or give TAILRACE_PASSWORD.",
+    ),
+    click.option(
+        "--user", envvar="TAILRACE_USER", expose_value=False, callback=_note,
+        help="Who you are, instead of a token; the password is asked for.",
+    ),
+)  # fmt: skip
+
+
+def connect(url: str, token: str | None) -> Client:
+    """A client of the server, as the user or with the token that the command was given."""
+    context = click.get_current_context()
+    user: str | None = context.meta.get("tailrace.user")
+    if user is None:
+        if context.meta.get("tailrace.password_stdin"):
+            raise click.UsageError("--password-stdin is the password of a user: give --user too")
+        return Client(url, token=token)
+    if token is not None:
+        said = [name for name in ("user", "token") if context.get_parameter_source(name) is _COMMANDLINE]
+        if len(said) == 2:
+            raise click.UsageError("give --user or --token, not both")
+        if said != ["user"]:  # what is said here counts more than the environment, and a token more than a user
+            return Client(url, token=token)
+    return Client(url, user=user, password=_password(context, user))
+
+
+def _password(context: click.Context, user: str) -> str:
+    if context.meta.get("tailrace.password_stdin"):
+        # A line and no more: what follows may be the command's own input.
+        return sys.stdin.buffer.readline().decode(errors="surrogateescape").rstrip("\r\n")
+    if (password := os.environ.get("TAILRACE_PASSWORD")) is not None:
+        return password
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"the password of {user!r} is missing: give TAILRACE_PASSWORD or --password-stdin")
+    asked: str = click.prompt(f"Password of {user}", hide_input=True, err=True)
+    return asked
 
 
 @click.command()
@@ -46,7 +98,7 @@ def append(
     token: str | None,
 ) -> None:  # fmt: skip
     """Append MESSAGE (or standard input) to STREAM; prints the new tail offset."""
-    with Client(url, token=token) as client:
+    with connect(url, token) as client:
         found = _content_type(client, stream)
         kind = content_type or found or "text/plain"
         bodies = _bodies(sys.stdin.buffer, kind, lines) if message is None else _whole(os.fsencode(message), kind)
@@ -89,7 +141,7 @@ def _bodies(source: BinaryIO, kind: str, lines: bool) -> Iterator[bytes]:
     """Request bodies, each as soon as the input holds it. Lines of a JSON stream are sent as many at a time, as an
     array, as one read brings."""
     if lines:
-        batches = _lines(source)
+        batches = lines_of(source)
         return _arrays(batches) if is_json(kind) else chain.from_iterable(batches)
     return _whole(source.read(), kind) if is_json(kind) else _chunks(source)
 
@@ -106,7 +158,7 @@ def _chunks(source: BinaryIO) -> Iterator[bytes]:
     return iter(partial(cast(BufferedIOBase, source).read1, CHUNK_BYTES), b"")
 
 
-def _lines(source: BinaryIO) -> Iterator[list[bytes]]:
+def lines_of(source: BinaryIO) -> Iterator[list[bytes]]:
     """The lines that each read completes, newlines included. The input's last line may lack its own."""
     begun: list[bytes] = []
     for chunk in _chunks(source):
@@ -153,7 +205,7 @@ def _check_value(message: bytes) -> None:
 def tail(stream: str, start: str, no_follow: bool, offsets: bool, url: str, token: str | None) -> None:
     """Print STREAM and what is appended to it, until it is closed or you interrupt."""
     try:
-        with Client(url, token=token) as client:
+        with connect(url, token) as client:
             for page in _pages_there(client, stream, start) if no_follow else client.follow(stream, start):
                 _show(page, offsets)
     except BrokenPipeError:  # whoever reads us (`| head -1`) has enough

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from tailrace.cli.streams import server_options
+from tailrace.cli.streams import connect, server_options
 from tailrace.client import Client
 from tailrace.errors import Invalid, Unavailable
 
@@ -27,7 +27,7 @@ Described = dict[str, Any]
 @server_options
 def tables(as_json: bool, url: str, token: str | None) -> None:
     """List the tables, with what they hold."""
-    with Client(url, token=token) as client:
+    with connect(url, token) as client:
         found = [describe(client, name) for name in _names(client)]
     if as_json:
         for each in found:
@@ -105,7 +105,7 @@ def create_table(
 ) -> None:  # fmt: skip
     """Create table NAME and wait until it can be used."""
     asked = table_parameters(name, key, sort, indexes, stream)
-    with Client(url, token=token) as client:
+    with connect(url, token) as client:
         client.call("CreateTable", asked)
         _wait_until_active(client, name)
         if ttl is not None:
@@ -167,7 +167,7 @@ def _wait_until_active(client: Client, name: str) -> None:
 @server_options
 def describe_table(name: str, url: str, token: str | None) -> None:
     """Print all that there is to say of table NAME, as JSON."""
-    with Client(url, token=token) as client:
+    with connect(url, token) as client:
         found = describe(client, name)
         ttl = client.call("DescribeTimeToLive", {"TableName": name})["TimeToLiveDescription"]
     click.echo(msgspec.json.format(msgspec.json.encode({**found, "TimeToLiveDescription": ttl}), indent=2))
@@ -179,7 +179,7 @@ def describe_table(name: str, url: str, token: str | None) -> None:
 @server_options
 def drop_table(name: str, yes: bool, url: str, token: str | None) -> None:
     """Delete table NAME with all its items. Its change stream stays readable until its retention has passed."""
-    with Client(url, token=token) as client:
+    with connect(url, token) as client:
         items = describe(client, name)["ItemCount"]
         if not yes:
             if not sys.stdin.isatty():

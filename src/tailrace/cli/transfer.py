@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Final
 import click
 
 from tailrace.cli.items import Typed, pages, quietly_ended, read_item, shown, typed_option
-from tailrace.cli.streams import server_options
+from tailrace.cli.streams import connect, server_options
 from tailrace.cli.tables import describe
 from tailrace.client import Client
 from tailrace.errors import Error, Invalid, TooLarge, TooMany, Unavailable
@@ -82,7 +82,7 @@ def export_table(table: str, file: str, typed: bool, url: str, token: str | None
 
     FILE appears when it is whole. Plain JSON has no sets and no binary: they become lists and base64 text.
     """
-    with Client(url, token=token) as client, quietly_ended():
+    with connect(url, token) as client, quietly_ended():
         expected = describe(client, table)["ItemCount"]
         with _output(file) as out, _progress("exporting", items=expected) as advance:
             inexact = 0
@@ -153,7 +153,7 @@ def import_table(table: str, file: str, typed: bool, url: str, token: str | None
 
     Lines that are no items are told with their numbers and left out; the others are imported, and the status is 1.
     """
-    with Client(url, token=token) as client, _input(file) as source:
+    with connect(url, token) as client, _input(file) as source:
         describe(client, table)  # a table that is not there is noticed before the input is read
         size = os.fstat(source.fileno()).st_size if file != "-" else None
         with _progress("importing", size=size) as advance:

@@ -10,9 +10,8 @@ from typing import Any, Final, TypeVar
 import click
 import msgspec
 
-from tailrace.cli.streams import server_options
+from tailrace.cli.streams import connect, server_options
 from tailrace.cli.tables import WIDE
-from tailrace.client import Client
 from tailrace.errors import Invalid
 
 Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
@@ -35,7 +34,7 @@ def stream_options(command: Wrapped) -> Wrapped:
 @stream_options
 def stream(table: str, as_json: bool, label: str | None, url: str, token: str | None) -> None:
     """Tell what is in the change stream of TABLE, how long it is kept, and who holds it back."""
-    with Client(url, token=token) as client:
+    with connect(url, token) as client:
         state = client.stream_info(table, label)
     if as_json:
         click.echo(msgspec.json.encode(state))
@@ -77,7 +76,7 @@ def retention(
         asked["max_age_s"] = _seconds(max_age)
     if max_count is not None:
         asked["max_count"] = _count(max_count)
-    with Client(url, token=token) as client:
+    with connect(url, token) as client:
         state = client.alter_retention(table, asked, label) if asked else client.stream_info(table, label)
     click.echo(f"{table}: changes are kept {_kept(state)}")
 
@@ -88,7 +87,7 @@ def retention(
 @stream_options
 def prune(table: str, through: int, label: str | None, url: str, token: str | None) -> None:
     """Remove the changes of TABLE up to and including a sequence, whatever cursors say; prints how many went."""
-    with Client(url, token=token) as client:
+    with connect(url, token) as client:
         state = client.prune(table, through, label)
     if state["gone"]:
         left = "the stream was closed and is gone now"
@@ -118,7 +117,7 @@ def cursors(
         raise click.UsageError("--save and --sequence go together: who has seen what")
     if hold_bytes is not None and save is None:
         raise click.UsageError("--hold-bytes goes with --save")
-    with Client(url, token=token) as client:
+    with connect(url, token) as client:
         if drop is not None:
             client.drop_cursor(table, drop, label)
             return

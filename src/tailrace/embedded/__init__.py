@@ -1,4 +1,4 @@
-"""Tables from Python: what `Database` offers for them, as plain calls and as awaitables.
+"""Tables and topics from Python: what `Database` offers for them, as plain calls and as awaitables.
 
     >>> import tailrace
     >>> db = tailrace.open("data")
@@ -15,7 +15,10 @@ wait in their own way. To wait is to subscribe to the tail first and read then; 
 """
 
 from tailrace.embedded.async_table import AsyncTable
+from tailrace.embedded.consumer import Batch, Consumer
+from tailrace.embedded.messages import Delivery, Message, Place, Published, TopicInfo
 from tailrace.embedded.mixin import AsyncOperations, TableOperations
+from tailrace.embedded.producer import Producer
 from tailrace.embedded.table import Table
 from tailrace.tables.plain import (
     Change,
@@ -39,24 +42,34 @@ from tailrace.tables.plain import (
     le,
     lt,
 )
+from tailrace.topics.commands import Outgoing
 
 __all__ = [
     "AsyncOperations",
     "AsyncTable",
+    "Batch",
     "Change",
     "Check",
+    "Consumer",
     "Cursor",
     "Delete",
+    "Delivery",
     "Get",
     "Index",
     "IndexInfo",
+    "Message",
+    "Outgoing",
     "Page",
+    "Place",
+    "Producer",
+    "Published",
     "Put",
     "Sort",
     "StreamInfo",
     "Table",
     "TableInfo",
     "TableOperations",
+    "TopicInfo",
     "Update",
     "begins_with",
     "between",

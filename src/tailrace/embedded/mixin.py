@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from tailrace.command import Command, Query
 from tailrace.embedded.async_table import AsyncTable
-from tailrace.embedded.running import Executor, Followers, arun, run
+from tailrace.embedded.running import Followers, arun, run
 from tailrace.embedded.table import Table
+from tailrace.embedded.topics import AsyncTopicOperations, TopicOperations
 from tailrace.log.tail import Tail
 from tailrace.tables import operations
 from tailrace.tables.plain import Age, Check, Delete, Get, Index, KeySpec, Plain, Put, Update
@@ -18,9 +19,9 @@ from tailrace.tables.plain import Age, Check, Delete, Get, Index, KeySpec, Plain
 T = TypeVar("T")
 
 
-class TableOperations:
-    """The part of `Database` that is about tables. It relies on `execute`, `aexecute` and `tail`; whoever closes the
-    database calls `followers.close()`, so that nobody waits for ever."""
+class TableOperations(TopicOperations):
+    """The part of `Database` that is about tables, on top of that about topics. It relies on `execute`, `aexecute` and
+    `tail`; whoever closes the database calls `followers.close()`, so that nobody waits for ever."""
 
     tail: Tail
 
@@ -119,10 +120,10 @@ class TableOperations:
         return run(self, operations.transact_get(gets))
 
 
-class AsyncOperations:
+class AsyncOperations(AsyncTopicOperations):
     """`TableOperations` for programs on an event loop."""
 
-    def __init__(self, db: Executor) -> None:
+    def __init__(self, db: TableOperations) -> None:
         self._db = db
 
     async def create_table(

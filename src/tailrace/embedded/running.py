@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol, TypeVar
 
 from tailrace.command import Command, Query
 from tailrace.errors import Error
+from tailrace.log.log import CLOSED
 from tailrace.log.tail import Tail
 from tailrace.tables.plain import Steps
 
@@ -73,6 +74,18 @@ class Followers:
         finally:
             del self._wakes[one]
             unsubscribe()
+
+    @contextmanager
+    def waiting_for(self, logs: Sequence[int], told: Callable[[list[Any]], None]) -> Iterator[None]:
+        """Call `told` with the notices of each commit that touched one of `logs`, on whichever thread that is. That the
+        database closes is told like the end of a log."""
+        one = object()
+        self._wakes[one] = lambda: told([CLOSED])
+        with ExitStack() as ending:
+            ending.callback(self._wakes.pop, one)
+            for log in logs:
+                ending.callback(self._tail.subscribe(log, told))
+            yield
 
     def close(self) -> None:
         """Let everybody stop waiting; nothing will happen any more."""

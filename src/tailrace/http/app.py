@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 from typing import Final
 
-from tailrace.access import EVERYTHING, Principal
+import msgspec
+
+from tailrace.access import Principal
 from tailrace.config import Config
 from tailrace.database import Database
-from tailrace.errors import Error, NotAllowed, NotFound, Unauthenticated, WrongToken
+from tailrace.errors import Error, Forbidden, NotAllowed, NotFound
 from tailrace.http import errors, system
+from tailrace.http.auth import AuthDoor
 from tailrace.http.dynamodb.door import DynamoDoor
 from tailrace.http.keys import KeysDoor
 from tailrace.http.live import Live
 from tailrace.http.message import Answer, Headers, Request, Response
 from tailrace.http.reading import Reading
 from tailrace.http.signature import Signatures
+from tailrace.http.sql import SqlDoor
 from tailrace.http.streams import METHODS, StreamsDoor
 from tailrace.http.subscriptions import SubscriptionsDoor, is_open
 from tailrace.http.tables import TablesDoor
+from tailrace.http.topics import TopicsDoor
+from tailrace.http.users import UsersDoor
 from tailrace.http.webhooks import Dispatcher
+from tailrace.http.who import NOBODY, Who, check_somebody
 
 COMMON: Final[Headers] = [
     (b"x-content-type-options", b"nosniff"),
@@ -45,17 +51,43 @@ _PREFLIGHT: Final[Headers] = [
     ),
     (b"access-control-max-age", b"86400"),
 ]
-_EVERYONE: Final = Principal("everyone", EVERYTHING)
-_TOKEN: Final = Principal("token", EVERYTHING)
-_NOBODY: Final = Principal("nobody", frozenset())
+
+
+class Route(msgspec.Struct, frozen=True):
+    """What is at or below `path` is for this door, one of the attributes of `App`.
+
+    It is called with the request, the rest of the path and who is asking; if it is `open`, without the last: then it
+    asks itself, or is for everyone."""
+
+    path: bytes
+    door: str
+    open: bool = False
+
+
+# The first that fits. Beside these there is "/", the DynamoDB API, which has its own order of looking at a request.
+ROUTES: Final = (
+    Route(b"/v1/stream/__ds/", "control", open=True),  # a wake's token opens some of it
+    Route(b"/v1/stream/", "streams"),
+    Route(b"/v1/tables/", "tables"),
+    Route(b"/v1/api/topics/", "topics_api"),
+    Route(b"/api/topics/", "topics_api"),
+    Route(b"/v1/topics", "topics"),
+    Route(b"/v1/api/sql", "sql"),
+    Route(b"/v1/admin/keys", "keys"),
+    Route(b"/v1/admin/users", "users"),
+    Route(b"/v1/api/auth/", "auth", open=True),
+    Route(b"/healthz", "health", open=True),
+    Route(b"/readyz", "ready", open=True),
+    Route(b"/metrics", "metrics"),
+)
 
 
 class App:
     """The door that leads to all doors."""
 
     def __init__(self, db: Database, config: Config) -> None:
+        check_somebody(db, config)
         self.db = db
-        self._token = None if config.dev else (config.token or "").encode()
         self.live = Live(db.tail, db.clock, db.metrics, recycle_s=config.sse_recycle_s)
         reading = Reading(
             self.live,
@@ -65,13 +97,23 @@ class App:
             # What needed credentials must not be kept by a cache that others read.
             cache_scope="public" if config.dev else "private",
         )
-        self._streams = StreamsDoor(db, reading, config)
+        self.who = Who(db, config)
+        self.streams = StreamsDoor(db, reading, config)
+        self.tables = TablesDoor(db, reading)
+        self.topics = TopicsDoor(db, reading, config)
+        self.topics_api = self.topics.api
+        self.keys = KeysDoor(db)
+        self.users = UsersDoor(db, self.who)
+        self.auth = AuthDoor(db, self.who, config)
+        self._sql = SqlDoor(db)
         self._subscriptions = SubscriptionsDoor(db, config)
-        self._tables = TablesDoor(db, reading)
-        self._keys = KeysDoor(db)
-        self._signatures = Signatures(db, dev=config.dev, token=self._token)
+        self._signatures = Signatures(db, self.who, dev=config.dev)
         self._dynamodb = DynamoDoor(db, config, self._signatures.claimed)
         self._dispatcher = Dispatcher(db, config)
+        self._routes = tuple(
+            (route.path, len(route.path), route.path.endswith(b"/"), getattr(self, route.door), route.open)
+            for route in ROUTES
+        )
 
     async def start(self) -> None:
         """Begin what runs beside requests."""
@@ -80,13 +122,16 @@ class App:
     def release(self) -> None:
         """Let live readers go, so that their connections can end."""
         self.live.stop()
+        self.topics.release()
 
     async def stop(self) -> None:
         """End what runs beside requests; live readers are let go."""
         self.release()
         self._signatures.close()
+        await self.who.close()
         await asyncio.to_thread(self._dynamodb.close)
-        await asyncio.to_thread(self._tables.close)
+        await asyncio.to_thread(self.tables.close)
+        await asyncio.to_thread(self._sql.close)
         await self._dispatcher.stop()
 
     async def __call__(self, request: Request) -> Answer:
@@ -96,53 +141,56 @@ class App:
                 return system.index() if _from_browser(request) else await self._dynamodb(request)
             if request.method == b"OPTIONS":
                 return Response(204, _PREFLIGHT)
-            if path.startswith(b"/v1/stream/__ds/"):
-                rest = path[16:].decode("ascii", "replace")
-                principal = _NOBODY if is_open(request.method, rest) else self._principal(request)
-                return await self._subscriptions(request, rest, principal)
-            if path.startswith(b"/v1/stream/"):
-                return await self._streams(request, path[11:], self._principal(request))
-            if path.startswith(b"/v1/tables/"):
-                return await self._tables(request, path[11:], self._principal(request))
-            if path == b"/v1/admin/keys" or path.startswith(b"/v1/admin/keys/"):
-                return await self._keys(request, path[14:], self._principal(request))
-            return self._operator(request, path)
+            for beginning, size, below, door, opened in self._routes:
+                if path.startswith(beginning) and (below or path[size : size + 1] in (b"", b"/")):
+                    if opened:
+                        return await door(request, path[size:])  # type: ignore[no-any-return]
+                    principal = self.who.known(request) or await self.who.find(request)
+                    return await door(request, path[size:], principal)  # type: ignore[no-any-return]
+            raise _nothing(path)
         except Error as error:
             return errors.response(error)
 
-    def _operator(self, request: Request, path: bytes) -> Response:
-        """What is not for clients but for those who run the server."""
-        if path == b"/healthz":
-            return self._only_get(request, system.health())
-        if path == b"/readyz":
-            return self._only_get(request, system.ready(self.db))
-        if path == b"/metrics":
-            self._principal(request)
-            return self._only_get(request, system.metrics(self.db))
-        raise NotFound(
-            f"there is nothing at {path.decode('latin-1')[:200]!r}; streams live at /v1/stream/<path>, "
-            "tables' changes at /v1/tables/<name>/stream, the DynamoDB API at POST /"
-        )
+    async def control(self, request: Request, raw: bytes) -> Answer:
+        """Subscriptions. Some of it is public, or opened by the token of a wake."""
+        rest = raw.decode("ascii", "replace")
+        if is_open(request.method, rest):
+            return await self._subscriptions(request, rest, NOBODY)
+        return await self._subscriptions(request, rest, self.who.known(request) or await self.who.find(request))
 
-    @staticmethod
-    def _only_get(request: Request, response: Response) -> Response:
-        if request.method not in (b"GET", b"HEAD"):
-            raise NotAllowed(f"{request.path.decode('latin-1')} takes GET", allow="GET, HEAD, OPTIONS")
-        return response
+    async def sql(self, request: Request, rest: bytes, principal: Principal) -> Response:
+        """SQL, at one place and not below it."""
+        if rest:
+            raise _nothing(request.path)
+        return await self._sql(request, principal)
 
-    def _principal(self, request: Request) -> Principal:
-        """Who is asking."""
-        if self._token is None:
-            return _EVERYONE
-        given = request.headers.get(b"authorization")
-        if given is None:
-            raise Unauthenticated("credentials are needed; send Authorization: Bearer <token>")
-        scheme, _, token = given.partition(b" ")
-        if scheme.lower() != b"bearer":
-            raise Unauthenticated("this server takes Authorization: Bearer <token>")
-        if not hmac.compare_digest(token.strip(), self._token):
-            raise WrongToken("the token is not the server's; check TAILRACE_TOKEN on both sides")
-        return _TOKEN
+    # -- for those who run the server
+
+    async def health(self, request: Request, rest: bytes) -> Response:
+        return _only_get(request, rest, system.health())
+
+    async def ready(self, request: Request, rest: bytes) -> Response:
+        return _only_get(request, rest, system.ready(self.db))
+
+    async def metrics(self, request: Request, rest: bytes, principal: Principal) -> Response:
+        if principal.access is not None:  # it names topics and groups, whoever they belong to
+            raise Forbidden(f"{principal.name!r} may not read metrics: it was given only some things", code="NOT_GIVEN")
+        return _only_get(request, rest, system.metrics(self.db))
+
+
+def _only_get(request: Request, rest: bytes, response: Response) -> Response:
+    if rest:
+        raise _nothing(request.path)
+    if request.method not in (b"GET", b"HEAD"):
+        raise NotAllowed(f"{request.path.decode('latin-1')} takes GET", allow="GET, HEAD, OPTIONS")
+    return response
+
+
+def _nothing(path: bytes) -> NotFound:
+    return NotFound(
+        f"there is nothing at {path.decode('latin-1')[:200]!r}; streams live at /v1/stream/<path>, tables' changes at "
+        "/v1/tables/<name>/stream, topics at /v1/topics/<name>, SQL at POST /v1/api/sql, the DynamoDB API at POST /"
+    )
 
 
 def _from_browser(request: Request) -> bool:

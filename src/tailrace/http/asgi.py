@@ -18,6 +18,7 @@ from tailrace.database import open as open_database
 from tailrace.http import wire
 from tailrace.http.app import COMMON, App
 from tailrace.http.message import Answer, Door, Frame, Headers, Live, Request, Response
+from tailrace.http.who import check_place
 from tailrace.http.wire import Refusal
 from tailrace.limits import BODY_BYTES_MAX, READER_BUFFER_MAX
 
@@ -140,7 +141,7 @@ class AsgiAdapter:
         """The door's answer; None for a read whose client left. What a write does is committed anyway."""
         work = asyncio.ensure_future(self._door(request))
         try:
-            if request.method in wire.READS:
+            if request.method in wire.READS or request.path in wire.CLAIMS:
                 await asyncio.wait((work, departure), return_when=asyncio.FIRST_COMPLETED)
                 if not work.done():
                     return None
@@ -272,10 +273,15 @@ class Mounted(AsgiAdapter):
     async def startup(self) -> None:
         async with self._opening:
             if self._app is None:
+                check_place(self._config)
                 db = open_database(self._config.data)
-                db.attach(asyncio.get_running_loop())
-                app = App(db, self._config)
-                await app.start()
+                try:
+                    db.attach(asyncio.get_running_loop())
+                    app = App(db, self._config)
+                    await app.start()
+                except BaseException:
+                    await db.aclose()
+                    raise
                 self._app = app
 
     async def shutdown(self) -> None:

@@ -48,7 +48,7 @@ class Exchange(Drive[Answer]):
         self.connection = connection
         self.request = request
         self.http10 = http10
-        self.reading = reading = request is not None and request.method in wire.READS
+        self.reading = reading = request is not None and (request.method in wire.READS or request.path in wire.CLAIMS)
         self.head_only = reading and request is not None and request.method == b"HEAD"
         self.answer: Answer | None = None
 
@@ -164,13 +164,18 @@ class Connection(Inbound):
         """The client sends no more. It still gets what it is owed, if that comes soon."""
         self._eof = self._deaf = True
         # A reader that closes looks just like one that only stops sending. Live readers have nothing to send
-        # and are taken to have left; so is, after a while, whoever waits for a read (see check).
-        if self._live is not None or self._phase == CLOSING or not (self._owed or self._waiting):
+        # and are taken to have left; so is, after a while, whoever waits for a read (see check). A consumer that waits
+        # is taken to have left at once: nothing may be claimed for it.
+        if self._live is not None or self._phase == CLOSING or not (self._owed or self._waiting) or self._claims():
             return False
         self._phase = IDLE
         self._drop_body()
         self._deadline = self._shared.now + self._shared.limits.linger_s
         return True
+
+    def _claims(self) -> bool:
+        """Whether a consumer's request for messages is under way."""
+        return any(each.request is not None and each.request.path in wire.CLAIMS for each in self._owed)
 
     def pause_writing(self) -> None:
         assert self._transport is not None

@@ -12,6 +12,7 @@ from tailrace.errors import (
     Error,
     NotAllowed,
     SequenceGap,
+    Slowed,
     StaleEpoch,
     TooMany,
     Trimmed,
@@ -45,10 +46,12 @@ def response(error: Error) -> Response:
             body["generation"] = error.generation
         case NotAllowed():
             headers.append((b"allow", error.allow.encode()))
-        case WrongToken():
-            headers.append((b"www-authenticate", b'Bearer realm="tailrace", error="invalid_token"'))
         case Unauthenticated():
-            headers.append((b"www-authenticate", b'Bearer realm="tailrace"'))
+            wrong = b', error="invalid_token"' if isinstance(error, WrongToken) else b""
+            basic = b', Basic realm="tailrace", charset="UTF-8"'
+            headers.append((b"www-authenticate", b'Bearer realm="tailrace"' + wrong + basic))
+        case Slowed():
+            headers.append((b"retry-after", b"%d" % error.retry_after_s))
         case Unavailable() | TooMany():
             headers.append((b"retry-after", b"1"))
     return Response(error.status, headers, _encode({"error": body}))

@@ -1,11 +1,11 @@
 """The door of `/v1/admin/keys`: access keys, for those who run the server.
 
     GET                            the keys, without their secrets
-    POST      {"principal": ...}   a new key, with the secret that is shown this once
+    POST      {"principal": ...}   a new key, with the secret that is shown this once; "role" if it is not dba
     DELETE    /:id                 delete it
     PATCH     /:id {"disabled": ...}   switch it off or on
 
-A key's holder cannot make keys: this door is opened with the server's token, not with a signature.
+A key's holder cannot make keys with it: this door takes passwords and tokens, not signatures.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 from tailrace import limits
 from tailrace.access import Principal
 from tailrace.auth.keys import (
+    DEFAULT_ROLE,
     CreateAccessKey,
     DeleteAccessKey,
     DisableAccessKey,
@@ -39,6 +40,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 class CreateBody(msgspec.Struct):
     principal: str
+    role: str = DEFAULT_ROLE
 
 
 class SwitchBody(msgspec.Struct):
@@ -70,7 +72,7 @@ class KeysDoor:
                 return _answer(200, {"keys": [_shown(key) for key in found]})
             case b"POST":
                 asked = _body(request, CreateBody)
-                key = await self._db.aexecute(CreateAccessKey(asked.principal), principal)
+                key = await self._db.aexecute(CreateAccessKey(asked.principal, asked.role), principal)
                 return _answer(201, _shown(key))
         raise NotAllowed("the access keys take GET and POST", allow="GET, HEAD, POST, OPTIONS")
 
@@ -89,7 +91,12 @@ class KeysDoor:
 
 def _shown(key: KeyInfo | NewKey) -> dict[str, Any]:
     created = datetime.fromtimestamp(key.created_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    shown: dict[str, Any] = {"id": key.id, "principal": key.principal, "created_at": created.replace("+00:00", "Z")}
+    shown: dict[str, Any] = {
+        "id": key.id,
+        "principal": key.principal,
+        "role": key.role,
+        "created_at": created.replace("+00:00", "Z"),
+    }
     if isinstance(key, NewKey):
         return shown | {"secret": key.secret}
     return shown | {"disabled": key.disabled}

@@ -20,6 +20,7 @@ from tailrace.errors import Invalid
 from tailrace.http.app import COMMON, App
 from tailrace.http.shared import TransportLimits
 from tailrace.http.transport import Server
+from tailrace.http.who import check_place
 
 # With Python's default of 5 ms a busy loop lets the committer wait that long for its turn after every sync.
 SWITCH_INTERVAL_S: Final = 0.0005
@@ -58,8 +59,9 @@ class Running:
 
 
 async def start(config: Config) -> Running:
-    """Open the database and listen."""
+    """Open the database and listen; `Invalid` where nobody could be let in."""
     context = _tls(config)
+    check_place(config)
     db = open_database(config.data)
     try:
         db.attach(asyncio.get_running_loop())

@@ -1,31 +1,30 @@
-"""Who signed a request: access keys looked up, signatures verified, the server's own token taken too.
+"""Who signed a request: access keys looked up, signatures verified; other credentials are left to `who`.
 
-Keys that were used are remembered, since every request needs one; any change to a key, by whichever door, is told in
-its commit's notices and makes this forget. So a key that is disabled or deleted is refused once that is committed.
+Keys that were used are remembered, since every request needs one; any change to a key or a user, by whichever door, is
+told in its commit's notices and makes this forget. So a key that is disabled or deleted is refused once that is
+committed, and so are those of a user that is disabled.
 """
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
-from tailrace.access import EVERYTHING, Principal
+from tailrace.access import Principal
 from tailrace.auth import signature
 from tailrace.auth.keys import FindAccessKey
 from tailrace.auth.signature import SigningKeys
+from tailrace.auth.users import LoadUser
 from tailrace.clock import Clock
 from tailrace.database import Database
-from tailrace.errors import WrongToken
 from tailrace.http.message import Request
-from tailrace.log.tail import KEYS_CHANGED
+from tailrace.http.who import EVERYONE, Who
+from tailrace.log.tail import KEYS_CHANGED, USERS_CHANGED
 
 REMEMBERED_MAX: Final = 1_024
 Verify = Callable[[], None]
-
-_EVERYONE: Final = Principal("everyone", EVERYTHING)
-_TOKEN: Final = Principal("token", EVERYTHING)
+Claimed = tuple[Principal, Verify | None]
 
 
 class Signatures:
@@ -33,46 +32,39 @@ class Signatures:
 
     With `dev` everyone is let in: any key, any signature, or none at all. What is sent must still have the form of a
     signature, and be of about now, so that a client that builds requests wrongly hears of it before production.
-    `token` is what is also taken as ``Authorization: Bearer``; None takes none (but any, with `dev`).
     """
 
-    def __init__(
-        self, db: Database, clock: Clock | None = None, *, dev: bool = False, token: bytes | None = None
-    ) -> None:
+    def __init__(self, db: Database, who: Who, clock: Clock | None = None, *, dev: bool = False) -> None:
         self._db = db
+        self._who = who
         self._clock = clock or db.clock
         self._dev = dev
-        self._token = token
         self._known: dict[str, tuple[str, Principal]] = {}  # secret and principal, by key id
         self._signing_keys = SigningKeys()
-        self._unsubscribe = db.tail.subscribe(KEYS_CHANGED, self._on_changed)
+        self._unsubscribe = [db.tail.subscribe(number, self._on_changed) for number in (KEYS_CHANGED, USERS_CHANGED)]
 
     def close(self) -> None:
         """Hear of changes no more."""
-        self._unsubscribe()
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
 
-    def principal(self, request: Request) -> Principal:
-        """Who signed the request."""
-        principal, verify = self.claimed(request)
-        if verify is not None:
-            verify()
-        return principal
-
-    def claimed(self, request: Request) -> tuple[Principal, Verify | None]:
+    def claimed(self, request: Request) -> Claimed | Awaitable[Claimed]:
         """Who says to have signed the request, and what proves it or raises; None: it is proved already.
 
         All that is cheap is checked here, so that whoever has no key costs nothing more. The rest reads the whole body,
-        and may be called in another thread."""
+        and may be called in another thread. Other credentials than signatures may take a while: then this is what to
+        wait for."""
         headers, query = request.headers, request.query
         given = headers.get(b"authorization")
-        if given is not None and given[:7].lower() == b"bearer ":
-            return self._bearer(given[7:]), None
+        if given is not None and given.partition(b" ")[0].lower() in (b"bearer", b"basic"):
+            known = self._who.known(request)
+            return self._found(request) if known is None else (known, None)
         if self._dev and not signature.is_signed(headers, query):
-            return _EVERYONE, None
+            return EVERYONE, None
         claim = signature.read_claim(headers, query)
         signature.check_time(claim, self._clock.now_ms())
         if self._dev:
-            return _EVERYONE, None
+            return EVERYONE, None
         signature.check_scope(claim, headers)
         secret, principal = self._known.get(claim.key_id) or self._find(claim.key_id)
         verify = partial(
@@ -87,22 +79,23 @@ class Signatures:
         )
         return principal, verify
 
-    def _bearer(self, given: bytes) -> Principal:
-        if self._dev:
-            return _EVERYONE
-        if self._token and hmac.compare_digest(given.strip(), self._token):
-            return _TOKEN
-        raise WrongToken(
-            "the token is not the server's; check TAILRACE_TOKEN on both sides", code=signature.UNRECOGNIZED_CLIENT
-        )
+    async def _found(self, request: Request) -> Claimed:
+        return await self._who.find(request), None
 
     def _find(self, key_id: str) -> tuple[str, Principal]:
         row = self._db.execute(FindAccessKey(key_id))
         if row is None:
             raise signature.unrecognized_client()
+        user = self._db.execute(LoadUser(row.principal))
+        if user is not None and user.disabled:
+            raise signature.unrecognized_client()
+        if user is not None:
+            principal = self._who.principal_of(user)
+        else:
+            principal = Principal(row.principal, self._who.permissions_of(row.role), row.role)
         if len(self._known) >= REMEMBERED_MAX:
             self._known.clear()
-        found = self._known[key_id] = row.secret, Principal(row.principal, EVERYTHING)
+        found = self._known[key_id] = row.secret, principal
         return found
 
     def _on_changed(self, changes: list[Any]) -> None:

@@ -96,7 +96,7 @@ class StreamsDoor:
         fields = request.headers
         claim = None
         if b"producer-id" in fields or b"producer-epoch" in fields or b"producer-seq" in fields:
-            claim = _claim(fields)
+            claim = producer_claim(fields)
         content_type = fields.get(b"content-type")
         seq = fields.get(b"stream-seq")
         close = _closes(fields)
@@ -195,7 +195,7 @@ def _closes(fields: dict[bytes, bytes]) -> bool:
     return value is not None and value.strip().lower() == b"true"
 
 
-def _claim(fields: dict[bytes, bytes]) -> Claim:
+def producer_claim(fields: dict[bytes, bytes]) -> Claim:
     """The three producer fields, all or none."""
     values: list[int] = []
     producer = fields.get(b"producer-id")

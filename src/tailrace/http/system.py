@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Final
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, PlatformCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from tailrace.database import Database
 from tailrace.errors import Error
 from tailrace.http.message import Headers, Response
-from tailrace.metrics import NAMES
+from tailrace.metrics import BUCKETS, CUT, HISTOGRAMS, LABELLED, NAMES, SERIES_MAX, Histogram
+from tailrace.topics.queries import GroupInfo, ListGroups, ListPartitions, PartitionInfo
 
 _JSON: Final[Headers] = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
 _INDEX: Final = b"""Tailrace: one ordered, durable log with several front doors.
@@ -25,6 +27,11 @@ GET    /v1/stream/<path>?offset=-1            read it
 GET    /v1/stream/<path>?offset=now&live=sse  follow it
 POST   /                                      the DynamoDB API: tables, for any AWS SDK
 GET    /v1/tables/<name>/stream?offset=-1     read a table's changes; follow them like a stream
+POST   /v1/api/sql                            SQL: {"sql": "SELECT name FROM system.tables"}
+POST   /v1/topics/<name>                      publish a message to a topic
+POST   /v1/api/topics/consume                 consume messages as a group; then /v1/api/topics/ack
+GET    /v1/topics/<name>/0/stream?offset=-1   read a topic's partition; follow it like a stream
+POST   /v1/api/auth/login                     log in
 GET    /healthz  /readyz  /metrics            how the server is
 """
 
@@ -63,6 +70,50 @@ class _Counters(Collector):
             value = float(getattr(self._db.metrics, name))
             family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
             yield family(f"tailrace_{name}", text, value=value)
+        for name, text in HISTOGRAMS.items():
+            counted: Histogram = getattr(self._db.metrics, name)
+            yield HistogramMetricFamily(f"tailrace_{name}", text, _buckets(counted), counted.sum_s)
+        yield from self._labelled()
+
+    def _labelled(self) -> Iterator[Metric]:
+        """What there is for each partition and each group: the first of them, by name, and whether there are more."""
+        partitions = self._db.execute(ListPartitions(limit=SERIES_MAX + 1))
+        groups = self._db.execute(ListGroups(limit=SERIES_MAX + 1))
+        shown = {
+            name: (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(
+                f"tailrace_{name}", text, labels=labels
+            )
+            for name, (kind, text, labels) in LABELLED.items()
+        }
+        for partition in partitions[:SERIES_MAX]:
+            for name, count in _of_partition(partition).items():
+                shown[name].add_metric([partition.topic.name, str(partition.partition)], count)
+        for group in groups[:SERIES_MAX]:
+            for name, count in _of_group(group).items():
+                shown[name].add_metric([group.topic.name, group.group, str(group.partition)], count)
+        yield from shown.values()
+        cut = max(len(partitions), len(groups)) > SERIES_MAX
+        yield GaugeMetricFamily(f"tailrace_{CUT[0]}", CUT[1], value=cut)
+
+
+def _of_partition(info: PartitionInfo) -> dict[str, int]:
+    return {"topic_messages": info.next - info.start, "topic_bytes": info.bytes, "topic_appended": info.next}
+
+
+def _of_group(info: GroupInfo) -> dict[str, int]:
+    return {
+        "group_lag": info.lag,
+        "group_in_flight": info.in_flight,
+        "group_delivered": info.delivered,
+        "group_redelivered": info.redelivered,
+        "group_lost": info.lost,
+    }
+
+
+def _buckets(counted: Histogram) -> list[tuple[str, float]]:
+    """The counts as Prometheus has them: of all that is within each bound."""
+    bounds = [*(str(bound) for bound in BUCKETS), "+Inf"]
+    return list(zip(bounds, accumulate(counted.counts), strict=True))
 
 
 def metrics(db: Database) -> Response:

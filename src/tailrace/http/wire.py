@@ -17,6 +17,8 @@ import httptools
 from tailrace.http.message import Headers, Response
 
 READS: Final = frozenset((b"GET", b"HEAD", b"OPTIONS", b"TRACE"))
+# What waits like a read although it is a POST, and must not go on for a client that has left.
+CLAIMS: Final = frozenset((b"/api/topics/consume", b"/v1/api/topics/consume"))
 # Fields of which a second one would make two readers disagree.
 SINGLE: Final = frozenset((b"host", b"content-length", b"transfer-encoding"))
 

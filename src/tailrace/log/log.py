@@ -69,6 +69,23 @@ def append(tx: Tx, log: Log, body: bytes, size: int) -> Log:
     return log
 
 
+def append_each(tx: Tx, log: Log, bodies: list[bytes]) -> Log:
+    """Add an entry of one position for each body; the log afterwards. For many at once, this is cheaper."""
+    position = log.next
+    if position + len(bodies) > limits.POSITION_MAX:
+        raise TooLarge(f"log {log.owner!r} is full: positions end at {limits.POSITION_MAX}")
+    at_ms = log.at_ms if log.at_ms > tx.now_ms else tx.now_ms
+    end = position + len(bodies)
+    log = Log(log.id, log.owner, log.parent, log.base, log.start, end, at_ms, log.forks, log.depth, log.dropped)
+    tx.put(LOGS, log)
+    for body in bodies:
+        entry = Entry(log.id, position, position + 1, at_ms, body)
+        tx.add(ENTRIES, entry)
+        tx.notify(log.id, Advanced(log, entry))
+        position += 1
+    return log
+
+
 def read(reader: Reader, log: Log, position: int, bytes_max: int, entries_max: int = sys.maxsize) -> Page:
     """Entries from `position` on: at least one if there is any, then up to `bytes_max` and `entries_max`, cut between
     entries."""

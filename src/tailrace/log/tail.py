@@ -16,6 +16,7 @@ from tailrace.storage.engine import Notice
 # Numbers that no log has, for what else is told with a commit.
 HOUSEKEEPING: Final = -1  # there is work for the sweep
 KEYS_CHANGED: Final = -2  # an access key was made, changed or deleted
+USERS_CHANGED: Final = -3  # a user was made, changed or dropped, or a session of theirs was ended
 
 Callback = Callable[[list[Any]], None]
 
@@ -66,4 +67,4 @@ class Tail:
                     watcher(touched)
 
     def __len__(self) -> int:
-        return sum(len(waiters) for waiters in self._waiters.values())
+        return sum(len(waiters) for waiters in list(self._waiters.values()))

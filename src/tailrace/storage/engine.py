@@ -14,7 +14,7 @@ Nothing a `Tx` wrote is visible to a `Reader` before the commit is durable.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
@@ -83,6 +83,7 @@ class Tx(ABC):
     def __init__(self, now_ms: int) -> None:
         self.now_ms = now_ms  # the same for all commands of a batch
         self.by = ""  # who runs the current command
+        self.router: Callable[..., None] | None = None  # what turns changes of tables into messages of topics
         self.notices: list[Notice] = []
         self._dirty: dict[Table[Any], dict[Key, Any]] = {}
         self._added: dict[Table[Any], list[Any]] = {}

@@ -69,6 +69,10 @@ class Create(Command[Created], frozen=True):
     def size(self) -> int:
         return len(self.body)
 
+    def subjects(self) -> tuple[str, ...]:
+        own = f"streams/{self.path}"
+        return (own,) if self.fork is None else (own, f"streams/{self.fork.source}")
+
     def run(self, tx: Tx) -> Created:
         check_path(self.path)
         existing = tx.get(STREAMS, self.path)
@@ -175,6 +179,8 @@ class Create(Command[Created], frozen=True):
 class Append(Command[Appended], frozen=True, gc=False):
     """Add to a stream, close it, or both; once, however often it is sent by an idempotent producer."""
 
+    subject = ("streams", "path")
+
     path: str
     body: bytes = b""
     content_type: str | None = None
@@ -241,6 +247,8 @@ class Append(Command[Appended], frozen=True, gc=False):
 class Delete(Command[None], frozen=True):
     """Delete a stream. While forks read from it, its path answers 410 and stays taken."""
 
+    subject = ("streams", "path")
+
     path: str
 
     def run(self, tx: Tx) -> None:
@@ -249,6 +257,8 @@ class Delete(Command[None], frozen=True):
 
 class Touch(Command[None], frozen=True):
     """Renew a stream's TTL because it was read."""
+
+    subject = ("streams", "path")
 
     path: str
 

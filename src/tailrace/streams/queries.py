@@ -35,6 +35,8 @@ class Slice(msgspec.Struct, frozen=True):
 
 
 class Describe(Query[Described], frozen=True):
+    subject = ("streams", "path")
+
     path: str
 
     def run(self, reader: Reader) -> Described:
@@ -44,6 +46,8 @@ class Describe(Query[Described], frozen=True):
 
 class Read(Query[Slice], frozen=True):
     """Entries from `position` on (None: from the earliest retained), up to `bytes_max` and `entries_max`."""
+
+    subject = ("streams", "path")
 
     path: str
     position: int | None = None

@@ -69,6 +69,12 @@ class PutSubscription(Command[Described], frozen=True):
     base_url: str
     webhooks: webhook.Rules = webhook.Rules()
 
+    def subjects(self) -> tuple[str, ...]:
+        settings = rules.normalised(self.settings)
+        # A pattern is covered where its beginning is, up to the first of its own wildcards.
+        named = (settings.pattern, settings.wake_stream, *settings.streams)
+        return (f"subscriptions/{self.id}", *(f"streams/{path}" for path in named if path is not None))
+
     def run(self, tx: Tx) -> Described:
         rules.check_id(self.id)
         settings = rules.normalised(self.settings)
@@ -105,6 +111,8 @@ class PutSubscription(Command[Described], frozen=True):
 
 
 class GetSubscription(Query[Described], frozen=True):
+    subject = ("subscriptions", "id")
+
     id: str
 
     def run(self, reader: Reader) -> Described:
@@ -126,6 +134,8 @@ class ListSubscriptions(Query[list[Subscription]], frozen=True):
 class DeleteSubscription(Command[bool], frozen=True):
     """Remove a subscription; whether there was one. Whoever holds a wake of it cannot ack any more."""
 
+    subject = ("subscriptions", "id")
+
     id: str
 
     def run(self, tx: Tx) -> bool:
@@ -145,6 +155,10 @@ class AddStreams(Command[None], frozen=True):
     id: str
     streams: tuple[str, ...]
 
+    def subjects(self) -> tuple[str, ...]:
+        named = (rules.stream_path(text, "streams") for text in self.streams)
+        return (f"subscriptions/{self.id}", *(f"streams/{path}" for path in named))
+
     def run(self, tx: Tx) -> None:
         subscription = load(tx, self.id)
         if not self.streams:
@@ -163,6 +177,9 @@ class RemoveStream(Command[None], frozen=True):
     id: str
     stream: str
 
+    def subjects(self) -> tuple[str, ...]:
+        return f"subscriptions/{self.id}", f"streams/{self.stream.strip('/')}"
+
     def run(self, tx: Tx) -> None:
         subscription = load(tx, self.id)
         path = self.stream.strip("/")
@@ -180,6 +197,8 @@ class Claim(Command[Claimed | None], frozen=True):
 
     That is a result and not an error because it ends a wake that has become pointless (its streams were deleted): if
     it stayed in flight, the next append would wake nobody."""
+
+    subject = ("subscriptions", "id")
 
     id: str
     worker: str

@@ -14,7 +14,7 @@ not encode.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
@@ -131,14 +131,33 @@ def too_large() -> TooLarge:
     )
 
 
-class Capture:
-    """What one transaction has changed so far, by the log that is to hold it."""
+class Planned(Protocol):
+    """A write that was done: the item before and after it, None where there was or is none."""
 
-    __slots__ = ("_bytes", "_streams")
+    @property
+    def definition(self) -> Definition: ...
+    @property
+    def new(self) -> Item | None: ...
+    @property
+    def old(self) -> Item | None: ...
+
+
+Changed: TypeAlias = tuple[Planned, int]  # and what happened, into EVENTS
+
+
+class Capture:
+    """What one transaction has changed so far, by the log that is to hold it, and what of it has routes to topics."""
+
+    __slots__ = ("_bytes", "_routed", "_streams")
 
     def __init__(self) -> None:
         self._streams: dict[int, list[Stored]] = {}
+        self._routed: list[Changed] = []
         self._bytes = 0
+
+    def send(self, plan: Planned, event: int) -> None:
+        """Note a change that has routes."""
+        self._routed.append((plan, event))
 
     def add(
         self, definition: Definition, event: int, keys: Item, size: int, old: tuple[bytes, int], new: tuple[bytes, int]
@@ -157,8 +176,10 @@ class Capture:
         self._streams.setdefault(stream.log, []).append(Stored(event, size, keys, old_image, new_image))
 
     def append(self, tx: Tx, by: str | None = None) -> int | None:
-        """Write it all into the logs, under one new sequence; that, or None where nothing changed."""
+        """Write it all into the logs, under one new sequence; that, or None where nothing was recorded."""
         if not self._streams:
+            if self._routed:
+                self._route(tx, tx.next_id(SEQUENCE), by)
             return None
         if self._bytes > limits.TRANSACTION_BYTES_MAX:
             raise too_large()
@@ -170,5 +191,12 @@ class Capture:
             body = encode(count.items, tx.by if by is None else by, records)
             tx.put(COUNTS, CountRow(-number, count.items + len(records), count.bytes + len(body)))
             logs.append(tx, log, body, sequence + 1 - log.next)
+        if self._routed:
+            self._route(tx, sequence, by)
         self._streams, self._bytes = {}, 0
         return sequence
+
+    def _route(self, tx: Tx, sequence: int, by: str | None) -> None:
+        assert tx.router is not None, "a table has routes, and the database was opened without topics"
+        tx.router(tx, sequence, tx.by if by is None else by, self._routed)
+        self._routed = []

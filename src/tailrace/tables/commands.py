@@ -34,6 +34,8 @@ UPDATED_NEW: Final = "UPDATED_NEW"
 class ItemCommand(Command[Written], frozen=True, kw_only=True, gc=False):
     """An action on one item of a table, if the condition holds."""
 
+    subject = ("tables", "table")
+
     condition: Condition | None = None
     on_failure: bool = False  # tell the item as it is where the condition fails
     returns: str = NONE
@@ -219,6 +221,9 @@ class BatchWrite(Command[BatchWritten], frozen=True):
     def heavy(self) -> bool:
         return len(self.writes) > limits.LOOP_WRITES or self.size() > limits.LOOP_BYTES
 
+    def subjects(self) -> tuple[str, ...]:
+        return tuple({f"tables/{action.table}" for action in self.writes})
+
     def run(self, tx: Tx) -> BatchWritten:
         plans = self._plan(tx)
         if len({(plan.definition.space, plan.key) for plan in plans}) != len(plans):
@@ -272,6 +277,9 @@ class TransactWrite(Command[BatchWritten], frozen=True):
 
     def heavy(self) -> bool:
         return len(self.actions) > limits.LOOP_ACTIONS or self.size() > limits.LOOP_BYTES
+
+    def subjects(self) -> tuple[str, ...]:
+        return tuple({subject for action in self.actions for subject in action.subjects()})
 
     def run(self, tx: Tx) -> BatchWritten:
         if self.token is not None and self._used(tx):

@@ -66,6 +66,25 @@ class StreamRef(msgspec.Struct, frozen=True):
     view: str  # KEYS_ONLY, NEW_IMAGE, OLD_IMAGE or NEW_AND_OLD_IMAGES
 
 
+class Column(msgspec.Struct, frozen=True):
+    """A column that was declared in SQL. What is written through other doors need not keep to it."""
+
+    name: str
+    kind: str  # TEXT, BIGINT, DOUBLE, DECIMAL, BOOLEAN, BLOB or JSON
+    required: bool = False  # NOT NULL
+
+
+class Route(msgspec.Struct, frozen=True, dict=True):
+    """Where changes of one kind are also sent, as messages. Kept with the table, so that whoever writes a row has its
+    routes at hand, and they change with it in one transaction. `dict`: it keeps what it was compiled to."""
+
+    topic: int
+    event: int  # into change.EVENTS
+    filter: str | None  # a condition in SQL; None: every change
+    partition_by: str | None  # a value in SQL; None: the row's key
+    mode: int  # 0 key, 1 full, 2 diff
+
+
 class Definition(msgspec.Struct, frozen=True, dict=True):
     name: str
     space: int  # of the items; also the number of the table
@@ -87,6 +106,8 @@ class Definition(msgspec.Struct, frozen=True, dict=True):
     ttl_space: int | None = None  # the order of items by expiry
     stream: StreamRef | None = None
     tags: dict[str, str] = {}
+    columns: tuple[Column, ...] = ()  # none: any attribute may be there
+    routes: tuple[Route, ...] = ()
 
     @cached_property
     def kinds(self) -> dict[str, str]:
@@ -101,6 +122,16 @@ class Definition(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def by_name(self) -> dict[str, Index]:
         return {index.name: index for index in self.indexes}
+
+    @cached_property
+    def routes_of(self) -> tuple[tuple[Route, ...], ...]:
+        """The routes by what happens to a row, in the order of change.EVENTS."""
+        return tuple(tuple(route for route in self.routes if route.event == event) for event in range(3))
+
+    @cached_property
+    def column_kinds(self) -> tuple[tuple[str, str], ...] | None:
+        """The declared columns by name and kind; None: none were declared, and any may be there."""
+        return tuple((column.name, column.kind) for column in self.columns) or None
 
     @cached_property
     def plain(self) -> bool:

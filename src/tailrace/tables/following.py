@@ -64,6 +64,8 @@ def list_streams(name: str) -> Steps[list[StreamInfo]]:
 class FindStream(Query["streams.Info | None"], frozen=True):
     """A table's stream, also a deleted one's; None if the table never had one."""
 
+    subject = ("tables", "table")
+
     table: str
 
     def run(self, reader: Reader) -> streams.Info | None:

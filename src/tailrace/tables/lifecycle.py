@@ -106,6 +106,9 @@ class CreateTable(Command[Described], frozen=True):
 
     spec: Spec
 
+    def subjects(self) -> tuple[str, ...]:
+        return (f"tables/{self.spec.name}",)
+
     def run(self, tx: Tx) -> Described:
         spec = self.spec
         schema.check_table(spec)
@@ -155,6 +158,7 @@ class DeleteTable(Command[Described], frozen=True):
     """Remove a table with all that is in it. Its change stream stays readable until retention lets it go."""
 
     permission = Permission.ADMIN
+    subject = ("tables", "name")
 
     name: str
 
@@ -195,6 +199,8 @@ def _enable(tx: Tx, definition: Definition, stream: schema.StreamSpec) -> Defini
 class DescribeTable(Query[Described], frozen=True):
     """What a table is and how much is in it."""
 
+    subject = ("tables", "name")
+
     name: str
 
     def run(self, reader: Reader) -> Described:
@@ -221,6 +227,7 @@ class UpdateTable(Command[Described], frozen=True):
     """Change a table that is in use."""
 
     permission = Permission.ADMIN
+    subject = ("tables", "name")
 
     name: str
     changes: Changes
@@ -390,6 +397,7 @@ class SetTimeToLive(Command[TimeToLive], frozen=True):
     """Let items expire at the time (seconds since 1970) in an attribute, or no longer."""
 
     permission = Permission.ADMIN
+    subject = ("tables", "name")
 
     name: str
     attribute: str
@@ -423,6 +431,8 @@ class SetTimeToLive(Command[TimeToLive], frozen=True):
 class DescribeTimeToLive(Query[TimeToLive], frozen=True):
     """Whether and by which attribute a table's items expire."""
 
+    subject = ("tables", "name")
+
     name: str
 
     def run(self, reader: Reader) -> TimeToLive:
@@ -436,6 +446,7 @@ class TagTable(Command[None], frozen=True):
     """Add tags to a table, or replace those of the same keys."""
 
     permission = Permission.ADMIN
+    subject = ("tables", "name")
 
     name: str
     tags: dict[str, str]
@@ -454,6 +465,7 @@ class UntagTable(Command[None], frozen=True):
     """Take tags off a table; keys that it does not have are passed over."""
 
     permission = Permission.ADMIN
+    subject = ("tables", "name")
 
     name: str
     keys: tuple[str, ...]
@@ -468,6 +480,8 @@ class UntagTable(Command[None], frozen=True):
 
 class ListTags(Query[dict[str, str]], frozen=True):
     """A table's tags."""
+
+    subject = ("tables", "name")
 
     name: str
 

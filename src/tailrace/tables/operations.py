@@ -63,6 +63,9 @@ class MakeTable(Command[Definition], frozen=True):
     ttl: str | None = None
     exist_ok: bool = False
 
+    def subjects(self) -> tuple[str, ...]:
+        return (f"tables/{self.spec.name}",)
+
     def run(self, tx: Tx) -> Definition:
         row = tx.get(TABLES, self.spec.name)
         if row is not None and self.exist_ok:
@@ -85,6 +88,8 @@ def _kinds_of(spec: schema.Spec) -> dict[str, str]:
 
 class FindTable(Query[Definition], frozen=True):
     """The definition of a table."""
+
+    subject = ("tables", "name")
 
     name: str
 
@@ -211,6 +216,7 @@ class SetExpiry(Command[None], frozen=True):
     """Let items expire by this attribute, whichever it was before; None: by none."""
 
     permission = Permission.ADMIN
+    subject = ("tables", "table")
 
     table: str
     attribute: str | None
@@ -617,6 +623,8 @@ class Snapshot:
 
 class TakeSnapshot(Query[Snapshot], frozen=True):
     """Copy a table out of one view of the database; what is large goes to a temporary file, not into memory."""
+
+    subject = ("tables", "table")
 
     table: str
 

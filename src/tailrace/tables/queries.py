@@ -94,6 +94,7 @@ class GetItem(command.Query[Got], frozen=True):
     """The item with this key. Every read is consistent here; `consistent` is what it is counted as."""
 
     single = True
+    subject = ("tables", "table")
 
     table: str
     key: Item
@@ -134,6 +135,9 @@ class BatchGet(command.Query[BatchGot], frozen=True):
 
     requests: tuple[Wanted, ...]
     capacity: bool = False
+
+    def subjects(self) -> tuple[str, ...]:
+        return tuple({f"tables/{wanted.table}" for wanted in self.requests})
 
     def run(self, reader: Reader) -> BatchGot:
         for wanted in self.requests:
@@ -184,6 +188,9 @@ class TransactGet(command.Query[TransactGot], frozen=True):
 
     gets: tuple[GetItem, ...]
     capacity: bool = False
+
+    def subjects(self) -> tuple[str, ...]:
+        return tuple({f"tables/{get.table}" for get in self.gets})
 
     def run(self, reader: Reader) -> TransactGot:
         places: list[tuple[Definition, bytes]] = []
@@ -246,6 +253,8 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
 
 class Query(command.Query[Slice], frozen=True, kw_only=True):
     """Items of one partition of a table or index, in the order of the sort key."""
+
+    subject = ("tables", "table")
 
     table: str
     condition: KeyBinder
@@ -333,6 +342,8 @@ class Query(command.Query[Slice], frozen=True, kw_only=True):
 
 class Scan(command.Query[Slice], frozen=True, kw_only=True):
     """All items of a table or index, or of one of `total` segments of it."""
+
+    subject = ("tables", "table")
 
     table: str
     index: str | None = None

@@ -268,6 +268,7 @@ class ReadChanges(Query[Changes], frozen=True):
 
     `limit` and `bytes_max` are rounded up to whole transactions: at least one is returned if there is any."""
 
+    subject = ("tables", "table")
     table: str
     after: int | None = None
     limit: int = PAGE_RECORDS
@@ -317,6 +318,7 @@ class Run(msgspec.Struct, frozen=True):
 class ReadEntries(Query[Run], frozen=True):
     """Entries that cover `position` (None: the oldest) and what follows: at least one if there is any."""
 
+    subject = ("tables", "table")
     table: str
     label: str | None = None
     position: int | None = None
@@ -370,6 +372,7 @@ class Info(msgspec.Struct, frozen=True):
 class StreamInfo(Query[Info], frozen=True):
     """What is in a table's stream: the present one, or the one of `label`."""
 
+    subject = ("tables", "table")
     table: str
     label: str | None = None
 
@@ -380,6 +383,7 @@ class StreamInfo(Query[Info], frozen=True):
 class AllStreams(Query[list[Info]], frozen=True):
     """All that there are of a table's name, the oldest first; also those of a deleted table before it."""
 
+    subject = ("tables", "table")
     table: str
 
     def run(self, reader: Reader) -> list[Info]:
@@ -406,6 +410,7 @@ def info_of(reader: Reader, stream: ChangeStream) -> Info:
 class ListChangeStreams(Query[list[ChangeStream]], frozen=True):
     """Change streams in order of table and label, `after` one of them, which need not be there any more."""
 
+    subject = ("tables", "table")
     table: str | None = None
     after: tuple[str, str] | None = None
     limit: int = 100
@@ -417,6 +422,7 @@ class ListChangeStreams(Query[list[ChangeStream]], frozen=True):
 class RecentStreams(Query[list[ChangeStream]], frozen=True):
     """Change streams, the newest first, `after` one of them (its label and its table's name)."""
 
+    subject = ("tables", "table")
     table: str | None = None
     after: tuple[str, str] | None = None
     limit: int = 100
@@ -452,6 +458,7 @@ class EnableStream(Command[ChangeStream], frozen=True):
     """Record a table's changes from now on; bounds of None keep records until they are pruned."""
 
     permission = Permission.ADMIN
+    subject = ("tables", "table")
 
     table: str
     view: str = change.BOTH
@@ -468,6 +475,7 @@ class DisableStream(Command[ChangeStream], frozen=True):
     """Record no more of a table's changes. What is there stays readable."""
 
     permission = Permission.ADMIN
+    subject = ("tables", "table")
 
     table: str
 
@@ -481,6 +489,7 @@ class AlterRetention(Command[ChangeStream], frozen=True):
     """Keep records for so long and so many of them from now on; None: no bound. What is not set stays as it is."""
 
     permission = Permission.ADMIN
+    subject = ("tables", "table")
 
     table: str
     max_age_s: int | msgspec.UnsetType | None = msgspec.UNSET
@@ -508,6 +517,7 @@ class PruneStream(Command[Pruned], frozen=True):
     """Remove records up to and including the sequence `through` (None: all there are), cursors or not."""
 
     permission = Permission.ADMIN
+    subject = ("tables", "table")
 
     table: str
     through: int | None = None
@@ -621,6 +631,7 @@ class Cursor(msgspec.Struct, frozen=True):
 class SaveCursor(Command[Cursor], frozen=True):
     """Note that `name` has seen everything up to the sequence `after`, and hold retention back for it."""
 
+    subject = ("tables", "table")
     table: str
     name: str
     after: int
@@ -651,6 +662,7 @@ class SaveCursor(Command[Cursor], frozen=True):
 class DropCursor(Command[bool], frozen=True):
     """Forget a cursor; whether there was one."""
 
+    subject = ("tables", "table")
     table: str
     name: str
     label: str | None = None
@@ -666,6 +678,7 @@ class DropCursor(Command[bool], frozen=True):
 class ListCursors(Query[list[Cursor]], frozen=True):
     """All cursors of a stream, by name."""
 
+    subject = ("tables", "table")
     table: str
     label: str | None = None
 

@@ -80,6 +80,8 @@ def do(tx: Tx, plan: Plan, capture: Capture) -> None:
             _move(tx, plan)
         if definition.stream is not None:
             capture.add(definition, REMOVE, *_named(plan), (row.body, row.size), _NONE)
+        if definition.routes:
+            _send(plan, REMOVE, capture)
         return
     body = value.encode(new)
     if row is not None and (body == row.body or (len(body) == len(row.body) and value.same(plan.old, new))):
@@ -91,11 +93,20 @@ def do(tx: Tx, plan: Plan, capture: Capture) -> None:
         _count(tx, definition.space, 1, plan.size)
         if definition.stream is not None:
             capture.add(definition, INSERT, *_named(plan), _NONE, (body, plan.size))
+        if definition.routes:
+            _send(plan, INSERT, capture)
     else:
         if plan.size != row.size:
             _count(tx, definition.space, 0, plan.size - row.size)
         if definition.stream is not None:
             capture.add(definition, MODIFY, *_named(plan), (row.body, row.size), (body, plan.size))
+        if definition.routes:
+            _send(plan, MODIFY, capture)
+
+
+def _send(plan: Plan, event: int, capture: Capture) -> None:
+    if plan.definition.routes_of[event]:
+        capture.send(plan, event)
 
 
 def remove(tx: Tx, definition: Definition, key: bytes) -> bool:

@@ -12,8 +12,10 @@ from typing import cast
 import pytest
 
 from tailrace import failpoints, limits
+from tailrace.auth.users import CreateUser, alter_user
 from tailrace.config import Config
 from tailrace.database import Database
+from tailrace.database import open as open_database
 from tailrace.errors import Invalid, Unavailable
 from tailrace.http import system
 from tailrace.http.serve import allow_open_files, start
@@ -130,7 +132,8 @@ def test_a_token_is_asked_for(data_dir: Path) -> None:
                 assert answer.status_code == 401, (method, wrong)
                 invalid = wrong.lower().startswith("bearer")
                 challenge = 'Bearer realm="tailrace"' + ', error="invalid_token"' * invalid
-                assert answer.headers.get_list("www-authenticate") == [challenge]
+                challenge += ', Basic realm="tailrace", charset="UTF-8"'
+                assert answer.headers.get("www-authenticate") == challenge
         for good in ("bearer s3cret", "BEARER  s3cret"):
             assert (await up.http.get(url, headers={"authorization": good})).status_code == 200
         assert (await up.http.get("/metrics")).status_code == 401
@@ -225,6 +228,24 @@ def test_the_front_page_says_what_to_do(data_dir: Path) -> None:
         assert answer.text.startswith("healthy: ")
 
     serve(data_dir, scenario)
+
+
+def test_a_server_that_nobody_could_enter_does_not_start(data_dir: Path) -> None:
+    config = Config(port=0, data=str(data_dir))
+    with pytest.raises(Invalid, match="nobody could be let in"):
+        asyncio.run(start(config))
+    assert not data_dir.exists(), "nothing was made for it"
+    with open_database(data_dir) as db:
+        db.execute(CreateUser(name="ann"))  # who has no password
+    with pytest.raises(Invalid, match="nobody could be let in"):
+        asyncio.run(start(config))
+    with open_database(data_dir) as db:  # it was let go
+        db.execute(alter_user("ann", password="correct horse"))
+
+    async def starts() -> None:
+        await (await start(config)).stop()
+
+    asyncio.run(starts())
 
 
 def test_an_address_in_use(data_dir: Path, tmp_path: Path) -> None:

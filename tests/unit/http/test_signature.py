@@ -16,7 +16,7 @@ from botocore.credentials import Credentials
 
 import tailrace
 from tailrace import Database
-from tailrace.access import EVERYTHING, SYSTEM, Permission, Principal
+from tailrace.access import EVERYTHING, ROLES, SYSTEM, Access, Permission, Principal
 from tailrace.auth.keys import (
     CreateAccessKey,
     DeleteAccessKey,
@@ -25,11 +25,14 @@ from tailrace.auth.keys import (
     FindAccessKey,
     NewKey,
 )
+from tailrace.auth.users import AlterUser, CreateUser, DropUser, LoadUser
 from tailrace.clock import ManualClock
+from tailrace.config import Config
 from tailrace.errors import Unauthenticated
 from tailrace.http.keys import KeysDoor
 from tailrace.http.message import Request
-from tailrace.http.signature import Signatures
+from tailrace.http.signature import Claimed, Signatures
+from tailrace.http.who import Who
 
 CLOCK = ManualClock()
 
@@ -59,15 +62,40 @@ def bare(**headers: str) -> Request:
     return Request(b"POST", b"/", b"", {b"host": b"localhost", **fields}, b"{}")
 
 
+def signatures_of(db: Database, *, dev: bool = False, token: str | None = None) -> Signatures:
+    return Signatures(db, Who(db, Config(dev=dev, token=token)), dev=dev)
+
+
+def asked_of(signatures: Signatures, request: Request) -> Claimed:
+    """What is claimed, whether it was there at once or had to be waited for."""
+
+    async def wait() -> Claimed:
+        claimed = signatures.claimed(request)
+        return claimed if isinstance(claimed, tuple) else await claimed
+
+    claimed = signatures.claimed(request)
+    if isinstance(claimed, tuple):
+        return claimed
+    claimed.close()  # type: ignore[attr-defined]
+    return asyncio.run(wait())
+
+
+def who(signatures: Signatures, request: Request) -> Principal:
+    principal, verify = asked_of(signatures, request)
+    if verify is not None:
+        verify()
+    return principal
+
+
 def refused(signatures: Signatures, request: Request) -> str:
     with pytest.raises(Unauthenticated) as caught:
-        signatures.principal(request)
+        who(signatures, request)
     return caught.value.code
 
 
 def test_a_key_stands_for_its_principal(db: Database, key: NewKey) -> None:
-    signatures = Signatures(db)
-    assert signatures.principal(signed(key.id, key.secret)) == Principal("ann", EVERYTHING)
+    signatures = signatures_of(db)
+    assert who(signatures, signed(key.id, key.secret)) == Principal("ann", ROLES["dba"], "dba")
     assert refused(signatures, signed(key.id, "x" * 40)) == "INVALID_SIGNATURE"
     assert refused(signatures, signed("TRKOTHER", key.secret)) == "UNRECOGNIZED_CLIENT"
     assert refused(signatures, bare()) == "MISSING_TOKEN"
@@ -77,34 +105,34 @@ def test_a_key_stands_for_its_principal(db: Database, key: NewKey) -> None:
 def test_the_body_is_what_was_signed(db: Database, key: NewKey) -> None:
     request = signed(key.id, key.secret, b'{"a": 1}')
     request.body = b'{"a": 2}'
-    assert refused(Signatures(db), request) == "INVALID_SIGNATURE"
+    assert refused(signatures_of(db), request) == "INVALID_SIGNATURE"
 
 
 def test_the_path_is_the_clients_also_where_the_server_is_mounted_below_another(db: Database, key: NewKey) -> None:
     request = signed(key.id, key.secret, path="/below/this/")
     request.path, request.mount = b"/", "/below/this"
-    assert Signatures(db).principal(request).name == "ann"
+    assert who(signatures_of(db), request).name == "ann"
 
 
 @pytest.mark.parametrize("command", [DisableAccessKey, DeleteAccessKey])
 def test_a_key_that_is_taken_away_is_refused_at_once(
     db: Database, key: NewKey, command: Callable[[str], DisableAccessKey | DeleteAccessKey]
 ) -> None:
-    signatures = Signatures(db)
+    signatures = signatures_of(db)
     request = signed(key.id, key.secret)
-    signatures.principal(request)
+    who(signatures, request)
     db.execute(command(key.id))
     assert refused(signatures, request) == "UNRECOGNIZED_CLIENT"
     if command is DisableAccessKey:
         db.execute(EnableAccessKey(key.id))
-        assert signatures.principal(request).name == "ann"
+        assert who(signatures, request).name == "ann"
 
 
 def test_the_same_with_an_event_loop(db: Database, key: NewKey) -> None:
     async def scenario() -> None:
-        signatures = Signatures(db)
+        signatures = signatures_of(db)
         request = signed(key.id, key.secret)
-        signatures.principal(request)
+        who(signatures, request)
         await db.aexecute(DisableAccessKey(key.id))
         await asyncio.sleep(0)  # no request is read sooner
         assert refused(signatures, request) == "UNRECOGNIZED_CLIENT"
@@ -113,41 +141,61 @@ def test_the_same_with_an_event_loop(db: Database, key: NewKey) -> None:
 
 
 def test_a_key_is_looked_up_once(db: Database, key: NewKey) -> None:
-    signatures = Signatures(db)
+    signatures = signatures_of(db)
     with mock.patch.object(db, "execute", wraps=db.execute) as execute:
         for _ in range(3):
-            signatures.principal(signed(key.id, key.secret))
-        execute.assert_called_once_with(FindAccessKey(key.id))
+            who(signatures, signed(key.id, key.secret))
+        assert execute.call_args_list == [mock.call(FindAccessKey(key.id)), mock.call(LoadUser("ann"))]
 
 
 def test_who_has_no_key_is_refused_before_the_body_is_looked_at(db: Database, key: NewKey) -> None:
-    signatures = Signatures(db)
+    signatures = signatures_of(db)
     with mock.patch("tailrace.auth.signature.verify", side_effect=AssertionError):
         with pytest.raises(Unauthenticated):
             signatures.claimed(signed("AKIDUNKNOWN", key.secret))
-        _, verify = signatures.claimed(signed(key.id, key.secret))
-    principal, verify = signatures.claimed(signed(key.id, "wrong" * 8))
+        _, verify = asked_of(signatures, signed(key.id, key.secret))
+    principal, verify = asked_of(signatures, signed(key.id, "wrong" * 8))
     assert (principal.name, verify is not None) == ("ann", True)
     with pytest.raises(Unauthenticated):
         verify()  # type: ignore[misc]
 
 
+def test_a_key_has_a_role(db: Database) -> None:
+    key = db.execute(CreateAccessKey("reader", "user"))
+    assert who(signatures_of(db), signed(key.id, key.secret)) == Principal("reader", ROLES["user"], "user")
+
+
+def test_a_users_key_has_the_users_role_restrictions_and_state(db: Database, key: NewKey) -> None:
+    signatures = signatures_of(db)
+    request = signed(key.id, key.secret)
+    assert who(signatures, request).role == "dba"
+    db.execute(CreateUser(name="ann", role="service", access=("tables/orders",)))
+    ann = Principal("ann", ROLES["service"], "service", Access(("tables/orders",)))
+    assert who(signatures, request) == ann
+    db.execute(AlterUser(name="ann", disabled=True))
+    assert refused(signatures, request) == "UNRECOGNIZED_CLIENT"
+    db.execute(AlterUser(name="ann", disabled=False))
+    assert who(signatures, request) == ann
+    db.execute(DropUser(name="ann"))
+    assert who(signatures, request).role == "dba"
+
+
 def test_the_token_of_the_server(db: Database) -> None:
-    signatures = Signatures(db, token=b"secret")
-    assert signatures.principal(bare(authorization="Bearer secret")) == Principal("token", EVERYTHING)
-    assert refused(signatures, bare(authorization="Bearer secre")) == "UNRECOGNIZED_CLIENT"
-    assert refused(signatures, bare(authorization="Bearer ")) == "UNRECOGNIZED_CLIENT"
-    for without in (Signatures(db), Signatures(db, token=b"")):
-        assert refused(without, bare(authorization="Bearer ")) == "UNRECOGNIZED_CLIENT"
+    signatures = signatures_of(db, token="secret")
+    assert who(signatures, bare(authorization="Bearer secret")) == Principal("token", EVERYTHING)
+    assert refused(signatures, bare(authorization="Bearer secre")) == "WRONG_TOKEN"
+    assert refused(signatures, bare(authorization="Bearer ")) == "WRONG_TOKEN"
+    for without in (signatures_of(db), signatures_of(db, token="")):
+        assert refused(without, bare(authorization="Bearer ")) == "WRONG_TOKEN"
 
 
 def test_everyone_is_let_in_for_development(db: Database) -> None:
-    signatures = Signatures(db, dev=True)
-    everyone = Principal("everyone", EVERYTHING)
-    assert signatures.principal(bare()) == everyone
-    assert signatures.principal(bare(authorization="Bearer any")) == everyone
-    assert signatures.principal(signed("any", "thing")) == everyone
-    assert refused(signatures, bare(authorization="Basic abc")) == "MISSING_TOKEN"
+    signatures = signatures_of(db, dev=True)
+    everyone = Principal("everyone", ROLES["dba"], "dba")
+    assert who(signatures, bare()) == everyone
+    assert who(signatures, bare(authorization="Bearer any")) == everyone
+    assert who(signatures, signed("any", "thing")) == everyone
+    assert who(signatures, bare(authorization="Basic abc")) == everyone
     assert refused(signatures, bare(authorization="AWS4-x")) == "INCOMPLETE_SIGNATURE"
     old = bare(
         authorization="AWS4-HMAC-SHA256 Credential=a/2/3/4/aws4_request SignedHeaders=x-amz-date;host Signature=123",
@@ -174,6 +222,7 @@ def test_keys_over_http(db: Database) -> None:
     status, made = asked(db, b"POST", body=b'{"principal": "ann"}')
     assert status == 201
     name, secret = str(made["id"]), made.pop("secret")
+    assert made["role"] == "dba"
     assert (made["principal"], made["created_at"]) == ("ann", "2023-11-14T22:13:20.000Z")
     assert isinstance(secret, str)
     assert len(secret) == 40

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from itertools import count
 from secrets import choice
@@ -31,7 +31,7 @@ from tailrace.http.dynamodb.context import Context
 from tailrace.http.dynamodb.operations import OPERATIONS
 from tailrace.http.dynamodb.shape import Operation
 from tailrace.http.message import Headers, Request, Response
-from tailrace.http.signature import Verify
+from tailrace.http.signature import Claimed, Verify
 from tailrace.limits import KiB
 from tailrace.tables.messages import NESTED_TOO_DEEP
 
@@ -60,7 +60,7 @@ class DynamoDoor:
         self,
         db: Database,
         config: Config,
-        authenticate: Callable[[Request], tuple[Principal, Verify | None]],
+        authenticate: Callable[[Request], Claimed | Awaitable[Claimed]],
         operations: Mapping[str, Operation] = OPERATIONS,
     ) -> None:
         self._db = db
@@ -123,7 +123,8 @@ class DynamoDoor:
         if operation is None:
             return 400, _encode(errors.body("UnknownOperationException"))
         try:
-            principal, verify = self._authenticate(request)
+            claimed = self._authenticate(request)
+            principal, verify = claimed if isinstance(claimed, tuple) else await claimed
             if verify is not None:
                 verify()
             if not body:
@@ -144,7 +145,8 @@ class DynamoDoor:
         if operation is None:
             return 400, _encode(errors.body("UnknownOperationException"))
         try:
-            principal, verify = self._authenticate(request)
+            claimed = self._authenticate(request)
+            principal, verify = claimed if isinstance(claimed, tuple) else await claimed
             work = partial(self._read_apart, operation, principal, verify, request, headers)
             return await self._workers.run(work, len(request.body))
         except Exception as error:

@@ -1,13 +1,14 @@
-"""A small HTTP client for a Tailrace server: what the command line uses.
+"""The client of one server: streams, tables, SQL, access keys; topics are in `topics`.
 
-It retries nothing by itself but reads that follow a stream, which go on where they stopped. For applications there are
-the official Durable Streams clients, and for tables the SDKs of AWS, whose protocol `Client.call` speaks.
+It retries nothing by itself but reads that follow a stream, which go on where they stopped.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
@@ -15,66 +16,81 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from tailrace.errors import (
-    Conflict,
-    Error,
-    Forbidden,
-    Gone,
-    Invalid,
-    NotFound,
-    TooLarge,
-    TooMany,
-    Unauthenticated,
-    Unavailable,
-)
+from tailrace.client.errors import raised, result
+from tailrace.client.page import Page, followed
+from tailrace.client.topics import Topics
+from tailrace.errors import Invalid, Unauthenticated, Unavailable
+from tailrace.sql.result import Result
 
-_KINDS: dict[int, type[Error]] = {
-    kind.status: kind
-    for kind in (Invalid, Unauthenticated, Forbidden, NotFound, Conflict, Gone, TooLarge, TooMany, Unavailable)
-}
-_EXCEPTIONS: dict[str, type[Error]] = {  # what the tables' protocol says with status 400
-    "ResourceNotFoundException": NotFound,
-    "TableNotFoundException": NotFound,
-    "ResourceInUseException": Conflict,
-    "ConditionalCheckFailedException": Conflict,
-    "TransactionCanceledException": Conflict,
-    "TransactionConflictException": Conflict,
-    "AccessDeniedException": Forbidden,
-    "MissingAuthenticationTokenException": Unauthenticated,
-    "IncompleteSignatureException": Unauthenticated,
-    "InvalidSignatureException": Unauthenticated,
-    "UnrecognizedClientException": Unauthenticated,
-    "LimitExceededException": TooMany,
-    "ThrottlingException": TooMany,
-    "ProvisionedThroughputExceededException": TooMany,
-}
 _NOTHING: Mapping[str, str] = {}
 _VALUES: dict[bool, Mapping[str, str]] = {False: _NOTHING, True: {"values": "typed"}}
 _KEYS = "/v1/admin/keys"
+_AUTH = "/v1/api/auth"
 _PATIENCE_S = 90.0  # longer than the server holds a long-poll
 _PORT_MAX = 65_535
+_results = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal)  # numbers keep all their digits
 
 
-class Page(msgspec.Struct, frozen=True):
-    """One answer to a read."""
+class Client(Topics):
+    """Talks to one server, with its `token`, or as a user: `user` and `password` go with each request, `login` changes
+    them for a session of its own."""
 
-    body: bytes
-    content_type: str
-    next: str
-    up_to_date: bool
-    closed: bool
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:4437",
+        *,
+        token: str | None = None,
+        user: str | None = None,
+        password: str | None = None,
+    ) -> None:
+        self._url = _server(url)
+        self._authorization = _authorization(token, user, password)
+        self._refresh_token: str | None = None
+        self._refreshing = threading.Lock()
+        self._http = self._connection()
 
+    def _connection(self, **options: Any) -> httpx.Client:
+        """Connections to the server, apart from others."""
+        return httpx.Client(base_url=self._url, timeout=httpx.Timeout(_PATIENCE_S, connect=5.0), **options)
 
-class Client:
-    """Talks to one server."""
+    # -- who we are
 
-    def __init__(self, url: str = "http://127.0.0.1:4437", *, token: str | None = None) -> None:
-        if token is not None and not (token.isascii() and token.isprintable()):
-            raise Invalid("the token is not one: it holds other characters than printable ASCII")
-        headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        self._http = httpx.Client(
-            base_url=_server(url), headers=headers, timeout=httpx.Timeout(_PATIENCE_S, connect=5.0)
-        )
+    def login(self, user: str, password: str) -> None:
+        """Begin a session. It is renewed when it runs out, until `logout`."""
+        self._logged_in("login", {"username": user, "password": password})
+
+    def logout(self) -> None:
+        """End the session."""
+        if self._refresh_token is not None:
+            self._send("POST", f"{_AUTH}/logout", json={"refresh_token": self._refresh_token})
+            self._refresh_token, self._authorization = None, {}
+
+    def _logged_in(self, how: str, body: dict[str, str]) -> None:
+        answer = self._answer(self._http, "POST", f"{_AUTH}/{how}", json=body)
+        if answer.status_code >= 400:
+            raise raised(answer)
+        facts = answer.json()
+        self._authorization = {"authorization": f"Bearer {facts['access_token']}"}
+        self._refresh_token = facts["refresh_token"]
+
+    def _renewed(self, before: Mapping[str, str]) -> None:
+        """Renew the session, unless another thread has done so since `before` was sent."""
+        with self._refreshing:
+            if self._authorization == before and self._refresh_token is not None:
+                self._logged_in("refresh", {"refresh_token": self._refresh_token})
+
+    # -- SQL
+
+    def sql(self, text: str, params: Sequence[Any] = ()) -> list[Result]:
+        """Run statements; the result of each. The error of one that fails has `line`, `column` and `done`, the results
+        of those before it."""
+        try:
+            body = msgspec.json.encode({"sql": text, "params": [_parameter(each) for each in params]})
+        except (UnicodeEncodeError, TypeError) as error:
+            raise Invalid(f"the statement or its parameters cannot be sent to the server: {error}") from None
+        answer = self._send("POST", "/v1/api/sql", headers={"content-type": "application/json"}, content=body)
+        told = _results.decode(answer.content)
+        return [result(each) for each in told["results"]]
 
     # -- streams
 
@@ -106,7 +122,7 @@ class Client:
     def follow(self, path: str, offset: str = "-1") -> Iterator[Page]:
         """Pages with data, as they come, until the stream is closed. A broken connection is taken up again; one that
         never was, is an error."""
-        return _followed(lambda offset, wait: self.read(path, offset, wait=wait), offset)
+        return followed(lambda offset, wait: self.read(path, offset, wait=wait), offset)
 
     # -- tables
 
@@ -121,7 +137,7 @@ class Client:
         try:
             return msgspec.json.decode(answer.content, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise Unavailable(f"{self._http.base_url} does not speak of tables: is it a Tailrace server?") from None
+            raise Unavailable(f"{self._url} does not speak of tables: is it a Tailrace server?") from None
 
     def changes(self, table: str, offset: str = "-1", *, wait: bool = False, typed: bool = False) -> Page:
         """One page of a table's change records, a JSON array; as `read`. Values are plain JSON, or `typed`."""
@@ -129,7 +145,7 @@ class Client:
 
     def follow_changes(self, table: str, offset: str = "-1", *, typed: bool = False) -> Iterator[Page]:
         """Change records as they come, until the change stream is closed; as `follow`."""
-        return _followed(lambda offset, wait: self.changes(table, offset, wait=wait, typed=typed), offset)
+        return followed(lambda offset, wait: self.changes(table, offset, wait=wait, typed=typed), offset)
 
     def stream_info(self, table: str, label: str | None = None) -> dict[str, Any]:
         """What is in a table's change stream, how long it is kept, and its cursors."""
@@ -171,9 +187,9 @@ class Client:
         found: list[dict[str, Any]] = self._send("GET", _KEYS).json()["keys"]
         return found
 
-    def create_access_key(self, principal: str) -> dict[str, Any]:
+    def create_access_key(self, principal: str, role: str = "dba") -> dict[str, Any]:
         """A new key, with its secret."""
-        made: dict[str, Any] = self._send("POST", _KEYS, json={"principal": principal}).json()
+        made: dict[str, Any] = self._send("POST", _KEYS, json={"principal": principal, "role": role}).json()
         return made
 
     def delete_access_key(self, name: str) -> None:
@@ -207,42 +223,33 @@ class Client:
             fields.get("stream-closed") == "true",
         )
 
-    def _send(self, method: str, target: str, **options: Any) -> httpx.Response:
+    def _page(self, target: str, offset: str, wait: bool) -> Page:
+        return self._read(target, offset, wait)
+
+    def _send(self, method: str, target: str, *, http: httpx.Client | None = None, **options: Any) -> httpx.Response:
+        before = self._authorization
+        answer = self._answer(http or self._http, method, target, **options)
+        if answer.status_code == Unauthenticated.status and self._refresh_token is not None:
+            self._renewed(before)
+            answer = self._answer(http or self._http, method, target, **options)
+        if answer.status_code >= 400:
+            raise raised(answer)
+        return answer
+
+    def _answer(self, http: httpx.Client, method: str, target: str, **options: Any) -> httpx.Response:
+        if http.is_closed or self._http.is_closed:
+            raise Unavailable("this client was closed; make another one", code="CLOSED")
+        headers = {**self._authorization, **options.pop("headers", _NOTHING)}
         try:
-            answer = self._http.request(method, target, **options)
+            return http.request(method, target, headers=headers, **options)
         except UnicodeEncodeError as error:  # in a header or the query
             raise Invalid(f"{error.object!r} cannot be sent to the server: {error.reason}") from None
         except httpx.HTTPError as error:
             raise Unavailable(
-                f"cannot reach {self._http.base_url}: {error}; is the server running (tailrace serve --dev)?"
+                f"cannot reach {self._url}: {error}; is the server running (tailrace serve --dev)?"
             ) from error
         except httpx.InvalidURL as error:
-            raise Invalid(f"{str(self._http.base_url)!r} is not a server's URL: {error}") from error
-        if answer.status_code >= 400:
-            raise _error(answer)
-        return answer
-
-
-def _followed(read: Callable[[str, bool], Page], offset: str) -> Iterator[Page]:
-    """Pages with data, read one after the other; `read` takes an offset and whether to wait."""
-    wait = reached = False
-    delay_s = 0.1
-    while True:
-        try:
-            page = read(offset, wait or offset == "now")
-            delay_s = 0.1
-            reached = True
-        except (Unavailable, TooMany):
-            if not reached:
-                raise
-            time.sleep(delay_s)
-            delay_s = min(delay_s * 2, 5.0)
-            continue
-        if page.body and page.body != b"[]":
-            yield page
-        if page.closed:
-            return
-        offset, wait = page.next, page.up_to_date
+            raise Invalid(f"{str(self._url)!r} is not a server's URL: {error}") from error
 
 
 def _stream(path: str) -> str:
@@ -287,23 +294,27 @@ def _server(url: str) -> httpx.URL:
     return parsed
 
 
-def _error(answer: httpx.Response) -> Error:
-    """The server's error, as it was raised there."""
-    kind = _KINDS.get(answer.status_code, Error)
+def _authorization(token: str | None, user: str | None, password: str | None) -> dict[str, str]:
+    """What says who we are."""
+    if token is not None and (user is not None or password is not None):
+        raise Invalid("a token and a user are two ways to say who you are; give one of them")
+    if token is not None:
+        if not (token.isascii() and token.isprintable()):
+            raise Invalid("the token is not one: it holds other characters than printable ASCII")
+        return {"authorization": f"Bearer {token}"}
+    if user is None and password is None:
+        return {}
+    if user is None or password is None:
+        raise Invalid("a user has a name and a password; give both")
+    if ":" in user:
+        raise Invalid(f"{user!r} cannot name a user: it has a colon in it")
     try:
-        facts = answer.json()
-        if "__type" in facts:
-            return _exception(facts, kind)
-        return kind(facts["error"]["message"], code=facts["error"]["code"])
-    except (ValueError, KeyError, TypeError):
-        return kind(f"the server answered {answer.status_code} {answer.reason_phrase}")
+        return {"authorization": f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"}
+    except UnicodeEncodeError:
+        raise Invalid("the user or the password is not valid UTF-8") from None
 
 
-def _exception(facts: dict[str, Any], kind: type[Error]) -> Error:
-    """An error of the tables' protocol."""
-    name = facts["__type"].rpartition("#")[2]
-    kind = _EXCEPTIONS.get(name, kind)
-    message = facts.get("message") or facts.get("Message") or name
-    if kind is Unauthenticated:
-        message += "; give the server's token (--token or TAILRACE_TOKEN)"
-    return kind(message, code=name)
+def _parameter(given: Any) -> Any:
+    if isinstance(given, bytes | bytearray):
+        return {"$base64": b64encode(given).decode()}
+    return given

@@ -1,0 +1,204 @@
+"""Tables drawn in the terminal: rows of an answer as a person wants to see them.
+
+Numbers stand to the right, NULL is dim, and what is too wide for the terminal is cut; without a terminal nothing
+is. What a row holds is data: no character of it is ever sent as it is that could move the cursor or change a colour.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import sys
+from base64 import b64decode
+from binascii import Error as NotBase64
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from typing import IO, Any, Final, TypeAlias
+
+import msgspec
+from rich import box
+from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+WIDE: Final = 10_000  # columns of an output that is no terminal: nothing is folded
+CELL_CHARACTERS_MAX: Final = 2_000  # of a value in a table on a terminal; it is cut to the width anyway
+COLUMN_WIDTH_MIN: Final = 12  # of a column of longer texts; where there is less, rows are shown one value to a line
+GAP: Final = 3  # between two columns
+LOOKED_AT: Final = 100  # rows, to see whether they fit
+
+NUMBER: Final = "bright_cyan"
+NULL: Final = Text("NULL", style="dim italic")
+
+_NUMERIC: Final = re.compile(
+    r"(?:U?(?:TINY|SMALL|BIG|HUGE)?INT(?:EGER)?|DOUBLE|FLOAT|REAL|DECIMAL|NUMERIC|NUMBER)\b", re.I
+)
+_encode: Final = msgspec.json.Encoder(decimal_format="number").encode
+
+Columns: TypeAlias = Sequence[tuple[str, str]]  # names and SQL types
+Rows: TypeAlias = Sequence[dict[str, Any]]
+
+
+def terminal(file: IO[str] | None = None) -> Console:
+    """Where to draw: as wide as the terminal, or as wide as it takes where there is none."""
+    out = sys.stdout if file is None else file
+    return Console(file=out, width=None if out.isatty() else WIDE, markup=False, highlight=False, emoji=False)
+
+
+# -- values
+
+
+def numeric(kind: str) -> bool:
+    """Whether values of this SQL type are numbers, which stand to the right."""
+    return _NUMERIC.match(kind) is not None and not kind.endswith("[]")
+
+
+def plain(value: Any, kind: str = "") -> str:
+    """A value as text, all of it: bytes as text where they are, documents as JSON, NULL as nothing."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    if isinstance(value, bytes):
+        return bytes_text(value)
+    if isinstance(value, dict | list):
+        return _encode(value).decode()
+    if kind == "BLOB" and isinstance(value, str):
+        try:
+            return bytes_text(b64decode(value, validate=True))
+        except (NotBase64, ValueError):
+            return value
+    return str(value)
+
+
+def bytes_text(value: bytes) -> str:
+    """Bytes as text if they are that, else in hexadecimal."""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return f"\\x{value.hex()}"
+    return text if all(each.isprintable() or each in "\n\t\r" for each in text) else f"\\x{value.hex()}"
+
+
+def safe(text: str, *, lines: bool = False) -> str:
+    """The text with every character spelt out that a terminal would obey; with `lines`, a new line stays one."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or (lines and each == "\n") else _SPELT.get(each) or ascii(each)[1:-1]
+        for each in text
+    )
+
+
+_SPELT: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def cell(value: Any, kind: str = "", *, lines: bool = False, characters_max: int | None = None) -> Text:
+    """A value as it is drawn."""
+    if value is None:
+        return NULL
+    text = plain(value, kind)
+    if characters_max is not None and len(text) > characters_max:
+        text = text[:characters_max] + "…"
+    return Text(safe(text, lines=lines), style=NUMBER if numeric(kind) else "")
+
+
+# -- tables
+
+
+def grid(columns: Columns, rows: Rows, width: int | None = None) -> Table:
+    """Rows below each other. With a `width`, text is cut to fit; a number never is: a part of it is another."""
+    bound = None if width is None else CELL_CHARACTERS_MAX
+    drawn = [[cell(row.get(name), kind, characters_max=bound) for name, kind in columns] for row in rows]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+    heads = [Text(safe(name)) for name, _ in columns]
+    natural = [max(each.cell_len for each in (head, *cells)) for head, *cells in zip(heads, *drawn, strict=True)]
+    kept = natural if width is None else cut(natural, [numeric(kind) for _, kind in columns], width)
+    for head, (_, kind), wide in zip(heads, columns, kept, strict=True):
+        side: JustifyMethod = "right" if numeric(kind) else "left"
+        table.add_column(head, justify=side, no_wrap=True, overflow="ellipsis", width=wide)
+    for cells in drawn:
+        table.add_row(*cells)
+    return table
+
+
+def cut(natural: Sequence[int], whole: Sequence[bool], width: int) -> list[int]:
+    """The widths of columns in a terminal: the widest of those that need not be `whole` are cut, all to one width."""
+    left = width - GAP * (len(natural) - 1)
+    low, high = 1, max(natural, default=1)
+    while low < high:  # the widest that all of them can have
+        middle = (low + high + 1) // 2
+        if sum(_cut(natural, whole, middle)) <= left:
+            low = middle
+        else:
+            high = middle - 1
+    return _cut(natural, whole, low)
+
+
+def _cut(natural: Sequence[int], whole: Sequence[bool], most: int) -> list[int]:
+    return [each if keep else min(each, most) for each, keep in zip(natural, whole, strict=True)]
+
+
+def records(columns: Columns, rows: Rows, first: int = 1) -> Iterable[RenderableType]:
+    """Each row with a line (or more) for each value: `\\x`."""
+    for number, row in enumerate(rows, start=first):
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, kind in columns:
+            table.add_row(Text(safe(name)), cell(row.get(name), kind, lines=True))
+        yield Text(f"─── row {number} ───", style="dim")
+        yield table
+
+
+def fits(columns: Columns, rows: Rows, width: int) -> bool:
+    """Whether a grid of this width says something: numbers are whole, and of each text there is a beginning."""
+    wanted = [
+        max([len(name), *(len(plain(row.get(name), kind)) for row in rows[:LOOKED_AT])]) for name, kind in columns
+    ]
+    least = _cut(wanted, [numeric(kind) for _, kind in columns], COLUMN_WIDTH_MIN)
+    return sum(least) + GAP * (len(least) - 1) <= width
+
+
+def listed(
+    titles: Sequence[str],
+    rows: Iterable[Sequence[RenderableType]],
+    right: Iterable[str] = (),
+    *,
+    header: bool = True,
+) -> Table:
+    """A list as the commands draw it: titles in bold, those in `right` to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), show_header=header)
+    numbers = set(right)
+    for title in titles:
+        table.add_column(title, justify="right" if title in numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def titled(title: str, inner: RenderableType) -> Group:
+    """A part of a longer answer."""
+    return Group(Text(title, style="bold"), Padding(inner, (0, 0, 1, 2), expand=False))
+
+
+# -- for programs
+
+
+def json_line(value: Any) -> bytes:
+    """One JSON value and a new line; numbers keep their digits."""
+    return _encode(value) + b"\n"
+
+
+def csv_lines(columns: Columns, rows: Rows) -> str:
+    """The names and the rows as CSV; NULL is an empty field."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_MINIMAL)
+    writer.writerow([name for name, _ in columns])
+    for row in rows:
+        writer.writerow([plain(row.get(name), kind) for name, kind in columns])
+    return out.getvalue()

@@ -1,0 +1,28 @@
+"""A small HTTP client for a Tailrace server: what the command line uses, and consumers of topics.
+
+It retries nothing by itself but what may be done twice: reads that follow a stream go on where they stopped, a
+`Consumer` goes on where it was, and a `Producer` numbers what it sends. For streams there are the official Durable
+Streams clients too, and for tables the SDKs of AWS, whose protocol `Client.call` speaks.
+"""
+
+from tailrace.client.consumer import Consumer
+from tailrace.client.page import Page
+from tailrace.client.server import Client
+from tailrace.embedded.consumer import Batch
+from tailrace.embedded.messages import Delivery, Message, Place, Published, TopicInfo
+from tailrace.embedded.producer import Producer
+from tailrace.topics.commands import Outgoing
+
+__all__ = [
+    "Batch",
+    "Client",
+    "Consumer",
+    "Delivery",
+    "Message",
+    "Outgoing",
+    "Page",
+    "Place",
+    "Producer",
+    "Published",
+    "TopicInfo",
+]

@@ -1,0 +1,172 @@
+"""Messages as readers get them, and a topic's partition as a Durable Stream to read.
+
+An entry of a partition's log is one message in MessagePack. Here it becomes JSON, the same that a consumer gets but for
+what belongs to a delivery; live readers of a partition share one encoding of it. There is nothing to append here:
+messages are published, or come by routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Coroutine
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from tailrace import limits
+from tailrace.access import Principal
+from tailrace.database import Database
+from tailrace.errors import NotAllowed
+from tailrace.http.encoding import JsonEncoding
+from tailrace.http.message import Answer, Headers, Request, Response
+from tailrace.http.reading import Piece, Reading
+from tailrace.log.entry import Entry
+from tailrace.log.position import offset
+from tailrace.topics.queries import ReadPartition
+from tailrace.topics.topic import MODES, OPERATIONS, Message, Topic, opened
+
+METHODS: Final = "GET, HEAD, OPTIONS"
+CONTENT_TYPE: Final = "application/json"
+APART_BYTES: Final = 64 * limits.KiB  # of entries; more are made JSON in several turns of the event loop
+
+
+class Origin(msgspec.Struct, gc=False):
+    """Where a dead letter comes from."""
+
+    topic: str
+    partition_id: int
+    offset: int
+    group_id: str
+    attempts: int
+
+
+class WireMessage(msgspec.Struct, gc=False):
+    """A message in JSON; its payload is base64, which the encoder makes of bytes."""
+
+    topic_id: str
+    partition_id: int
+    offset: int
+    message_id: str
+    source_table: str | None
+    op: str
+    ts: int
+    payload_mode: str
+    payload: bytes
+    attempt: int | UnsetType = UNSET
+    lease_id: str | UnsetType | None = UNSET
+    key: str | UnsetType = UNSET
+    origin: Origin | UnsetType = UNSET
+
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def wire_messages(topic: str, messages: list[Message], lease: str | None) -> list[WireMessage]:
+    """Messages as a consumer gets them; `topic` is its number."""
+    made = []
+    for message in messages:
+        envelope = message.envelope
+        wire = WireMessage(
+            topic, message.partition, message.offset, message.id, envelope.source,
+            OPERATIONS[envelope.operation], message.at_ms, MODES[envelope.mode], envelope.payload, message.attempt,
+            lease,
+        )  # fmt: skip
+        if envelope.key is not None:
+            wire.key = envelope.key.decode("utf-8", "replace")
+        if envelope.origin is not None:
+            wire.origin = Origin(*envelope.origin)
+        made.append(wire)
+    return made
+
+
+def rendered(entry: Entry, topic: str, partition: int) -> bytes:
+    """An entry's message, as a reader of the partition gets it."""
+    (wire,) = wire_messages(topic, [Message(partition, entry.position, entry.at_ms, 0, opened(entry.body))], None)
+    wire.attempt = wire.lease_id = UNSET
+    return _encode(wire)
+
+
+class MessagesEncoding(JsonEncoding):
+    """One partition's messages. Equal ones share a channel, so that everybody on it is sent the same bytes."""
+
+    live_bytes_max = APART_BYTES
+
+    def __init__(self, topic: Topic, partition: int) -> None:
+        self._topic = str(topic.id)
+        self._partition = partition
+
+    def rendered(self, entry: Entry) -> bytes:
+        return rendered(entry, self._topic, self._partition)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MessagesEncoding) and (self._topic, self._partition) == (
+            other._topic,
+            other._partition,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self._topic, self._partition))
+
+
+class PartitionFeed:
+    """A topic's partition as something to be read."""
+
+    renew_s = math.inf
+
+    def __init__(self, db: Database, principal: Principal, topic: str, partition: int) -> None:
+        self._db = db
+        self._principal = principal
+        self._topic = topic
+        self._partition = partition
+
+    async def read(self, position: int | None, bytes_max: int) -> Piece:
+        query = ReadPartition(self._topic, self._partition, position, bytes_max, limits.SLICE_ENTRIES)
+        run = await self._db.aexecute(query, self._principal)
+        encoding = MessagesEncoding(run.topic, self._partition)
+        entries, left = [], APART_BYTES
+        for entry in run.entries:
+            if left <= 0:
+                await asyncio.sleep(0)
+                left = APART_BYTES
+            left -= len(entry.body)
+            entries.append(Entry(entry.log, entry.position, entry.next, entry.at_ms, encoding.rendered(entry)))
+        return Piece(run.log.id, CONTENT_TYPE, encoding, run.position, entries, run.next, run.log.next, False)
+
+    async def describe(self) -> Piece:
+        # One entry at most is read for it; it tells the log, and whether whoever asks may read.
+        run = await self._db.aexecute(ReadPartition(self._topic, self._partition, None, 1, 1), self._principal)
+        tail = run.log.next
+        encoding = MessagesEncoding(run.topic, self._partition)
+        return Piece(run.log.id, CONTENT_TYPE, encoding, tail, [], tail, tail, False)
+
+    async def head(self) -> Response:
+        run = await self._db.aexecute(ReadPartition(self._topic, self._partition, None, 1, 1), self._principal)
+        headers: Headers = [
+            (b"content-type", CONTENT_TYPE.encode()),
+            (b"stream-next-offset", offset(run.log.next).encode()),
+            (b"stream-earliest-offset", offset(run.log.start).encode()),
+            (b"cache-control", b"no-store"),
+        ]
+        if run.topic.retention_seconds is not None:
+            headers.append((b"stream-max-age", b"%d" % run.topic.retention_seconds))
+        if run.topic.retention_max_bytes is not None:
+            headers.append((b"stream-max-bytes", b"%d" % run.topic.retention_max_bytes))
+        return Response(200, headers)
+
+
+def partition_answer(
+    db: Database, reading: Reading, request: Request, principal: Principal, topic: str, partition: int
+) -> Coroutine[Any, Any, Answer]:
+    """Answer a request on a partition's stream."""
+    feed = PartitionFeed(db, principal, topic, partition)
+    if request.method == b"GET":
+        return reading.answer(request, feed)
+    if request.method == b"HEAD":
+        return feed.head()
+    raise NotAllowed(
+        f"a partition's stream does not take {request.method.decode('latin-1')}: it is written by publishing to the "
+        f"topic (POST /v1/topics/{topic}) and by routes",
+        allow=METHODS,
+    )

@@ -1,0 +1,44 @@
+"""SQL scalar expressions over typed items: the filters and partition keys of routes, the values of UPDATE and INSERT.
+
+An expression is read by sqlglot, checked, and compiled once to a Python function; no parser runs on the write path.
+Logic is three-valued: what is missing, or of another kind than it is compared with, is unknown, and a compiled
+expression never raises, whatever an item holds.
+
+    reading     text to syntax tree, within bounds
+    compiler    syntax tree to terms; comparing and functions have their share of it
+    term        Python source with what is known about it
+    runtime     what the compiled functions call
+    expression  the compiled functions, cached by text
+    attribute   plain values to typed ones, and back
+"""
+
+from __future__ import annotations
+
+from tailrace.scalar.attribute import KINDS, from_attribute, key_text, to_attribute
+from tailrace.scalar.expression import (
+    Condition,
+    Scalar,
+    ValueExpression,
+    compile_condition,
+    compile_value,
+    condition,
+    stored_value,
+    value,
+)
+from tailrace.scalar.problem import ExpressionError
+
+__all__ = [
+    "KINDS",
+    "Condition",
+    "ExpressionError",
+    "Scalar",
+    "ValueExpression",
+    "compile_condition",
+    "compile_value",
+    "condition",
+    "from_attribute",
+    "key_text",
+    "stored_value",
+    "to_attribute",
+    "value",
+]

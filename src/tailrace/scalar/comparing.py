@@ -1,0 +1,238 @@
+"""How comparisons are compiled: =, <>, <, <=, >, >=, IS DISTINCT FROM, IN, BETWEEN, IS NULL, LIKE.
+
+Where the kind of one side is sure, as a literal's is, the other is loaded as that kind; a value of another kind is
+loaded as None, and the comparison is unknown. Where neither is sure, both are loaded as they are and the values decide.
+A number in an item is its canonical text, so equality with a constant compares texts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sqlglot import exp
+
+from tailrace.scalar.pattern import BadPattern, matcher
+from tailrace.scalar.problem import Origin
+from tailrace.scalar.runtime import text_of
+from tailrace.scalar.term import (
+    ATTRIBUTE,
+    BOOL,
+    NULL,
+    NUMBER,
+    TEXT,
+    Names,
+    Term,
+    junction,
+    negation,
+    of_kind,
+    truth,
+    unknown,
+    with_held,
+)
+
+_OPPOSITE: Final = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+_MIRRORED: Final = {"==": "==", "!=": "!=", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
+
+
+class Comparing:
+    """Compiles comparisons of terms; refuses those that can never be true."""
+
+    def __init__(self, names: Names, origin: Origin) -> None:
+        self._names = names
+        self._origin = origin
+
+    def compare(self, node: exp.Expr, operator: str, a: Term, b: Term) -> Term:
+        """`a operator b`; the operator as Python writes it."""
+        self.check(node, a, b)
+        if a.kind == NULL or b.kind == NULL:
+            return unknown(node)
+        if a.constant and not b.constant:
+            a, b, operator = b, a, _MIRRORED[operator]
+        kind = a.kind if a.sure and a.kind else b.kind if b.sure else None
+        if kind is None:
+            return self._by_values(node, operator, a, b)
+        if operator in ("==", "!=") and b.constant and a.raw is not None:
+            return self._with_constant(node, operator, a, b, kind)
+        left, right = of_kind(a, kind), of_kind(b, kind)
+        held = self._names.temporary()
+        known = f"({held} := {left}) is not None"
+        missing = f"({held} := {left}) is None"
+        if not b.constant:
+            other = self._names.temporary()
+            known += f" and ({other} := {right}) is not None"
+            missing += f" or ({other} := {right}) is None"
+            right = other
+        return truth(
+            node,
+            f"(None if {missing} else {held} {operator} {right})",
+            f"({known} and {held} {operator} {right})",
+            f"({known} and {held} {_OPPOSITE[operator]} {right})",
+        )
+
+    def _with_constant(self, node: exp.Expr, operator: str, a: Term, b: Term, kind: str) -> Term:
+        """A column's equality with a constant: the commonest filter of all."""
+        attribute = ATTRIBUTE[kind]
+        constant = self._names.bind(text_of(b.content) if kind == NUMBER else b.content)
+        held = self._names.temporary()
+        value = f"(None if ({held} := {a.raw}.get({attribute!r})) is None else {held} {operator} {constant})"
+        equal = f"({a.raw}.get({attribute!r}) == {constant})"
+        # A value that is missing or of another kind takes the constant's place, and does not differ from it.
+        differs = f"({a.raw}.get({attribute!r}, {constant}) != {constant})"
+        return truth(node, value, *((equal, differs) if operator == "==" else (differs, equal)))
+
+    def _by_values(self, node: exp.Expr, operator: str, a: Term, b: Term) -> Term:
+        if operator in ("==", "!="):
+            if a.raw is not None and b.raw is not None:
+                term = truth(node, f"equal_raw({a.raw}, {b.raw})")
+            else:
+                term = truth(node, f"equal({a.value}, {b.value})")
+            return term if operator == "==" else negation(node, term, self._names)
+        held = self._names.temporary()
+        found = f"({held} := order({a.value}, {b.value}))"
+        return truth(
+            node,
+            f"(None if {found} is None else {held} {operator} 0)",
+            f"({found} is not None and {held} {operator} 0)",
+            f"({found} is not None and {held} {_OPPOSITE[operator]} 0)",
+        )
+
+    def same(self, node: exp.Expr, a: Term, b: Term) -> Term:
+        """`a IS NOT DISTINCT FROM b`; never unknown."""
+        self.check(node, a, b)
+        if a.kind == NULL or b.kind == NULL:
+            return self.is_null(node, b if a.kind == NULL else a)
+        if a.raw is not None and b.raw is not None:
+            return self.certain(node, f"same_raw({a.raw}, {b.raw})")
+        return self.certain(node, f"same({a.value}, {b.value})")
+
+    def is_null(self, node: exp.Expr, term: Term) -> Term:
+        """`term IS NULL`."""
+        if term.raw is None:
+            return self.certain(node, f"({term.value} is None)")
+        held = self._names.temporary()
+        return self.certain(node, f"(not ({held} := {term.raw}) or 'NULL' in {held})")
+
+    def certain(self, node: exp.Expr, source: str) -> Term:
+        """A boolean term that is never unknown."""
+        return truth(node, source, source, f"(not {source})")
+
+    def among(self, node: exp.Expr, term: Term, options: list[Term]) -> Term:
+        """`term IN (options)`."""
+        for option in options:
+            self.check(node, term, option)
+        if term.kind == NULL:
+            return unknown(node)
+        kinds = {option.kind for option in options} - {NULL}
+        if len(kinds) == 1 and all(option.constant for option in options):
+            return self._among_constants(node, term, options, kinds.pop() or "")
+        held = self._names.temporary()
+        # The held value is not raw: it is loaded once, and compared with each.
+        subject = Term(term.node, held, term.kind, term.sure, label=term.label)
+        matches = [self.compare(node, "==", subject, option) for option in options]
+        return with_held(held, term.value, junction(node, matches, self._names, every=False))
+
+    def _among_constants(self, node: exp.Expr, term: Term, options: list[Term], kind: str) -> Term:
+        contents = [option.content for option in options if option.kind != NULL]
+        has_null = len(contents) < len(options)
+        if term.raw is not None and kind == NUMBER:
+            source = f"{term.raw}.get('N')"
+            contents = [text_of(content) for content in contents]
+        else:
+            source = of_kind(term, kind)
+        wanted = self._names.bind(frozenset(contents))
+        held = self._names.temporary()
+        otherwise = "None" if has_null else "False"
+        return truth(
+            node,
+            f"(None if ({held} := {source}) is None else True if {held} in {wanted} else {otherwise})",
+            f"({source} in {wanted})",
+            "False" if has_null else f"(({held} := {source}) is not None and {held} not in {wanted})",
+        )
+
+    def between(self, node: exp.Expr, term: Term, low: Term, high: Term) -> Term:
+        """`term BETWEEN low AND high`."""
+        held = self._names.temporary()
+        sure = next((part.kind for part in (term, low, high) if part.sure and part.kind not in (None, NULL)), None)
+        self.check(node, term, low)
+        self.check(node, term, high)
+        if sure is not None:
+            subject, source = Term(term.node, held, sure, sure=True), of_kind(term, sure)
+        else:
+            subject, source = Term(term.node, held, term.kind, label=term.label), term.value
+        bounds = [self.compare(node, ">=", subject, low), self.compare(node, "<=", subject, high)]
+        return with_held(held, source, junction(node, bounds, self._names, every=True))
+
+    def like(self, node: exp.Expr, term: Term, wanted: Term, escape: Term | None, *, fold: bool) -> Term:
+        """`term LIKE wanted ESCAPE escape`; with `fold`, ILIKE."""
+        for part in (term, wanted, *([escape] if escape else [])):
+            self.expect(part, TEXT, "LIKE")
+        if NULL in (term.kind, wanted.kind) or (escape is not None and escape.kind == NULL):
+            return unknown(node)
+        if escape is not None and not escape.constant:
+            raise self._origin.error_at("ESCAPE takes one character in quotes", escape.node)
+        mark = escape.content if escape is not None else None
+        subject = of_kind(term, TEXT)
+        if not wanted.constant:
+            return truth(node, f"like({subject}, {of_kind(wanted, TEXT)}, {self._names.bind(mark)}, {fold})")
+        try:
+            matches = self._names.bind(matcher(wanted.content, mark, fold))
+        except BadPattern as error:
+            raise self._origin.error_at(f"{error}: {_shown(repr(wanted.content))}", node) from None
+        held = self._names.temporary()
+        known = f"({held} := {subject}) is not None"
+        return truth(
+            node,
+            f"({matches}({held}) if {known} else None)",
+            f"({known} and {matches}({held}))",
+            f"({known} and not {matches}({held}))",
+        )
+
+    def boolean(self, term: Term, where: str) -> Term:
+        """The term as a condition."""
+        if term.kind == NULL or (term.kind == BOOL and term.sure):
+            return term
+        self.expect(term, BOOL, where)
+        if term.raw is not None:
+            source = f"{term.raw}.get('BOOL')"
+            return truth(term.node, source)
+        return truth(term.node, of_kind(term, BOOL))
+
+    def check(self, node: exp.Expr, a: Term, b: Term) -> None:
+        """Refuse to compare what is of two kinds: that is never true."""
+        if a.kind != b.kind and a.kind not in (None, NULL) and b.kind not in (None, NULL):
+            raise self._origin.error_at(
+                f"{described(a)} is never equal to, less or greater than {described(b)}: they are of two kinds; "
+                "write both the same way, or CAST one",
+                node,
+                code="KIND_MISMATCH",
+            )
+
+    def alike(self, node: exp.Expr, a: Term, b: Term) -> None:
+        """Refuse a choice between values of two kinds."""
+        if a.kind != b.kind:
+            raise self._origin.error_at(
+                f"{described(a)} and {described(b)} are of two kinds; a choice between them has one: CAST one",
+                node,
+                code="KIND_MISMATCH",
+            )
+
+    def expect(self, term: Term, kind: str, where: str) -> None:
+        """Refuse a term that is known to be of another kind than `where` takes."""
+        if term.kind not in (None, NULL, kind):
+            raise self._origin.error_at(
+                f"{where} takes a {kind}, which {described(term)} is not", term.node, code="KIND_MISMATCH"
+            )
+
+
+def described(term: Term) -> str:
+    """What an error calls a term."""
+    if term.label:
+        return term.label
+    if not term.constant:
+        return f"the {term.kind} {_shown(term.node.sql(dialect='duckdb'))}"
+    content: Any = text_of(term.content) if term.kind in (NUMBER, BOOL) else repr(term.content)
+    return f"the {term.kind} {_shown(str(content))}"
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= 60 else text[:60] + "…"

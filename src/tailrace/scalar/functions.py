@@ -1,0 +1,203 @@
+"""The functions of expressions, CAST among them: what they take, what they give, and what runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeAlias
+
+from sqlglot import exp
+
+from tailrace.scalar.comparing import Comparing
+from tailrace.scalar.problem import ExpressionError
+from tailrace.scalar.term import BLOB, BOOL, NUMBER, TEXT, Names, Term, of_kind, truth
+
+
+class Compiler(Protocol):
+    """What a function needs of the compiler."""
+
+    names: Names
+    comparing: Comparing
+
+    def term(self, node: exp.Expr) -> Term: ...
+    def take(self, node: exp.Expr, *names: str) -> list[Any]: ...
+    def choice(self, node: exp.Expr, terms: list[Term], value: str) -> Term: ...
+    def error(self, reason: str, node: exp.Expr, code: str | None = None) -> ExpressionError: ...
+    def unsupported(self, node: exp.Expr) -> ExpressionError: ...
+
+
+Handler: TypeAlias = Callable[[Compiler, exp.Expr], Term]
+
+NAMES: Final = (
+    "ABS",
+    "CAST",
+    "CEIL",
+    "COALESCE",
+    "CONCAT",
+    "CONTAINS",
+    "ENDS_WITH",
+    "FLOOR",
+    "GREATEST",
+    "IF",
+    "IFNULL",
+    "LEAST",
+    "LENGTH",
+    "LOWER",
+    "LTRIM",
+    "MOD",
+    "NULLIF",
+    "REPLACE",
+    "ROUND",
+    "RTRIM",
+    "STARTS_WITH",
+    "SUBSTR",
+    "TRIM",
+    "TRY_CAST",
+    "UPPER",
+)
+
+# Per type: its name, what runs, the kind of its result, and its arguments with their kinds; "?" may be left out.
+_SIMPLE: Final[dict[type[exp.Expr], tuple[str, str, str, tuple[tuple[str, str], ...]]]] = {
+    exp.Abs: ("ABS", "absolute", NUMBER, (("this", NUMBER),)),
+    exp.Ceil: ("CEIL", "ceiling", NUMBER, (("this", NUMBER),)),
+    exp.Floor: ("FLOOR", "floor", NUMBER, (("this", NUMBER),)),
+    exp.Round: ("ROUND", "rounded", NUMBER, (("this", NUMBER), ("decimals?", NUMBER))),
+    exp.Lower: ("LOWER", "lower", TEXT, (("this", TEXT),)),
+    exp.Upper: ("UPPER", "upper", TEXT, (("this", TEXT),)),
+    exp.Substring: ("SUBSTR", "substring", TEXT, (("this", TEXT), ("start", NUMBER), ("length?", NUMBER))),
+    exp.Replace: ("REPLACE", "replaced", TEXT, (("this", TEXT), ("expression", TEXT), ("replacement", TEXT))),
+    exp.StartsWith: ("STARTS_WITH", "starts_with", BOOL, (("this", TEXT), ("expression", TEXT))),
+    exp.EndsWith: ("ENDS_WITH", "ends_with", BOOL, (("this", TEXT), ("expression", TEXT))),
+    exp.Contains: ("CONTAINS", "contains", BOOL, (("this", TEXT), ("expression", TEXT))),
+}
+_TRIMS: Final = {"": "trimmed", "BOTH": "trimmed", "LEADING": "trimmed_left", "TRAILING": "trimmed_right"}
+_BITS: Final = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64, "INT128": 128}
+_CASTS: Final[dict[str, tuple[str, str | None]]] = {
+    "TEXT": ("to_text", TEXT),
+    "VARCHAR": ("to_text", TEXT),
+    "CHAR": ("to_text", TEXT),
+    "DOUBLE": ("to_double", NUMBER),
+    "BOOLEAN": ("to_boolean", BOOL),
+    "VARBINARY": ("to_blob", BLOB),
+    "BLOB": ("to_blob", BLOB),
+    "BINARY": ("to_blob", BLOB),
+    "JSON": ("to_json", None),
+}
+_DECIMAL_DIGITS_MAX: Final = 38
+
+
+def _result(node: exp.Expr, source: str, kind: str | None) -> Term:
+    return truth(node, source) if kind == BOOL else Term(node, source, kind, sure=kind is not None)
+
+
+def _simple(compiler: Compiler, node: exp.Expr) -> Term:
+    name, runs, kind, parameters = _SIMPLE[type(node)]
+    arguments = compiler.take(node, *(parameter.rstrip("?") for parameter, _ in parameters))
+    sources = []
+    for argument, (parameter, wanted) in zip(arguments, parameters, strict=True):
+        if argument is None:
+            if parameter.endswith("?"):
+                continue
+            raise compiler.error(f"{name} takes more arguments", node)
+        term = compiler.term(argument)
+        compiler.comparing.expect(term, wanted, name)
+        sources.append(of_kind(term, wanted))
+    return _result(node, f"{runs}({', '.join(sources)})", kind)
+
+
+def _length(compiler: Compiler, node: exp.Expr) -> Term:
+    (argument,) = compiler.take(node, "this")
+    term = compiler.term(argument)
+    if term.kind in (NUMBER, BOOL):
+        compiler.comparing.expect(term, TEXT, "LENGTH")
+    return Term(node, f"length({term.value})", NUMBER, sure=True)
+
+
+def _trim(compiler: Compiler, node: exp.Expr) -> Term:
+    this, characters, position = compiler.take(node, "this", "expression", "position")
+    if characters is not None and this.find(exp.Placeholder) and characters.find(exp.Placeholder):
+        # Which came first in the text is not known any more.
+        raise compiler.error("TRIM takes one parameter at most", node)
+    terms = [compiler.term(this)] + ([compiler.term(characters)] if characters is not None else [])
+    for term in terms:
+        compiler.comparing.expect(term, TEXT, "TRIM")
+    sources = ", ".join(of_kind(term, TEXT) for term in terms)
+    return Term(node, f"{_TRIMS[str(position or '').upper()]}({sources})", TEXT, sure=True)
+
+
+def _concat(compiler: Compiler, node: exp.Expr) -> Term:
+    (parts,) = compiler.take(node, "expressions")
+    sources = ", ".join(compiler.term(part).value for part in parts)
+    return Term(node, f"concatenated({sources})", TEXT, sure=True)
+
+
+def _coalesce(compiler: Compiler, node: exp.Expr) -> Term:
+    this, others = compiler.take(node, "this", "expressions")
+    terms = [compiler.term(part) for part in (this, *(others or ()))]
+    *first, last = terms
+    held = [(compiler.names.temporary(), term.value) for term in first]
+    source = "".join(f"{name} if ({name} := {value}) is not None else " for name, value in held)
+    return compiler.choice(node, terms, f"({source}{last.value})")
+
+
+def _nullif(compiler: Compiler, node: exp.Expr) -> Term:
+    this, other = compiler.take(node, "this", "expression")
+    a, b = compiler.term(this), compiler.term(other)
+    compiler.comparing.check(node, a, b)
+    return compiler.choice(node, [a], f"nullif({a.value}, {b.value})")
+
+
+def _extreme(compiler: Compiler, node: exp.Expr) -> Term:
+    this, others = compiler.take(node, "this", "expressions")
+    terms = [compiler.term(part) for part in (this, *(others or ()))]
+    sources = ", ".join(term.value for term in terms)
+    return compiler.choice(node, terms, f"{'greatest' if isinstance(node, exp.Greatest) else 'least'}({sources})")
+
+
+def _cast(compiler: Compiler, node: exp.Expr) -> Term:
+    this, to = compiler.take(node, "this", "to")
+    term = compiler.term(this)
+    name = to.this.name if isinstance(to.this, exp.DType) else str(to.this)
+    details = [detail.this.name for detail in to.expressions if isinstance(detail, exp.DataTypeParam)]
+    plain = len(details) == len(to.expressions) and not to.args.get("nested")
+    if plain and name == "DECIMAL":
+        return _cast_decimal(compiler, node, term, details)
+    if plain and name in _BITS and not details:
+        return Term(node, f"to_whole({term.value}, {_BITS[name]:d})", NUMBER, sure=True)
+    if not plain or name not in _CASTS or (details and name not in ("VARCHAR", "TEXT", "CHAR")):
+        shown = to.sql(dialect="duckdb")
+        raise compiler.error(
+            f"there is no CAST to {shown}; there are TEXT, BIGINT, INTEGER, SMALLINT, TINYINT, DOUBLE, "
+            "DECIMAL(digits, places), BOOLEAN, BLOB, JSON",
+            node,
+        )
+    runs, kind = _CASTS[name]
+    return _result(node, f"{runs}({term.value})", kind)
+
+
+def _cast_decimal(compiler: Compiler, node: exp.Expr, term: Term, details: list[str]) -> Term:
+    if not details:
+        return Term(node, f"to_number({term.value})", NUMBER, sure=True)
+    numbers = [int(detail) for detail in details if detail.isdecimal() and len(detail) < 3]
+    digits, places = (*numbers, 0)[:2] if numbers else (0, 0)
+    if (
+        len(numbers) != len(details)
+        or len(details) > 2
+        or not 0 <= places <= digits <= _DECIMAL_DIGITS_MAX
+        or not digits
+    ):
+        raise compiler.error(f"DECIMAL({', '.join(details)}): digits are 1 to 38, and places at most as many", node)
+    return Term(node, f"to_decimal({term.value}, {digits:d}, {places:d})", NUMBER, sure=True)
+
+
+HANDLERS: Final[dict[type[exp.Expr], Handler]] = {
+    **dict.fromkeys(_SIMPLE, _simple),
+    exp.Length: _length,
+    exp.Trim: _trim,
+    exp.Concat: _concat,
+    exp.Coalesce: _coalesce,
+    exp.Nullif: _nullif,
+    exp.Greatest: _extreme,
+    exp.Least: _extreme,
+    exp.Cast: _cast,
+    exp.TryCast: _cast,
+}

@@ -1,0 +1,116 @@
+"""LIKE patterns: `%` is any text, `_` any one character; nothing else is special unless ESCAPE says so.
+
+A pattern is cut at its `%` into segments, and each is looked for after the one before: the leftmost place is always
+the best one, so matching never goes back, and a pattern cannot be made to take long.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final, TypeAlias
+
+Matcher: TypeAlias = Callable[[str], bool]
+PATTERN_CHARACTERS_MAX: Final = 1_024  # bounds what a match costs, and what is kept of patterns
+_ANY: Final = None  # stands for `_` in a segment
+
+
+class BadPattern(Exception):
+    """The pattern is too long, or ends with the escape character, or that is not one character."""
+
+
+@lru_cache(maxsize=256)
+def matcher(pattern: str, escape: str | None, fold: bool) -> Matcher:
+    """What tells whether a text matches the pattern; with `fold`, whatever the case of letters."""
+    if len(pattern) > PATTERN_CHARACTERS_MAX:
+        raise BadPattern(f"a pattern has at most {PATTERN_CHARACTERS_MAX} characters")
+    if escape is not None and len(escape) != 1:
+        raise BadPattern("ESCAPE takes one character")
+    segments = _segments(folded(pattern) if fold else pattern, escape and folded(escape) if fold else escape)
+    found = _plain(segments) or _general(segments)
+    if not fold:
+        return found
+    return lambda text: found(folded(text))
+
+
+def folded(text: str) -> str:
+    """The text in lower case, character by character: no character becomes two."""
+    if text.isascii():
+        return text.lower()
+    return "".join([character.lower()[0] for character in text])
+
+
+def raised(text: str) -> str:
+    """The text in upper case, character by character; one that has no single upper case stays."""
+    if text.isascii():
+        return text.upper()
+    return "".join(
+        [upper if len(upper := character.upper()) == 1 else _UPPER.get(character, character) for character in text]
+    )
+
+
+_UPPER: Final = {"ß": "ẞ"}
+
+
+def _segments(pattern: str, escape: str | None) -> list[list[str | None]]:
+    """What stands between the `%` of the pattern: characters, and None for each `_`."""
+    segments: list[list[str | None]] = [[]]
+    characters = iter(pattern)
+    for character in characters:
+        if character == escape:
+            escaped = next(characters, None)
+            if escaped is None:
+                raise BadPattern("a pattern must not end with its ESCAPE character")
+            segments[-1].append(escaped)
+        elif character == "%":
+            segments.append([])
+        else:
+            segments[-1].append(_ANY if character == "_" else character)
+    return segments
+
+
+def _plain(segments: list[list[str | None]]) -> Matcher | None:
+    """The quick way of the usual patterns: 'x', 'x%', '%x', '%x%'."""
+    if any(character is _ANY for segment in segments for character in segment):
+        return None
+    texts = ["".join(character or "" for character in segment) for segment in segments]
+    if len(texts) == 1:
+        wanted = texts[0]
+        return lambda text: text == wanted
+    if len(texts) == 2:
+        first, last = texts
+        if not last:
+            return lambda text: text.startswith(first)
+        length = len(first) + len(last)
+        return lambda text: len(text) >= length and text.startswith(first) and text.endswith(last)
+    if len(texts) == 3 and not texts[0] and not texts[2]:
+        inner = texts[1]
+        return lambda text: inner in text
+    return None
+
+
+def _general(segments: list[list[str | None]]) -> Matcher:
+    first, *others = [
+        re.compile("".join("." if character is _ANY else re.escape(character) for character in segment), re.DOTALL)
+        for segment in segments
+    ]
+    if not others:
+        return lambda text: first.fullmatch(text) is not None
+    *middle, last = others
+    last_length = len(segments[-1])
+
+    def matches(text: str) -> bool:
+        found = first.match(text)
+        if found is None:
+            return False
+        at = found.end()
+        for segment in middle:
+            found = segment.search(text, at)
+            if found is None:
+                return False
+            at = found.end()
+        begin = len(text) - last_length
+        return begin >= at and last.match(text, begin) is not None
+
+    return matches

@@ -1,0 +1,549 @@
+"""What compiled expressions call: loading values out of items, comparing them, arithmetic, text.
+
+The rule here: nothing raises, whatever an item holds. What has no answer (a value of another kind, a division by zero,
+a result that needs more than 38 digits, a cast that does not fit) is None, the SQL NULL.
+
+A plain value is None, a bool, an int or a `Decimal` (a number is exact, never a float), a str, bytes, or a document: a
+list, a dict, a set.
+"""
+
+from __future__ import annotations
+
+from decimal import (
+    ROUND_CEILING,
+    ROUND_FLOOR,
+    ROUND_HALF_UP,
+    Context,
+    Decimal,
+    DecimalException,
+    DivisionByZero,
+    Inexact,
+    InvalidOperation,
+    Overflow,
+    Subnormal,
+)
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from tailrace.errors import Invalid
+from tailrace.scalar.pattern import BadPattern, folded, matcher, raised
+from tailrace.tables import value as values
+from tailrace.tables.number import DIGITS_MAX, MAGNITUDE_MAX, MAGNITUDE_MIN, canonical
+from tailrace.tables.value import Value
+
+Number: TypeAlias = int | Decimal
+
+EMPTY: Final[dict[str, Any]] = {}  # a row that is not there, an attribute that is missing
+_INT_MAX: Final = 10**DIGITS_MAX - 1  # any int up to here is a number as it is
+_TEXT_CHARACTERS_MAX: Final = 1_048_576  # of a text that || or REPLACE makes; an item has no room for more
+_TRAPS: Final = [Overflow, Subnormal, InvalidOperation, DivisionByZero]
+_EXACT: Final = Context(prec=DIGITS_MAX, traps=[*_TRAPS, Inexact], Emin=MAGNITUDE_MIN, Emax=MAGNITUDE_MAX)
+_ROUNDED: Final = Context(prec=DIGITS_MAX, traps=_TRAPS, Emin=MAGNITUDE_MIN, Emax=MAGNITUDE_MAX)
+_WIDE: Final = Context(prec=400, traps=_TRAPS)  # holds any number to its last place
+# What TRIM takes away unless told: Unicode's space separators, neither tabs nor line ends.
+_SPACES: Final = " \u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+_TRUE: Final = frozenset(("true", "t", "yes", "y", "1"))
+_FALSE: Final = frozenset(("false", "f", "no", "n", "0"))
+
+
+# -- from items
+
+
+def load(value: Value) -> Any:
+    """The plain value of a typed one; None of one that is missing (empty)."""
+    if not value:
+        return None
+    if "S" in value:
+        return value["S"]
+    text = value.get("N")
+    if text is not None:
+        return Decimal(text) if "." in text else int(text)
+    return values.to_plain(value)
+
+
+def number_of(text: str | None) -> Number | None:
+    """The number of its canonical text."""
+    if text is None:
+        return None
+    return Decimal(text) if "." in text else int(text)
+
+
+def element(value: Value, index: int) -> Value:
+    """An element of a list, counted from 0; empty if there is none."""
+    elements = value.get("L")
+    if elements is None or index >= len(elements):
+        return EMPTY
+    found: Value = elements[index]
+    return found
+
+
+def as_number(plain: Any) -> Number | None:
+    """The value if it is a number."""
+    kind = type(plain)
+    return plain if kind is int or kind is Decimal else None
+
+
+def as_text(plain: Any) -> str | None:
+    """The value if it is text."""
+    return plain if type(plain) is str else None
+
+
+def as_boolean(plain: Any) -> bool | None:
+    """The value if it is a boolean."""
+    return plain if plain is True or plain is False else None
+
+
+def as_blob(plain: Any) -> bytes | None:
+    """The value if it is binary."""
+    return plain if type(plain) is bytes else None
+
+
+def parameter(params: Any, index: int) -> Any:
+    """A parameter as a plain value. This one does raise: who gives parameters can put them right."""
+    if index >= len(params):
+        raise Invalid(f"parameter {index + 1} is missing: {len(params)} were given")
+    return plain_of(params[index])
+
+
+def plain_of(given: Any) -> Any:
+    """A value that a program gave as an expression has it: floats become exact numbers."""
+    kind = type(given)
+    if given is None or kind is bool or kind is bytes or (kind is str and given.isascii()):
+        return given
+    if kind is int:
+        return given if -_INT_MAX <= given <= _INT_MAX else load(values.from_plain(given))
+    return load(values.from_plain(exact(given)))
+
+
+def exact(given: Any) -> Any:
+    """The same with a `Decimal` in place of each float: of the shortest text that means the float."""
+    if isinstance(given, float):
+        return Decimal(repr(float(given)))  # what is not finite is refused when it becomes a number
+    if isinstance(given, list | tuple):
+        return [exact(part) for part in given]
+    if isinstance(given, dict):
+        return {name: exact(part) for name, part in given.items()}
+    return given
+
+
+def settle(plain: Any) -> Any:
+    """A result as it leaves an expression: a whole number is an int, any other a Decimal without needless zeros."""
+    if type(plain) is not Decimal:
+        return plain
+    return _tidy(plain)
+
+
+def _tidy(found: Decimal) -> Number | None:
+    try:
+        return number_of(canonical(str(found)))
+    except Invalid:  # too many digits, or out of range
+        return None
+
+
+# -- comparing
+
+
+def _group(plain: Any) -> type:
+    """What two values must share to be compared."""
+    kind = type(plain)
+    return int if kind is Decimal else kind
+
+
+def equal(a: Any, b: Any) -> bool | None:
+    """Whether two plain values are equal; unknown if one is NULL or they are of two kinds."""
+    if a is None or b is None:
+        return None
+    group = _group(a)
+    if group is not _group(b):
+        return None
+    if group in (list, dict, set):
+        # Python takes True for 1, in a list as elsewhere; typed values do not.
+        return _typed_equal(a, b)
+    return bool(a == b)
+
+
+def _typed_equal(a: Any, b: Any) -> bool:
+    return values.equal(values.from_plain(a), values.from_plain(b))
+
+
+def order(a: Any, b: Any) -> int | None:
+    """Below 0, 0 or above 0, as a comes before, with or after b; unknown if they have no order."""
+    if a is None or b is None:
+        return None
+    group = _group(a)
+    if group is not _group(b) or group in (list, dict, set):
+        return None
+    return 0 if a == b else -1 if a < b else 1
+
+
+def equal_raw(a: Value, b: Value) -> bool | None:
+    """As `equal`, of typed values as items have them."""
+    if not a or not b or "NULL" in a or "NULL" in b:
+        return None
+    if a == b:
+        return True
+    if a.keys() != b.keys():
+        return None
+    return values.equal(a, b)
+
+
+def same(a: Any, b: Any) -> bool:
+    """IS NOT DISTINCT FROM: never unknown; NULLs are the same, values of two kinds are not."""
+    if a is None or b is None:
+        return a is b
+    return equal(a, b) is True
+
+
+def same_raw(a: Value, b: Value) -> bool:
+    """As `same`, of typed values."""
+    if a == b:
+        return True
+    if not a or "NULL" in a:
+        return not b or "NULL" in b
+    return bool(b) and values.equal(a, b)
+
+
+def greatest(*plains: Any) -> Any:
+    """The greatest of those that are not NULL; NULL if they have no order."""
+    found = None
+    for plain in plains:
+        if plain is None:
+            continue
+        if found is None:
+            found = plain
+        elif (ordered := order(found, plain)) is None:
+            return None
+        elif ordered < 0:
+            found = plain
+    return found
+
+
+def least(*plains: Any) -> Any:
+    """The least of those that are not NULL; NULL if they have no order."""
+    found = None
+    for plain in plains:
+        if plain is None:
+            continue
+        if found is None:
+            found = plain
+        elif (ordered := order(found, plain)) is None:
+            return None
+        elif ordered > 0:
+            found = plain
+    return found
+
+
+def nullif(a: Any, b: Any) -> Any:
+    """NULL if both are equal, else the first."""
+    return None if equal(a, b) is True else a
+
+
+# -- numbers
+
+
+def add(a: Number | None, b: Number | None) -> Number | None:
+    """The exact sum."""
+    if a is None or b is None:
+        return None
+    if type(a) is int and type(b) is int and -_INT_MAX <= (result := a + b) <= _INT_MAX:
+        return result
+    return _calculated(_EXACT.add, a, b)
+
+
+def subtract(a: Number | None, b: Number | None) -> Number | None:
+    """The exact difference."""
+    if a is None or b is None:
+        return None
+    if type(a) is int and type(b) is int and -_INT_MAX <= (result := a - b) <= _INT_MAX:
+        return result
+    return _calculated(_EXACT.subtract, a, b)
+
+
+def multiply(a: Number | None, b: Number | None) -> Number | None:
+    """The exact product."""
+    if a is None or b is None:
+        return None
+    if type(a) is int and type(b) is int and -_INT_MAX <= (result := a * b) <= _INT_MAX:
+        return result
+    return _calculated(_EXACT.multiply, a, b)
+
+
+def divide(a: Number | None, b: Number | None) -> Number | None:
+    """The quotient, rounded to 38 digits."""
+    if a is None or b is None or b == 0:
+        return None
+    if type(a) is int and type(b) is int and a % b == 0:
+        return a // b
+    return _calculated(_ROUNDED.divide, a, b)
+
+
+def divide_whole(a: Number | None, b: Number | None) -> Number | None:
+    """The quotient without its fraction."""
+    if a is None or b is None or b == 0:
+        return None
+    if type(a) is int and type(b) is int:
+        quotient = abs(a) // abs(b)
+        return quotient if (a < 0) == (b < 0) else -quotient
+    return _calculated(_WIDE.divide_int, a, b)
+
+
+def remainder(a: Number | None, b: Number | None) -> Number | None:
+    """What a division leaves, with the sign of the dividend."""
+    if a is None or b is None or b == 0:
+        return None
+    if type(a) is int and type(b) is int:
+        rest = abs(a) % abs(b)
+        return -rest if a < 0 else rest
+    return _calculated(_WIDE.remainder, a, b)
+
+
+def _calculated(operation: Any, a: Number, b: Number) -> Number | None:
+    try:
+        return _tidy(operation(Decimal(a), Decimal(b)))
+    except DecimalException:
+        return None
+
+
+def negate(a: Number | None) -> Number | None:
+    """The number with the other sign."""
+    if a is None:
+        return None
+    return -a if type(a) is int else a.copy_negate() if isinstance(a, Decimal) else None
+
+
+def absolute(a: Number | None) -> Number | None:
+    """The number without its sign."""
+    if a is None:
+        return None
+    return a.copy_abs() if isinstance(a, Decimal) else abs(a)
+
+
+def rounded(a: Number | None, places: Number | None = 0) -> Number | None:
+    """The number with so many places after the point, or zeros before it; half goes away from zero."""
+    return _quantized(a, places, ROUND_HALF_UP)
+
+
+def ceiling(a: Number | None) -> Number | None:
+    """The least whole number that is not below."""
+    return _quantized(a, 0, ROUND_CEILING)
+
+
+def floor(a: Number | None) -> Number | None:
+    """The greatest whole number that is not above."""
+    return _quantized(a, 0, ROUND_FLOOR)
+
+
+def _quantized(a: Number | None, places: Number | None, rounding: str) -> Number | None:
+    if a is None or places is None or places != int(places):
+        return None
+    if type(a) is int and places >= 0:
+        return a
+    if not -MAGNITUDE_MAX - 1 <= places <= -MAGNITUDE_MIN:
+        return a if places > 0 else 0
+    try:
+        return _tidy(Decimal(a).quantize(Decimal((0, (1,), -int(places))), rounding, _WIDE))
+    except DecimalException:
+        return None
+
+
+# -- text
+
+
+def text_of(plain: Any) -> str | None:
+    """The text of a scalar: a number's canonical one, true or false, JSON of a document; None of binary."""
+    if type(plain) is str:
+        return plain
+    if plain is True or plain is False:
+        return "true" if plain else "false"
+    if type(plain) is int or type(plain) is Decimal:
+        try:
+            return canonical(str(plain))
+        except Invalid:
+            return None
+    if plain is None or type(plain) is bytes:
+        return None
+    return json_of(plain).decode()
+
+
+def json_of(plain: Any) -> bytes:
+    """Compact JSON with sorted names; a number has all its digits, binary is base64, a set a sorted list."""
+    return msgspec.json.encode(values.to_json(values.from_plain(plain)), order="sorted")
+
+
+def joined(*plains: Any) -> str | bytes | None:
+    """a || b || …: of binaries the binary, else of scalars the text; NULL if one is."""
+    if None in plains:
+        return None
+    if all(type(plain) is bytes for plain in plains):
+        return b"".join(plains) if sum(map(len, plains)) <= _TEXT_CHARACTERS_MAX else None
+    return concatenated(*plains)
+
+
+def concatenated(*plains: Any) -> str | None:
+    """CONCAT: the texts of those that are not NULL."""
+    texts = [text_of(plain) for plain in plains if plain is not None]
+    if None in texts or sum(len(text or "") for text in texts) > _TEXT_CHARACTERS_MAX:
+        return None
+    return "".join(text or "" for text in texts)
+
+
+def lower(text: str | None) -> str | None:
+    """The text in lower case."""
+    return None if text is None else folded(text)
+
+
+def upper(text: str | None) -> str | None:
+    """The text in upper case."""
+    return None if text is None else raised(text)
+
+
+def length(plain: Any) -> int | None:
+    """Characters of a text, bytes of a binary, elements of a list."""
+    return len(plain) if type(plain) in (str, bytes, list) else None
+
+
+def starts_with(text: str | None, prefix: str | None) -> bool | None:
+    """Whether the text begins so."""
+    return None if text is None or prefix is None else text.startswith(prefix)
+
+
+def ends_with(text: str | None, suffix: str | None) -> bool | None:
+    """Whether the text ends so."""
+    return None if text is None or suffix is None else text.endswith(suffix)
+
+
+def contains(text: str | None, part: str | None) -> bool | None:
+    """Whether that is a part of the text."""
+    return None if text is None or part is None else part in text
+
+
+def replaced(text: str | None, part: str | None, by: str | None) -> str | None:
+    """The text with each occurrence of a part replaced; an empty part occurs nowhere."""
+    if text is None or part is None or by is None:
+        return None
+    if not part:
+        return text
+    if len(by) > len(part) and len(text) + text.count(part) * (len(by) - len(part)) > _TEXT_CHARACTERS_MAX:
+        return None
+    return text.replace(part, by)
+
+
+def trimmed(text: str | None, characters: str | None = _SPACES) -> str | None:
+    """The text without these characters at both ends."""
+    return None if text is None or characters is None else text.strip(characters) if characters else text
+
+
+def trimmed_left(text: str | None, characters: str | None = _SPACES) -> str | None:
+    """The text without these characters at its beginning."""
+    return None if text is None or characters is None else text.lstrip(characters) if characters else text
+
+
+def trimmed_right(text: str | None, characters: str | None = _SPACES) -> str | None:
+    """The text without these characters at its end."""
+    return None if text is None or characters is None else text.rstrip(characters) if characters else text
+
+
+def substring(text: str | None, start: Number | None, count: Number | None = _INT_MAX) -> str | None:
+    """So many characters from a place on; the first is 1, -1 the last. A negative count takes those before."""
+    if text is None or start is None or count is None or start != int(start) or count != int(count):
+        return None
+    first, size = int(start), int(count)
+    # A place before the beginning, 0 included, uses up characters that are not there.
+    begin = first - 1 if first > 0 else len(text) + first if first < 0 else -1
+    begin, end = (begin, begin + size) if size >= 0 else (begin + size, begin)
+    return text[max(begin, 0) : max(end, 0)]
+
+
+def like(text: str | None, wanted: str | None, escape: str | None, fold: bool) -> bool | None:
+    """LIKE with a pattern that is not known beforehand; a bad one is unknown."""
+    if text is None or wanted is None:
+        return None
+    try:
+        return matcher(wanted, escape, fold)(text)
+    except BadPattern:
+        return None
+
+
+# -- casts
+
+
+def to_text(plain: Any) -> str | None:
+    """CAST AS TEXT."""
+    if type(plain) is bytes:
+        try:
+            return plain.decode()
+        except UnicodeDecodeError:
+            return None
+    return text_of(plain)
+
+
+def to_number(plain: Any) -> Number | None:
+    """CAST AS DECIMAL: of a text that is a number, of a boolean 1 or 0."""
+    if type(plain) is str:
+        if len(plain) > 512:
+            return None
+        try:
+            return number_of(canonical(plain.strip(" \t\n\r\v\f")))
+        except Invalid:
+            return None
+    if plain is True or plain is False:
+        return int(plain)
+    return as_number(plain)
+
+
+def to_whole(plain: Any, bits: int) -> int | None:
+    """CAST AS an integer type: rounded, half away from zero; NULL if it does not fit."""
+    found = rounded(to_number(plain))
+    if found is None or not -(1 << bits - 1) <= found < 1 << bits - 1:
+        return None
+    return int(found)
+
+
+def to_decimal(plain: Any, digits: int, places: int) -> Number | None:
+    """CAST AS DECIMAL(digits, places): rounded, half away from zero; NULL if it does not fit."""
+    found = rounded(to_number(plain), places)
+    return None if found is None or abs(found) >= 10 ** (digits - places) else found
+
+
+def to_double(plain: Any) -> Number | None:
+    """CAST AS DOUBLE: the nearest binary number, as the shortest decimal that means it."""
+    found = to_number(plain)
+    return None if found is None else _tidy(Decimal(repr(float(found))))
+
+
+def to_boolean(plain: Any) -> bool | None:
+    """CAST AS BOOLEAN: of a text that says so; a number is true unless it is 0."""
+    if type(plain) is str:
+        word = plain.lower()
+        return True if word in _TRUE else False if word in _FALSE else None
+    if type(plain) is int or type(plain) is Decimal:
+        return plain != 0
+    return as_boolean(plain)
+
+
+def to_blob(plain: Any) -> bytes | None:
+    """CAST AS BLOB: a text's UTF-8."""
+    return plain.encode() if type(plain) is str else as_blob(plain)
+
+
+def to_json(plain: Any) -> Any:
+    """CAST AS JSON: of a text, what it says; anything else as it is."""
+    if type(plain) is not str:
+        return plain
+    try:
+        return read_json(plain)
+    except Invalid:
+        return None
+
+
+def read_json(text: str) -> Any:
+    """What a JSON text says, with exact numbers; raises Invalid if it is none or holds what no item can."""
+    try:
+        found = _json.decode(text)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise Invalid(f"{text[:80]!r} is not JSON: {error}") from None
+    return load(values.from_plain(exact(found)))
+
+
+_json: Final = msgspec.json.Decoder(float_hook=Decimal)

@@ -1,0 +1,1 @@
+"""SQL: statements in, commands and queries out, rows back."""

@@ -1,0 +1,562 @@
+"""SELECT: sqlglot finds what a statement reads, we read it, DuckDB works out the answer.
+
+Theory of operation
+-------------------
+sqlglot parses the text, and only to look: it finds the sources, says no to what is none, and tells how much of each is
+needed. The sources are loaded as Arrow and registered, under private names, in a connection of their own to a DuckDB
+that has no files, no network, no extensions and little memory. Then DuckDB gets the very text that the user wrote, with
+nothing but the sources' names replaced; so it means what DuckDB says it means, and a place in it is a place in the
+user's text.
+
+What sqlglot and DuckDB may read differently is checked twice: DuckDB too has to find one SELECT in the text, of private
+names only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from time import monotonic
+from typing import Any, Final
+
+import duckdb
+import msgspec
+import pyarrow as pa
+from sqlglot import exp
+from sqlglot.dialects.duckdb import DuckDB
+from sqlglot.errors import ParseError, TokenError
+from sqlglot.tokenizer_core import Token, TokenType
+
+from tailrace import limits
+from tailrace.errors import Error, Invalid, TooLarge, TooMany
+from tailrace.sql import narrowing
+from tailrace.sql.arrow import distinct, plain_column
+from tailrace.sql.error import SqlError, excerpt, mark, place
+from tailrace.sql.result import ColumnInfo, Execute, Result, counted
+from tailrace.sql.sources import CHANGES, FUNCTIONS, SYSTEM, TABLE, TOPIC, Budget, Reference, load
+from tailrace.sql.system import SYSTEM_TABLES
+
+TEXT_CHARACTERS_MAX: Final = 100_000  # of a statement; it is parsed twice
+DEPTH_MAX: Final = 100  # brackets within brackets
+SOURCES_MAX: Final = 50  # that one statement names
+ANSWER_ROWS_MAX: Final = 100_000  # an answer is one piece in memory
+ANSWER_BYTES_MAX: Final = 64 * limits.MiB
+SELECTS_AT_ONCE_MAX: Final = 4  # others wait: each holds in memory what it reads
+MEMORY: Final = "512MB"  # of DuckDB, for all statements that run
+THREADS: Final = 2  # likewise; the server has other work
+_BATCH_ROWS: Final = 10_000
+
+_PRIVATE: Final = "_tailrace_source_"
+_BEGINNINGS: Final = frozenset((TokenType.SELECT, TokenType.WITH, TokenType.FROM, TokenType.VALUES, TokenType.L_PAREN))
+_OPENING: Final = frozenset((TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE))
+_CLOSING: Final = frozenset((TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE))
+_REFUSED: Final = (
+    exp.DML, exp.DDL, exp.Command, exp.Describe, exp.Summarize, exp.Show, exp.Pragma, exp.Set, exp.Use, exp.Into,
+    exp.Lock,
+)  # fmt: skip
+_RELATIONS: Final = (exp.Table, exp.Subquery, exp.Values, exp.Unnest, exp.Lateral, exp.Paren)
+# Names of our columns that DuckDB takes for words of its own unless they are quoted.
+_QUOTED: Final = frozenset(("at", "by", "offset"))
+# They make a value of any size of nothing, and no limit of DuckDB's counts it.
+_BUILDERS: Final = frozenset(
+    ("repeat", "lpad", "rpad", "range", "generate_series", "list_resize", "array_resize", "format", "printf")
+)
+# Types that Arrow has no values for that Python could show.
+_AS_TEXT: Final = frozenset(("BIT", "BIGNUM", "INTERVAL", "TIME WITH TIME ZONE", "TIMESTAMP_NS", "VARIANT"))
+_CONFIG: Final[dict[str, Any]] = {
+    "threads": THREADS,
+    "memory_limit": MEMORY,
+    "temp_directory": "",
+    "max_temp_directory_size": "0B",
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "python_enable_replacements": False,
+}
+_SETTINGS: Final = (
+    "SET GLOBAL TimeZone = 'UTC'",
+    "SET GLOBAL errors_as_json = true",
+    "SET allow_community_extensions = false",
+    "SET enable_external_access = false",
+    "SET lock_configuration = true",  # last: from here on they stay so
+)
+
+_making: Final = threading.Lock()
+_running: Final = threading.BoundedSemaphore(SELECTS_AT_ONCE_MAX)
+
+
+def select(execute: Execute, text: str, params: Sequence[Any] = (), line: int = 1, column: int = 1) -> Result:
+    """The answer to a SELECT. `execute` runs queries for whoever asks; the text's first character is at `line` and
+    `column` of what its author wrote."""
+    return run(execute, text, params, Budget(), line, column)
+
+
+def run(execute: Execute, text: str, params: Sequence[Any], budget: Budget, line: int = 1, column: int = 1) -> Result:
+    """As `select`, with bounds of one's own."""
+    statement = _Statement(text, params, line, column)
+    if not _running.acquire(timeout=max(0.0, budget.deadline_s - monotonic())):
+        raise TooMany(f"{SELECTS_AT_ONCE_MAX} SELECT statements are running, as many as may; try again later")
+    try:
+        with _connected() as connection:
+            statement.check(connection)
+            try:
+                tables = load(execute, [found.reference for found in statement.found], budget)
+            except Error as error:
+                raise statement.placed(error) from None
+            for number, table in enumerate(tables):
+                connection.register(f"{_PRIVATE}{number}", table)
+            return _answered(connection, statement, params, budget)
+    finally:
+        _running.release()
+
+
+# -- what a statement reads
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """A source, where in the text it is named, and what the statement calls it."""
+
+    reference: Reference
+    start: int
+    end: int
+    alias: str
+    aliased: bool  # the text says so
+
+
+class _Statement:
+    """A statement whose sources are known; `rewritten` is what DuckDB gets to see."""
+
+    def __init__(self, text: str, params: Sequence[Any], line: int, column: int) -> None:
+        self.text = text
+        self._first = line, column
+        tokens = self._tokens()
+        self._tree = self._parsed(tokens)
+        self._check_nodes()
+        self._check_params(len(params))
+        nodes = [node for node in self._tree.find_all(exp.Table) if not _is_cte(node)]
+        if len(nodes) > SOURCES_MAX:
+            raise self.wrong(0, f"the statement names {len(nodes)} sources, and {SOURCES_MAX} is the most; use fewer")
+        self.found = self._with_aliases([self._source(node, tokens) for node in nodes])
+        names = narrowing.names(self._tree, [found.alias for found in self.found])
+        self.found = [
+            msgspec.structs.replace(found, reference=self._narrowed(found, node, names, params))
+            for found, node in zip(self.found, nodes, strict=True)
+        ]
+        self._splices = sorted(self._replacements())
+        self.rewritten = self._spliced()
+
+    # -- reading the text
+
+    def _tokens(self) -> list[Token]:
+        if len(self.text) > TEXT_CHARACTERS_MAX:
+            raise self.wrong(0, f"the statement is longer than {TEXT_CHARACTERS_MAX:,} characters; use parameters")
+        try:
+            tokens = DuckDB().tokenize(self.text)
+        except TokenError:
+            raise self.wrong(
+                0, "a text, a name or a comment is not ended; look for a quote without its other"
+            ) from None
+        if not tokens or tokens[0].token_type not in _BEGINNINGS:
+            raise self.wrong(0, _QUERIES)
+        kinds = {token.token_type for token in tokens}
+        if TokenType.PLACEHOLDER in kinds and TokenType.PARAMETER in kinds:
+            raise self.wrong(0, "parameters are written as ?, or as $1, $2 and so on; use one of the two", _PARAMETERS)
+        depth = 0
+        for at, token in enumerate(tokens):
+            depth += (token.token_type in _OPENING) - (token.token_type in _CLOSING)
+            if depth > DEPTH_MAX:
+                raise self.wrong(token.start, f"brackets are nested more than {DEPTH_MAX} deep")
+            following = tokens[at + 1].token_type if at + 1 < len(tokens) else None
+            if token.text.lower() in _BUILDERS and following == TokenType.L_PAREN:
+                raise self.wrong(
+                    token.start, f"the function {token.text} makes values of any size, and cannot be used", _REFUSAL
+                )
+        return tokens
+
+    def _parsed(self, tokens: list[Token]) -> exp.Expr:
+        try:
+            trees = DuckDB().parser().parse(list(_numbered(tokens)), self.text)
+        except ParseError as error:
+            raise self._unparsed(error) from None
+        except RecursionError:
+            raise self.wrong(0, "the statement is nested too deep") from None
+        found = [tree for tree in trees if tree is not None]
+        if len(found) != 1:
+            raise self.wrong(0, "this is more than one statement; end it at the semicolon")
+        tree = found[0]
+        if not isinstance(tree, exp.Query | exp.Values):
+            raise self.wrong(0, _QUERIES)
+        return tree
+
+    def _unparsed(self, error: ParseError) -> SqlError:
+        told = error.errors[0] if error.errors else {}
+        what = str(told.get("description") or "this is not a statement").split(" but got <Token")[0].rstrip(".")
+        line, column = told.get("line"), told.get("col")
+        if not line:
+            return self.wrong(0, what)
+        highlight = str(told.get("highlight") or "")
+        starts = [0, *(at + 1 for at, each in enumerate(self.text) if each == "\n")]
+        # sqlglot tells where the token that it did not expect ends.
+        at = starts[min(line, len(starts)) - 1] + max((column or 1) - max(len(highlight), 1), 0)
+        near = f" at {highlight[:60]!r}" if highlight else ""
+        return self.wrong(at, f"{what}{near}")
+
+    def _check_nodes(self) -> None:
+        for node in self._tree.walk():
+            if isinstance(node, _REFUSED):
+                raise self.wrong(
+                    _start(node), "a SELECT reads and does nothing else; use a statement of its own", _REFUSAL
+                )
+            if isinstance(node, exp.From | exp.Join) and not isinstance(node.this, _RELATIONS):
+                raise self.wrong(_start(node.this), _ONLY, _REFUSAL)
+            if isinstance(node, exp.Lateral) and not isinstance(node.this, exp.Subquery | exp.Unnest):
+                raise self.wrong(_start(node), _ONLY, _REFUSAL)
+
+    def _check_params(self, given: int) -> None:
+        used = 0
+        for node in self._tree.find_all(exp.Placeholder, exp.Parameter):
+            number = str(node.this or "")
+            if isinstance(node, exp.Parameter) or not number.isdigit() or int(number) == 0:
+                raise self.wrong(
+                    0, f"parameter {node.sql('duckdb')} has no number; use ?, or $1, $2 and so on", _PARAMETERS
+                )
+            used = max(used, int(number))
+        if used != given:
+            raise self.wrong(
+                0, f"the statement has {used} parameters and {given} values were given; give one for each", _PARAMETERS
+            )
+
+    # -- sources
+
+    def _source(self, node: exp.Table, tokens: list[Token]) -> _Found:
+        if isinstance(node.this, exp.Identifier):
+            parts = [part for part in node.parts if isinstance(part, exp.Identifier)]
+            start = min(part.meta["start"] for part in parts)
+            end = max(part.meta["end"] for part in parts) + 1
+            name = ".".join(part.name for part in parts)
+            if any(self.text[part.meta["start"]] == "'" for part in parts):
+                raise self.wrong(start, f"files cannot be read, {name[:80]!r} neither; {_ONLY}", _REFUSAL)
+            reference = self._named(parts, name, start)
+            return _Found(reference, start, end, node.alias or parts[-1].name, bool(node.alias))
+        function = node.this
+        called = function.name.lower() if isinstance(function, exp.Anonymous) else ""
+        start = _start(function)
+        arguments = function.expressions if called else []
+        if called not in FUNCTIONS or len(node.parts) != 1:
+            raise self.wrong(start, _ONLY, _REFUSAL)
+        if len(arguments) != 1 or not isinstance(arguments[0], exp.Literal) or not arguments[0].is_string:
+            what = "a table" if called == CHANGES else "a topic"
+            raise self.wrong(start, f"{called}() takes the name of {what} in single quotes")
+        end = next(
+            token.end + 1
+            for token in tokens
+            if token.token_type == TokenType.R_PAREN and token.start > arguments[0].meta["end"]
+        )
+        kind = CHANGES if called == CHANGES else TOPIC
+        return _Found(Reference(kind, arguments[0].this), start, end, node.alias or called, bool(node.alias))
+
+    def _named(self, parts: list[exp.Identifier], name: str, start: int) -> Reference:
+        if parts[0].name.lower() != SYSTEM or len(parts) == 1:
+            return Reference(TABLE, name)
+        rest = ".".join(part.name for part in parts[1:]).lower()
+        if rest not in SYSTEM_TABLES:
+            raise self.wrong(
+                start,
+                f"there is no system table {name[:80]!r}; there are {', '.join(SYSTEM_TABLES)}",
+                "NO_SYSTEM_TABLE",
+            )
+        return Reference(SYSTEM, rest)
+
+    def _with_aliases(self, found: list[_Found]) -> list[_Found]:
+        """Where the last part of a name is not enough to tell two sources apart, they are called by all of it."""
+        fulls: dict[str, set[str]] = {}
+        for each in found:
+            if not each.aliased:
+                fulls.setdefault(each.alias.lower(), set()).add(_full(each).lower())
+        return [
+            msgspec.structs.replace(each, alias=_full(each))
+            if not each.aliased and len(fulls[each.alias.lower()]) > 1
+            else each
+            for each in found
+        ]
+
+    def _narrowed(self, found: _Found, node: exp.Table, names: narrowing.Names, params: Sequence[Any]) -> Reference:
+        needed = narrowing.wanted(node, found.alias, _full(found), names, params)
+        return msgspec.structs.replace(found.reference, wanted=needed)
+
+    # -- the text for DuckDB
+
+    def _replacements(self) -> Iterator[tuple[int, int, str]]:
+        taken: set[int] = set()
+        for number, found in enumerate(self.found):
+            taken.update(range(found.start, found.end))
+            alias = "" if found.aliased else f" AS {_quoted(found.alias)}"
+            yield found.start, found.end, f'"{_PRIVATE}{number}"{alias}'
+        by_name = {_full(found).lower(): found.alias for found in self.found if not found.aliased}
+        for column in self._tree.find_all(exp.Column):
+            owners = [part for part in column.parts[:-1] if isinstance(part, exp.Identifier)]
+            known = by_name.get(".".join(part.name for part in owners).lower()) if len(owners) > 1 else None
+            if known is not None:
+                start, end = owners[0].meta["start"], owners[-1].meta["end"] + 1
+                taken.update(range(start, end))
+                yield start, end, _quoted(known)
+        for identifier in self._tree.find_all(exp.Identifier):
+            if not identifier.quoted and identifier.name.lower() in _QUOTED and "start" in identifier.meta:
+                start, end = identifier.meta["start"], identifier.meta["end"] + 1
+                if start not in taken and self.text[start:end] == identifier.name:
+                    taken.add(start)
+                    yield start, end, _quoted(identifier.name)
+
+    def _spliced(self) -> str:
+        pieces, at = [], 0
+        for start, end, new in self._splices:
+            pieces += [self.text[at:start], new]
+            at = end
+        return "".join(pieces) + self.text[at:]
+
+    def original(self, position: int) -> int:
+        """The place in the user's text of a byte of the rewritten one."""
+        at = len(self.rewritten.encode()[:position].decode(errors="replace"))
+        moved = 0
+        for start, end, new in self._splices:
+            if at < start + moved:
+                break
+            if at < start + moved + len(new):
+                return start
+            moved += len(new) - (end - start)
+        return min(max(at - moved, 0), len(self.text))
+
+    # -- errors
+
+    def _place(self, at: int) -> tuple[int, int]:
+        line, column = place(self.text, at)
+        return line + self._first[0] - 1, column + (self._first[1] - 1 if line == 1 else 0)
+
+    def wrong(self, at: int, what: str, code: str | None = None) -> SqlError:
+        """The error that `what` is wrong at a character of the text."""
+        line, column = self._place(at)
+        message = f"line {line}, column {column}: {what}\n{excerpt(self.text, at)}"
+        return SqlError(message, line=line, column=column, code=code)
+
+    def placed(self, error: Error) -> Error:
+        """An error of a source, with the line and the column at which that is named."""
+        about = vars(error).pop("reference", None)
+        for found in self.found:
+            if found.reference is about:
+                mark(error, [], *self._place(found.start))
+        return error
+
+    def failed(self, error: Exception, budget: Budget) -> Error:
+        """What DuckDB complained about, in terms of the user's text."""
+        if isinstance(error, duckdb.InterruptException) or monotonic() > budget.deadline_s:
+            return budget.late()
+        kind, _, told = str(error).partition(": ")
+        try:
+            facts: dict[str, Any] = msgspec.json.decode(told, type=dict)
+        except (msgspec.DecodeError, msgspec.ValidationError):
+            facts = {"exception_message": told or kind}
+        what = str(facts.get("exception_message", "")).partition("\n")[0].strip() or kind
+        if isinstance(error, duckdb.OutOfMemoryException):
+            return TooLarge(
+                f"the statement needs more memory than there is for SELECT ({MEMORY}); narrow it, or use LIMIT",
+                code="SELECT_TOO_LARGE",
+            )
+        if facts.get("candidates"):
+            what += f" Near it are: {facts['candidates']}"
+        for number in range(len(self.found) - 1, -1, -1):
+            what = what.replace(f"{_PRIVATE}{number}", _full(self.found[number]))
+        code = "SQL_SYNTAX" if isinstance(error, duckdb.ParserException) else "SQL_INVALID"
+        if facts.get("error_subtype") == "COLUMN_NOT_FOUND":
+            code = "UNKNOWN_COLUMN"
+        if str(facts.get("position", "")).isdigit():
+            return self.wrong(self.original(int(facts["position"])), what, code)
+        return Invalid(what, code=code)
+
+    def check(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """DuckDB, too, finds one query in the text, and no source that we do not know of."""
+        try:
+            statements = connection.extract_statements(self.rewritten)
+            if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+                raise self.wrong(0, _QUERIES)
+            told = connection.execute("SELECT json_serialize_sql($1::VARCHAR)", [self.rewritten]).fetchall()
+        except duckdb.Error as error:
+            raise self.failed(error, Budget()) from None
+        tree = msgspec.json.decode(told[0][0])
+        if tree["error"]:
+            raise self.wrong(0, f"{tree['error_message']} {_QUERIES}")
+        known = {f"{_PRIVATE}{number}" for number in range(len(self.found))}
+        known.update(node.alias.lower() for node in self._tree.find_all(exp.CTE))
+        for name in _sources_of(tree["statements"]):
+            if name.lower() not in known:
+                raise self.wrong(0, f"{name[:80]!r} cannot be read; {_ONLY}", _REFUSAL)
+
+
+def _sources_of(tree: Any) -> Iterator[str]:
+    """The names of all that a statement reads, as DuckDB understands it."""
+    left = [tree]
+    while left:
+        node = left.pop()
+        if isinstance(node, list):
+            left += node
+        elif isinstance(node, dict):
+            left += node.values()
+            if node.get("type") == "BASE_TABLE":
+                yield ".".join(filter(None, (node.get("catalog_name"), node.get("schema_name"), node["table_name"])))
+            elif node.get("type") == "SHOW_REF":
+                yield "SHOW"
+            elif node.get("type") == "TABLE_FUNCTION":
+                name = str(node["function"].get("function_name"))
+                if name.lower() != "unnest":
+                    yield f"{name}()"
+
+
+_QUERIES: Final = "only queries can be run here; begin with SELECT, WITH, FROM or VALUES"
+_REFUSAL: Final = "SQL_REFUSED"
+_PARAMETERS: Final = "SQL_PARAMETERS"
+_ONLY: Final = (
+    "a SELECT reads tables, system.<name>, changes('table'), topic('topic'), WITH queries and subqueries, nothing else"
+)
+
+
+def _full(found: _Found) -> str:
+    """All of a source's name."""
+    reference = found.reference
+    if reference.kind == SYSTEM:
+        return f"{SYSTEM}.{reference.name}"
+    return reference.name if reference.kind == TABLE else reference.kind
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _start(node: Any) -> int:
+    """Where a node begins, as far as it is known."""
+    if not isinstance(node, exp.Expr):
+        return 0
+    return min((each.meta["start"] for each in node.walk() if "start" in each.meta), default=0)
+
+
+def _numbered(tokens: list[Token]) -> Iterator[Token]:
+    """The tokens, each ? with its number, so that whoever finds it in the tree knows which one it is."""
+    number = 0
+    for token in tokens:
+        if token.token_type == TokenType.PLACEHOLDER:
+            number += 1
+            where = (token.line, token.col, token.start, token.end)
+            yield Token(TokenType.PARAMETER, "$", *where)
+            yield Token(TokenType.NUMBER, str(number), *where)
+        else:
+            yield token
+
+
+def _is_cte(table: exp.Table) -> bool:
+    """Whether the name is that of a WITH query that can be seen from there."""
+    if not isinstance(table.this, exp.Identifier) or len(table.parts) != 1:
+        return False
+    name = table.name.lower()
+    below: exp.Expr = table
+    node = table.parent
+    while node is not None:
+        if isinstance(node, exp.With):  # the table is in one of its queries, and sees those before
+            seen = _index(node.expressions, below) + bool(node.args.get("recursive"))
+            if any(each.alias.lower() == name for each in node.expressions[:seen]):
+                return True
+            node = node.parent  # whose WITH this is
+            assert node is not None
+        else:
+            known = node.args.get("with_")
+            if known is not None and any(each.alias.lower() == name for each in known.expressions):
+                return True
+        below, node = node, node.parent
+    return False
+
+
+def _index(nodes: list[Any], wanted: Any) -> int:
+    return next(at for at, each in enumerate(nodes) if each is wanted)
+
+
+# -- DuckDB
+
+
+@cache
+def _engine() -> duckdb.DuckDBPyConnection:
+    """A DuckDB that has nothing and can reach nothing. It takes a while to make, so there is one for all."""
+    connection = duckdb.connect(":memory:", config=_CONFIG)
+    for setting in _SETTINGS:
+        connection.execute(setting)
+    atexit.register(_leave)
+    return connection
+
+
+def _leave() -> None:
+    """What is still there when the interpreter ends, DuckDB complains about."""
+    _engine().close()
+    _engine.cache_clear()
+
+
+@contextmanager
+def _connected() -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection of one's own: nobody else sees what is registered in it."""
+    with _making:
+        connection = _engine().cursor()
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def _answered(
+    connection: duckdb.DuckDBPyConnection, statement: _Statement, params: Sequence[Any], budget: Budget
+) -> Result:
+    timer = threading.Timer(max(0.0, budget.deadline_s - monotonic()), connection.interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        return _fetched(connection, statement, list(params), budget)
+    except (duckdb.Error, pa.ArrowException, OSError) as error:
+        raise statement.failed(_explained(connection, statement, list(params), error), budget) from None
+    finally:
+        timer.cancel()
+
+
+def _fetched(connection: duckdb.DuckDBPyConnection, statement: _Statement, params: list[Any], budget: Budget) -> Result:
+    relation = connection.sql(statement.rewritten, params=params or None)
+    types = [str(each).strip('"').replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ") for each in relation.types]
+    names = distinct(relation.columns)
+    if _AS_TEXT.intersection(types):
+        shown = [f"CAST(#{at} AS VARCHAR)" if kind in _AS_TEXT else f"#{at}" for at, kind in enumerate(types, start=1)]
+        relation = relation.project(", ".join(shown))
+    rows: list[dict[str, Any]] = []
+    size = 0
+    for batch in relation.to_arrow_reader(_BATCH_ROWS):
+        size += batch.nbytes
+        if len(rows) + batch.num_rows > ANSWER_ROWS_MAX or size > ANSWER_BYTES_MAX:
+            raise TooLarge(
+                f"the answer has more than {ANSWER_ROWS_MAX:,} rows or {ANSWER_BYTES_MAX:,} bytes; use LIMIT",
+                code="SELECT_TOO_LARGE",
+            )
+        budget.spend(0, 0)
+        rows += [dict(zip(names, row, strict=True)) for row in zip(*map(plain_column, batch.columns), strict=True)]
+    columns = [ColumnInfo(name, kind) for name, kind in zip(names, types, strict=True)]
+    return Result("SELECT", columns, rows, len(rows), counted(len(rows), "row"))
+
+
+def _explained(
+    connection: duckdb.DuckDBPyConnection, statement: _Statement, params: list[Any], error: Exception
+) -> Exception:
+    """The error, with its place in the text: DuckDB tells that only to those who do not want Arrow."""
+    if not isinstance(error, duckdb.BinderException | duckdb.CatalogException | duckdb.ParserException):
+        return error
+    try:
+        connection.execute("EXPLAIN\n" + statement.rewritten, params)
+    except duckdb.Error as placed:
+        kind, brace, told = str(placed).partition("{")
+        if brace:
+            facts = msgspec.json.decode(brace + told, type=dict)
+            if str(facts.get("position", "")).isdigit():
+                facts["position"] = str(max(0, int(facts["position"]) - len("EXPLAIN\n")))
+            return type(placed)(kind + msgspec.json.encode(facts).decode())
+    return error

@@ -1,0 +1,331 @@
+"""The grammar of statements about tables and their rows."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tailrace.sql import statements as ast
+from tailrace.sql.error import SqlError
+from tailrace.sql.lexer import END, PARAMETER, QUOTED, WORD
+from tailrace.sql.tokens import DEPTH_MAX, Place, Tokens, absent
+from tailrace.sql.topic_grammar import settings
+
+COLUMNS_MAX: Final = 1_000  # of a table
+ROWS_MAX: Final = 10_000  # of one INSERT
+CONJUNCTS_MAX: Final = 100  # conditions that AND joins
+CONDITION_TOKENS_MAX: Final = 5_000  # of one of them
+BOTH: Final = "NEW_AND_OLD_IMAGES"
+VIEWS: Final = (BOTH, "NEW_IMAGE", "OLD_IMAGE", "KEYS_ONLY")
+
+_KINDS: Final = {
+    "TEXT": "TEXT VARCHAR STRING CHAR",
+    "BIGINT": "BIGINT INT INTEGER SMALLINT INT8 INT4",
+    "DOUBLE": "DOUBLE FLOAT REAL FLOAT8",
+    "DECIMAL": "DECIMAL NUMERIC NUMBER",
+    "BOOLEAN": "BOOLEAN BOOL",
+    "BLOB": "BLOB BYTEA BINARY VARBINARY BYTES",
+    "JSON": "JSON JSONB",
+}
+KINDS: Final = {alias: kind for kind, aliases in _KINDS.items() for alias in aliases.split()}
+# What joins or compares more than two values: behind a column's `=` it says that the condition is no plain equality.
+_JOINING: Final = frozenset(
+    ("=", "<", ">", "!", "~", "AND", "OR", "NOT", "IS", "IN", "LIKE", "ILIKE", "BETWEEN", "SIMILAR", "GLOB", "ISNULL")
+)
+
+
+# -- tables
+
+
+def create_table(tokens: Tokens, place: Place) -> ast.Statement:
+    fresh = tokens.accept("IF", "NOT", "EXISTS")
+    name = tokens.name("the name of the table")
+    tokens.expect("(")
+    columns: dict[str, ast.ColumnSpec] = {}
+    key: tuple[str, ...] = ()
+    while True:
+        token = tokens.next
+        if tokens.sees("PRIMARY", "KEY", "("):
+            named = _primary_key(tokens)
+            missing = [each for each in named if each not in columns]
+            if missing:
+                raise tokens.wrong(f"the key's column {missing[0]!r} is not declared before it", token)
+        else:
+            column, named = _column(tokens)
+            if column.name in columns:
+                raise tokens.wrong(f"column {column.name!r} is declared twice", token)
+            if len(columns) >= COLUMNS_MAX:
+                raise tokens.wrong(f"a table has at most {COLUMNS_MAX} columns")
+            columns[column.name] = column
+        if named and key:
+            raise tokens.wrong("there is a primary key already; name both columns as PRIMARY KEY (a, b)", token)
+        key = named or key
+        if not tokens.accept(","):
+            break
+    if tokens.next.key != ")":
+        tokens.fail("','", "')'")
+    closing = tokens.take()
+    if not key:
+        raise tokens.wrong(
+            "the table has no primary key; write PRIMARY KEY behind the column that rows are found by", closing
+        )
+    given = _table_settings(tokens) if tokens.accept("WITH") else {}
+    return ast.CreateTable(name=name, columns=tuple(columns.values()), key=key, if_not_exists=fresh, **given, **place)
+
+
+def _column(tokens: Tokens) -> tuple[ast.ColumnSpec, tuple[str, ...]]:
+    """A column, and its name again if it is the key."""
+    name = tokens.identifier("the name of a column")
+    kind = KINDS.get(tokens.next.key) if tokens.next.kind == WORD else None
+    if kind is None:
+        tokens.fail(f"the type of column {name!r}: {', '.join(_KINDS)}")
+    tokens.take()
+    if kind == "DOUBLE":
+        tokens.accept("PRECISION")
+    if tokens.next.key == "(":
+        raise tokens.wrong(f"a length or precision is not kept; write {kind} alone")
+    key, required = False, False
+    while True:
+        if tokens.accept("PRIMARY"):
+            tokens.expect("KEY")
+            key = True
+        elif tokens.accept("NOT"):
+            tokens.expect("NULL")
+            required = True
+        elif not tokens.accept("NULL"):
+            return ast.ColumnSpec(name, kind, required or key), (name,) if key else ()
+
+
+def _primary_key(tokens: Tokens) -> tuple[str, ...]:
+    tokens.expect("PRIMARY", "KEY", "(")
+    names = [tokens.identifier("the name of a column")]
+    while tokens.accept(","):
+        token = tokens.next
+        names.append(tokens.identifier("the name of a column"))
+        if len(names) > 2 or names[0] == names[1]:
+            raise tokens.wrong(
+                "a key is one column, or two: the second orders rows that have the first in common", token
+            )
+    tokens.expect(")")
+    return tuple(names)
+
+
+def _table_settings(tokens: Tokens) -> dict[str, Any]:
+    def stream() -> str | None:
+        if tokens.accept("TRUE"):
+            return BOTH
+        if tokens.accept("FALSE") or tokens.accept("NULL"):
+            return None
+        return _view(tokens)
+
+    def ttl() -> str | None:
+        return None if tokens.accept("NULL") else tokens.name("the column that says when a row expires")
+
+    return settings(tokens, {"stream": stream, "ttl": ttl})
+
+
+def _view(tokens: Tokens) -> str:
+    token = tokens.next
+    view = tokens.word_or_string("the view").upper()
+    if view not in VIEWS:
+        raise tokens.wrong(f"there is no such view of changes; use {', '.join(VIEWS)}", token)
+    return view
+
+
+def drop_table(tokens: Tokens, place: Place) -> ast.Statement:
+    quiet = tokens.accept("IF", "EXISTS")
+    return ast.DropTable(name=tokens.name("the name of the table"), if_exists=quiet, **place)
+
+
+def alter_table(tokens: Tokens, place: Place) -> ast.Statement:
+    table = tokens.name("the name of the table")
+    enable = tokens.one_of("ENABLE", "DISABLE") == "ENABLE"
+    tokens.expect("STREAM")
+    if not enable:
+        return ast.DisableStream(table=table, **place)
+    view = settings(tokens, {"view": lambda: _view(tokens)})["view"] if tokens.accept("WITH") else BOTH
+    return ast.EnableStream(table=table, view=view, **place)
+
+
+# -- rows
+
+
+def insert(tokens: Tokens, place: Place) -> ast.Statement:
+    replace = tokens.accept("OR", "REPLACE")
+    tokens.expect("INTO")
+    table = tokens.name("the name of the table")
+    columns: list[str] | None = None
+    if tokens.accept("("):
+        columns = [tokens.identifier("the name of a column")]
+        while tokens.accept(","):
+            token = tokens.next
+            columns.append(tokens.identifier("the name of a column"))
+            if columns[-1] in columns[:-1]:
+                raise tokens.wrong(f"column {columns[-1]!r} is named twice", token)
+            if len(columns) > COLUMNS_MAX:
+                raise tokens.wrong(f"a row has at most {COLUMNS_MAX} columns", token)
+        tokens.expect(")")
+    tokens.expect("VALUES")
+    rows: list[tuple[ast.Value, ...]] = []
+    while True:
+        token = tokens.next
+        rows.append(_row(tokens))
+        wanted = len(rows[0] if columns is None else columns)
+        if len(rows[-1]) != wanted:
+            raise tokens.wrong(f"the row has {len(rows[-1])} values, and there are {wanted} columns", token)
+        if len(rows) > ROWS_MAX:
+            raise tokens.wrong(f"at most {ROWS_MAX} rows are inserted at once; send several statements", token)
+        if not tokens.accept(","):
+            break
+    return ast.Insert(
+        table=table, rows=tuple(rows), columns=None if columns is None else tuple(columns), replace=replace, **place
+    )
+
+
+def _row(tokens: Tokens) -> tuple[ast.Value, ...]:
+    tokens.expect("(")
+    values = [tokens.value("a value")]
+    while tokens.accept(","):
+        values.append(tokens.value("a value"))
+    tokens.expect(")")
+    return tuple(values)
+
+
+def update(tokens: Tokens, place: Place) -> ast.Statement:
+    table = tokens.name("the name of the table")
+    tokens.expect("SET")
+    sets: list[tuple[str, ast.Value]] = []
+    while True:
+        token = tokens.next
+        column = tokens.identifier("the name of a column")
+        if any(column == known for known, _ in sets):
+            raise tokens.wrong(f"column {column!r} is set twice", token)
+        if len(sets) >= COLUMNS_MAX:
+            raise tokens.wrong(f"a row has at most {COLUMNS_MAX} columns", token)
+        tokens.expect("=")
+        sets.append((column, tokens.value("a value", "WHERE")))
+        if not tokens.accept(","):
+            break
+    if tokens.next.key != "WHERE":
+        tokens.fail("','", "WHERE and the key of the row")
+    return ast.Update(table=table, sets=tuple(sets), where=_where(tokens), **place)
+
+
+def delete(tokens: Tokens, place: Place) -> ast.Statement:
+    tokens.expect("FROM")
+    table = tokens.name("the name of the table")
+    if tokens.next.key != "WHERE":
+        tokens.fail("WHERE and the key of the row")
+    return ast.Delete(table=table, where=_where(tokens), **place)
+
+
+def _where(tokens: Tokens) -> tuple[ast.Conjunct, ...]:
+    """The conditions that AND joins; brackets around all of them are looked through."""
+    tokens.expect("WHERE")
+    found: list[ast.Conjunct] = []
+    _conjuncts(tokens, found, 0)
+    if not tokens.ends():
+        tokens.fail("AND", "the end of the statement")
+    return tuple(found)
+
+
+def _conjuncts(tokens: Tokens, found: list[ast.Conjunct], depth: int) -> None:
+    while True:
+        if len(found) >= CONJUNCTS_MAX:
+            raise tokens.wrong(f"a statement has at most {CONJUNCTS_MAX} conditions")
+        if _wrapped(tokens):
+            if depth >= DEPTH_MAX:
+                raise tokens.wrong(f"brackets are nested more than {DEPTH_MAX} deep")
+            tokens.expect("(")
+            _conjuncts(tokens, found, depth + 1)
+            tokens.expect(")")
+        else:
+            found.append(_conjunct(tokens))
+        if not tokens.accept("AND"):
+            return
+
+
+def _wrapped(tokens: Tokens) -> bool:
+    """Whether the next condition is nothing but brackets around conditions that AND joins: `(a = 1 AND b > 2)`."""
+    if tokens.next.key != "(":
+        return False
+    depth = 0
+    for ahead in range(CONDITION_TOKENS_MAX):
+        token = tokens.peek(ahead)
+        if token.kind == END:
+            return False
+        if token.key == "(":
+            depth += 1
+        elif token.key == ")":
+            depth -= 1
+            if depth == 0:
+                following = tokens.peek(ahead + 1)
+                return following.key in ("AND", ")", ";") or following.kind == END
+        elif depth == 1 and token.key in ("OR", ","):
+            return False  # to be taken as a whole
+    raise _too_long(tokens)
+
+
+def _conjunct(tokens: Tokens) -> ast.Conjunct:
+    """One condition. BETWEEN has an AND of its own, and so may CASE."""
+    begins = tokens.next
+    # OR binds weaker than AND: a condition with one is not met by meeting its parts.
+    pending = 0
+    cases = 0
+
+    def stops() -> bool:
+        nonlocal pending, cases
+        key = tokens.next.key
+        if key == "CASE":
+            cases += 1
+        elif key == "END" and cases:
+            cases -= 1
+        elif cases:
+            return False
+        elif key == "BETWEEN":
+            pending += 1
+        elif key == "OR":
+            raise tokens.wrong("rows are found by their key: put conditions with OR in brackets, after AND")
+        elif key == "AND":
+            if not pending:
+                return True
+            pending -= 1
+        return False
+
+    if not _equates(tokens):
+        return ast.Conjunct(tokens.span("a condition", stops))
+    column = tokens.take().text
+    tokens.expect("=")
+    parameter = tokens.next.kind == PARAMETER
+    constant = tokens.constant("AND")
+    if absent(constant):
+        value = tokens.span("a value", stops)
+        return ast.Conjunct(tokens.expression(begins, tokens.last, value.params), column, value)
+    whole = tokens.expression(begins, tokens.last, (constant,) if parameter else ())
+    return ast.Conjunct(whole, column, ast.Constant(constant))
+
+
+def _equates(tokens: Tokens) -> bool:
+    """Whether the condition reads `column = value` and compares nothing else."""
+    if tokens.next.kind not in (WORD, QUOTED) or tokens.peek().key != "=":
+        return False
+    depth = 0
+    for ahead in range(2, CONDITION_TOKENS_MAX):
+        token = tokens.peek(ahead)
+        if token.kind == END or token.key == ";":
+            return True
+        if token.key == "(":
+            depth += 1
+        elif token.key == ")":
+            depth -= 1
+            if depth < 0:
+                return True
+        elif depth == 0:
+            if token.key == "AND":
+                return True
+            if token.key in _JOINING:
+                return False
+    raise _too_long(tokens)
+
+
+def _too_long(tokens: Tokens) -> SqlError:
+    return tokens.wrong(f"a condition that begins here has more than {CONDITION_TOKENS_MAX} words and signs")

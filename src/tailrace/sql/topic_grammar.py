@@ -1,0 +1,361 @@
+"""The grammar of statements about topics and consumer groups. Clauses whose order does not matter come in any order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from tailrace import limits
+from tailrace.sql import statements as ast
+from tailrace.sql.lexer import BYTES, NUMBER, PARAMETER, QUOTED, TEXT, WORD
+from tailrace.sql.tokens import Place, Tokens
+
+EVENTS: Final = ("INSERT", "UPDATE", "DELETE")
+MODES: Final = ("key", "full", "diff")
+_TIMESTAMP: Final = re.compile(r"\d{4}-\d\d-\d\d.*", re.S)
+Readers = dict[str, tuple[str, Callable[[], Any]]]
+
+
+def clauses(tokens: Tokens, readers: Readers) -> dict[str, Any]:
+    """Clauses in any order, each at most once: by keyword, the field it fills and what reads it."""
+    given: dict[str, Any] = {}
+    while not tokens.ends():
+        token = tokens.next
+        reader = readers.get(token.key)
+        if reader is None:
+            tokens.fail(*(key for key, (field, _) in readers.items() if field not in given), "the end of the statement")
+        field, read = reader
+        if field in given:
+            raise tokens.wrong(f"{token.key} is given twice")
+        tokens.take()
+        given[field] = read()
+    return given
+
+
+def settings(tokens: Tokens, readers: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+    """`(name = value, ...)`: by the setting's name, what reads its value."""
+    tokens.expect("(")
+    given: dict[str, Any] = {}
+    while True:
+        token = tokens.next
+        name = token.text.lower()
+        if token.kind not in (WORD, QUOTED) or name not in readers:
+            tokens.fail(*readers)
+        if name in given:
+            raise tokens.wrong(f"{name} is given twice")
+        tokens.take()
+        tokens.expect("=")
+        given[name] = readers[name]()
+        if not tokens.accept(","):
+            break
+    if tokens.next.key != ")":
+        tokens.fail("','", "')'")
+    tokens.take()
+    return given
+
+
+def _topic_settings(tokens: Tokens) -> ast.Settings:
+    def number(name: str) -> Callable[[], int | None]:
+        return lambda: None if tokens.accept("NULL") else tokens.integer(name, 1, limits.POSITION_MAX)
+
+    def text(name: str) -> Callable[[], str | None]:
+        return lambda: None if tokens.accept("NULL") else tokens.name(name)
+
+    given = settings(
+        tokens,
+        {
+            "alias": text("alias"),
+            "retention_seconds": number("retention_seconds"),
+            "retention_max_bytes": number("retention_max_bytes"),
+            "max_attempts": number("max_attempts"),
+            "dead_letter": text("dead_letter"),
+        },
+    )
+    return ast.Settings(**given)
+
+
+# -- topics
+
+
+def create_topic(tokens: Tokens, place: Place) -> ast.Statement:
+    fresh = tokens.accept("IF", "NOT", "EXISTS")
+    name = tokens.name("the name of the topic")
+    given = clauses(
+        tokens,
+        {
+            "PARTITIONS": (
+                "partitions",
+                lambda: tokens.integer("the number of partitions", 1, limits.PARTITIONS_MAX),
+            ),
+            "WITH": ("settings", lambda: _topic_settings(tokens)),
+        },
+    )
+    return ast.CreateTopic(name=name, if_not_exists=fresh, **given, **place)
+
+
+def drop_topic(tokens: Tokens, place: Place) -> ast.Statement:
+    quiet = tokens.accept("IF", "EXISTS")
+    return ast.DropTopic(name=tokens.name("the name of the topic"), if_exists=quiet, **place)
+
+
+def alter_topic(tokens: Tokens, place: Place) -> ast.Statement:
+    name = tokens.name("the name of the topic")
+    match tokens.one_of("ADD", "DROP", "SET"):
+        case "ADD":
+            tokens.expect("SOURCE")
+            return _add_source(tokens, name, place)
+        case "DROP":
+            tokens.expect("SOURCE")
+            table = tokens.name("the name of the table")
+            event = EVENTS.index(tokens.one_of(*EVENTS)) if tokens.accept("ON") else None
+            return ast.DropSource(topic=name, table=table, event=event, **place)
+    return ast.SetTopic(name=name, settings=_topic_settings(tokens), **place)
+
+
+def _add_source(tokens: Tokens, topic: str, place: Place) -> ast.Statement:
+    table = tokens.name("the name of the table")
+    tokens.expect("ON")
+    event = EVENTS.index(tokens.one_of(*EVENTS))
+
+    def stops() -> bool:
+        return tokens.sees("PARTITION", "BY") or tokens.sees("WITH", "(")
+
+    def where() -> ast.Expression:
+        return _unbound(tokens, lambda: tokens.span("a condition", stops))
+
+    def partition_by() -> ast.Expression:
+        tokens.expect("BY")
+        return _unbound(tokens, lambda: tokens.bracketed("an expression"))
+
+    def mode() -> int:
+        token = tokens.next
+        name = tokens.word_or_string("the payload").lower()
+        if name not in MODES:
+            raise tokens.wrong("the payload is 'key', 'full' or 'diff'", token)
+        return MODES.index(name)
+
+    given = clauses(
+        tokens,
+        {
+            "WHERE": ("where", where),
+            "PARTITION": ("partition_by", partition_by),
+            "WITH": ("mode", lambda: settings(tokens, {"payload": mode})["payload"]),
+        },
+    )
+    return ast.AddSource(topic=topic, table=table, event=event, **given, **place)
+
+
+def _unbound(tokens: Tokens, read: Callable[[], ast.Expression]) -> ast.Expression:
+    """An expression that is kept as text, and so has no parameters."""
+    token = tokens.next
+    found = read()
+    if found.params:
+        raise tokens.wrong("a source is kept as it is written and takes no parameters; write the values", token)
+    return found
+
+
+def clear_topic(tokens: Tokens, place: Place) -> ast.Statement:
+    return ast.ClearTopic(name=tokens.name("the name of the topic"), **place)
+
+
+# -- messages
+
+
+def publish(tokens: Tokens, place: Place) -> ast.Statement:
+    tokens.expect("TO")
+    topic = tokens.name("the name of the topic")
+
+    def producer() -> ast.Producer:
+        name = tokens.string("the producer")
+        tokens.expect("EPOCH")
+        epoch = tokens.integer("the epoch", 0, limits.PRODUCER_NUMBER_MAX)
+        tokens.expect("SEQUENCE")
+        return ast.Producer(name, epoch, tokens.integer("the sequence", 0, limits.PRODUCER_NUMBER_MAX))
+
+    given = clauses(
+        tokens,
+        {
+            "PARTITION": ("partition", lambda: tokens.integer("the partition")),
+            "KEY": ("key", lambda: _payload(tokens, "the key")),
+            "PRODUCER": ("producer", producer),
+            "VALUES": ("payloads", lambda: _payloads(tokens)),
+        },
+    )
+    if "payloads" not in given:
+        tokens.fail("VALUES")
+    return ast.Publish(topic=topic, **given, **place)
+
+
+def _payloads(tokens: Tokens) -> tuple[bytes, ...]:
+    payloads: list[bytes] = []
+    while True:
+        tokens.expect("(")
+        payloads.append(_payload(tokens, "the payload"))
+        tokens.expect(")")
+        if len(payloads) > limits.PUBLISH_MESSAGES_MAX:
+            raise tokens.wrong(f"at most {limits.PUBLISH_MESSAGES_MAX} messages are published at once; send several")
+        if not tokens.accept(","):
+            return tuple(payloads)
+
+
+def _payload(tokens: Tokens, what: str) -> bytes:
+    token = tokens.next
+    if token.kind == TEXT:
+        return _encoded(tokens, what, tokens.take().text)
+    if token.kind == BYTES:
+        return bytes.fromhex(tokens.take().text)
+    if token.kind == PARAMETER:
+        given = tokens.parameter()
+        if isinstance(given, bytes):
+            return given
+        if isinstance(given, str):
+            return _encoded(tokens, what, given)
+        raise tokens.wrong(f"{what} is a text or bytes; encode other values, as JSON say", token)
+    raise tokens.expected(f"{what} as a text in single quotes, or a parameter")
+
+
+def _encoded(tokens: Tokens, what: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise tokens.wrong(f"{what} has half of a surrogate pair, which UTF-8 cannot say") from None
+
+
+def _start(tokens: Tokens) -> ast.From:
+    if tokens.accept("EARLIEST"):
+        return ast.From("earliest")
+    if tokens.accept("LATEST"):
+        return ast.From("latest")
+    if tokens.accept("OFFSET") or tokens.next.kind in (NUMBER, PARAMETER):
+        return ast.From("offset", tokens.integer("the offset", 0, limits.POSITION_MAX))
+    raise tokens.expected("LATEST", "EARLIEST", "OFFSET", "an offset")
+
+
+def _visibility_ms(tokens: Tokens) -> int:
+    return tokens.seconds_ms("the visibility", limits.VISIBILITY_MS_MIN, limits.VISIBILITY_MS_MAX)
+
+
+def consume(tokens: Tokens, place: Place) -> ast.Statement:
+    tokens.expect("FROM")
+    topic = tokens.name("the name of the topic")
+
+    def partition() -> int | None:
+        return None if tokens.accept("ANY") else tokens.integer("the partition (or ANY)")
+
+    given = clauses(
+        tokens,
+        {
+            "GROUP": ("group", lambda: tokens.name("the group")),
+            "PARTITION": ("partition", partition),
+            "FROM": ("start", lambda: _start(tokens)),
+            "LIMIT": ("limit", lambda: tokens.integer("the limit", 1, limits.CONSUME_MESSAGES_MAX)),
+            "CONSUMER": ("consumer", lambda: tokens.name("the consumer")),
+            "VISIBILITY": ("visibility_ms", lambda: _visibility_ms(tokens)),
+        },
+    )
+    if "group" not in given:
+        for field, clause in (("consumer", "CONSUMER"), ("visibility_ms", "VISIBILITY")):
+            if field in given:
+                raise tokens.wrong(f"{clause} needs a GROUP: without one nothing is leased")
+        if given.get("partition", 0) is None:
+            raise tokens.wrong("PARTITION ANY needs a GROUP: without one give a partition's number")
+    return ast.Consume(topic=topic, **given, **place)
+
+
+def _holding(tokens: Tokens, more: Readers, needed: str, kind: type[ast.Holding], place: Place) -> ast.Holding:
+    """ACK, NACK and EXTEND: who holds what, and what becomes of it."""
+    topic = tokens.name("the name of the topic")
+    given = clauses(
+        tokens,
+        {
+            "GROUP": ("group", lambda: tokens.name("the group")),
+            "PARTITION": ("partition", lambda: tokens.integer("the partition")),
+            "CONSUMER": ("consumer", lambda: tokens.name("the consumer")),
+            "LEASE": ("lease", lambda: tokens.string("the lease")),
+            **more,
+        },
+    )
+    if "group" not in given:
+        tokens.fail("GROUP")
+    if needed and more[needed][0] not in given:
+        tokens.fail(needed)
+    given |= given.pop("range", {})
+    return kind(topic=topic, **given, **place)
+
+
+def ack(tokens: Tokens, place: Place) -> ast.Statement:
+    def upto() -> int:
+        tokens.expect("OFFSET")
+        return tokens.integer("the offset", 0, limits.POSITION_MAX)
+
+    return _holding(tokens, {"UPTO": ("upto", upto)}, "UPTO", ast.Ack, place)
+
+
+def nack(tokens: Tokens, place: Place) -> ast.Statement:
+    def some() -> dict[str, int]:
+        token = tokens.next
+        first = tokens.integer("the offset", 0, limits.POSITION_MAX)
+        upto = tokens.integer("the last offset", 0, limits.POSITION_MAX) if tokens.accept("TO") else first
+        if upto < first:
+            raise tokens.wrong(f"offsets {first} to {upto} are no range; give the lower one first", token)
+        return {"first": first, "upto": upto}
+
+    more: Readers = {
+        "OFFSET": ("range", some),
+        "DELAY": ("delay_ms", lambda: tokens.seconds_ms("the delay", 0, limits.VISIBILITY_MS_MAX)),
+    }
+    return _holding(tokens, more, "", ast.Nack, place)
+
+
+def extend(tokens: Tokens, place: Place) -> ast.Statement:
+    more: Readers = {"VISIBILITY": ("visibility_ms", lambda: _visibility_ms(tokens))}
+    return _holding(tokens, more, "VISIBILITY", ast.Extend, place)
+
+
+# -- groups
+
+
+def reset_group(tokens: Tokens, place: Place) -> ast.Statement:
+    tokens.expect("CONSUMER", "GROUP")
+    group = tokens.name("the group")
+    tokens.expect("ON")
+    topic = tokens.name("the name of the topic")
+    partition = tokens.integer("the partition") if tokens.accept("PARTITION") else None
+    tokens.expect("TO")
+    if tokens.accept("TIMESTAMP"):
+        to = ast.From("timestamp", _moment_ms(tokens))
+    elif tokens.next.key in ("EARLIEST", "LATEST", "OFFSET"):
+        to = _start(tokens)
+    else:
+        tokens.fail("EARLIEST", "LATEST", "OFFSET", "TIMESTAMP")
+    return ast.ResetGroup(topic=topic, group=group, partition=partition, to=to, **place)
+
+
+def _moment_ms(tokens: Tokens) -> int:
+    """A time as ISO 8601 (UTC unless it says otherwise), or milliseconds since 1970."""
+    token = tokens.next
+    if token.kind == NUMBER or (token.kind == PARAMETER and _is_number(tokens)):
+        return tokens.integer("the time in milliseconds since 1970", 0, limits.POSITION_MAX)
+    text = tokens.string("the time, as in '2026-01-28T12:00:00Z',").strip()
+    try:
+        if not _TIMESTAMP.fullmatch(text):
+            raise ValueError
+        moment = datetime.fromisoformat(text)
+        moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        since_ms = int(moment.timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise tokens.wrong(f"{text[:40]!r} is no time; write it as in '2026-01-28T12:00:00Z'", token) from None
+    return max(0, since_ms)
+
+
+def _is_number(tokens: Tokens) -> bool:
+    given = tokens.coming()
+    return isinstance(given, int) and not isinstance(given, bool)
+
+
+def drop_group(tokens: Tokens, place: Place) -> ast.Statement:
+    group = tokens.name("the group")
+    tokens.expect("ON")
+    return ast.DropGroup(topic=tokens.name("the name of the topic"), group=group, **place)

@@ -1,0 +1,1 @@
+"""Topics: durable messages in partitions, fed by routes from tables or published, and consumed by groups."""

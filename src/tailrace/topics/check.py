@@ -1,0 +1,109 @@
+"""What must hold of topics, partitions and groups, over a whole database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from tailrace.errors import Corrupt
+from tailrace.log.entry import ENTRIES, LOGS
+from tailrace.storage.engine import Reader
+from tailrace.tables import definition as tables
+from tailrace.tables.definition import TABLES
+from tailrace.topics import group as rules
+from tailrace.topics.topic import GROUPS, OWNER, PARTITIONS, TOPIC_NAMES, TOPICS, Group, Topic, opened
+
+
+class Looked(msgspec.Struct):
+    """What was looked at and what was found wrong."""
+
+    findings: list[str]
+    topics: int = 0
+    messages: int = 0
+
+
+def check_topics(reader: Reader) -> Looked:
+    """Check all topics of one view."""
+    topics = {topic.id: topic for topic in reader.scan(TOPICS)}
+    looked = Looked([], topics=len(topics))
+    looked.findings += _check_names(reader, topics)
+    looked.findings += _check_routes(reader, topics)
+    for topic in topics.values():
+        if topic.dead_letter is not None and topic.dead_letter not in topics:
+            looked.findings.append(f"topic {topic.name!r}: its dead-letter topic {topic.dead_letter} does not exist")
+        for partition in range(topic.partitions):
+            looked.findings += _check_partition(reader, topic, partition, looked)
+    known = {topic.log_of(partition) for topic in topics.values() for partition in range(topic.partitions)}
+    for row in reader.scan(PARTITIONS):
+        if row.log not in known:
+            looked.findings.append(f"partition with log {row.log} belongs to no topic")
+    strays = {row.log for row in reader.scan(GROUPS)} - known
+    looked.findings += [f"consumer groups of log {number}, which is no partition" for number in sorted(strays)]
+    return looked
+
+
+def _check_names(reader: Reader, topics: dict[int, Topic]) -> Iterator[str]:
+    """Each name leads to the topic that has it, and each topic is found by its names."""
+    names = {row.name: row.topic for row in reader.scan(TOPIC_NAMES)}
+    wanted: dict[str, int] = {}
+    for topic in topics.values():
+        for name in (topic.name, topic.alias):
+            if name is not None:
+                if name in wanted:
+                    yield f"topics {wanted[name]} and {topic.id} are both called {name!r}"
+                wanted[name] = topic.id
+    for name in names.keys() | wanted.keys():
+        if names.get(name) != wanted.get(name):
+            yield f"topic name {name!r} leads to {names.get(name)}, and is of {wanted.get(name)}"
+
+
+def _check_routes(reader: Reader, topics: dict[int, Topic]) -> Iterator[str]:
+    for row in list(reader.scan(TABLES)):
+        try:
+            definition = tables.decoded(row)
+        except msgspec.DecodeError:
+            continue  # the check of tables says so
+        for route in definition.routes:
+            if route.topic not in topics:
+                yield f"table {definition.name!r} has a route to topic {route.topic}, which does not exist"
+
+
+def _check_partition(reader: Reader, topic: Topic, partition: int, looked: Looked) -> Iterator[str]:
+    number = topic.log_of(partition)
+    where = f"topic {topic.name!r}, partition {partition}"
+    log, held = reader.get(LOGS, number), reader.get(PARTITIONS, number)
+    if log is None or held is None:
+        yield f"{where}: its log {number} or its row is missing"
+        return
+    if log.owner != f"{OWNER}{topic.id}/{partition}" or log.dropped:
+        yield f"{where}: its log {number} belongs to {log.owner!r}, dropped {log.dropped}"
+    if (held.topic, held.number) != (topic.id, partition):
+        yield f"{where}: its row is of topic {held.topic}, partition {held.number}"
+    size = 0
+    for entry in reader.scan(ENTRIES, number, start=log.start):
+        looked.messages += 1
+        size += len(entry.body)
+        if entry.next != entry.position + 1:
+            yield f"{where}: the message at {entry.position} takes {entry.next - entry.position} offsets"
+        try:
+            opened(entry.body)
+        except Corrupt as error:
+            yield f"{where}, offset {entry.position}: {error}"
+    if size != held.bytes:
+        yield f"{where}: counts {held.bytes} bytes, there are {size}"
+    for row in list(reader.scan(GROUPS, number)):
+        yield from _check_group(row, log.next, where)
+
+
+def _check_group(row: Group, tail: int, where: str) -> Iterator[str]:
+    where = f"{where}, group {row.name!r}"
+    if not 0 <= row.cursor <= tail:
+        yield f"{where}: is at {row.cursor}, the partition ends at {tail}"
+    last = 0
+    for held in rules.unpacked(row.ranges):
+        if not last <= held.first < held.end <= row.cursor:
+            yield f"{where}: holds [{held.first}, {held.end}) after {last} and below {row.cursor}"
+        if held.attempt < 1 or held.lease > row.leases:
+            yield f"{where}: holds [{held.first}, {held.end}) lease {held.lease}, attempt {held.attempt}"
+        last = held.end

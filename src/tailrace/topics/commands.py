@@ -1,0 +1,388 @@
+"""What can be done to topics: make, change, clear and drop them, give them sources, publish to them."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from tailrace import limits, scalar
+from tailrace.access import Permission
+from tailrace.command import Command
+from tailrace.errors import Conflict, InUse, Invalid, LimitExceeded, NotFound, TooLarge
+from tailrace.log import log as logs
+from tailrace.log.entry import LOGS
+from tailrace.storage.engine import Tx
+from tailrace.streams.producer import PRODUCERS, Claim, Producer, is_new
+from tailrace.tables import definition as tables
+from tailrace.tables.definition import TABLES, Definition, Route
+from tailrace.topics import router
+from tailrace.topics.topic import (
+    GROUPS,
+    HASH_VERSION,
+    MODES,
+    OWNER,
+    PARTITIONS,
+    PUBLISH,
+    TOPIC_NAMES,
+    TOPICS,
+    Envelope,
+    Partition,
+    Topic,
+    TopicName,
+    encode,
+    find,
+)
+
+V = TypeVar("V")
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+_FULL: Final = MODES.index("Full")
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What a topic can be told; UNSET leaves a setting as it is, None takes it back."""
+
+    alias: str | UnsetType | None = UNSET
+    retention_seconds: int | UnsetType | None = UNSET
+    retention_max_bytes: int | UnsetType | None = UNSET
+    max_attempts: int | UnsetType | None = UNSET
+    dead_letter: str | UnsetType | None = UNSET
+
+
+class CreatedTopic(msgspec.Struct, frozen=True):
+    topic: Topic
+    fresh: bool  # False: it was there already
+
+
+class CreateTopic(Command[CreatedTopic], frozen=True):
+    """Make a topic."""
+
+    permission = Permission.ADMIN
+
+    name: str
+    partitions: int = 1
+    options: Options = Options()
+    if_not_exists: bool = False
+
+    def subjects(self) -> tuple[str, ...]:
+        return (subject(self.name),)
+
+    def run(self, tx: Tx) -> CreatedTopic:
+        check_name(self.name, "a topic")
+        taken = tx.get(TOPIC_NAMES, self.name)
+        if taken is not None:
+            topic = tx.get(TOPICS, taken.topic)
+            assert topic is not None
+            if self.if_not_exists and topic.name == self.name:
+                return CreatedTopic(topic, False)
+            raise _taken(self.name, topic)
+        if not 1 <= self.partitions <= limits.PARTITIONS_MAX:
+            raise Invalid(f"a topic has 1 to {limits.PARTITIONS_MAX} partitions, not {self.partitions}")
+        if sum(1 for _ in tx.scan(TOPICS, limit=limits.TOPICS_MAX)) >= limits.TOPICS_MAX:
+            raise LimitExceeded(f"there are {limits.TOPICS_MAX} topics, the most there may be; drop some first")
+        number = tx.next_id("topic")
+        made = [logs.create(tx, f"{OWNER}{number}/{partition}").id for partition in range(self.partitions)]
+        assert made[-1] - made[0] == self.partitions - 1, "the logs of a topic are numbered one after the other"
+        topic = Topic(
+            number, self.name, None, self.partitions, made[0], HASH_VERSION, None, None, None, None, tx.now_ms, tx.by
+        )
+        tx.put(TOPIC_NAMES, TopicName(self.name, number))
+        for partition, log in enumerate(made):
+            tx.put(PARTITIONS, Partition(log, number, partition, 0))
+        return CreatedTopic(_told(tx, topic, self.options), True)
+
+
+class AlterTopic(Command[Topic], frozen=True):
+    """Change a topic's settings."""
+
+    permission = Permission.ADMIN
+
+    name: str
+    options: Options
+
+    def subjects(self) -> tuple[str, ...]:
+        return (subject(self.name),)
+
+    def run(self, tx: Tx) -> Topic:
+        return _told(tx, find(tx, self.name), self.options)
+
+
+def _told(tx: Tx, topic: Topic, options: Options) -> Topic:
+    """The topic with these settings, stored."""
+    alias = _or(options.alias, topic.alias)
+    if alias != topic.alias:
+        if alias is not None:
+            check_name(alias, "an alias")
+            taken = tx.get(TOPIC_NAMES, alias)
+            if taken is not None:
+                other = tx.get(TOPICS, taken.topic)
+                raise _taken(alias, topic if other is None else other)
+            tx.put(TOPIC_NAMES, TopicName(alias, topic.id))
+        if topic.alias is not None:
+            tx.delete(TOPIC_NAMES, topic.alias)
+    changed = msgspec.structs.replace(
+        topic,
+        alias=alias,
+        retention_seconds=_positive("retention_seconds", _or(options.retention_seconds, topic.retention_seconds)),
+        retention_max_bytes=_positive(
+            "retention_max_bytes", _or(options.retention_max_bytes, topic.retention_max_bytes)
+        ),
+        max_attempts=_positive("max_attempts", _or(options.max_attempts, topic.max_attempts)),
+        dead_letter=topic.dead_letter if options.dead_letter is UNSET else _dead_letter(tx, topic, options.dead_letter),
+    )
+    if (changed.max_attempts is None) != (changed.dead_letter is None):
+        raise Invalid(
+            "max_attempts and dead_letter go together: after so many deliveries a message goes to that topic; give "
+            "both, or neither"
+        )
+    tx.put(TOPICS, changed)
+    return changed
+
+
+def _or(given: V | UnsetType, there: V) -> V:
+    return there if isinstance(given, UnsetType) else given
+
+
+def _positive(name: str, given: int | None) -> int | None:
+    if given is not None and not 1 <= given <= limits.POSITION_MAX:
+        raise Invalid(f"{name} is a whole number from 1 to {limits.POSITION_MAX}, not {given}; or NULL for none")
+    return given
+
+
+def _dead_letter(tx: Tx, topic: Topic, name: str | None) -> int | None:
+    if name is None:
+        return None
+    target = find(tx, name)
+    if target.id == topic.id:
+        raise Invalid(f"topic {topic.name!r} cannot be its own dead-letter topic; name another")
+    return target.id
+
+
+class DropTopic(Command[bool], frozen=True):
+    """Drop a topic with its messages, groups and routes; whether it was there. A topic of the same name later inherits
+    nothing."""
+
+    permission = Permission.ADMIN
+
+    name: str
+    if_exists: bool = False
+
+    def subjects(self) -> tuple[str, ...]:
+        return (subject(self.name),)
+
+    def run(self, tx: Tx) -> bool:
+        try:
+            topic = find(tx, self.name)
+        except NotFound:
+            if self.if_exists:
+                return False
+            raise
+        for other in tx.scan(TOPICS):
+            if other.dead_letter == topic.id:
+                raise InUse(
+                    f"topic {topic.name!r} takes the dead letters of {other.name!r}; ALTER TOPIC {other.name} SET "
+                    "(max_attempts = NULL, dead_letter = NULL) first"
+                )
+        for definition in _routed(tx, topic.id):
+            kept = tuple(route for route in definition.routes if route.topic != topic.id)
+            tables.save(tx, msgspec.structs.replace(definition, routes=kept))
+        for partition in range(topic.partitions):
+            number = topic.log_of(partition)
+            for group in list(tx.scan(GROUPS, number)):
+                tx.delete(GROUPS, number, group.name)
+            tx.delete(PARTITIONS, number)
+            log = tx.get(LOGS, number)
+            assert log is not None
+            logs.drop(tx, log)
+        tx.delete(TOPIC_NAMES, topic.name)
+        if topic.alias is not None:
+            tx.delete(TOPIC_NAMES, topic.alias)
+        tx.delete(TOPICS, topic.id)
+        return True
+
+
+class ClearTopic(Command[int], frozen=True):
+    """Remove all messages of a topic; how many. Offsets go on where they were."""
+
+    permission = Permission.ADMIN
+
+    name: str
+
+    def subjects(self) -> tuple[str, ...]:
+        return (subject(self.name),)
+
+    def run(self, tx: Tx) -> int:
+        topic = find(tx, self.name)
+        count = 0
+        for partition in range(topic.partitions):
+            log = tx.get(LOGS, topic.log_of(partition))
+            held = tx.get(PARTITIONS, topic.log_of(partition))
+            assert log is not None and held is not None
+            count += log.next - log.start
+            logs.trim(tx, log, log.next)
+            tx.put(PARTITIONS, Partition(held.log, held.topic, held.number, 0))
+        return count
+
+
+# -- sources
+
+
+class AddSource(Command[Route], frozen=True):
+    """Send changes of a table to a topic from now on."""
+
+    permission = Permission.ADMIN
+
+    topic: str
+    table: str
+    event: int  # into change.EVENTS
+    where: str | None = None
+    partition_by: str | None = None
+    mode: int = 0  # into MODES
+
+    def subjects(self) -> tuple[str, ...]:
+        return (subject(self.topic), f"tables/{self.table}")
+
+    def run(self, tx: Tx) -> Route:
+        topic = find(tx, self.topic)
+        definition = tables.find(tx, self.table)
+        for text, check in ((self.where, scalar.condition), (self.partition_by, scalar.stored_value)):
+            if text is not None:
+                check(text, columns=definition.column_kinds)
+        made = Route(topic.id, self.event, self.where, self.partition_by, self.mode)
+        if made in definition.routes:
+            raise Conflict(f"topic {topic.name!r} has this very source already", code="SOURCE_EXISTS")
+        if len(definition.routes) >= limits.ROUTES_MAX:
+            raise LimitExceeded(
+                f"table {definition.name!r} has {limits.ROUTES_MAX} routes, the most there may be; drop some first"
+            )
+        tables.save(tx, msgspec.structs.replace(definition, routes=(*definition.routes, made)))
+        return made
+
+
+class DropSource(Command[int], frozen=True):
+    """Send a table's changes to a topic no more; how many routes that were."""
+
+    permission = Permission.ADMIN
+
+    topic: str
+    table: str
+    event: int | None = None  # None: whatever happens to a row
+
+    def subjects(self) -> tuple[str, ...]:
+        return (subject(self.topic), f"tables/{self.table}")
+
+    def run(self, tx: Tx) -> int:
+        topic = find(tx, self.topic)
+        definition = tables.find(tx, self.table)
+        kept = tuple(
+            route
+            for route in definition.routes
+            if route.topic != topic.id or (self.event is not None and route.event != self.event)
+        )
+        if len(kept) == len(definition.routes):
+            raise NotFound(
+                f"topic {topic.name!r} has no such source {definition.name!r}; DESCRIBE TOPIC {topic.name} lists them",
+                code="SOURCE_NOT_FOUND",
+            )
+        tables.save(tx, msgspec.structs.replace(definition, routes=kept))
+        return len(definition.routes) - len(kept)
+
+
+def _routed(tx: Tx, topic: int) -> list[Definition]:
+    """The tables with a route to a topic."""
+    found = [tables.decoded(row) for row in tx.scan(TABLES)]
+    return [each for each in found if any(route.topic == topic for route in each.routes)]
+
+
+# -- publishing
+
+
+class Outgoing(msgspec.Struct, frozen=True, gc=False):
+    """A message to be published. Its partition is the one given, or the key's, or 0."""
+
+    payload: bytes
+    key: bytes | None = None
+    partition: int | None = None
+
+
+class Published(msgspec.Struct, frozen=True, gc=False):
+    topic: Topic
+    places: list[tuple[int, int]]  # partition and offset of each message
+    duplicate: bool = False
+    sequence: int | None = None  # the producer's highest accepted
+
+
+class Publish(Command[Published], frozen=True, gc=False):
+    """Add messages to a topic: all or none, and once, however often an idempotent producer sends them."""
+
+    topic: str
+    messages: tuple[Outgoing, ...]
+    claim: Claim | None = None
+
+    def subjects(self) -> tuple[str, ...]:
+        return (subject(self.topic),)
+
+    def size(self) -> int:
+        return sum([len(message.payload) for message in self.messages])
+
+    def run(self, tx: Tx) -> Published:
+        topic = find(tx, self.topic)
+        claim = self.claim
+        if claim is not None:
+            known = tx.get(PRODUCERS, topic.first_log, claim.id)
+            if not is_new(claim, known):
+                assert known is not None
+                return Published(topic, [], True, known.sequence)
+            tx.put(PRODUCERS, Producer(topic.first_log, claim.id, claim.epoch, claim.sequence))
+        places = [self._placed(topic, message) for message in self.messages]
+        bodies: dict[int, list[bytes]] = {}
+        for index, (message, partition) in enumerate(zip(self.messages, places, strict=True)):
+            envelope = Envelope(0, index, PUBLISH, _FULL, None, message.payload, tx.by, message.key)
+            bodies.setdefault(partition, []).append(encode(envelope))
+        following = {partition: router.append(tx, topic.log_of(partition), each) for partition, each in bodies.items()}
+        found: list[tuple[int, int]] = []
+        for partition in places:
+            found.append((partition, following[partition]))
+            following[partition] += 1
+        return Published(topic, found, False, None if claim is None else claim.sequence)
+
+    @staticmethod
+    def _placed(topic: Topic, message: Outgoing) -> int:
+        if len(message.payload) > limits.MESSAGE_BYTES_MAX:
+            raise TooLarge(
+                f"a message of {len(message.payload)} bytes is too large; at most {limits.MESSAGE_BYTES_MAX} are taken"
+            )
+        if message.partition is not None:
+            topic.log_of(message.partition)  # raises where there is none
+            return message.partition
+        return 0 if message.key is None else topic.partition_for(message.key)
+
+
+# -- names
+
+
+def subject(name: str) -> str:
+    """How a topic is called where access is given."""
+    return f"topics/{name}"
+
+
+def check_name(name: str, what: str) -> None:
+    if not _NAME.fullmatch(name) or len(name) > limits.TOPIC_NAME_CHARACTERS_MAX:
+        raise Invalid(
+            f"{name[:64]!r} cannot name {what}: use up to {limits.TOPIC_NAME_CHARACTERS_MAX} letters, digits, _, - and "
+            "dots, not beginning with a dot",
+            code="INVALID_TOPIC_NAME",
+        )
+    if name.lower().startswith("system."):
+        raise Invalid(
+            f"{name[:64]!r} cannot name {what}: names in system are the database's own", code="INVALID_TOPIC_NAME"
+        )
+
+
+def _taken(name: str, topic: Topic) -> InUse:
+    what = "a topic" if topic.name == name else f"the alias of topic {topic.name!r}"
+    return InUse(
+        f"{name!r} is {what} already; names and aliases share one namespace: choose another", code="NAME_TAKEN"
+    )

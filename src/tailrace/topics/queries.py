@@ -1,0 +1,246 @@
+"""What can be asked of topics: their messages without a group, and how they, their groups and their routes are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import msgspec
+
+from tailrace import limits
+from tailrace.access import Permission
+from tailrace.command import Query
+from tailrace.errors import Invalid
+from tailrace.log import log as logs
+from tailrace.log.entry import LOGS, Entry, Log
+from tailrace.storage.engine import Reader
+from tailrace.tables import definition as tables
+from tailrace.tables.definition import TABLES, Route
+from tailrace.topics import group as rules
+from tailrace.topics.commands import subject
+from tailrace.topics.consuming import Delivery, resolved
+from tailrace.topics.group import Place, Start
+from tailrace.topics.topic import GROUPS, PARTITIONS, TOPICS, Group, Topic, find, partition_log
+from tailrace.topics.topic import messages as read
+
+
+class ReadTopic(Query[Delivery], frozen=True):
+    """Messages from a place on, without a group: nothing is leased, and the next read begins where it says."""
+
+    permission = Permission.CONSUME
+
+    topic: str
+    partition: int = 0
+    start: Start = Start()
+    limit: int = 100
+    bytes_max: int = limits.CONSUME_BYTES
+
+    def subjects(self) -> tuple[str, ...]:
+        return (subject(self.topic),)
+
+    def run(self, reader: Reader) -> Delivery:
+        if not 1 <= self.limit <= limits.CONSUME_MESSAGES_MAX:
+            raise Invalid(f"limit is 1 to {limits.CONSUME_MESSAGES_MAX}, not {self.limit}")
+        topic = find(reader, self.topic)
+        log = partition_log(reader, topic, self.partition)
+        wanted = resolved(reader, log, self.start)
+        first = max(log.start, wanted)
+        messages = list(read(reader, log.id, self.partition, first, self.limit, self.bytes_max, 0))
+        after = messages[-1].offset + 1 if messages else first
+        return Delivery(topic, self.partition, log.id, messages, after, after < log.next, first - wanted)
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Entries of a partition from `position` on, and the log as it was then."""
+
+    topic: Topic
+    log: Log
+    position: int
+    entries: list[Entry]
+    next: int
+
+
+class ReadPartition(Query[Run], frozen=True):
+    """Entries of a partition, as they are stored; None is the earliest position."""
+
+    permission = Permission.CONSUME
+
+    topic: str
+    partition: int
+    position: int | None
+    bytes_max: int
+    entries_max: int
+
+    def subjects(self) -> tuple[str, ...]:
+        return (subject(self.topic),)
+
+    def run(self, reader: Reader) -> Run:
+        topic = find(reader, self.topic)
+        log = partition_log(reader, topic, self.partition)
+        position = log.start if self.position is None else self.position
+        page = logs.read(reader, log, position, self.bytes_max, self.entries_max)
+        return Run(topic, log, position, page.entries, page.next)
+
+
+# -- how they are
+
+
+class PartitionInfo(msgspec.Struct, frozen=True):
+    topic: Topic
+    partition: int
+    log: int
+    start: int  # the earliest offset that is retained
+    next: int  # the offset of the next message
+    bytes: int
+    at_ms: int  # of the last message
+
+
+class GroupInfo(msgspec.Struct, frozen=True):
+    """A group in a partition."""
+
+    topic: Topic
+    group: str
+    partition: int
+    cursor: int
+    floor: int
+    start: int  # of the partition
+    next: int  # of the partition
+    lag: int  # messages that are not acknowledged
+    in_flight: int  # of those, held by a consumer
+    pending: int  # of those, to be delivered again
+    delivered: int
+    redelivered: int
+    lost: int
+    created_ms: int
+    updated_ms: int
+    consumers: list[str]  # who hold something
+
+
+class RouteInfo(msgspec.Struct, frozen=True):
+    topic: str
+    topic_id: int
+    table: str
+    route: Route
+
+
+class Described(msgspec.Struct, frozen=True):
+    topic: Topic
+    dead_letter: str | None
+    partitions: list[PartitionInfo]
+    groups: list[GroupInfo]
+    routes: list[RouteInfo]
+
+
+class ListTopics(Query[list[Topic]], frozen=True):
+    """All topics, by name."""
+
+    def run(self, reader: Reader) -> list[Topic]:
+        return sorted(reader.scan(TOPICS), key=lambda topic: topic.name)
+
+
+class FindTopic(Query[Topic], frozen=True):
+    """The topic of this name or alias."""
+
+    name: str
+
+    def subjects(self) -> tuple[str, ...]:
+        return (subject(self.name),)
+
+    def run(self, reader: Reader) -> Topic:
+        return find(reader, self.name)
+
+
+class DescribeTopic(Query[Described], frozen=True):
+    """A topic with its partitions, groups and routes."""
+
+    name: str
+
+    def subjects(self) -> tuple[str, ...]:
+        return (subject(self.name),)
+
+    def run(self, reader: Reader) -> Described:
+        topic = find(reader, self.name)
+        letters = None if topic.dead_letter is None else reader.get(TOPICS, topic.dead_letter)
+        routes = [info for info in _routes(reader) if info.topic_id == topic.id]
+        return Described(
+            topic,
+            None if letters is None else letters.name,
+            list(_partitions(reader, topic)),
+            list(_groups(reader, topic)),
+            routes,
+        )
+
+
+class ListPartitions(Query[list[PartitionInfo]], frozen=True):
+    """All partitions of all topics, or of one."""
+
+    topic: str | None = None
+    limit: int | None = None
+
+    def run(self, reader: Reader) -> list[PartitionInfo]:
+        found = (info for topic in _chosen(reader, self.topic) for info in _partitions(reader, topic))
+        return list(islice(found, self.limit))
+
+
+class ListGroups(Query[list[GroupInfo]], frozen=True):
+    """All consumer groups of all topics, or of one, in each partition they have consumed from."""
+
+    topic: str | None = None
+    limit: int | None = None
+
+    def run(self, reader: Reader) -> list[GroupInfo]:
+        found = (info for topic in _chosen(reader, self.topic) for info in _groups(reader, topic))
+        return list(islice(found, self.limit))
+
+
+class ListRoutes(Query[list[RouteInfo]], frozen=True):
+    """All routes to all topics, or to one."""
+
+    topic: str | None = None
+
+    def run(self, reader: Reader) -> list[RouteInfo]:
+        number = None if self.topic is None else find(reader, self.topic).id
+        return [info for info in _routes(reader) if number is None or info.topic_id == number]
+
+
+def _chosen(reader: Reader, name: str | None) -> list[Topic]:
+    if name is not None:
+        return [find(reader, name)]
+    return sorted(reader.scan(TOPICS), key=lambda topic: topic.name)
+
+
+def _partitions(reader: Reader, topic: Topic) -> Iterator[PartitionInfo]:
+    for partition in range(topic.partitions):
+        log = partition_log(reader, topic, partition)
+        held = reader.get(PARTITIONS, log.id)
+        assert held is not None
+        yield PartitionInfo(topic, partition, log.id, log.start, log.next, held.bytes, log.at_ms)
+
+
+def _groups(reader: Reader, topic: Topic) -> Iterator[GroupInfo]:
+    for partition in range(topic.partitions):
+        log = reader.get(LOGS, topic.log_of(partition))
+        assert log is not None
+        for row in list(reader.scan(GROUPS, log.id)):
+            yield _told(reader.now_ms, topic, partition, log, row)
+
+
+def _told(now_ms: int, topic: Topic, partition: int, log: Log, row: Group) -> GroupInfo:
+    place = Place(row.cursor, rules.unpacked(row.ranges))
+    place, gone = rules.overtaken(place, log.start, now_ms)
+    pending = sum(held.end - held.first for held in place.ranges if held.free(now_ms))
+    held = [held for held in place.ranges if not held.free(now_ms)]
+    in_flight = sum(each.end - each.first for each in held)
+    return GroupInfo(
+        topic, row.name, partition, place.cursor, place.floor, log.start, log.next,
+        log.next - place.cursor + pending + in_flight, in_flight, pending, row.delivered, row.redelivered,
+        row.lost + gone, row.created_ms, row.updated_ms, sorted({each.consumer for each in held if each.lease}),
+    )  # fmt: skip
+
+
+def _routes(reader: Reader) -> Iterator[RouteInfo]:
+    names = {topic.id: topic.name for topic in reader.scan(TOPICS)}
+    for row in list(reader.scan(TABLES)):
+        definition = tables.decoded(row)
+        for route in definition.routes:
+            yield RouteInfo(names[route.topic], route.topic, definition.name, route)

@@ -1,0 +1,126 @@
+"""From a change of a table to messages, inside the transaction that made the change.
+
+The routes of a table are part of its definition, by what happened to the row (`definition.routes_of`). So there is no
+index to keep up to date: whoever has the definition has the routes, and both change in one transaction. Filters are
+compiled once for each route; neither a parser nor a query engine runs when a row is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from tailrace import scalar
+from tailrace.log import log as logs
+from tailrace.log.entry import LOGS
+from tailrace.storage.engine import Tx
+from tailrace.tables import value
+from tailrace.tables.change import Changed
+from tailrace.tables.definition import Definition, Route
+from tailrace.tables.value import Item
+from tailrace.topics.topic import DELETE, PARTITIONS, TOPICS, Envelope, Partition, encode
+
+KEY: Final = 0
+FULL: Final = 1
+DIFF: Final = 2
+
+_json: Final = msgspec.json.Encoder().encode
+Filter = Callable[[Item | None, Item | None], bool]
+PartitionBy = Callable[[Item | None, Item | None], Any]
+
+
+class Compiled:
+    """A route, ready to run."""
+
+    __slots__ = ("filter", "partition_by")
+
+    def __init__(self, route: Route) -> None:
+        self.filter: Filter | None = None if route.filter is None else scalar.condition(route.filter).true
+        self.partition_by: PartitionBy | None = (
+            None if route.partition_by is None else scalar.stored_value(route.partition_by).of
+        )
+
+
+def _compiled(route: Route) -> Compiled:
+    """The route, compiled; kept with it, as the route itself is kept with the definition."""
+    known: dict[str, Any] = route.__dict__
+    found: Compiled | None = known.get("compiled")
+    if found is None:
+        found = known["compiled"] = Compiled(route)
+    return found
+
+
+def route(tx: Tx, sequence: int, by: str, changes: list[Changed]) -> None:
+    """Append the messages of a transaction's changes, in the order of the changes."""
+    bodies: dict[int, list[bytes]] = {}  # by the number of the partition's log
+    for index, (plan, event) in enumerate(changes):
+        definition = plan.definition
+        for each in definition.routes_of[event]:
+            compiled = _compiled(each)
+            new, old = plan.new, plan.old
+            if compiled.filter is not None and not compiled.filter(new, old):
+                continue
+            topic = tx.get(TOPICS, each.topic)
+            assert topic is not None, f"table {definition.name!r} has a route to topic {each.topic}, which is no more"
+            payload = _payload(each.mode, definition, event, new, old)
+            envelope = Envelope(sequence, index, event, each.mode, definition.name, payload, by)
+            number = topic.first_log
+            if topic.partitions > 1:
+                number += topic.partition_for(_partition_key(compiled, definition, new, old))
+            bodies.setdefault(number, []).append(encode(envelope))
+    for number, each_body in bodies.items():
+        append(tx, number, each_body)
+
+
+def append(tx: Tx, number: int, bodies: list[bytes]) -> int:
+    """Add messages to the partition whose log has this number; the offset of the first."""
+    log, held = tx.get(LOGS, number), tx.get(PARTITIONS, number)
+    assert log is not None and held is not None, f"log {number} is no partition of a topic"
+    size = len(bodies[0]) if len(bodies) == 1 else sum([len(body) for body in bodies])
+    tx.put(PARTITIONS, Partition(number, held.topic, held.number, held.bytes + size))
+    logs.append_each(tx, log, bodies)
+    return log.next
+
+
+def key_bytes(found: Any) -> bytes:
+    """What of a value the partition is chosen by: text as it is, nothing for NULL, else compact JSON."""
+    if isinstance(found, str):
+        return found.encode("utf-8", "surrogatepass")
+    return b"" if found is None else scalar.key_text(found)
+
+
+def _partition_key(compiled: Compiled, definition: Definition, new: Item | None, old: Item | None) -> bytes:
+    if compiled.partition_by is not None:
+        return key_bytes(compiled.partition_by(new, old))
+    row = new if new is not None else old
+    assert row is not None
+    values = [value.to_json(row[name]) for name in definition.keys]
+    only = values[0] if len(values) == 1 else values
+    return only.encode("utf-8", "surrogatepass") if isinstance(only, str) else _json(only)
+
+
+def _payload(mode: int, definition: Definition, event: int, new: Item | None, old: Item | None) -> bytes:
+    row = old if event == DELETE else new
+    assert row is not None
+    if mode == FULL:
+        return _json(value.item_to_json(row))
+    key = {name: value.to_json(row[name]) for name in definition.keys}
+    if mode == KEY:
+        return _json(key)
+    before, after = old or {}, new or {}
+    changed = [name for name in {**before, **after} if not _same(before.get(name), after.get(name))]
+    return _json(
+        {
+            "key": key,
+            "old": {name: value.to_json(before[name]) for name in changed if name in before},
+            "new": {name: value.to_json(after[name]) for name in changed if name in after},
+        }
+    )
+
+
+def _same(one: value.Value | None, other: value.Value | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one == other or value.same({"": one}, {"": other})

@@ -1,0 +1,94 @@
+"""Retention of topics: what is older, or more, than a topic keeps is trimmed, partition by partition, in small steps.
+
+The entries themselves are removed like those of streams: the log is listed as garbage and reclaimed by the same sweep.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tailrace import failpoints, limits
+from tailrace.access import Permission
+from tailrace.command import Command, Query
+from tailrace.log import log as logs
+from tailrace.log.entry import ENTRIES, LOGS, Log
+from tailrace.storage.engine import Reader, Tx
+from tailrace.topics.topic import PARTITIONS, TOPICS, Partition, Topic
+
+
+class Due(msgspec.Struct, frozen=True):
+    """Partitions to trim, found by looking at committed state; each step looks again before it acts."""
+
+    trims: list[TrimPartition]
+    looked_at: int | None  # the last topic that was looked at; None: there are no more
+
+    def __bool__(self) -> bool:
+        return bool(self.trims)
+
+
+class FindDue(Query[Due], frozen=True):
+    """What there is to trim, in some of the topics `after` a number: looking at all takes long."""
+
+    after: int | None = None
+
+    def run(self, reader: Reader) -> Due:
+        topics = list(reader.scan(TOPICS, after=self.after, limit=limits.SWEEP_STREAMS))
+        trims = [
+            TrimPartition(topic.id, partition)
+            for topic in topics
+            if _retained(topic)
+            for partition in range(topic.partitions)
+            if _horizon(reader, topic, partition) is not None
+        ]
+        return Due(trims, topics[-1].id if len(topics) == limits.SWEEP_STREAMS else None)
+
+
+class TrimPartition(Command[int], frozen=True):
+    """Let a partition start where its topic's retention says; how many messages went."""
+
+    permission = Permission.ADMIN
+
+    topic: int
+    partition: int
+
+    def run(self, tx: Tx) -> int:
+        failpoints.hit("sweep.step")
+        topic = tx.get(TOPICS, self.topic)
+        if topic is None or not _retained(topic):
+            return 0
+        found = _horizon(tx, topic, self.partition)
+        if found is None:
+            return 0
+        log, held, start, freed = found
+        logs.trim(tx, log, start)
+        tx.put(PARTITIONS, Partition(held.log, held.topic, held.number, held.bytes - freed))
+        return start - log.start
+
+
+def _retained(topic: Topic) -> bool:
+    return topic.retention_seconds is not None or topic.retention_max_bytes is not None
+
+
+def _horizon(reader: Reader | Tx, topic: Topic, partition: int) -> tuple[Log, Partition, int, int] | None:
+    """Where a partition should start and how many bytes that frees, if it is not where it does. One step's worth."""
+    log, held = reader.get(LOGS, topic.log_of(partition)), reader.get(PARTITIONS, topic.log_of(partition))
+    assert log is not None and held is not None
+    oldest_ms = None if topic.retention_seconds is None else reader.now_ms - topic.retention_seconds * 1000
+    excess = 0 if topic.retention_max_bytes is None else held.bytes - topic.retention_max_bytes
+    if log.start == log.next or (oldest_ms is None and excess <= 0):
+        return None
+    start, freed = log.start, 0
+    step = 1  # most of the time there is nothing to trim, and one look at the first message is enough
+    while start < log.next:
+        rows = reader.values(ENTRIES, "next, at_ms, length(body)", log.id, start=start, limit=step)
+        for following, at_ms, size in rows:
+            too_old = oldest_ms is not None and at_ms < oldest_ms
+            # One message that is larger than all that may be kept is kept: an empty topic helps nobody.
+            too_much = freed < excess and following < log.next
+            if not (too_old or too_much):
+                return (log, held, start, freed) if start > log.start else None
+            start, freed = following, freed + size
+        if step > 1:
+            break
+        step = limits.SWEEP_ENTRIES
+    return (log, held, start, freed) if start > log.start else None

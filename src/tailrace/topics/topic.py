@@ -1,0 +1,180 @@
+"""What a topic is, and the rows that topics, partitions and groups are kept in.
+
+A topic has a number that is never used again; names and aliases lead to it and share one namespace, because they share
+one table. Each partition is a log of its own whose positions are offsets: dense, from 0, one for each message. What the
+retention removes moves the log's start and nothing else, so offsets never go back.
+
+A message's place among the partitions is the CRC-32 of the key's bytes, modulo the number of partitions. That is
+version 1; a topic remembers which version it was made with, so that a key never changes its partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+from zlib import crc32
+
+import msgspec
+
+from tailrace.errors import Corrupt, Invalid, NotFound
+from tailrace.log.entry import ENTRIES, LOGS, Log
+from tailrace.storage.engine import Reader, Tx
+from tailrace.storage.table import Table
+
+OWNER: Final = "topic/"  # of a partition's log: topic/<number>/<partition>
+HASH_VERSION: Final = 1
+READ_AHEAD: Final = 128  # messages read in one go
+
+# What happened to the row that a message tells of; PUBLISH is for messages that were published directly.
+INSERT: Final = 0
+UPDATE: Final = 1
+DELETE: Final = 2
+PUBLISH: Final = 3
+OPERATIONS: Final = ("Insert", "Update", "Delete", "Publish")
+MODES: Final = ("Key", "Full", "Diff")  # what a payload holds
+
+
+class Topic(msgspec.Struct, frozen=True):
+    id: int
+    name: str
+    alias: str | None
+    partitions: int
+    first_log: int  # partition p is the log first_log + p
+    hash: int  # the version of the hash that finds a key's partition
+    retention_seconds: int | None
+    retention_max_bytes: int | None  # of one partition
+    max_attempts: int | None  # deliveries of a message to one group; then it goes to `dead_letter`
+    dead_letter: int | None  # the number of a topic
+    created_ms: int
+    created_by: str
+
+    def log_of(self, partition: int) -> int:
+        """The number of a partition's log."""
+        if not 0 <= partition < self.partitions:
+            raise Invalid(
+                f"topic {self.name!r} has no partition {partition}; it has {self.partitions}, numbered from 0",
+                code="NO_SUCH_PARTITION",
+            )
+        return self.first_log + partition
+
+    def partition_for(self, key: bytes) -> int:
+        """Where messages with this key go."""
+        return crc32(key) % self.partitions
+
+
+class TopicName(msgspec.Struct, frozen=True):
+    """A name or an alias; there is one namespace for both."""
+
+    name: str
+    topic: int
+
+
+class Partition(msgspec.Struct, frozen=True, gc=False):
+    """How much a partition holds; its log has the rest."""
+
+    log: int
+    topic: int
+    number: int
+    bytes: int  # of the entries from the log's start on
+
+
+class Group(msgspec.Struct, frozen=True, gc=False):
+    """How far a group has come in a partition. `group.py` has the rules."""
+
+    log: int
+    name: str
+    cursor: int  # the first offset that was never delivered
+    leases: int  # how many were ever given
+    delivered: int  # messages, each time
+    redelivered: int  # of those, not for the first time
+    lost: int  # never acknowledged and removed by retention
+    created_ms: int
+    updated_ms: int
+    ranges: bytes  # MessagePack of list[Range]: delivered and not acknowledged
+
+
+TOPICS = Table("topics", Topic, key=("id",), cached=True)
+TOPIC_NAMES = Table("topic_names", TopicName, key=("name",), cached=True)
+PARTITIONS = Table("topic_partitions", Partition, key=("log",), cached=True)
+GROUPS = Table("topic_groups", Group, key=("log", "name"), cached=True)
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A message as it is stored in its entry."""
+
+    sequence: int  # of the transaction that changed the row; 0 if the message was published
+    index: int  # within that
+    operation: int  # into OPERATIONS
+    mode: int  # into MODES
+    source: str | None  # the table
+    payload: bytes
+    by: str  # who wrote or published
+    key: bytes | None = None  # what the partition was chosen by, of a published message
+    origin: Any = None  # of a dead letter: [topic, partition, offset, group, attempts]
+
+
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """A message as a consumer gets it."""
+
+    partition: int
+    offset: int
+    at_ms: int
+    attempt: int  # 1: delivered for the first time; 0: read without a group
+    envelope: Envelope
+
+    @property
+    def id(self) -> str:
+        """For tracing: the change that made the message, the same in every topic that it was routed to; or where a
+        published one is."""
+        if self.envelope.operation == PUBLISH:
+            return f"p{self.partition}-{self.offset}"
+        return f"{self.envelope.sequence}-{self.envelope.index}"
+
+
+encode: Final = msgspec.msgpack.Encoder().encode
+_decoder: Final = msgspec.msgpack.Decoder(Envelope)
+
+
+def opened(body: bytes) -> Envelope:
+    """The message in an entry."""
+    try:
+        return _decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"a message cannot be read: {error}; run tailrace check") from error
+
+
+def messages(
+    reader: Reader | Tx, log: int, partition: int, first: int, count: int, bytes_max: int, attempt: int
+) -> Iterator[Message]:
+    """Messages from an offset on: at least one if there is any, then up to `count` of them and `bytes_max`.
+
+    Rows are taken by columns and in small runs: what is not delivered need not be read."""
+    left = bytes_max
+    while count > 0:
+        rows = reader.values(ENTRIES, "position, at_ms, body", log, start=first, limit=min(count, READ_AHEAD))
+        for offset, at_ms, body in rows:
+            left -= len(body)
+            if left < 0 and left + len(body) < bytes_max:
+                return
+            yield Message(partition, offset, at_ms, attempt, opened(body))
+        if len(rows) < READ_AHEAD:
+            return
+        first, count = rows[-1][0] + 1, count - len(rows)
+
+
+def find(reader: Reader | Tx, name: str) -> Topic:
+    """The topic of this name or alias."""
+    row = reader.get(TOPIC_NAMES, name)
+    topic = None if row is None else reader.get(TOPICS, row.topic)
+    if topic is None:
+        raise NotFound(
+            f"there is no topic {name[:200]!r}; make it with CREATE TOPIC, or see which there are with SHOW TOPICS",
+            code="TOPIC_NOT_FOUND",
+        )
+    return topic
+
+
+def partition_log(reader: Reader | Tx, topic: Topic, partition: int) -> Log:
+    log = reader.get(LOGS, topic.log_of(partition))
+    assert log is not None, f"topic {topic.name!r} has lost the log of partition {partition}"
+    return log

@@ -1,0 +1,179 @@
+"""`POST /v1/api/sql`: what is answered, what is refused, and that the event loop goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tailrace
+from tailrace.access import ROLES, SYSTEM, Principal
+from tailrace.database import Database
+from tailrace.http.message import Request, Response
+from tailrace.http.sql import SqlDoor
+from tailrace.sql import session
+
+USER = Principal("user", ROLES["user"], "user")
+
+
+class Asked:
+    """A door and whoever knocks at it."""
+
+    def __init__(self, db: Database, door: SqlDoor) -> None:
+        self.db = db
+        self.door = door
+
+    async def raw(self, body: bytes, principal: Principal = SYSTEM, method: bytes = b"POST") -> Response:
+        return await self.door(Request(method, b"/v1/api/sql", b"", {}, body), principal)
+
+    async def __call__(self, sql: str, *params: Any, principal: Principal = SYSTEM) -> tuple[int, dict[str, Any]]:
+        answer = await self.raw(json.dumps({"sql": sql, "params": params}).encode(), principal)
+        assert (b"content-type", b"application/json") in answer.headers
+        assert (b"cache-control", b"no-store") in answer.headers
+        return answer.status, json.loads(answer.body)
+
+    async def done(self, sql: str, *params: Any) -> list[dict[str, Any]]:
+        status, answer = await self(sql, *params)
+        assert (status, answer["status"]) == (200, "success"), answer
+        results: list[dict[str, Any]] = answer["results"]
+        return results
+
+
+def run(data_dir: Path, scenario: Callable[[Asked], Awaitable[None]], **options: int) -> None:
+    async def whole() -> None:
+        db = await asyncio.to_thread(lambda: tailrace.open(data_dir, housekeeping_s=None))
+        door = SqlDoor(db, **options)
+        try:
+            await scenario(Asked(db, door))
+        finally:
+            await asyncio.to_thread(door.close)
+            await db.aclose()
+
+    asyncio.run(whole())
+
+
+def test_results_are_told(data_dir: Path) -> None:
+    async def scenario(ask: Asked) -> None:
+        status, answer = await ask(
+            "CREATE TOPIC t; PUBLISH TO t VALUES (?), ('b'); CONSUME FROM t GROUP 'g' LIMIT 1", "a"
+        )
+        assert (status, answer["status"]) == (200, "success")
+        assert answer["took_ms"] >= 0
+        made, published, consumed = answer["results"]
+        assert (made["statement"], made["rows"], made["created"]) == ("CREATE TOPIC", [], True)
+        assert made["message"] == "topic t created with 1 partition"
+        assert published["columns"] == [
+            {"name": "partition_id", "type": "BIGINT"},
+            {"name": "offset", "type": "BIGINT"},
+        ]
+        assert published["rows"] == [{"partition_id": 0, "offset": 0}, {"partition_id": 0, "offset": 1}]
+        assert (consumed["row_count"], consumed["rows"][0]["payload"], consumed["rows"][0]["value"]) == (1, "YQ==", "a")
+        assert (consumed["next_offset"], consumed["has_more"], consumed["skipped"]) == (1, True, 0)
+
+    run(data_dir, scenario)
+
+
+def test_numbers_and_bytes_pass_unharmed(data_dir: Path) -> None:
+    digits = "12345678901234567890.123456789"
+
+    async def scenario(ask: Asked) -> None:
+        await ask.done("CREATE TABLE things (id TEXT PRIMARY KEY, n DECIMAL, x BLOB, j JSON)")
+        body = '{"sql": "INSERT INTO things VALUES (?, ?, ?, ?)", "params": ["a", %s, {"$base64": "AP8="}, {"k": 0.1}]}'
+        answer = await ask.raw((body % digits).encode())
+        assert answer.status == 200, answer.body
+        found = await asyncio.to_thread(lambda: ask.db.table("things").get("a"))
+        assert found is not None and str(found["n"]) == digits
+        assert (found["x"], str(found["j"]["k"])) == (b"\x00\xff", "0.1")
+        answer = await ask.raw(b'{"sql": "SELECT n FROM things"}')
+        assert b'"n":' + digits.encode() in answer.body, answer.body
+
+    run(data_dir, scenario)
+
+
+def test_an_error_says_where_and_what_was_done(data_dir: Path) -> None:
+    async def scenario(ask: Asked) -> None:
+        status, answer = await ask("CREATE TOPIC a;\n  CLEAR TOPIC b; CREATE TOPIC c")
+        assert (status, answer["status"]) == (404, "error")
+        error = answer["error"]
+        assert (error["code"], error["line"], error["column"]) == ("TOPIC_NOT_FOUND", 2, 3)
+        assert [result["statement"] for result in answer["results"]] == ["CREATE TOPIC"]
+        status, answer = await ask("CREATE TOPIC d; CREATE TPIC e")
+        assert (status, answer["error"]["code"]) == (400, "SQL_SYNTAX")
+        assert (answer["error"]["line"], answer["error"]["column"], answer["results"]) == (1, 24, [])
+        assert "found 'TPIC', expected TOPIC, TABLE or USER" in answer["error"]["message"]
+        (shown,) = await ask.done("SHOW TOPICS")
+        assert [row["name"] for row in shown["rows"]] == ["a"]
+
+    run(data_dir, scenario)
+
+
+def test_what_is_refused(data_dir: Path) -> None:
+    async def scenario(ask: Asked) -> None:
+        for body in (
+            b"",
+            b"[]",
+            b'"x"',
+            b"{}",
+            b'{"sql": 5}',
+            b'{"sql": "x", "params": 5}',
+            b'{"sql": "x", "more": 1}',
+            b"\xff",
+        ):
+            answer = await ask.raw(body)
+            assert answer.status == 400, body
+            assert json.loads(answer.body)["status"] == "error"
+        assert (await ask("DROP TOPIC ?", {"$base64": "!"}))[0] == 400
+        assert (await ask("SHOW TOPICS", 1))[1]["error"]["code"] == "SQL_PARAMETERS"
+        assert (await ask("x" * (1024 * 1024 + 1)))[0] == 413
+        answer = await ask.raw(b"", method=b"GET")
+        assert answer.status == 405 and (b"allow", b"POST, OPTIONS") in answer.headers
+        assert (await ask("CREATE TOPIC t", principal=USER))[0] == 403
+        assert (await ask("CONSUME FROM t", principal=USER))[0] == 403
+
+    run(data_dir, scenario)
+
+
+def test_a_password_is_not_told(data_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(ask: Asked) -> None:
+        for text in ("CREATE USER bob PASSWORD 'hunter2hunter2' ROLL dba", "CREATE USER bob PASSWORD 'hunter2hunter2"):
+            answer = await ask.raw(json.dumps({"sql": text}).encode())
+            assert answer.status == 400 and b"hunter2" not in answer.body
+        answer = await ask.raw(
+            json.dumps({"sql": "CREATE USER bob PASSWORD ?; SHOW USERS", "params": ["hunter2hunter2"]}).encode()
+        )
+        assert answer.status == 200 and b"hunter2" not in answer.body
+
+    with caplog.at_level("DEBUG"):
+        run(data_dir, scenario)
+    assert "hunter2" not in caplog.text
+
+
+def test_statements_run_in_threads_and_wait_in_a_bounded_line(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, leave = threading.Event(), threading.Event()
+    names: list[str] = []
+
+    def slow(text: str, params: Any) -> list[Any]:
+        names.append(threading.current_thread().name)
+        entered.set()
+        assert leave.wait(30)
+        return []
+
+    monkeypatch.setattr(session, "parse", slow)
+
+    async def scenario(ask: Asked) -> None:
+        try:
+            running = [asyncio.create_task(ask("SHOW TOPICS")) for _ in range(2)]
+            await asyncio.to_thread(entered.wait, 30)
+            status, answer = await ask("SHOW TOPICS")  # the loop goes on, and the line is full
+            assert (status, answer["error"]["code"]) == (503, "QUEUE_FULL")
+        finally:
+            leave.set()
+        assert [status for status, _ in await asyncio.gather(*running)] == [200, 200]
+        assert threading.current_thread().name not in names
+
+    run(data_dir, scenario, threads=1, requests_max=2)

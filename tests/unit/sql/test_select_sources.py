@@ -1,0 +1,350 @@
+"""What SELECT reads: tables with columns of the right type, changes, messages; and no more than the statement needs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import tailrace
+from tailrace import Database
+from tailrace.command import Command
+from tailrace.errors import Invalid, NotFound, TooLarge
+from tailrace.sql import narrowing
+from tailrace.sql.result import Result
+from tailrace.sql.select import run, select
+from tailrace.sql.sources import CHANGE_COLUMNS, MESSAGE_COLUMNS, Budget, Wanted
+from tailrace.storage.engine import Tx
+from tailrace.tables import definition as definitions
+from tailrace.tables.definition import Column
+from tailrace.topics.commands import AddSource, CreateTopic, Options, Outgoing, Publish
+
+
+@pytest.fixture
+def db(data_dir: Path) -> Iterator[Database]:
+    with tailrace.open(data_dir, housekeeping_s=None) as db:
+        yield db
+
+
+def ask(db: Database, text: str, *params: Any, rows: int = 1_000_000) -> Result:
+    return run(lambda asked: db.execute(asked), text, params, Budget(rows=rows))
+
+
+def types(result: Result) -> dict[str, str]:
+    return {column.name: column.type for column in result.columns}
+
+
+class Declare(Command[None], frozen=True):
+    """As CREATE TABLE with columns does."""
+
+    table: str
+    columns: tuple[Column, ...]
+
+    def run(self, tx: Tx) -> None:
+        found = definitions.find(tx, self.table)
+        definitions.save(tx, msgspec.structs.replace(found, columns=self.columns))
+
+
+# -- tables
+
+
+@pytest.mark.parametrize(
+    ("held", "type_", "shown"),
+    [
+        ([1, -(2**63), 2**63 - 1], "BIGINT", [1, -(2**63), 2**63 - 1]),
+        ([1, 2**63], "DECIMAL(38,0)", [1, 2**63]),
+        ([1, Decimal("0.25")], "DECIMAL(38,2)", [1, Decimal("0.25")]),
+        ([-(10**37)], "DECIMAL(38,0)", [Decimal(-(10**37))]),
+        ([Decimal("1E100"), 1], "VARCHAR", ["1" + "0" * 100, "1"]),
+        ([Decimal("1E30"), Decimal("1E-30")], "VARCHAR", ["1" + "0" * 30, "0." + "0" * 29 + "1"]),
+        (["a", "é"], "VARCHAR", ["a", "é"]),
+        ([True, False], "BOOLEAN", [True, False]),
+        ([b"\x00\x01"], "BLOB", ["AAE="]),
+        ([{"a": [1, Decimal("1.5"), None, b"x"]}], "VARCHAR", ['{"a":[1,1.5,null,"eA=="]}']),
+        ([["x"], {"k": 1}], "VARCHAR", ['["x"]', '{"k":1}']),
+        ([{"b", "a"}], "VARCHAR", ['["a","b"]']),
+        (["s", 1, True, None], "VARCHAR", ['"s"', "1", "true", None]),
+        ([None], "VARCHAR", [None]),
+        ([None, 5], "BIGINT", [None, 5]),
+    ],
+)  # fmt: skip
+def test_a_column_has_the_type_that_its_values_have_in_common(
+    db: Database, held: list[Any], type_: str, shown: list[Any]
+) -> None:
+    table = db.create_table("things", partition_key="id")
+    for number, value in enumerate(held):
+        table.put({"id": f"{number:03d}", "it": value})
+    table.put({"id": "none"})
+    result = ask(db, "SELECT * FROM things ORDER BY id")
+    assert types(result) == {"id": "VARCHAR", "it": type_}
+    assert [row["it"] for row in result.rows] == [*shown, None]
+
+
+def test_an_empty_table_has_its_key_columns(db: Database) -> None:
+    db.create_table("nothing", partition_key=("id", "B"), sort_key=("at", "N"))
+    assert types(ask(db, "SELECT * FROM nothing")) == {"id": "BLOB", "at": "BIGINT"}
+
+
+def test_declared_columns_come_first_with_their_types_and_others_follow(db: Database) -> None:
+    table = db.create_table("people", partition_key="id")
+    kinds = (
+        ("name", "TEXT"),
+        ("id", "TEXT"),
+        ("score", "DOUBLE"),
+        ("cash", "DECIMAL"),
+        ("ok", "BOOLEAN"),
+        ("doc", "JSON"),
+    )
+    db.execute(Declare("people", tuple(Column(*kind) for kind in kinds)))
+    expected = {
+        "name": "VARCHAR", "id": "VARCHAR", "score": "DOUBLE", "cash": "DECIMAL(38,0)", "ok": "BOOLEAN",
+        "doc": "VARCHAR",
+    }  # fmt: skip
+    assert types(ask(db, "SELECT * FROM people")) == expected
+    table.put({"id": "1", "score": 2, "cash": Decimal("1.5"), "doc": "text", "extra": 1})
+    result = ask(db, "SELECT * FROM people")
+    assert types(result) == {**expected, "cash": "DECIMAL(38,1)", "extra": "BIGINT"}
+    assert result.rows[0]["score"] == 2.0
+    assert result.rows[0]["doc"] == '"text"'
+    with pytest.raises(Exception, match="nme"):
+        ask(db, "SELECT nme FROM people")
+
+
+def test_an_attribute_that_no_row_has_is_null_where_no_columns_are_declared(db: Database) -> None:
+    table = db.create_table("docs", partition_key="id")
+    table.put({"id": "a", "note": "x"})
+    table.put({"id": "b"})
+    assert ask(db, "SELECT note FROM docs WHERE id = 'b'").rows == [{"note": None}]
+    assert ask(db, "SELECT d.nothing, id FROM docs d WHERE d.other IS NULL AND id = 'a'").rows == [
+        {"nothing": None, "id": "a"}
+    ]
+    # A name that is given in the statement itself stays what it is there.
+    assert ask(db, "SELECT upper(id) AS g, count(*) AS n FROM docs GROUP BY g ORDER BY g").rows == [
+        {"g": "A", "n": 1}, {"g": "B", "n": 1},
+    ]  # fmt: skip
+
+
+def test_names_that_differ_in_case_alone_are_numbered(db: Database) -> None:
+    db.create_table("cases", partition_key="id").put({"id": "x", "name": 1, "Name": 2, "NAME": 3})
+    result = ask(db, "SELECT * FROM cases")
+    assert sorted(column.name.lower() for column in result.columns) == ["id", "name", "name_1", "name_2"]
+    assert sorted(row for row in result.rows[0].values() if row != "x") == [1, 2, 3]
+
+
+def test_a_table_of_many_pages_is_read_whole(db: Database) -> None:
+    table = db.create_table("pages", partition_key="id")
+    for number in range(60):
+        table.put({"id": f"{number}", "n": number, "body": "x" * 50_000})
+    result = ask(db, "SELECT count(*) AS n, sum(n) AS s, sum(length(body)) AS b FROM pages")
+    assert result.rows == [{"n": 60, "s": 1770, "b": 3_000_000}]
+    assert ask(db, "SELECT id FROM pages LIMIT 45", rows=45).row_count == 45
+
+
+# -- as little as needed
+
+
+@pytest.fixture
+def notes(db: Database) -> Database:
+    table = db.create_table("notes", partition_key="room", sort_key=("at", "N"), stream="NEW_AND_OLD_IMAGES")
+    for number in range(60):
+        table.put({"room": f"r{number % 3}", "at": number, "text": f"n{number}", "big": "x" * 1_000})
+    return db
+
+
+@pytest.mark.parametrize(
+    ("where", "params", "rows"),
+    [
+        ("room = 'r1'", (), 20),
+        ("room = ?", ("r1",), 20),
+        ("'r1' = notes.room AND length(text) > 0", (), 20),
+        ("room = 'r1' AND at = 4", (), 1),
+        ("room = 'r1' AND at >= 30", (), 10),
+        ("room = 'r1' AND (at > 30) AND at <= 40.5", (), 4),
+        ("room = 'r1' AND at BETWEEN ? AND ?", (10, Decimal("20.5")), 4),
+        ("30 > at AND room = 'r1'", (), 10),
+        ("room = 'none'", (), 0),
+    ],
+)
+def test_a_partition_is_read_and_no_more(notes: Database, where: str, params: tuple[Any, ...], rows: int) -> None:
+    text = f"SELECT count(*) AS n FROM notes WHERE {where}"
+    assert ask(notes, text, *params, rows=rows).rows == [{"n": rows}]
+    if rows:
+        with pytest.raises(TooLarge):
+            ask(notes, text, *params, rows=rows - 1)
+
+
+@pytest.mark.parametrize(
+    "tail",
+    ["LIMIT 5", "LIMIT 3 OFFSET 2", "WHERE room = 'r1' LIMIT 5", "WHERE room = 'r1' AND at > 10 LIMIT 5"],
+)
+def test_a_limit_bounds_what_is_read(notes: Database, tail: str) -> None:
+    assert ask(notes, f"SELECT text, at + 1 AS x FROM notes {tail}", rows=5).row_count in (3, 5)
+    assert ask(notes, "SELECT text FROM notes LIMIT 0", rows=0).rows == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT count(*) FROM notes LIMIT 5",
+        "SELECT text FROM notes ORDER BY text LIMIT 5",
+        "SELECT DISTINCT room FROM notes LIMIT 5",
+        "SELECT text FROM notes WHERE text LIKE 'n%' LIMIT 5",
+        "SELECT text FROM notes WHERE room = 'r1' OR at = 1 LIMIT 5",
+        "SELECT text FROM notes WHERE at = 1 LIMIT 5",
+        "SELECT row_number() OVER () FROM notes LIMIT 5",
+        "SELECT list(text) FROM notes LIMIT 5",
+        "SELECT text FROM notes GROUP BY text LIMIT 5",
+        "SELECT a.text FROM notes a, notes b WHERE a.room = 'r1' AND b.room = 'r2' LIMIT 5",
+        "SELECT text FROM notes UNION ALL SELECT text FROM notes LIMIT 5",
+        "SELECT text FROM notes QUALIFY row_number() OVER () = 1 LIMIT 5",
+        "SELECT text FROM notes USING SAMPLE 5 LIMIT 5",
+    ],
+)
+def test_what_needs_all_rows_reads_all_rows(notes: Database, text: str) -> None:
+    with pytest.raises(TooLarge):
+        ask(notes, text, rows=20)
+    ask(notes, text)
+
+
+def test_columns_that_are_not_wanted_are_not_kept(notes: Database) -> None:
+    budget = Budget(bytes_=20_000)
+    result = run(lambda asked: notes.execute(asked), "SELECT max(text) AS t, count(*) AS n FROM notes", (), budget)
+    assert result.rows == [{"t": "n9", "n": 60}]
+    for text in (
+        "SELECT * FROM notes",
+        "SELECT count(big) FROM notes",
+        "SELECT notes FROM notes",
+        "SELECT #4 FROM notes",
+    ):
+        with pytest.raises(TooLarge):
+            run(lambda asked: notes.execute(asked), text, (), Budget(bytes_=20_000))
+
+
+def test_narrowing_never_changes_an_answer(notes: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(7)
+
+    def condition() -> str:
+        column = chance.choice(["room", "at", "text", "notes.at", "sequence_of_nothing"])
+        constant = chance.choice(["'r1'", "'r2'", "'n7'", "10", "-3", "31.5", "1e1", "NULL", "at", "'20'", "20.0"])
+        if column.endswith("at") and constant in ("'r1'", "'r2'", "'n7'"):
+            constant = "12"
+        sign = chance.choice(["=", "=", "<", "<=", ">", ">=", "<>"])
+        return chance.choice([f"{column} {sign} {constant}", f"{constant} {sign} {column}"])
+
+    compared = 0
+    for _ in range(100):
+        parts = ["room = 'r1'"] * chance.randrange(2) + [condition() for _ in range(chance.randrange(1, 4))]
+        where = chance.choice([" AND ", " AND ", " OR "]).join(parts)
+        text = f"SELECT room, at, text FROM notes WHERE {where} ORDER BY at"
+        outcomes: list[Any] = []
+        for narrow in (True, False):
+            with monkeypatch.context() as patched:
+                if not narrow:
+                    ensure = ("sequence_of_nothing",)
+                    patched.setattr(narrowing, "wanted", lambda *_: Wanted(ensure=ensure))  # noqa: B023
+                try:
+                    outcomes.append(ask(notes, text).rows)
+                except Invalid:
+                    outcomes.append(None)
+        if None not in outcomes:  # what cannot be compared at all may fail in either way
+            compared += 1
+            assert outcomes[0] == outcomes[1], text
+    assert compared > 30
+
+
+# -- changes
+
+
+def test_changes_have_all_that_a_record_has(notes: Database) -> None:
+    table = notes.table("notes")
+    table.update(("r0", 0), "SET #t = :t", names={"t": "text"}, values={"t": "new"})
+    table.delete(("r1", 1))
+    result = ask(notes, "SELECT * FROM changes('notes') ORDER BY sequence DESC LIMIT 2")
+    assert [column.name for column in result.columns] == [name for name, _ in CHANGE_COLUMNS]
+    assert types(result)["at"] == "TIMESTAMPTZ"
+    removed, modified = result.rows
+    assert (removed["event"], removed["new"], removed["by"]) == ("REMOVE", None, "system")
+    assert msgspec.json.decode(removed["keys"]) == {"room": "r1", "at": 1}
+    assert (modified["event"], modified["index"], modified["last"]) == ("MODIFY", 0, True)
+    query = "SELECT old->>'$.text' AS old, new->>'$.text' AS new FROM changes('notes') WHERE event = 'MODIFY'"
+    assert ask(notes, query).rows == [{"old": "n0", "new": "new"}]
+
+
+def test_bounds_of_the_sequence_bound_what_is_read(notes: Database) -> None:
+    sequences = [row["sequence"] for row in ask(notes, "SELECT sequence FROM changes('notes')").rows]
+    assert len(sequences) == 60
+    middle = sequences[30]
+    for where, expected in (
+        (f"sequence > {middle}", sequences[31:]),
+        (f"sequence >= {middle} AND sequence < {middle + 5}", sequences[30:35]),
+        (f"sequence = {middle}", [middle]),
+        (f"sequence BETWEEN {middle} AND {middle + 1}", sequences[30:32]),
+        ("sequence > 1000000", []),
+        ("sequence > -5 AND sequence <= 3", [each for each in sequences if each <= 3]),
+    ):
+        found = ask(
+            notes, f"SELECT sequence FROM changes('notes') WHERE {where} ORDER BY sequence", rows=len(expected) + 60
+        )
+        assert [row["sequence"] for row in found.rows] == expected, where
+    assert len(ask(notes, f"SELECT 1 FROM changes('notes') WHERE sequence > {middle}", rows=29).rows) == 29
+    assert ask(notes, "SELECT sequence FROM changes('notes') LIMIT 3", rows=3).row_count == 3
+
+
+def test_changes_that_were_trimmed_are_not_there_and_no_error(notes: Database) -> None:
+    table = notes.table("notes")
+    sequences = [change.sequence for change in table.changes()]
+    table.prune_stream(sequences[39])
+    left = len(table.changes())
+    assert 0 < left < 60
+    assert ask(notes, "SELECT count(*) AS n FROM changes('notes') WHERE sequence > 1").rows == [{"n": left}]
+    table.prune_stream()
+    assert ask(notes, "SELECT count(*) AS n FROM changes('notes')").rows == [{"n": 0}]
+
+
+# -- messages
+
+
+def test_messages_have_what_a_consumer_gets(notes: Database) -> None:
+    notes.execute(CreateTopic("app.notes", 2, Options(alias="notes")))
+    notes.execute(AddSource("app.notes", "notes", 0, mode=1))
+    notes.table("notes").put({"room": "r9", "at": 1, "text": "routed"})
+    notes.execute(Publish("app.notes", (Outgoing(b"\xff", partition=1), Outgoing(b"plain", partition=1))))
+    result = ask(notes, "SELECT * FROM topic('app.notes') ORDER BY ts, partition_id, offset")
+    assert [column.name for column in result.columns] == [name for name, _ in MESSAGE_COLUMNS]
+    assert types(result)["payload"] == "BLOB"
+    by_op = {(row["op"], row["value"] is None): row for row in result.rows}
+    assert len(by_op) == 3
+    routed, raw, plain = by_op["Insert", False], by_op["Publish", True], by_op["Publish", False]
+    assert routed["source_table"] == "notes"
+    assert routed["payload_mode"] == "Full"
+    assert msgspec.json.decode(routed["value"])["text"] == "routed"
+    assert (raw["payload"], plain["payload"], plain["value"]) == ("/w==", "cGxhaW4=", "plain")
+    assert plain["message_id"]
+    assert ask(notes, "SELECT count(*) AS n FROM topic('notes')").rows == [{"n": 3}]
+    with pytest.raises(NotFound, match="there is no topic 'nosuch'"):
+        ask(notes, "SELECT * FROM topic('nosuch')")
+
+
+def test_bounds_of_partition_and_offset_bound_what_is_read(db: Database) -> None:
+    db.execute(CreateTopic("app.numbers", 3))
+    for partition in range(3):
+        db.execute(Publish("app.numbers", tuple(Outgoing(b"%d" % number, None, partition) for number in range(50))))
+    for where, rows in (
+        ("partition_id = 1", 50),
+        ("partition_id = 1 AND offset >= 40", 10),
+        ("offset < 10", 30),
+        ("offset BETWEEN 5 AND 6 AND partition_id <= 1", 4),
+        ("partition_id = 7", 0),
+    ):
+        assert ask(db, f"SELECT count(*) AS n FROM topic('app.numbers') WHERE {where}", rows=rows).rows == [{"n": rows}]
+    assert ask(db, "SELECT offset FROM topic('app.numbers') LIMIT 60", rows=60).row_count == 60
+    assert ask(db, "SELECT offset FROM topic('app.numbers') WHERE value = '7' LIMIT 60").row_count == 3
+
+
+def test_select_is_what_the_session_calls(db: Database) -> None:
+    assert select(lambda asked: db.execute(asked), "SELECT 1 AS one", ()).rows == [{"one": 1}]
