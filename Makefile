@@ -138,6 +138,7 @@ clients: $(STAMPS)/dev node-modules  ## Use the official clients against a serve
 .PHONY: bench
 bench: $(STAMPS)/dev  ## Measure beside other servers; BENCH='--quick' for a short look
 	@tools/ensure-node
+	@tools/ensure-queues
 	@$(BIN)/python -m bench $(BENCH)
 
 .PHONY: soak

@@ -16,6 +16,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +33,7 @@ FILL_AT_ONCE: Final = 1_000  # messages
 DEBIAN_POSTGRES: Final = Path("/usr/lib/postgresql")
 JSON_HEADERS: Final = [("content-type", "application/json")]
 INSTALL: Final = "not available here; to have it: apt-get install"
+START_S: Final = 60.0  # for PostgreSQL to take connections
 
 
 class Queue(Server):
@@ -170,9 +172,20 @@ class PostgresQueue(Queue):
             self._child.signal_all(number)
 
     def _open(self) -> psycopg.Connection[tuple[object, ...]]:
-        return psycopg.connect(
-            host=self.address.host, port=self.address.port, user="bench", dbname="postgres", autocommit=True
-        )
+        """A connection. A server that listens may still be starting up, and says so to whoever connects."""
+        give_up = time.monotonic() + START_S
+        while True:
+            try:
+                return psycopg.connect(
+                    host=self.address.host, port=self.address.port, user="bench", dbname="postgres", autocommit=True
+                )
+            except psycopg.errors.CannotConnectNow:
+                if time.monotonic() > give_up:
+                    raise
+            except psycopg.OperationalError as error:
+                if "starting up" not in str(error) or time.monotonic() > give_up:
+                    raise
+            time.sleep(0.05)
 
     def make(self) -> None:
         with self._open() as connection:

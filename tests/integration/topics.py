@@ -24,6 +24,7 @@ from tests.support.server import ROOT
 
 T = TypeVar("T")
 DEADLINE_S = 30.0  # for what must happen; only a failing test waits so long
+AT_ONCE_S = 5.0  # well below how long those wait who must be woken
 HTTP_WAYS = ("/api", "/v1/api")
 WAYS = (*HTTP_WAYS, "sql")
 
@@ -107,13 +108,19 @@ class Site:
 
     @contextmanager
     def meanwhile(self, work: Callable[[], T]) -> Iterator[Outcome[T]]:
-        """Run `work`, a consume that has to wait, beside the block; the block begins when the server has it waiting."""
+        """Run `work`, a consume that has to wait, beside the block, and see that what the block did ended it at once.
+
+        The block begins when the server has it waiting. A consume that only its own time-out ended is a failure: it
+        was not woken.
+        """
         before = self.waiting()
         outcome = Outcome(work)
         until(lambda: outcome.done() or self.waiting() > before, "the consumer waits")
         assert not outcome.done(), f"it should wait, but has {outcome.result()}"
         yield outcome
+        began_s = time.monotonic()
         outcome.join()
+        assert outcome.ended_s - began_s < AT_ONCE_S, "it was not woken"
 
 
 class Outcome(Generic[T]):

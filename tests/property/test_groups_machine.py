@@ -194,7 +194,7 @@ class GroupMachine(RuleBasedStateMachine):
         if not infos:
             return
         (info,) = infos
-        held = [held for held in self.held.values() if held.until_ms > self.clock.now_ms()]
+        held = [held for held in self.held.values() if held.lease is not None and held.until_ms > self.clock.now_ms()]
         assert (info.cursor, info.in_flight, info.lag) == (
             self.cursor,
             len(held),

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from tailrace.client import Client
 from tailrace.errors import NotFound, Unavailable
-from tailrace.sql.result import Result
+
+if TYPE_CHECKING:
+    from tailrace.client import Client
+    from tailrace.sql.result import Result
 
 
 class Answer(msgspec.Struct):

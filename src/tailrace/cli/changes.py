@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
-from tailrace.cli.items import quietly_ended, typed_option
-from tailrace.cli.streams import connect, server_options
-from tailrace.client import Client, Page
+from tailrace.cli.items import typed_option
+from tailrace.cli.streams import connect, quietly_ended, server_options
 from tailrace.errors import Gone, Invalid, Trimmed
 from tailrace.limits import POSITION_MAX
 from tailrace.log.position import BEGINNING, NOW, offset
+
+if TYPE_CHECKING:
+    from tailrace.client import Client, Page
 
 _raws: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _record: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])

@@ -1,27 +1,22 @@
 """Tables drawn in the terminal: rows of an answer as a person wants to see them.
 
 Numbers stand to the right, NULL is dim, and what is too wide for the terminal is cut; without a terminal nothing
-is. What a row holds is data: no character of it is ever sent as it is that could move the cursor or change a colour.
+is. It takes rich, which is slow to import: commands that may have nothing to draw import this when they do.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import re
 import sys
-from base64 import b64decode
-from binascii import Error as NotBase64
 from collections.abc import Iterable, Sequence
-from decimal import Decimal
-from typing import IO, Any, Final, TypeAlias
+from typing import IO, Any, Final
 
-import msgspec
 from rich import box
 from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from tailrace.cli.text import Columns, Rows, numeric, plain, safe
 
 WIDE: Final = 10_000  # columns of an output that is no terminal: nothing is folded
 CELL_CHARACTERS_MAX: Final = 2_000  # of a value in a table on a terminal; it is cut to the width anyway
@@ -32,14 +27,6 @@ LOOKED_AT: Final = 100  # rows, to see whether they fit
 NUMBER: Final = "bright_cyan"
 NULL: Final = Text("NULL", style="dim italic")
 
-_NUMERIC: Final = re.compile(
-    r"(?:U?(?:TINY|SMALL|BIG|HUGE)?INT(?:EGER)?|DOUBLE|FLOAT|REAL|DECIMAL|NUMERIC|NUMBER)\b", re.I
-)
-_encode: Final = msgspec.json.Encoder(decimal_format="number").encode
-
-Columns: TypeAlias = Sequence[tuple[str, str]]  # names and SQL types
-Rows: TypeAlias = Sequence[dict[str, Any]]
-
 
 def terminal(file: IO[str] | None = None) -> Console:
     """Where to draw: as wide as the terminal, or as wide as it takes where there is none."""
@@ -48,53 +35,6 @@ def terminal(file: IO[str] | None = None) -> Console:
 
 
 # -- values
-
-
-def numeric(kind: str) -> bool:
-    """Whether values of this SQL type are numbers, which stand to the right."""
-    return _NUMERIC.match(kind) is not None and not kind.endswith("[]")
-
-
-def plain(value: Any, kind: str = "") -> str:
-    """A value as text, all of it: bytes as text where they are, documents as JSON, NULL as nothing."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, Decimal):
-        return f"{value:f}"
-    if isinstance(value, bytes):
-        return bytes_text(value)
-    if isinstance(value, dict | list):
-        return _encode(value).decode()
-    if kind == "BLOB" and isinstance(value, str):
-        try:
-            return bytes_text(b64decode(value, validate=True))
-        except (NotBase64, ValueError):
-            return value
-    return str(value)
-
-
-def bytes_text(value: bytes) -> str:
-    """Bytes as text if they are that, else in hexadecimal."""
-    try:
-        text = value.decode()
-    except UnicodeDecodeError:
-        return f"\\x{value.hex()}"
-    return text if all(each.isprintable() or each in "\n\t\r" for each in text) else f"\\x{value.hex()}"
-
-
-def safe(text: str, *, lines: bool = False) -> str:
-    """The text with every character spelt out that a terminal would obey; with `lines`, a new line stays one."""
-    if text.isprintable():
-        return text
-    return "".join(
-        each if each.isprintable() or (lines and each == "\n") else _SPELT.get(each) or ascii(each)[1:-1]
-        for each in text
-    )
-
-
-_SPELT: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def cell(value: Any, kind: str = "", *, lines: bool = False, characters_max: int | None = None) -> Text:
@@ -184,21 +124,3 @@ def listed(
 def titled(title: str, inner: RenderableType) -> Group:
     """A part of a longer answer."""
     return Group(Text(title, style="bold"), Padding(inner, (0, 0, 1, 2), expand=False))
-
-
-# -- for programs
-
-
-def json_line(value: Any) -> bytes:
-    """One JSON value and a new line; numbers keep their digits."""
-    return _encode(value) + b"\n"
-
-
-def csv_lines(columns: Columns, rows: Rows) -> str:
-    """The names and the rows as CSV; NULL is an empty field."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_MINIMAL)
-    writer.writerow([name for name, _ in columns])
-    for row in rows:
-        writer.writerow([plain(row.get(name), kind) for name, kind in columns])
-    return out.getvalue()

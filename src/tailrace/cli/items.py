@@ -9,18 +9,19 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from decimal import Decimal, DecimalException
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 import msgspec
 
-from tailrace.cli.streams import connect, server_options
-from tailrace.client import Client
+from tailrace.cli.streams import connect, quietly_ended, server_options
 from tailrace.errors import Conflict, Invalid, NotFound
 from tailrace.tables import value
+
+if TYPE_CHECKING:
+    from tailrace.client import Client
 
 Typed = dict[str, Any]  # an item or a key in DynamoDB's JSON
 Parameters = dict[str, Any]
@@ -58,16 +59,6 @@ def read_item(text: str | bytes, typed: bool) -> Typed:
 def shown(item: Typed, typed: bool) -> bytes:
     """An item that the server sent, as a line."""
     return msgspec.json.encode(item if typed else value.item_to_json(value.read_item(item)[0])) + b"\n"
-
-
-@contextmanager
-def quietly_ended() -> Iterator[None]:
-    """End without a word when whoever reads us (`| head -1`) has enough."""
-    try:
-        yield
-    except BrokenPipeError:
-        # What is still buffered has nowhere to go; the interpreter would complain of that on its way out.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show_all(items: Iterator[Typed], typed: bool) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -27,21 +27,35 @@ from tailrace.auth.keys import (
     ListAccessKeys,
     NewKey,
 )
-from tailrace.client import Client
+from tailrace.cli.streams import CREDENTIALS, USER, credentials
 from tailrace.command import Command, Query
 from tailrace.errors import NotFound, Unavailable
+
+if TYPE_CHECKING:
+    from tailrace.client import Client
 
 T = TypeVar("T")
 Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
 
 
+_COMMANDLINE: Final = click.core.ParameterSource.COMMANDLINE
+_PLACE: Final = (
+    click.option("--token", envvar="TAILRACE_TOKEN", help="The server's bearer token, with --url."),
+    click.option("--url", envvar="TAILRACE_URL", help="Ask this server, instead of opening the directory."),
+    click.option("--data", type=click.Path(file_okay=False), help="The database's directory (./data)."),
+)
+
+
 def place_options(command: Wrapped) -> Wrapped:
     """Where the keys are: in a directory, or with a server."""
-    for option in (
-        click.option("--token", envvar="TAILRACE_TOKEN", help="The server's bearer token, with --url."),
-        click.option("--url", envvar="TAILRACE_URL", help="Ask this server, instead of opening the directory."),
-        click.option("--data", type=click.Path(file_okay=False), help="The database's directory (./data)."),
-    ):
+    for option in (*CREDENTIALS, *_PLACE):
+        command = option(command)
+    return command
+
+
+def place_options_but_stdin(command: Wrapped) -> Wrapped:
+    """The same for a command that reads something else from standard input than who asks."""
+    for option in (USER, *_PLACE):
         command = option(command)
     return command
 
@@ -50,19 +64,25 @@ class Place:
     """Where the keys are."""
 
     def __init__(self, data: str | None, url: str | None, token: str | None) -> None:
+        context = click.get_current_context()
         if data is not None and url is not None:
-            source = click.get_current_context().get_parameter_source("url")
-            if source is click.core.ParameterSource.COMMANDLINE:
+            if context.get_parameter_source("url") is _COMMANDLINE:
                 raise click.UsageError("give --data or --url, not both: a running server has the directory to itself")
             url = None  # from the environment: what was said here counts
+        if url is None:
+            for name in ("user", "token"):
+                if context.get_parameter_source(name) is _COMMANDLINE:
+                    raise click.UsageError(f"--{name} is for a server: give --url too (a directory needs none)")
         self._data = data or "data"
         self.url = url
-        self.token = token
+        self.credentials: dict[str, str | None] = {} if url is None else credentials(token)
 
     @property
     def client(self) -> Client | None:
         """The server, if it is one that is to be asked."""
-        return None if self.url is None else Client(self.url, token=self.token)
+        from tailrace.client import Client
+
+        return None if self.url is None else Client(self.url, **self.credentials)
 
     def execute(self, command: Command[T] | Query[T], *, create: bool = False) -> T:
         """Run a command on the database in the directory."""
@@ -75,8 +95,8 @@ class Place:
             if error.code != "DATABASE_IN_USE":
                 raise
             raise Unavailable(
-                f"a server has {self._data!r} open; ask it: --url http://127.0.0.1:4437 --token ... "
-                f"(or TAILRACE_URL and TAILRACE_TOKEN)",
+                f"a server has {self._data!r} open; ask it: --url http://127.0.0.1:4437 --user ... or --token ... "
+                f"(or TAILRACE_URL with TAILRACE_USER or TAILRACE_TOKEN)",
                 code=error.code,
             ) from None
 

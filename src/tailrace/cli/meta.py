@@ -13,6 +13,7 @@ from tailrace.cli import drawing
 from tailrace.cli.asking import Answer, Asked
 from tailrace.cli.completing import quoted
 from tailrace.cli.sql import AUTO, Output, read_text, run_text
+from tailrace.cli.text import safe
 from tailrace.errors import Invalid, NotFound
 
 TOPICS: Final = """
@@ -82,7 +83,7 @@ class Meta:
         name, _, rest = line.strip().rstrip(";").partition(" ")
         command = self._commands.get(name)
         if command is None:
-            raise Invalid(f"there is no command {drawing.safe(name[:40])}; \\? lists them")
+            raise Invalid(f"there is no command {safe(name[:40])}; \\? lists them")
         command(rest.strip())
 
     def _help(self, rest: str) -> None:
@@ -149,5 +150,5 @@ class Meta:
 
 def _switch(text: str, choices: str) -> bool:
     if text not in _SWITCH:
-        raise Invalid(f"{drawing.safe(text[:40])!r} is not {choices}")
+        raise Invalid(f"{safe(text[:40])!r} is not {choices}")
     return _SWITCH[text]

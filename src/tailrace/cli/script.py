@@ -9,9 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from rich.cells import cell_len
-
-from tailrace.cli.drawing import safe
+from tailrace.cli.text import safe
 from tailrace.errors import Error
 from tailrace.sql.error import secret
 
@@ -103,6 +101,8 @@ def mistake(text: str, statement: Statement, error: Error, width: int = LINE_WID
 
 def pointed(text: str, at: int, width: int = LINE_WIDTH) -> str:
     """The line of a character, or as much around it as the width takes, and a caret below the character."""
+    from rich.cells import cell_len  # which characters take two columns; only a mistake needs it
+
     begins = text.rfind("\n", 0, at) + 1
     ends = text.find("\n", at)
     line = text[begins:] if ends < 0 else text[begins:ends]

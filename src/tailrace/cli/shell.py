@@ -30,12 +30,12 @@ from prompt_toolkit.styles import Style
 from rich.text import Text
 
 from tailrace import __version__
-from tailrace.cli import drawing
 from tailrace.cli.asking import Answer, Asked
 from tailrace.cli.completing import KEYWORDS, Names, SqlCompleter
 from tailrace.cli.meta import HELP, Left, Meta
 from tailrace.cli.script import complete, mistake, statements
 from tailrace.cli.sql import Output
+from tailrace.cli.text import safe
 from tailrace.errors import Error
 from tailrace.limits import MiB
 from tailrace.sql.error import secret
@@ -209,15 +209,15 @@ class Shell:
 
     def _greet(self) -> None:
         console = self._output.console
-        console.print(Text.assemble(("Tailrace", "bold"), f" {__version__} · {drawing.safe(self._asked.name)}"))
+        console.print(Text.assemble(("Tailrace", "bold"), f" {__version__} · {safe(self._asked.name)}"))
         console.print(Text("Statements end with a semicolon; \\? helps, \\q leaves.\n", style="dim"))
 
     def _complain(self, what: str) -> None:
         console = self._output.console
         head, *shown = what.split("\n")
-        console.print(Text(drawing.safe(head), style="bold red"), soft_wrap=True)
+        console.print(Text(safe(head), style="bold red"), soft_wrap=True)
         for line in shown:
-            console.print(Text(drawing.safe(line), style="bold red" if line.strip() == "^" else ""), soft_wrap=True)
+            console.print(Text(safe(line), style="bold red" if line.strip() == "^" else ""), soft_wrap=True)
         console.print()
 
 

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import sys
 import time
-from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
-from rich.console import Console
-from rich.text import Text
 
-from tailrace.cli import drawing
 from tailrace.cli.asking import Answer, Asked, Embedded, Remote
-from tailrace.cli.items import quietly_ended
 from tailrace.cli.script import mistake, statements
-from tailrace.cli.streams import connect, server_options
+from tailrace.cli.streams import connect, quietly_ended, server_options
+from tailrace.cli.text import csv_lines, json_line, moment, safe
 from tailrace.errors import Error, Invalid
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 DRAWN_ROWS_MAX: Final = 1_000  # of one answer on a terminal, where more only scroll by
 TABLE: Final = "table"
@@ -37,8 +37,15 @@ class Output:
         self.style = style
         self.expanded: bool | str = AUTO
         self.timing = True
-        self.console = console or drawing.terminal()
+        self._console = console
         self._shown = False
+
+    @cached_property
+    def console(self) -> Console:
+        """Where answers are drawn."""
+        from tailrace.cli import drawing
+
+        return self._console or drawing.terminal()
 
     def show(self, answer: Answer, took_s: float | None = None) -> None:
         """Show an answer, and how long it took where a person looks."""
@@ -53,10 +60,10 @@ class Output:
         out = sys.stdout.buffer
         if answer.columns:
             for row in answer.rows:
-                out.write(drawing.json_line(row))
+                out.write(json_line(row))
         else:
             said = {"statement": answer.statement, "row_count": answer.row_count, "message": answer.message}
-            out.write(drawing.json_line(said | answer.facts))
+            out.write(json_line(said | answer.facts))
         out.flush()
 
     def _csv(self, answer: Answer) -> None:
@@ -66,9 +73,13 @@ class Output:
         if self._shown:  # an empty line between one table and the next
             click.echo()
         self._shown = True
-        click.echo(drawing.csv_lines(answer.columns, answer.rows), nl=False)
+        click.echo(csv_lines(answer.columns, answer.rows), nl=False)
 
     def _draw(self, answer: Answer, took_s: float | None) -> None:
+        from rich.text import Text
+
+        from tailrace.cli import drawing
+
         console = self.console
         if answer.statement == "CONSUME":
             answer = messages(answer)
@@ -82,7 +93,7 @@ class Output:
             else:
                 console.print(drawing.grid(answer.columns, rows, console.width if console.is_terminal else None))
         said = answer.message or (counted(answer.row_count) if answer.columns else answer.statement)
-        foot = Text(seen + drawing.safe(said), style="dim" if answer.columns else "green")
+        foot = Text(seen + safe(said), style="dim" if answer.columns else "green")
         if took_s is not None and self.timing and console.is_terminal:
             foot.append(f" · {duration(took_s)}", style="dim")
         console.print(foot)
@@ -90,6 +101,8 @@ class Output:
             console.print()
 
     def _expands(self, answer: Answer) -> bool:
+        from tailrace.cli import drawing
+
         if self.expanded == AUTO:
             return not drawing.fits(answer.columns, answer.rows, self.console.width)
         return bool(self.expanded)
@@ -120,11 +133,6 @@ def messages(answer: Answer) -> Answer:
         said.append(f"lease {facts['lease_id']}")
     columns.append(("payload", "BLOB"))
     return Answer(answer.statement, columns, rows, answer.row_count, " · ".join(said), facts)
-
-
-def moment(at_ms: int) -> str:
-    """A time in UTC, as text."""
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(" ", "milliseconds").removesuffix("+00:00")
 
 
 def counted(count: int) -> str:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from io import BufferedIOBase
 from itertools import chain
-from typing import Any, BinaryIO, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar, cast
 
 import click
 import msgspec
 
-from tailrace.client import Client, Page
 from tailrace.errors import Invalid, NotFound
 from tailrace.limits import MiB
 from tailrace.streams import json_mode
 from tailrace.streams.stream import is_json
+
+if TYPE_CHECKING:
+    from tailrace.client import Client, Page
 
 CHUNK_BYTES = 1 * MiB
 JSON_SPACE = b" \t\r\n"
@@ -44,33 +47,41 @@ def _note(context: click.Context, parameter: click.Parameter, value: Any) -> Non
     context.meta[f"tailrace.{parameter.name}"] = value
 
 
+USER: Final = click.option(
+    "--user", envvar="TAILRACE_USER", expose_value=False, callback=_note,
+    help="Who you are, instead of a token; the password is asked for.",
+)  # fmt: skip
 CREDENTIALS: Final = (
     click.option(
         "--password-stdin", is_flag=True, expose_value=False, callback=_note,
         help="The user's password is the first line of standard input; or give TAILRACE_PASSWORD.",
     ),
-    click.option(
-        "--user", envvar="TAILRACE_USER", expose_value=False, callback=_note,
-        help="Who you are, instead of a token; the password is asked for.",
-    ),
+    USER,
 )  # fmt: skip
 
 
 def connect(url: str, token: str | None) -> Client:
     """A client of the server, as the user or with the token that the command was given."""
+    from tailrace.client import Client  # slow to import: only who asks a server waits for it
+
+    return Client(url, **credentials(token))
+
+
+def credentials(token: str | None) -> dict[str, str | None]:
+    """Who asks: a `token`, or a `user` and a `password`, which may be asked for here."""
     context = click.get_current_context()
     user: str | None = context.meta.get("tailrace.user")
     if user is None:
         if context.meta.get("tailrace.password_stdin"):
             raise click.UsageError("--password-stdin is the password of a user: give --user too")
-        return Client(url, token=token)
+        return {"token": token}
     if token is not None:
         said = [name for name in ("user", "token") if context.get_parameter_source(name) is _COMMANDLINE]
         if len(said) == 2:
             raise click.UsageError("give --user or --token, not both")
         if said != ["user"]:  # what is said here counts more than the environment, and a token more than a user
-            return Client(url, token=token)
-    return Client(url, user=user, password=_password(context, user))
+            return {"token": token}
+    return {"user": user, "password": _password(context, user)}
 
 
 def _password(context: click.Context, user: str) -> str:
@@ -80,9 +91,20 @@ def _password(context: click.Context, user: str) -> str:
     if (password := os.environ.get("TAILRACE_PASSWORD")) is not None:
         return password
     if not sys.stdin.isatty():
-        raise click.UsageError(f"the password of {user!r} is missing: give TAILRACE_PASSWORD or --password-stdin")
+        other = " or --password-stdin" if "tailrace.password_stdin" in context.meta else ""
+        raise click.UsageError(f"the password of {user!r} is missing: give TAILRACE_PASSWORD{other}")
     asked: str = click.prompt(f"Password of {user}", hide_input=True, err=True)
     return asked
+
+
+@contextmanager
+def quietly_ended() -> Iterator[None]:
+    """End without a word when whoever reads us (`| head -1`) has enough."""
+    try:
+        yield
+    except BrokenPipeError:
+        # What is still buffered has nowhere to go; the interpreter would complain of that on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.command()
@@ -205,12 +227,9 @@ def _check_value(message: bytes) -> None:
 def tail(stream: str, start: str, no_follow: bool, offsets: bool, url: str, token: str | None) -> None:
     """Print STREAM and what is appended to it, until it is closed or you interrupt."""
     try:
-        with connect(url, token) as client:
+        with quietly_ended(), connect(url, token) as client:
             for page in _pages_there(client, stream, start) if no_follow else client.follow(stream, start):
                 _show(page, offsets)
-    except BrokenPipeError:  # whoever reads us (`| head -1`) has enough
-        # What is still buffered has nowhere to go; the interpreter would complain of that on its way out.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         if no_follow:
             raise

@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
 from tailrace.cli.streams import connect, server_options
-from tailrace.client import Client
 from tailrace.errors import Invalid, Unavailable
+
+if TYPE_CHECKING:
+    from tailrace.client import Client
 
 VIEWS: Final = ("KEYS_ONLY", "NEW_IMAGE", "OLD_IMAGE", "NEW_AND_OLD_IMAGES")
 KINDS: Final = ("S", "N", "B")

@@ -14,23 +14,19 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import click
 import msgspec
-from rich.console import Group, RenderableType
-from rich.live import Live
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from rich.text import Text
 
-from tailrace.cli import drawing
-from tailrace.cli.items import quietly_ended
-from tailrace.cli.sql import moment
-from tailrace.cli.streams import connect, lines_of, server_options
-from tailrace.client import Client, Delivery, Message, Producer
+from tailrace.cli.streams import connect, lines_of, quietly_ended, server_options
+from tailrace.cli.text import bytes_text, json_line, moment, safe
 from tailrace.errors import Error, Invalid, TooMany, Unavailable
 from tailrace.limits import POSITION_MAX, PUBLISH_MESSAGES_MAX, MiB
+
+if TYPE_CHECKING:
+    from tailrace.client import Client, Delivery, Message, Producer
 
 BATCH_BYTES: Final = 1 * MiB  # of lines that are published in one request
 BATCH_MESSAGES: Final = 500  # of a consumer, unless it wants fewer
@@ -51,11 +47,6 @@ FROM system.topics t LEFT JOIN p USING (topic_id) LEFT JOIN g USING (topic_id) O
 _GROUPS: Final = """
 SELECT topic, group_id, partition_id, lag, in_flight, pending, delivered, redelivered, lost, consumers, updated_at
 FROM system.topic_groups ORDER BY topic, group_id, partition_id"""
-_CALM, _BEHIND, _WRONG = "", "yellow", "bold red"
-
-
-def _number(count: int, style: str = _CALM) -> Text:
-    return Text(f"{count:,}", style=style if count else "dim")
 
 
 def _rows(client: Client, text: str) -> list[dict[str, Any]]:
@@ -75,16 +66,9 @@ def topics(as_json: bool, url: str, token: str | None) -> None:
     if as_json:
         _json(found)
     elif found:
-        titles = ("topic", "alias", "partitions", "messages", "bytes", "groups", "lag")
-        rows = [
-            (
-                Text(drawing.safe(each["name"])), Text(drawing.safe(each["alias"] or "")), _number(each["partitions"]),
-                _number(each["messages"]), _number(each["bytes"]), _number(each["groups"]),
-                _number(each["lag"], _BEHIND),
-            )
-            for each in found
-        ]  # fmt: skip
-        drawing.terminal().print(drawing.listed(titles, rows, titles[2:]))
+        from tailrace.cli import topic_tables
+
+        topic_tables.show(topic_tables.listed(found))
     else:
         click.echo('there are no topics; make one with tailrace sql -c "CREATE TOPIC name"', err=True)
 
@@ -100,42 +84,9 @@ def topic(name: str, as_json: bool, url: str, token: str | None) -> None:
     if as_json:
         _json([found])
     else:
-        drawing.terminal().print(_described(found))
+        from tailrace.cli import topic_tables
 
-
-def _described(found: dict[str, Any]) -> Group:
-    settings = [
-        (title, found.get(field))
-        for title, field in (
-            ("alias", "alias"), ("partitions", "partitions"), ("kept for, seconds", "retention_seconds"),
-            ("kept, bytes of a partition", "retention_max_bytes"), ("attempts", "max_attempts"),
-            ("dead letters go to topic", "dead_letter"), ("made at", "created_at"), ("made by", "created_by"),
-        )
-    ]  # fmt: skip
-    rows = [(Text(title), Text(drawing.safe(f"{value}"))) for title, value in settings if value is not None]
-    named = drawing.titled(drawing.safe(found["name"]), drawing.listed(("", ""), rows, header=False))
-    parts: list[RenderableType] = [named]
-    titles = ("partition", "first", "next", "messages", "bytes")
-    partitions = [
-        [
-            Text(str(each["partition_id"])),
-            *(_number(each[field]) for field in ("start_offset", "next_offset", "messages", "bytes")),
-        ]
-        for each in found["partition_list"]
-    ]
-    parts.append(drawing.titled("partitions", drawing.listed(titles, partitions, titles)))
-    if found["routes"]:
-        sources = [[Text(drawing.safe(text)) for text in _source(each)] for each in found["routes"]]
-        parts.append(drawing.titled("sources", drawing.listed(("table", "on", "payload", "where", "by"), sources)))
-    if found["groups"]:
-        parts.append(drawing.titled("groups", _group_table(_ordered(found["groups"]), topic=False)))
-    return Group(*parts)
-
-
-def _source(route: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        route["table"], route["op"], route["payload_mode"], route.get("filter") or "", route.get("partition_by") or "",
-    )  # fmt: skip
+        topic_tables.show(topic_tables.described(found))
 
 
 @click.command()
@@ -152,13 +103,17 @@ def groups(topic: str | None, as_json: bool, watch: bool, interval: float, url: 
         raise click.UsageError("--json and --watch do not go together")
     with connect(url, token) as client:
         if watch:
-            _watch(client, topic, interval)
+            from tailrace.cli import topic_tables
+
+            topic_tables.watch(lambda: _groups(client, topic), interval)
             return
         found = _groups(client, topic)
     if as_json:
         _json(found)
     elif found:
-        drawing.terminal().print(_group_table(found))
+        from tailrace.cli import topic_tables
+
+        topic_tables.show(topic_tables.groups(found))
     else:
         click.echo("there are no groups: one begins with its first consume", err=True)
 
@@ -167,43 +122,18 @@ def _groups(client: Client, topic: str | None) -> list[dict[str, Any]]:
     if topic is None:
         return _rows(client, _GROUPS)
     found = client.describe_topic(topic)  # by name or alias, and for those who may see no other topic
-    return [{"topic": found["name"], **group} for group in _ordered(found["groups"])]
+    return [{"topic": found["name"], **group} for group in ordered(found["groups"])]
 
 
-def _ordered(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def ordered(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Groups by name, and each by partition."""
     return sorted(found, key=lambda group: (group["group_id"], group["partition_id"]))
-
-
-def _group_table(found: list[dict[str, Any]], *, topic: bool = True) -> RenderableType:
-    titles = ("topic", "group", "partition", "lag", "in flight", "to redeliver", "delivered", "redelivered", "lost")
-    rows = [
-        (
-            Text(drawing.safe(each.get("topic", ""))), Text(drawing.safe(each["group_id"])),
-            Text(str(each["partition_id"])), _number(each["lag"], _BEHIND), _number(each["in_flight"]),
-            _number(each["pending"]), _number(each["delivered"]), _number(each["redelivered"]),
-            _number(each["lost"], _WRONG),
-        )
-        for each in found
-    ]  # fmt: skip
-    skip = 0 if topic else 1
-    return drawing.listed(titles[skip:], [row[skip:] for row in rows], titles[2:])
-
-
-def _watch(client: Client, topic: str | None, interval_s: float) -> None:
-    console = drawing.terminal()
-    with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
-        while True:
-            found = _groups(client, topic)
-            table = _group_table(found) if found else Text("there are no groups yet")
-            clock = Text(f"{time.strftime('%H:%M:%S')}, every {interval_s:g} s; Ctrl-C leaves\n", style="dim")
-            live.update(Group(clock, table), refresh=True)
-            time.sleep(interval_s)
 
 
 def _json(found: Iterable[Any]) -> None:
     with quietly_ended():
         for each in found:
-            click.echo(drawing.json_line(each), nl=False)
+            click.echo(json_line(each), nl=False)
 
 
 # -- publishing
@@ -224,6 +154,8 @@ def publish(
     """
     if key is not None and partition is not None:
         raise click.UsageError("--key and --partition both say where the messages go; give one of them")
+    from tailrace.client import Producer
+
     with connect(url, token) as client:
         producer = Producer(client, topic)
         if payloads and payloads != ("-",):
@@ -240,6 +172,10 @@ def publish(
 
 def _publish_lines(producer: Producer, key: str | None, partition: int | None) -> int:
     """Publish the lines of standard input as they come; how many."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from tailrace.cli import drawing
+
     source = sys.stdin.buffer
     told = TextColumn("{task.fields[messages]:,} messages")
     columns = (TextColumn("publishing"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), told)
@@ -497,7 +433,7 @@ def _line(message: Message) -> bytes:
         parts.append(f"key {message.key}")
     if message.attempt > 1:
         parts.append(f"attempt {message.attempt}")
-    return (drawing.safe("  ".join([*parts, drawing.bytes_text(message.payload)])) + "\n").encode()
+    return (safe("  ".join([*parts, bytes_text(message.payload)])) + "\n").encode()
 
 
 def _as_json(message: Message) -> bytes:

@@ -14,16 +14,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from tailrace.cli.items import Typed, pages, quietly_ended, read_item, shown, typed_option
-from tailrace.cli.streams import connect, server_options
+from tailrace.cli.items import Typed, pages, read_item, shown, typed_option
+from tailrace.cli.streams import connect, quietly_ended, server_options
 from tailrace.cli.tables import describe
-from tailrace.client import Client
 from tailrace.errors import Error, Invalid, TooLarge, TooMany, Unavailable
 from tailrace.limits import MiB
+
+if TYPE_CHECKING:
+    from tailrace.client import Client
 
 BATCH_ITEMS: Final = 25  # what BatchWriteItem takes
 BATCH_BYTES: Final = 4 * MiB  # of lines, so that a request stays well below what the server takes

@@ -1,8 +1,9 @@
 """``tailrace users``: who may come in with a password.
 
 The first user is made before the server first starts, in the database's directory; while a server runs it alone has the
-directory, so then the same is asked of it over HTTP. A password is asked for twice, or read from TAILRACE_PASSWORD or
-from standard input, and never taken from the command line, where others can see it.
+directory, so then the same is asked of it over HTTP. A new password is asked for twice, or read from
+TAILRACE_NEW_PASSWORD or from standard input, and never taken from the command line, where others can see it.
+TAILRACE_PASSWORD is the password of who asks, here as everywhere.
 """
 
 from __future__ import annotations
@@ -15,18 +16,16 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import click
-import httpx
 
 from tailrace.access import ROLES
 from tailrace.auth import passwords
 from tailrace.auth import users as accounts
 from tailrace.auth.users import DropUser, ListUsers, UserInfo
-from tailrace.cli.keys import Place, place_options
-from tailrace.errors import Error, Forbidden, Invalid, NotFound, Unauthenticated, Unavailable
+from tailrace.cli.keys import Place, place_options, place_options_but_stdin
+from tailrace.errors import Invalid, Unavailable
 
 Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
 _PATH = "/v1/admin/users"
-_KINDS: dict[int, type[Error]] = {401: Unauthenticated, 403: Forbidden, 404: NotFound, 503: Unavailable}
 
 role_option = click.option("--role", type=click.Choice(list(ROLES)), help="What the user may do.")
 access_option = click.option(
@@ -35,7 +34,7 @@ access_option = click.option(
     metavar="PATTERN",
     help="Only this, as in tables/orders or streams/docs/*; give it several times for several.",
 )
-stdin_option = click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
+stdin_option = click.option("--password-stdin", is_flag=True, help="Read the new password from standard input.")
 
 
 @click.group()
@@ -49,7 +48,7 @@ def users() -> None:
 @access_option
 @stdin_option
 @click.option("--no-password", is_flag=True, help="For one who comes in by access keys or an outside issuer.")
-@place_options
+@place_options_but_stdin
 def add(
     name: str,
     role: str | None,
@@ -61,8 +60,8 @@ def add(
     token: str | None,
 ) -> None:
     """Make user NAME; without --role, of role user."""
-    place = Place(data, url, token)
     accounts.check_name(name)
+    place = Place(data, url, token)
     password = None if no_password else ask_password(name, from_stdin=password_stdin)
     given = access or None
     if place.url is None:
@@ -102,7 +101,7 @@ def list_users(data: str | None, url: str | None, token: str | None) -> None:
 @click.option("--no-password", is_flag=True, help="None from now on.")
 @click.option("--disable", "disabled", flag_value=True, default=None, help="Refuse the user until it is enabled.")
 @click.option("--enable", "disabled", flag_value=False, help="Let the user in again.")
-@place_options
+@place_options_but_stdin
 def alter(
     name: str,
     role: str | None,
@@ -119,7 +118,6 @@ def alter(
     """Change user NAME. Another password, or --disable, ends all its sessions."""
     if (access and all_access) or (no_password and (new_password or password_stdin)):
         raise click.UsageError("--access and --all-access, or --password and --no-password, say two things at once")
-    place = Place(data, url, token)
     facts: dict[str, Any] = {}
     if role is not None:
         facts["role"] = role
@@ -129,10 +127,12 @@ def alter(
         facts["disabled"] = disabled
     if no_password:
         facts["password"] = None
-    elif new_password or password_stdin:
-        facts["password"] = ask_password(name, from_stdin=password_stdin)
-    if not facts:
+    asked = new_password or password_stdin
+    if not facts and not asked:
         raise click.UsageError("nothing to change; see tailrace users alter --help")
+    place = Place(data, url, token)
+    if asked:
+        facts["password"] = ask_password(name, from_stdin=password_stdin)
     if place.url is None:
         place.execute(accounts.alter_user(name, **facts))
         return
@@ -155,13 +155,14 @@ def ask_password(name: str, *, from_stdin: bool) -> str:
     """A new password: from standard input, from the environment, or from the terminal, twice."""
     if from_stdin:
         password = sys.stdin.readline().rstrip("\r\n")
-    elif (given := os.environ.get("TAILRACE_PASSWORD")) is not None:
+    elif (given := os.environ.get("TAILRACE_NEW_PASSWORD")) is not None:
         password = given
     elif sys.stdin.isatty():
-        password = click.prompt(f"Password for {name}", hide_input=True, confirmation_prompt=True, err=True)
+        password = click.prompt(f"New password for {name}", hide_input=True, confirmation_prompt=True, err=True)
     else:
         raise click.UsageError(
-            "there is no terminal to ask for the password: give --password-stdin or TAILRACE_PASSWORD"
+            f"there is no terminal to ask for the new password of {name!r}: "
+            "give --password-stdin or TAILRACE_NEW_PASSWORD"
         )
     if len(password) < passwords.PASSWORD_CHARACTERS_MIN:
         raise Invalid(
@@ -173,19 +174,22 @@ def ask_password(name: str, *, from_stdin: bool) -> str:
 
 def _send(place: Place, method: str, path: str, facts: dict[str, Any] | None = None) -> dict[str, Any]:
     """Ask the server for it."""
-    headers = {} if place.token is None else {"authorization": f"Bearer {place.token}"}
+    import httpx
+
+    from tailrace.client.errors import raised
+
+    token, user, password = (place.credentials.get(name) for name in ("token", "user", "password"))
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
+    auth = None if user is None or password is None else (user, password)
+    target = f"{(place.url or '').rstrip('/')}{path}"
     try:
-        answer = httpx.request(
-            method, f"{(place.url or '').rstrip('/')}{path}", headers=headers, json=facts, timeout=30
-        )
+        answer = httpx.request(method, target, headers=headers, auth=auth, json=facts, timeout=30)
+    except UnicodeEncodeError:
+        raise Invalid("the name, the password or the token cannot be sent: it is not valid text") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise Unavailable(f"cannot reach {place.url}: {error}; is the server running?") from error
     if answer.status_code >= 400:
-        try:
-            told = answer.json()["error"]
-            raise _KINDS.get(answer.status_code, Invalid)(told["message"], code=told["code"])
-        except (ValueError, KeyError, TypeError):
-            raise Unavailable(f"the server answered {answer.status_code} {answer.reason_phrase}") from None
+        raise raised(answer)
     found: dict[str, Any] = answer.json() if answer.content else {}
     return found
 

@@ -51,6 +51,7 @@ class Message(msgspec.Struct, frozen=True, rename={"partition": "partition_id", 
     at_ms: int
     payload_mode: str  # Key, Full, Diff
     payload: bytes
+    by: str = ""  # who wrote the row, or published
     attempt: int = 0  # 1: delivered for the first time; 0: read without a group
     lease_id: str | None = None
     key: str | None = None  # what it was published with
@@ -128,7 +129,7 @@ def _message(topic: str, lease: str | None, found: topics.Message) -> Message:
     envelope = found.envelope
     return Message(
         topic, found.partition, found.offset, found.id, envelope.source, OPERATIONS[envelope.operation], found.at_ms,
-        MODES[envelope.mode], envelope.payload, found.attempt, lease,
+        MODES[envelope.mode], envelope.payload, envelope.by, found.attempt, lease,
         None if envelope.key is None else envelope.key.decode("utf-8", "replace"),
         None if envelope.origin is None else Origin(*envelope.origin),
     )  # fmt: skip

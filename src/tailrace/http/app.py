@@ -36,8 +36,8 @@ COMMON: Final[Headers] = [
         b"access-control-expose-headers",
         b"Stream-Next-Offset, Stream-Cursor, Stream-Up-To-Date, Stream-Closed, Stream-TTL, Stream-Expires-At, "
         b"Stream-Earliest-Offset, Stream-Max-Age, Stream-Max-Bytes, Stream-SSE-Data-Encoding, Producer-Epoch, "
-        b"Producer-Seq, Producer-Expected-Seq, Producer-Received-Seq, ETag, Location, Retry-After, X-Amzn-RequestId, "
-        b"X-Amz-Crc32",
+        b"Producer-Seq, Producer-Expected-Seq, Producer-Received-Seq, Topic-Partition, Topic-Offset, ETag, Location, "
+        b"Retry-After, X-Amzn-RequestId, X-Amz-Crc32",
     ),
 ]
 _PREFLIGHT: Final[Headers] = [
@@ -46,8 +46,8 @@ _PREFLIGHT: Final[Headers] = [
         b"access-control-allow-headers",
         b"Content-Type, Authorization, If-None-Match, Stream-Seq, Stream-TTL, Stream-Expires-At, Stream-Closed, "
         b"Stream-Forked-From, Stream-Fork-Offset, Stream-Fork-Sub-Offset, Stream-Max-Age, Stream-Max-Bytes, "
-        b"Producer-Id, Producer-Epoch, Producer-Seq, X-Amz-Target, X-Amz-Date, X-Amz-Security-Token, "
-        b"X-Amz-User-Agent, X-Amz-Content-Sha256, Amz-Sdk-Invocation-Id, Amz-Sdk-Request",
+        b"Producer-Id, Producer-Epoch, Producer-Seq, Topic-Key, Topic-Partition, X-Amz-Target, X-Amz-Date, "
+        b"X-Amz-Security-Token, X-Amz-User-Agent, X-Amz-Content-Sha256, Amz-Sdk-Invocation-Id, Amz-Sdk-Request",
     ),
     (b"access-control-max-age", b"86400"),
 ]

@@ -54,6 +54,7 @@ class WireMessage(msgspec.Struct, gc=False):
     ts: int
     payload_mode: str
     payload: bytes
+    by: str
     attempt: int | UnsetType = UNSET
     lease_id: str | UnsetType | None = UNSET
     key: str | UnsetType = UNSET
@@ -70,8 +71,8 @@ def wire_messages(topic: str, messages: list[Message], lease: str | None) -> lis
         envelope = message.envelope
         wire = WireMessage(
             topic, message.partition, message.offset, message.id, envelope.source,
-            OPERATIONS[envelope.operation], message.at_ms, MODES[envelope.mode], envelope.payload, message.attempt,
-            lease,
+            OPERATIONS[envelope.operation], message.at_ms, MODES[envelope.mode], envelope.payload, envelope.by,
+            message.attempt, lease,
         )  # fmt: skip
         if envelope.key is not None:
             wire.key = envelope.key.decode("utf-8", "replace")

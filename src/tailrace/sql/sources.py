@@ -261,6 +261,7 @@ def _changes(execute: Execute, reference: Reference, budget: Budget) -> pa.Table
     wanted = reference.wanted
     low, high, exact = _range(wanted, "sequence")
     limit = wanted.limit if exact else None
+    whole = _named(wanted, "keys", "old", "new")
     info = execute(StreamInfo(reference.name))
     rows: list[Sequence[Any]] = []
     if info.oldest is not None and info.latest is not None and low <= info.latest and limit != 0:
@@ -273,19 +274,23 @@ def _changes(execute: Execute, reference: Reference, budget: Budget) -> pa.Table
             size = 0
             for record in page.records:
                 if record.sequence <= last:
-                    rows.append(_change(record))
-                    size += record.size + VALUE_BYTES * len(CHANGE_COLUMNS)
+                    rows.append(_change(record, whole))
+                    size += (record.size if whole else 0) + VALUE_BYTES * len(CHANGE_COLUMNS)
             budget.spend(len(page.records), size)
             after, more = page.after, page.more and page.after < last
     return rows_table(CHANGE_COLUMNS, rows)
 
 
-def _change(record: Any) -> Sequence[Any]:
+def _change(record: Any, whole: bool) -> Sequence[Any]:
+    """A row; without the images, if nobody looks at them."""
     keys: Item = record.keys
-    return (
-        record.sequence, record.index, record.last, record.event, image(keys), image(record.old), image(record.new),
-        record.at_ms, record.by,
-    )  # fmt: skip
+    images = (image(keys), image(record.old), image(record.new)) if whole else (None, None, None)
+    return (record.sequence, record.index, record.last, record.event, *images, record.at_ms, record.by)
+
+
+def _named(wanted: Wanted, *columns: str) -> bool:
+    """Whether a statement may look at one of these columns."""
+    return wanted.names is None or not wanted.names.isdisjoint(columns)
 
 
 def _range(wanted: Wanted, column: str) -> tuple[int, int, bool]:
@@ -310,20 +315,27 @@ def _messages(execute: Execute, reference: Reference, budget: Budget) -> pa.Tabl
     first, last, _ = _range(wanted, "partition_id")
     exact = all(each.column in ("offset", "partition_id") and type(each.value) is int for each in wanted.where)
     limit = wanted.limit if exact else None
+    whole = _named(wanted, "payload", "value")
     rows: list[Sequence[Any]] = []
     for info in execute(DescribeTopic(reference.name)).partitions:
         if first <= info.partition <= last and (limit is None or len(rows) < limit):
             left = None if limit is None else limit - len(rows)
-            rows += _partition(
-                execute, reference.name, info, max(low, info.start), min(high + 1, info.next), left, budget
-            )
+            bounds = max(low, info.start), min(high + 1, info.next)
+            rows += _partition(execute, reference.name, info, bounds, left, budget, whole)
     return rows_table(MESSAGE_COLUMNS, rows)
 
 
 def _partition(
-    execute: Execute, name: str, info: PartitionInfo, first: int, before: int, left: int | None, budget: Budget
+    execute: Execute,
+    name: str,
+    info: PartitionInfo,
+    bounds: tuple[int, int],
+    left: int | None,
+    budget: Budget,
+    whole: bool,
 ) -> list[Sequence[Any]]:
-    """Messages of a partition with offsets in [first, before), up to `left` of them."""
+    """Messages of a partition with offsets in [first, before), up to `left` of them; with payloads, if `whole`."""
+    first, before = bounds
     rows: list[Sequence[Any]] = []
     while first < before and (left is None or len(rows) < left):
         most = min(limits.CONSUME_MESSAGES_MAX, before - first, before - first if left is None else left - len(rows))
@@ -331,20 +343,26 @@ def _partition(
         if page.log != info.log or not page.messages:
             break  # dropped and made anew, or overtaken by retention, since we asked how far it goes
         found = [message for message in page.messages if message.offset < before]
-        size = sum(2 * len(message.envelope.payload) + VALUE_BYTES * len(MESSAGE_COLUMNS) for message in found)
-        rows += map(_message, found)
+        rows += [_message(message, whole) for message in found]
+        size = VALUE_BYTES * len(MESSAGE_COLUMNS) * len(found)
+        if whole:
+            size += sum(2 * len(message.envelope.payload) for message in found)
         budget.spend(len(found), size)
         first = page.next_offset
     return rows
 
 
-def _message(message: Message) -> Sequence[Any]:
+def _message(message: Message, whole: bool) -> Sequence[Any]:
     envelope = message.envelope
-    try:
-        text = envelope.payload.decode()
-    except UnicodeDecodeError:
-        text = None
+    payload, text = (envelope.payload, _text(envelope.payload)) if whole else (None, None)
     return (
         message.partition, message.offset, message.id, envelope.source, OPERATIONS[envelope.operation], message.at_ms,
-        MODES[envelope.mode], envelope.payload, text, envelope.by,
+        MODES[envelope.mode], payload, text, envelope.by,
     )  # fmt: skip
+
+
+def _text(payload: bytes) -> str | None:
+    try:
+        return payload.decode()
+    except UnicodeDecodeError:
+        return None

@@ -50,6 +50,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: int | UnsetType | None = UNSET
     dead_letter: str | UnsetType | None = UNSET
 
+    def subjects(self) -> tuple[str, ...]:
+        """The topics that these settings name."""
+        return tuple(subject(name) for name in (self.alias, self.dead_letter) if isinstance(name, str))
+
 
 class CreatedTopic(msgspec.Struct, frozen=True):
     topic: Topic
@@ -67,7 +71,7 @@ class CreateTopic(Command[CreatedTopic], frozen=True):
     if_not_exists: bool = False
 
     def subjects(self) -> tuple[str, ...]:
-        return (subject(self.name),)
+        return (subject(self.name), *self.options.subjects())
 
     def run(self, tx: Tx) -> CreatedTopic:
         check_name(self.name, "a topic")
@@ -103,7 +107,7 @@ class AlterTopic(Command[Topic], frozen=True):
     options: Options
 
     def subjects(self) -> tuple[str, ...]:
-        return (subject(self.name),)
+        return (subject(self.name), *self.options.subjects())
 
     def run(self, tx: Tx) -> Topic:
         return _told(tx, find(tx, self.name), self.options)
@@ -325,7 +329,8 @@ class Publish(Command[Published], frozen=True, gc=False):
         return (subject(self.topic),)
 
     def size(self) -> int:
-        return sum([len(message.payload) for message in self.messages])
+        messages = self.messages
+        return len(messages[0].payload) if len(messages) == 1 else sum([len(each.payload) for each in messages])
 
     def run(self, tx: Tx) -> Published:
         topic = find(tx, self.topic)
@@ -336,17 +341,31 @@ class Publish(Command[Published], frozen=True, gc=False):
                 assert known is not None
                 return Published(topic, [], True, known.sequence)
             tx.put(PRODUCERS, Producer(topic.first_log, claim.id, claim.epoch, claim.sequence))
-        places = [self._placed(topic, message) for message in self.messages]
+        accepted = None if claim is None else claim.sequence
+        if len(self.messages) == 1:  # nearly always
+            (message,) = self.messages
+            partition = self._placed(topic, message)
+            body = encode(Envelope(0, 0, PUBLISH, _FULL, None, message.payload, tx.by, message.key))
+            return Published(
+                topic, [(partition, router.append(tx, topic.first_log + partition, [body]))], False, accepted
+            )
+        return Published(topic, self._published(tx, topic), False, accepted)
+
+    def _published(self, tx: Tx, topic: Topic) -> list[tuple[int, int]]:
+        """Where the messages are now: partition and offset of each."""
+        partitions = [self._placed(topic, message) for message in self.messages]
         bodies: dict[int, list[bytes]] = {}
-        for index, (message, partition) in enumerate(zip(self.messages, places, strict=True)):
+        for index, (message, partition) in enumerate(zip(self.messages, partitions, strict=True)):
             envelope = Envelope(0, index, PUBLISH, _FULL, None, message.payload, tx.by, message.key)
             bodies.setdefault(partition, []).append(encode(envelope))
-        following = {partition: router.append(tx, topic.log_of(partition), each) for partition, each in bodies.items()}
-        found: list[tuple[int, int]] = []
-        for partition in places:
-            found.append((partition, following[partition]))
+        following = {
+            partition: router.append(tx, topic.first_log + partition, each) for partition, each in bodies.items()
+        }
+        places: list[tuple[int, int]] = []
+        for partition in partitions:
+            places.append((partition, following[partition]))
             following[partition] += 1
-        return Published(topic, found, False, None if claim is None else claim.sequence)
+        return places
 
     @staticmethod
     def _placed(topic: Topic, message: Outgoing) -> int:

@@ -20,6 +20,8 @@ from tailrace.topics.topic import GROUPS, TOPICS, Group, Message, Topic, encode,
 from tailrace.topics.topic import messages as read
 
 VISIBILITY_MS: Final = 60_000
+LEASE_BITS: Final = 31  # of a lease's number that count within its group
+LEASE_DIGITS_MAX: Final = 19
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -135,7 +137,7 @@ class Consume(Command[Delivery], frozen=True, gc=False):
         buried = 0
         if topic.max_attempts is not None:
             place, buried = _bury(tx, topic, partition, log, self.group, place)
-        given, messages = self._taken(tx, log, partition, place)
+        given, messages = self._taken(tx, topic, partition, log, place)
         lease = row.leases
         redelivered = 0
         if given:
@@ -160,12 +162,14 @@ class Consume(Command[Delivery], frozen=True, gc=False):
             topic, partition, log.id, messages, after, more, skipped, str(lease) if given else None, wake_ms
         )
 
-    def _taken(self, tx: Tx, log: Log, partition: int, place: Place) -> tuple[list[Range], list[Message]]:
+    def _taken(self, tx: Tx, topic: Topic, partition: int, log: Log, place: Place) -> tuple[list[Range], list[Message]]:
         """What is offered and fits, with the messages themselves."""
         given: list[Range] = []
         messages: list[Message] = []
         left = self.bytes_max
         for offer in rules.offers(place, log.next, tx.now_ms, self.limit):
+            if topic.max_attempts is not None and offer.attempt >= topic.max_attempts:
+                continue  # there were too many of them to be moved at once; the next call goes on with it
             wanted = offer.end - offer.first
             found = list(read(tx, log.id, partition, offer.first, wanted, left, offer.attempt + 1))
             messages += found
@@ -185,11 +189,14 @@ def _joined(tx: Tx, topic: Topic, log: Log, name: str, start: Start) -> Group:
             f"topic {topic.name!r} has {limits.GROUPS_MAX} consumer groups, the most there may be; drop some first"
         )
     cursor = max(log.start, resolved(tx, log, start))
-    return Group(log.id, name, cursor, 0, 0, 0, 0, tx.now_ms, tx.now_ms, rules.NOTHING)
+    # A number of its own goes before the leases', so that a lease of a group that was dropped is never one of another.
+    leases = tx.next_id("group") << LEASE_BITS
+    return Group(log.id, name, cursor, leases, 0, 0, 0, tx.now_ms, tx.now_ms, rules.NOTHING)
 
 
-def resolved(reader: Reader | Tx, log: Log, start: Start) -> int:
-    """The offset that is meant; it may lie below the log's start."""
+def resolved(reader: Reader | Tx, log: Log, start: Start, *, exact: bool = False) -> int:
+    """The offset that is meant; it may lie below the log's start. One that is not there yet is an error where it must
+    be `exact`; else it means what comes next, so that nothing is passed over."""
     if start.kind == EARLIEST:
         return log.start
     if start.kind == LATEST:
@@ -199,6 +206,8 @@ def resolved(reader: Reader | Tx, log: Log, start: Start) -> int:
     if start.kind == OFFSET:
         if 0 <= start.at <= log.next:
             return start.at
+        if start.at > log.next and not exact:
+            return log.next
         raise Invalid(
             f"offset {start.at} is not in partition {log.owner.rpartition('/')[2]}, which goes from {log.start} to "
             f"{log.next}; use one of those",
@@ -354,7 +363,7 @@ class ResetGroup(Command[ResetDone], frozen=True):
             row = tx.get(GROUPS, log.id, self.group)
             if row is None:
                 row = _joined(tx, topic, log, self.group, self.to)
-            offsets[partition] = max(log.start, resolved(tx, log, self.to))
+            offsets[partition] = max(log.start, resolved(tx, log, self.to, exact=True))
             _store(tx, row, Place(offsets[partition]), deliverable=offsets[partition] < log.next)
         return ResetDone(topic, offsets)
 
@@ -410,7 +419,7 @@ def _store(tx: Tx, row: Group, place: Place, *, deliverable: bool = False) -> No
 def lease_number(lease: str | None) -> int | None:
     if lease is None:
         return None
-    if not (lease.isascii() and lease.isdigit() and len(lease) <= 16):
+    if not (lease.isascii() and lease.isdigit() and len(lease) <= LEASE_DIGITS_MAX):
         raise Invalid(f"{lease[:40]!r} is no lease; use the lease_id that consume returned")
     return int(lease)
 

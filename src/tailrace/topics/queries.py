@@ -107,7 +107,7 @@ class GroupInfo(msgspec.Struct, frozen=True):
     next: int  # of the partition
     lag: int  # messages that are not acknowledged
     in_flight: int  # of those, held by a consumer
-    pending: int  # of those, to be delivered again
+    pending: int  # of those, to be delivered again, at once or after a delay
     delivered: int
     redelivered: int
     lost: int
@@ -228,13 +228,13 @@ def _groups(reader: Reader, topic: Topic) -> Iterator[GroupInfo]:
 def _told(now_ms: int, topic: Topic, partition: int, log: Log, row: Group) -> GroupInfo:
     place = Place(row.cursor, rules.unpacked(row.ranges))
     place, gone = rules.overtaken(place, log.start, now_ms)
-    pending = sum(held.end - held.first for held in place.ranges if held.free(now_ms))
-    held = [held for held in place.ranges if not held.free(now_ms)]
+    held = [each for each in place.ranges if each.lease and not each.free(now_ms)]
     in_flight = sum(each.end - each.first for each in held)
+    pending = sum(each.end - each.first for each in place.ranges) - in_flight
     return GroupInfo(
         topic, row.name, partition, place.cursor, place.floor, log.start, log.next,
         log.next - place.cursor + pending + in_flight, in_flight, pending, row.delivered, row.redelivered,
-        row.lost + gone, row.created_ms, row.updated_ms, sorted({each.consumer for each in held if each.lease}),
+        row.lost + gone, row.created_ms, row.updated_ms, sorted({each.consumer for each in held}),
     )  # fmt: skip
 
 

@@ -51,6 +51,8 @@ def test_every_answer_carries_what_browsers_need(data_dir: Path) -> None:
                 "Stream-Earliest-Offset",
                 "ETag",
                 "Producer-Expected-Seq",
+                "Topic-Partition",
+                "Topic-Offset",
             ):
                 assert name in exposed
             assert "date" in answer.headers
@@ -69,7 +71,7 @@ def test_preflight_names_every_field_a_client_may_send(data_dir: Path) -> None:
         assert {
             "content-type", "authorization", "if-none-match", "stream-seq", "stream-ttl", "stream-expires-at",
             "stream-closed", "stream-forked-from", "stream-fork-offset", "stream-fork-sub-offset", "producer-id",
-            "producer-epoch", "producer-seq",
+            "producer-epoch", "producer-seq", "topic-key", "topic-partition",
         } <= allowed  # fmt: skip
 
     serve(data_dir, scenario)

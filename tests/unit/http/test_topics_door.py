@@ -37,6 +37,7 @@ def test_consume_and_ack_have_the_documented_shapes(data_dir: Path, root: str) -
             "op": "Publish",
             "ts": first["ts"],
             "payload_mode": "Full",
+            "by": "system",
             "payload": "AP8=",
             "attempt": 1,
             "lease_id": answer["lease_id"],

@@ -348,3 +348,22 @@ def test_bounds_of_partition_and_offset_bound_what_is_read(db: Database) -> None
 
 def test_select_is_what_the_session_calls(db: Database) -> None:
     assert select(lambda asked: db.execute(asked), "SELECT 1 AS one", ()).rows == [{"one": 1}]
+
+
+def test_payloads_and_images_that_nobody_names_are_not_counted(db: Database) -> None:
+    """A count over a large topic or history needs no memory for what is in it."""
+    db.execute(CreateTopic("big"))
+    table = db.create_table("big.rows", partition_key="id", stream="NEW_IMAGE")
+    for at in range(20):
+        db.execute(Publish("big", (Outgoing(bytes(10_000)),)))
+        table.put({"id": str(at), "text": "x" * 10_000})
+
+    def few(text: str) -> Result:
+        return run(lambda asked: db.execute(asked), text, (), Budget(bytes_=50_000))
+
+    assert few("SELECT count(*) AS n FROM topic('big')").rows == [{"n": 20}]
+    assert few("SELECT max(offset) AS n FROM topic('big')").rows == [{"n": 19}]
+    assert few("SELECT count(*) AS n FROM changes('big.rows') WHERE event = 'INSERT'").rows == [{"n": 20}]
+    for text in ("SELECT length(payload) FROM topic('big')", "SELECT * FROM changes('big.rows')"):
+        with pytest.raises(TooLarge):
+            few(text)

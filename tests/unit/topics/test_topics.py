@@ -237,11 +237,54 @@ def test_without_a_group_the_start_counts_each_time(db: Database) -> None:
 def test_an_offset_that_is_not_there(db: Database) -> None:
     db.execute(CreateTopic("one"))
     publish(db, "one", 5)
-    for query in (Consume("one", "g", start=Start("offset", 6)), ReadTopic("one", start=Start("offset", -1))):
+    for query in (
+        ResetGroup("one", "g", Start("offset", 6)),
+        Consume("one", "g", start=Start("offset", -1)),
+        ReadTopic("one", start=Start("offset", -1)),
+    ):
         with pytest.raises(Invalid) as raised:
             db.execute(query)
         assert raised.value.code == "INVALID_OFFSET"
     assert db.execute(ListGroups("one")) == []
+
+
+def test_an_offset_that_is_not_there_yet_means_what_comes_next(db: Database) -> None:
+    db.execute(CreateTopic("one"))
+    publish(db, "one", 5)
+    for delivery in (
+        db.execute(Consume("one", "g", start=Start("offset", 12_345))),
+        db.execute(ReadTopic("one", start=Start("offset", 12_345))),
+    ):
+        assert (delivery.messages, delivery.next_offset, delivery.skipped) == ([], 5, 0)
+    publish(db, "one", 1)
+    assert offsets(db.execute(Consume("one", "g"))) == [5], "nothing is passed over"
+
+
+def test_a_lease_of_a_group_that_was_dropped_is_none_of_the_next(db: Database) -> None:
+    db.execute(CreateTopic("one"))
+    publish(db, "one", 3)
+    old = db.execute(Consume("one", "g", consumer="ann")).lease
+    db.execute(DropGroup("one", "g"))
+    assert db.execute(Consume("one", "g", consumer="ann")).lease != old
+    assert db.execute(Ack("one", "g", 2, consumer="ann", lease=old)).acked == 0
+
+
+def test_very_many_that_failed_too_often_are_moved_in_steps(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SLICE_ENTRIES", 10)
+    db.execute(CreateTopic("dead"))
+    db.execute(CreateTopic("one", options=Options(max_attempts=1, dead_letter="dead")))
+    publish(db, "one", 35)
+    db.execute(Consume("one", "g", limit=34))
+    db.execute(Nack("one", "g"))
+    seen: list[int] = []
+    for _ in range(5):
+        delivery = db.execute(Consume("one", "g", limit=5))
+        seen += offsets(delivery)
+        assert all(message.attempt == 1 for message in delivery.messages)
+        if not delivery.has_more:
+            break
+    assert seen == [34]
+    assert db.execute(ListPartitions("dead"))[0].next == 34
 
 
 def test_an_answer_holds_so_many_bytes_or_one_message(db: Database) -> None:
@@ -305,7 +348,7 @@ def test_a_consume_that_is_wrong_changes_nothing(db: Database, command: Consume)
     assert db.execute(ListGroups("one")) == []
 
 
-@pytest.mark.parametrize("lease", ["x", "-1", "1.5", "", "9" * 17])
+@pytest.mark.parametrize("lease", ["x", "-1", "1.5", "", "9" * 20])
 def test_a_lease_that_is_none(db: Database, lease: str) -> None:
     db.execute(CreateTopic("one"))
     publish(db, "one", 1)
@@ -457,3 +500,10 @@ def test_a_partition_is_read_like_a_log(db: Database) -> None:
     run = db.execute(ReadPartition("one", 0, None, limits.MiB, 3))
     assert (run.position, [entry.position for entry in run.entries], run.next) == (0, [0, 1, 2], 3)
     assert db.execute(ReadPartition("one", 0, 3, limits.MiB, 9)).next == 5
+
+
+def test_settings_that_name_other_topics_are_about_those_too() -> None:
+    """Whoever was given some topics gets no message out of, or into, others by an alias or as dead letters."""
+    options = Options(alias="app.a", dead_letter="app.secret", max_attempts=1)
+    for command in (CreateTopic("app.mine", 1, options), AlterTopic("app.mine", options)):
+        assert command.subjects() == ("topics/app.mine", "topics/app.a", "topics/app.secret")
