@@ -13,6 +13,7 @@ than the server it speaks to, so Redis stands there a second time (`redis-bare`)
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -62,6 +63,11 @@ class Client:
     async def ack(self) -> None:
         raise NotImplementedError
 
+    async def next(self, limit: int) -> list[bytes]:
+        """Acknowledge what was taken and take more; in one round trip where the server has a way to."""
+        await self.ack()
+        return await self.take(limit)
+
 
 class RedisClient(Client):
     """XADD; XREADGROUP and XACK."""
@@ -92,35 +98,56 @@ class RedisClient(Client):
         if done != len(self._taken):
             raise Failed(f"XACK of {len(self._taken)} entries acknowledged {done}")
 
+    async def next(self, limit: int) -> list[bytes]:
+        place, taken = self.place, self._taken
+        both = self._redis.pipeline(transaction=False)
+        both.xack(QUEUE, place.group, *taken)
+        both.xreadgroup(place.group, place.consumer, {QUEUE: ">"}, count=limit)
+        done, found = await both.execute()
+        if done != len(taken):
+            raise Failed(f"XACK of {len(taken)} entries acknowledged {done}")
+        entries = found[0][1] if found else ()
+        self._taken = [name for name, _ in entries]
+        return [fields[FIELD] for _, fields in entries]
+
 
 class _RedisLine(asyncio.Protocol):
-    """A connection that speaks Redis' protocol, with one command under way."""
+    """A connection that speaks Redis' protocol; commands that are sent at once are answered in their order."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader()
-        self._answer: asyncio.Future[Any] | None = None
+        self._answers: deque[asyncio.Future[Any]] = deque()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
-        answer = self._reader.gets()
-        if answer is not False and self._answer is not None and not self._answer.done():
+        while self._answers and (answer := self._reader.gets()) is not False:
+            waiting = self._answers.popleft()
+            if waiting.done():
+                continue
             if isinstance(answer, Exception):
-                self._answer.set_exception(Failed(str(answer)))
+                waiting.set_exception(Failed(str(answer)))
             else:
-                self._answer.set_result(answer)
+                waiting.set_result(answer)
 
     def connection_lost(self, _error: Exception | None) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(Failed("the server closed the connection"))
+        for waiting in self._answers:
+            if not waiting.done():
+                waiting.set_exception(Failed("the server closed the connection"))
 
     def send(self, *words: bytes | str | int) -> asyncio.Future[Any]:
-        self._answer = self._loop.create_future()
-        self._transport.write(hiredis.pack_command(words))  # type: ignore[arg-type]  # any number of words
-        return self._answer
+        (answer,) = self.send_all(words)
+        return answer
+
+    def send_all(self, *commands: tuple[bytes | str | int, ...]) -> list[asyncio.Future[Any]]:
+        """Send commands in one write."""
+        answers = [self._loop.create_future() for _ in commands]
+        self._answers.extend(answers)
+        self._transport.write(b"".join(hiredis.pack_command(words) for words in commands))  # type: ignore[arg-type]
+        return answers
 
     def close(self) -> None:
         self._transport.abort()
@@ -151,6 +178,19 @@ class RedisBareClient(Client):
         done = await self._line.send("XACK", QUEUE, self.place.group, *self._taken)
         if done != len(self._taken):
             raise Failed(f"XACK of {len(self._taken)} entries acknowledged {done}")
+
+    async def next(self, limit: int) -> list[bytes]:
+        group, taken = self.place.group, self._taken
+        acked, more = self._line.send_all(
+            ("XACK", QUEUE, group, *taken),
+            ("XREADGROUP", "GROUP", group, self.place.consumer, "COUNT", limit, "STREAMS", QUEUE, ">"),
+        )
+        done, found = await acked, await more
+        if done != len(taken):
+            raise Failed(f"XACK of {len(taken)} entries acknowledged {done}")
+        entries = found[0][1] if found else ()
+        self._taken = [name for name, _ in entries]
+        return [fields[1] for _, fields in entries]
 
 
 class PostgresClient(Client):
@@ -213,6 +253,7 @@ class _Message(msgspec.Struct, gc=False):
 
 class _Consumed(msgspec.Struct):
     messages: list[_Message]
+    lease_id: str | None
 
 
 class _Acked(msgspec.Struct):
@@ -274,6 +315,7 @@ class TailraceClient(Client):
         self._consumed = msgspec.json.Decoder(_Consumed)
         self._acked = msgspec.json.Decoder(_Acked)
         self._upto = -1
+        self._lease: str | None = None
         self._consumes: dict[tuple[int, int], bytes] = {}
 
     async def close(self) -> None:
@@ -287,15 +329,23 @@ class TailraceClient(Client):
         if data is None:
             members = {"start": "Earliest", "limit": limit, "timeout_seconds": wait_s}
             data = self._consumes[limit, wait_s] = self._post("consume", members)
-        messages = self._consumed.decode(await self._call(data)).messages
-        if messages:
-            self._upto = messages[-1].offset
-        return [message.payload for message in messages]
+        return self._took(await self._call(data))
+
+    def _took(self, body: bytes) -> list[bytes]:
+        answer = self._consumed.decode(body)
+        if answer.messages:
+            self._upto, self._lease = answer.messages[-1].offset, answer.lease_id
+        return [message.payload for message in answer.messages]
 
     async def ack(self) -> None:
         answer = self._acked.decode(await self._call(self._post("ack", {"upto_offset": self._upto})))
         if not answer.success:
             raise Failed(f"an ack up to {self._upto} did not succeed")
+
+    async def next(self, limit: int) -> list[bytes]:
+        ack = {"upto_offset": self._upto, "lease_id": self._lease}
+        members = {"limit": limit, "timeout_seconds": 0, "ack": ack}
+        return self._took(await self._call(self._post("consume", members)))
 
     def _post(self, action: str, members: dict[str, object]) -> bytes:
         place = self.place

@@ -109,9 +109,10 @@ class Drain(Job):
 
     async def work(self, clients: Sequence[Client], begin: float, seen: Seen) -> None:
         async def one(client: Client) -> None:
-            while payloads := await client.take(self.batch):
+            payloads = await client.take(self.batch)
+            while payloads:
                 numbers = [number_of(payload) for payload in payloads]
-                await client.ack()
+                payloads = await client.next(self.batch)
                 seen.numbers.extend(numbers)
                 seen.ended = clock()
 

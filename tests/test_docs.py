@@ -74,14 +74,16 @@ def commands() -> Iterator[tuple[str, click.Command]]:
 @pytest.mark.parametrize(("name", "command"), [pytest.param(*pair, id=pair[0]) for pair in commands()])
 def test_a_command_is_documented_with_all_its_options(name: str, command: click.Command) -> None:
     text = reference("cli.md")
-    section = re.search(rf"^(#+) .*tailrace {name}\b.*?$(.*?)(?=^\1 |\Z)", text, re.M | re.S)
+    section = re.search(rf"^(#+) `tailrace {name}\b[^\n]*\n(.*?)(?=^\1 |\Z)", text, re.M | re.S)
     assert section is not None, f"docs/reference/cli.md has no heading with `tailrace {name}`"
-    documented = words_in(section.group(2))
-    for parameter in command.params:
-        if isinstance(parameter, click.Option) and not parameter.hidden:
-            for option in [*parameter.opts, *parameter.secondary_opts]:
-                assert option in documented, f"docs/reference/cli.md: `tailrace {name}` says nothing of `{option}`"
-    assert command.help, f"tailrace {name} --help says nothing"
+    documented = words_in(re.sub(r"^```.*?^```", "", section.group(2), flags=re.M | re.S))
+    below = list(command.commands.values()) if isinstance(command, click.Group) else []
+    for each in (command, *below):
+        for parameter in each.params:
+            if isinstance(parameter, click.Option) and not parameter.hidden:
+                for option in [*parameter.opts, *parameter.secondary_opts]:
+                    assert option in documented, f"docs/reference/cli.md: `tailrace {name}` says nothing of `{option}`"
+        assert each.help, f"tailrace {name} --help says nothing"
 
 
 def test_every_limit_is_documented() -> None:
@@ -239,7 +241,14 @@ def run(arguments: list[str], directory: Path, given: str = "") -> subprocess.Co
 
 @pytest.mark.parametrize(
     "name",
-    ["README.md", "docs/tutorial/orders.md", "docs/how-to/aws-sdks.md", "docs/reference/python.md"],
+    [
+        "README.md",
+        "docs/tutorial/chat.md",
+        "docs/tutorial/orders.md",
+        "docs/how-to/aws-sdks.md",
+        "docs/how-to/consume.md",
+        "docs/reference/python.md",
+    ],
 )
 def test_a_page_that_should_has_examples_that_run(name: str) -> None:
     assert ROOT / name in SESSIONS, f"mark the examples of {name} with <!-- run --> above their blocks"

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 import tomllib
 from importlib import resources
 from pathlib import Path
+
+import pytest
 
 import tailrace
 from tailrace.database import Database
@@ -70,15 +74,39 @@ def test_the_version_is_one() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", tailrace.__version__)
 
 
-def test_nothing_heavy_comes_with_the_import() -> None:
-    """Embedding the database must not pull in the server."""
-    import subprocess
-    import sys
+def loaded(code: str) -> set[str]:
+    """The modules that are there after a new interpreter has run this."""
+    told = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"], capture_output=True, text=True, timeout=60
+    )
+    assert told.returncode == 0, told.stderr
+    return set(told.stdout.split())
 
-    heavy = ("uvloop", "httptools", "httpx", "click", "rich")
-    code = f"import sys, tailrace; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == "[]", done.stderr
+
+def test_nothing_heavy_comes_with_the_database() -> None:
+    """Embedding it must not pull in the server."""
+    found = loaded("import tailrace; tailrace.open; tailrace.Put")
+    assert "tailrace.database" in found
+    assert not found & {"uvloop", "httptools", "httpx", "click", "rich"}
+
+
+def test_the_database_comes_when_it_is_asked_for() -> None:
+    assert not loaded("import tailrace") & {"tailrace.database", "tailrace.embedded", "sqlglot", "apsw", "msgspec"}
+    for code in (
+        "from tailrace import open, Put",
+        "from tailrace import *; open, begins_with",
+        "import tailrace; assert tailrace.Put is tailrace.Put and 'Put' in vars(tailrace)",
+        "import tailrace; tailrace.errors.ConditionFailed; tailrace.Database",
+    ):
+        assert "tailrace.embedded" in loaded(code)
+
+
+def test_what_it_lists_and_what_it_lacks() -> None:
+    assert {*tailrace.__all__, "__version__", "errors"} <= set(dir(tailrace))
+    with pytest.raises(AttributeError, match="module 'tailrace' has no attribute 'Putt'"):
+        tailrace.Putt  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'Putt'"):
+        from tailrace import Putt  # noqa: F401
 
 
 def test_every_module_says_what_it_is_for() -> None:

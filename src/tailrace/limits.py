@@ -82,6 +82,9 @@ VISIBILITY_MS_MAX: Final = 12 * 3600 * 1000  # how long a message may be held, o
 CONSUME_TIMEOUT_S: Final = 30.0  # how long a consume waits for messages, unless told
 CONSUME_TIMEOUT_S_MAX: Final = 300.0  # and what it can be told
 
+# -- SQL
+SQL_BODY_BYTES_MAX: Final = 4 * MiB  # a request to /v1/api/sql, which is parsed in one go; more is 413
+
 # -- the writer
 WRITE_QUEUE_MAX: Final = 16_384  # commands waiting for the next commit; more is 503
 WRITE_QUEUE_BYTES_MAX: Final = 256 * MiB  # and the bytes they carry

@@ -335,6 +335,7 @@ def verdict(answer: httpx.Response, row: Row) -> int:
 def _guessing_is_not_slowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slowing, "USER_FREE", 10_000)
     monkeypatch.setattr(slowing, "PEER_FREE", 10_000)
+    monkeypatch.setattr(slowing, "ANYWHERE_FREE", 10_000)
 
 
 @pytest.mark.parametrize("kind", REFUSED)

@@ -4,7 +4,7 @@ A key is an id, which travels with every request, and a secret, which never does
 verifying a signature takes the secret itself; it is shown once, when the key is made, and by no query afterwards but
 the one that the server verifies with. A key stands for a principal by name; several may stand for the same one, so
 that a key can be replaced without a gap. A key has a role; where there is a user of the principal's name, the user's
-role, restrictions and state count instead.
+role, restrictions and state count instead, and the key goes when the user is dropped.
 """
 
 from __future__ import annotations
@@ -16,33 +16,20 @@ from typing import Final
 import msgspec
 
 from tailrace.access import Permission, Principal, check_role
-from tailrace.auth.users import USERS, check_system
+from tailrace.auth.access_key import ACCESS_KEYS, DEFAULT_ROLE, AccessKey, delete_key, store_key
+from tailrace.auth.users import RESERVED, USERS, User, check_system
 from tailrace.command import Command, Query
 from tailrace.errors import Invalid, LimitExceeded, NotFound
-from tailrace.log.tail import KEYS_CHANGED
 from tailrace.storage.engine import Reader, Tx
-from tailrace.storage.table import Table
 
 ID_PREFIX: Final = "TRK"
 ID_LENGTH: Final = 20
 SECRET_LENGTH: Final = 40
 ACCESS_KEYS_MAX: Final = 1_000  # of one database; a list of them is one answer
 PRINCIPAL_BYTES_MAX: Final = 256
-DEFAULT_ROLE: Final = "dba"
 
 _ID_LETTERS: Final = string.ascii_uppercase + string.digits
 _SECRET_LETTERS: Final = string.ascii_letters + string.digits + "+/"
-
-
-class AccessKey(msgspec.Struct, frozen=True):
-    """A key as it is stored. Not for the eyes of anyone."""
-
-    id: str
-    secret: str
-    principal: str
-    created_ms: int
-    disabled: int  # 0 or 1
-    role: str = DEFAULT_ROLE
 
 
 class KeyInfo(msgspec.Struct, frozen=True):
@@ -65,22 +52,13 @@ class NewKey(msgspec.Struct, frozen=True):
     role: str = DEFAULT_ROLE
 
 
-class KeyChanged(msgspec.Struct, frozen=True, gc=False):
-    """A key was made, disabled, enabled or deleted; whoever remembers keys forgets this one."""
-
-    id: str
-
-
-ACCESS_KEYS = Table("access_keys", AccessKey, key=("id",), cached=True)
-
-
 class CreateAccessKey(Command[NewKey], frozen=True):
-    """A new key for a principal."""
+    """A new key for a principal. `role` None: the user's of that name, or dba if there is none."""
 
     permission = Permission.ADMIN
 
     principal: str
-    role: str = DEFAULT_ROLE
+    role: str | None = None
     by_system: bool = False  # whoever runs it may make keys of role system; set where permissions are checked
 
     def asked_by(self, principal: Principal) -> CreateAccessKey:
@@ -91,16 +69,29 @@ class CreateAccessKey(Command[NewKey], frozen=True):
 
     def run(self, tx: Tx) -> NewKey:
         _check_principal(self.principal)
-        user = tx.get(USERS, self.principal)
-        check_system(check_role(self.role) if user is None else user.role, by_system=self.by_system)
+        role = self._role(tx.get(USERS, self.principal))
         if sum(1 for _ in tx.scan(ACCESS_KEYS, limit=ACCESS_KEYS_MAX)) >= ACCESS_KEYS_MAX:
             raise LimitExceeded(f"there are {ACCESS_KEYS_MAX} access keys, the most there may be; delete some first")
         name = _new_id()
         while tx.get(ACCESS_KEYS, name) is not None:
             name = _new_id()
-        row = AccessKey(name, _random(_SECRET_LETTERS, SECRET_LENGTH), self.principal, tx.now_ms, 0, self.role)
-        _store(tx, row)
+        row = AccessKey(name, _random(_SECRET_LETTERS, SECRET_LENGTH), self.principal, tx.now_ms, 0, role)
+        store_key(tx, row)
         return NewKey(row.id, row.secret, row.principal, row.created_ms, row.role)
+
+    def _role(self, user: User | None) -> str:
+        """The role that the key will have."""
+        asked = None if self.role is None else check_role(self.role)
+        role = user.role if user is not None else asked or DEFAULT_ROLE
+        for each in (role, asked or role):
+            check_system(each, by_system=self.by_system)
+        if asked is not None and asked != role:
+            raise Invalid(
+                f"the user {self.principal!r} has the role {role}, and so have its keys; ask for no other role, "
+                f"or alter the user",
+                code="ROLE_OF_USER",
+            )
+        return role
 
 
 class DeleteAccessKey(Command[KeyInfo], frozen=True):
@@ -110,12 +101,15 @@ class DeleteAccessKey(Command[KeyInfo], frozen=True):
     subject = ("keys", "id")
 
     id: str
+    by_system: bool = False
+
+    def asked_by(self, principal: Principal) -> DeleteAccessKey:
+        return msgspec.structs.replace(self, by_system=Permission.SYSTEM in principal.permissions)
 
     def run(self, tx: Tx) -> KeyInfo:
-        row = _existing(tx, self.id)
-        tx.delete(ACCESS_KEYS, row.id)
-        tx.notify(KEYS_CHANGED, KeyChanged(row.id))
-        return _told(row)
+        row = _existing(tx, self.id, by_system=self.by_system)
+        delete_key(tx, row)
+        return _told(tx, row)
 
 
 class DisableAccessKey(Command[KeyInfo], frozen=True):
@@ -125,9 +119,13 @@ class DisableAccessKey(Command[KeyInfo], frozen=True):
     subject = ("keys", "id")
 
     id: str
+    by_system: bool = False
+
+    def asked_by(self, principal: Principal) -> DisableAccessKey:
+        return msgspec.structs.replace(self, by_system=Permission.SYSTEM in principal.permissions)
 
     def run(self, tx: Tx) -> KeyInfo:
-        return _switch(tx, self.id, disabled=1)
+        return _switch(tx, self.id, disabled=1, by_system=self.by_system)
 
 
 class EnableAccessKey(Command[KeyInfo], frozen=True):
@@ -137,9 +135,13 @@ class EnableAccessKey(Command[KeyInfo], frozen=True):
     subject = ("keys", "id")
 
     id: str
+    by_system: bool = False
+
+    def asked_by(self, principal: Principal) -> EnableAccessKey:
+        return msgspec.structs.replace(self, by_system=Permission.SYSTEM in principal.permissions)
 
     def run(self, tx: Tx) -> KeyInfo:
-        return _switch(tx, self.id, disabled=0)
+        return _switch(tx, self.id, disabled=0, by_system=self.by_system)
 
 
 class ListAccessKeys(Query[list[KeyInfo]], frozen=True):
@@ -148,7 +150,7 @@ class ListAccessKeys(Query[list[KeyInfo]], frozen=True):
     permission = Permission.ADMIN
 
     def run(self, reader: Reader) -> list[KeyInfo]:
-        return [_told(row) for row in reader.scan(ACCESS_KEYS, limit=ACCESS_KEYS_MAX)]
+        return [_told(reader, row) for row in reader.scan(ACCESS_KEYS, limit=ACCESS_KEYS_MAX)]
 
 
 class FindAccessKey(Query[AccessKey | None], frozen=True):
@@ -163,28 +165,31 @@ class FindAccessKey(Query[AccessKey | None], frozen=True):
         return None if row is None or row.disabled else row
 
 
-def _switch(tx: Tx, name: str, *, disabled: int) -> KeyInfo:
-    row = _existing(tx, name)
+def _switch(tx: Tx, name: str, *, disabled: int, by_system: bool) -> KeyInfo:
+    row = _existing(tx, name, by_system=by_system)
     if row.disabled != disabled:
         row = msgspec.structs.replace(row, disabled=disabled)
-        _store(tx, row)
-    return _told(row)
+        store_key(tx, row)
+    return _told(tx, row)
 
 
-def _store(tx: Tx, row: AccessKey) -> None:
-    tx.put(ACCESS_KEYS, row)
-    tx.notify(KEYS_CHANGED, KeyChanged(row.id))
-
-
-def _existing(tx: Tx, name: str) -> AccessKey:
+def _existing(tx: Tx, name: str, *, by_system: bool) -> AccessKey:
+    """A key that is there and that whoever asks may change."""
     row = tx.get(ACCESS_KEYS, name)
     if row is None:
         raise NotFound(f"there is no access key {name[:64]!r}; list the keys to see which there are")
+    check_system(_role_of(tx, row), by_system=by_system)
     return row
 
 
-def _told(row: AccessKey) -> KeyInfo:
-    return KeyInfo(row.id, row.principal, row.created_ms, bool(row.disabled), row.role)
+def _role_of(reader: Reader, row: AccessKey) -> str:
+    """The role that counts."""
+    user = reader.get(USERS, row.principal)
+    return row.role if user is None else user.role
+
+
+def _told(reader: Reader, row: AccessKey) -> KeyInfo:
+    return KeyInfo(row.id, row.principal, row.created_ms, bool(row.disabled), _role_of(reader, row))
 
 
 def _check_principal(name: str) -> None:
@@ -192,6 +197,8 @@ def _check_principal(name: str) -> None:
         raise Invalid(f"{name[:64]!r} cannot name who a key is for; use printable text without blanks around it")
     if len(name.encode("utf-8", "replace")) > PRINCIPAL_BYTES_MAX:
         raise Invalid(f"the name of who a key is for is longer than {PRINCIPAL_BYTES_MAX} bytes; use a shorter one")
+    if name in RESERVED:
+        raise Invalid(f"{name!r} stands for somebody else in the records; use another name", code="INVALID_NAME")
 
 
 def _new_id() -> str:

@@ -96,7 +96,7 @@ class RefreshSession(Command[Opened], frozen=True):
     def run(self, tx: Tx) -> Opened:
         row, user = tx.get(SESSIONS, self.user, self.session), tx.get(USERS, self.user)
         if row is None or user is None or user.disabled or user.generation != row.generation:
-            return Opened(refused=UNKNOWN)
+            return Opened(refused=UNKNOWN)  # as `MayRefresh` has it
         if row.expires_ms <= tx.now_ms:
             _end(tx, row)
             return Opened(refused=EXPIRED)
@@ -106,6 +106,19 @@ class RefreshSession(Command[Opened], frozen=True):
         expires_ms = tx.now_ms + self.life_ms
         tx.put(SESSIONS, msgspec.structs.replace(row, secret=self.next_digest, expires_ms=expires_ms))
         return Opened(user, self.session)
+
+
+class MayRefresh(Query[str | None], frozen=True):
+    """Why a refresh would be refused without changing anything; None: ask `RefreshSession`, which then has to write."""
+
+    permission = Permission.SYSTEM
+
+    user: str
+    session: str
+
+    def run(self, reader: Reader) -> str | None:
+        row, user = reader.get(SESSIONS, self.user, self.session), reader.get(USERS, self.user)
+        return UNKNOWN if row is None or user is None or user.disabled or user.generation != row.generation else None
 
 
 class CloseSession(Command[bool], frozen=True):
@@ -141,6 +154,11 @@ class FindSession(Query["Session | None"], frozen=True):
 def new_token(user: str, session: str | None = None) -> RefreshToken:
     """A refresh token with a new secret, of a new session unless it is told."""
     return RefreshToken(user, session or secrets.token_urlsafe(16), secrets.token_bytes(SECRET_BYTES))
+
+
+def opens(session: Session | None, token: RefreshToken) -> bool:
+    """Whether the token is the present one of the session."""
+    return session is not None and hmac.compare_digest(session.secret, digest_of(token))
 
 
 def digest_of(token: RefreshToken) -> bytes:

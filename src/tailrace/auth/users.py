@@ -18,6 +18,7 @@ from msgspec import UNSET, UnsetType
 
 from tailrace.access import Access, Permission, Principal, check_patterns, check_role
 from tailrace.auth import passwords
+from tailrace.auth.access_key import check_no_gain, delete_keys_of
 from tailrace.command import Command, Query
 from tailrace.errors import Corrupt, Forbidden, InUse, Invalid, LimitExceeded, NotFound
 from tailrace.log.tail import USERS_CHANGED
@@ -27,7 +28,9 @@ from tailrace.storage.table import Table
 USERS_MAX: Final = 10_000  # of one database; a list of them is one answer
 NAME_BYTES_MAX: Final = 256
 SESSIONS_MAX: Final = 50  # of one user; the oldest ends when another begins
-RESERVED: Final = frozenset(("system", "token", "everyone", "nobody", "dynamodb.amazonaws.com"))
+# Who else is told in records: the server, its token, those let in with --dev and at open doors, and who removes what
+# has expired, here and in the words of DynamoDB. No user, key or outside token bears such a name.
+RESERVED: Final = frozenset(("system", "token", "everyone", "nobody", "ttl", "dynamodb.amazonaws.com"))
 
 
 class User(msgspec.Struct, frozen=True):
@@ -108,6 +111,7 @@ class CreateUser(Command[UserInfo], frozen=True, kw_only=True):
             raise InUse(f"there is a user {self.name!r}; alter it, or choose another name", code="USER_EXISTS")
         if len(tx.values(USERS, "role", limit=USERS_MAX)) >= USERS_MAX:
             raise LimitExceeded(f"there are {USERS_MAX} users, the most there may be; drop some first")
+        check_no_gain(tx, self.name, self.role)
         access = _encoded(self.access)
         row = User(self.name, self.role, self.password, access, tx.now_ms, tx.now_ms, 0, _generation(tx))
         return _store(tx, row)
@@ -154,7 +158,7 @@ class AlterUser(Command[UserInfo], frozen=True, kw_only=True):
 
 
 class DropUser(Command[bool], frozen=True, kw_only=True):
-    """Forget a user, with all its sessions; whether there was one."""
+    """Forget a user, with all its sessions and access keys; whether there was one."""
 
     permission = Permission.ADMIN
 
@@ -173,6 +177,7 @@ class DropUser(Command[bool], frozen=True, kw_only=True):
             return False
         check_system(existing_user(tx, self.name).role, by_system=self.by_system)
         end_sessions(tx, self.name)
+        delete_keys_of(tx, self.name)
         tx.delete(USERS, self.name)
         tx.notify(USERS_CHANGED, UserChanged(self.name))
         return True

@@ -21,6 +21,7 @@ class Entry(NamedTuple):
 
     module: str
     summary: str
+    function: str | None = None  # if it is not named as the command
 
 
 COMMANDS: Final = {
@@ -46,8 +47,8 @@ COMMANDS: Final = {
     "delete": Entry("items", "Delete an item of a table."),
     "query": Entry("items", "Print the items of a table with one partition key."),
     "scan": Entry("items", "Print all items of a table."),
-    "export-table": Entry("transfer", "Write all items of a table as JSON lines."),
-    "import-table": Entry("transfer", "Put JSON lines into a table."),
+    "export": Entry("transfer", "Write all items of a table as JSON lines.", "export_table"),
+    "import": Entry("transfer", "Put JSON lines into a table.", "import_table"),
     "changes": Entry("changes", "Print the changes of a table, or follow them."),
     "stream": Entry("upkeep", "Tell what is in the change stream of a table."),
     "retention": Entry("upkeep", "Say how long the changes of a table are kept."),
@@ -66,7 +67,8 @@ class Commands(click.Group):
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
-        found: click.Command = getattr(import_module(f"tailrace.cli.{entry.module}"), cmd_name.replace("-", "_"))
+        module = import_module(f"tailrace.cli.{entry.module}")
+        found: click.Command = getattr(module, entry.function or cmd_name.replace("-", "_"))
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -18,7 +18,6 @@ import click
 import tailrace
 from tailrace.access import ROLES
 from tailrace.auth.keys import (
-    DEFAULT_ROLE,
     CreateAccessKey,
     DeleteAccessKey,
     DisableAccessKey,
@@ -108,11 +107,9 @@ def keys() -> None:
 
 @keys.command()
 @click.argument("name")
-@click.option(
-    "--role", type=click.Choice(list(ROLES)), default=DEFAULT_ROLE, help="(dba) A user's own role goes before."
-)
+@click.option("--role", type=click.Choice(list(ROLES)), default=None, help="(dba) A user's own role goes before.")
 @place_options
-def create(name: str, role: str, data: str | None, url: str | None, token: str | None) -> None:
+def create(name: str, role: str | None, data: str | None, url: str | None, token: str | None) -> None:
     """Make a key for NAME, who is told in change records; prints it as the environment variables that SDKs read."""
     place = Place(data, url, token)
     client = place.client

@@ -187,9 +187,10 @@ class Client(Topics):
         found: list[dict[str, Any]] = self._send("GET", _KEYS).json()["keys"]
         return found
 
-    def create_access_key(self, principal: str, role: str = "dba") -> dict[str, Any]:
-        """A new key, with its secret."""
-        made: dict[str, Any] = self._send("POST", _KEYS, json={"principal": principal, "role": role}).json()
+    def create_access_key(self, principal: str, role: str | None = None) -> dict[str, Any]:
+        """A new key, with its secret. `role` None: the user's of that name, or dba if there is none."""
+        asked = {"principal": principal} if role is None else {"principal": principal, "role": role}
+        made: dict[str, Any] = self._send("POST", _KEYS, json=asked).json()
         return made
 
     def delete_access_key(self, name: str) -> None:

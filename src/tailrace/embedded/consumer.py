@@ -35,6 +35,7 @@ from tailrace.embedded.messages import (
     partition_number,
 )
 from tailrace.errors import Error, Invalid, TooMany, Unavailable
+from tailrace.topics.group import TOO_MANY_RANGES
 
 BEATS: Final = 3  # in the time that a lease lasts: two may fail
 RETRY_S_MAX: Final = 300.0  # between two attempts at a message whose work fails
@@ -278,6 +279,9 @@ class Consumer:
                 return True
             except (Unavailable, TooMany) as error:
                 if error.code == "CLOSED":
+                    return False
+                if error.code == TOO_MANY_RANGES:  # trying again would not help; it is given back when the lease ends
+                    logger.warning("messages stay held until their lease ends: %s", error)
                     return False
                 if self._stopped() and deadline_s is None:
                     deadline_s = time.monotonic() + self._stop_timeout_s

@@ -45,7 +45,7 @@ class Message(msgspec.Struct, frozen=True, rename={"partition": "partition_id", 
     topic_id: str
     partition: int
     offset: int
-    message_id: str  # the same for all messages that one change of one row made, in whichever topics
+    message_id: str  # of the change record, the same in whichever topics; without one, where the message is
     source_table: str | None
     op: str  # Insert, Update, Delete; Publish if it was published
     at_ms: int

@@ -485,7 +485,7 @@ def _return(db: Executor, asked: Consume, done: asyncio.Future[Delivered]) -> No
     found = done.result()
     if found.messages:
         # The command is submitted by this very call; nobody waits for what comes of it.
-        db.aexecute(Nack(asked.topic, asked.group, found.partition, asked.consumer, found.lease))
+        db.aexecute(Nack(asked.topic, asked.group, found.partition, asked.consumer, found.lease, undelivered=True))
 
 
 # -- operations, apart from how they wait

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Final
 
 import msgspec
@@ -57,11 +58,19 @@ class Route(msgspec.Struct, frozen=True):
     """What is at or below `path` is for this door, one of the attributes of `App`.
 
     It is called with the request, the rest of the path and who is asking; if it is `open`, without the last: then it
-    asks itself, or is for everyone."""
+    asks itself, or is for everyone. With --dev, where everyone is let in, the methods of `own` are for pages of this
+    machine alone: otherwise any page that somebody looks at could use what listens here."""
 
     path: bytes
     door: str
     open: bool = False
+    own: frozenset[bytes] = frozenset()
+
+
+_READS: Final = frozenset((b"GET", b"HEAD"))
+_WRITES: Final = frozenset((b"POST", b"PUT", b"PATCH", b"DELETE"))
+_ALL: Final = _READS | _WRITES
+_LOOPBACK: Final = re.compile(rb"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 
 
 # The first that fits. Beside these there is "/", the DynamoDB API, which has its own order of looking at a request.
@@ -69,13 +78,13 @@ ROUTES: Final = (
     Route(b"/v1/stream/__ds/", "control", open=True),  # a wake's token opens some of it
     Route(b"/v1/stream/", "streams"),
     Route(b"/v1/tables/", "tables"),
-    Route(b"/v1/api/topics/", "topics_api"),
-    Route(b"/api/topics/", "topics_api"),
-    Route(b"/v1/topics", "topics"),
-    Route(b"/v1/api/sql", "sql"),
-    Route(b"/v1/admin/keys", "keys"),
-    Route(b"/v1/admin/users", "users"),
-    Route(b"/v1/api/auth/", "auth", open=True),
+    Route(b"/v1/api/topics/", "topics_api", own=_ALL),
+    Route(b"/api/topics/", "topics_api", own=_ALL),
+    Route(b"/v1/topics", "topics", own=_WRITES),
+    Route(b"/v1/api/sql", "sql", own=_ALL),
+    Route(b"/v1/admin/keys", "keys", own=_ALL),
+    Route(b"/v1/admin/users", "users", own=_ALL),
+    Route(b"/v1/api/auth/", "auth", open=True, own=_ALL),
     Route(b"/healthz", "health", open=True),
     Route(b"/readyz", "ready", open=True),
     Route(b"/metrics", "metrics"),
@@ -111,7 +120,14 @@ class App:
         self._dynamodb = DynamoDoor(db, config, self._signatures.claimed)
         self._dispatcher = Dispatcher(db, config)
         self._routes = tuple(
-            (route.path, len(route.path), route.path.endswith(b"/"), getattr(self, route.door), route.open)
+            (
+                route.path,
+                len(route.path),
+                route.path.endswith(b"/"),
+                getattr(self, route.door),
+                route.open,
+                route.own if config.dev else frozenset(),
+            )
             for route in ROUTES
         )
 
@@ -141,8 +157,10 @@ class App:
                 return system.index() if _from_browser(request) else await self._dynamodb(request)
             if request.method == b"OPTIONS":
                 return Response(204, _PREFLIGHT)
-            for beginning, size, below, door, opened in self._routes:
+            for beginning, size, below, door, opened, own in self._routes:
                 if path.startswith(beginning) and (below or path[size : size + 1] in (b"", b"/")):
+                    if request.method in own:
+                        _check_origin(request)
                     if opened:
                         return await door(request, path[size:])  # type: ignore[no-any-return]
                     principal = self.who.known(request) or await self.who.find(request)
@@ -175,7 +193,20 @@ class App:
     async def metrics(self, request: Request, rest: bytes, principal: Principal) -> Response:
         if principal.access is not None:  # it names topics and groups, whoever they belong to
             raise Forbidden(f"{principal.name!r} may not read metrics: it was given only some things", code="NOT_GIVEN")
-        return _only_get(request, rest, system.metrics(self.db))
+        # There may be many topics and groups to tell of.
+        return _only_get(request, rest, await asyncio.to_thread(system.metrics, self.db))
+
+
+def _check_origin(request: Request) -> None:
+    """Raise `Forbidden` if a page sent this that is not of this machine."""
+    origin = request.headers.get(b"origin")
+    if origin is not None and _LOOPBACK.fullmatch(origin) is None:
+        raise Forbidden(
+            f"a page of {origin.decode('latin-1')[:100]!r} may not use {request.path.decode('latin-1')[:100]} of a "
+            "server that runs with --dev, which lets everyone in; open the page from localhost, or run the server "
+            "without --dev",
+            code="FOREIGN_ORIGIN",
+        )
 
 
 def _only_get(request: Request, rest: bytes, response: Response) -> Response:

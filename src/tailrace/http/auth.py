@@ -5,7 +5,8 @@
     POST  /logout   {"refresh_token": ...}, or nothing    the session ends; with nothing, that of the bearer token
     GET   /me                                             who is asking
 
-All but the last are open: what they take is credentials itself.
+All but the last are open: what they take is credentials itself. What is no session's token costs a look, never a write,
+and whoever shows such tokens again and again is slowed down.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from tailrace.access import SYSTEM
 from tailrace.auth import sessions, tokens
 from tailrace.auth.audit import told
 from tailrace.auth.passwords import PASSWORD_BYTES_MAX
-from tailrace.auth.sessions import CloseSession, Opened, OpenSession, RefreshSession, RefreshToken
+from tailrace.auth.sessions import (
+    CloseSession,
+    FindSession,
+    MayRefresh,
+    Opened,
+    OpenSession,
+    RefreshSession,
+    RefreshToken,
+)
 from tailrace.auth.users import User
 from tailrace.config import Config
 from tailrace.database import Database
@@ -96,6 +105,11 @@ class AuthDoor:
 
     async def _refresh(self, request: Request) -> Response:
         shown = sessions.read_token(_body(request, RefreshBody).refresh_token)
+        self._who.slowing.check_peer(shown.user, request.peer)
+        code: str | None = await self._db.aexecute(MayRefresh(shown.user, shown.session))
+        if code is not None:
+            self._who.slowing.failed(request.peer)
+            raise WrongToken(_REFUSED[code], code=code)
         refresh = sessions.new_token(shown.user, shown.session)
         digests = sessions.digest_of(shown), sessions.digest_of(refresh)
         opened: Opened = await self._db.aexecute(
@@ -103,6 +117,8 @@ class AuthDoor:
         )
         if opened.refused == sessions.REUSED:
             told(shown.user[:64], "refresh", "", sessions.REUSED, peer=request.peer)
+        if opened.user is not None:
+            self._who.slowing.spare(shown.user, request.peer)
         return await self._opened(opened, refresh)
 
     async def _opened(self, opened: Opened, refresh: RefreshToken) -> Response:
@@ -125,6 +141,10 @@ class AuthDoor:
         asked = _body(request, LogoutBody)
         if asked.refresh_token is not None:
             shown = sessions.read_token(asked.refresh_token)
+            self._who.slowing.check_peer(shown.user, request.peer)
+            if not sessions.opens(await self._db.aexecute(FindSession(shown.user, shown.session)), shown):
+                self._who.slowing.failed(request.peer)
+                return _left(shown.user, "NO_SESSION", request.peer)
             command = CloseSession(shown.user, shown.session, sessions.digest_of(shown))
         else:
             scheme, _, token = request.headers.get(b"authorization", b"").decode("latin-1").partition(" ")
@@ -133,8 +153,7 @@ class AuthDoor:
             claims = await self._who.own_claims(token.strip())
             command = CloseSession(claims.user, claims.session)
         ended = await self._db.aexecute(command, SYSTEM)
-        told(command.user[:64], "logout", "", "done" if ended else "NO_SESSION", peer=request.peer)
-        return Response(204, [(b"cache-control", b"no-store")])
+        return _left(command.user, "done" if ended else "NO_SESSION", request.peer)
 
     async def _me(self, request: Request) -> Response:
         if request.method not in (b"GET", b"HEAD"):
@@ -148,6 +167,11 @@ class AuthDoor:
                 "access": None if principal.access is None else list(principal.access.patterns),
             }
         )
+
+
+def _left(user: str, outcome: str, peer: str) -> Response:
+    told(user[:64], "logout", "", outcome, peer=peer)
+    return Response(204, [(b"cache-control", b"no-store")])
 
 
 def _answer(value: dict[str, Any]) -> Response:

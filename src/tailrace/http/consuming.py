@@ -19,7 +19,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, Final, cast
+
+import msgspec
 
 from tailrace import limits
 from tailrace.access import SYSTEM, Principal
@@ -33,6 +36,8 @@ from tailrace.topics.queries import FindTopic, ReadTopic
 from tailrace.topics.topic import Topic
 
 ALARM_S_MIN: Final = 0.001  # timers are not more exact than that
+
+ANY: Final = -1  # no partition in particular
 
 Key = tuple[int, int | None, str | None]  # topic, partition, group
 
@@ -63,9 +68,11 @@ class Line:
         self._waiting: dict[Waiter, None] = {}  # in order; whoever leaves is found at once
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms = 0
+        self._ends: dict[int, int] = {}  # by partition: when its next lease or delay runs out
+        self.unsure = False  # of many partitions, others than the one that rang may have something now, or soon
         numbers = range(topic.partitions) if partition is None else (partition,)
         self._unsubscribe: list[Callable[[], None]] = [
-            db.tail.subscribe(topic.log_of(number), self._told) for number in numbers
+            db.tail.subscribe(topic.log_of(number), partial(self._told, number)) for number in numbers
         ]
 
     def close(self) -> None:
@@ -74,8 +81,8 @@ class Line:
         if self._alarm is not None:
             self._alarm.cancel()
 
-    def _told(self, notices: list[Any]) -> None:
-        """A commit touched one of the logs."""
+    def _told(self, partition: int, notices: list[Any]) -> None:
+        """A commit touched the log of a partition."""
         messages, deliverable = 0, False
         for notice in notices:
             kind = type(notice)
@@ -85,7 +92,7 @@ class Line:
                 if notice.group == self.group:
                     self.moved += 1
                     deliverable = deliverable or notice.deliverable
-                    self.ring_at(notice.wake_ms)
+                    self.ring_at(partition, notice.wake_ms)
             elif kind is Ended and notice.gone:
                 self.dropped = True
         if self.dropped:
@@ -107,20 +114,37 @@ class Line:
         if self._waiting:
             self._loop.call_soon(self.ring)
 
-    def ring_at(self, at_ms: int | None) -> None:
-        """Let one ask when a lease or a delay has run out."""
-        if at_ms is None or (self._alarm is not None and self._alarm_ms <= at_ms):
-            return
+    def ring_at(self, partition: int, at_ms: int | None) -> None:
+        """Let one ask when the next lease or delay of a partition has run out; it is known of no other, if None."""
+        if at_ms is None:
+            self._ends.pop(partition, None)
+        else:
+            self._ends[partition] = at_ms
+            self._set_alarm(at_ms)
+
+    def _set_alarm(self, at_ms: int) -> None:
         if self._alarm is not None:
+            if self._alarm_ms <= at_ms:
+                return  # when it rings, what is next is looked for
             self._alarm.cancel()
         self._alarm_ms = at_ms
         after_s = max((at_ms - self._db.clock.now_ms()) / 1000, ALARM_S_MIN)
         self._alarm = self._loop.call_later(after_s, self._alarmed)
 
     def _alarmed(self) -> None:
+        """Something has run out, perhaps in several partitions at once: let one ask for each."""
         self._alarm = None
-        self.heard += 1
-        self.ring()
+        now_ms = self._db.clock.now_ms()
+        due = [partition for partition, at_ms in self._ends.items() if at_ms <= now_ms]
+        for partition in due:
+            del self._ends[partition]
+        if self._ends:
+            self._set_alarm(min(self._ends.values()))
+        if due:
+            self.heard += 1
+            self.unsure = self.key[1] is None
+            for _ in due:
+                self.ring()
 
     def dismiss(self) -> None:
         """Let everyone go."""
@@ -175,18 +199,21 @@ class Consuming:
         """Messages for a consumer of a group, when there are some; none, at the time-out."""
         if timeout_s <= 0 or self._stopping:
             return await self._ask(command, principal)
-        line = await self._enter(command.topic, command.partition, command.group)
-        if line is None:
-            return await self._ask(command, principal)  # which says why
-        try:
-            return await self._claim(line, command, principal, timeout_s)
-        finally:
-            self._leave(line)
+        while True:
+            line = await self._enter(command.topic, command.partition, command.group)
+            if line is None:
+                return await self._ask(command, principal)  # which says why
+            try:
+                return await self._claim(line, command, principal, timeout_s)
+            except _Moved as moved:
+                timeout_s, command = moved.left_s, moved.command
+            finally:
+                self._leave(line)
 
     async def _claim(self, line: Line, command: Consume, principal: Principal, timeout_s: float) -> Delivery:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        called = False
+        called, acked = False, 0
         while True:
             heard, moved = line.heard, line.moved
             try:
@@ -195,9 +222,24 @@ class Consuming:
                 if called:
                     line.ring_soon()
                 raise
+            if command.acks:  # they are done, whether or not there is something to deliver
+                acked, command = delivery.acked, msgspec.structs.replace(command, acks=())
+            elif acked:
+                delivery = msgspec.structs.replace(delivery, acked=acked)
             if delivery.messages:
-                return delivery  # if it leaves more behind, the notice of that wakes the next
-            line.ring_at(delivery.wake_ms)
+                # If it leaves more behind, the notice of that wakes the next.
+                if line.unsure:
+                    line.ring_soon()  # and so on, until one finds nothing and has heard when there will be something
+                return delivery
+            line.unsure = False
+            if delivery.topic.id != line.topic.id:  # the name leads to another topic now
+                if called:
+                    line.ring_soon()
+                raise _Moved(deadline - loop.time(), command)
+            if command.partition is not None:  # of others the commit that moves them tells
+                line.ring_at(delivery.partition, delivery.wake_ms)
+            elif delivery.wake_ms is not None:
+                line.ring_at(ANY, delivery.wake_ms)
             left = deadline - loop.time()
             if left <= 0 or self._stopping:
                 return delivery
@@ -221,7 +263,8 @@ class Consuming:
         if delivery.lease is not None and delivery.messages and self._db.stopped is None:
             self._db.aexecute(
                 Nack(
-                    command.topic, command.group, delivery.partition, command.consumer, delivery.lease, None, None, 0
+                    command.topic, command.group, delivery.partition, command.consumer, delivery.lease, None, None, 0,
+                    undelivered=True,
                 ),
                 principal,
             )  # fmt: skip
@@ -288,6 +331,15 @@ class Consuming:
         finally:
             metrics.live_readers -= 1
             metrics.consumers_waiting -= 1
+
+
+class _Moved(Exception):
+    """The name leads to another topic than it did when the consumer began to wait."""
+
+    def __init__(self, left_s: float, command: Consume) -> None:
+        super().__init__()
+        self.left_s = left_s
+        self.command = command
 
 
 class Asking:

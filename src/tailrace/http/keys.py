@@ -2,6 +2,7 @@
 
     GET                            the keys, without their secrets
     POST      {"principal": ...}   a new key, with the secret that is shown this once; "role" if it is not dba
+                                   (a user's key has the user's role)
     DELETE    /:id                 delete it
     PATCH     /:id {"disabled": ...}   switch it off or on
 
@@ -18,7 +19,6 @@ import msgspec
 from tailrace import limits
 from tailrace.access import Principal
 from tailrace.auth.keys import (
-    DEFAULT_ROLE,
     CreateAccessKey,
     DeleteAccessKey,
     DisableAccessKey,
@@ -40,7 +40,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 class CreateBody(msgspec.Struct):
     principal: str
-    role: str = DEFAULT_ROLE
+    role: str | None = None
 
 
 class SwitchBody(msgspec.Struct):

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from tailrace import limits
-from tailrace.access import Principal
+from tailrace.access import SYSTEM, Principal
 from tailrace.config import Config
 from tailrace.database import Database
 from tailrace.errors import Invalid, NotAllowed, NotFound, TooLarge
@@ -38,13 +38,14 @@ from tailrace.streams.producer import Claim
 from tailrace.topics.commands import Outgoing, Publish
 from tailrace.topics.consuming import VISIBILITY_MS, Ack, Consume, Delivery, Extend, Nack
 from tailrace.topics.group import EARLIEST, LATEST, OFFSET, TIMESTAMP, Start
-from tailrace.topics.queries import DescribeTopic, GroupInfo, ListTopics, PartitionInfo, ReadTopic, RouteInfo
+from tailrace.topics.queries import DescribeTopic, FindTopic, GroupInfo, ListTopics, PartitionInfo, ReadTopic, RouteInfo
 from tailrace.topics.topic import MODES, Message, Topic
 
 T = TypeVar("T")
 METHODS: Final = "GET, HEAD, POST, OPTIONS"
 ANY: Final = "any"  # for a partition: whichever has something
 PUBLISH_BODY_BYTES_MAX: Final = 4 * limits.MiB  # of JSON, which is parsed in one go; more is 413
+WIDE: Final = 64  # partitions; more are looked at in a thread
 SLICE_MESSAGES: Final = 500  # encoded between turns of the event loop
 _JSON: Final[Headers] = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
 _encode: Final = msgspec.json.Encoder().encode
@@ -56,6 +57,14 @@ Seconds = Annotated[float, Meta(ge=0)]
 # -- what clients send
 
 
+class SettledBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What a consumer acknowledges when it asks for more."""
+
+    upto_offset: Count
+    partition_id: Count | None = None  # the one that is asked for
+    lease_id: str | None = None
+
+
 class ConsumeBody(msgspec.Struct, forbid_unknown_fields=True):
     topic: str
     group_id: str | None = None
@@ -65,6 +74,7 @@ class ConsumeBody(msgspec.Struct, forbid_unknown_fields=True):
     timeout_seconds: Seconds | None = None
     consumer_id: str | None = None
     visibility_timeout_seconds: Seconds | None = None
+    ack: SettledBody | None = None
 
 
 class AckBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -209,6 +219,8 @@ class TopicsDoor:
         if asked.group_id is None:
             if partition is None:
                 raise Invalid('partition_id "any" needs a group_id: without a group, name the partition to read')
+            if asked.ack is not None:
+                raise Invalid("ack needs a group_id: without a group there is nothing to acknowledge")
             query = ReadTopic(asked.topic, partition, start, asked.limit, limits.CONSUME_BYTES)
             delivery = await self._consuming.read(query, principal, timeout_s)
             answer = await _consumed(delivery)
@@ -217,6 +229,7 @@ class TopicsDoor:
             command = Consume(
                 asked.topic, asked.group_id, partition, start, asked.limit, asked.consumer_id or "",
                 _visibility_ms(asked.visibility_timeout_seconds), limits.CONSUME_BYTES, self._first,
+                _acks(asked, asked.group_id, partition), partition is None and await self._wide(asked.topic),
             )  # fmt: skip
             delivery = await self._consuming.claim(command, principal, timeout_s)
             try:
@@ -225,7 +238,15 @@ class TopicsDoor:
                 self._consuming.give_back(command, principal, delivery)
                 raise
         self._measure(delivery.messages, clock.monotonic_s() - began)
+        self._db.metrics.acked += delivery.acked
         return Response(200, _JSON, answer)
+
+    async def _wide(self, name: str) -> bool:
+        """Whether a topic has so many partitions that looking at all of them takes long."""
+        try:
+            return (await self._db.aexecute(FindTopic(name), SYSTEM)).partitions > WIDE
+        except NotFound:
+            return False  # who asks for messages is told
 
     def _timeout(self, asked: float | None) -> float:
         if asked is None:
@@ -340,7 +361,8 @@ class TopicsDoor:
         return _answer({"topics": [_topic(topic, names.get(topic.dead_letter or 0)) for topic in found]})
 
     async def _describe(self, name: str, principal: Principal) -> Response:
-        found = await self._db.aexecute(DescribeTopic(name), principal)
+        # There may be a thousand partitions, and as many groups in each.
+        found = await asyncio.to_thread(self._db.execute, DescribeTopic(name), principal)
         return _answer(
             _topic(found.topic, found.dead_letter)
             | {
@@ -380,6 +402,17 @@ def _start(asked: str | dict[str, Any] | None) -> Start:
         f'start {str(asked)[:80]!r} is unknown; use "Earliest", "Latest", {{"Offset": n}} or {{"Timestamp": ms}}',
         code="INVALID_START",
     )
+
+
+def _acks(asked: ConsumeBody, group: str, partition: int | None) -> tuple[Ack, ...]:
+    """What is acknowledged along with a consume."""
+    settled = asked.ack
+    if settled is None:
+        return ()
+    where = partition if settled.partition_id is None else settled.partition_id
+    if where is None:
+        raise Invalid('ack needs a partition_id where "any" partition is asked for; send that of the messages')
+    return (Ack(asked.topic, group, settled.upto_offset, where, asked.consumer_id or "", settled.lease_id),)
 
 
 def _partition(asked: int | str | None) -> int | None:

@@ -75,7 +75,7 @@ class Who:
         self._remembered: dict[bytes, Remembered] = {}
         self._secret = secrets.token_bytes(32)
         self._token_key: bytes | None = None
-        self._slowing = Slowing(db.clock.monotonic_s)
+        self.slowing = Slowing(db.clock.monotonic_s)
         self._verifying: dict[bytes, asyncio.Task[Principal]] = {}
         self._changes = 0  # how often a user has changed
         self._hashers = ThreadPoolExecutor(HASHERS, thread_name_prefix="tailrace-passwords")
@@ -139,17 +139,17 @@ class Who:
         """The user whose password this is; who is wrong too often is told to wait (`Slowed`)."""
         if len(name.encode("utf-8", "replace")) > NAME_BYTES_MAX:
             raise _wrong_password()
-        self._slowing.begin(name, peer)
-        before, right = None, False
-        while (user := await self._db.aexecute(LoadUser(name))) != before or before is None:
+        user = await self._db.aexecute(LoadUser(name))
+        self.slowing.begin(name, peer, known=user is not None)
+        while True:
             right = await self.apart(passwords.matches, password, None if user is None else user.password)
-            if user is None:
-                break
-            before = user  # what was verified must still be so: the hashing took a while
+            before = user
+            if before is None or (user := await self._db.aexecute(LoadUser(name))) == before:
+                break  # what was verified must still be so: the hashing took a while
         if user is None or not right or user.disabled:
             told(name[:64], "login", "", "WRONG_PASSWORD" if not right else "USER_DISABLED", peer=peer)
             raise _wrong_password()
-        self._slowing.succeeded(name, peer)
+        self.slowing.succeeded(name, peer)
         return user
 
     async def apart(self, work: Callable[..., T], *given: Any, **named: Any) -> T:

@@ -2,12 +2,13 @@
 
 An expression is read by sqlglot, checked, and compiled once to a Python function; no parser runs on the write path.
 Logic is three-valued: what is missing, or of another kind than it is compared with, is unknown, and a compiled
-expression never raises, whatever an item holds.
+expression never raises, whatever an item holds, unless its value is about to be stored.
 
     reading     text to syntax tree, within bounds
     compiler    syntax tree to terms; comparing and functions have their share of it
     term        Python source with what is known about it
     runtime     what the compiled functions call
+    exact       the same for values that are stored: what has no result is an error
     expression  the compiled functions, cached by text
     attribute   plain values to typed ones, and back
 """
@@ -15,6 +16,7 @@ expression never raises, whatever an item holds.
 from __future__ import annotations
 
 from tailrace.scalar.attribute import KINDS, from_attribute, key_text, to_attribute
+from tailrace.scalar.exact import NoResult
 from tailrace.scalar.expression import (
     Condition,
     Scalar,
@@ -22,6 +24,7 @@ from tailrace.scalar.expression import (
     compile_condition,
     compile_value,
     condition,
+    exact_value,
     stored_value,
     value,
 )
@@ -31,11 +34,13 @@ __all__ = [
     "KINDS",
     "Condition",
     "ExpressionError",
+    "NoResult",
     "Scalar",
     "ValueExpression",
     "compile_condition",
     "compile_value",
     "condition",
+    "exact_value",
     "from_attribute",
     "key_text",
     "stored_value",

@@ -25,9 +25,9 @@ from tailrace.scalar.term import (
     TEXT,
     Names,
     Term,
+    argument,
     junction,
     negation,
-    of_kind,
     truth,
     unknown,
     with_held,
@@ -70,12 +70,18 @@ CHAIN_MAX: Final = 100  # signs in a row: a + b - c has two
 
 
 class Compiler:
-    """Compiles one expression. `parameters` is how many `?` came before, and afterwards, those of this one included."""
+    """Compiles one expression. `parameters` is how many `?` came before, and afterwards, those of this one included.
+    `exact`: the value is about to be stored, so what has no result is an error."""
 
     def __init__(
-        self, columns: Sequence[tuple[str, str]] | None, origin: Origin, parameters: int | None = None
+        self,
+        columns: Sequence[tuple[str, str]] | None,
+        origin: Origin,
+        parameters: int | None = None,
+        *,
+        exact: bool = False,
     ) -> None:
-        self.names = Names()
+        self.names = Names(exact)
         self.origin = origin
         self.used: set[str] = set()
         self.sides: set[str] = set()
@@ -136,8 +142,8 @@ class Compiler:
 
     def take(self, node: exp.Expr, *names: str) -> list[Any]:
         """These arguments of a node; one that is set and not among them is refused."""
-        for name, argument in node.args.items():
-            if argument and name not in names and name not in _IGNORED:
+        for name, held in node.args.items():
+            if held and name not in names and name not in _IGNORED:
                 raise self.error(
                     f"{self._shown(node)} has more than it takes here", node, code="UNSUPPORTED_EXPRESSION"
                 )
@@ -354,15 +360,15 @@ class Compiler:
         for part in reversed(spine):
             self.take(part, "this", "expression")
             sign, name = _ARITHMETIC[type(part)]
-            a = source or of_kind(self.number(first, sign), NUMBER)
-            source = f"{name}({a}, {of_kind(self.number(part.expression, sign), NUMBER)})"
+            a = source or argument(self.number(first, sign), NUMBER, self.names)
+            source = f"{name}({a}, {argument(self.number(part.expression, sign), NUMBER, self.names)})"
         return Term(node, source, NUMBER, sure=True)
 
     def _negative(self, node: exp.Expr) -> Term:
         term = self.number(node.this, "-")
         if term.constant and term.kind == NUMBER:
             return self.constant(node, negate(term.content), NUMBER)
-        return Term(node, f"negate({of_kind(term, NUMBER)})", NUMBER, sure=True)
+        return Term(node, f"negate({argument(term, NUMBER, self.names)})", NUMBER, sure=True)
 
     def _pipe(self, node: exp.Expr) -> Term:
         spine, first = _spine(node, (exp.DPipe,))

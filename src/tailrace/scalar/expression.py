@@ -24,6 +24,7 @@ from tailrace.tables.value import Item
 
 Columns: TypeAlias = Sequence[tuple[str, str]]
 _CACHED: Final = 1_024  # expressions
+_CONDITION, _VALUE, _EXACT_VALUE = range(3)
 
 _PROLOGUES: Final = {
     ROW: f" {ROW} = new if new is not None else old if old is not None else EMPTY\n",
@@ -89,12 +90,17 @@ class ValueExpression(Scalar):
 def condition(text: str, *, columns: Columns | None = None, line: int = 1, column: int = 1) -> Condition:
     """The condition that a text means, without parameters. `columns` are those there are, with their kinds; without
     them any name is taken. `line` and `column` say where the text begins, for errors."""
-    return _cached(True, text, columns, line, column)  # type: ignore[return-value]
+    return _cached(_CONDITION, text, columns, line, column)  # type: ignore[return-value]
 
 
 def value(text: str, *, columns: Columns | None = None, line: int = 1, column: int = 1) -> ValueExpression:
     """The value expression that a text means; parameters are `?` or `$1`, and `parameters` says how many it needs."""
-    return _cached(False, text, columns, line, column)  # type: ignore[return-value]
+    return _cached(_VALUE, text, columns, line, column)  # type: ignore[return-value]
+
+
+def exact_value(text: str, *, columns: Columns | None = None, line: int = 1, column: int = 1) -> ValueExpression:
+    """As `value`, of one that is about to be stored: what has no result raises `NoResult`, and is not NULL."""
+    return _cached(_EXACT_VALUE, text, columns, line, column)  # type: ignore[return-value]
 
 
 def stored_value(text: str, *, columns: Columns | None = None, line: int = 1, column: int = 1) -> ValueExpression:
@@ -122,28 +128,29 @@ def compile_value(
     return _value(tree, "", columns, Origin(line, column), before)
 
 
-def _cached(conditional: bool, text: str, columns: Columns | None, line: int, column: int) -> Scalar:
+def _cached(kind: int, text: str, columns: Columns | None, line: int, column: int) -> Scalar:
     known = None if columns is None else tuple((name, kind) for name, kind in columns)
     if len(text) > TEXT_CHARACTERS_MAX:  # not worth keeping
-        return _read(conditional, text, known, Origin(line, column))
+        return _read(kind, text, known, Origin(line, column))
     if line == 1 and column == 1:
-        return _compiled(conditional, text, known)
+        return _compiled(kind, text, known)
     try:
-        return _compiled(conditional, text, known)
+        return _compiled(kind, text, known)
     except ExpressionError:
         # What is kept does not know where the text begins; an error must.
-        return _read(conditional, text, known, Origin(line, column))
+        return _read(kind, text, known, Origin(line, column))
 
 
 @lru_cache(maxsize=_CACHED)
-def _compiled(conditional: bool, text: str, columns: tuple[tuple[str, str], ...] | None) -> Scalar:
-    return _read(conditional, text, columns, Origin())
+def _compiled(kind: int, text: str, columns: tuple[tuple[str, str], ...] | None) -> Scalar:
+    return _read(kind, text, columns, Origin())
 
 
-def _read(conditional: bool, text: str, columns: Columns | None, origin: Origin) -> Scalar:
-    if conditional:
+def _read(kind: int, text: str, columns: Columns | None, origin: Origin) -> Scalar:
+    if kind == _CONDITION:
         return _condition(read(text, origin), text, columns, origin, None)
-    return _value(read(text, origin, VALUE_CHARACTERS_MAX), text, columns, origin, 0)
+    tree = read(text, origin, VALUE_CHARACTERS_MAX)
+    return _value(tree, text, columns, origin, 0, exact=kind == _EXACT_VALUE)
 
 
 def _condition(tree: exp.Expr, text: str, columns: Columns | None, origin: Origin, before: int | None) -> Condition:
@@ -152,8 +159,10 @@ def _condition(tree: exp.Expr, text: str, columns: Columns | None, origin: Origi
     return Condition(text, compiler, _function(compiler, term, term.true))
 
 
-def _value(tree: exp.Expr, text: str, columns: Columns | None, origin: Origin, before: int | None) -> ValueExpression:
-    compiler = Compiler(columns, origin, before)
+def _value(
+    tree: exp.Expr, text: str, columns: Columns | None, origin: Origin, before: int | None, *, exact: bool = False
+) -> ValueExpression:
+    compiler = Compiler(columns, origin, before, exact=exact)
     term = compiler.term(tree)
     return ValueExpression(text, compiler, _quick(term) or _function(compiler, term, f"settle({term.value})"))
 

@@ -7,9 +7,10 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from sqlglot import exp
 
+from tailrace.scalar import exact
 from tailrace.scalar.comparing import Comparing
 from tailrace.scalar.problem import ExpressionError
-from tailrace.scalar.term import BLOB, BOOL, NUMBER, TEXT, Names, Term, of_kind, truth
+from tailrace.scalar.term import BLOB, BOOL, NUMBER, TEXT, Names, Term, argument, truth
 
 
 class Compiler(Protocol):
@@ -93,20 +94,20 @@ def _simple(compiler: Compiler, node: exp.Expr) -> Term:
     name, runs, kind, parameters = _SIMPLE[type(node)]
     arguments = compiler.take(node, *(parameter.rstrip("?") for parameter, _ in parameters))
     sources = []
-    for argument, (parameter, wanted) in zip(arguments, parameters, strict=True):
-        if argument is None:
+    for given, (parameter, wanted) in zip(arguments, parameters, strict=True):
+        if given is None:
             if parameter.endswith("?"):
                 continue
             raise compiler.error(f"{name} takes more arguments", node)
-        term = compiler.term(argument)
+        term = compiler.term(given)
         compiler.comparing.expect(term, wanted, name)
-        sources.append(of_kind(term, wanted))
+        sources.append(argument(term, wanted, compiler.names))
     return _result(node, f"{runs}({', '.join(sources)})", kind)
 
 
 def _length(compiler: Compiler, node: exp.Expr) -> Term:
-    (argument,) = compiler.take(node, "this")
-    term = compiler.term(argument)
+    (given,) = compiler.take(node, "this")
+    term = compiler.term(given)
     if term.kind in (NUMBER, BOOL):
         compiler.comparing.expect(term, TEXT, "LENGTH")
     return Term(node, f"length({term.value})", NUMBER, sure=True)
@@ -120,7 +121,7 @@ def _trim(compiler: Compiler, node: exp.Expr) -> Term:
     terms = [compiler.term(this)] + ([compiler.term(characters)] if characters is not None else [])
     for term in terms:
         compiler.comparing.expect(term, TEXT, "TRIM")
-    sources = ", ".join(of_kind(term, TEXT) for term in terms)
+    sources = ", ".join(argument(term, TEXT, compiler.names) for term in terms)
     return Term(node, f"{_TRIMS[str(position or '').upper()]}({sources})", TEXT, sure=True)
 
 
@@ -155,14 +156,15 @@ def _extreme(compiler: Compiler, node: exp.Expr) -> Term:
 
 def _cast(compiler: Compiler, node: exp.Expr) -> Term:
     this, to = compiler.take(node, "this", "to")
+    tries = exact.TRY if compiler.names.exact and isinstance(node, exp.TryCast) else ""
     term = compiler.term(this)
     name = to.this.name if isinstance(to.this, exp.DType) else str(to.this)
     details = [detail.this.name for detail in to.expressions if isinstance(detail, exp.DataTypeParam)]
     plain = len(details) == len(to.expressions) and not to.args.get("nested")
     if plain and name == "DECIMAL":
-        return _cast_decimal(compiler, node, term, details)
+        return _cast_decimal(compiler, node, term, details, tries)
     if plain and name in _BITS and not details:
-        return Term(node, f"to_whole({term.value}, {_BITS[name]:d})", NUMBER, sure=True)
+        return Term(node, f"{tries}to_whole({term.value}, {_BITS[name]:d})", NUMBER, sure=True)
     if not plain or name not in _CASTS or (details and name not in ("VARCHAR", "TEXT", "CHAR")):
         shown = to.sql(dialect="duckdb")
         raise compiler.error(
@@ -171,12 +173,12 @@ def _cast(compiler: Compiler, node: exp.Expr) -> Term:
             node,
         )
     runs, kind = _CASTS[name]
-    return _result(node, f"{runs}({term.value})", kind)
+    return _result(node, f"{tries}{runs}({term.value})", kind)
 
 
-def _cast_decimal(compiler: Compiler, node: exp.Expr, term: Term, details: list[str]) -> Term:
+def _cast_decimal(compiler: Compiler, node: exp.Expr, term: Term, details: list[str], tries: str) -> Term:
     if not details:
-        return Term(node, f"to_number({term.value})", NUMBER, sure=True)
+        return Term(node, f"{tries}to_number({term.value})", NUMBER, sure=True)
     numbers = [int(detail) for detail in details if detail.isdecimal() and len(detail) < 3]
     digits, places = (*numbers, 0)[:2] if numbers else (0, 0)
     if (
@@ -186,7 +188,7 @@ def _cast_decimal(compiler: Compiler, node: exp.Expr, term: Term, details: list[
         or not digits
     ):
         raise compiler.error(f"DECIMAL({', '.join(details)}): digits are 1 to 38, and places at most as many", node)
-    return Term(node, f"to_decimal({term.value}, {digits:d}, {places:d})", NUMBER, sure=True)
+    return Term(node, f"{tries}to_decimal({term.value}, {digits:d}, {places:d})", NUMBER, sure=True)
 
 
 HANDLERS: Final[dict[type[exp.Expr], Handler]] = {

@@ -1,7 +1,8 @@
 """LIKE patterns: `%` is any text, `_` any one character; nothing else is special unless ESCAPE says so.
 
 A pattern is cut at its `%` into segments, and each is looked for after the one before: the leftmost place is always
-the best one, so matching never goes back, and a pattern cannot be made to take long.
+the best one, so matching never goes back, and a pattern cannot be made to take long. A long segment with `_` in a long
+text is looked for at all places at once, which takes the same time whatever the text is.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Final, TypeAlias
 
 Matcher: TypeAlias = Callable[[str], bool]
 PATTERN_CHARACTERS_MAX: Final = 1_024  # bounds what a match costs, and what is kept of patterns
+STEPS_MAX: Final = 4_000_000  # characters of a text times those of a segment, up to which it is tried place by place
 _ANY: Final = None  # stands for `_` in a segment
+Find: TypeAlias = Callable[[str, int], int]  # in a text, from a place on: where the first occurrence ends; -1: nowhere
 
 
 class BadPattern(Exception):
@@ -90,26 +93,61 @@ def _plain(segments: list[list[str | None]]) -> Matcher | None:
     return None
 
 
+def _regex(segment: list[str | None]) -> re.Pattern[str]:
+    return re.compile("".join("." if character is _ANY else re.escape(character) for character in segment), re.DOTALL)
+
+
+def _finder(segment: list[str | None]) -> Find:
+    """What looks for a segment."""
+    length = len(segment)
+    if _ANY not in segment:
+        wanted = "".join(character or "" for character in segment)
+
+        def find(text: str, at: int) -> int:
+            found = text.find(wanted, at)
+            return found if found < 0 else found + length
+
+        return find
+    regex = _regex(segment)
+    # Per character, a bit for each place of the segment that it fits.
+    anything = sum(1 << at for at, character in enumerate(segment) if character is _ANY)
+    fitting: dict[str, int] = {}
+    for place, character in enumerate(segment):
+        if character is not _ANY:
+            fitting[character] = fitting.get(character, anything) | 1 << place
+    whole = 1 << length - 1
+
+    def search(text: str, at: int) -> int:
+        if (len(text) - at) * length <= STEPS_MAX:
+            found = regex.search(text, at)
+            return -1 if found is None else found.end()
+        begun = 0  # a bit for each beginning of the segment that the text ends with here
+        for place in range(at, len(text)):
+            begun = (begun << 1 | 1) & fitting.get(text[place], anything)
+            if begun & whole:
+                return place + 1
+        return -1
+
+    return search
+
+
 def _general(segments: list[list[str | None]]) -> Matcher:
-    first, *others = [
-        re.compile("".join("." if character is _ANY else re.escape(character) for character in segment), re.DOTALL)
-        for segment in segments
-    ]
+    first, *others = [_regex(segment) for segment in (segments[0], *segments[1:][-1:])]
     if not others:
         return lambda text: first.fullmatch(text) is not None
-    *middle, last = others
+    last = others[-1]
     last_length = len(segments[-1])
+    middle = [_finder(segment) for segment in segments[1:-1]]
 
     def matches(text: str) -> bool:
         found = first.match(text)
         if found is None:
             return False
         at = found.end()
-        for segment in middle:
-            found = segment.search(text, at)
-            if found is None:
+        for find in middle:
+            at = find(text, at)
+            if at < 0:
                 return False
-            at = found.end()
         begin = len(text) - last_length
         return begin >= at and last.match(text, begin) is not None
 

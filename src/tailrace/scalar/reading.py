@@ -19,6 +19,7 @@ TEXT_CHARACTERS_MAX: Final = 16_384  # of a condition, or of what is kept
 VALUE_CHARACTERS_MAX: Final = 1_048_576  # of a value that a statement gives: it may hold a text as long as an item
 DEPTH_MAX: Final = 24  # parentheses, CASE and operators inside one another
 NODES_MAX: Final = 4_096  # of one expression's tree
+TOKENS_MAX: Final = 10_000  # of its text: while it is parsed, nobody else runs
 DIALECT: Final = "duckdb"
 
 _OPENING: Final = frozenset((TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE))
@@ -61,6 +62,8 @@ def _tokens(text: str, origin: Origin) -> list[Token]:
 def _check_tokens(tokens: list[Token], origin: Origin) -> None:
     if not tokens:
         raise origin.error("the expression is empty", 1, 1)
+    if len(tokens) > TOKENS_MAX:
+        raise origin.error(f"an expression has at most {TOKENS_MAX} words and signs", *_place(tokens[TOKENS_MAX]))
     depth = prefixes = 0
     for token in tokens:
         if token.token_type is TokenType.SEMICOLON:

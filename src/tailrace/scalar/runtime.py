@@ -36,7 +36,7 @@ Number: TypeAlias = int | Decimal
 
 EMPTY: Final[dict[str, Any]] = {}  # a row that is not there, an attribute that is missing
 _INT_MAX: Final = 10**DIGITS_MAX - 1  # any int up to here is a number as it is
-_TEXT_CHARACTERS_MAX: Final = 1_048_576  # of a text that || or REPLACE makes; an item has no room for more
+TEXT_CHARACTERS_MAX: Final = 1_048_576  # of a text that || or REPLACE makes; an item has no room for more
 _TRAPS: Final = [Overflow, Subnormal, InvalidOperation, DivisionByZero]
 _EXACT: Final = Context(prec=DIGITS_MAX, traps=[*_TRAPS, Inexact], Emin=MAGNITUDE_MIN, Emax=MAGNITUDE_MAX)
 _ROUNDED: Final = Context(prec=DIGITS_MAX, traps=_TRAPS, Emin=MAGNITUDE_MIN, Emax=MAGNITUDE_MAX)
@@ -376,14 +376,14 @@ def joined(*plains: Any) -> str | bytes | None:
     if None in plains:
         return None
     if all(type(plain) is bytes for plain in plains):
-        return b"".join(plains) if sum(map(len, plains)) <= _TEXT_CHARACTERS_MAX else None
+        return b"".join(plains) if sum(map(len, plains)) <= TEXT_CHARACTERS_MAX else None
     return concatenated(*plains)
 
 
 def concatenated(*plains: Any) -> str | None:
     """CONCAT: the texts of those that are not NULL."""
     texts = [text_of(plain) for plain in plains if plain is not None]
-    if None in texts or sum(len(text or "") for text in texts) > _TEXT_CHARACTERS_MAX:
+    if None in texts or sum(len(text or "") for text in texts) > TEXT_CHARACTERS_MAX:
         return None
     return "".join(text or "" for text in texts)
 
@@ -424,7 +424,7 @@ def replaced(text: str | None, part: str | None, by: str | None) -> str | None:
         return None
     if not part:
         return text
-    if len(by) > len(part) and len(text) + text.count(part) * (len(by) - len(part)) > _TEXT_CHARACTERS_MAX:
+    if len(by) > len(part) and len(text) + text.count(part) * (len(by) - len(part)) > TEXT_CHARACTERS_MAX:
         return None
     return text.replace(part, by)
 

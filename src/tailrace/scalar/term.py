@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from sqlglot import exp
 
-from tailrace.scalar import runtime
+from tailrace.scalar import exact, runtime
 
 BOOL: Final = "boolean"
 NUMBER: Final = "number"
@@ -54,10 +54,15 @@ class Term:
 
 @dataclass(slots=True)
 class Names:
-    """What a compiled function sees: the functions of `runtime`, and what was bound."""
+    """What a compiled function sees: the functions of `runtime`, or of `exact`, and what was bound."""
 
+    exact: bool = False
     bound: dict[str, Any] = field(default_factory=lambda: {"__builtins__": {}, **_RUNTIME})
     _count: int = 0
+
+    def __post_init__(self) -> None:
+        if self.exact:
+            self.bound |= exact.FUNCTIONS
 
     def bind(self, content: Any) -> str:
         """A name that stands for this."""
@@ -82,6 +87,14 @@ def of_kind(term: Term, kind: str) -> str:
         found = f"{term.raw}.get({ATTRIBUTE[kind]!r})"
         return f"number_of({found})" if kind == NUMBER else found
     return f"{CHECKS[kind]}({term.value})"
+
+
+def argument(term: Term, kind: str, names: Names) -> str:
+    """The source of what a function or a sign takes, of this kind; of another kind it is None, or an error in an exact
+    expression."""
+    if not names.exact or term.kind == NULL or (term.sure and term.kind == kind):
+        return of_kind(term, kind)
+    return f"{exact.EXACT}{CHECKS[kind]}({term.value})"
 
 
 def truth(node: exp.Expr, value: str, true: str = "", false: str = "") -> Term:

@@ -15,10 +15,12 @@ names only.
 from __future__ import annotations
 
 import atexit
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import islice
 from time import monotonic
 from typing import Any, Final
 
@@ -32,7 +34,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from tailrace import limits
 from tailrace.errors import Error, Invalid, TooLarge, TooMany
-from tailrace.sql import narrowing
+from tailrace.sql import functions, narrowing
 from tailrace.sql.arrow import distinct, plain_column
 from tailrace.sql.error import SqlError, excerpt, mark, place
 from tailrace.sql.result import ColumnInfo, Execute, Result, counted
@@ -40,6 +42,7 @@ from tailrace.sql.sources import CHANGES, FUNCTIONS, SYSTEM, TABLE, TOPIC, Budge
 from tailrace.sql.system import SYSTEM_TABLES
 
 TEXT_CHARACTERS_MAX: Final = 100_000  # of a statement; it is parsed twice
+TOKENS_MAX: Final = 5_000  # of a statement: whoever else wants the interpreter waits while it is parsed
 DEPTH_MAX: Final = 100  # brackets within brackets
 SOURCES_MAX: Final = 50  # that one statement names
 ANSWER_ROWS_MAX: Final = 100_000  # an answer is one piece in memory
@@ -48,11 +51,14 @@ SELECTS_AT_ONCE_MAX: Final = 4  # others wait: each holds in memory what it read
 MEMORY: Final = "512MB"  # of DuckDB, for all statements that run
 THREADS: Final = 2  # likewise; the server has other work
 _BATCH_ROWS: Final = 10_000
+_WATCH_S: Final = 0.1  # between two looks at the clock
 
 _PRIVATE: Final = "_tailrace_source_"
 _BEGINNINGS: Final = frozenset((TokenType.SELECT, TokenType.WITH, TokenType.FROM, TokenType.VALUES, TokenType.L_PAREN))
 _OPENING: Final = frozenset((TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE))
 _CLOSING: Final = frozenset((TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE))
+# What is about a token: a comment, a text, a word, or one character. The longest signs have three.
+_SIGN: Final = re.compile(r"--[^\n]*+|/\*(?:[^*]++|\*(?!/))*+\*/|'[^']*+'|\"[^\"]*+\"|\w++|[^\s\w]")
 _REFUSED: Final = (
     exp.DML, exp.DDL, exp.Command, exp.Describe, exp.Summarize, exp.Show, exp.Pragma, exp.Set, exp.Use, exp.Into,
     exp.Lock,
@@ -60,10 +66,6 @@ _REFUSED: Final = (
 _RELATIONS: Final = (exp.Table, exp.Subquery, exp.Values, exp.Unnest, exp.Lateral, exp.Paren)
 # Names of our columns that DuckDB takes for words of its own unless they are quoted.
 _QUOTED: Final = frozenset(("at", "by", "offset"))
-# They make a value of any size of nothing, and no limit of DuckDB's counts it.
-_BUILDERS: Final = frozenset(
-    ("repeat", "lpad", "rpad", "range", "generate_series", "list_resize", "array_resize", "format", "printf")
-)
 # Types that Arrow has no values for that Python could show.
 _AS_TEXT: Final = frozenset(("BIT", "BIGNUM", "INTERVAL", "TIME WITH TIME ZONE", "TIMESTAMP_NS", "VARIANT"))
 _CONFIG: Final[dict[str, Any]] = {
@@ -87,10 +89,17 @@ _making: Final = threading.Lock()
 _running: Final = threading.BoundedSemaphore(SELECTS_AT_ONCE_MAX)
 
 
-def select(execute: Execute, text: str, params: Sequence[Any] = (), line: int = 1, column: int = 1) -> Result:
+def select(
+    execute: Execute,
+    text: str,
+    params: Sequence[Any] = (),
+    line: int = 1,
+    column: int = 1,
+    halted: threading.Event | None = None,
+) -> Result:
     """The answer to a SELECT. `execute` runs queries for whoever asks; the text's first character is at `line` and
-    `column` of what its author wrote."""
-    return run(execute, text, params, Budget(), line, column)
+    `column` of what its author wrote. Once `halted` is set, it ends with an error."""
+    return run(execute, text, params, Budget(halted=halted), line, column)
 
 
 def run(execute: Execute, text: str, params: Sequence[Any], budget: Budget, line: int = 1, column: int = 1) -> Result:
@@ -123,6 +132,7 @@ class _Found(msgspec.Struct, frozen=True):
     end: int
     alias: str
     aliased: bool  # the text says so
+    parameter: str = ""  # that gives the name, as it is written
 
 
 class _Statement:
@@ -131,6 +141,7 @@ class _Statement:
     def __init__(self, text: str, params: Sequence[Any], line: int, column: int) -> None:
         self.text = text
         self._first = line, column
+        self._params = params
         tokens = self._tokens()
         self._tree = self._parsed(tokens)
         self._check_nodes()
@@ -152,27 +163,31 @@ class _Statement:
     def _tokens(self) -> list[Token]:
         if len(self.text) > TEXT_CHARACTERS_MAX:
             raise self.wrong(0, f"the statement is longer than {TEXT_CHARACTERS_MAX:,} characters; use parameters")
+        # What comes next lets nobody else run until it is done, so it gets nothing that is too long.
+        signs = sum(1 for _ in islice(_SIGN.finditer(self.text), 3 * TOKENS_MAX + 1))
+        if signs > 3 * TOKENS_MAX:
+            raise self.wrong(0, f"the statement has more than {TOKENS_MAX:,} words and signs; use parameters")
         try:
             tokens = DuckDB().tokenize(self.text)
         except TokenError:
             raise self.wrong(
                 0, "a text, a name or a comment is not ended; look for a quote without its other"
             ) from None
+        if len(tokens) > TOKENS_MAX:
+            raise self.wrong(
+                tokens[TOKENS_MAX].start,
+                f"the statement has {len(tokens):,} words and signs, and {TOKENS_MAX:,} is the most; use parameters",
+            )
         if not tokens or tokens[0].token_type not in _BEGINNINGS:
             raise self.wrong(0, _QUERIES)
         kinds = {token.token_type for token in tokens}
         if TokenType.PLACEHOLDER in kinds and TokenType.PARAMETER in kinds:
             raise self.wrong(0, "parameters are written as ?, or as $1, $2 and so on; use one of the two", _PARAMETERS)
         depth = 0
-        for at, token in enumerate(tokens):
+        for token in tokens:
             depth += (token.token_type in _OPENING) - (token.token_type in _CLOSING)
             if depth > DEPTH_MAX:
                 raise self.wrong(token.start, f"brackets are nested more than {DEPTH_MAX} deep")
-            following = tokens[at + 1].token_type if at + 1 < len(tokens) else None
-            if token.text.lower() in _BUILDERS and following == TokenType.L_PAREN:
-                raise self.wrong(
-                    token.start, f"the function {token.text} makes values of any size, and cannot be used", _REFUSAL
-                )
         return tokens
 
     def _parsed(self, tokens: list[Token]) -> exp.Expr:
@@ -211,6 +226,12 @@ class _Statement:
                 )
             if isinstance(node, exp.From | exp.Join) and not isinstance(node.this, _RELATIONS):
                 raise self.wrong(_start(node.this), _ONLY, _REFUSAL)
+            if (
+                isinstance(node, exp.Anonymous)
+                and not isinstance(node.parent, exp.Table)
+                and not functions.allowed(node.name)
+            ):
+                raise self.wrong(_start(node), f"the function {node.name[:80]} cannot be used in a SELECT", _REFUSAL)
             if isinstance(node, exp.Lateral) and not isinstance(node.this, exp.Subquery | exp.Unnest):
                 raise self.wrong(_start(node), _ONLY, _REFUSAL)
 
@@ -246,16 +267,17 @@ class _Statement:
         arguments = function.expressions if called else []
         if called not in FUNCTIONS or len(node.parts) != 1:
             raise self.wrong(start, _ONLY, _REFUSAL)
-        if len(arguments) != 1 or not isinstance(arguments[0], exp.Literal) or not arguments[0].is_string:
+        given = narrowing.constant(arguments[0], self._params) if len(arguments) == 1 else None
+        if not isinstance(given, str):
             what = "a table" if called == CHANGES else "a topic"
-            raise self.wrong(start, f"{called}() takes the name of {what} in single quotes")
-        end = next(
-            token.end + 1
-            for token in tokens
-            if token.token_type == TokenType.R_PAREN and token.start > arguments[0].meta["end"]
-        )
+            raise self.wrong(start, f"{called}() takes the name of {what} in single quotes, or a parameter")
+        opened = next(token for token in tokens if token.token_type == TokenType.L_PAREN and token.start > start)
+        closed = next(token for token in tokens if token.token_type == TokenType.R_PAREN and token.start > opened.start)
+        # A parameter stays in the text, for DuckDB wants to see as many as it is given.
+        kept = "" if isinstance(arguments[0], exp.Literal) else self.text[opened.end + 1 : closed.start]
         kind = CHANGES if called == CHANGES else TOPIC
-        return _Found(Reference(kind, arguments[0].this), start, end, node.alias or called, bool(node.alias))
+        alias, aliased = node.alias or called, bool(node.alias)
+        return _Found(Reference(kind, given), start, closed.end + 1, alias, aliased, kept)
 
     def _named(self, parts: list[exp.Identifier], name: str, start: int) -> Reference:
         if parts[0].name.lower() != SYSTEM or len(parts) == 1:
@@ -293,7 +315,10 @@ class _Statement:
         for number, found in enumerate(self.found):
             taken.update(range(found.start, found.end))
             alias = "" if found.aliased else f" AS {_quoted(found.alias)}"
-            yield found.start, found.end, f'"{_PRIVATE}{number}"{alias}'
+            name = f'"{_PRIVATE}{number}"'
+            if found.parameter:
+                name = f"(FROM {name} WHERE ({found.parameter})::VARCHAR IS NOT NULL)"
+            yield found.start, found.end, f"{name}{alias}"
         by_name = {_full(found).lower(): found.alias for found in self.found if not found.aliased}
         for column in self._tree.find_all(exp.Column):
             owners = [part for part in column.parts[:-1] if isinstance(part, exp.Identifier)]
@@ -350,7 +375,7 @@ class _Statement:
 
     def failed(self, error: Exception, budget: Budget) -> Error:
         """What DuckDB complained about, in terms of the user's text."""
-        if isinstance(error, duckdb.InterruptException) or monotonic() > budget.deadline_s:
+        if isinstance(error, duckdb.InterruptException) or budget.over:
             return budget.late()
         kind, _, told = str(error).partition(": ")
         try:
@@ -391,6 +416,9 @@ class _Statement:
         for name in _sources_of(tree["statements"]):
             if name.lower() not in known:
                 raise self.wrong(0, f"{name[:80]!r} cannot be read; {_ONLY}", _REFUSAL)
+        found = min(functions.refused(tree["statements"], self._params), default=None)
+        if found is not None:
+            raise self.wrong(self.original(found.position), found.reason, _REFUSAL)
 
 
 def _sources_of(tree: Any) -> Iterator[str]:
@@ -511,15 +539,23 @@ def _connected() -> Iterator[duckdb.DuckDBPyConnection]:
 def _answered(
     connection: duckdb.DuckDBPyConnection, statement: _Statement, params: Sequence[Any], budget: Budget
 ) -> Result:
-    timer = threading.Timer(max(0.0, budget.deadline_s - monotonic()), connection.interrupt)
-    timer.daemon = True
-    timer.start()
+    done = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(connection, budget, done), name="tailrace-select", daemon=True)
+    watcher.start()
     try:
         return _fetched(connection, statement, list(params), budget)
     except (duckdb.Error, pa.ArrowException, OSError) as error:
         raise statement.failed(_explained(connection, statement, list(params), error), budget) from None
     finally:
-        timer.cancel()
+        done.set()
+        watcher.join()  # it must not interrupt what others do with the connection, nor find it closed
+
+
+def _watch(connection: duckdb.DuckDBPyConnection, budget: Budget, done: threading.Event) -> None:
+    """Interrupt what runs when its time is over. Again and again: between two steps nobody hears it."""
+    while not done.wait(_WATCH_S):
+        if budget.over:
+            connection.interrupt()
 
 
 def _fetched(connection: duckdb.DuckDBPyConnection, statement: _Statement, params: list[Any], budget: Budget) -> Result:

@@ -6,6 +6,7 @@ run: its error carries `done`, the results of those before it, and the `line` an
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -17,24 +18,33 @@ from tailrace.sql.error import SqlError, excerpt, mark, marked, place_at, secret
 from tailrace.sql.parser import parse
 from tailrace.sql.result import ColumnInfo, Execute, Result
 
-__all__ = ["ColumnInfo", "Execute", "Result", "Session", "SqlError", "marked"]
+__all__ = ["ColumnInfo", "Execute", "Result", "Session", "SqlError", "marked", "selects"]
 
 _RUN: Final = {**topic_statements.RUN, **table_statements.RUN, **user_statements.RUN}
 
 
 class Session:
-    """Runs SQL for whoever `execute` runs commands for. Blocks; not for an event loop's thread."""
+    """Runs SQL for whoever `execute` runs commands for. Blocks; not for an event loop's thread. Once `halted` is set,
+    a SELECT that runs ends with an error."""
 
-    def __init__(self, execute: Execute) -> None:
+    def __init__(self, execute: Execute, halted: threading.Event | None = None) -> None:
         self._execute = execute
+        self._halted = halted
 
     def run(self, text: str, params: Sequence[Any] = ()) -> list[Result]:
         """The result of each statement, in order."""
+        return self.carry_out(text, self.read(text, params))
+
+    def read(self, text: str, params: Sequence[Any] = ()) -> list[ast.Statement]:
+        """The statements of a text, none of them run."""
         if not isinstance(text, str):
             raise Invalid(f"SQL is a text, not {type(text).__name__}")
         if isinstance(params, str | bytes) or not isinstance(params, Sequence):
             raise Invalid(f"parameters are a list of values, not {type(params).__name__}", code="SQL_PARAMETERS")
-        statements = parse(text, params)
+        return parse(text, params)
+
+    def carry_out(self, text: str, statements: Sequence[ast.Statement]) -> list[Result]:
+        """The result of each of these statements, which were read from the text."""
         done: list[Result] = []
         for statement in statements:
             try:
@@ -52,8 +62,14 @@ class Session:
         if isinstance(statement, ast.Select):
             from tailrace.sql.select import select  # what it needs takes long to import, and few ask
 
-            return select(self._execute, statement.text, statement.params, statement.line, statement.column)
+            place = statement.line, statement.column
+            return select(self._execute, statement.text, statement.params, *place, self._halted)
         return _RUN[type(statement)](self._execute, statement)
+
+
+def selects(statements: Sequence[ast.Statement]) -> bool:
+    """Whether one of them is a SELECT, which may take its time."""
+    return any(isinstance(each, ast.Select) for each in statements)
 
 
 def _told(text: str, error: ExpressionError) -> SqlError:

@@ -10,6 +10,7 @@ pages, up to what was there at the start.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from itertools import islice
@@ -83,13 +84,26 @@ class Reference(msgspec.Struct, frozen=True):
 
 
 class Budget:
-    """What is left of what one statement may read."""
+    """What is left of what one statement may read; it is over, too, once `halted` is set."""
 
-    def __init__(self, *, rows: int = READ_ROWS_MAX, bytes_: int = READ_BYTES_MAX, timeout_s: float = SELECT_S) -> None:
+    def __init__(
+        self,
+        *,
+        rows: int = READ_ROWS_MAX,
+        bytes_: int = READ_BYTES_MAX,
+        timeout_s: float = SELECT_S,
+        halted: threading.Event | None = None,
+    ) -> None:
         self._rows, self._rows_max = rows, rows
         self._bytes, self._bytes_max = bytes_, bytes_
         self.timeout_s = timeout_s
         self.deadline_s = monotonic() + timeout_s
+        self.halted = halted if halted is not None else threading.Event()
+
+    @property
+    def over(self) -> bool:
+        """Whether the statement has to end now."""
+        return self.halted.is_set() or monotonic() > self.deadline_s
 
     def spend(self, rows: int, size: int) -> None:
         """Note what was read; raise if it is too much, or took too long."""
@@ -101,11 +115,13 @@ class Budget:
                 f"the statement reads more than {most}; narrow it by the key, name the columns it needs, or use LIMIT",
                 code="SELECT_TOO_LARGE",
             )
-        if monotonic() > self.deadline_s:
+        if self.over:
             raise self.late()
 
     def late(self) -> Unavailable:
         """What is told when the time is over."""
+        if self.halted.is_set():
+            return Unavailable("the server stops, and the statement with it; try again later", code="STOPPING")
         return Unavailable(
             f"the statement took longer than {self.timeout_s:g} s and was stopped; narrow it by the key or use LIMIT",
             code="SELECT_TIMEOUT",

@@ -171,7 +171,7 @@ def update(execute: Execute, asked: ast.Update) -> Result:
             raise unknown(definition.name, name, columns)
         if isinstance(value, ast.Constant):
             typed(columns.get(name), name, value.value)  # to say now what is wrong, whether there is a row or not
-        sets.append((name, _term(value, definition)))
+        sets.append((name, _term(name, value, definition)))
     key, conditions = _found_by(definition, asked.where, asked.title)
     if key is None:
         return done(asked.title, "0 rows updated", 0, sequence=None)
@@ -225,19 +225,26 @@ def _alone(value: ast.Value) -> Any:
     """The value of an expression that is about no row."""
     if isinstance(value, ast.Constant):
         return value.value
-    compiled = scalar.value(value.text, columns=(), line=value.line, column=value.column)
+    compiled = scalar.exact_value(value.text, columns=(), line=value.line, column=value.column)
     return compiled.of(None, None, value.params)
 
 
-def _term(value: ast.Value, definition: Definition) -> Term:
-    """What works the value out from a row."""
+def _term(name: str, value: ast.Value, definition: Definition) -> Term:
+    """What works the value of a column out from a row."""
     if isinstance(value, ast.Constant):
         constant = value.value
         return lambda row: constant
-    compiled = scalar.value(value.text, columns=definition.column_kinds, line=value.line, column=value.column)
+    compiled = scalar.exact_value(value.text, columns=definition.column_kinds, line=value.line, column=value.column)
     _check_sides(compiled, value)
     of, params = compiled.of, value.params
-    return lambda row: of(row, None, params)
+
+    def worked_out(row: Item) -> Any:
+        try:
+            return of(row, None, params)
+        except scalar.NoResult as error:
+            raise scalar.NoResult(f"column {name!r}: {error}; nothing was changed") from None
+
+    return worked_out
 
 
 def _condition(value: ast.Expression, definition: Definition) -> Term:

@@ -87,7 +87,7 @@ def create_topic(tokens: Tokens, place: Place) -> ast.Statement:
         {
             "PARTITIONS": (
                 "partitions",
-                lambda: tokens.integer("the number of partitions", 1, limits.PARTITIONS_MAX),
+                lambda: tokens.integer("the number of partitions"),  # how many there may be, the command says
             ),
             "WITH": ("settings", lambda: _topic_settings(tokens)),
         },

@@ -179,7 +179,7 @@ class Capture:
         """Write it all into the logs, under one new sequence; that, or None where nothing was recorded."""
         if not self._streams:
             if self._routed:
-                self._route(tx, tx.next_id(SEQUENCE), by)
+                self._route(tx, 0, by)
             return None
         if self._bytes > limits.TRANSACTION_BYTES_MAX:
             raise too_large()

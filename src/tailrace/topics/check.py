@@ -104,6 +104,6 @@ def _check_group(row: Group, tail: int, where: str) -> Iterator[str]:
     for held in rules.unpacked(row.ranges):
         if not last <= held.first < held.end <= row.cursor:
             yield f"{where}: holds [{held.first}, {held.end}) after {last} and below {row.cursor}"
-        if held.attempt < 1 or held.lease > row.leases:
+        if held.attempt < (held.lease > 0) or held.lease > row.leases:
             yield f"{where}: holds [{held.first}, {held.end}) lease {held.lease}, attempt {held.attempt}"
         last = held.end

@@ -16,7 +16,7 @@ from tailrace.topics import group as rules
 from tailrace.topics import router
 from tailrace.topics.commands import subject
 from tailrace.topics.group import EARLIEST, LATEST, OFFSET, TIMESTAMP, Moved, Place, Range, Start
-from tailrace.topics.topic import GROUPS, TOPICS, Group, Message, Topic, encode, find, opened, partition_log
+from tailrace.topics.topic import GROUPS, TOPICS, Group, Message, Topic, encode, find, partition_log
 from tailrace.topics.topic import messages as read
 
 VISIBILITY_MS: Final = 60_000
@@ -37,6 +37,7 @@ class Delivery(msgspec.Struct, frozen=True):
     skipped: int = 0  # messages that retention had removed before the group came to them
     lease: str | None = None
     wake_ms: int | None = None
+    acked: int = 0  # messages that the same call acknowledged
 
 
 class Acked(msgspec.Struct, frozen=True, gc=False):
@@ -65,7 +66,8 @@ class Consume(Command[Delivery], frozen=True, gc=False):
     """Deliver messages to a consumer of a group, and lease them to it.
 
     `start` counts for the group's first consume of the partition, whose place is stored then. `partition` None: any
-    that has something, looking from `first` on."""
+    that has something, looking from `first` on. `acks` are done before, in the same commit: a consumer that has worked
+    through one batch acknowledges it when it asks for the next."""
 
     permission = Permission.CONSUME
 
@@ -78,18 +80,30 @@ class Consume(Command[Delivery], frozen=True, gc=False):
     visibility_ms: int = VISIBILITY_MS
     bytes_max: int = limits.CONSUME_BYTES
     first: int = 0
+    acks: tuple[Ack, ...] = ()
+    wide: bool = False  # there are many partitions to look at
 
     def subjects(self) -> tuple[str, ...]:
-        return (subject(self.topic),)
+        return (subject(self.topic), *(subject(ack.topic) for ack in self.acks))
 
     def heavy(self) -> bool:
-        return self.limit > limits.SLICE_ENTRIES
+        return self.wide or self.limit > limits.SLICE_ENTRIES
 
     def run(self, tx: Tx) -> Delivery:
         self._check()
         topic = find(tx, self.topic)
+        if self.acks:
+            acked = sum([ack.run(tx).acked for ack in self.acks])
+            return msgspec.structs.replace(self._delivered(tx, topic), acked=acked)
+        return self._delivered(tx, topic)
+
+    def _delivered(self, tx: Tx, topic: Topic) -> Delivery:
         if self.partition is not None:
             return self._consume(tx, topic, self.partition)
+        for partition in range(topic.partitions):  # of which each has its start from now on
+            log = partition_log(tx, topic, partition)
+            if tx.get(GROUPS, log.id, self.group) is None:
+                tx.put(GROUPS, _joined(tx, topic, log, self.group, self.start))
         wake_ms: int | None = None
         found: Delivery | None = None
         skipped = 0
@@ -111,10 +125,9 @@ class Consume(Command[Delivery], frozen=True, gc=False):
             row = tx.get(GROUPS, log.id, self.group)
             if partition == but:
                 continue
-            if row is None:
-                if resolved(tx, log, self.start) < log.next:
-                    return True
-            elif rules.deliverable(Place(row.cursor, rules.unpacked(row.ranges)), log.next, tx.now_ms):
+            assert row is not None, "it has joined all of them"
+            place, _ = rules.overtaken(Place(row.cursor, rules.unpacked(row.ranges)), log.start, tx.now_ms)
+            if rules.deliverable(place, log.next, tx.now_ms):
                 return True
         return False
 
@@ -230,22 +243,27 @@ def _at_time(reader: Reader | Tx, log: Log, at_ms: int) -> int:
 
 
 def _bury(tx: Tx, topic: Topic, partition: int, log: Log, group: str, place: Place) -> tuple[Place, int]:
-    """Move messages that were delivered often enough to the dead-letter topic."""
+    """Move messages that were delivered often enough to the dead-letter topic, one step's worth of them."""
     assert topic.max_attempts is not None and topic.dead_letter is not None
     target = tx.get(TOPICS, topic.dead_letter)
     assert target is not None, f"topic {topic.name!r} has lost its dead-letter topic"
-    count = 0
+    count, left = 0, limits.SLICE_BYTES
     for offer in rules.offers(place, place.cursor, tx.now_ms, limits.SLICE_ENTRIES):
         if offer.attempt < topic.max_attempts:
             continue
-        for entry in list(tx.scan(ENTRIES, log.id, start=offer.first, before=offer.end)):
-            envelope = opened(entry.body)
-            origin = [topic.name, partition, entry.position, group, offer.attempt]
-            letter = msgspec.structs.replace(envelope, origin=origin)
-            key = envelope.key if envelope.key is not None else b"%d" % entry.position
-            router.append(tx, target.log_of(target.partition_for(key)), [encode(letter)])
-        count += offer.end - offer.first
-        place = Place(place.cursor, rules.without(place.ranges, offer.first, offer.end))
+        if left <= 0:
+            break
+        wanted = offer.end - offer.first
+        letters = list(read(tx, log.id, partition, offer.first, wanted, left, offer.attempt))
+        for letter in letters:
+            envelope = letter.envelope
+            left -= len(envelope.payload)
+            origin = [topic.name, partition, letter.offset, group, offer.attempt]
+            key = envelope.key if envelope.key is not None else b"%d" % letter.offset
+            body = encode(msgspec.structs.replace(envelope, origin=origin))
+            router.append(tx, target.log_of(target.partition_for(key)), [body])
+        count += len(letters)
+        place = Place(place.cursor, rules.without(place.ranges, offer.first, offer.first + len(letters)))
     return place, count
 
 
@@ -318,6 +336,7 @@ class Nack(Command[Nacked], frozen=True, gc=False):
     first: int | None = None
     upto: int | None = None  # inclusive
     delay_ms: int = 0
+    undelivered: bool = False  # the consumer had left before it got them: that was no attempt
 
     def subjects(self) -> tuple[str, ...]:
         return (subject(self.topic),)
@@ -333,7 +352,14 @@ class Nack(Command[Nacked], frozen=True, gc=False):
         row = known(tx, topic, self.partition, self.group)
         place = Place(row.cursor, rules.unpacked(row.ranges))
         place, count = rules.returned(
-            place, self.consumer, lease_number(self.lease), first, end, tx.now_ms, self.delay_ms
+            place,
+            self.consumer,
+            lease_number(self.lease),
+            first,
+            end,
+            tx.now_ms,
+            self.delay_ms,
+            undelivered=self.undelivered,
         )
         if count:
             _store(tx, row, place)

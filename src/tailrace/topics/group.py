@@ -28,6 +28,7 @@ import msgspec
 
 from tailrace.errors import Conflict, Invalid, TooMany
 
+TOO_MANY_RANGES: Final = "TOO_MANY_RANGES"
 RANGES_MAX: Final = 2_000  # of a group in a partition: all of them are looked at by each consume and ack
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -155,12 +156,7 @@ def taken(place: Place, given: Sequence[Range], consumer: str, lease: int, until
     if len(added) > 1:
         added = joined(added)
     ranges = tuple(sorted((*ranges, *added), key=_first)) if ranges else tuple(added)
-    if len(ranges) > RANGES_MAX:
-        raise TooMany(
-            f"the group has {len(ranges)} separate ranges of messages that are not acknowledged, and may have "
-            f"{RANGES_MAX}; acknowledge some, or consume more at a time"
-        )
-    return Place(cursor, ranges)
+    return Place(cursor, bounded(ranges, until_ms - span_ms))
 
 
 def _first(held: Range) -> int:
@@ -195,6 +191,31 @@ def joined(ranges: Sequence[Range]) -> list[Range]:
         else:
             kept.append(each)
     return kept
+
+
+def bounded(ranges: tuple[Range, ...], now_ms: int) -> tuple[Range, ...]:
+    """The ranges, of which there may be only so many. Before there are too many, neighbours that are nobody's are made
+    one: those that are free, and those that were given back, to be delivered with the first of them."""
+    if len(ranges) <= RANGES_MAX:
+        return ranges
+    kept: list[Range] = []
+    for each in ranges:
+        if each.lease and not each.free(now_ms):
+            kept.append(each)
+            continue
+        last = kept[-1] if kept else None
+        if last is not None and not last.lease and last.end == each.first and last.attempt == each.attempt:
+            sooner = last if last.until_ms <= each.until_ms else each
+            kept[-1] = Range(last.first, each.end, each.attempt, "", 0, sooner.until_ms, sooner.span_ms)
+        else:
+            kept.append(msgspec.structs.replace(each, consumer="", lease=0))
+    if len(kept) > RANGES_MAX:
+        raise TooMany(
+            f"the group has {len(kept)} separate ranges of messages that are not acknowledged, and may have "
+            f"{RANGES_MAX}; acknowledge some, or consume more at a time",
+            code=TOO_MANY_RANGES,
+        )
+    return tuple(kept)
 
 
 # -- settling
@@ -240,9 +261,18 @@ def extended(place: Place, consumer: str, lease: int | None, until_ms: int, span
 
 
 def returned(
-    place: Place, consumer: str, lease: int | None, first: int, end: int, now_ms: int, delay_ms: int
+    place: Place,
+    consumer: str,
+    lease: int | None,
+    first: int,
+    end: int,
+    now_ms: int,
+    delay_ms: int,
+    *,
+    undelivered: bool = False,
 ) -> tuple[Place, int]:
-    """The place after a consumer gave back what it holds of [first, end), and how much that was."""
+    """The place after a consumer gave back what it holds of [first, end), and how much that was. `undelivered`: it
+    never got them, so that this was no attempt."""
     count = 0
     ranges: list[Range] = []
     for held in place.ranges:
@@ -253,12 +283,7 @@ def returned(
         count += high - low
         if held.first < low:
             ranges.append(msgspec.structs.replace(held, end=low))
-        ranges.append(Range(low, high, held.attempt, "", 0, now_ms + delay_ms, delay_ms))
+        ranges.append(Range(low, high, held.attempt - undelivered, "", 0, now_ms + delay_ms, delay_ms))
         if high < held.end:
             ranges.append(msgspec.structs.replace(held, first=high))
-    if len(ranges) > RANGES_MAX:
-        raise TooMany(
-            f"the group would have {len(ranges)} separate ranges of messages that are not acknowledged, and may have "
-            f"{RANGES_MAX}; give back whole ranges"
-        )
-    return Place(place.cursor, tuple(joined(ranges))), count
+    return Place(place.cursor, bounded(tuple(joined(ranges)), now_ms)), count

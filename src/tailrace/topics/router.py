@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from tailrace import scalar
+from tailrace.errors import Invalid
 from tailrace.log import log as logs
 from tailrace.log.entry import LOGS
 from tailrace.storage.engine import Tx
@@ -34,12 +35,18 @@ PartitionBy = Callable[[Item | None, Item | None], Any]
 class Compiled:
     """A route, ready to run."""
 
-    __slots__ = ("filter", "partition_by")
+    __slots__ = ("filter", "looks_back", "partition_by")
 
     def __init__(self, route: Route) -> None:
-        self.filter: Filter | None = None if route.filter is None else scalar.condition(route.filter).true
-        self.partition_by: PartitionBy | None = (
-            None if route.partition_by is None else scalar.stored_value(route.partition_by).of
+        condition = None if route.filter is None else scalar.condition(route.filter)
+        partition_by = None if route.partition_by is None else scalar.stored_value(route.partition_by)
+        self.filter: Filter | None = None if condition is None else condition.true
+        self.partition_by: PartitionBy | None = None if partition_by is None else partition_by.of
+        # Whether it needs the row as it was, which must be decoded for it.
+        self.looks_back = (
+            route.event == DELETE
+            or route.mode == DIFF
+            or any("old" in each.sides for each in (condition, partition_by) if each is not None)
         )
 
 
@@ -59,7 +66,8 @@ def route(tx: Tx, sequence: int, by: str, changes: list[Changed]) -> None:
         definition = plan.definition
         for each in definition.routes_of[event]:
             compiled = _compiled(each)
-            new, old = plan.new, plan.old
+            new = plan.new
+            old = plan.old if compiled.looks_back else None
             if compiled.filter is not None and not compiled.filter(new, old):
                 continue
             topic = tx.get(TOPICS, each.topic)
@@ -88,7 +96,12 @@ def key_bytes(found: Any) -> bytes:
     """What of a value the partition is chosen by: text as it is, nothing for NULL, else compact JSON."""
     if isinstance(found, str):
         return found.encode("utf-8", "surrogatepass")
-    return b"" if found is None else scalar.key_text(found)
+    try:
+        return b"" if found is None else scalar.key_text(found)
+    except (
+        Invalid
+    ):  # a value that has no text, a number with too many digits, is as unknown as NULL: a route fails no write
+        return b""
 
 
 def _partition_key(compiled: Compiled, definition: Definition, new: Item | None, old: Item | None) -> bytes:

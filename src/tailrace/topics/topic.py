@@ -102,7 +102,7 @@ GROUPS = Table("topic_groups", Group, key=("log", "name"), cached=True)
 class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A message as it is stored in its entry."""
 
-    sequence: int  # of the transaction that changed the row; 0 if the message was published
+    sequence: int  # of the transaction that changed the row; 0 if that has none: published, or no change stream
     index: int  # within that
     operation: int  # into OPERATIONS
     mode: int  # into MODES
@@ -124,11 +124,11 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def id(self) -> str:
-        """For tracing: the change that made the message, the same in every topic that it was routed to; or where a
-        published one is."""
-        if self.envelope.operation == PUBLISH:
-            return f"p{self.partition}-{self.offset}"
-        return f"{self.envelope.sequence}-{self.envelope.index}"
+        """For tracing: the change record that the message goes with, the same in every topic; or else where it is."""
+        envelope = self.envelope
+        if envelope.sequence:
+            return f"{envelope.sequence}-{envelope.index}"
+        return f"p{self.partition}-{self.offset}"
 
 
 encode: Final = msgspec.msgpack.Encoder().encode

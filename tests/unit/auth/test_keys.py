@@ -10,7 +10,7 @@ import pytest
 
 import tailrace
 from tailrace import Database
-from tailrace.access import Permission, Principal
+from tailrace.access import ROLES, Permission, Principal
 from tailrace.auth import keys
 from tailrace.auth.keys import (
     CreateAccessKey,
@@ -21,10 +21,14 @@ from tailrace.auth.keys import (
     KeyInfo,
     ListAccessKeys,
 )
+from tailrace.auth.users import RESERVED, AlterUser, CreateUser, DropUser
 from tailrace.clock import ManualClock
 from tailrace.command import Command, Query
-from tailrace.errors import Forbidden, Invalid, LimitExceeded, NotFound
+from tailrace.errors import Forbidden, InUse, Invalid, LimitExceeded, NotFound
 from tailrace.log.tail import KEYS_CHANGED
+from tailrace.tables.change import TTL
+
+DBA = Principal("boss", ROLES["dba"], "dba")
 
 
 @pytest.fixture
@@ -114,3 +118,70 @@ def test_only_for_administrators(db: Database) -> None:
     for command in asked:
         with pytest.raises(Forbidden):
             db.execute(command, writer)
+
+
+# -- keys and users of the same name
+
+
+def test_a_dropped_users_keys_go_with_it(db: Database) -> None:
+    db.execute(CreateUser(name="ann", role="user"))
+    gone = [db.execute(CreateAccessKey("ann")) for _ in range(2)]
+    stays = db.execute(CreateAccessKey("bob", "user"))
+    told: list[str] = []
+    db.tail.subscribe(KEYS_CHANGED, lambda changes: told.extend(change.id for change in changes))
+    db.execute(DropUser(name="ann"))
+    assert sorted(told) == sorted(key.id for key in gone)
+    assert [key.id for key in db.execute(ListAccessKeys())] == [stays.id]
+    db.execute(CreateUser(name="ann", role="dba"))
+    assert [db.execute(FindAccessKey(key.id)) for key in gone] == [None, None], "another ann has nothing of the first"
+
+
+def test_a_key_for_a_name_does_not_gain_by_a_user_of_that_name(db: Database) -> None:
+    key = db.execute(CreateAccessKey("ann", "service"), DBA)
+    for role in ("dba", "system"):
+        with pytest.raises(InUse, match=f"{key.id} for 'ann' has the role service, and would become {role}"):
+            db.execute(CreateUser(name="ann", role=role))
+    db.execute(CreateUser(name="ann", role="user"))
+    assert db.execute(ListAccessKeys())[0].role == "user", "less is no gain"
+
+
+def test_a_users_key_has_the_users_role(db: Database) -> None:
+    db.execute(CreateUser(name="ann", role="service"))
+    assert db.execute(CreateAccessKey("ann")).role == "service"
+    assert db.execute(CreateAccessKey("ann", "service")).role == "service"
+    for role in ("user", "dba", "system"):
+        with pytest.raises(Invalid, match="the user 'ann' has the role service, and so have its keys"):
+            db.execute(CreateAccessKey("ann", role))
+    with pytest.raises(Forbidden, match="system permission"):
+        db.execute(CreateAccessKey("ann", "system"), DBA)
+    db.execute(AlterUser(name="ann", role="user"))
+    assert {key.role for key in db.execute(ListAccessKeys())} == {"user"}
+    assert db.execute(CreateAccessKey("bob")).role == "dba", "who is no user"
+    with pytest.raises(Invalid, match="no role"):
+        db.execute(CreateAccessKey("bob", "emperor"))
+
+
+def test_what_has_the_role_system_is_changed_by_system_alone(db: Database) -> None:
+    db.execute(CreateUser(name="root", role="system"))
+    of_user, of_name = db.execute(CreateAccessKey("root")), db.execute(CreateAccessKey("machine", "system"))
+    for key in (of_user, of_name):
+        for command in (DisableAccessKey, EnableAccessKey, DeleteAccessKey):
+            with pytest.raises(Forbidden, match="system permission"):
+                db.execute(command(key.id), DBA)
+        assert db.execute(FindAccessKey(key.id)) is not None
+        db.execute(DisableAccessKey(key.id))
+        db.execute(DeleteAccessKey(key.id))
+    other = db.execute(CreateAccessKey("machine"), DBA)
+    db.execute(DeleteAccessKey(other.id), DBA)
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED))
+def test_names_that_stand_for_somebody_else_in_the_records(db: Database, name: str) -> None:
+    with pytest.raises(Invalid, match="stands for somebody else"):
+        db.execute(CreateAccessKey(name))
+    with pytest.raises(Invalid, match="stands for somebody else"):
+        db.execute(CreateUser(name=name))
+
+
+def test_who_removes_expired_items_has_a_name_of_its_own() -> None:
+    assert TTL in RESERVED

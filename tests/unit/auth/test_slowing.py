@@ -1,11 +1,21 @@
-"""Who guesses is slowed down, by user and by address; who is right is not; and memory is bounded."""
+"""Who guesses is slowed down, by user and by address; who is right is not, nor kept out; and memory is bounded."""
 
 from __future__ import annotations
 
 import pytest
 
 from tailrace.auth import slowing
-from tailrace.auth.slowing import PEER_FREE, USER_FREE, WAIT_S_MAX, Slowing, network
+from tailrace.auth.slowing import (
+    ANYWHERE_FREE,
+    ANYWHERE_WAIT_S_MAX,
+    PEER_FREE,
+    SPARED_MAX,
+    SPARED_S,
+    USER_FREE,
+    WAIT_S_MAX,
+    Slowing,
+    network,
+)
 from tailrace.clock import ManualClock
 from tailrace.errors import Slowed
 
@@ -15,10 +25,10 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-def wait_of(slow: Slowing, user: str = "ann", peer: str = "10.0.0.1") -> int:
+def wait_of(slow: Slowing, user: str = "ann", peer: str = "10.0.0.1", *, known: bool = True) -> int:
     """How long is to be waited; 0: the attempt was let through."""
     try:
-        slow.begin(user, peer)
+        slow.begin(user, peer, known=known)
     except Slowed as error:
         return error.retry_after_s
     return 0
@@ -59,6 +69,7 @@ def test_another_user_is_not_slowed_nor_another_address(clock: ManualClock) -> N
         wait_of(slow)
     assert wait_of(slow) > 0
     assert wait_of(slow, "bob") == 0
+    assert wait_of(slow, peer="10.0.0.2") == 0
 
 
 def test_an_address_that_tries_many_users_is_slowed(clock: ManualClock) -> None:
@@ -90,8 +101,144 @@ def test_memory_is_bounded(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(slowing, "TRACKED_MAX", 50)
     slow = Slowing(clock.monotonic_s)
     for number in range(500):
-        wait_of(slow, f"user{number}", f"10.0.{number // 250}.{number % 250}")
-    assert len(slow) == 100
+        for known in (True, False):
+            wait_of(slow, f"user{number}", f"10.0.{number // 250}.{number % 250}", known=known)
+        slow.succeeded(f"user{number}", f"10.1.{number // 250}.{number % 250}")
+        slow.spare("ann", f"10.2.{number // 250}.{number % 250}")
+        slow.failed(f"10.3.{number // 250}.{number % 250}")
+        clock.advance(0.01)
+    assert len(slow) <= 50 * 7 + SPARED_MAX
+
+
+def guessed_from_everywhere(slow: Slowing, count: int = ANYWHERE_FREE) -> None:
+    for number in range(count):
+        assert wait_of(slow, peer=f"10.7.0.{number}") == 0
+
+
+def test_guesses_from_many_addresses_are_slowed(clock: ManualClock) -> None:
+    slow = Slowing(clock.monotonic_s)
+    guessed_from_everywhere(slow)
+    let_in, began_s = 0, clock.monotonic_s()
+    for number in range(600):
+        let_in += wait_of(slow, peer=f"10.{8 + number // 250}.0.{number % 250}") == 0
+        clock.advance(1)
+    assert clock.monotonic_s() - began_s == 600
+    assert let_in <= 600 / ANYWHERE_WAIT_S_MAX + 5
+
+
+def test_nobody_is_kept_out_of_where_they_came_in_before(clock: ManualClock) -> None:
+    slow = Slowing(clock.monotonic_s)
+    assert wait_of(slow) == 0
+    slow.succeeded("ann", "10.0.0.1")
+    clock.advance(SPARED_S - 100)
+    guessed_from_everywhere(slow)
+    assert wait_of(slow, peer="10.0.0.9") > 0
+    assert wait_of(slow) == 0, "from the address that is known to be good"
+    assert [wait_of(slow) for _ in range(USER_FREE)][-1] > 0, "which is no place to guess from either"
+    assert wait_of(slow, "bob", "10.0.0.9") == 0
+    clock.advance(100 - 1)
+    guessed_from_everywhere(slow, 1)
+    assert wait_of(slow, peer="10.7.0.99") > 0
+    clock.advance(1)
+    guessed_from_everywhere(slow, 0)
+    assert wait_of(slow) > 0, "for a while, not for ever"
+
+
+def test_one_address_does_not_keep_others_out(clock: ManualClock) -> None:
+    """Who guesses from one address as often as is let in leaves room for a right password from a new one."""
+    slow = Slowing(clock.monotonic_s)
+    came_in = 0
+    for second in range(1200):
+        wait_of(slow, peer="10.6.6.6")
+        if second > 600 and wait_of(slow, peer=f"10.0.0.{second % 250}") == 0:
+            came_in += 1
+            slow.succeeded("ann", f"10.0.0.{second % 250}")
+        clock.advance(1)
+    assert came_in > 300
+
+
+def test_a_success_forgives_only_what_was_tried_from_there(clock: ManualClock) -> None:
+    slow = Slowing(clock.monotonic_s)
+    guessed_from_everywhere(slow, ANYWHERE_FREE - 1)
+    for _ in range(3):
+        assert wait_of(slow) == 0
+        slow.succeeded("ann", "10.0.0.1")
+    assert wait_of(slow, peer="10.0.0.8") == 0
+    assert wait_of(slow, peer="10.0.0.9") > 0, "the twentieth from elsewhere was counted"
+
+
+def test_what_is_refused_leaves_no_trace(clock: ManualClock) -> None:
+    slow = Slowing(clock.monotonic_s)
+    for number in range(PEER_FREE):
+        assert wait_of(slow, f"user{number}") == 0
+    before = len(slow)
+    for number in range(1000):
+        assert wait_of(slow, f"made up {number}") > 0
+    assert len(slow) == before
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_flood_of_names_makes_no_count_forgotten(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    monkeypatch.setattr(slowing, "TRACKED_MAX", 50)
+    slow = Slowing(clock.monotonic_s)
+    for _ in range(USER_FREE):
+        assert wait_of(slow) == 0
+    assert wait_of(slow) > 0
+    for number in range(500):
+        assert wait_of(slow, f"made up {number}", f"10.1.{number // 250}.{number % 250}", known=known) == 0
+    assert wait_of(slow) > 0
+
+
+def test_names_that_no_user_has_take_no_room_from_users(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slowing, "TRACKED_MAX", 50)
+    slow = Slowing(clock.monotonic_s)
+    for _ in range(USER_FREE - 1):
+        assert wait_of(slow) == 0
+    for number in range(60):  # with more attempts each than ann has had
+        for _ in range(USER_FREE):
+            wait_of(slow, f"made up {number}", f"10.1.0.{number}", known=False)
+    assert wait_of(slow) == 0
+    assert wait_of(slow) > 0
+
+
+def test_what_is_due_goes_first(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slowing, "TRACKED_MAX", 50)
+    slow = Slowing(clock.monotonic_s)
+    for number in range(25):
+        for _ in range(3):
+            wait_of(slow, f"old {number}", f"10.1.0.{number}")
+    clock.advance(slowing.FORGET_S)
+    for number in range(25):
+        wait_of(slow, f"new {number}", f"10.2.0.{number}")
+    for _ in range(USER_FREE):
+        assert wait_of(slow) == 0
+    for number in range(24):
+        wait_of(slow, f"more {number}", f"10.3.0.{number}")
+    assert len(slow) == 3 * 50
+    assert wait_of(slow) > 0
+
+
+def test_names_are_slowed_alike_whether_there_is_such_a_user_or_not(clock: ManualClock) -> None:
+    known, unknown = Slowing(clock.monotonic_s), Slowing(clock.monotonic_s)
+    for number in range(200):
+        peer = f"10.0.0.{number % 7}"
+        assert wait_of(known, peer=peer) == wait_of(unknown, peer=peer, known=False)
+        clock.advance(0.3)
+
+
+def test_an_address_that_shows_what_is_none_is_slowed(clock: ManualClock) -> None:
+    slow = Slowing(clock.monotonic_s)
+    for _ in range(PEER_FREE):
+        slow.check_peer("ann", "10.0.0.1")
+        slow.failed("10.0.0.1")
+    with pytest.raises(Slowed):
+        slow.check_peer("ann", "10.0.0.1")
+    slow.check_peer("ann", "10.0.0.2")
+    slow.spare("ann", "10.0.0.1")
+    slow.check_peer("ann", "10.0.0.1")
+    assert wait_of(slow, "bob") == 0, "passwords are another matter"
 
 
 @pytest.mark.parametrize(

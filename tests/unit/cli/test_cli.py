@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -17,12 +18,13 @@ from typing import NamedTuple
 from unittest import mock
 
 import apsw
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 import tailrace
-from tailrace.cli import cli, main
-from tailrace.cli.serve import JsonLines, _welcome
+from tailrace.cli import COMMANDS, cli, main
+from tailrace.cli.serve import JsonLines, _command, _welcome
 from tailrace.client import Client
 from tailrace.database import Database
 from tailrace.errors import NotFound
@@ -88,6 +90,65 @@ def test_version_and_help() -> None:
         result = CliRunner().invoke(cli, [command, "--help"])
         assert result.exit_code == 0
         assert len(result.output) > 100
+
+
+def test_every_command_is_there_and_told_in_a_line() -> None:
+    lines = CliRunner().invoke(cli, ["--help"], terminal_width=80).output.splitlines()
+    context = click.Context(cli)
+    assert set(cli.list_commands(context)) == set(COMMANDS)
+    for name, entry in COMMANDS.items():
+        command = cli.get_command(context, name)
+        assert command is not None
+        assert command.name == name
+        assert command.help
+        assert [line.split(None, 1) for line in lines if line.startswith(f"  {name} ")] == [[name, entry.summary]]
+    assert cli.get_command(context, "create_table") is None
+    assert cli.get_command(context, "__init__") is None
+
+
+HEAVY = {
+    "duckdb", "pyarrow", "sqlglot", "prompt_toolkit", "rich", "httpx", "uvloop", "httptools", "apsw", "asyncio",
+    "tailrace.client", "tailrace.database", "tailrace.embedded", "tailrace.http",
+}  # fmt: skip
+
+
+CLIENT = {"httpx", "rich", "asyncio", "sqlglot", "client", "embedded"}  # httpx imports rich, and consumers the rest
+NOWHERE = ("--url", "http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("args", "needed"),
+    [
+        ((), set()),
+        (("--version",), set()),
+        (("--help",), set()),
+        (("topics", "--help"), set()),
+        (("publish", "--help"), set()),
+        (("sql", "--help"), set()),
+        (("put", "--help"), set()),
+        (("changes", "--help"), set()),
+        (("users", "add", "--help"), set()),
+        (("keys", "create", "--help"), set()),
+        (("tail", "x", *NOWHERE), CLIENT),
+        (("publish", "x", "message", *NOWHERE), CLIENT),
+        (("sql", "--json", "-c", "SELECT 1", *NOWHERE), CLIENT),
+        (("topics", "--json", *NOWHERE), CLIENT),
+    ],
+)  # fmt: skip
+def test_a_command_imports_what_it_needs_and_no_more(args: tuple[str, ...], needed: set[str]) -> None:
+    code = """
+import sys, tailrace.cli
+try:
+    tailrace.cli.main()
+except SystemExit:
+    pass
+sys.stderr.write("loaded " + " ".join(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=60, check=False)
+    loaded = set(done.stderr.rpartition("loaded ")[2].split())
+    assert "tailrace.cli" in loaded, done.stderr
+    allowed = needed | {f"tailrace.{name}" for name in needed}
+    assert (HEAVY & loaded) - allowed == set()
 
 
 def test_errors_are_one_line_and_status_1(tmp_path: Path) -> None:
@@ -158,6 +219,20 @@ def test_what_the_welcome_shows_of_tables_works(server: Served) -> None:
         [sys.executable, *shlex.split(pasted)], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert (shown.returncode, shown.stdout) == (0, "['orders']\n"), shown.stderr
+
+
+def test_what_the_welcome_shows_of_topics_works(server: Served, tmp_path: Path) -> None:
+    welcome = _welcome(server.url, "data")
+    pasted = welcome[welcome.index("  export TAILRACE_URL") : welcome.index("Tables, for any AWS SDK")]
+    assert f"export TAILRACE_URL={server.url}" in pasted
+    lines, shell, _ = pasted.rpartition(f"  {_command()} sql  ")  # the last one is for a terminal
+    assert shell
+    (tmp_path / "tailrace").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m tailrace.cli "$@"\n')
+    (tmp_path / "tailrace").chmod(0o755)
+    script = f"set -e\n{lines.replace(_command(), str(tmp_path / 'tailrace'))}"
+    shown = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert re.search(r'^0:0 .* Insert chat  .*"body":"hello"', shown.stdout, re.M), shown.stdout
 
 
 def test_log_lines_as_json() -> None:

@@ -372,7 +372,7 @@ def asked_as(*args: str, stdin: str = "", **env: str) -> dict[str, Any]:
     """What the client was made with."""
     clean = {name: text for name, text in os.environ.items() if not name.startswith("TAILRACE_")}
     with (
-        mock.patch("tailrace.cli.streams.Client") as made,
+        mock.patch("tailrace.client.Client") as made,
         mock.patch.dict(os.environ, {**clean, **env}, clear=True),
         mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()))),
     ):
@@ -396,6 +396,6 @@ def test_a_user_and_a_password_instead_of_a_token() -> None:
 
 
 def test_the_password_is_a_line_of_the_input_and_the_rest_is_the_commands(tool: Tool) -> None:
-    with mock.patch("tailrace.cli.streams.Client", lambda url, **given: Client(url)):  # whoever it is
+    with mock.patch("tailrace.client.Client", lambda url, **given: Client(url)):  # whoever it is
         tool.ok("publish", tool.topic, "--user", "ann", "--password-stdin", stdin="secret\na\nb\n")
     assert payloads(tool.ok("consume", tool.topic, "--group", "g")) == ["a", "b"]

@@ -15,7 +15,8 @@ from tailrace.auth.users import LoadUser, User
 from tests.support.server import ServerProcess
 from tests.unit.cli.test_cli import Done, program
 
-PASSWORD = {"TAILRACE_PASSWORD": "correct horse"}
+PASSWORD = {"TAILRACE_NEW_PASSWORD": "correct horse"}
+BOSS = {"TAILRACE_USER": "boss", "TAILRACE_PASSWORD": "correct horse"}
 
 
 def user_in(data: Path, name: str) -> User | None:
@@ -59,8 +60,9 @@ def test_users_in_a_directory(data_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "env", "status", "message"),
     [
-        (("add", "ann"), {}, 2, "--password-stdin or TAILRACE_PASSWORD"),
-        (("add", "ann"), {"TAILRACE_PASSWORD": "short"}, 1, "has 5 characters; use at least 8"),
+        (("add", "ann"), {}, 2, "--password-stdin or TAILRACE_NEW_PASSWORD"),
+        (("add", "ann"), {"TAILRACE_PASSWORD": "correct horse"}, 2, "--password-stdin or TAILRACE_NEW_PASSWORD"),
+        (("add", "ann"), {"TAILRACE_NEW_PASSWORD": "short"}, 1, "has 5 characters; use at least 8"),
         (("add", "a:b"), PASSWORD, 1, "cannot name a user"),
         (("add", "ann", "--role", "root"), PASSWORD, 2, "root"),
         (("add", "ann", "--access", "all"), PASSWORD, 1, "does not name what may be used"),
@@ -68,6 +70,9 @@ def test_users_in_a_directory(data_dir: Path) -> None:
         (("alter", "ann", "--access", "tables/a", "--all-access"), {}, 2, "two things at once"),
         (("alter", "ann", "--role", "dba"), {}, 1, "there is no database in"),
         (("drop", "ann"), {}, 1, "there is no database in"),
+        (("list",), BOSS, 1, "there is no database in"),
+        (("list", "--user", "boss"), {}, 2, "--user is for a server: give --url too"),
+        (("list", "--token", "t"), {}, 2, "--token is for a server: give --url too"),
     ],
 )
 def test_what_is_refused(data_dir: Path, args: tuple[str, ...], env: dict[str, str], status: int, message: str) -> None:
@@ -108,3 +113,53 @@ def test_a_server_starts_with_a_user_and_no_token_and_is_asked_for_more(served: 
     assert served.terminate() == 0
     assert '"who":"boss","what":"CreateUser","subject":"users/ann","outcome":"done"' in served.output
     assert "correct horse" not in served.output
+
+
+def logged_in(served: ServerProcess, user: str, password: str) -> bool:
+    answer = httpx.post(f"{served.url}/v1/api/auth/login", json={"username": user, "password": password})
+    return answer.status_code == 200
+
+
+def test_a_user_asks_with_its_password_and_gives_another_one(served: ServerProcess) -> None:
+    """The server has a dba and no token: who asks, and the user that is made, have passwords of their own."""
+    at = ("--url", served.url)
+    done(program("users", "add", "ann", *at, "--password-stdin", env=BOSS, stdin=b"her own password\n"))
+    assert logged_in(served, "ann", "her own password")
+    assert not logged_in(served, "ann", "correct horse")
+    new = {"TAILRACE_NEW_PASSWORD": "battery staple"}
+    done(program("users", "add", "bob", *at, "--user", "boss", env={"TAILRACE_PASSWORD": "correct horse", **new}))
+    assert logged_in(served, "bob", "battery staple")
+    done(program("users", "alter", "ann", "--password", *at, env={**BOSS, **new}))
+    assert logged_in(served, "ann", "battery staple")
+    missing = program("users", "add", "eve", *at, env=BOSS)
+    assert missing.returncode == 2
+    assert b"the new password of 'eve'" in missing.stderr
+    listed = done(program("users", "list", *at, "--user", "boss", "--password-stdin", stdin=b"correct horse\n"))
+    assert [line.split()[0] for line in listed.splitlines()] == ["ann", "bob", "boss"]
+    done(program("users", "drop", "bob", *at, env=BOSS))
+    for env in (
+        {**BOSS, "TAILRACE_PASSWORD": "wrong horse"},
+        {"TAILRACE_USER": "ann", "TAILRACE_PASSWORD": "battery staple"},
+        {},
+    ):
+        refused = program("users", "list", *at, env=env)
+        assert refused.returncode == 1
+        assert b"Traceback" not in refused.stderr
+    silent = program("users", "add", "eve", *at, "--user", "boss", env=new)
+    assert silent.returncode == 2
+    assert b"the password of 'boss' is missing: give TAILRACE_PASSWORD\n" in silent.stderr
+    both = program("users", "list", *at, "--user", "boss", "--token", "t", env=BOSS)
+    assert both.returncode == 2
+
+
+def test_a_user_makes_keys(served: ServerProcess) -> None:
+    at = ("--url", served.url)
+    made = done(program("keys", "create", "shop", "--role", "user", *at, env=BOSS))
+    key = made.partition("=")[2].split()[0]
+    boss = ("--user", "boss", "--password-stdin")
+    assert key in done(program("keys", "list", *at, *boss, stdin=b"correct horse\n"))
+    for command in ("disable", "enable", "delete"):
+        done(program("keys", command, key, *at, env=BOSS))
+    assert done(program("keys", "list", *at, env=BOSS)) == ""
+    refused = program("keys", "list", *at)
+    assert refused.returncode == 1

@@ -282,6 +282,56 @@ def test_readiness_tells_of_commits_that_fail(data_dir: Path) -> None:
     assert system.ready(cast(Database, Troubled())).status == 200
 
 
+# -- pages of elsewhere
+
+OWN = [
+    ("POST", "/v1/api/sql"),
+    ("GET", "/v1/admin/users"),
+    ("POST", "/v1/admin/keys"),
+    ("DELETE", "/v1/admin/keys/x"),
+    ("POST", "/v1/api/auth/login"),
+    ("GET", "/v1/api/auth/me"),
+    ("POST", "/v1/api/topics/consume"),
+    ("POST", "/api/topics/publish"),
+    ("POST", "/v1/topics/news"),
+]
+NOT_OWN = [("PUT", "/v1/stream/a"), ("GET", "/v1/stream/a"), ("GET", "/v1/topics"), ("GET", "/healthz")]
+FOREIGN = [
+    "https://evil.example", "null", "http://localhost.evil.example", "http://evil.example:4437", "file://",
+    "http://127.0.0.1.evil.example", "http://localhost@evil.example", "", "http://127.0.0.2x", "ftp://localhost",
+    "http://localhost:80, https://evil.example",
+]  # fmt: skip
+LOCAL = ["http://localhost", "https://localhost:3000", "http://127.0.0.1:4437", "http://[::1]:8080", "HTTP://LOCALHOST"]
+
+
+def test_in_development_pages_of_elsewhere_drive_nothing(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        for method, path in OWN:
+            for origin in FOREIGN:
+                headers = {"origin": origin, "content-type": "text/plain"}
+                answer = await up.http.request(method, path, content=b'{"sql": "CREATE TOPIC t"}', headers=headers)
+                assert answer.status_code == 403, (method, path, origin)
+                assert answer.json()["error"]["code"] == "FOREIGN_ORIGIN"
+            for headers in (*({"origin": origin} for origin in LOCAL), {}):
+                answer = await up.http.request(method, path, content=b"{}", headers=headers)
+                assert answer.status_code != 403, (method, path, headers)
+        for method, path in NOT_OWN:
+            answer = await up.http.request(method, path, headers={"origin": "https://elsewhere.example"})
+            assert answer.status_code in (200, 201), path
+
+    serve(data_dir, scenario)
+
+
+def test_where_credentials_are_needed_the_origin_does_not_matter(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        headers = {"origin": "https://app.example", "authorization": "Bearer s3cret"}
+        assert (await up.http.get("/v1/admin/users", headers=headers)).status_code == 200
+        answer = await up.http.post("/v1/api/sql", json={"sql": "CREATE TOPIC t"}, headers=headers)
+        assert answer.status_code == 200
+
+    serve(data_dir, scenario, token="s3cret")
+
+
 # -- a server's life
 
 

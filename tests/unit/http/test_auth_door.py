@@ -11,7 +11,7 @@ import httpx
 import jwt
 import pytest
 
-from tailrace.auth import passwords
+from tailrace.auth import passwords, sessions
 from tailrace.auth.users import AlterUser, CreateUser, DropUser, alter_user
 from tailrace.clock import ManualClock
 from tailrace.config import Auth
@@ -228,6 +228,39 @@ def test_guessing_at_the_login_is_slowed(data_dir: Path, caplog: pytest.LogCaptu
         assert code(slowed, 429) == "TOO_MANY_ATTEMPTS", "the other way in is the same"
         assert "guess" not in caplog.text
         assert "what='login' outcome='WRONG_PASSWORD' peer='127.0.0.1'" in caplog.text
+
+    serve(data_dir, scenario, token="s3cret")
+
+
+def test_made_up_sessions_cost_no_write_and_slow_down_who_shows_them(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        await add(up)
+        await up.db.aexecute(CreateUser(name="bob", password=HASH))
+        await login(up)
+        commands = up.db.metrics.commands
+        made_up = sessions.new_token("bob").text()
+        for number in range(30):
+            answer = await post(up, "refresh", {"refresh_token": made_up})
+            assert code(answer, 401 if number < 20 else 429) in ("REFRESH_UNKNOWN", "TOO_MANY_ATTEMPTS")
+        assert code(await post(up, "logout", {"refresh_token": made_up}), 429) == "TOO_MANY_ATTEMPTS"
+        assert up.db.metrics.commands == commands
+        found = await login(up)
+        again = await post(up, "refresh", {"refresh_token": found["refresh_token"]})
+        assert again.status_code == 200, "who came in from here is not slowed by others"
+
+    serve(data_dir, scenario, token="s3cret")
+
+
+def test_leaving_a_session_that_is_none_costs_no_write(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        await add(up)
+        found = await login(up)
+        commands = up.db.metrics.commands
+        shown = sessions.read_token(found["refresh_token"])
+        for token in (sessions.new_token("ann"), sessions.new_token("ann", shown.session)):
+            assert (await post(up, "logout", {"refresh_token": token.text()})).status_code == 204
+        assert up.db.metrics.commands == commands
+        assert (await up.http.get("/v1/api/auth/me", headers=bearer(found["access_token"]))).status_code == 200
 
     serve(data_dir, scenario, token="s3cret")
 

@@ -21,6 +21,7 @@ from tailrace.completion import Completion
 from tailrace.errors import Unavailable
 from tailrace.http.asgi import application
 from tailrace.http.consuming import Consuming
+from tailrace.topics.commands import AlterTopic, Options, Outgoing, Publish
 from tailrace.topics.consuming import Consume, Nack, ResetGroup
 from tailrace.topics.group import EARLIEST, LATEST, Start
 from tailrace.topics.queries import FindTopic, ListGroups
@@ -516,5 +517,57 @@ def test_a_consumer_of_another_thread_is_heard(data_dir: Path) -> None:
         await asyncio.to_thread(topics.db.execute, ResetGroup(TOPIC, "new", Start(EARLIEST)))
         assert offsets_of(await waiting) == [0]
         await asyncio.to_thread(topics.db.execute, ResetGroup(TOPIC, "new", Start(LATEST)))
+
+    run(data_dir, work)
+
+
+def test_leases_that_end_in_several_partitions_wake_everyone_who_waits_for_any(data_dir: Path) -> None:
+    """At once, and one after the other: nobody sleeps while something can be delivered."""
+
+    async def work(topics: Topics) -> None:
+        for partition in range(6):
+            await topics.publish(b"%d" % partition, partition=partition)
+        for partition in range(6):
+            held = await topics.consume(
+                partition_id=partition, consumer_id="crashed", visibility_timeout_seconds=0.5 + 0.2 * (partition // 3)
+            )
+            assert len(held["messages"]) == 1
+        waiting = [topics.waiting(partition_id="any", limit=1, consumer_id=f"c{number}") for number in range(6)]
+        await topics.parked(6)
+        answers = await asyncio.wait_for(asyncio.gather(*waiting), 30)
+        assert sorted(answer["partition_id"] for answer in answers) == list(range(6))
+
+    run(data_dir, work, partitions=6)
+
+
+def test_a_name_that_leads_elsewhere_takes_its_waiters_along(data_dir: Path) -> None:
+    async def work(topics: Topics) -> None:
+        await topics.create("other")
+        await topics.db.aexecute(AlterTopic(TOPIC, Options(alias="moving")))
+        by_alias = topics.waiting(topic="moving")
+        await topics.parked(1)
+        by_name = topics.waiting()
+        await topics.parked(2)
+        await topics.db.aexecute(AlterTopic(TOPIC, Options(alias=None)))
+        await topics.db.aexecute(AlterTopic("other", Options(alias="moving")))
+        await topics.publish(b"here")
+        assert payloads_of(await asyncio.wait_for(by_name, 30)) == [b"here"]
+        await topics.db.aexecute(Publish("other", (Outgoing(b"there"),)))
+        assert payloads_of(await asyncio.wait_for(by_alias, 30)) == [b"there"]
+
+    run(data_dir, work)
+
+
+def test_a_client_that_left_uses_up_no_attempt(data_dir: Path) -> None:
+    async def work(topics: Topics) -> None:
+        await topics.create("dead")
+        await topics.db.aexecute(AlterTopic(TOPIC, Options(max_attempts=1, dead_letter="dead")))
+        await topics.publish(b"x")
+        taken = await topics.db.aexecute(Consume(TOPIC, GROUP, consumer="left"))
+        await topics.db.aexecute(
+            Nack(TOPIC, GROUP, consumer="left", lease=taken.lease, undelivered=True)  # as the door does
+        )
+        found = await topics.consume()
+        assert [message["attempt"] for message in found["messages"]] == [1]
 
     run(data_dir, work)

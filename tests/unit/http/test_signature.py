@@ -177,7 +177,9 @@ def test_a_users_key_has_the_users_role_restrictions_and_state(db: Database, key
     db.execute(AlterUser(name="ann", disabled=False))
     assert who(signatures, request) == ann
     db.execute(DropUser(name="ann"))
-    assert who(signatures, request).role == "dba"
+    assert refused(signatures, request) == "UNRECOGNIZED_CLIENT", "its keys went with it"
+    db.execute(CreateUser(name="ann", role="dba"))
+    assert refused(signatures, request) == "UNRECOGNIZED_CLIENT", "this is another ann"
 
 
 def test_the_token_of_the_server(db: Database) -> None:
@@ -246,6 +248,9 @@ def test_keys_over_http(db: Database) -> None:
         (b"POST", b"", b"[]", 400),
         (b"POST", b"", b'{"principal": ""}', 400),
         (b"POST", b"", b'{"principal": 1}', 400),
+        (b"POST", b"", b'{"principal": "token"}', 400),
+        (b"POST", b"", b'{"principal": "ttl"}', 400),
+        (b"POST", b"", b'{"principal": "ann", "role": "emperor"}', 400),
         (b"POST", b"", b" " * 3_000_000, 413),
         (b"PATCH", b"/a", b'{"disabled": true}', 404),
         (b"PATCH", b"/%ff", b'{"disabled": 1}', 400),
@@ -262,3 +267,22 @@ def test_keys_are_for_administrators(db: Database) -> None:
     writer = Principal("writer", frozenset((Permission.READ, Permission.WRITE)))
     assert asked(db, b"GET", principal=writer)[0] == 403
     assert asked(db, b"POST", body=b'{"principal": "ann"}', principal=writer)[0] == 403
+
+
+def test_a_dba_makes_no_key_that_may_more_than_its_user(db: Database) -> None:
+    dba = Principal("boss", ROLES["dba"], "dba")
+    db.execute(CreateUser(name="ann", role="user"))
+    assert asked(db, b"POST", body=b'{"principal": "ann", "role": "system"}', principal=dba)[0] == 403
+    assert asked(db, b"POST", body=b'{"principal": "ann", "role": "dba"}', principal=dba)[0] == 400
+    status, made = asked(db, b"POST", body=b'{"principal": "ann"}', principal=dba)
+    assert (status, made["role"]) == (201, "user")
+    assert who(signatures_of(db), signed(str(made["id"]), str(made["secret"]))).role == "user"
+
+
+def test_a_dba_switches_off_no_key_of_a_system_user(db: Database) -> None:
+    dba = Principal("boss", ROLES["dba"], "dba")
+    db.execute(CreateUser(name="root", role="system"))
+    one = b"/" + db.execute(CreateAccessKey("root")).id.encode()
+    assert asked(db, b"PATCH", one, b'{"disabled": true}', principal=dba)[0] == 403
+    assert asked(db, b"DELETE", one, principal=dba)[0] == 403
+    assert asked(db, b"DELETE", one)[0] == 204

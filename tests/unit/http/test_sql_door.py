@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +15,14 @@ from typing import Any
 import pytest
 
 import tailrace
+from tailrace import limits
 from tailrace.access import ROLES, SYSTEM, Principal
 from tailrace.database import Database
+from tailrace.http import sql as door
 from tailrace.http.message import Request, Response
 from tailrace.http.sql import SqlDoor
 from tailrace.sql import session
+from tests.support.server import ServerProcess
 
 USER = Principal("user", ROLES["user"], "user")
 
@@ -177,3 +183,116 @@ def test_statements_run_in_threads_and_wait_in_a_bounded_line(data_dir: Path, mo
         assert threading.current_thread().name not in names
 
     run(data_dir, scenario, threads=1, requests_max=2)
+
+
+def test_a_body_that_is_too_large_is_not_looked_at(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "_read", lambda body: pytest.fail("it was decoded"))
+
+    async def scenario(ask: Asked) -> None:
+        answer = await ask.raw(b" " * (limits.SQL_BODY_BYTES_MAX + 1))
+        assert answer.status == 413
+
+    run(data_dir, scenario)
+
+
+class Held:
+    """SELECT that runs until it is let go, in place of the real one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.leave = threading.Event()
+        self.running = 0
+        self.changed = threading.Condition()
+        monkeypatch.setattr("tailrace.sql.select.select", self)
+
+    def __call__(self, execute: Any, text: str, params: Any, line: int, column: int, halted: Any) -> session.Result:
+        with self.changed:
+            self.running += 1
+            self.changed.notify_all()
+        assert self.leave.wait(30)
+        return session.Result("SELECT", [], [], 0, "0 rows")
+
+    async def has(self, running: int) -> None:
+        def wait() -> bool:
+            with self.changed:
+                return self.changed.wait_for(lambda: self.running >= running, 30)
+
+        assert await asyncio.to_thread(wait)
+
+
+def test_other_statements_do_not_wait_for_select_and_nobody_has_all_of_it(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(monkeypatch)
+    ann, bob = (Principal(name, ROLES["user"], "user") for name in ("ann", "bob"))
+
+    async def scenario(ask: Asked) -> None:
+        many = door.SELECTS_OF_ONE_MAX + door.SELECTS_WAITING_MAX
+        running = [asyncio.create_task(ask("SELECT 1", principal=ann)) for _ in range(many)]
+        try:
+            await held.has(door.SELECTS_OF_ONE_MAX)
+            assert (await ask("SHOW TOPICS", principal=ann))[0] == 200
+            running.append(asyncio.create_task(ask("SELECT 1", principal=bob)))
+            await held.has(door.SELECTS_OF_ONE_MAX + 1)  # bob's, though ann's wait
+            assert held.running == door.SELECTS_OF_ONE_MAX + 1
+            gone = running.pop(many - 1)
+            gone.cancel()  # one that waits makes room
+            await asyncio.wait([gone])
+            running.append(asyncio.create_task(ask("SELECT 1", principal=ann)))
+            await asyncio.sleep(0)
+            status, answer = await ask("SHOW TOPICS", principal=ann)
+            while status == 200:  # until all that were sent are in line
+                status, answer = await asyncio.wait_for(ask("SHOW TOPICS", principal=ann), 30)
+                if len(ask.door._selecting._lines["ann"].waiting) == door.SELECTS_WAITING_MAX:
+                    status, answer = await ask("SELECT 1", principal=ann)
+            assert (status, answer["error"]["code"]) == (429, "TOO_MANY")
+        finally:
+            held.leave.set()
+        assert {status for status, _ in await asyncio.gather(*running)} == {200}
+        assert held.running == many + 1
+        assert ask.door._selecting._lines == {}
+
+    run(data_dir, scenario)
+
+
+def test_a_server_that_stops_does_not_wait_for_a_select(data_dir: Path) -> None:
+    """Of a product of rows that would take for ever; it runs when the signal comes, and is told to stop."""
+    rows = ", ".join(f"('{number}')" for number in range(20))
+    sources = ", ".join(f"rows AS t{number}" for number in range(12))
+    answers: list[int] = []
+
+    with ServerProcess.tailrace(data_dir) as server:
+
+        def ask(text: str) -> int:
+            request = urllib.request.Request(
+                f"{server.url}/v1/api/sql", json.dumps({"sql": text}).encode(), {"content-type": "application/json"}
+            )
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    return int(answer.status)
+            except urllib.error.HTTPError as error:
+                return error.code
+
+        assert ask(f"CREATE TABLE rows (id TEXT PRIMARY KEY); INSERT INTO rows VALUES {rows}; SELECT 1") == 200
+
+        def select() -> None:
+            try:
+                answers.append(ask(f"SELECT count(t1.id || t2.id || t3.id) FROM {sources}"))
+            except OSError:
+                answers.append(0)  # it was cut off
+
+        thread = threading.Thread(target=select)
+        thread.start()
+        deadline_s, idle_ticks = time.monotonic() + 30, _ticks(server.pid)
+        while _ticks(server.pid) < idle_ticks + 50 and time.monotonic() < deadline_s:  # it has nothing else to do
+            time.sleep(0.05)
+        began_s = time.monotonic()
+        assert server.terminate(timeout_s=limits.SHUTDOWN_S * 3) == 0, server.output
+        assert time.monotonic() - began_s < limits.SHUTDOWN_S * 2
+        thread.join(30)
+    assert answers in ([503], [0])
+
+
+def _ticks(pid: int) -> int:
+    """How long a process has computed, in hundredths of a second."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return int(user) + int(system)

@@ -98,7 +98,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("consume", {"start": {"Offset": "7"}}, "Offset"),
     ("consume", {"start": {"Offset": True}}, "Offset"),
     ("consume", {"start": {"Offset": 1, "Timestamp": 2}}, "Offset"),
-    ("consume", {"start": {"Offset": 99}, "group_id": None}, "99"),
     ("consume", {"start": 7}, "start"),
     ("consume", {"limit": 0}, "10000"),
     ("consume", {"limit": 10_001}, "10000"),
@@ -208,6 +207,42 @@ def test_two_consumers_hold_disjoint_ranges_and_each_acks_its_own(data_dir: Path
         # What b acknowledges does not cover what a holds: the floor says so.
         assert await topics.ok("ack", consumer_id="b", upto_offset=9) == {"success": True, "acknowledged_offset": -1}
         assert (await topics.ok("ack", consumer_id="a", upto_offset=4))["acknowledged_offset"] == 9
+
+    run(data_dir, work)
+
+
+def test_a_consume_acknowledges_the_batch_before(data_dir: Path) -> None:
+    async def work(topics: Topics) -> None:
+        await topics.publish(*(b"%d" % number for number in range(6)))
+        taken = await topics.consume(consumer_id="a", limit=3)
+        ack = {"upto_offset": 2, "lease_id": taken["lease_id"]}
+        more = await topics.consume(consumer_id="a", limit=3, ack=ack)
+        assert offsets_of(more) == [3, 4, 5]
+        # What is acknowledged is so at once, also where there is nothing to deliver and the consumer waits for it.
+        waiting = topics.waiting(consumer_id="a", ack={"upto_offset": 5, "lease_id": more["lease_id"]})
+        await topics.parked(1)
+        assert (await topics.ok("ack", consumer_id="b", upto_offset=5))["acknowledged_offset"] == 5
+        await topics.publish(b"6")
+        assert offsets_of(await waiting) == [6]
+        assert topics.db.metrics.acked == 6
+
+    run(data_dir, work)
+
+
+def test_an_ack_that_is_refused_claims_nothing(data_dir: Path) -> None:
+    async def work(topics: Topics) -> None:
+        await topics.publish(b"0", b"1")
+        await topics.consume(consumer_id="a", limit=1)
+        refused = await topics.refused("consume", consumer_id="a", timeout_seconds=0, ack={"upto_offset": 9})
+        assert refused[:2] == (400, "NOT_DELIVERED")
+        refused = await topics.refused("consume", timeout_seconds=0, partition_id="any", ack={"upto_offset": 0})
+        assert refused[0] == 400
+        assert "partition_id" in refused[2]
+        refused = await topics.refused("consume", group_id=None, timeout_seconds=0, ack={"upto_offset": 0})
+        assert refused[0] == 400
+        assert "group_id" in refused[2]
+        found = await topics.consume(partition_id="any", consumer_id="a", ack={"upto_offset": 0, "partition_id": 0})
+        assert offsets_of(found) == [1]
 
     run(data_dir, work)
 

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 import tailrace
 from tailrace import Database
 from tailrace.access import EVERYTHING, ROLES, Access, Principal
-from tailrace.auth import passwords, tokens
-from tailrace.auth.users import AlterUser, CreateUser, DropUser, alter_user, create_user
+from tailrace.auth import passwords, slowing, tokens
+from tailrace.auth.users import RESERVED, AlterUser, CreateUser, DropUser, alter_user, create_user
 from tailrace.clock import ManualClock
 from tailrace.config import Auth, Config, Issuer, Topics
 from tailrace.errors import Error, Invalid, Slowed, TooMany, Unauthenticated, Unavailable, WrongToken
@@ -300,11 +300,41 @@ def test_guessing_is_slowed_and_a_right_password_too_until_it_was_waited_for(db:
             with pytest.raises(Slowed) as slowed:
                 await asked.find(basic())
             assert slowed.value.retry_after_s == 1
-            assert await refused(asked, basic(peer="10.9.9.9")) == "TOO_MANY_ATTEMPTS", "from wherever"
             clock.advance(1)
             assert (await asked.find(basic())).name == "ann"
             for number in range(4):
                 assert await refused(asked, basic(password=f"guess {number}")) == "WRONG_PASSWORD"
+
+    run(db, scenario)
+
+
+def test_others_guesses_keep_nobody_out(db: Database, clock: ManualClock) -> None:
+    async def scenario(asked: Who) -> None:
+        with mock.patch.object(passwords, "matches", lambda password, kept: password == b"correct horse"):
+            for number in range(50):
+                await refused(asked, basic(password=f"guess {number}", peer="10.6.6.6"))
+            assert (await asked.find(basic(peer="10.0.0.1"))).name == "ann"
+            await db.aexecute(AlterUser(name="ann", role="user"))  # what was remembered is forgotten
+            for number in range(200):
+                await refused(asked, basic(password=f"guess {number}", peer=f"10.6.6.{number}"))
+            assert await refused(asked, basic(peer="10.9.9.9")) == "TOO_MANY_ATTEMPTS", "a new address waits"
+            assert (await asked.find(basic(peer="10.0.0.1"))).role == "user", "one that is known to be good does not"
+
+    run(db, scenario)
+
+
+def test_made_up_names_do_not_make_guesses_forgotten(
+    db: Database, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slowing, "TRACKED_MAX", 30)
+
+    async def scenario(asked: Who) -> None:
+        with mock.patch.object(passwords, "matches", return_value=False):
+            for number in range(5):
+                await refused(asked, basic(password=f"guess {number}"))
+            for number in range(200):
+                await refused(asked, basic(f"made up {number}", peer=f"10.6.6.{number}"))
+            assert await refused(asked, basic()) == "TOO_MANY_ATTEMPTS"
 
     run(db, scenario)
 
@@ -436,7 +466,7 @@ def test_each_fault_of_an_outside_token(db: Database, clock: ManualClock, publis
             (outside(clock, exp=None), "TOKEN_CLAIMS"),
             (outside(clock, nbf=now_s + 100), "TOKEN_NOT_YET_VALID"),
             (outside(clock, sub=None), "TOKEN_CLAIMS"),
-            (outside(clock, sub="system"), "TOKEN_CLAIMS"),
+            *((outside(clock, sub=name), "TOKEN_CLAIMS") for name in sorted(RESERVED)),
             (outside(clock, role=None), "TOKEN_ROLE"),
             (outside(clock, role="system"), "TOKEN_ROLE"),
             (outside(clock, role="emperor"), "TOKEN_ROLE"),
@@ -522,13 +552,71 @@ def test_an_issuer_that_is_not_there(db: Database, clock: ManualClock) -> None:
     run(db, scenario, **issuer(gone))
 
 
+class Dripping:
+    """An issuer that sends one header line after the other, and never comes to an end."""
+
+    async def __aenter__(self) -> str:
+        self._server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
+        self.asked = asyncio.Event()
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/jwks.json"
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n")
+        try:
+            while True:
+                writer.write(b"x-more: 1\r\n")
+                await writer.drain()
+                self.asked.set()
+                await asyncio.sleep(0.02)
+        except ConnectionError:
+            pass
+
+
+def test_an_issuer_that_drips_is_given_up(
+    db: Database, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(issuers, "FETCH_TIMEOUT_S", 0.3)
+
+    async def main() -> None:
+        async with Dripping() as url, asyncio.timeout(20):
+            facts = Issuer(issuer="https://issuer", jwks_url=url, audience="here")
+            asked = Who(db, Config(auth=Auth(issuers=(facts,))))
+            assert await refused(asked, outside(clock)) == "ISSUER_UNREACHABLE"
+            await asked.close()
+
+    asyncio.run(main())
+    assert "did not answer within 0.3 s" in caplog.text
+
+
+def test_the_end_does_not_wait_for_an_issuer(db: Database, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(issuers, "FETCH_TIMEOUT_S", 60.0)
+
+    async def main() -> None:
+        dripping = Dripping()
+        async with dripping as url, asyncio.timeout(20):
+            facts = Issuer(issuer="https://issuer", jwks_url=url, audience="here")
+            asked = Who(db, Config(auth=Auth(issuers=(facts,))))
+            asking = asyncio.ensure_future(asked.find(outside(clock)))
+            await dripping.asked.wait()
+            await asked.close()
+            with pytest.raises(Unavailable):
+                await asking
+
+    asyncio.run(main())
+
+
 def test_keys_are_confirmed_in_the_background(db: Database, clock: ManualClock, published: Published) -> None:
     async def scenario(asked: Who) -> None:
         await asked.find(outside(clock))
         published.keys.clear()
         clock.advance(issuers.FRESH_S + 1)
         assert (await asked.find(outside(clock, sub="other"))).name == "other"
-        await asked._issuers["https://issuer"].close()
+        fetching = asked._issuers["https://issuer"]._fetching
+        assert fetching is not None
+        await fetching
         assert published.asked == 2
         assert await refused(asked, outside(clock, sub="third")) == "TOKEN_KEY", "it was taken back"
 

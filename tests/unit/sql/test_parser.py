@@ -111,7 +111,7 @@ def test_an_error_says_what_was_found_and_expected_and_where() -> None:
         ("CREATE TOPIC", 13, "found the end of the text, expected the name of the topic"),
         ("CREATE TOPIC a.", 16, "the rest of the name after the dot"),
         ("CREATE TOPIC ''", 14, "is empty"),
-        ("CREATE TOPIC t PARTITIONS 0", 27, "from 1 to"),
+        ("CONSUME FROM t LIMIT 0", 22, "from 1 to"),
         ("CREATE TOPIC t PARTITIONS 1.5", 27, "as a whole number"),
         ("CREATE TOPIC t WITH (alias = 'a' retention_seconds = 1)", 34, "expected ',' or ')'"),
         ("CREATE TOPIC t WITH (retention = 1)", 22, "expected alias, retention_seconds"),

@@ -337,3 +337,51 @@ def test_what_is_too_large_is_refused(db: Database) -> None:
     assert isinstance(refused(db, "INSERT INTO things (id, t) VALUES ('a', ?)", "x" * 500_000), Invalid)
     run(db, "INSERT INTO things (id, t) VALUES ('a', ?)", "x" * 250_000)
     assert isinstance(refused(db, "UPDATE things SET t = t || t WHERE id = 'a'"), Invalid)
+
+
+# -- values that cannot be worked out
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("replace(replace(?, 'a', ?), 'b', ?)", "longer than"), ("CAST(t AS BIGINT)", "cannot be cast"),
+        ("t::BOOLEAN", "cannot be cast"), ("i / 0", "division by zero"), ("i % 0", "division by zero"),
+        ("n * n", "more than 38 digits"), ("CAST(i AS TINYINT)", "cannot be cast"), ("concat(x, t)", "binary"),
+        ("CASE WHEN CAST(t AS BIGINT) > 1 THEN 'a' END", "cannot be cast"), ("j + 1", "is not a number"),
+        ("upper(j)", "is not a text"),
+    ],
+)  # fmt: skip
+def test_an_update_that_cannot_work_its_value_out_changes_nothing(db: Database, value: str, why: str) -> None:
+    run(db, EVERYTHING)
+    number = "1234567890123456789012345678901234567"
+    run(db, f"INSERT INTO things (id, t, i, n, x, j) VALUES ('a', 'old', 300, {number}, X'ff', '[1]')")
+    before = run(db, "SELECT * FROM things").rows
+    params = ("a" * 1000, "b" * 600, "c" * 500) if "?" in value else ()
+    error = refused(db, f"UPDATE things SET d = 1, t = {value} WHERE id = 'a'", *params)
+    assert (error.status, error.code) == (400, "NO_RESULT")
+    assert "column 't'" in str(error) and why in str(error)
+    assert run(db, "SELECT * FROM things").rows == before
+
+
+def test_an_insert_that_cannot_work_a_value_out_inserts_nothing(db: Database) -> None:
+    run(db, EVERYTHING)
+    error = refused(db, "INSERT INTO things (id, i) VALUES ('a', 1), ('b', CAST('x' AS BIGINT))")
+    assert error.code == "NO_RESULT" and "row 2" in str(error)
+    assert run(db, "SELECT * FROM things").rows == []
+
+
+def test_null_still_comes_of_null_and_of_who_asks_for_it(db: Database) -> None:
+    run(db, EVERYTHING)
+    run(db, "INSERT INTO things (id, t, i) VALUES ('a', 'old', 3)")
+    for value in ("i + NULL", "i / NULLIF(0, 0)", "TRY_CAST(t AS BIGINT)", "d + 1", "CASE WHEN t = 'x' THEN 1 END"):
+        run(db, f"UPDATE things SET i = {value} WHERE id = 'a'")
+        assert run(db, "SELECT i FROM things").rows == [{"i": None}], value
+        run(db, "UPDATE things SET i = 3 WHERE id = 'a'")
+
+
+def test_a_condition_that_cannot_be_worked_out_is_unknown(db: Database) -> None:
+    run(db, EVERYTHING)
+    run(db, "INSERT INTO things (id, t) VALUES ('a', 'old')")
+    assert run(db, "UPDATE things SET i = 1 WHERE id = 'a' AND CAST(t AS BIGINT) > 0").row_count == 0
+    assert run(db, "DELETE FROM things WHERE id = 'a' AND 1 / 0 = 1").row_count == 0

@@ -313,3 +313,13 @@ def test_a_select_is_one_of_the_statements(sql: Sql) -> None:
     assert (found.statement, found.rows, found.row_count) == ("SELECT", [{"id": "b"}, {"id": "c"}], 2)
     numbered = "UPDATE orders SET total = $2 WHERE id = $1; SELECT total FROM orders WHERE total = $2"
     assert sql.rows(numbered, "a", 9) == [{"total": 9}]
+
+
+@pytest.mark.parametrize("partitions", [0, 5_000])
+def test_how_many_partitions_there_may_be_is_no_matter_of_grammar(data_dir: Path, partitions: int) -> None:
+    with (
+        tailrace.open(data_dir, housekeeping_s=None) as db,
+        pytest.raises(Invalid, match="1 to 1024 partitions") as caught,
+    ):
+        Session(db.execute).run(f"CREATE TOPIC z PARTITIONS {partitions}")
+    assert caught.value.code == "INVALID_REQUEST"

@@ -131,3 +131,26 @@ def test_ranges_are_packed_and_unpacked() -> None:
     ranges = (held(0, 5), held(9, 12, by="böb", lease=0))
     assert group.unpacked(group.packed(ranges)) == ranges
     assert group.unpacked(group.packed(())) == ()
+
+
+def test_neighbours_that_are_nobodys_are_made_one_before_there_are_too_many() -> None:
+    half = group.RANGES_MAX // 2
+    place = Place(2 * group.RANGES_MAX, (held(0, 2 * group.RANGES_MAX),))
+    for offset in range(2 * group.RANGES_MAX):  # each with a delay of its own, so that none is like the one before
+        place, count = group.returned(place, "ann", None, offset, offset + 1, NOW, 1_000 + offset)
+        assert count == 1
+    assert len(place.ranges) <= group.RANGES_MAX
+    assert sum(each.end - each.first for each in place.ranges) == 2 * group.RANGES_MAX
+    later = NOW + 10 * group.RANGES_MAX
+    assert sum(each.end - each.first for each in group.offers(place, place.cursor, later, 10**6)) == place.cursor
+    expired = Place(4 * half, tuple(held(at * 2, at * 2 + 2, lease=at + 1, until_ms=NOW) for at in range(2 * half)))
+    after = group.taken(expired, group.offers(expired, 4 * half, NOW, 1), "bob", 9_999, NOW + 9, 9)
+    assert after.floor == 0
+    assert after.ranges[0].consumer == "bob"
+
+
+def test_what_a_consumer_never_got_was_no_attempt() -> None:
+    place, _ = group.returned(Place(3, (held(0, 3),)), "ann", None, 0, 3, NOW, 0, undelivered=True)
+    (offer,) = group.offers(place, 3, NOW, 9)
+    assert offer.attempt == 0
+    assert group.taken(place, [offer], "bob", 2, NOW + 9, 9).ranges[0].attempt == 1

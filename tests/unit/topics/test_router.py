@@ -281,3 +281,13 @@ def test_there_may_be_only_so_many_routes(db: Database, monkeypatch: pytest.Monk
         db.execute(AddSource("app.new", "chat.messages", INSERT, f"n = {n}"))
     with pytest.raises(LimitExceeded):
         db.execute(AddSource("app.new", "chat.messages", INSERT, "n = 2"))
+
+
+def test_a_partition_expression_fails_no_write(db: Database, chat: Table) -> None:
+    """A number that no text can be made of is as unknown as one that is missing."""
+    db.execute(CreateTopic("wide", 2))
+    db.execute(AddSource("wide", "chat.messages", INSERT, partition_by="n // 3"))
+    db.execute(AddSource("wide", "chat.messages", DELETE, partition_by="n * n"))
+    chat.put({"id": "large", "n": Decimal("1E125")})
+    chat.delete("large")
+    assert sum(len(told(db, "wide", partition)) for partition in (0, 1)) == 2

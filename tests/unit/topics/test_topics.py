@@ -507,3 +507,34 @@ def test_settings_that_name_other_topics_are_about_those_too() -> None:
     options = Options(alias="app.a", dead_letter="app.secret", max_attempts=1)
     for command in (CreateTopic("app.mine", 1, options), AlterTopic("app.mine", options)):
         assert command.subjects() == ("topics/app.mine", "topics/app.a", "topics/app.secret")
+
+
+def test_any_partition_has_its_start_from_the_first_consume_on(db: Database) -> None:
+    db.execute(CreateTopic("one", 2))
+    for partition in (0, 1):
+        db.execute(Publish("one", (Outgoing(b"x", partition=partition),)))
+    first = db.execute(Consume("one", "g", None, start=Start("earliest")))
+    assert first.has_more
+    assert len(db.execute(Consume("one", "g", None, start=Start("latest"))).messages) == 1
+    db.execute(CreateTopic("two", 2))
+    db.execute(Publish("two", (Outgoing(b"x", partition=0),)))
+    db.execute(Publish("two", (Outgoing(b"x", partition=1),)))
+    db.execute(ResetGroup("two", "g", Start("earliest")))
+    db.execute(ClearTopic("two"))
+    db.execute(Publish("two", (Outgoing(b"x", partition=0),)))
+    assert not db.execute(Consume("two", "g", None)).has_more, "what was cleared is not to come"
+
+
+def test_large_messages_that_failed_too_often_are_moved_in_steps(db: Database) -> None:
+    db.execute(CreateTopic("dead"))
+    db.execute(CreateTopic("one", options=Options(max_attempts=1, dead_letter="dead")))
+    for _ in range(6):
+        db.execute(Publish("one", (Outgoing(bytes(200_000)),)))
+    db.execute(Consume("one", "g", bytes_max=10**8))
+    db.execute(Nack("one", "g"))
+    db.execute(Consume("one", "g"))
+    assert 0 < db.execute(ListPartitions("dead"))[0].next < 6
+    while db.execute(Consume("one", "g")).has_more:
+        pass
+    assert db.execute(ListPartitions("dead"))[0].next == 6
+    assert db.execute(ListGroups("one"))[0].lag == 0
