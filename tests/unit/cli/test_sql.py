@@ -756,16 +756,16 @@ def test_ctrl_c_stops_waiting_for_an_answer(served: Served, tmp_path: Path) -> N
     terminal = Terminal("sql", "--url", served.url, env={"TAILRACE_HISTORY": history_file})
     terminal.until("tailrace> ")
     began = threading.Event()
-    real = Session.run
+    real = Session.carry_out
 
-    def run(self: Session, text: str, params: Sequence[Any] = ()) -> Any:
+    def carry_out(self: Session, text: str, statements: Sequence[Any]) -> Any:
         if "sleepy" in text:
             began.set()
             answered.wait(PATIENCE_S)
-        return real(self, text, params)
+        return real(self, text, statements)
 
     answered = threading.Event()
-    with mock.patch.object(Session, "run", run):
+    with mock.patch.object(Session, "carry_out", carry_out):
         terminal.type("SELECT 1 AS sleepy;\r")
         assert began.wait(PATIENCE_S)
         terminal.type("\x03")
