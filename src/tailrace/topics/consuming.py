@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
@@ -21,7 +22,7 @@ from tailrace.topics.topic import messages as read
 
 VISIBILITY_MS: Final = 60_000
 LEASE_BITS: Final = 31  # of a lease's number that count within its group
-LEASE_DIGITS_MAX: Final = 19
+_LEASE: Final = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -172,7 +173,7 @@ class Consume(Command[Delivery], frozen=True, gc=False):
             tx.notify(log.id, Moved(self.group, more, wake_ms))
         after = messages[-1].offset + 1 if messages else place.cursor
         return Delivery(
-            topic, partition, log.id, messages, after, more, skipped, str(lease) if given else None, wake_ms
+            topic, partition, log.id, messages, after, more, skipped, lease_text(lease) if given else None, wake_ms
         )
 
     def _taken(self, tx: Tx, topic: Topic, partition: int, log: Log, place: Place) -> tuple[list[Range], list[Message]]:
@@ -443,11 +444,18 @@ def _store(tx: Tx, row: Group, place: Place, *, deliverable: bool = False) -> No
 
 
 def lease_number(lease: str | None) -> int | None:
+    """The number of a lease, from its text."""
     if lease is None:
         return None
-    if not (lease.isascii() and lease.isdigit() and len(lease) <= LEASE_DIGITS_MAX):
+    parts = _LEASE.fullmatch(lease)
+    if parts is None:
         raise Invalid(f"{lease[:40]!r} is no lease; use the lease_id that consume returned")
-    return int(lease)
+    return (int(parts[1]) << LEASE_BITS) + int(parts[2])
+
+
+def lease_text(number: int) -> str:
+    """A lease as it is told: the number of its group in the partition, and its own."""
+    return f"{number >> LEASE_BITS}-{number & ((1 << LEASE_BITS) - 1)}"
 
 
 def check_visibility(visibility_ms: int) -> None:

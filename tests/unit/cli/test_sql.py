@@ -535,7 +535,7 @@ def test_messages_are_shown_with_what_an_acknowledgement_needs(data: Path) -> No
     lines = embedded(data, "-c", "CONSUME FROM app.t GROUP 'g' CONSUMER 'me'").out.splitlines()
     assert lines[0].split() == ["partition", "offset", "at", "from", "payload"]
     assert '{"x":1}' in lines[2] and "\\x00ff" in lines[3]
-    assert re.fullmatch(r"2 messages · next offset 2 · lease \d+", lines[4])
+    assert re.fullmatch(r"2 messages · next offset 2 · lease \d+-\d+", lines[4])
     as_json = embedded(data, "--json", "-c", "CONSUME FROM app.t").lines
     assert as_json[0]["payload"] == b64encode(b'{"x":1}').decode() and as_json[0]["value"] == '{"x":1}'
 

@@ -348,7 +348,7 @@ def test_a_consume_that_is_wrong_changes_nothing(db: Database, command: Consume)
     assert db.execute(ListGroups("one")) == []
 
 
-@pytest.mark.parametrize("lease", ["x", "-1", "1.5", "", "9" * 20])
+@pytest.mark.parametrize("lease", ["x", "-1", "1.5", "", "1", "1-", "1-2-3", "1-" + "9" * 20])
 def test_a_lease_that_is_none(db: Database, lease: str) -> None:
     db.execute(CreateTopic("one"))
     publish(db, "one", 1)
