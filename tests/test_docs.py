@@ -234,7 +234,7 @@ def run(arguments: list[str], directory: Path, given: str = "") -> subprocess.Co
         input=given,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,  # a tutorial starts a dozen programs; on a busy machine that takes its time
         check=False,
     )
 
@@ -259,6 +259,7 @@ def test_what_is_marked_is_in_a_language_that_can_be_run(path: Path) -> None:
     assert {language for language, _ in marked(path)} <= set(RUN)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the examples use curl")
 @pytest.mark.parametrize("path", SESSIONS, ids=page_name)
 def test_the_marked_session_runs(path: Path, tmp_path: Path) -> None:
