@@ -51,11 +51,7 @@ OURS = "tailrace"
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every sample to this file.")
 @click.option("--markdown", type=click.Path(path_type=Path, exists=True), help="Put the figures between its markers.")
 @click.option(
-    "--from",
-    "from_paths",
-    multiple=True,
-    type=click.Path(path_type=Path, exists=True),
-    help="Measure nothing, take this JSON; may be given again, for rows of several runs.",
+    "--from", "from_path", type=click.Path(path_type=Path, exists=True), help="Measure nothing, take this JSON."
 )
 @click.option("--list", "list_rows", is_flag=True, help="Print the names of the rows.")
 def main(
@@ -64,7 +60,7 @@ def main(
     server: tuple[str, ...],
     json_path: Path | None,
     markdown: Path | None,
-    from_paths: tuple[Path, ...],
+    from_path: Path | None,
     list_rows: bool,
 ) -> None:
     """Measure Tailrace beside the servers that do the same, each on one core, the load generator on another."""
@@ -75,17 +71,16 @@ def main(
         for kind in ROWS:
             click.echo(f"{kind.name:18} {kind(settings).title}")
         raise SystemExit(0 if list_rows else f"no row is named like {', '.join(only)}")
-    if from_paths:
-        runs = [reports.read(path) for path in from_paths]
+    if from_path is not None:
+        report = reports.read(from_path)
     else:
-        runs = [measure(wanted, server, settings, quick, console)]
-    for report in runs:
-        reports.show(report, console)
+        report = measure(wanted, server, settings, quick, console)
+    reports.show(report, console)
     if json_path is not None:
-        reports.save(runs[0], json_path)
+        reports.save(report, json_path)
     if markdown is not None:
-        reports.write_markdown(runs, markdown)
-    raise SystemExit(0 if all(report.sound() for report in runs) else 1)
+        reports.write_markdown(report, markdown)
+    raise SystemExit(0 if report.sound() else 1)
 
 
 def measure(wanted: list[Row[Any]], only: tuple[str, ...], settings: Settings, quick: bool, console: Console) -> Report:

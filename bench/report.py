@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -318,14 +317,13 @@ def markdown(report: Report) -> str:
     return "\n".join(lines)
 
 
-def write_markdown(reports: Sequence[Report], path: Path) -> None:
-    """Replace what stands between the markers; each run has its own part, with where and how it was made."""
+def write_markdown(report: Report, path: Path) -> None:
+    """Replace what stands between the markers."""
     text = path.read_text()
     if BEGIN not in text or END not in text:
         raise SystemExit(f"{path} has no markers; put these two lines where the figures belong:\n{BEGIN}\n{END}")
     before, _, rest = text.partition(BEGIN)
-    figures = "\n\n".join(markdown(report) for report in reports)
-    path.write_text(f"{before}{BEGIN}\n\n{figures}\n\n{END}{rest.partition(END)[2]}")
+    path.write_text(f"{before}{BEGIN}\n\n{markdown(report)}\n\n{END}{rest.partition(END)[2]}")
 
 
 def save(report: Report, path: Path) -> None:

@@ -563,10 +563,8 @@ def test_a_client_that_left_uses_up_no_attempt(data_dir: Path) -> None:
         await topics.create("dead")
         await topics.db.aexecute(AlterTopic(TOPIC, Options(max_attempts=1, dead_letter="dead")))
         await topics.publish(b"x")
-        taken = await topics.db.aexecute(Consume(TOPIC, GROUP, consumer="left"))
-        await topics.db.aexecute(
-            Nack(TOPIC, GROUP, consumer="left", lease=taken.lease, undelivered=True)  # as the door does
-        )
+        asked = Consume(TOPIC, GROUP, consumer="left")
+        Consuming(topics.db).give_back(asked, SYSTEM, await topics.db.aexecute(asked))
         found = await topics.consume()
         assert [message["attempt"] for message in found["messages"]] == [1]
 
