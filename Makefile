@@ -2,7 +2,7 @@
 #
 # All that is installed goes into .venv and node_modules; stamps in .make say what is up to date. Settings:
 #   PYTHON=python3.12   which Python makes .venv (3.11 or newer)
-#   PORT=4437 DATA=data where `make run` listens and keeps its database
+#   PORT=4437 DATA=data where `make run` and `make serve` listen and keep their database
 #   JOBS=2              how many tests run at once
 
 SHELL := /bin/bash
@@ -39,8 +39,16 @@ help:  ## Show this list
 setup: $(STAMPS)/product  ## Make .venv with the product in it
 
 .PHONY: run
-run: setup  ## Start the server on port 4437 over ./data
+run: setup  ## Start server, pipeline and a shop that writes, on port 4437 over ./data
+	@exec $(BIN)/tailrace demo --serve --port $(PORT) --data $(DATA)
+
+.PHONY: serve
+serve: setup  ## Start the server alone, for data of your own
 	@exec $(BIN)/tailrace serve --dev --port $(PORT) --data $(DATA)
+
+.PHONY: demo
+demo: setup  ## Go the whole path once, in a minute, and check every step
+	@exec $(BIN)/tailrace demo
 
 $(STAMPS)/venv: tools/make-venv
 	@mkdir -p $(STAMPS)
@@ -76,10 +84,15 @@ $(STAMPS)/%/node_modules: %/package-lock.json %/package.json
 
 # -- tests: everything, then each part
 
+# What is not among the tests that run side by side.
+APART := conformance clients spark cluster
+
 .PHONY: test
 test: lint types layers $(STAMPS)/dev node-modules  ## Run every check and every test
 	$(call say,'units$(,) engine$(,) properties$(,) bad input$(,) crashes')
-	@$(TEST_ENV) $(PYTEST) -q -n $(JOBS) --dist loadfile --ignore tests/conformance --ignore tests/clients tests
+	@$(TEST_ENV) $(PYTEST) -q -n $(JOBS) --dist loadfile $(APART:%=--ignore tests/%) tests
+	$(call say,'the pipeline$(,) on one Spark session')
+	@$(TEST_ENV) $(PYTEST) -q tests/spark
 	$(call say,'the official conformance suite and the official clients')
 	@$(TEST_ENV) $(PYTEST) -q tests/conformance tests/clients
 	$(call say,'all is well')
@@ -133,6 +146,19 @@ conformance: $(STAMPS)/dev node-modules  ## Run the official Durable Streams con
 clients: $(STAMPS)/dev node-modules  ## Use the official clients against a server
 	@$(TEST_ENV) $(PYTEST) -q tests/clients
 
+.PHONY: spark
+spark: $(STAMPS)/dev  ## Run the tests of the pipeline on Spark
+	@$(TEST_ENV) $(PYTEST) -q tests/spark
+
+.PHONY: history
+history: $(STAMPS)/dev  ## Tier and trim a million records, and read them back by every door
+	@$(TEST_ENV) RECORDS=1000000 $(PYTEST) -q --timeout 3600 tests/spark/test_history.py
+
+.PHONY: cluster-test
+cluster-test: $(STAMPS)/dev  ## Run jobs on a real Spark cluster, and kill drivers, executors and servers
+	$(call say,'a Spark master and two workers$(,) and what is killed there')
+	@$(TEST_ENV) $(PYTEST) -q -s tests/cluster
+
 # -- measurements
 
 .PHONY: bench
@@ -152,12 +178,13 @@ soak: $(STAMPS)/dev  ## Run the property, fuzz and crash tests ROUNDS times with
 
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
+EXTRAS := spark postgres
 
 .PHONY: lock
 lock: $(STAMPS)/dev  ## Write the lock files anew; UPGRADE=1 moves to the newest versions
 	$(call say,'requirements.lock and requirements-dev.lock')
-	@$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml -o requirements.lock
-	@$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --extra dev -c requirements.lock -o requirements-dev.lock
+	@$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --all-extras -o requirements-dev.lock
+	@$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml $(EXTRAS:%=--extra %) -c requirements-dev.lock -o requirements.lock
 	@tools/ensure-node
 	@for project in $(NODE_PROJECTS) $(wildcard bench); do \
 		printf '\033[1m» %s\033[0m\n' "$$project/package-lock.json"; \

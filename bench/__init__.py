@@ -11,6 +11,7 @@
     clients.py   one client of each of them
     workers.py   clients in processes of their own
     routes.py    what a route costs the write that it belongs to, and its filter alone
+    pipeline/    what is measured of the pipeline, beside Spark's own Parquet reader
     live.py      live readers of streams
     report.py    the tables, the JSON and the section of docs/reference/benchmarks.md
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from bench import embedded, routes, rows, tables, topics
 from bench import report as reports
 from bench.machine import describe, probe
+from bench.pipeline import rows as pipeline
 from bench.queues import version_of
 from bench.report import Report, RowResult
 from bench.rows import Row, Settings
@@ -35,7 +36,7 @@ from bench.servers import (
 from tailrace.cli.load import Failed
 from tailrace.errors import Error
 
-ROWS = [*rows.ROWS, *embedded.ROWS, *tables.ROWS, *topics.ROWS, *routes.ROWS]
+ROWS = [*rows.ROWS, *embedded.ROWS, *tables.ROWS, *topics.ROWS, *routes.ROWS, *pipeline.ROWS]
 OURS = "tailrace"
 
 
@@ -69,7 +70,7 @@ def main(
     wanted = [kind(settings) for kind in ROWS if not only or any(kind.name.startswith(name) for name in only)]
     if list_rows or not wanted:
         for kind in ROWS:
-            click.echo(f"{kind.name:18} {kind(settings).title}")
+            click.echo(f"{kind.name:20} {kind(settings).title}")
         raise SystemExit(0 if list_rows else f"no row is named like {', '.join(only)}")
     if from_path is not None:
         report = reports.read(from_path)
@@ -121,6 +122,7 @@ def measure(wanted: list[Row[Any]], only: tuple[str, ...], settings: Settings, q
         report.disk_after = probe(data, settings.server_core)
         return report
     finally:
+        settings.closing.close()
         shutil.rmtree(data, ignore_errors=True)
         with suppress(OSError):  # another run may be under way
             (ROOT / ".bench-data" / ".gitignore").unlink()
@@ -132,7 +134,8 @@ def promises(names: set[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for kinds, version_in in ((PEERS, version), (QUEUE_PEERS, version_of)):
         found |= {name: f"{version_in(name)}; {DURABILITY[name]}" for name in kinds if name in names}
-    return {OURS: DURABILITY[OURS]} | found if found else {}
+    found = {OURS: DURABILITY[OURS]} | found if found else {}
+    return found | {pipeline.PARQUET: pipeline.about()} if pipeline.PARQUET in names else found
 
 
 def one_row(row: Row[Any], only: tuple[str, ...], settings: Settings, console: Console) -> RowResult:
@@ -155,7 +158,7 @@ def one_row(row: Row[Any], only: tuple[str, ...], settings: Settings, console: C
                 contender.stop()
             shutil.rmtree(settings.data / row.name, ignore_errors=True)
     parts = [f"{name} {reports.shown(result, name)}" for name in row.contenders if not only or name in only]
-    console.print(f"[dim]{row.name:18}[/] {'   '.join(parts)}", highlight=False, soft_wrap=True)
+    console.print(f"[dim]{row.name:20}[/] {'   '.join(parts)}", highlight=False, soft_wrap=True)
     return result
 
 

@@ -30,6 +30,7 @@ GROUPS: Final = {  # the tables of a report: what each is called, and who stands
     "tables": ("Tables over HTTP, beside other servers of the DynamoDB API", PEERS),
     "topics": ("Topics over HTTP, beside Redis Streams and a queue in PostgreSQL", QUEUE_PEERS),
     "routes": ("Routes from tables to topics", ("duckdb",)),
+    "pipeline": ("The pipeline on Spark, beside Spark's own Parquet reader", ("parquet",)),
 }
 BEGIN: Final = "<!-- bench: begin; written by `python -m bench --markdown`, do not edit -->"
 END: Final = "<!-- bench: end -->"
@@ -224,7 +225,8 @@ def warnings(report: Report) -> list[str]:
                     f"{row.name}: the load generator{whose} was {client:.0f} % busy and may be what was measured"
                 )
             if others is not None and others > 10:
-                found.append(f"{row.name}: others took {others:.0f} % of the core{whose or ' of the server'}")
+                core = "cores" if row.group == "pipeline" else f"core{whose or ' of the server'}"
+                found.append(f"{row.name}: others took {others:.0f} % of the {core}")
     return found
 
 

@@ -14,6 +14,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, Generic, TypeVar
@@ -50,16 +51,20 @@ class Settings:
     round_batches: int = 40  # in each of them: enough that every view has its share of checkpoints
     peer_warmup_s: float = 4.0  # before the first sample: a JVM compiles what it finds to be hot
     messages: int = 200_000  # in a queue that is consumed
+    pipeline: tuple[int, ...] = (1_000_000, 2_000_000, 5_000_000)  # changes that Spark reads, rows that it writes
+    ticks: int = 40  # records through a waiting query
     server_core: set[int] = field(default_factory=set)
     client_cores: set[int] = field(default_factory=set)  # of clients in processes of their own
     data: Path = Path()
+    shared: dict[str, Any] = field(default_factory=dict)  # what several rows need, made by the first of them
+    closing: ExitStack = field(default_factory=ExitStack)  # and ended with the run
 
     @classmethod
     def quick(cls) -> Settings:
         return cls(
             repetitions=1, seconds=1.0, warmup_s=0.3, catch_up_bytes=10 * MB,
             short_s=0.5, items=400, records=600, changes=50_000, rounds=2, round_batches=20, peer_warmup_s=0.2,
-            messages=20_000,
+            messages=20_000, pipeline=(50_000, 100_000, 200_000), ticks=8,
         )  # fmt: skip
 
 

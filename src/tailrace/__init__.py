@@ -4,10 +4,10 @@ What it gives is imported when it is first asked for: importing a part, as a cli
 import the database.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tailrace import errors as errors
+from tailrace import lazy
 
 if TYPE_CHECKING:
     from tailrace.database import Database, open
@@ -59,15 +59,5 @@ __all__ = [
     "open",
 ]
 __version__ = "0.1.0"
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "tailrace.database" if name in ("Database", "open") else "tailrace.embedded"
-    found = globals()[name] = getattr(import_module(home), name)
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+_OWN = {"Database": "tailrace.database", "open": "tailrace.database"}
+__getattr__, __dir__ = lazy.names(__name__, {name: _OWN.get(name, "tailrace.embedded") for name in __all__})

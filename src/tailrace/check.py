@@ -13,6 +13,7 @@ import msgspec
 
 from tailrace import limits
 from tailrace.errors import Invalid
+from tailrace.jobs.check import check_jobs
 from tailrace.log.entry import ENTRIES, GARBAGE, LOGS, Log
 from tailrace.storage.engine import Reader
 from tailrace.storage.sqlite import SqliteEngine
@@ -77,6 +78,7 @@ def check_rows(reader: Reader, report: Report, on_progress: Progress) -> None:
     topics = check_topics(reader)
     report.findings += topics.findings
     report.topics, report.messages = topics.topics, topics.messages
+    report.findings += check_jobs(reader)
 
 
 def _check_counters(reader: Reader, logs: dict[int, Log]) -> Iterator[str]:

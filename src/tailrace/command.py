@@ -24,6 +24,7 @@ class Command(msgspec.Struct, Generic[T], frozen=True, gc=False):
 
     permission: ClassVar[str] = Permission.WRITE
     subject: ClassVar[Subject | None] = None
+    history: ClassVar[bool] = False  # it may need what is in cold storage, and is then run again when that was fetched
 
     def run(self, tx: Tx) -> T:
         raise AssertionError(f"{type(self).__name__} has no run()")

@@ -1,7 +1,8 @@
 """How a server is set up: `tailrace.toml`, then the environment, then the command line; the later wins.
 
 Every setting is a field of `Config`; ``TAILRACE_<FIELD>`` in the environment sets it too. Fields of a section, which
-the file has as ``[topics]``, are ``TAILRACE_TOPICS_<FIELD>`` there. Outside issuers only the file can have.
+the file has as ``[topics]``, are ``TAILRACE_TOPICS_<FIELD>`` there. Outside issuers and the options of cold storage
+only the file can have.
 """
 
 from __future__ import annotations
@@ -55,6 +56,14 @@ class Auth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     issuers: tuple[Issuer, ...] = ()
 
 
+class Cold(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The section `[cold]`: where history goes that is no longer hot."""
+
+    url: str | None = None  # a directory, or s3://bucket/prefix; None: the directory `cold` in that of the database
+    cache_bytes: int = limits.SHELF_BYTES  # of what was read from it, kept in memory
+    options: dict[str, str] = {}  # for object storage: AWS_ENDPOINT_URL and so on; the environment counts too
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     data: str = "data"  # the directory of the database
     host: str = "127.0.0.1"
@@ -74,9 +83,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     log_level: str = "info"  # one of LOG_LEVELS
     topics: Topics = Topics()
     auth: Auth = Auth()
+    cold: Cold = Cold()
 
 
-SECTIONS: dict[str, type[msgspec.Struct]] = {"topics": Topics, "auth": Auth}
+SECTIONS: dict[str, type[msgspec.Struct]] = {"topics": Topics, "auth": Auth, "cold": Cold}
 
 
 def load(path: str | None = None, *, environ: Mapping[str, str] = os.environ, **given: Any) -> Config:
@@ -111,7 +121,8 @@ def _names() -> Iterator[tuple[str, str]]:
         if inner is None:
             yield "", field.name
         else:
-            yield from ((field.name, each.name) for each in msgspec.structs.fields(inner) if each.name != "issuers")
+            names = (each.name for each in msgspec.structs.fields(inner))
+            yield from ((field.name, name) for name in names if name not in ("issuers", "options"))
 
 
 def _checked(config: Config) -> Config:
@@ -130,6 +141,9 @@ def _checked(config: Config) -> Config:
         if getattr(config, name) not in known:
             raise Invalid(f"{name} {getattr(config, name)!r} is unknown; use {', '.join(known)}")
     _check_topics(config.topics)
+    _check_cold_url(config.cold.url)
+    if config.cold.cache_bytes < limits.SHELF_BYTES_MIN:
+        raise Invalid(f"cold.cache_bytes {config.cold.cache_bytes} is too little; use {limits.SHELF_BYTES_MIN} or more")
     _check_positive("auth.access_token_s", config.auth.access_token_s)
     _check_positive("auth.refresh_token_s", config.auth.refresh_token_s)
     for issuer in config.auth.issuers:
@@ -143,6 +157,30 @@ def _checked(config: Config) -> Config:
 def _check_positive(name: str, value: float) -> None:
     if not 0 < value < math.inf:
         raise Invalid(f"{name} must be a finite number above 0, not {value}")
+
+
+def _check_cold_url(url: str | None) -> None:
+    """Tell at the start, not at the first read. A URL that may have keys in it is not repeated."""
+    if url is None:
+        return
+    if not url:
+        raise Invalid("cold.url is empty; give a directory, file:///... or s3://bucket/prefix")
+    scheme, apart, rest = url.partition("://")
+    if not apart:
+        return  # a directory
+    host = rest.partition("/")[0]
+    if scheme not in ("file", "s3", "s3a"):
+        raise Invalid(f"cold.url does not know {scheme[:20]}://; give a directory, file:///... or s3://bucket/prefix")
+    # A secret may have slashes in it, and then no parser of URLs takes it for one.
+    if "@" in host or (scheme != "file" and ("@" in rest or ":" in host)):
+        raise Invalid(
+            f"cold.url has keys in it ({scheme}://…@…), and is told to everyone who may read; "
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead"
+        )
+    if scheme != "file" and (not host or "?" in rest or "#" in rest):
+        raise Invalid("cold.url is no URL of a bucket; write s3://bucket/prefix, settings go into cold.options")
+    if scheme == "file" and host not in ("", "localhost"):
+        raise Invalid(f"cold.url {url!r} names another machine; a local directory is file:///path, with three slashes")
 
 
 def _check_topics(topics: Topics) -> None:

@@ -6,20 +6,28 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
+from tailrace import limits
 from tailrace.access import SYSTEM, Principal
 from tailrace.auth.audit import admit
 from tailrace.clock import Clock
 from tailrace.command import Command, Query
 from tailrace.completion import Completion
+from tailrace.config import Config
 from tailrace.embedded import TableOperations
 from tailrace.errors import Error, Invalid, Unavailable
+from tailrace.jobs import sweep as jobs
+from tailrace.jobs.identity import Identify
+from tailrace.log.cold import Missing, Tier
+from tailrace.log.entry import Entry
 from tailrace.log.tail import HOUSEKEEPING, Tail
 from tailrace.metrics import Metrics
-from tailrace.runner import Runner
+from tailrace.runner import Done, Runner
 from tailrace.sql.result import Result
 from tailrace.storage.engine import Engine
 from tailrace.storage.sqlite import SqliteEngine
@@ -29,6 +37,7 @@ from tailrace.topics import sweep as topics
 from tailrace.topics.router import route
 
 T = TypeVar("T")
+FETCHES_MAX = 200  # from cold storage for one answer; each brings it further
 logger = logging.getLogger("tailrace.database")
 
 
@@ -38,23 +47,70 @@ class Answer(Result):
     results: list[Result] = []
 
 
+class ColdStorage:
+    """Where a database's cold storage is, and what was read from it lately. What it needs is imported by the first who
+    reads history that is no longer hot."""
+
+    def __init__(
+        self, url: str, *, options: Mapping[str, str] | None = None, cache_bytes: int = limits.SHELF_BYTES
+    ) -> None:
+        self.url = url
+        self._options = dict(options or {})
+        self._cache_bytes = cache_bytes
+        self._shelf: Any = None
+        self._opening = threading.Lock()
+
+    def run(self, tier: Tier, position: int) -> list[Entry]:
+        """As `log.cold.Shelf`."""
+        if self._shelf is None:
+            raise Missing(tier, position)
+        return self._shelf.run(tier, position)  # type: ignore[no-any-return]
+
+    def first_since(self, tier: Tier, at_ms: int) -> int:
+        """As `log.cold.Shelf`."""
+        if self._shelf is None:
+            raise Missing(tier, tier.start, at_ms)
+        return self._shelf.first_since(tier, at_ms)  # type: ignore[no-any-return]
+
+    def fetch(self, missing: Missing) -> None:
+        """As `log.cold.Shelf`."""
+        with self._opening:
+            if self._shelf is None:
+                from tailrace.cold.shelf import Shelf
+                from tailrace.cold.store import Store
+
+                self._shelf = Shelf(Store(self.url, self._options), capacity_bytes=self._cache_bytes)
+        self._shelf.fetch(missing)
+
+
 class Database(TableOperations):
     """An open database. Thread-safe; one process at a time."""
 
-    def __init__(self, engine: Engine, *, clock: Clock | None = None, housekeeping_s: float | None = 1.0) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        clock: Clock | None = None,
+        housekeeping_s: float | None = 1.0,
+        cold: ColdStorage | None = None,
+    ) -> None:
         self.clock = clock or Clock()
+        self.cold = cold
         self.metrics = Metrics()
         self.tail = Tail()
         self._engine = engine
-        self._runner = Runner(engine, self.clock, self.tail, self.metrics, route)
+        self._runner = Runner(engine, self.clock, self.tail, self.metrics, route, cold)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # the loop's
         self._attaching = threading.Lock()
+        self._cold_threads: ThreadPoolExecutor | None = None
+        self._cold_waiting = 0  # requests of the loop
         self._closing = threading.Event()
         self._work = threading.Event()  # set when a commit has left work for the housekeeping
         self._tables_after: tables.Place | None = None  # how far the housekeeping has looked
         self._streams_after: str | None = None
         self._topics_after: int | None = None
+        self._jobs_after: jobs.Place | None = None
         self._housekeeper: threading.Thread | None = None
         if housekeeping_s is not None:
             self.tail.subscribe(HOUSEKEEPING, lambda notices: self._work.set())
@@ -71,11 +127,11 @@ class Database(TableOperations):
         if command.permission not in principal.plain:
             command, audit = admit(command, principal)
         if isinstance(command, Query):
-            return self._query(command)
+            return self._answer(command)
         if audit is None:
-            return self._runner.execute(command, principal.name)
+            return self._run(command, principal.name)
         with audit:
-            return self._runner.execute(command, principal.name)
+            return self._run(command, principal.name)
 
     def aexecute(self, command: Command[T] | Query[T], principal: Principal = SYSTEM) -> Awaitable[T]:
         """Run a command or a query; await the result on the event loop."""
@@ -88,21 +144,96 @@ class Database(TableOperations):
         completion: Completion[T] = Completion(self._loop)
         if isinstance(command, Command):
             done = completion.set if audit is None else audit.then(completion.set)
+            if command.history:
+                done = partial(self._settle, command, principal.name, done)
             self._runner.submit(command, done, principal.name)
             return completion
         if self._engine.blocking:
             assert self._loop is not None
-            return self._loop.run_in_executor(None, self._query, command)
+            return self._loop.run_in_executor(None, self._answer, command)
         try:
             completion.set(self._query(command))
         except Error as error:
             completion.set(None, error)
+        except Missing as missing:
+            return self._apart(self._answer, command, missing)
         return completion
 
     def _query(self, query: Query[T]) -> T:
         self.metrics.queries += 1
         with self._engine.reader(self.clock.now_ms(), single=query.single) as reader:
+            reader.shelf = self.cold
             return query.run(reader)
+
+    # -- what needs cold storage is tried, told what is missing, and tried again when that was fetched
+
+    def _answer(self, query: Query[T], missing: Missing | None = None) -> T:
+        for _ in range(FETCHES_MAX):
+            if missing is not None:
+                self._fetch(missing)
+            try:
+                return self._query(query)
+            except Missing as error:
+                missing = error
+        raise _not_found(missing)
+
+    def _run(self, command: Command[T], by: str) -> T:
+        missing: Missing | None = None
+        for _ in range(FETCHES_MAX):
+            try:
+                return self._runner.execute(command, by)
+            except Missing as error:
+                missing = error
+            self._fetch(missing)
+        raise _not_found(missing)
+
+    def _settle(self, command: Command[Any], by: str, done: Done, value: Any, error: BaseException | None) -> None:
+        """A command that was submitted has run: it is done, or to be run again in a thread that may wait."""
+        if not isinstance(error, Missing):
+            done(value, error)
+            return
+        loop = self._loop
+        assert loop is not None
+
+        def again() -> None:
+            value, failure = None, None
+            try:
+                self._fetch(error)
+                value = self._run(command, by)
+            except BaseException as raised:  # whoever waits is told, whatever it is
+                failure = raised
+            loop.call_soon_threadsafe(done, value, failure)
+
+        try:
+            self._apart(again)
+        except Error as refused:
+            done(None, refused)
+
+    def _apart(self, work: Callable[..., T], *args: Any) -> Awaitable[T]:
+        """Do what waits for cold storage in threads of its own: others would wait with it."""
+        assert self._loop is not None
+        if self._cold_threads is None:
+            self._cold_threads = ThreadPoolExecutor(limits.COLD_THREADS, "tailrace-cold")
+        if self._cold_waiting >= limits.COLD_WAITING_MAX:
+            raise Unavailable(
+                f"{self._cold_waiting} requests wait for cold storage already; try again in a moment", code="COLD_BUSY"
+            )
+        self._cold_waiting += 1
+        future = self._loop.run_in_executor(self._cold_threads, work, *args)
+        future.add_done_callback(self._came_back)
+        return future
+
+    def _came_back(self, future: Any) -> None:
+        self._cold_waiting -= 1
+
+    def _fetch(self, missing: Missing) -> None:
+        assert self.cold is not None, "nothing is missing where there is no cold storage"
+        self.metrics.cold_reads += 1
+        try:
+            self.cold.fetch(missing)
+        except Error:
+            self.metrics.cold_failures += 1
+            raise
 
     def sql(self, text: str, params: Sequence[Any] = (), principal: Principal = SYSTEM) -> Answer:
         """Run SQL statements, each a transaction of its own; the result of the last, with `results` of all. The first
@@ -118,6 +249,11 @@ class Database(TableOperations):
         return Answer(last.statement, last.columns, last.rows, last.row_count, last.message, last.facts, results)
 
     # -- life
+
+    @property
+    def identity(self) -> str:
+        """What tells this database from every other, copies of its files apart; given at the first look."""
+        return self.execute(Identify())
 
     @property
     def stopped(self) -> Error | None:
@@ -176,6 +312,8 @@ class Database(TableOperations):
         if self._loop is not None:
             self._runner.detach()
             self._loop = None
+        if self._cold_threads is not None:
+            self._cold_threads.shutdown(wait=True, cancel_futures=True)
         self._runner.close()
         self._engine.close()
 
@@ -192,7 +330,7 @@ class Database(TableOperations):
     def sweep(self) -> int:
         """Do all housekeeping that is due; how many steps it took."""
         # What tables and topics let go of is in logs, like what streams do: those are last.
-        return self._sweep_tables() + self._sweep_topics() + self._sweep_streams()
+        return self._sweep_tables() + self._sweep_topics() + self._sweep_jobs() + self._sweep_streams()
 
     def _sweep_tables(self) -> int:
         steps, after = 0, None
@@ -213,6 +351,18 @@ class Database(TableOperations):
             if not due.trims:  # else the same topics may have more to trim
                 after = due.looked_at
             if not due and after is None:
+                break
+        return steps
+
+    def _sweep_jobs(self) -> int:
+        steps, after = 0, None
+        while not self._closing.is_set():
+            due = self.execute(jobs.FindDue(after))
+            for step in due.steps:
+                self.execute(step)
+            steps += len(due.steps)
+            after = due.looked_at
+            if after is None:
                 break
         return steps
 
@@ -268,7 +418,7 @@ class Database(TableOperations):
             self._work.clear()  # before looking: what comes while we look is looked at in the next round
             if self._closing.is_set():
                 return
-            for keep in (self._probe, self._keep_tables, self._keep_topics, self._keep_streams):
+            for keep in (self._probe, self._keep_tables, self._keep_topics, self._keep_jobs, self._keep_streams):
                 try:
                     keep()
                 except Unavailable as error:
@@ -294,6 +444,12 @@ class Database(TableOperations):
         self._do_topics(due)
         self._topics_after = due.looked_at
 
+    def _keep_jobs(self) -> None:
+        due = self.execute(jobs.FindDue(self._jobs_after))
+        for step in due.steps:
+            self.execute(step)
+        self._jobs_after = due.looked_at
+
     def _keep_streams(self) -> None:
         more = True
         while more and not self._closing.is_set():
@@ -317,8 +473,17 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def open(path: str | os.PathLike[str], **options: Any) -> Database:
-    """Open the database in a directory; it is made if it is not there.
+def _not_found(missing: Missing | None) -> Unavailable:
+    return Unavailable(
+        f"{missing}, and what was fetched is crowded out before it can be used; try again, or give cold storage a "
+        "larger cache",
+        code="COLD_CACHE",
+    )
+
+
+def open(path: str | os.PathLike[str], *, cold: str | ColdStorage | None = None, **options: Any) -> Database:
+    """Open the database in a directory; it is made if it is not there. `cold` is the URL of its cold storage, by
+    default the directory `cold` in it.
 
     >>> import tailrace
     >>> db = tailrace.open("data")
@@ -329,4 +494,14 @@ def open(path: str | os.PathLike[str], **options: Any) -> Database:
     >>> [change.event for change in orders.changes()]
     ['INSERT']
     """
-    return Database(SqliteEngine(path), **options)
+    if cold is None:
+        cold = os.path.join(os.path.abspath(path), "cold")
+    storage = cold if isinstance(cold, ColdStorage) else ColdStorage(cold)
+    return Database(SqliteEngine(path), cold=storage, **options)
+
+
+def open_configured(config: Config) -> Database:
+    """Open the database of a server."""
+    cold = config.cold
+    url = cold.url if cold.url is not None else os.path.join(os.path.abspath(config.data), "cold")
+    return open(config.data, cold=ColdStorage(url, options=cold.options, cache_bytes=cold.cache_bytes))

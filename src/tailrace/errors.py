@@ -35,19 +35,25 @@ protocol adds (headers, body shape) lives in `http/errors.py` alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 
 class Error(Exception):
-    """The root. `code` is stable and machine-readable; the message is for people."""
+    """The root. `code` is stable and machine-readable; the message is for people; `facts` is what a program wants to
+    know besides."""
 
     status: ClassVar[int] = 500
     code: str = "INTERNAL"
+    facts: Mapping[str, Any] = MappingProxyType({})
 
-    def __init__(self, message: str, *, code: str | None = None) -> None:
+    def __init__(self, message: str, *, code: str | None = None, facts: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         if code is not None:
             self.code = code
+        if facts is not None:
+            self.facts = facts
 
 
 class Invalid(Error):
@@ -216,6 +222,13 @@ class Slowed(TooMany):
 class Unavailable(Error):
     status = 503
     code = "UNAVAILABLE"
+
+
+class Damaged(Error):
+    """Something in cold storage cannot be read. The database itself is well, and goes on."""
+
+    status = 500
+    code = "COLD_DAMAGED"
 
 
 class Corrupt(Error):

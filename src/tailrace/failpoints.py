@@ -20,6 +20,9 @@ NAMES: Final = {
     "batch.flushed": "the rows are in the transaction, COMMIT has not been called",
     "commit.synced": "the commit is durable, nobody has been told",
     "batch.told": "the answers are handed to their doors, waiters are not woken yet",
+    "stages.fenced": "a commit of stages is noted as done, none of its rows is written yet",
+    "stages.part": "some rows of a commit of stages are written, others are not yet",
+    "stages.written": "all rows of a commit of stages are written, the stages are there still",
     "sweep.step": "a step of background removal is about to run",
     "migration.step": "a migration ran, its version is not recorded yet",
 }

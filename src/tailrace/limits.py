@@ -82,8 +82,55 @@ VISIBILITY_MS_MAX: Final = 12 * 3600 * 1000  # how long a message may be held, o
 CONSUME_TIMEOUT_S: Final = 30.0  # how long a consume waits for messages, unless told
 CONSUME_TIMEOUT_S_MAX: Final = 300.0  # and what it can be told
 
+# -- jobs, and what they stage
+JOBS_MAX: Final = 10_000
+JOB_NAME_BYTES_MAX: Final = 256  # also a query's that writes in batches
+JOB_TEXT_BYTES_MAX: Final = 4 * KiB  # a job's source, target or message
+JOB_DEFINITION_BYTES_MAX: Final = 256 * KiB
+JOB_LOGS_MAX: Final = 10_000  # whose positions one job has, or one request names
+STAGES_MAX: Final = 10_000  # that wait for their commit
+STAGES_BYTES_MAX: Final = 4096 * MiB  # and their bytes; one principal's are at most half of either
+STAGE_BYTES_MAX: Final = 64 * MiB  # of rows in one stage
+STAGE_CHUNKS_MAX: Final = 1_024  # requests that one stage is sent in
+STAGE_S: Final = 24 * 3600  # how long a stage waits for its commit after its last chunk
+COMMIT_ROWS_MAX: Final = 1_000_000  # that one commit of stages appends, while other writers wait
+COMMIT_ITEMS_MAX: Final = 20_000  # likewise rows for a table, which cost more: each is looked up, indexed, recorded
+COMMIT_BYTES_MAX: Final = 256 * MiB  # and their bytes
+SINK_S: Final = 90 * 24 * 3600  # how long it is remembered which batch of a query was written last
+
+# -- cold storage
+COLD_FILE_BYTES: Final = 128 * MiB  # about when a Parquet file is full and the next one begins
+COLD_GROUP_ROWS: Final = 50_000  # of one row group: what a reader holds in memory
+COLD_GROUP_BYTES: Final = 16 * MiB  # and about its bytes, or one row
+COLD_FOOTERS: Final = 1_024  # of Parquet files, kept in memory
+COLD_MERGE_FILES: Final = 64  # files that one step of compaction merges
+COLD_COMMIT_TRIES: Final = 20  # of a commit that others get ahead of; then Unavailable
+COLD_VACUUM_HOURS: Final = 24  # how long a file that nothing lists is kept: somebody may be about to list or to read it
+SHELF_BYTES: Final = 64 * MiB  # of cold entries kept in memory
+SHELF_RUN_BYTES: Final = 4 * MiB  # entries kept and dropped together, or one entry
+SHELF_RUN_ENTRIES: Final = 20_000
+COLD_THREADS: Final = 8  # that wait for cold storage on behalf of requests
+COLD_WAITING_MAX: Final = 1_000  # requests that wait for them; the next is answered 503
+SHELF_BYTES_MIN: Final = 16 * MiB  # what the shelf can be set to at least
+SHELF_FETCHES_MAX: Final = 4  # reads of cold storage under way at once; the others wait
+
+# -- materialized views
+VIEW_SQL_CHARACTERS_MAX: Final = 16_384  # of a view's SELECT
+VIEW_ENTRIES: Final = 4_000  # groups, values and rows of one delta, where it can be cut: other writers wait for it
+VIEW_ENTRIES_MAX: Final = 20_000  # and where it is of one transaction, which cannot
+VIEW_HELD_BYTES: Final = 8 * MiB  # of a join's rows in one answer to the job
+VIEW_CLEAR_ROWS: Final = 1_000  # removed in one step before a view is filled anew
+
 # -- SQL
 SQL_BODY_BYTES_MAX: Final = 4 * MiB  # a request to /v1/api/sql, which is parsed in one go; more is 413
+
+# -- bulk reads
+BULK_ENTRIES: Final = 10_000  # entries, or items, in one Arrow batch
+BULK_BYTES: Final = 8 * MiB  # of entries in one Arrow batch, unless a single one is larger
+BULK_READS_MAX: Final = 2  # batches read from the database at once, and scans of items; others wait
+BULK_COLD_READS_MAX: Final = 4  # batches that wait for cold storage at once, beside those; others wait
+BULK_WAIT_S: Final = 30.0  # how long a scan of items waits for its turn; then it is answered 503
+BULK_VIEW_S: Final = 600.0  # how long a scan of items may hold its view of the database
 
 # -- the writer
 WRITE_QUEUE_MAX: Final = 16_384  # commands waiting for the next commit; more is 503

@@ -29,6 +29,8 @@ NAMES: Final = {
     "items_expired": ("counter", "Items deleted because they expired (TTL)."),
     "trimmed": ("counter", "Times a stream was trimmed by its retention."),
     "messages_trimmed": ("counter", "Messages removed from topics by their retention."),
+    "cold_reads": ("counter", "Times that history was fetched from cold storage for readers here."),
+    "cold_failures": ("counter", "Of those, how often it could not be read: a file was missing or damaged, say."),
     "wakes": ("counter", "Subscription wakes issued."),
     "webhooks": ("counter", "Webhook deliveries tried."),
     "webhooks_failed": ("counter", "Webhook deliveries that failed and are retried."),
@@ -103,6 +105,8 @@ class Metrics:
         self.items_expired = 0
         self.trimmed = 0
         self.messages_trimmed = 0
+        self.cold_reads = 0
+        self.cold_failures = 0
         self.wakes = 0
         self.webhooks = 0
         self.webhooks_failed = 0

@@ -105,10 +105,17 @@ class Runner:
     """The writer of one database."""
 
     def __init__(
-        self, engine: Engine, clock: Clock, tail: Tail, metrics: Metrics, router: Callable[..., None] | None = None
+        self,
+        engine: Engine,
+        clock: Clock,
+        tail: Tail,
+        metrics: Metrics,
+        router: Callable[..., None] | None = None,
+        shelf: Any = None,
     ) -> None:
         self._engine = engine
         self._router = router
+        self._shelf = shelf
         self._clock = clock
         self._tail = tail
         self._metrics = metrics
@@ -263,6 +270,7 @@ class Runner:
                 raise self._stopped
             tx = batch.tx = self._engine.begin(self._clock.now_ms())
             tx.router = self._router
+            tx.shelf = self._shelf
             failpoints.hit("batch.begun")
             for number, job in enumerate(batch.jobs, start=1):
                 try:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import jwt
+import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -36,6 +37,8 @@ WAKE = "wake"  # for the token of a wake alone: no user's credentials open it
 PASSWORD = "correct horse"
 HASH = passwords.hashed(PASSWORD)
 TEXT = {"content-type": "text/plain"}
+ARROW = {"accept": "application/vnd.apache.arrow.stream"}
+MSGPACK = {"content-type": "application/vnd.msgpack"}
 TOPIC = {"topic": "news", "group_id": "g"}
 SUBSCRIPTION = {"type": "pull-wake", "streams": ["a"], "wake_stream": "wakes"}
 
@@ -106,6 +109,49 @@ TABLE: tuple[Row, ...] = (
     Row("GET", "/v1/topics/news", READ),
     Row("POST", "/v1/topics/news", WRITE, b"x", TEXT),
     Row("GET", "/v1/topics/news/0/stream?offset=-1", CONSUME),
+    # logs in bulk
+    Row("GET", "/v1/logs?table=orders", READ),
+    Row("GET", "/v1/logs?stream=a", READ),
+    Row("GET", "/v1/logs?topic=news", CONSUME),
+    Row("GET", "/v1/logs/at?table=orders&timestamp=0", READ),
+    Row("GET", "/v1/logs/at?topic=news&timestamp=0", CONSUME),
+    Row("GET", "/v1/logs/advance?stream=a&from=%7B%220%22:0%7D&records=1", READ),
+    Row("GET", "/v1/logs/advance?topic=news&from=%7B%220%22:0%7D&records=1", CONSUME),
+    Row("GET", "/v1/stream/a?offset=-1", READ, headers=ARROW),
+    Row("GET", "/v1/tables/orders/stream?offset=-1", READ, headers=ARROW),
+    Row("GET", "/v1/topics/news/0/stream?offset=-1", CONSUME, headers=ARROW),
+    Row("GET", "/v1/tables/orders/items", READ, headers=ARROW),
+    # staged writes
+    Row("POST", "/v1/stages?table=orders", WRITE, msgspec.msgpack.encode([["PUT", {"id": {"S": "z"}}]]), MSGPACK),
+    Row("POST", "/v1/stages?topic=news", WRITE, msgspec.msgpack.encode([[None, b"x"]]), MSGPACK),
+    Row("POST", "/v1/stages?stream=a", WRITE, msgspec.msgpack.encode([b"x"]), MSGPACK),
+    Row("POST", "/v1/stages/commit", WRITE, {"query": "q", "batch": 0, "target": {"table": "orders"}, "stages": []}),
+    Row("POST", "/v1/stages/commit", WRITE, {"query": "q", "batch": 1, "target": {"topic": "news"}, "stages": []}),
+    Row(
+        "POST", "/v1/stages/commit", WRITE,
+        {"query": "q", "batch": 2, "target": {"stream": "a"}, "stages": [], "consumer": "c", "ranges": {"1": [0, 1]}},
+    ),
+    Row("DELETE", "/v1/stages/missing", WRITE),
+    # jobs
+    Row("GET", "/v1/jobs", READ),
+    Row("GET", "/v1/jobs/missing", READ),
+    Row("PUT", "/v1/jobs/missing", ADMIN, {"kind": "sink"}),
+    Row("POST", "/v1/jobs/missing/report", WRITE, {"state": "running"}),
+    Row("POST", "/v1/jobs/c/pin", WRITE, {"positions": {"1": 0}}),
+    Row("DELETE", "/v1/jobs/missing", ADMIN),
+    # cold storage
+    Row("GET", "/v1/cold", READ),
+    *(Row("POST", f"/v1/cold/{what}", ADMIN, {"table": "orders"}) for what in ("attach", "detach")),
+    Row("POST", "/v1/cold/attach", ADMIN, {"topic": "news"}),
+    Row("POST", "/v1/cold/attach", ADMIN, {"stream": "a"}),
+    Row("POST", "/v1/cold/tiered", ADMIN, {"place": "missing", "generation": 1, "ranges": {}}),
+    Row("POST", "/v1/cold/forget", ADMIN, {"place": "missing", "starts": {}}),
+    # views
+    Row("GET", "/v1/views", READ),
+    Row("GET", "/v1/views/missing", READ),
+    Row("POST", "/v1/views/missing/apply", WRITE, msgspec.msgpack.encode({"ranges": {}, "moves": {}}), MSGPACK),
+    Row("POST", "/v1/views/missing/held", WRITE, msgspec.msgpack.encode({"asked": []}), MSGPACK),
+    Row("POST", "/v1/views/missing/fill", WRITE, msgspec.msgpack.encode({"step": "begin"}), MSGPACK),
     # SQL
     sql("SHOW TOPICS", READ),
     sql("SELECT * FROM orders", READ),
@@ -114,6 +160,7 @@ TABLE: tuple[Row, ...] = (
     sql("CREATE TOPIC IF NOT EXISTS other", ADMIN),
     sql("CREATE USER IF NOT EXISTS zoe PASSWORD 'correct horse' ROLE user", ADMIN),
     sql("SELECT * FROM system.users", ADMIN),
+    sql("SELECT * FROM system.pipelines", READ),
     # the DynamoDB API
     Row("GET", "/", OPEN),
     dynamodb("ListTables", READ),

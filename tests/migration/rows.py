@@ -11,16 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from tailrace.auth.keys import CreateAccessKey
 from tailrace.auth.users import CreateUser
 from tailrace.clock import ManualClock
 from tailrace.database import Database
+from tailrace.jobs.commands import CommitStages, PinPositions, RegisterJob, ReportJob, StageRows
+from tailrace.jobs.queries import FindTarget
+from tailrace.jobs.stage import Target
+from tailrace.jobs.target import checked
+from tailrace.jobs.tiering import AttachTier, MoveTiered
 from tailrace.storage.sqlite import FILE, SqliteEngine, migrations
 from tailrace.streams.commands import Append, Create, Delete, Fork
 from tailrace.streams.producer import Claim
 from tailrace.subscriptions.commands import PutSubscription
 from tailrace.subscriptions.subscription import Settings
+from tailrace.tables import cursors as named
 from tailrace.tables import schema, streams, value
 from tailrace.tables.commands import DeleteItem, PutItem, TransactWrite
 from tailrace.tables.definition import Attribute
@@ -40,7 +47,8 @@ def rows_file(version: int) -> Path:
 def fill(directory: str) -> None:
     """One of everything: streams of each kind, a fork, a producer, a trimmed and a dropped log, a subscription; tables
     with items of each type, indexes (one being filled), expiry and change streams (one closed), what a dropped table
-    leaves, a cursor, a token, an access key; topics with routes, messages and a group; a user."""
+    leaves, a cursor, a token, an access key; topics with routes, messages and a group; a user; a tiered
+    stream, a job, rows that are staged."""
     clock = ManualClock()
     db = Database(SqliteEngine(directory), clock=clock, housekeeping_s=None)
     do = db.execute
@@ -65,6 +73,7 @@ def fill(directory: str) -> None:
     do(Create("gone", "text/plain", b"x"))
     do(Delete("gone"))
     leave_work(db)
+    fill_jobs(db)
     db.close()
 
 
@@ -114,7 +123,7 @@ def fill_tables(db: Database) -> None:
     do(streams.DisableStream("lines"))
     do(streams.EnableStream("lines", "NEW_IMAGE"))
     do(put("lines", id="o-4", number=2))
-    do(streams.SaveCursor("orders", "mailer", 2, 1_000_000))
+    do(named.SaveCursor("orders", "mailer", 2, 1_000_000))
     do(CreateAccessKey("somebody"))
 
 
@@ -135,6 +144,22 @@ def fill_topics(db: Database) -> None:
     do(Publish("gone", (Outgoing(b"x"),)))
     do(DropTopic("gone"))
     do(CreateUser(name="ann", role="service", access=("topics/app.*",)))
+
+
+def fill_jobs(db: Database) -> None:
+    """A stream of which a part is said to be in cold storage, a job's position, a committed and a waiting stage."""
+    source = Target("streams", "source")
+    (tier,) = db.execute(AttachTier(source))
+    db.execute(MoveTiered("streams", 1, {tier.log: (0, 5)}))
+    db.execute(RegisterJob("copy", "replicate", "stream json", "stream closed", msgspec.msgpack.encode({"every": 5})))
+    db.execute(PinPositions("copy", {tier.log: 3}))
+    db.execute(ReportJob("copy", "running", 12, "all is well"))
+    for query in ("first", None):
+        found = db.execute(FindTarget(source))
+        rows = checked(found, msgspec.msgpack.encode([b"staged"]))
+        staged = db.execute(StageRows(source, found.number, rows.rows, rows.body))
+        if query is not None:
+            db.execute(CommitStages(query, 7, source, (staged.stage.id,)))
 
 
 def leave_work(db: Database) -> None:

@@ -18,10 +18,14 @@ from tailrace.auth.keys import ListAccessKeys
 from tailrace.auth.users import ListUsers
 from tailrace.check import check_database
 from tailrace.database import Database
+from tailrace.jobs.commands import CommitStages
+from tailrace.jobs.queries import GetJob, ListCold
+from tailrace.jobs.stage import Target
 from tailrace.storage.sqlite import FILE, SqliteEngine, migrations
 from tailrace.streams.commands import Append, Create
 from tailrace.streams.producer import Claim
 from tailrace.streams.queries import ListStreams
+from tailrace.tables import cursors as named
 from tailrace.tables import queries, streams, value
 from tailrace.tables import schema as table_schema
 from tailrace.tables.commands import DeleteItem
@@ -37,6 +41,7 @@ CURRENT = len(migrations())
 VERSIONS = range(CURRENT + 1)
 TABLES_SINCE = 2
 TOPICS_SINCE = 3
+JOBS_SINCE = 4
 
 
 def make(directory: Path, version: int) -> None:
@@ -79,6 +84,8 @@ def test_migrating_from(version: int, data_dir: Path) -> None:
         assert_tables(db)
     if version >= TOPICS_SINCE:
         assert_topics(db)
+    if version >= JOBS_SINCE:
+        assert_jobs(db)
     assert_takes_tables(db)
     assert_takes_topics(db)
     db.sweep()
@@ -108,13 +115,24 @@ def assert_tables(db: Database) -> None:
     records = db.execute(streams.ReadChanges("orders")).records
     assert [record.event for record in records] == ["INSERT", "INSERT", "MODIFY", "INSERT", "REMOVE", "INSERT"]
     assert len(db.execute(streams.ListChangeStreams("lines"))) == 2
-    assert [cursor.name for cursor in db.execute(streams.ListCursors("orders"))] == ["mailer"]
+    assert [cursor.name for cursor in db.execute(named.ListCursors("orders"))] == ["mailer"]
     written = db.execute(put("orders", id="o-5", until=4_000_000_000))
     assert written.sequence is not None
     assert written.sequence > records[-1].sequence, "the counter goes on"
     db.sweep()
     assert db.execute(DescribeTable("orders")).status == "ACTIVE"
     assert {item["id"] for item in items(db, "orders", "by-until")} == {"o-1", "o-5"}
+
+
+def assert_jobs(db: Database) -> None:
+    """What jobs left is as it was, and goes on."""
+    (place,) = db.execute(ListCold())
+    assert [(each.tier.start, each.tier.tiered) for each in place.logs] == [(0, 5)] and place.place.generation == 1
+    told = db.execute(GetJob("copy"))
+    assert (told.job.kind, told.job.state, told.job.rows, list(told.positions.values())) == (
+        "replicate", "running", 12, [3],
+    )  # fmt: skip
+    assert db.execute(CommitStages("first", 8, Target("streams", "source"), ())).applied
 
 
 def assert_topics(db: Database) -> None:

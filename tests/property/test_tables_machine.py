@@ -26,6 +26,7 @@ from tailrace.access import EVERYTHING, Principal
 from tailrace.check import Report, check_database, check_rows
 from tailrace.clock import ManualClock
 from tailrace.errors import ConditionFailed, Invalid, NotFound, TokenMismatch, TransactionCanceled, Trimmed
+from tailrace.tables import cursors as named
 from tailrace.tables import queries, streams, sweep, value
 from tailrace.tables import schema as schemas
 from tailrace.tables.change import BOTH, KEYS_ONLY, OLD_IMAGE, VIEWS
@@ -496,7 +497,7 @@ class Tables(RuleBasedStateMachine):
         if stream is None:
             return
         after = data.draw(st.integers(stream.start - 1, stream.next - 1), label="after")
-        saved = self.db.execute(streams.SaveCursor(name, cursor, after, 10**9 if hold else 0))
+        saved = self.db.execute(named.SaveCursor(name, cursor, after, 10**9 if hold else 0))
         assert not saved.cut_off
         known = stream.cursors.get(cursor)
         stream.cursors[cursor] = Cursor(after + 1, hold, known.lost if known else 0)
@@ -661,7 +662,7 @@ class Tables(RuleBasedStateMachine):
                 assert times == sorted(times)
             if table.stream is not None:
                 self.assert_replays(table.stream, table.items, self.read(name, table.stream, None), table.stream.base)
-                cursors = self.db.execute(streams.ListCursors(name))
+                cursors = self.db.execute(named.ListCursors(name))
                 assert {one.name: one.lost for one in cursors} == {
                     cursor: one.lost for cursor, one in table.stream.cursors.items()
                 }

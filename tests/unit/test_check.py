@@ -22,10 +22,10 @@ from tailrace.streams.producer import Claim
 from tailrace.tables import key as keys
 from tailrace.tables import value, write
 from tailrace.tables.change import Capture
+from tailrace.tables.cursors import SaveCursor
 from tailrace.tables.definition import Attribute, find
 from tailrace.tables.lifecycle import CreateTable, DeleteTable, SetTimeToLive, UpdateTable
 from tailrace.tables.schema import Changes, IndexChange, IndexSpec, KeyElement, Spec, StreamSpec
-from tailrace.tables.streams import SaveCursor
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -204,3 +206,36 @@ def test_an_issuer_that_is_refused(change: dict[str, Any], message: str) -> None
 def test_an_issuer_twice() -> None:
     with pytest.raises(Invalid, match="the same issuer twice"):
         loaded(auth={"issuers": [ISSUER, ISSUER]})
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://KEY:Hidden@bucket", "AWS_SECRET_ACCESS_KEY"),
+        ("s3://KEY:a/Hidden@bucket/x", "AWS_SECRET_ACCESS_KEY"),
+        ("s3a://Hidden@bucket", "AWS_SECRET_ACCESS_KEY"),
+        ("s3://KEY:Hidden/bucket", "AWS_SECRET_ACCESS_KEY"),
+        ("s3://bucket/x?secret=Hidden", "no URL of a bucket"),
+        ("https://key:Hidden@bucket", "does not know https://"),
+        ("s3://", "no URL of a bucket"),
+        ("file://elsewhere/x", "three slashes"),
+        ("", "is empty"),
+    ],
+)
+def test_a_url_of_cold_storage_that_cannot_be_is_told_at_the_start_without_its_keys(url: str, said: str) -> None:
+    with pytest.raises(Invalid, match=said) as caught:
+        loaded(environ={"TAILRACE_COLD_URL": url})
+    assert "Hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["/srv/a@b:c", "cold", "file:///srv/cold", "s3://bucket", "s3a://bucket/a/b"])
+def test_urls_of_cold_storage(url: str) -> None:
+    assert loaded(environ={"TAILRACE_COLD_URL": url}).cold.url == url
+
+
+def test_the_settings_are_checked_without_what_reads_cold_storage() -> None:
+    program = (
+        "import sys; from tailrace.config import load; load(environ={'TAILRACE_COLD_URL': 's3://b'}); "
+        "assert not {'deltalake', 'pyarrow'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -5,13 +5,20 @@ It retries nothing by itself but what may be done twice: reads that follow a str
 Streams clients too, and for tables the SDKs of AWS, whose protocol `Client.call` speaks.
 """
 
-from tailrace.client.consumer import Consumer
-from tailrace.client.page import Page
-from tailrace.client.server import Client
-from tailrace.embedded.consumer import Batch
-from tailrace.embedded.messages import Delivery, Message, Place, Published, TopicInfo
-from tailrace.embedded.producer import Producer
-from tailrace.topics.commands import Outgoing
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tailrace import lazy
+
+if TYPE_CHECKING:
+    from tailrace.client.consumer import Consumer
+    from tailrace.client.page import Page
+    from tailrace.client.server import Client
+    from tailrace.embedded.consumer import Batch
+    from tailrace.embedded.messages import Delivery, Message, Place, Published, TopicInfo
+    from tailrace.embedded.producer import Producer
+    from tailrace.topics.commands import Outgoing
 
 __all__ = [
     "Batch",
@@ -26,3 +33,14 @@ __all__ = [
     "Published",
     "TopicInfo",
 ]
+
+_HOMES = {
+    "tailrace.client.consumer": ("Consumer",),
+    "tailrace.client.page": ("Page",),
+    "tailrace.client.server": ("Client",),
+    "tailrace.embedded.consumer": ("Batch",),
+    "tailrace.embedded.messages": ("Delivery", "Message", "Place", "Published", "TopicInfo"),
+    "tailrace.embedded.producer": ("Producer",),
+    "tailrace.topics.commands": ("Outgoing",),
+}
+__getattr__, __dir__ = lazy.names(__name__, {name: home for home, names in _HOMES.items() for name in names})

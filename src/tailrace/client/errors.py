@@ -57,6 +57,7 @@ def raised(answer: httpx.Response) -> Error:
             return _exception(facts, kind)
         told = facts["error"]
         error = _numbered(answer, told["code"]) or kind(told["message"], code=told["code"])
+        error.facts = {name: fact for name, fact in told.items() if name not in ("code", "message")}
         if "line" in told:
             mark(error, [result(each) for each in facts.get("results", [])], told["line"], told["column"])
         return error

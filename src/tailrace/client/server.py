@@ -18,6 +18,7 @@ import msgspec
 
 from tailrace.client.errors import raised, result
 from tailrace.client.page import Page, followed
+from tailrace.client.pipeline import Pipeline
 from tailrace.client.topics import Topics
 from tailrace.errors import Invalid, Unauthenticated, Unavailable
 from tailrace.sql.result import Result
@@ -31,7 +32,7 @@ _PORT_MAX = 65_535
 _results = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal)  # numbers keep all their digits
 
 
-class Client(Topics):
+class Client(Topics, Pipeline):
     """Talks to one server, with its `token`, or as a user: `user` and `password` go with each request, `login` changes
     them for a session of its own."""
 
@@ -135,7 +136,7 @@ class Client(Topics):
             raise Invalid(f"{error.object!r} cannot be sent to the server: {error.reason}") from None
         answer = self._send("POST", "/", headers=headers, content=body)
         try:
-            return msgspec.json.decode(answer.content, type=dict[str, Any])
+            return msgspec.json.decode(answer.content or b"{}", type=dict[str, Any])  # some operations say nothing
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise Unavailable(f"{self._url} does not speak of tables: is it a Tailrace server?") from None
 
@@ -237,12 +238,32 @@ class Client(Topics):
             raise raised(answer)
         return answer
 
-    def _answer(self, http: httpx.Client, method: str, target: str, **options: Any) -> httpx.Response:
+    def _open(self, target: str, **options: Any) -> httpx.Response:
+        """The answer to a GET, its body still to be read; to be closed."""
+        before = self._authorization
+        answer = self._answer(self._http, "GET", target, stream=True, **options)
+        if answer.status_code == Unauthenticated.status and self._refresh_token is not None:
+            answer.close()
+            self._renewed(before)
+            answer = self._answer(self._http, "GET", target, stream=True, **options)
+        if answer.status_code >= 400:
+            try:
+                answer.read()
+            except httpx.HTTPError as error:
+                raise Unavailable(f"cannot read the answer of {self._url}: {error}") from error
+            finally:
+                answer.close()
+            raise raised(answer)
+        return answer
+
+    def _answer(
+        self, http: httpx.Client, method: str, target: str, *, stream: bool = False, **options: Any
+    ) -> httpx.Response:
         if http.is_closed or self._http.is_closed:
             raise Unavailable("this client was closed; make another one", code="CLOSED")
         headers = {**self._authorization, **options.pop("headers", _NOTHING)}
         try:
-            return http.request(method, target, headers=headers, **options)
+            return http.send(http.build_request(method, target, headers=headers, **options), stream=stream)
         except UnicodeEncodeError as error:  # in a header or the query
             raise Invalid(f"{error.object!r} cannot be sent to the server: {error.reason}") from None
         except httpx.HTTPError as error:

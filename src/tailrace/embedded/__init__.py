@@ -14,35 +14,42 @@ The facades are thin: they hand the steps of an operation (`tables.operations`, 
 wait in their own way. To wait is to subscribe to the tail first and read then; nothing polls.
 """
 
-from tailrace.embedded.async_table import AsyncTable
-from tailrace.embedded.consumer import Batch, Consumer
-from tailrace.embedded.messages import Delivery, Message, Place, Published, TopicInfo
-from tailrace.embedded.mixin import AsyncOperations, TableOperations
-from tailrace.embedded.producer import Producer
-from tailrace.embedded.table import Table
-from tailrace.tables.plain import (
-    Change,
-    Check,
-    Cursor,
-    Delete,
-    Get,
-    Index,
-    IndexInfo,
-    Page,
-    Put,
-    Sort,
-    StreamInfo,
-    TableInfo,
-    Update,
-    begins_with,
-    between,
-    eq,
-    ge,
-    gt,
-    le,
-    lt,
-)
-from tailrace.topics.commands import Outgoing
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tailrace import lazy
+
+if TYPE_CHECKING:
+    from tailrace.embedded.async_table import AsyncTable
+    from tailrace.embedded.consumer import Batch, Consumer
+    from tailrace.embedded.messages import Delivery, Message, Place, Published, TopicInfo
+    from tailrace.embedded.mixin import AsyncOperations, TableOperations
+    from tailrace.embedded.producer import Producer
+    from tailrace.embedded.table import Table
+    from tailrace.tables.plain import (
+        Change,
+        Check,
+        Cursor,
+        Delete,
+        Get,
+        Index,
+        IndexInfo,
+        Page,
+        Put,
+        Sort,
+        StreamInfo,
+        TableInfo,
+        Update,
+        begins_with,
+        between,
+        eq,
+        ge,
+        gt,
+        le,
+        lt,
+    )
+    from tailrace.topics.commands import Outgoing
 
 __all__ = [
     "AsyncOperations",
@@ -79,3 +86,36 @@ __all__ = [
     "le",
     "lt",
 ]
+
+_HOMES = {
+    "tailrace.embedded.async_table": ("AsyncTable",),
+    "tailrace.embedded.consumer": ("Batch", "Consumer"),
+    "tailrace.embedded.messages": ("Delivery", "Message", "Place", "Published", "TopicInfo"),
+    "tailrace.embedded.mixin": ("AsyncOperations", "TableOperations"),
+    "tailrace.embedded.producer": ("Producer",),
+    "tailrace.embedded.table": ("Table",),
+    "tailrace.tables.plain": (
+        "Change",
+        "Check",
+        "Cursor",
+        "Delete",
+        "Get",
+        "Index",
+        "IndexInfo",
+        "Page",
+        "Put",
+        "Sort",
+        "StreamInfo",
+        "TableInfo",
+        "Update",
+        "begins_with",
+        "between",
+        "eq",
+        "ge",
+        "gt",
+        "le",
+        "lt",
+    ),
+    "tailrace.topics.commands": ("Outgoing",),
+}
+__getattr__, __dir__ = lazy.names(__name__, {name: home for home, names in _HOMES.items() for name in names})

@@ -14,18 +14,23 @@ from tailrace.database import Database
 from tailrace.errors import Error, Forbidden, NotAllowed, NotFound
 from tailrace.http import errors, system
 from tailrace.http.auth import AuthDoor
+from tailrace.http.bulk import BulkDoor
+from tailrace.http.cold import ColdDoor
 from tailrace.http.dynamodb.door import DynamoDoor
+from tailrace.http.jobs import JobsDoor
 from tailrace.http.keys import KeysDoor
 from tailrace.http.live import Live
 from tailrace.http.message import Answer, Headers, Request, Response
 from tailrace.http.reading import Reading
 from tailrace.http.signature import Signatures
 from tailrace.http.sql import SqlDoor
+from tailrace.http.stages import StagesDoor
 from tailrace.http.streams import METHODS, StreamsDoor
 from tailrace.http.subscriptions import SubscriptionsDoor, is_open
 from tailrace.http.tables import TablesDoor
 from tailrace.http.topics import TopicsDoor
 from tailrace.http.users import UsersDoor
+from tailrace.http.views import ViewsDoor
 from tailrace.http.webhooks import Dispatcher
 from tailrace.http.who import NOBODY, Who, check_somebody
 
@@ -38,7 +43,7 @@ COMMON: Final[Headers] = [
         b"Stream-Next-Offset, Stream-Cursor, Stream-Up-To-Date, Stream-Closed, Stream-TTL, Stream-Expires-At, "
         b"Stream-Earliest-Offset, Stream-Max-Age, Stream-Max-Bytes, Stream-SSE-Data-Encoding, Producer-Epoch, "
         b"Producer-Seq, Producer-Expected-Seq, Producer-Received-Seq, Topic-Partition, Topic-Offset, ETag, Location, "
-        b"Retry-After, X-Amzn-RequestId, X-Amz-Crc32",
+        b"Retry-After, Tailrace-Sequence, X-Amzn-RequestId, X-Amz-Crc32",
     ),
 ]
 _PREFLIGHT: Final[Headers] = [
@@ -82,6 +87,11 @@ ROUTES: Final = (
     Route(b"/api/topics/", "topics_api", own=_ALL),
     Route(b"/v1/topics", "topics", own=_WRITES),
     Route(b"/v1/api/sql", "sql", own=_ALL),
+    Route(b"/v1/logs", "logs"),
+    Route(b"/v1/stages", "stages", own=_ALL),
+    Route(b"/v1/jobs", "jobs", own=_ALL),
+    Route(b"/v1/cold", "cold", own=_ALL),
+    Route(b"/v1/views", "views", own=_ALL),
     Route(b"/v1/admin/keys", "keys", own=_ALL),
     Route(b"/v1/admin/users", "users", own=_ALL),
     Route(b"/v1/api/auth/", "auth", open=True, own=_ALL),
@@ -107,10 +117,15 @@ class App:
             cache_scope="public" if config.dev else "private",
         )
         self.who = Who(db, config)
-        self.streams = StreamsDoor(db, reading, config)
-        self.tables = TablesDoor(db, reading)
-        self.topics = TopicsDoor(db, reading, config)
+        self.logs = BulkDoor(db)
+        self.streams = StreamsDoor(db, reading, self.logs, config)
+        self.tables = TablesDoor(db, reading, self.logs)
+        self.topics = TopicsDoor(db, reading, self.logs, config)
         self.topics_api = self.topics.api
+        self.stages = StagesDoor(db)
+        self.jobs = JobsDoor(db)
+        self.cold = ColdDoor(db, self.logs)
+        self.views = ViewsDoor(db)
         self.keys = KeysDoor(db)
         self.users = UsersDoor(db, self.who)
         self.auth = AuthDoor(db, self.who, config)
@@ -147,6 +162,8 @@ class App:
         await self.who.close()
         await asyncio.to_thread(self._dynamodb.close)
         await asyncio.to_thread(self.tables.close)
+        await asyncio.to_thread(self.logs.close)
+        await asyncio.to_thread(self.stages.close)
         await asyncio.to_thread(self._sql.close)
         await self._dispatcher.stop()
 

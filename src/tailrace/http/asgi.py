@@ -14,7 +14,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from tailrace.config import Config, load
-from tailrace.database import open as open_database
+from tailrace.database import open_configured
 from tailrace.http import wire
 from tailrace.http.app import COMMON, App
 from tailrace.http.message import Answer, Door, Frame, Headers, Live, Request, Response
@@ -274,7 +274,7 @@ class Mounted(AsgiAdapter):
         async with self._opening:
             if self._app is None:
                 check_place(self._config)
-                db = open_database(self._config.data)
+                db = open_configured(self._config)
                 try:
                     db.attach(asyncio.get_running_loop())
                     app = App(db, self._config)

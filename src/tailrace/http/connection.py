@@ -372,7 +372,7 @@ class Connection(Inbound):
         if transport is None or sink is None:
             return
         sink.close()
-        if error is not None:
+        if error is not None or (task.cancelled() and cast(Live, self._owed[0].answer).whole):
             # Half an answer must not look like a whole one.
             self.abort()
             return

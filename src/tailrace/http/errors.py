@@ -28,7 +28,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 def response(error: Error) -> Response:
     """The answer to a request that failed with `error`."""
-    body: dict[str, Any] = {"code": error.code, "message": str(error)}
+    body: dict[str, Any] = {"code": error.code, "message": str(error), **error.facts}
     headers: Headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
     match error:
         case Closed():

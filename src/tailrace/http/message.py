@@ -91,14 +91,18 @@ class Sink(Protocol):
 
 
 class Live:
-    """An answer that stays open; it ends when `run` returns."""
+    """An answer that stays open; it ends when `run` returns. `whole`: it is not to end before, so that if `run` is
+    cancelled the connection is cut, as it is when `run` fails."""
 
-    __slots__ = ("headers", "run", "status")
+    __slots__ = ("headers", "run", "status", "whole")
 
-    def __init__(self, status: int, headers: Headers, run: Callable[[Sink], Awaitable[None]]) -> None:
+    def __init__(
+        self, status: int, headers: Headers, run: Callable[[Sink], Awaitable[None]], *, whole: bool = False
+    ) -> None:
         self.status = status
         self.headers = headers
         self.run = run
+        self.whole = whole
 
 
 Answer = Response | Live

@@ -24,7 +24,7 @@ from tailrace.http.message import Answer, Headers, Request, Response
 from tailrace.http.reading import Piece, Reading
 from tailrace.log.entry import Entry
 from tailrace.log.position import offset
-from tailrace.topics.queries import ReadPartition
+from tailrace.topics.queries import DescribePartition, ReadPartition
 from tailrace.topics.topic import MODES, OPERATIONS, Message, Topic, opened
 
 METHODS: Final = "GET, HEAD, OPTIONS"
@@ -136,18 +136,17 @@ class PartitionFeed:
         return Piece(run.log.id, CONTENT_TYPE, encoding, run.position, entries, run.next, run.log.next, False)
 
     async def describe(self) -> Piece:
-        # One entry at most is read for it; it tells the log, and whether whoever asks may read.
-        run = await self._db.aexecute(ReadPartition(self._topic, self._partition, None, 1, 1), self._principal)
+        run = await self._db.aexecute(DescribePartition(self._topic, self._partition), self._principal)
         tail = run.log.next
         encoding = MessagesEncoding(run.topic, self._partition)
         return Piece(run.log.id, CONTENT_TYPE, encoding, tail, [], tail, tail, False)
 
     async def head(self) -> Response:
-        run = await self._db.aexecute(ReadPartition(self._topic, self._partition, None, 1, 1), self._principal)
+        run = await self._db.aexecute(DescribePartition(self._topic, self._partition), self._principal)
         headers: Headers = [
             (b"content-type", CONTENT_TYPE.encode()),
             (b"stream-next-offset", offset(run.log.next).encode()),
-            (b"stream-earliest-offset", offset(run.log.start).encode()),
+            (b"stream-earliest-offset", offset(run.position).encode()),
             (b"cache-control", b"no-store"),
         ]
         if run.topic.retention_seconds is not None:

@@ -7,7 +7,7 @@ and event-stream requests over a feed into answers.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Final, Protocol
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -22,6 +22,8 @@ from tailrace.http.message import Answer, Frame, Headers, Request, Response, Sin
 from tailrace.http.message import Live as LiveResponse
 from tailrace.log.entry import Entry
 from tailrace.log.position import BEGINNING, NOW, offset, parse
+
+VARY: Final = (b"vary", b"accept")  # a cache must not answer with JSON who asks for Arrow
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -114,7 +116,7 @@ class Reading:
         if asked.offset == NOW:
             return _whole(await feed.describe(), [(b"cache-control", b"no-store")])
         piece = await self._page(feed, asked.position)
-        return _conditional(request, piece, [self._cacheable])
+        return _conditional(request, piece, [self._cacheable, VARY])
 
     # -- catch-up
 

@@ -14,8 +14,7 @@ from typing import Final
 
 from tailrace import limits
 from tailrace.config import Config
-from tailrace.database import Database
-from tailrace.database import open as open_database
+from tailrace.database import Database, open_configured
 from tailrace.errors import Invalid
 from tailrace.http.app import COMMON, App
 from tailrace.http.shared import TransportLimits
@@ -62,7 +61,7 @@ async def start(config: Config) -> Running:
     """Open the database and listen; `Invalid` where nobody could be let in."""
     context = _tls(config)
     check_place(config)
-    db = open_database(config.data)
+    db = open_configured(config)
     try:
         db.attach(asyncio.get_running_loop())
         app = App(db, config)

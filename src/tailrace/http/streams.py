@@ -15,6 +15,7 @@ from tailrace.access import Principal
 from tailrace.config import Config
 from tailrace.database import Database
 from tailrace.errors import Invalid, NotAllowed
+from tailrace.http.bulk import BulkDoor, wants_arrow
 from tailrace.http.encoding import encoding
 from tailrace.http.message import Answer, Headers, Request, Response, origin
 from tailrace.http.reading import Piece, Reading
@@ -46,8 +47,7 @@ class StreamFeed:
         query = Read(self._path, position, bytes_max, limits.SLICE_ENTRIES)
         found = await self._db.aexecute(query, self._principal)
         self._touch(found.stream)
-        start = found.log.start if position is None else position
-        return _piece(found.stream, start, found.page)
+        return _piece(found.stream, found.position, found.page)
 
     async def describe(self) -> Piece:
         found = await self._db.aexecute(Describe(self._path), self._principal)
@@ -71,9 +71,10 @@ def _piece(stream: Stream, start: int, page: Page) -> Piece:
 class StreamsDoor:
     """Everything under /v1/stream/ but the reserved paths."""
 
-    def __init__(self, db: Database, reading: Reading, config: Config) -> None:
+    def __init__(self, db: Database, reading: Reading, bulk: BulkDoor, config: Config) -> None:
         self._db = db
         self._reading = reading
+        self._bulk = bulk
         self._config = config
 
     def __call__(self, request: Request, raw: bytes, principal: Principal) -> Coroutine[Any, Any, Answer]:
@@ -87,7 +88,7 @@ class StreamsDoor:
         if method == b"PUT":
             return self._create(request, path, principal)
         if method == b"HEAD":
-            return self._head(path, principal)
+            return self._read(request, path, principal) if wants_arrow(request) else self._head(path, principal)
         if method == b"DELETE":
             return self._delete(path, principal)
         raise NotAllowed(f"a stream does not take {method.decode()}", allow=METHODS)
@@ -164,8 +165,8 @@ class StreamsDoor:
             headers.append((b"stream-max-age", b"%d" % stream.max_age_s))
         if stream.max_bytes is not None:
             headers.append((b"stream-max-bytes", b"%d" % stream.max_bytes))
-        if log.start:
-            headers.append((b"stream-earliest-offset", offset(log.start).encode()))
+        if found.earliest:
+            headers.append((b"stream-earliest-offset", offset(found.earliest).encode()))
         return Response(200, headers)
 
     async def _delete(self, path: str, principal: Principal) -> Response:
@@ -173,6 +174,8 @@ class StreamsDoor:
         return Response(204, [])
 
     def _read(self, request: Request, path: str, principal: Principal) -> Coroutine[Any, Any, Answer]:
+        if wants_arrow(request):
+            return self._bulk.stream(request, principal, path)
         return self._reading.answer(request, StreamFeed(self._db, principal, path))
 
     def _url(self, request: Request, path: str) -> bytes:

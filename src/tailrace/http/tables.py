@@ -19,6 +19,7 @@ from tailrace import limits
 from tailrace.access import Principal
 from tailrace.database import Database
 from tailrace.errors import Invalid, NotAllowed, NotFound
+from tailrace.http.bulk import BulkDoor, wants_arrow
 from tailrace.http.dynamodb.apart import Workers
 from tailrace.http.encoding import JsonEncoding, rfc3339
 from tailrace.http.message import Answer, Headers, Request, Response
@@ -28,7 +29,7 @@ from tailrace.http.upkeep import Upkeep
 from tailrace.log.entry import Entry
 from tailrace.log.position import offset
 from tailrace.tables import change, value
-from tailrace.tables.streams import ReadEntries, StreamInfo
+from tailrace.tables.streams import ReadEntries, StreamState
 
 METHODS: Final = "GET, HEAD, PATCH, OPTIONS"
 CONTENT_TYPE: Final = "application/json"
@@ -139,7 +140,7 @@ class TableFeed:
         return Piece(run.log.id, CONTENT_TYPE, encoding, run.position, entries, run.next, run.log.next, closed)
 
     async def describe(self) -> Piece:
-        info = await self._db.aexecute(StreamInfo(self._name, self._label), self._principal)
+        info = await self._db.aexecute(StreamState(self._name, self._label), self._principal)
         tail = info.log.next
         encoding = ChangesEncoding(info.stream.name, self._convert)
         return Piece(info.log.id, CONTENT_TYPE, encoding, tail, [], tail, tail, not info.enabled)
@@ -148,9 +149,10 @@ class TableFeed:
 class TablesDoor:
     """Everything under /v1/tables/."""
 
-    def __init__(self, db: Database, reading: Reading) -> None:
+    def __init__(self, db: Database, reading: Reading, bulk: BulkDoor) -> None:
         self._db = db
         self._reading = reading
+        self._bulk = bulk
         self._workers = Workers()
 
     def close(self) -> None:
@@ -163,6 +165,10 @@ class TablesDoor:
         label, as_typed = _asked(request.query)
         upkeep = Upkeep(self._db, principal, name, label)
         match parts:
+            case ["items"]:
+                return self._bulk.items(request, principal, name)
+            case ["stream"] if request.method in (b"GET", b"HEAD") and wants_arrow(request):
+                return self._bulk.table(request, principal, name, label)
             case ["stream"]:
                 return self._stream(request, principal, name, label, typed if as_typed else plain)
             case ["stream", "info"]:
@@ -174,8 +180,8 @@ class TablesDoor:
             case ["cursors", cursor]:
                 return upkeep.cursor(request, cursor)
         raise NotFound(
-            "there is nothing here; a table's changes are at /v1/tables/<name>/stream, its cursors at "
-            "/v1/tables/<name>/cursors"
+            "there is nothing here; a table's changes are at /v1/tables/<name>/stream, its items at "
+            "/v1/tables/<name>/items, its cursors at /v1/tables/<name>/cursors"
         )
 
     def _stream(
@@ -197,12 +203,12 @@ class TablesDoor:
         )
 
     async def _head(self, name: str, label: str | None, principal: Principal) -> Response:
-        info = await self._db.aexecute(StreamInfo(name, label), principal)
+        info = await self._db.aexecute(StreamState(name, label), principal)
         stream, log = info.stream, info.log
         headers: Headers = [
             (b"content-type", CONTENT_TYPE.encode()),
             (b"stream-next-offset", offset(log.next).encode()),
-            (b"stream-earliest-offset", offset(log.start).encode()),
+            (b"stream-earliest-offset", offset(info.earliest).encode()),
             (b"cache-control", b"no-store"),
         ]
         if not info.enabled:

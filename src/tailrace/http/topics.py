@@ -28,6 +28,7 @@ from tailrace.access import SYSTEM, Principal
 from tailrace.config import Config
 from tailrace.database import Database
 from tailrace.errors import Invalid, NotAllowed, NotFound, TooLarge
+from tailrace.http.bulk import BulkDoor, wants_arrow
 from tailrace.http.consuming import Consuming
 from tailrace.http.encoding import rfc3339
 from tailrace.http.message import Answer, Headers, Request, Response
@@ -146,9 +147,10 @@ class Place(msgspec.Struct, gc=False):
 class TopicsDoor:
     """Everything about topics; `api` has what is below /v1/api/topics/, a call what is at and below /v1/topics."""
 
-    def __init__(self, db: Database, reading: Reading, config: Config) -> None:
+    def __init__(self, db: Database, reading: Reading, bulk: BulkDoor, config: Config) -> None:
         self._db = db
         self._reading = reading
+        self._bulk = bulk
         self._timeout_s = config.topics.default_consume_timeout
         self._timeout_s_max = config.topics.max_consume_timeout
         self._consuming = Consuming(db)
@@ -199,6 +201,8 @@ class TopicsDoor:
                 raise _refused(request, METHODS)
             return self._describe(decode_path(name), principal)
         if len(parts) == 2 and parts[1] == b"stream" and parts[0].isdigit() and len(parts[0]) <= 9:
+            if wants_arrow(request):
+                return self._bulk.partition(request, principal, decode_path(name), int(parts[0]))
             return partition_answer(self._db, self._reading, request, principal, decode_path(name), int(parts[0]))
         raise NotFound(
             "there is nothing here; a topic is at /v1/topics/<name>, and its messages are at "

@@ -24,14 +24,11 @@ from tailrace.database import Database
 from tailrace.errors import Invalid, NotAllowed, NotFound, TooLarge
 from tailrace.http.encoding import rfc3339
 from tailrace.http.message import Headers, Request, Response
+from tailrace.tables.cursors import Cursor, DropCursor, ListCursors, SaveCursor
 from tailrace.tables.streams import (
     AlterRetention,
-    Cursor,
-    DropCursor,
     Info,
-    ListCursors,
     PruneStream,
-    SaveCursor,
     StreamInfo,
 )
 

@@ -13,6 +13,7 @@ import msgspec
 
 from tailrace import limits
 from tailrace.errors import Invalid, TooLarge, Trimmed
+from tailrace.log import cold
 from tailrace.log.entry import ENTRIES, GARBAGE, LOGS, Entry, Garbage, Log
 from tailrace.log.position import offset
 from tailrace.storage.engine import Reader, Tx
@@ -90,7 +91,7 @@ def read(reader: Reader, log: Log, position: int, bytes_max: int, entries_max: i
     """Entries from `position` on: at least one if there is any, then up to `bytes_max` and `entries_max`, cut between
     entries."""
     if position < log.start:
-        raise Trimmed(requested=position, earliest=log.start, offset=offset(log.start))
+        return _read_cold(reader, log, position, bytes_max, entries_max)
     if position > log.next:
         raise Invalid(
             f"offset {offset(position)} is beyond the tail {offset(log.next)}; read from an offset this log returned",
@@ -121,6 +122,31 @@ def read(reader: Reader, log: Log, position: int, bytes_max: int, entries_max: i
     return Page(entries, at, log.next)
 
 
+def _read_cold(reader: Reader, log: Log, position: int, bytes_max: int, entries_max: int) -> Page:
+    """As `read`, of what is below the log's start. The page may end where the hot part begins, or where what comes next
+    has to be fetched."""
+    first = cold.earliest(reader, log)
+    if position < first:
+        raise Trimmed(requested=position, earliest=first, offset=offset(first))
+    entries: list[Entry] = []
+    left, at = bytes_max, position
+    try:
+        for entry in cold.entries(reader, log, position):
+            if entry.position != at:
+                raise _misaligned(position)
+            if entries and len(entry.body) > left:
+                break
+            entries.append(entry)
+            left -= len(entry.body)
+            at = entry.next
+            if left <= 0 or len(entries) == entries_max:
+                break
+    except cold.Missing:
+        if not entries:
+            raise
+    return Page(entries, at, log.next)
+
+
 def _misaligned(position: int) -> Invalid:
     return Invalid(
         f"offset {offset(position)} lies inside a message; use an offset that the server returned",
@@ -132,15 +158,19 @@ def _holder(reader: Reader, log: Log, position: int) -> tuple[int, int]:
     """The id of the log whose own entries hold `position`, and up to where they count for `log`."""
     until = log.next
     while position < log.base:
-        assert log.parent is not None, f"log {log.id} has a base and no parent"
         until = min(until, log.base)
-        parent = reader.get(LOGS, log.parent)
-        assert parent is not None, f"log {log.id} has lost its parent {log.parent}"
-        log = parent
+        log = _parent(reader, log)
     return log.id, until
 
 
-def boundary(reader: Reader, log: Log, position: int) -> bool:
+def _parent(reader: Reader | Tx, log: Log) -> Log:
+    assert log.parent is not None, f"log {log.id} has a base and no parent"
+    parent = reader.get(LOGS, log.parent)
+    assert parent is not None, f"log {log.id} has lost its parent {log.parent}"
+    return parent
+
+
+def boundary(reader: Reader | Tx, log: Log, position: int) -> bool:
     """Whether an entry starts or ends at `position`."""
     if position in (log.start, log.next):
         return True
@@ -164,13 +194,28 @@ def fork(tx: Tx, parent: Log, owner: str, position: int) -> Log:
 
 
 def trim(tx: Tx, log: Log, position: int) -> Log:
-    """Let the log start at `position`; what lies below is no longer readable from it."""
+    """Let the hot log start at `position`, or where what is not in cold storage begins; the log afterwards. What lies
+    below is readable from cold storage, if the log is tiered, or no longer."""
+    return _begun(tx, log, min(position, cold.removable(tx, log)))
+
+
+def _begun(tx: Tx, log: Log, position: int) -> Log:
     if position <= log.start:
         return log
-    log = msgspec.structs.replace(log, start=min(position, log.next))
+    log = msgspec.structs.replace(log, start=position)
     tx.put(LOGS, log)
     tx.put(GARBAGE, Garbage(log.id))
     return log
+
+
+def forget(tx: Tx, log: Log, position: int) -> Log:
+    """Let nothing below `position` be readable, hot or cold; the log afterwards. Cold storage itself is not touched
+    here: what lies there and is forgotten goes when it is compacted."""
+    position = min(position, log.next)
+    tier = cold.tier_of(tx, log.id)
+    if tier is not None and position > tier.start:
+        tx.put(cold.TIERS, msgspec.structs.replace(tier, start=position, tiered=max(tier.tiered, position)))
+    return _begun(tx, log, position)
 
 
 def drop(tx: Tx, log: Log) -> list[Log]:
@@ -219,4 +264,5 @@ def reclaim(tx: Tx, number: int) -> bool:
         tx.delete(GARBAGE, number)
         if log.dropped:
             tx.delete(LOGS, number)
+            tx.delete(cold.TIERS, number)
     return done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tailrace import limits
+from tailrace.log import cold
 from tailrace.log.entry import ENTRIES, Log
 from tailrace.storage.engine import Reader, Tx
 
@@ -19,15 +20,16 @@ def horizon(reader: Reader | Tx, log: Log, *, max_age_s: int | None, max_bytes: 
         if not _inherited_expired(reader, log, oldest_ms, lowest):
             return log.start
         start = log.base
+    until = cold.removable(reader, log)  # what is not in cold storage yet stays, if the log is tiered
     step = 1  # most of the time there is nothing to trim, and one look at the first entry is enough
-    while start < log.next:
+    while start < until:
         for position, following, at_ms in reader.values(
             ENTRIES, "position, next, at_ms", log.id, start=start, limit=step
         ):
             too_old = oldest_ms is not None and at_ms < oldest_ms
             # One message that is larger than all that may be kept is kept: an empty stream helps nobody.
             too_much = lowest is not None and position < lowest and following < log.next
-            if not (too_old or too_much):
+            if not (too_old or too_much) or position >= until:
                 return int(position)
             start = int(following)
         if step > 1:

@@ -15,20 +15,25 @@ expression never raises, whatever an item holds, unless its value is about to be
 
 from __future__ import annotations
 
-from tailrace.scalar.attribute import KINDS, from_attribute, key_text, to_attribute
-from tailrace.scalar.exact import NoResult
-from tailrace.scalar.expression import (
-    Condition,
-    Scalar,
-    ValueExpression,
-    compile_condition,
-    compile_value,
-    condition,
-    exact_value,
-    stored_value,
-    value,
-)
-from tailrace.scalar.problem import ExpressionError
+from typing import TYPE_CHECKING
+
+from tailrace import lazy
+
+if TYPE_CHECKING:
+    from tailrace.scalar.attribute import KINDS, from_attribute, key_text, to_attribute
+    from tailrace.scalar.exact import NoResult
+    from tailrace.scalar.expression import (
+        Condition,
+        Scalar,
+        ValueExpression,
+        compile_condition,
+        compile_value,
+        condition,
+        exact_value,
+        stored_value,
+        value,
+    )
+    from tailrace.scalar.problem import ExpressionError
 
 __all__ = [
     "KINDS",
@@ -47,3 +52,21 @@ __all__ = [
     "to_attribute",
     "value",
 ]
+
+_HOMES = {
+    "tailrace.scalar.attribute": ("KINDS", "from_attribute", "key_text", "to_attribute"),
+    "tailrace.scalar.exact": ("NoResult",),
+    "tailrace.scalar.expression": (
+        "Condition",
+        "Scalar",
+        "ValueExpression",
+        "compile_condition",
+        "compile_value",
+        "condition",
+        "exact_value",
+        "stored_value",
+        "value",
+    ),
+    "tailrace.scalar.problem": ("ExpressionError",),
+}
+__getattr__, __dir__ = lazy.names(__name__, {name: home for home, names in _HOMES.items() for name in names})

@@ -12,6 +12,7 @@ from tailrace.sql import statements as ast
 from tailrace.sql import table_grammar as tables
 from tailrace.sql import topic_grammar as topics
 from tailrace.sql import user_grammar as users
+from tailrace.sql import view_grammar as views
 from tailrace.sql.lexer import QUOTED, TEXT, WORD
 from tailrace.sql.tokens import Place, Tokens
 
@@ -98,10 +99,23 @@ def _describe(tokens: Tokens, at: Place) -> ast.Statement:
 
 
 _STARTS: Final[dict[str, Rule]] = {
-    "CREATE": _choice({"TOPIC": topics.create_topic, "TABLE": tables.create_table, "USER": users.create_user}),
+    "CREATE": _choice(
+        {
+            "TOPIC": topics.create_topic,
+            "TABLE": tables.create_table,
+            "USER": users.create_user,
+            "MATERIALIZED": views.create_view,
+        }
+    ),
     "ALTER": _choice({"TOPIC": topics.alter_topic, "TABLE": tables.alter_table, "USER": users.alter_user}),
     "DROP": _choice(
-        {"TOPIC": topics.drop_topic, "TABLE": tables.drop_table, "USER": users.drop_user, "CONSUMER": _drop_group}
+        {
+            "TOPIC": topics.drop_topic,
+            "TABLE": tables.drop_table,
+            "USER": users.drop_user,
+            "CONSUMER": _drop_group,
+            "MATERIALIZED": views.drop_view,
+        }
     ),
     "CLEAR": _choice({"TOPIC": topics.clear_topic}),
     "PUBLISH": topics.publish,
@@ -121,6 +135,7 @@ _STARTS: Final[dict[str, Rule]] = {
             "TABLES": lambda tokens, at: ast.ShowTables(**at),
             "USERS": lambda tokens, at: ast.ShowUsers(**at),
             "CONSUMER": _show_groups,
+            "MATERIALIZED": views.show_views,
         }
     ),
     "DESCRIBE": _describe,

@@ -13,14 +13,14 @@ from typing import Any, Final
 from tailrace.errors import Error, Invalid
 from tailrace.scalar.problem import ExpressionError
 from tailrace.sql import statements as ast
-from tailrace.sql import table_statements, topic_statements, user_statements
+from tailrace.sql import table_statements, topic_statements, user_statements, view_statements
 from tailrace.sql.error import SqlError, excerpt, mark, marked, place_at, secret
 from tailrace.sql.parser import parse
 from tailrace.sql.result import ColumnInfo, Execute, Result
 
 __all__ = ["ColumnInfo", "Execute", "Result", "Session", "SqlError", "marked", "selects"]
 
-_RUN: Final = {**topic_statements.RUN, **table_statements.RUN, **user_statements.RUN}
+_RUN: Final = {**topic_statements.RUN, **table_statements.RUN, **user_statements.RUN, **view_statements.RUN}
 
 
 class Session:

@@ -282,7 +282,7 @@ def _changes(execute: Execute, reference: Reference, budget: Budget) -> pa.Table
     rows: list[Sequence[Any]] = []
     if info.oldest is not None and info.latest is not None and low <= info.latest and limit != 0:
         last = min(info.latest, high)
-        after = None if low <= info.log.start else low - 1
+        after = None if low <= info.earliest else low - 1
         more = True
         while more and (limit is None or len(rows) < limit):
             most = PAGE_RECORDS if limit is None else min(PAGE_RECORDS, limit - len(rows))

@@ -294,6 +294,28 @@ class DescribeTable(Statement, frozen=True, kw_only=True):
     name: str
 
 
+# -- materialized views
+
+
+class CreateView(Statement, frozen=True, kw_only=True):
+    title = "CREATE MATERIALIZED VIEW"
+
+    name: str
+    select: Expression
+    if_not_exists: bool = False
+
+
+class DropView(Statement, frozen=True, kw_only=True):
+    title = "DROP MATERIALIZED VIEW"
+
+    name: str
+    if_exists: bool = False
+
+
+class ShowViews(Statement, frozen=True, kw_only=True):
+    title = "SHOW MATERIALIZED VIEWS"
+
+
 # -- users
 
 

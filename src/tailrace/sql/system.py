@@ -15,6 +15,8 @@ import pyarrow as pa
 from tailrace import limits
 from tailrace.auth.users import ListUsers
 from tailrace.command import Query
+from tailrace.jobs.queries import ListJobs
+from tailrace.log import cold
 from tailrace.log.entry import LOGS, Log
 from tailrace.sql.arrow import BIGINT, BOOLEAN, MOMENT, TEXT, json_text
 from tailrace.sql.result import Execute
@@ -114,7 +116,8 @@ class AllStreams(Query[list[tuple[Stream, Log | None]]], frozen=True):
 
     def run(self, reader: Reader) -> list[tuple[Stream, Log | None]]:
         rows = list(reader.scan(STREAMS, after=self.after, limit=self.limit))
-        return [(row, None if expired(row, reader.now_ms) else reader.get(LOGS, row.log)) for row in rows]
+        logs = [None if expired(row, reader.now_ms) else reader.get(LOGS, row.log) for row in rows]
+        return [(row, log and cold.whole(reader, log)) for row, log in zip(rows, logs, strict=True)]
 
 
 def _tables(execute: Execute) -> Iterator[Row]:
@@ -158,7 +161,13 @@ def _users(execute: Execute) -> Iterator[Row]:
 
 
 def _pipelines(execute: Execute) -> Iterator[Row]:
-    yield from ()  # none has told of itself to this database
+    for each in execute(ListJobs()):
+        job = each.job
+        at = json_text({str(log): position for log, position in each.positions.items()})
+        yield (
+            job.name, job.kind, job.source or None, job.target or None, job.state, at if each.positions else None,
+            job.updated_ms, job.rows, each.lag, job.message or None, job.created_ms,
+        )  # fmt: skip
 
 
 SYSTEM_TABLES: Final[dict[str, SystemTable]] = {
@@ -226,7 +235,7 @@ SYSTEM_TABLES: Final[dict[str, SystemTable]] = {
     "pipelines": SystemTable(
         (
             ("name", TEXT), ("kind", TEXT), ("source", TEXT), ("target", TEXT), ("state", TEXT), ("position", TEXT),
-            ("updated_at", MOMENT),
+            ("updated_at", MOMENT), ("rows", BIGINT), ("lag", BIGINT), ("message", TEXT), ("created_at", MOMENT),
         ),
         _pipelines,
     ),

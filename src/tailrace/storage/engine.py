@@ -14,6 +14,7 @@ Nothing a `Tx` wrote is visible to a `Reader` before the commit is durable.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
@@ -46,6 +47,7 @@ class Reader(Protocol):
     """A consistent view of committed rows."""
 
     now_ms: int  # when it was asked for
+    shelf: Any  # what was read from cold storage lately (`log/cold.py`); None where there is none
 
     def get(self, table: Table[R], *key: Any) -> R | None:
         """The row with this key."""
@@ -69,6 +71,29 @@ class Reader(Protocol):
         """Some columns ("position, next") of rows whose key begins with `prefix`, from `start` on, in key order. What
         is not named is not read: bodies may be large."""
 
+    def packed(
+        self,
+        table: Table[Any],
+        numbers: tuple[str, ...],
+        body: str,
+        *prefix: Any,
+        start: Any,
+        before: Any,
+        limit: int,
+        bytes_max: int,
+    ) -> Packed:
+        """Columns of numbers and one of bytes, of rows whose key begins with `prefix`, in key order, from `start` on
+        and below `before`: at least one if there is any, then up to `limit` rows and `bytes_max`. For those who read
+        much: hardly an object is made for a row, and other threads go on meanwhile."""
+
+
+class Packed(msgspec.Struct, frozen=True):
+    """Rows side by side instead of one by one: an array for each column of numbers, and the bytes of all end to end."""
+
+    numbers: tuple[array[int], ...]
+    sizes: array[int]  # of each row's bytes
+    body: bytes
+
 
 class Notice(msgspec.Struct, frozen=True, gc=False):
     """Something to tell waiters once the commit is durable: `item` happened in `log`."""
@@ -84,6 +109,7 @@ class Tx(ABC):
         self.now_ms = now_ms  # the same for all commands of a batch
         self.by = ""  # who runs the current command
         self.router: Callable[..., None] | None = None  # what turns changes of tables into messages of topics
+        self.shelf: Any = None  # as a reader's
         self.notices: list[Notice] = []
         self._dirty: dict[Table[Any], dict[Key, Any]] = {}
         self._added: dict[Table[Any], list[Any]] = {}
@@ -141,6 +167,22 @@ class Tx(ABC):
         if self._dirty.get(table) or self._added.get(table):
             self._flush_early()
         return self._select_values(table, columns, prefix, start, limit)
+
+    def packed(
+        self,
+        table: Table[Any],
+        numbers: tuple[str, ...],
+        body: str,
+        *prefix: Any,
+        start: Any,
+        before: Any,
+        limit: int,
+        bytes_max: int,
+    ) -> Packed:
+        """As `Reader.packed`, over what this transaction has written so far."""
+        if self._dirty.get(table) or self._added.get(table):
+            self._flush_early()
+        return self._select_packed(table, numbers, body, prefix, start, before, limit, bytes_max)
 
     def remove_range(self, table: Table[R], *prefix: Any, before: Any = None, limit: int) -> int:
         """Remove up to `limit` rows under `prefix` from the lowest key on; how many were removed."""
@@ -263,6 +305,19 @@ class Tx(ABC):
     def _select_values(
         self, table: Table[Any], columns: str, prefix: Key, start: Any, limit: int | None
     ) -> list[tuple[Any, ...]]: ...
+
+    @abstractmethod
+    def _select_packed(
+        self,
+        table: Table[Any],
+        numbers: tuple[str, ...],
+        body: str,
+        prefix: Key,
+        start: Any,
+        before: Any,
+        limit: int,
+        bytes_max: int,
+    ) -> Packed: ...
 
     @abstractmethod
     def _insert(self, table: Table[Any], rows: list[Any]) -> None: ...

@@ -70,6 +70,16 @@ def scan(
     return _scan(table, columns, len(prefix), bounds, reverse, limit is not None, mark), bound
 
 
+@cache
+def packed(table: Table[Any], numbers: tuple[str, ...], body: str, prefixed: int, mark: str) -> tuple[str, str]:
+    """The statements of `Reader.packed`: one for the numbers of some rows, with the bytes' sizes, as texts with commas;
+    one for their bytes. Both are bound to the prefix, the two bounds and a limit."""
+    inner = _scan(table, f"{', '.join(numbers)}, length({body}) AS packed_size", prefixed, ">= < ", False, True, mark)
+    listed = ", ".join(f"group_concat({name})" for name in (*numbers, "packed_size"))
+    bodies = _scan(table, body, prefixed, ">= < ", False, True, mark)
+    return f"SELECT {listed} FROM ({inner})", f"SELECT CAST(group_concat({body}, '') AS BLOB) FROM ({bodies})"
+
+
 def _columns(table: Table[Any]) -> str:
     return ", ".join(column.name for column in table.columns)
 

@@ -9,23 +9,27 @@ from __future__ import annotations
 
 import fcntl
 import os
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import resources
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any, Final
 
 import apsw
+import msgspec
 
 from tailrace import failpoints, limits
 from tailrace.errors import Corrupt, Error, Invalid, Unavailable
 from tailrace.storage import sql
-from tailrace.storage.engine import Tx, closed, unstorable
+from tailrace.storage.engine import Packed, Tx, closed, unstorable
 from tailrace.storage.table import Key, R, Table
 
 FILE: Final = "tailrace.db"
 _MARK: Final = "?"
+_INTS: Final = msgspec.json.Decoder(list[int])
 BUSY_MS: Final = 250  # how long somebody else's lock on the file is waited for; the event loop waits too
 _WAL_BYTES_KEPT: Final = 64 * limits.MiB  # what a long reader made the WAL grow beyond this is given back
 _WRITER_CACHE_KIB: Final = 64 * 1024
@@ -37,6 +41,7 @@ class SqliteReader:
 
     def __init__(self, connection: apsw.Connection, now_ms: int) -> None:
         self.now_ms = now_ms
+        self.shelf: Any = None
         self._execute = connection.execute
 
     def get(self, table: Table[R], *key: Any) -> R | None:
@@ -63,6 +68,19 @@ class SqliteReader:
         statement, bound = sql.scan(table, prefix, start, None, None, limit, False, _MARK, columns)
         return self._execute(statement, bound).fetchall()
 
+    def packed(
+        self,
+        table: Table[Any],
+        numbers: tuple[str, ...],
+        body: str,
+        *prefix: Any,
+        start: Any,
+        before: Any,
+        limit: int,
+        bytes_max: int,
+    ) -> Packed:
+        return _packed(self._execute, table, numbers, body, prefix, start, before, limit, bytes_max)
+
 
 class SingleReader(SqliteReader):
     """Rows one by one, each from the last commit; no transaction around them. Rows that the writer keeps in memory need
@@ -79,6 +97,41 @@ class SingleReader(SqliteReader):
             if row is not None:
                 return row  # type: ignore[no-any-return]
         return super().get(table, *key)
+
+
+def _packed(
+    execute: Any,
+    table: Table[Any],
+    numbers: tuple[str, ...],
+    body: str,
+    prefix: Key,
+    start: Any,
+    before: Any,
+    limit: int,
+    bytes_max: int,
+) -> Packed:
+    """Read as `Reader.packed` has it."""
+    listing, bodies = sql.packed(table, numbers, body, len(prefix), _MARK)
+    bound = (*prefix, start, before)
+    # The length of bytes stands in the row's head: what is too much is not read.
+    ((*texts, sizes),) = execute(listing, (*bound, limit)).fetchall()
+    if sizes is None:
+        return Packed(tuple(array("q") for _ in numbers), array("q"), b"")
+    taken = _fitting(_numbers(sizes), bytes_max)
+    ((together,),) = execute(bodies, (*bound, len(taken))).fetchall()
+    return Packed(tuple(_numbers(text)[: len(taken)] for text in texts), taken, together)
+
+
+def _numbers(text: str) -> array[int]:
+    return array("q", _INTS.decode(f"[{text}]"))
+
+
+def _fitting(sizes: array[int], bytes_max: int) -> array[int]:
+    """The first of them, and those that follow while all together are not too much."""
+    for count, total in enumerate(accumulate(sizes)):
+        if total > bytes_max:
+            return sizes[: max(count, 1)]
+    return sizes
 
 
 class _Opened:
@@ -174,6 +227,20 @@ class SqliteTx(Tx):
         statement, bound = sql.scan(table, prefix, start, None, None, limit, False, _MARK, columns)
         with _translated():
             return self._execute(statement, bound).fetchall()
+
+    def _select_packed(
+        self,
+        table: Table[Any],
+        numbers: tuple[str, ...],
+        body: str,
+        prefix: Key,
+        start: Any,
+        before: Any,
+        limit: int,
+        bytes_max: int,
+    ) -> Packed:
+        with _translated():
+            return _packed(self._execute, table, numbers, body, prefix, start, before, limit, bytes_max)
 
     def _insert(self, table: Table[Any], rows: list[Any]) -> None:
         try:

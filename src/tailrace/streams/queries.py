@@ -8,6 +8,7 @@ import msgspec
 
 from tailrace import limits
 from tailrace.command import Query
+from tailrace.log import cold
 from tailrace.log import log as logs
 from tailrace.log.entry import Log
 from tailrace.log.log import Page
@@ -19,6 +20,7 @@ from tailrace.streams.stream import STREAMS, Stream
 class Described(msgspec.Struct, frozen=True):
     stream: Stream
     log: Log
+    earliest: int  # the first position that can be read, hot or cold
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -26,6 +28,7 @@ class Slice(msgspec.Struct, frozen=True):
 
     stream: Stream
     log: Log
+    position: int  # where the page begins
     page: Page
 
     @property
@@ -41,11 +44,12 @@ class Describe(Query[Described], frozen=True):
 
     def run(self, reader: Reader) -> Described:
         stream = live(reader, self.path)
-        return Described(stream, log_of(reader, stream))
+        log = log_of(reader, stream)
+        return Described(stream, log, cold.earliest(reader, log))
 
 
 class Read(Query[Slice], frozen=True):
-    """Entries from `position` on (None: from the earliest retained), up to `bytes_max` and `entries_max`."""
+    """Entries from `position` on (None: from the earliest there is), up to `bytes_max` and `entries_max`."""
 
     subject = ("streams", "path")
 
@@ -57,8 +61,8 @@ class Read(Query[Slice], frozen=True):
     def run(self, reader: Reader) -> Slice:
         stream = live(reader, self.path)
         log = log_of(reader, stream)
-        position = log.start if self.position is None else self.position
-        return Slice(stream, log, logs.read(reader, log, position, self.bytes_max, self.entries_max))
+        position = cold.earliest(reader, log) if self.position is None else self.position
+        return Slice(stream, log, position, logs.read(reader, log, position, self.bytes_max, self.entries_max))
 
 
 class ListStreams(Query[list[Stream]], frozen=True):

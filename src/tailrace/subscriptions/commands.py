@@ -12,6 +12,7 @@ from tailrace.command import Command, Query
 from tailrace.errors import AlreadyClaimed, Conflict, Fenced, Invalid, TooMany
 from tailrace.log import log as logs
 from tailrace.log import position as positions
+from tailrace.log.entry import LOGS
 from tailrace.log.position import offset
 from tailrace.storage.engine import Reader, Tx
 from tailrace.storage.table import META, Meta
@@ -256,8 +257,10 @@ class Ack(Command[Acked], frozen=True):
         link = tx.get(LINKS, self.id, path)
         rules.judge_ack(link, log, path, position, rules.snapshot_of(subscription))
         assert link is not None and log is not None
-        # Below the start nothing can be looked up, nor read from there: any position is as good as another.
-        if position not in (link.acked, 0) and position > log.start and not logs.boundary(tx, log, position):
+        # Below the hot part nothing can be looked up: any position is as good as another.
+        hot = tx.get(LOGS, log.id)
+        assert hot is not None
+        if position not in (link.acked, 0) and position > hot.start and not logs.boundary(tx, hot, position):
             raise rules.invalid_offset(f"ack of {path!r}: offset {offset(position)} lies inside a message")
         tx.put(LINKS, msgspec.structs.replace(link, acked=position))
 

@@ -15,6 +15,7 @@ import msgspec
 
 from tailrace import limits
 from tailrace.errors import Error, Invalid, NotFound
+from tailrace.log import cold
 from tailrace.log.entry import LOGS, Log
 from tailrace.storage.engine import Reader, Tx
 from tailrace.streams.commands import Append
@@ -51,7 +52,8 @@ def log_at(reader: Reader | Tx, path: str) -> Log | None:
     stream = reader.get(STREAMS, path)
     if stream is None or stream.deleted or expired(stream, reader.now_ms):
         return None
-    return reader.get(LOGS, stream.log)
+    log = reader.get(LOGS, stream.log)
+    return None if log is None else cold.whole(reader, log)
 
 
 def states(reader: Reader | Tx, subscription: Subscription) -> list[State]:

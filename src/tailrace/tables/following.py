@@ -10,6 +10,7 @@ from msgspec import UNSET
 from tailrace.command import Query
 from tailrace.errors import Invalid, NotFound, TableNotFound
 from tailrace.storage.engine import Reader
+from tailrace.tables import cursors as named
 from tailrace.tables import plain, streams
 from tailrace.tables.plain import Age, Change, Cursor, Steps, StreamInfo
 
@@ -103,17 +104,17 @@ def prune_stream(name: str, before: int | None) -> Steps[int]:
 
 def save_cursor(name: str, cursor: str, sequence: int, hold_bytes: int | EllipsisType) -> Steps[Cursor]:
     """Note how far a consumer has come."""
-    saved: streams.Cursor = yield streams.SaveCursor(name, cursor, sequence, None if hold_bytes is ... else hold_bytes)
+    saved: named.Cursor = yield named.SaveCursor(name, cursor, sequence, None if hold_bytes is ... else hold_bytes)
     return plain.cursor(saved)
 
 
 def drop_cursor(name: str, cursor: str) -> Steps[bool]:
     """Forget a consumer; whether it was known."""
-    known: bool = yield streams.DropCursor(name, cursor)
+    known: bool = yield named.DropCursor(name, cursor)
     return known
 
 
 def cursors(name: str) -> Steps[list[Cursor]]:
     """All cursors, by name."""
-    found: list[streams.Cursor] = yield streams.ListCursors(name)
+    found: list[named.Cursor] = yield named.ListCursors(name)
     return [plain.cursor(cursor) for cursor in found]

@@ -16,7 +16,7 @@ import msgspec
 
 from tailrace.command import Command, Query
 from tailrace.errors import Invalid
-from tailrace.tables import streams, value
+from tailrace.tables import cursors, streams, value
 from tailrace.tables.change import Record
 from tailrace.tables.definition import Definition
 from tailrace.tables.expression import Condition, Paths, Placeholders, condition, projection
@@ -319,7 +319,7 @@ def stream_info(info: streams.Info) -> StreamInfo:
     )
 
 
-def cursor(saved: streams.Cursor) -> Cursor:
+def cursor(saved: cursors.Cursor) -> Cursor:
     """A cursor as programs see it."""
     return Cursor(
         saved.name,

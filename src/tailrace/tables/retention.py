@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from tailrace.log import cold
 from tailrace.log.entry import ENTRIES, Log
 from tailrace.storage.engine import Reader, Tx
 from tailrace.storage.table import Table
@@ -55,8 +56,12 @@ class Lag(msgspec.Struct, frozen=True):
 
 
 def plan(reader: Reader | Tx, log: Log, max_age_s: int | None, max_count: int | None) -> Plan:
-    """What retention asks for now."""
+    """What retention asks for now. Of a log that is tiered only what is in cold storage goes; there everybody can go on
+    reading it, so no cursor holds it back and none is cut off."""
     start = horizon(reader, log, max_age_s, max_count)
+    tier = cold.tier_of(reader, log.id)
+    if tier is not None:
+        return Plan(max(log.start, min(start, cold.removable(reader, log))), [])
     return past_cursors(reader, log, start, held=True) if start > log.start else Plan(log.start, [])
 
 
@@ -102,7 +107,7 @@ def past_cursors(reader: Reader | Tx, log: Log, start: int, *, held: bool) -> Pl
     number = number_at(reader, log, start)
     lost = []
     for cursor in cut:
-        missed = number - number_at(reader, log, max(cursor.position, log.start))
+        missed = number - number_at(reader, log, max(cursor.position, cold.earliest(reader, log)))
         if missed > 0:
             lost.append(msgspec.structs.replace(cursor, lost=cursor.lost + missed))
     return Plan(start, lost)
@@ -110,9 +115,8 @@ def past_cursors(reader: Reader | Tx, log: Log, start: int, *, held: bool) -> Pl
 
 def number_at(reader: Reader | Tx, log: Log, position: int) -> int:
     """How many records the stream has had below this position."""
-    position = aligned(reader, log, position)
-    rows = reader.values(ENTRIES, "substr(body, 1, 8)", log.id, start=position, limit=1)
-    return change.before(rows[0][0]) if rows else counted(reader, -log.id).items
+    head = _head(reader, log, position)
+    return counted(reader, -log.id).items if head is None else head[1]
 
 
 def bytes_between(reader: Reader | Tx, log: Log, low: int, high: int) -> int:
@@ -124,18 +128,29 @@ def bytes_between(reader: Reader | Tx, log: Log, low: int, high: int) -> int:
 
 def lag(reader: Reader | Tx, log: Log, position: int) -> Lag:
     """How far behind somebody is who goes on at `position`."""
-    position = aligned(reader, log, position)
-    rows = reader.values(ENTRIES, "at_ms, substr(body, 1, 8)", log.id, start=position, limit=1)
-    if not rows:
+    head = _head(reader, log, position)
+    if head is None:
         return Lag(0, 0, 0)
-    at_ms, head = rows[0]
+    at_ms, before = head
     total = counted(reader, -log.id)
-    records = total.items - change.before(head)
+    records = total.items - before
     return Lag(records, records * total.bytes // total.items, max(0, reader.now_ms - at_ms))
 
 
+def _head(reader: Reader | Tx, log: Log, position: int) -> tuple[int, int] | None:
+    """Of the entry that covers `position`, or the first one after it: its time, and how many records came before it."""
+    if position < log.start:
+        first = cold.earliest(reader, log)
+        if first < log.start:
+            entry = next(cold.entries(reader, log, max(position, first)))
+            return entry.at_ms, change.before(entry.body)
+    start = aligned(reader, log, position)
+    rows = reader.values(ENTRIES, "at_ms, substr(body, 1, 8)", log.id, start=start, limit=1)
+    return (rows[0][0], change.before(rows[0][1])) if rows else None
+
+
 def aligned(reader: Reader | Tx, log: Log, position: int) -> int:
-    """The beginning of the entry that covers `position`: any sequence is one, also one of another table's."""
+    """The beginning of the hot entry that covers `position`: any sequence is one, also one of another table's."""
     if position <= log.start:
         return log.start
     if position >= log.next:

@@ -25,16 +25,17 @@ import msgspec
 from tailrace import limits
 from tailrace.access import Permission
 from tailrace.command import Command, Query
-from tailrace.errors import Invalid, LimitExceeded, NotFound, TableNotFound, Trimmed
+from tailrace.errors import Invalid, NotFound, TableNotFound, Trimmed
+from tailrace.log import cold
 from tailrace.log import log as logs
 from tailrace.log.entry import ENTRIES, LOGS, Entry, Log
 from tailrace.log.position import offset
 from tailrace.storage.engine import Reader, Tx
 from tailrace.storage.table import META, Table
-from tailrace.tables import change, retention, value
+from tailrace.tables import change, retention
 from tailrace.tables.change import Record
 from tailrace.tables.definition import COUNTS, TABLES, Definition, StreamRef, counted, decoded, find, save
-from tailrace.tables.retention import CHANGE_CURSORS, MAX_AGE_S, MAX_COUNT, ChangeCursor, Lag, Plan
+from tailrace.tables.retention import CHANGE_CURSORS, MAX_AGE_S, MAX_COUNT, Plan
 
 logger = logging.getLogger("tailrace.tables")
 
@@ -150,13 +151,13 @@ def dropped(tx: Tx, definition: Definition) -> None:
 
 def check_retention(max_age_s: int | None, max_count: int | None) -> None:
     """Bounds may be absent, not senseless."""
-    if max_age_s is not None and not _whole(max_age_s, 1, limits.TTL_S_MAX):
+    if max_age_s is not None and not whole(max_age_s, 1, limits.TTL_S_MAX):
         raise Invalid(f"max_age_s {max_age_s!r} is not from 1 to {limits.TTL_S_MAX}; give none to keep them any time")
-    if max_count is not None and not _whole(max_count, 1, limits.POSITION_MAX):
+    if max_count is not None and not whole(max_count, 1, limits.POSITION_MAX):
         raise Invalid(f"max_count {max_count!r} is not from 1 to {limits.POSITION_MAX}; give none to keep any number")
 
 
-def _whole(number: object, least: int, most: int) -> bool:
+def whole(number: object, least: int, most: int) -> bool:
     """Whether it is an int in these bounds. Python programs can pass anything, and a column takes no fractions."""
     return type(number) is int and least <= number <= most
 
@@ -219,17 +220,20 @@ def position_after(reader: Reader | Tx, stream: ChangeStream, log: Log, after: i
 
     `after` may be any sequence that the database has given out, also another table's. Zero is before all of them: it
     means the beginning as long as nothing of it was trimmed."""
+    first = cold.earliest(reader, log)
     if after is None:
-        return log.start
+        return first
     _check_sequence(after)
-    if after == 0 and log.start == stream.first:
-        return log.start
+    if after == 0 and first == stream.first:
+        return first
     return _checked(reader, log, after + 1, "sequence")
 
 
 def _checked(reader: Reader | Tx, log: Log, position: int, noun: str = "position") -> int:
     if position < log.start:
-        raise Trimmed(requested=position, earliest=log.start, offset=offset(log.start), noun=noun)
+        first = cold.earliest(reader, log)
+        if position < first:
+            raise Trimmed(requested=position, earliest=first, offset=offset(first), noun=noun)
     if position > log.next and position > given_out(reader) + 1:
         raise Invalid(
             f"sequence {position - 1} was never given out; read after one that the database returned",
@@ -276,7 +280,7 @@ class ReadChanges(Query[Changes], frozen=True):
     label: str | None = None
 
     def run(self, reader: Reader) -> Changes:
-        if not _whole(self.limit, 1, sys.maxsize):
+        if not whole(self.limit, 1, sys.maxsize):
             raise Invalid(f"limit {self.limit!r} is not a number from 1 on")
         stream = find_stream(reader, self.table, self.label)
         log = log_of(reader, stream)
@@ -289,13 +293,16 @@ class ReadChanges(Query[Changes], frozen=True):
             left -= len(entry.body)
             if left <= 0 or len(records) >= self.limit:
                 break
-        return Changes(stream, records, at - 1, log.next - 1, log.start, at < log.next)
+        return Changes(stream, records, at - 1, log.next - 1, cold.earliest(reader, log), at < log.next)
 
 
 def entries_from(reader: Reader, log: Log, position: int) -> Iterator[Entry]:
-    """The entry that covers `position` and all that follow, lazily.
+    """The entry that covers `position` and those that follow, lazily. They may end where what comes next has to be
+    fetched from cold storage.
 
     A position from this stream is where an entry begins; for any other, the one that covers it is looked for."""
+    if position < log.start:
+        return _cold_and_hot(reader, log, position)
     if position >= log.next:
         return iter(())
     rows = reader.scan(ENTRIES, log.id, start=position)
@@ -303,6 +310,14 @@ def entries_from(reader: Reader, log: Log, position: int) -> Iterator[Entry]:
     if first is None or first.position != position:
         return reader.scan(ENTRIES, log.id, start=retention.aligned(reader, log, position))
     return chain((first,), rows)
+
+
+def _cold_and_hot(reader: Reader, log: Log, position: int) -> Iterator[Entry]:
+    for entry in cold.within_reach(reader, log, position, log.start):
+        yield entry
+        position = entry.next
+    if position >= log.start:
+        yield from entries_from(reader, log, position)
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -331,7 +346,7 @@ class ReadEntries(Query[Run], frozen=True):
         if self.epoch is not None and self.epoch != stream.epoch:
             raise Invalid(f"this position was handed out for another stream than {stream.name!r}, of another database")
         log = log_of(reader, stream)
-        position = log.start if self.position is None else _checked(reader, log, self.position)
+        position = cold.earliest(reader, log) if self.position is None else _checked(reader, log, self.position)
         entries: list[Entry] = []
         left = self.bytes_max
         for entry in entries_from(reader, log, position):
@@ -354,6 +369,7 @@ class Info(msgspec.Struct, frozen=True):
 
     stream: ChangeStream
     log: Log
+    earliest: int  # the first position that can be read, hot or cold
     oldest: int | None  # the sequence of the oldest record; None if there is none
     latest: int | None  # of the newest
     latest_index: int  # of the newest record within its transaction
@@ -367,6 +383,31 @@ class Info(msgspec.Struct, frozen=True):
     @property
     def view(self) -> str:
         return self.stream.view
+
+
+class State(msgspec.Struct, frozen=True):
+    """A change stream and where it begins and ends."""
+
+    stream: ChangeStream
+    log: Log
+    earliest: int  # the first position that can be read, hot or cold
+
+    @property
+    def enabled(self) -> bool:
+        return self.stream.closed_ms is None
+
+
+class StreamState(Query[State], frozen=True):
+    """As `StreamInfo`, without looking at a record: some are far away."""
+
+    subject = ("tables", "table")
+    table: str
+    label: str | None = None
+
+    def run(self, reader: Reader) -> State:
+        stream = find_stream(reader, self.table, self.label)
+        log = log_of(reader, stream)
+        return State(stream, log, cold.earliest(reader, log))
 
 
 class StreamInfo(Query[Info], frozen=True):
@@ -396,15 +437,26 @@ class AllStreams(Query[list[Info]], frozen=True):
 def info_of(reader: Reader, stream: ChangeStream) -> Info:
     """What is in a stream."""
     log = log_of(reader, stream)
-    rows = reader.values(ENTRIES, "next, substr(body, 1, 8)", log.id, start=log.start, limit=1)
+    earliest = cold.earliest(reader, log)
+    if earliest < log.start:
+        oldest = next(cold.entries(reader, log, earliest))
+        rows = [(oldest.next, oldest.body[: change.HEAD_BYTES])]
+    else:
+        rows = reader.values(ENTRIES, "next, substr(body, 1, 8)", log.id, start=log.start, limit=1)
     if not rows:
-        return Info(stream, log, None, None, 0, 0, 0)
+        return Info(stream, log, earliest, None, None, 0, 0, 0)
     first, head = rows[0]
     total = counted(reader, -log.id)
-    last = next(reader.scan(ENTRIES, log.id, reverse=True, limit=1))
-    index = total.items - change.before(last.body) - 1
+    index = total.items - change.before(_newest(reader, log).body) - 1
     count = total.items - change.before(head)
-    return Info(stream, log, first - 1, log.next - 1, index, count, count * total.bytes // total.items)
+    return Info(stream, log, earliest, first - 1, log.next - 1, index, count, count * total.bytes // total.items)
+
+
+def _newest(reader: Reader, log: Log) -> Entry:
+    """The last entry of a log that has one."""
+    for entry in reader.scan(ENTRIES, log.id, start=log.start, reverse=True, limit=1):
+        return entry
+    return next(cold.entries(reader, log, log.next - 1))
 
 
 class ListChangeStreams(Query[list[ChangeStream]], frozen=True):
@@ -516,6 +568,7 @@ class Pruned(msgspec.Struct, frozen=True):
 class PruneStream(Command[Pruned], frozen=True):
     """Remove records up to and including the sequence `through` (None: all there are), cursors or not."""
 
+    history = True
     permission = Permission.ADMIN
     subject = ("tables", "table")
 
@@ -530,19 +583,32 @@ class PruneStream(Command[Pruned], frozen=True):
         if self.through is not None and self.through > given_out(tx):
             raise Invalid(f"sequence {self.through} was never given out; prune through one that the database returned")
         log = log_of(tx, stream)
-        number = retention.number_at(tx, log, log.start)
-        start = log.next if self.through is None else retention.aligned(tx, log, self.through + 1)
-        if start > log.start:
-            _trim(tx, stream, log, retention.past_cursors(tx, log, start, held=False))
+        number = retention.number_at(tx, log, cold.earliest(tx, log))
+        start = log.next if self.through is None else self._start(tx, log, self.through + 1)
+        if start > cold.earliest(tx, log):
+            plan = retention.past_cursors(tx, log, start, held=False)
+            logs.forget(tx, log, start)
+            _cut_off(tx, stream, plan)
         removed = retention.number_at(tx, log, start) - number
         if stream.closed_ms is None or start < log.next:
             return Pruned(removed, gone=False)
         _remove(tx, stream)
         return Pruned(removed, gone=True)
 
+    def _start(self, tx: Tx, log: Log, position: int) -> int:
+        """Where the entry begins that covers `position`, hot or cold."""
+        first = cold.earliest(tx, log)
+        if first < position < log.start:
+            return next(cold.entries(tx, log, position)).position
+        return first if position <= first else retention.aligned(tx, log, position)
+
 
 def _trim(tx: Tx, stream: ChangeStream, log: Log, plan: Plan) -> None:
     logs.trim(tx, log, plan.start)
+    _cut_off(tx, stream, plan)
+
+
+def _cut_off(tx: Tx, stream: ChangeStream, plan: Plan) -> None:
     for cursor in plan.cut:
         logger.warning(
             "cursor %r of the change stream %s/%s is cut off: it has lost %d records; the stream starts at %d now",
@@ -574,6 +640,7 @@ def _plan(reader: Reader | Tx, stream: ChangeStream) -> tuple[Log, Plan, bool] |
         and stream.max_age_s is not None
         and plan.start >= log.next
         and stream.closed_ms + stream.max_age_s * 1000 < reader.now_ms
+        and cold.earliest(reader, log) >= log.start  # what is in cold storage stays readable
     )
     return (log, plan, over) if over or plan.start > log.start else None
 
@@ -611,85 +678,3 @@ class TrimChanges(Command[int], frozen=True):
         if over:
             _remove(tx, stream)
         return removed
-
-
-# -- cursors
-
-
-class Cursor(msgspec.Struct, frozen=True):
-    """A named cursor and how far it is behind."""
-
-    name: str
-    after: int  # the sequence that it has seen last
-    at_ms: int
-    hold_bytes: int
-    lost: int  # records trimmed before it came to them, since it was made
-    cut_off: bool  # the next record for it is gone: reading after `after` says Trimmed
-    lag: Lag
-
-
-class SaveCursor(Command[Cursor], frozen=True):
-    """Note that `name` has seen everything up to the sequence `after`, and hold retention back for it."""
-
-    subject = ("tables", "table")
-    table: str
-    name: str
-    after: int
-    hold_bytes: int | None = None  # None: as before, or HOLD_BYTES
-    label: str | None = None
-
-    def run(self, tx: Tx) -> Cursor:
-        size = len(value.check_text(self.name, "a cursor's name").encode())
-        if not 1 <= size <= limits.CURSOR_NAME_BYTES_MAX:
-            raise Invalid(f"a cursor's name has 1 to {limits.CURSOR_NAME_BYTES_MAX} bytes, not {size}")
-        if self.hold_bytes is not None and not _whole(self.hold_bytes, 0, limits.HOLD_BYTES_MAX):
-            raise Invalid(
-                f"hold_bytes {self.hold_bytes!r} is not from 0 to {limits.HOLD_BYTES_MAX}; use 0 to hold nothing back"
-            )
-        stream = find_stream(tx, self.table, self.label)
-        log = log_of(tx, stream)
-        position = position_after(tx, stream, log, self.after)
-        known = tx.get(CHANGE_CURSORS, log.id, self.name)
-        most = limits.CURSORS_MAX
-        if known is None and len(list(tx.scan(CHANGE_CURSORS, log.id, limit=most))) >= most:
-            raise LimitExceeded(f"the stream has {most} cursors already; drop one that is no longer used")
-        hold = self.hold_bytes if self.hold_bytes is not None else known.hold_bytes if known else limits.HOLD_BYTES
-        cursor = ChangeCursor(log.id, self.name, position, tx.now_ms, hold, known.lost if known else 0)
-        tx.put(CHANGE_CURSORS, cursor)
-        return _cursor(tx, log, cursor)
-
-
-class DropCursor(Command[bool], frozen=True):
-    """Forget a cursor; whether there was one."""
-
-    subject = ("tables", "table")
-    table: str
-    name: str
-    label: str | None = None
-
-    def run(self, tx: Tx) -> bool:
-        stream = find_stream(tx, self.table, self.label)
-        known = tx.get(CHANGE_CURSORS, stream.log, self.name) is not None
-        if known:
-            tx.delete(CHANGE_CURSORS, stream.log, self.name)
-        return known
-
-
-class ListCursors(Query[list[Cursor]], frozen=True):
-    """All cursors of a stream, by name."""
-
-    subject = ("tables", "table")
-    table: str
-    label: str | None = None
-
-    def run(self, reader: Reader) -> list[Cursor]:
-        stream = find_stream(reader, self.table, self.label)
-        log = log_of(reader, stream)
-        return [_cursor(reader, log, row) for row in list(reader.scan(CHANGE_CURSORS, log.id))]
-
-
-def _cursor(reader: Reader | Tx, log: Log, row: ChangeCursor) -> Cursor:
-    return Cursor(
-        row.name, row.position - 1, row.at_ms, row.hold_bytes, row.lost, row.position < log.start,
-        retention.lag(reader, log, row.position),
-    )  # fmt: skip

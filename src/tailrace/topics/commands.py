@@ -12,6 +12,7 @@ from tailrace import limits, scalar
 from tailrace.access import Permission
 from tailrace.command import Command
 from tailrace.errors import Conflict, InUse, Invalid, LimitExceeded, NotFound, TooLarge
+from tailrace.log import cold
 from tailrace.log import log as logs
 from tailrace.log.entry import LOGS
 from tailrace.storage.engine import Tx
@@ -224,8 +225,8 @@ class ClearTopic(Command[int], frozen=True):
             log = tx.get(LOGS, topic.log_of(partition))
             held = tx.get(PARTITIONS, topic.log_of(partition))
             assert log is not None and held is not None
-            count += log.next - log.start
-            logs.trim(tx, log, log.next)
+            count += log.next - cold.earliest(tx, log)
+            logs.forget(tx, log, log.next)
             tx.put(PARTITIONS, Partition(held.log, held.topic, held.number, 0))
         return count
 

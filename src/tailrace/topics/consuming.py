@@ -11,6 +11,7 @@ from tailrace import limits
 from tailrace.access import Permission
 from tailrace.command import Command
 from tailrace.errors import Invalid, LimitExceeded, NotFound
+from tailrace.log import cold
 from tailrace.log.entry import ENTRIES, Log
 from tailrace.storage.engine import Reader, Tx
 from tailrace.topics import group as rules
@@ -70,6 +71,7 @@ class Consume(Command[Delivery], frozen=True, gc=False):
     that has something, looking from `first` on. `acks` are done before, in the same commit: a consumer that has worked
     through one batch acknowledges it when it asks for the next."""
 
+    history = True
     permission = Permission.CONSUME
 
     topic: str
@@ -127,7 +129,7 @@ class Consume(Command[Delivery], frozen=True, gc=False):
             if partition == but:
                 continue
             assert row is not None, "it has joined all of them"
-            place, _ = rules.overtaken(Place(row.cursor, rules.unpacked(row.ranges)), log.start, tx.now_ms)
+            place, _ = _overtaken(tx, log, row)
             if rules.deliverable(place, log.next, tx.now_ms):
                 return True
         return False
@@ -145,9 +147,9 @@ class Consume(Command[Delivery], frozen=True, gc=False):
         fresh = row is None
         if row is None:
             row = _joined(tx, topic, log, self.group, self.start)
-        place, skipped = rules.overtaken(Place(row.cursor, rules.unpacked(row.ranges)), log.start, tx.now_ms)
+        place, skipped = _overtaken(tx, log, row)
         if fresh:
-            skipped += max(0, log.start - self.start.at) if self.start.kind == OFFSET else 0
+            skipped += max(0, row.cursor - self.start.at) if self.start.kind == OFFSET else 0
         buried = 0
         if topic.max_attempts is not None:
             place, buried = _bury(tx, topic, partition, log, self.group, place)
@@ -185,7 +187,12 @@ class Consume(Command[Delivery], frozen=True, gc=False):
             if topic.max_attempts is not None and offer.attempt >= topic.max_attempts:
                 continue  # there were too many of them to be moved at once; the next call goes on with it
             wanted = offer.end - offer.first
-            found = list(read(tx, log.id, partition, offer.first, wanted, left, offer.attempt + 1))
+            try:
+                found = list(read(tx, log, partition, offer.first, wanted, left, offer.attempt + 1))
+            except cold.Missing:
+                if not given:
+                    raise
+                break  # what was found is delivered; the next call fetches the rest
             messages += found
             given.append(
                 offer if len(found) == wanted else msgspec.structs.replace(offer, end=offer.first + len(found))
@@ -202,7 +209,7 @@ def _joined(tx: Tx, topic: Topic, log: Log, name: str, start: Start) -> Group:
         raise LimitExceeded(
             f"topic {topic.name!r} has {limits.GROUPS_MAX} consumer groups, the most there may be; drop some first"
         )
-    cursor = max(log.start, resolved(tx, log, start))
+    cursor = max(cold.earliest(tx, log), resolved(tx, log, start))
     # A number of its own goes before the leases', so that a lease of a group that was dropped is never one of another.
     leases = tx.next_id("group") << LEASE_BITS
     return Group(log.id, name, cursor, leases, 0, 0, 0, tx.now_ms, tx.now_ms, rules.NOTHING)
@@ -212,7 +219,7 @@ def resolved(reader: Reader | Tx, log: Log, start: Start, *, exact: bool = False
     """The offset that is meant; it may lie below the log's start. One that is not there yet is an error where it must
     be `exact`; else it means what comes next, so that nothing is passed over."""
     if start.kind == EARLIEST:
-        return log.start
+        return cold.earliest(reader, log)
     if start.kind == LATEST:
         return log.next
     if start.kind == TIMESTAMP:
@@ -223,8 +230,8 @@ def resolved(reader: Reader | Tx, log: Log, start: Start, *, exact: bool = False
         if start.at > log.next and not exact:
             return log.next
         raise Invalid(
-            f"offset {start.at} is not in partition {log.owner.rpartition('/')[2]}, which goes from {log.start} to "
-            f"{log.next}; use one of those",
+            f"offset {start.at} is not in partition {log.owner.rpartition('/')[2]}, which goes from "
+            f"{cold.earliest(reader, log)} to {log.next}; use one of those",
             code="INVALID_OFFSET",
         )
     raise Invalid(f"{start.kind!r} is no place to start; use earliest, latest, offset or timestamp")
@@ -233,6 +240,9 @@ def resolved(reader: Reader | Tx, log: Log, start: Start, *, exact: bool = False
 def _at_time(reader: Reader | Tx, log: Log, at_ms: int) -> int:
     """The first offset whose message is not older: offsets are dense and times in order, so halving finds it."""
     low, high = log.start, log.next
+    rows = reader.values(ENTRIES, "at_ms", log.id, start=low, limit=1)
+    if not rows or rows[0][0] >= at_ms:  # what is looked for is the first hot one, or in cold storage
+        return cold.first_since(reader, log, at_ms)
     while low < high:
         middle = (low + high) // 2
         rows = reader.values(ENTRIES, "at_ms", log.id, start=middle, limit=1)
@@ -241,6 +251,14 @@ def _at_time(reader: Reader | Tx, log: Log, at_ms: int) -> int:
         else:
             high = middle
     return low
+
+
+def _overtaken(tx: Tx, log: Log, row: Group) -> tuple[Place, int]:
+    """Where a group is, and how many messages were gone before it came to them."""
+    place = Place(row.cursor, rules.unpacked(row.ranges))
+    # Only who is behind the hot part needs to know whether there is more in cold storage.
+    start = log.start if place.floor >= log.start else cold.earliest(tx, log)
+    return rules.overtaken(place, start, tx.now_ms)
 
 
 def _bury(tx: Tx, topic: Topic, partition: int, log: Log, group: str, place: Place) -> tuple[Place, int]:
@@ -255,7 +273,12 @@ def _bury(tx: Tx, topic: Topic, partition: int, log: Log, group: str, place: Pla
         if left <= 0:
             break
         wanted = offer.end - offer.first
-        letters = list(read(tx, log.id, partition, offer.first, wanted, left, offer.attempt))
+        try:
+            letters = list(read(tx, log, partition, offer.first, wanted, left, offer.attempt))
+        except cold.Missing:
+            if not count:
+                raise
+            break
         for letter in letters:
             envelope = letter.envelope
             left -= len(envelope.payload)
@@ -370,6 +393,7 @@ class Nack(Command[Nacked], frozen=True, gc=False):
 class ResetGroup(Command[ResetDone], frozen=True):
     """Let a group go on from another place. What its consumers hold is no longer theirs."""
 
+    history = True
     permission = Permission.CONSUME
 
     topic: str
@@ -390,7 +414,7 @@ class ResetGroup(Command[ResetDone], frozen=True):
             row = tx.get(GROUPS, log.id, self.group)
             if row is None:
                 row = _joined(tx, topic, log, self.group, self.to)
-            offsets[partition] = max(log.start, resolved(tx, log, self.to, exact=True))
+            offsets[partition] = max(cold.earliest(tx, log), resolved(tx, log, self.to, exact=True))
             _store(tx, row, Place(offsets[partition]), deliverable=offsets[partition] < log.next)
         return ResetDone(topic, offsets)
 

@@ -11,6 +11,7 @@ from tailrace import limits
 from tailrace.access import Permission
 from tailrace.command import Query
 from tailrace.errors import Invalid
+from tailrace.log import cold
 from tailrace.log import log as logs
 from tailrace.log.entry import LOGS, Entry, Log
 from tailrace.storage.engine import Reader
@@ -44,8 +45,8 @@ class ReadTopic(Query[Delivery], frozen=True):
         topic = find(reader, self.topic)
         log = partition_log(reader, topic, self.partition)
         wanted = resolved(reader, log, self.start)
-        first = max(log.start, wanted)
-        messages = list(read(reader, log.id, self.partition, first, self.limit, self.bytes_max, 0))
+        first = max(cold.earliest(reader, log), wanted)
+        messages = list(read(reader, log, self.partition, first, self.limit, self.bytes_max, 0))
         after = messages[-1].offset + 1 if messages else first
         return Delivery(topic, self.partition, log.id, messages, after, after < log.next, first - wanted)
 
@@ -77,9 +78,26 @@ class ReadPartition(Query[Run], frozen=True):
     def run(self, reader: Reader) -> Run:
         topic = find(reader, self.topic)
         log = partition_log(reader, topic, self.partition)
-        position = log.start if self.position is None else self.position
+        position = cold.earliest(reader, log) if self.position is None else self.position
         page = logs.read(reader, log, position, self.bytes_max, self.entries_max)
         return Run(topic, log, position, page.entries, page.next)
+
+
+class DescribePartition(Query[Run], frozen=True):
+    """A partition without its entries; the position is the earliest."""
+
+    permission = Permission.CONSUME
+
+    topic: str
+    partition: int
+
+    def subjects(self) -> tuple[str, ...]:
+        return (subject(self.topic),)
+
+    def run(self, reader: Reader) -> Run:
+        topic = find(reader, self.topic)
+        log = partition_log(reader, topic, self.partition)
+        return Run(topic, log, cold.earliest(reader, log), [], log.next)
 
 
 # -- how they are
@@ -214,7 +232,7 @@ def _partitions(reader: Reader, topic: Topic) -> Iterator[PartitionInfo]:
         log = partition_log(reader, topic, partition)
         held = reader.get(PARTITIONS, log.id)
         assert held is not None
-        yield PartitionInfo(topic, partition, log.id, log.start, log.next, held.bytes, log.at_ms)
+        yield PartitionInfo(topic, partition, log.id, cold.earliest(reader, log), log.next, held.bytes, log.at_ms)
 
 
 def _groups(reader: Reader, topic: Topic) -> Iterator[GroupInfo]:
@@ -222,17 +240,17 @@ def _groups(reader: Reader, topic: Topic) -> Iterator[GroupInfo]:
         log = reader.get(LOGS, topic.log_of(partition))
         assert log is not None
         for row in list(reader.scan(GROUPS, log.id)):
-            yield _told(reader.now_ms, topic, partition, log, row)
+            yield _told(reader, topic, partition, log, row)
 
 
-def _told(now_ms: int, topic: Topic, partition: int, log: Log, row: Group) -> GroupInfo:
-    place = Place(row.cursor, rules.unpacked(row.ranges))
-    place, gone = rules.overtaken(place, log.start, now_ms)
+def _told(reader: Reader, topic: Topic, partition: int, log: Log, row: Group) -> GroupInfo:
+    now_ms, start = reader.now_ms, cold.earliest(reader, log)
+    place, gone = rules.overtaken(Place(row.cursor, rules.unpacked(row.ranges)), start, now_ms)
     held = [each for each in place.ranges if each.lease and not each.free(now_ms)]
     in_flight = sum(each.end - each.first for each in held)
     pending = sum(each.end - each.first for each in place.ranges) - in_flight
     return GroupInfo(
-        topic, row.name, partition, place.cursor, place.floor, log.start, log.next,
+        topic, row.name, partition, place.cursor, place.floor, start, log.next,
         log.next - place.cursor + pending + in_flight, in_flight, pending, row.delivered, row.redelivered,
         row.lost + gone, row.created_ms, row.updated_ms, sorted({each.consumer for each in held}),
     )  # fmt: skip

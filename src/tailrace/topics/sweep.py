@@ -10,6 +10,7 @@ import msgspec
 from tailrace import failpoints, limits
 from tailrace.access import Permission
 from tailrace.command import Command, Query
+from tailrace.log import cold
 from tailrace.log import log as logs
 from tailrace.log.entry import ENTRIES, LOGS, Log
 from tailrace.storage.engine import Reader, Tx
@@ -78,14 +79,15 @@ def _horizon(reader: Reader | Tx, topic: Topic, partition: int) -> tuple[Log, Pa
     if log.start == log.next or (oldest_ms is None and excess <= 0):
         return None
     start, freed = log.start, 0
+    until = cold.removable(reader, log)  # what is not in cold storage yet stays, if the partition is tiered
     step = 1  # most of the time there is nothing to trim, and one look at the first message is enough
-    while start < log.next:
+    while start < until:
         rows = reader.values(ENTRIES, "next, at_ms, length(body)", log.id, start=start, limit=step)
         for following, at_ms, size in rows:
             too_old = oldest_ms is not None and at_ms < oldest_ms
             # One message that is larger than all that may be kept is kept: an empty topic helps nobody.
             too_much = freed < excess and following < log.next
-            if not (too_old or too_much):
+            if not (too_old or too_much) or start >= until:
                 return (log, held, start, freed) if start > log.start else None
             start, freed = following, freed + size
         if step > 1:

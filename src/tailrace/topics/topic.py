@@ -16,8 +16,9 @@ from zlib import crc32
 
 import msgspec
 
-from tailrace.errors import Corrupt, Invalid, NotFound
-from tailrace.log.entry import ENTRIES, LOGS, Log
+from tailrace.errors import Corrupt, Damaged, Invalid, NotFound
+from tailrace.log import cold
+from tailrace.log.entry import ENTRIES, LOGS, Entry, Log
 from tailrace.storage.engine import Reader, Tx
 from tailrace.storage.table import Table
 
@@ -143,15 +144,33 @@ def opened(body: bytes) -> Envelope:
         raise Corrupt(f"a message cannot be read: {error}; run tailrace check") from error
 
 
+def _opened_cold(entry: Entry) -> Envelope:
+    """As `opened`. What is damaged in cold storage is no damage of the database: it fails who asks, and nobody else."""
+    try:
+        return opened(entry.body)
+    except Corrupt as error:
+        raise Damaged(f"the message at offset {entry.position} of log {entry.log} in cold storage: {error}") from error
+
+
 def messages(
-    reader: Reader | Tx, log: int, partition: int, first: int, count: int, bytes_max: int, attempt: int
+    reader: Reader | Tx, log: Log, partition: int, first: int, count: int, bytes_max: int, attempt: int
 ) -> Iterator[Message]:
     """Messages from an offset on: at least one if there is any, then up to `count` of them and `bytes_max`.
 
-    Rows are taken by columns and in small runs: what is not delivered need not be read."""
+    Rows are taken by columns and in small runs: what is not delivered need not be read. Of what is in cold storage it
+    may be fewer."""
     left = bytes_max
+    if first < log.start:
+        for entry in cold.within_reach(reader, log, first, log.start):
+            left -= len(entry.body)
+            if count == 0 or (left < 0 and left + len(entry.body) < bytes_max):
+                return
+            yield Message(partition, entry.position, entry.at_ms, attempt, _opened_cold(entry))
+            first, count = entry.next, count - 1
+        if first < log.start:
+            return
     while count > 0:
-        rows = reader.values(ENTRIES, "position, at_ms, body", log, start=first, limit=min(count, READ_AHEAD))
+        rows = reader.values(ENTRIES, "position, at_ms, body", log.id, start=first, limit=min(count, READ_AHEAD))
         for offset, at_ms, body in rows:
             left -= len(body)
             if left < 0 and left + len(body) < bytes_max:

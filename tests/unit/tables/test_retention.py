@@ -10,6 +10,7 @@ import pytest
 
 from tailrace.check import check_database
 from tailrace.database import Database
+from tailrace.tables import cursors as named
 from tailrace.tables import streams
 from tests.unit.tables.changes import define, opened, put
 
@@ -33,24 +34,24 @@ def test_the_cursor_furthest_behind_holds_whatever_the_others_want(
     db.execute(streams.EnableStream("orders", max_count=1))
     sequences = [put(db, number) for number in range(6)]
     furthest, middle, last = names
-    db.execute(streams.SaveCursor("orders", furthest, sequences[0], PLENTY))
-    db.execute(streams.SaveCursor("orders", middle, sequences[2], hold_bytes))
-    db.execute(streams.SaveCursor("orders", last, sequences[3], hold_bytes))
+    db.execute(named.SaveCursor("orders", furthest, sequences[0], PLENTY))
+    db.execute(named.SaveCursor("orders", middle, sequences[2], hold_bytes))
+    db.execute(named.SaveCursor("orders", last, sequences[3], hold_bytes))
     db.sweep()
     kept = db.execute(streams.ReadChanges("orders", sequences[0])).records
     assert [record.sequence for record in kept] == sequences[1:]
-    cursors = db.execute(streams.ListCursors("orders"))
+    cursors = db.execute(named.ListCursors("orders"))
     assert [(cursor.lost, cursor.cut_off) for cursor in cursors] == [(0, False)] * 3
 
 
 def test_a_cursor_that_holds_no_longer_is_told_what_it_lost(db: Database) -> None:
     db.execute(streams.EnableStream("orders", max_count=1))
     sequences = [put(db, number) for number in range(6)]
-    db.execute(streams.SaveCursor("orders", "idle", sequences[0], 0))
-    db.execute(streams.SaveCursor("orders", "slow", sequences[2], PLENTY))
+    db.execute(named.SaveCursor("orders", "idle", sequences[0], 0))
+    db.execute(named.SaveCursor("orders", "slow", sequences[2], PLENTY))
     db.sweep()
     assert [record.sequence for record in db.execute(streams.ReadChanges("orders")).records] == sequences[3:]
-    idle, slow = db.execute(streams.ListCursors("orders"))
+    idle, slow = db.execute(named.ListCursors("orders"))
     assert (idle.lost, idle.cut_off) == (2, True)
     assert (slow.lost, slow.cut_off) == (0, False)
 

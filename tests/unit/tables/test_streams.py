@@ -15,6 +15,7 @@ from tailrace.errors import Invalid, NotFound, TableNotFound, Trimmed
 from tailrace.log.entry import ENTRIES, LOGS
 from tailrace.streams.sweep import Reclaim
 from tailrace.tables import streams
+from tailrace.tables.cursors import DropCursor, ListCursors, SaveCursor
 from tailrace.tables.definition import find
 from tailrace.tables.lifecycle import DeleteTable
 from tailrace.tables.streams import (
@@ -22,15 +23,12 @@ from tailrace.tables.streams import (
     AlterRetention,
     Changes,
     DisableStream,
-    DropCursor,
     EnableStream,
     ListChangeStreams,
-    ListCursors,
     PruneStream,
     ReadChanges,
     ReadEntries,
     RecentStreams,
-    SaveCursor,
     StreamInfo,
     TrimChanges,
 )

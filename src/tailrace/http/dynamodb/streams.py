@@ -13,25 +13,37 @@ import hmac
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as NotBase64
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 import msgspec
 
 from tailrace import limits
+from tailrace.command import Query
 from tailrace.database import Database
 from tailrace.errors import Gone, Invalid, IteratorExpired, NotFound, Trimmed
 from tailrace.http.dynamodb.context import Context
 from tailrace.http.dynamodb.render import stream_arn
 from tailrace.http.dynamodb.shape import NAME, Integer, Operation, Request, Structure, Text
+from tailrace.log.cold import NO_COLD_STORAGE
 from tailrace.tables import change
 from tailrace.tables.change import EVENTS, TTL
 from tailrace.tables.seal import FindSecret, MakeSecret
-from tailrace.tables.streams import ChangeStream, Info, ReadEntries, RecentStreams, Run, StreamInfo
+from tailrace.tables.streams import (
+    ChangeStream,
+    Info,
+    ReadEntries,
+    RecentStreams,
+    Run,
+    State,
+    StreamInfo,
+    StreamState,
+)
 from tailrace.tables.value import Item
 
+T = TypeVar("T")
 ITERATOR_MS: Final = 15 * 60 * 1000  # how long an iterator may be used
 RECORDS_MAX: Final = 1_000  # in one page
 PAGE_BYTES: Final = 1 * limits.MiB  # of records, as their sizes are counted; at least one record
@@ -186,13 +198,13 @@ def _named(arn: str) -> tuple[str, str]:
     return found[1], found[2]
 
 
-async def _described(context: Context, arn: str) -> Info:
-    name, label = _named(arn)
+async def _asked(context: Context, arn: str, query: Callable[[str, str], Query[T]]) -> T:
+    """What a query says of the stream of this ARN."""
     try:
-        info: Info = await context.execute(StreamInfo(name, label))
+        found: T = await context.execute(query(*_named(arn)))
     except NotFound:
         raise NotFound(f"Requested resource not found: Stream: {arn} not found") from None
-    return info
+    return found
 
 
 async def _list_streams(context: Context, request: Request) -> dict[str, Any]:
@@ -220,7 +232,7 @@ async def _list_streams(context: Context, request: Request) -> dict[str, Any]:
 
 async def _describe_stream(context: Context, request: Request) -> dict[str, Any]:
     arn = request["StreamArn"]
-    info = await _described(context, arn)
+    info: Info = await _asked(context, arn, StreamInfo)
     stream = info.stream
     after = request.get("ExclusiveStartShardId")
     shards = []
@@ -246,7 +258,7 @@ async def _describe_stream(context: Context, request: Request) -> dict[str, Any]
 def _range(info: Info) -> dict[str, str]:
     """From the oldest record to the newest, where no more will come; an empty shard starts before what comes first."""
     if info.oldest is None or info.latest is None:
-        first = last = sequence_number(info.log.start - 1, _BEYOND)
+        first = last = sequence_number(info.earliest - 1, _BEYOND)
     else:
         first, last = sequence_number(info.oldest, 0), sequence_number(info.latest, info.latest_index)
     return (
@@ -264,21 +276,21 @@ async def _get_shard_iterator(context: Context, request: Request) -> dict[str, A
     if not numbered and number is not None:
         raise Invalid(f"SequenceNumber is not allowed for ShardIteratorType {kind}")
     sequence, index = _pair(number) if number is not None else (0, 0)
-    info = await _described(context, request["StreamArn"])
-    stream, log = info.stream, info.log
+    info: State = await _asked(context, request["StreamArn"], StreamState)
+    stream, log, first = info.stream, info.log, info.earliest
     if request["ShardId"] != shard_id(stream):
         raise NotFound("Requested resource not found: Shard does not exist")
     if kind == "TRIM_HORIZON":
-        sequence = log.start
+        sequence = first
     elif kind == "LATEST":
         sequence = log.next
     else:
         if kind == "AFTER_SEQUENCE_NUMBER":
             sequence, index = await _after(context, stream, sequence, index)
-        if sequence < log.start:
-            if sequence < log.start - 1 or (index < _BEYOND and log.start != stream.first):
+        if sequence < first:
+            if sequence < first - 1 or (index < _BEYOND and first != stream.first):
                 raise _trimmed()
-            sequence, index = log.start, 0
+            sequence, index = first, 0
         if sequence > log.next:
             raise Invalid(f"Invalid SequenceNumber: {number} is beyond the end of the shard")
     now_ms = context.db.clock.now_ms()
@@ -312,7 +324,9 @@ async def _get_records(context: Context, request: Request) -> bytes:
     except NotFound:
         arn = stream_arn(at.name, at.label, context.region)
         raise NotFound(f"Requested resource not found: Stream: {arn} not found") from None
-    except Invalid:
+    except Invalid as error:
+        if error.code == NO_COLD_STORAGE:
+            raise
         raise Invalid("Invalid ShardIterator") from None
     region = context.region
     if any(len(entry.body) > SKIMMED_BYTES for entry in run.entries):

@@ -1,0 +1,116 @@
+"""The history that the pipeline is measured on: orders that are put again and again, and what must come of them.
+
+Everything about change number `n` follows from `n`, so that a count and a few sums say whether all changes are there,
+once each and as they were written. Totals are the numbers themselves: no put leaves an item as it was.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import tailrace
+from tailrace.command import Command
+from tailrace.log import log as logs
+from tailrace.log.entry import GARBAGE, LOGS
+from tailrace.storage.engine import Tx
+from tailrace.tables.commands import PutItem
+from tailrace.tables.value import Item, item_size
+
+TABLE: Final = "orders"
+STREAM: Final = "NEW_AND_OLD_IMAGES"
+STATUSES: Final = ("new", "paid", "packed", "shipped", "returned")
+VIEW: Final = "totals"
+VIEW_SQL: Final = f"SELECT status, count(*) AS n, sum(total) AS total FROM {TABLE} GROUP BY status"
+AT_ONCE: Final = 5_000  # changes in a commit; each is a transaction of its own all the same
+CHANGES_PER_KEY: Final = 5
+CUSTOMERS: Final = 50_000
+_SCATTER: Final = 2_654_435_761  # keys come in no order
+
+
+def key_number(number: int, keys: int) -> int:
+    return (number * _SCATTER & 0xFFFFFFFF) % keys
+
+
+def key_text(key: int) -> str:
+    return f"o{key:08d}"
+
+
+def order(number: int, keys: int) -> Item:
+    return {
+        "id": {"S": key_text(key_number(number, keys))},
+        "status": {"S": STATUSES[number % len(STATUSES)]},
+        "total": {"N": str(number)},
+        "customer": {"S": f"c{number % CUSTOMERS:05d}"},
+    }
+
+
+class PutOrders(Command[int], frozen=True):
+    """So many puts, each under a sequence of its own; the last sequence."""
+
+    first: int
+    count: int
+    keys: int
+
+    def run(self, tx: Tx) -> int:
+        sequence = None
+        for number in range(self.first, self.first + self.count):
+            item = order(number, self.keys)
+            sequence = PutItem(TABLE, item, item_size(item)).run(tx).sequence
+        assert sequence is not None, "a put that recorded nothing"
+        return sequence
+
+
+class Trim(Command[None], frozen=True):
+    """Let the hot log start behind all that is in cold storage. Its entries stay where they are: removing them goes on
+    in the background for a while, and is not what is measured."""
+
+    log: int
+
+    def run(self, tx: Tx) -> None:
+        log = tx.get(LOGS, self.log)
+        assert log is not None, f"no log {self.log}"
+        trimmed = logs.trim(tx, log, log.next)
+        assert trimmed.start == log.next, f"the log starts at {trimmed.start}, not all of it is tiered"
+        tx.delete(GARBAGE, self.log)
+
+
+def load(directory: Path, count: int, keys: int, told: Callable[[int], None]) -> tuple[int, float]:
+    """Write the history; the sequence of its first change, and the seconds it took."""
+    with tailrace.open(directory) as db:
+        db.create_table(TABLE, "id", stream=STREAM, max_age=None, max_count=None)
+        db.sql(f"CREATE MATERIALIZED VIEW {VIEW} AS {VIEW_SQL}")  # of an empty table, so it sees every change
+        began = time.perf_counter()
+        first = db.execute(PutOrders(0, 1, keys))
+        for at in range(1, count, AT_ONCE):
+            db.execute(PutOrders(at, min(AT_ONCE, count - at), keys))
+            told(at)
+        took = time.perf_counter() - began
+    return first, took
+
+
+def trim(directory: Path, log: int) -> None:
+    with tailrace.open(directory) as db:
+        db.execute(Trim(log))
+
+
+class Model:
+    """What the first `count` changes leave behind."""
+
+    def __init__(self, count: int, keys: int) -> None:
+        self.count = count
+        self.totals = count * (count - 1) // 2  # of all new images
+        last = array("q", [-1]) * keys
+        for number in range(count):
+            last[(number * _SCATTER & 0xFFFFFFFF) % keys] = number
+        there = [number for number in last if number >= 0]
+        self.items = len(there)
+        self.state_totals = sum(there)
+        self.groups = {
+            status: (len(mine), sum(mine))
+            for nth, status in enumerate(STATUSES)
+            if (mine := [number for number in there if number % len(STATUSES) == nth])
+        }

@@ -1,0 +1,200 @@
+"""A Spark session in a process of its own, which does what it is told and says how long it took.
+
+`python -m bench.pipeline.worker URL CORES`: requests are lines of JSON on the standard input, answers lines of JSON on
+what was the standard output. Whatever Spark and its workers print goes to the standard error. A JVM cannot change its
+number of cores, hence a process for each.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bench.pipeline.orders import CUSTOMERS, STATUSES, TABLE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from tailrace.spark.jobs.progress import Progress
+
+clock = time.perf_counter
+
+
+class Work:
+    """The requests, each a method of its name."""
+
+    def __init__(self, url: str, cores: int) -> None:
+        import tailrace.spark as ts
+
+        self._url = url
+        self._spark: SparkSession = ts.session("bench", f"local[{cores}]")
+        self._query: StreamingQuery | None = None
+
+    # -- reading
+
+    def noop(self, **asked: Any) -> dict[str, Any]:
+        """Read every column of every row, into nothing."""
+        frame = self._frame(**asked)
+        return timed(lambda: frame.write.format("noop").mode("overwrite").save())
+
+    def count(self, **asked: Any) -> dict[str, Any]:
+        frame = self._frame(**asked)
+        return timed(frame.count, "count")
+
+    def parquet(self, into: str, **asked: Any) -> dict[str, Any]:
+        """Read it all, and write it as Parquet."""
+        frame = self._frame(**asked)
+        return timed(lambda: frame.write.mode("overwrite").parquet(into))
+
+    def _frame(self, until: int | None = None, path: str | None = None) -> DataFrame:
+        if path is not None:
+            return self._spark.read.parquet(path)
+        assert until is not None
+        asked = {"url": self._url, "table": TABLE, "startingOffsets": "earliest", "endingOffsets": f'{{"0": {until}}}'}
+        return self._spark.read.format("tailrace").options(**asked).load()
+
+    # -- jobs
+
+    def tier(self, marks: list[int]) -> dict[str, Any]:
+        """All that is there into cold storage; also how long it took to the marks, in rows."""
+        from tailrace.spark.jobs.tier import tier
+
+        laps = Laps(marks)
+        done = timed(lambda: tier(self._spark, url=self._url, tables=[TABLE], once=True, on_progress=laps), "tiered")
+        tiered = done.pop("tiered")
+        return done | {"laps": laps.done, "rows": tiered.rows, "bytes": tiered.bytes, "commits": tiered.commits}
+
+    def snapshot(self, at: int) -> dict[str, Any]:
+        from tailrace.spark.jobs.snapshot import snapshot
+
+        done = timed(lambda: snapshot(self._spark, table=TABLE, url=self._url, at=at), "snapshot")
+        taken = done.pop("snapshot")
+        return done | {"how": taken.how, "rows": taken.rows, "sequence": taken.sequence, "place": taken.place}
+
+    def view(self, name: str, marks: list[int]) -> dict[str, Any]:
+        """Bring a view up to where its source is; also how long it took to the marks, in changes."""
+        from tailrace.spark.jobs.view import view
+
+        laps = Laps(marks)
+        done = timed(lambda: view(self._spark, name, url=self._url, once=True, on_progress=laps), "view")
+        del done["view"]
+        return done | {"laps": laps.done, "rows": laps.rows}
+
+    # -- the sink
+
+    def sink(self, kind: str, name: str, first: int, until: int) -> dict[str, Any]:
+        """Write the orders [first, until), which Spark makes up as it goes, to a table, a topic or a stream."""
+        from pyspark.sql import functions as f
+
+        number, statuses = f.col("number"), f.array(*map(f.lit, STATUSES))
+        frame = self._spark.range(first, until).withColumnRenamed("id", "number")
+        frame = frame.select(
+            f.concat(f.lit("o"), f.lpad(number.cast("string"), 8, "0")).alias("id"),
+            f.element_at(statuses, (number % len(STATUSES) + 1).cast("int")).alias("status"),
+            number.alias("total"),
+            f.concat(f.lit("c"), f.lpad((number % CUSTOMERS).cast("string"), 5, "0")).alias("customer"),
+        )
+        item = f.to_json(f.struct("id", "status", "total", "customer"))
+        match kind:
+            case "topic":
+                frame = frame.select(f.col("id").alias("key"), item.alias("payload"))
+            case "stream":
+                frame = frame.select(item.alias("value"))
+        writer = frame.write.format("tailrace").mode("append").options(**{"url": self._url, kind: name})
+        return timed(writer.save)
+
+    def held(self, kind: str, name: str) -> dict[str, Any]:
+        """What is in a topic or a stream that orders were written to: how many, and the sum of their totals."""
+        from pyspark.sql import functions as f
+
+        column = f.col("value" if kind == "stream" else "payload").cast("string")
+        frame = self._spark.read.format("tailrace").options(**{"url": self._url, kind: name}).load()
+        totals = f.sum(f.get_json_object(column, "$.total").cast("bigint"))
+        found = frame.agg(f.count("*").alias("rows"), totals.alias("totals")).first()
+        assert found is not None
+        return {"rows": found["rows"], "totals": found["totals"]}
+
+    def follow(self, source: str, target: str, checkpoint: str) -> dict[str, Any]:
+        """Start a query that copies a stream to another one, batch after batch, as fast as they come."""
+        frame = self._spark.readStream.format("tailrace").options(url=self._url, stream=source).load()
+        writer = frame.select("value").writeStream.format("tailrace").options(url=self._url, stream=target)
+        self._query = writer.option("checkpointLocation", checkpoint).start()
+        return {}
+
+    def stop_following(self) -> dict[str, Any]:
+        assert self._query is not None
+        failure = self._query.exception()
+        batches = [each.batchDuration for each in self._query.recentProgress if each.numInputRows]
+        self._query.stop()
+        if failure is not None:
+            raise RuntimeError(str(failure))
+        return {"batch_ms": sorted(batches)}
+
+    def close(self) -> None:
+        self._spark.stop()
+
+
+class Laps:
+    """Who is told of a job's progress: notes when it has passed each mark."""
+
+    def __init__(self, marks: list[int]) -> None:
+        self._began = clock()
+        self._marks = list(marks)
+        self.rows = 0
+        self.done: list[tuple[int, float]] = []  # rows by then, seconds
+
+    def __call__(self, progress: Progress) -> None:
+        self.rows = max(self.rows, progress.rows)
+        while self._marks and self.rows >= self._marks[0]:
+            self._marks.pop(0)
+            self.done.append((self.rows, clock() - self._began))
+
+
+def timed(work: Callable[[], Any], name: str | None = None) -> dict[str, Any]:
+    began = clock()
+    found = work()
+    done: dict[str, Any] = {"seconds": clock() - began}
+    return done if name is None else done | {name: found}
+
+
+def told(error: Exception) -> str:
+    """What went wrong, in the words of the product, or of the last line of a Python worker's traceback."""
+    from tailrace.spark import explain
+
+    text = explain(error)
+    if text.endswith(":"):
+        inside = [line.strip() for line in str(error).partition("JVM stacktrace:")[0].splitlines() if line.strip()]
+        text = f"{text} {inside[-1]}"
+    return f"{type(error).__name__}: {text}"
+
+
+def main() -> None:
+    url, cores = sys.argv[1], int(sys.argv[2])
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # nobody else writes to where the answers go
+    requests = os.fdopen(os.dup(0), "rb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    work: Work | None = None
+    for line in requests:
+        try:
+            work = work or Work(url, cores)
+            asked: Mapping[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
+            arguments = {name: value for name, value in asked.items() if name != "do"}
+            answer = getattr(work, asked["do"])(**arguments)
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": told(error)}
+        answers.write(msgspec.json.encode(answer) + b"\n")
+    if work is not None:
+        work.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Logs read in bulk: entries as Arrow batches, and from those the rows that readers want. Pure over pyarrow."""

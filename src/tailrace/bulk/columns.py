@@ -1,0 +1,303 @@
+"""From entries to rows: the public columns of tables, topics and streams.
+
+Entries are decoded many at a time, one call for a run of them. Runs are short, so that what a run makes is still in the
+processor's caches when it is encoded, and so that other threads need not wait long for their turn.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterator
+from typing import Final, TypeVar
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.bulk.entries import TIMESTAMP, bounds_of, data_of
+from tailrace.bulk.text import ItemTexts, TypedItem, Unsure
+from tailrace.errors import Corrupt, Invalid
+from tailrace.streams import json_mode
+from tailrace.streams.stream import DEFAULT_CONTENT_TYPE, is_json, is_text
+from tailrace.tables.change import EVENTS, HEAD_BYTES
+from tailrace.topics.topic import MODES, OPERATIONS, Envelope
+
+TABLE: Final = "table"
+TOPIC: Final = "topic"
+STREAM: Final = "stream"
+KINDS: Final = (TABLE, TOPIC, STREAM)
+PLAIN: Final = "plain"
+TYPED: Final = "typed"
+RUN_ENTRIES: Final = 256  # decoded by one call
+RUN_BYTES: Final = 256 * 1024  # likewise, where entries are large
+
+CHANGES: Final = pa.schema(
+    [
+        ("offset", pa.int64()),
+        ("next_offset", pa.int64()),
+        ("sequence", pa.int64()),
+        ("index", pa.int32()),
+        ("last", pa.bool_()),
+        ("timestamp", TIMESTAMP),
+        ("event", pa.string()),
+        ("principal", pa.string()),
+        ("keys", pa.string()),
+        ("old_image", pa.string()),
+        ("new_image", pa.string()),
+    ]
+)
+MESSAGES: Final = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("next_offset", pa.int64()),
+        ("timestamp", TIMESTAMP),
+        ("message_id", pa.string()),
+        ("source_table", pa.string()),
+        ("op", pa.string()),
+        ("mode", pa.string()),
+        ("key", pa.binary()),
+        ("payload", pa.binary()),
+        ("principal", pa.string()),
+    ]
+)
+_VALUES: Final = [
+    ("offset", pa.int64()),
+    ("next_offset", pa.int64()),
+    ("index", pa.int32()),
+    ("timestamp", TIMESTAMP),
+]
+TEXTS: Final = pa.schema([*_VALUES, ("value", pa.string())])
+BYTES: Final = pa.schema([*_VALUES, ("value", pa.binary())])
+
+
+class _Record(msgspec.Struct, array_like=True, gc=False):
+    """As `tables.change.Stored`, with values that cost little."""
+
+    event: int
+    size: int
+    keys: TypedItem
+    old: TypedItem | None
+    new: TypedItem | None
+
+
+class _Entry(msgspec.Struct, array_like=True, gc=False):
+    by: str
+    records: list[_Record]
+
+
+T = TypeVar("T")
+_entries: Final = msgspec.msgpack.Decoder(list[_Entry])
+_envelopes: Final = msgspec.msgpack.Decoder(list[Envelope])
+_items: Final = msgspec.msgpack.Decoder(list[TypedItem])
+_messages: Final = msgspec.json.Decoder(list[list[msgspec.Raw]])
+
+
+def schema_of(kind: str, content_type: str | None = None) -> pa.Schema:
+    """The columns of rows of this kind."""
+    if kind == TABLE:
+        return CHANGES
+    if kind == TOPIC:
+        return MESSAGES
+    if kind == STREAM:
+        return TEXTS if is_text(content_type or DEFAULT_CONTENT_TYPE) else BYTES
+    raise Invalid(f"there are no logs of kind {kind!r}; use one of {', '.join(KINDS)}")
+
+
+def rows_of(
+    kind: str,
+    entries: pa.RecordBatch,
+    *,
+    partition: int = 0,
+    content_type: str | None = None,
+    images: str = PLAIN,
+) -> pa.RecordBatch:
+    """The rows of these entries. `images`: items as plain JSON, or as DynamoDB writes them."""
+    if images not in (PLAIN, TYPED):
+        raise Invalid(f"images={images!r} is unknown; use {PLAIN} or {TYPED}", code="INVALID_IMAGES")
+    schema = schema_of(kind, content_type)
+    if kind == TABLE:
+        return _changes(entries, plain=images == PLAIN)
+    if kind == TOPIC:
+        return _messages_of(entries, partition)
+    if is_json(content_type or DEFAULT_CONTENT_TYPE):
+        return _json_values(entries)
+    return _values(entries, schema)
+
+
+def timestamps(at_ms: pa.Array) -> pa.Array:
+    """Milliseconds as times."""
+    return pc.multiply(at_ms, 1000).view(TIMESTAMP)
+
+
+# -- tables
+
+
+def _changes(entries: pa.RecordBatch, *, plain: bool, by_value: bool = False) -> pa.RecordBatch:
+    counts: list[int] = []
+    events: list[int] = []
+    principals: list[str] = []
+    beheaded = pc.binary_slice(entries["body"], HEAD_BYTES, 2**31 - 1)  # without an end it fails
+    stored = bytes(data_of(beheaded))
+    texts = ItemTexts(3, stored, plain=plain, by_value=by_value)
+    for run in _decoded(stored, bounds_of(beheaded), _entries, "a change record"):
+        records = [record for entry in run for record in entry.records]
+        counts += [len(entry.records) for entry in run]
+        principals += [entry.by for entry in run]
+        events += [record.event for record in records]
+        texts.add(
+            [record.keys for record in records], [record.old for record in records], [record.new for record in records]
+        )
+    try:
+        items = texts.arrays()
+    except Unsure:
+        return _changes(entries, plain=plain, by_value=True)
+    rows = _Rows(entries, counts)
+    return pa.RecordBatch.from_arrays(
+        [
+            rows.spread(entries["position"]),
+            rows.spread(entries["next"]),
+            rows.spread(pc.subtract(entries["next"], 1)),
+            rows.index,
+            rows.last,
+            rows.spread(timestamps(entries["at_ms"])),
+            _named(events, EVENTS),
+            rows.spread(pa.array(principals, pa.string())),
+            *items,
+        ],
+        schema=CHANGES,
+    )
+
+
+class _Rows:
+    """Which entry each row is of. Most entries have one row; then there is nothing to do."""
+
+    def __init__(self, entries: pa.RecordBatch, counts: list[int]) -> None:
+        self._take: pa.Array | None = None
+        if all(count == 1 for count in counts):
+            self.index = pa.array([0], pa.int32()).take(pa.array(bytes(len(counts)), pa.uint8()))
+            self.last = pc.equal(self.index, 0)
+            return
+        self._take = pa.array([entry for entry, count in enumerate(counts) for _ in range(count)], pa.int64())
+        self.index = pa.array([index for count in counts for index in range(count)], pa.int32())
+        self.last = pa.array([index == count - 1 for count in counts for index in range(count)], pa.bool_())
+
+    def spread(self, column: pa.Array) -> pa.Array:
+        """A column of entries as one of rows."""
+        return column if self._take is None else column.take(self._take)
+
+
+def _decoded(
+    stored: bytes, bounds: memoryview, decoder: msgspec.msgpack.Decoder[list[T]], what: str
+) -> Iterator[list[T]]:
+    """Bodies decoded, a run at a time: MessagePack of many values is an array of them once it has an array's head."""
+    count, first, data = len(bounds) - 1, 0, memoryview(stored)
+    base = bounds[0]
+    while first < count:
+        end = min(first + RUN_ENTRIES, count)
+        while end > first + 1 and bounds[end] - bounds[first] > RUN_BYTES:
+            end = first + (end - first) // 2
+        head = b"\xdd" + struct.pack(">I", end - first)
+        try:
+            yield decoder.decode(b"".join((head, data[bounds[first] - base : bounds[end] - base])))
+        except msgspec.DecodeError as error:
+            raise Corrupt(f"{what} cannot be read: {error}; run tailrace check") from error
+        first = end
+        time.sleep(0)  # a server's loop may wait for its turn
+
+
+def _named(codes: list[int], names: tuple[str, ...]) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(bytes(codes), pa.uint8()), list(names)).cast(pa.string())
+
+
+# -- topics
+
+
+def _messages_of(entries: pa.RecordBatch, partition: int) -> pa.RecordBatch:
+    found: list[Envelope] = []
+    bodies = entries["body"]
+    for run in _decoded(bytes(data_of(bodies)), bounds_of(bodies), _envelopes, "a message"):
+        found += run
+    offsets = entries["position"]
+    sequences = pa.array([each.sequence for each in found], pa.int64())
+    indexes = pa.array([each.index for each in found], pa.int64())
+    dash = pa.scalar("-")
+    ids = pc.if_else(
+        pc.equal(sequences, 0),
+        pc.binary_join_element_wise(pa.scalar(f"p{partition}"), offsets.cast(pa.string()), dash),
+        pc.binary_join_element_wise(sequences.cast(pa.string()), indexes.cast(pa.string()), dash),
+    )
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([partition], pa.int32()).take(pa.array(bytes(len(found)), pa.uint8())),
+            offsets,
+            entries["next"],
+            timestamps(entries["at_ms"]),
+            ids,
+            pa.array([each.source for each in found], pa.string()),
+            _named([each.operation for each in found], OPERATIONS),
+            _named([each.mode for each in found], MODES),
+            pa.array([each.key for each in found], pa.binary()),
+            pa.array([each.payload for each in found], pa.binary()),
+            pa.array([each.by for each in found], pa.string()),
+        ],
+        schema=MESSAGES,
+    )
+
+
+# -- streams
+
+
+def _values(entries: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    value = entries["body"]
+    if schema is TEXTS:
+        try:
+            value = value.cast(pa.string())
+        except pa.ArrowInvalid:  # not all of it is UTF-8; nobody checked when it was appended
+            value = pa.array([each.as_py().decode("utf-8", "replace") for each in value], pa.string())
+    return _value_rows(entries, [1] * entries.num_rows, value, schema)
+
+
+def _json_values(entries: pa.RecordBatch) -> pa.RecordBatch:
+    bodies = entries["body"].to_pylist()
+    counts: list[int] = []
+    values: list[bytes] = []
+    for first in range(0, len(bodies), RUN_ENTRIES):
+        run = bodies[first : first + RUN_ENTRIES]
+        try:
+            split = [[bytes(raw) for raw in each] for each in _messages.decode(b"[[" + b"],[".join(run) + b"]]")]
+        except msgspec.DecodeError:  # half of a surrogate pair, say
+            split = [json_mode.messages(body) for body in run]
+        counts += map(len, split)
+        for each in split:
+            values += each
+        time.sleep(0)
+    return _value_rows(entries, counts, pa.array(values, pa.binary()).view(pa.string()), TEXTS)
+
+
+def _value_rows(entries: pa.RecordBatch, counts: list[int], value: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
+    rows = _Rows(entries, counts)
+    times = rows.spread(timestamps(entries["at_ms"]))
+    return pa.RecordBatch.from_arrays(
+        [rows.spread(entries["position"]), rows.spread(entries["next"]), rows.index, times, value], schema=schema
+    )
+
+
+# -- items
+
+
+ITEMS: Final = pa.schema([("keys", pa.string()), ("item", pa.string()), ("typed", pa.string())])
+
+
+def items_of(bodies: pa.Array, keys: tuple[str, ...], *, by_value: bool = False) -> pa.RecordBatch:
+    """Items of a table as they are stored: their keys, and all of them, plain and as DynamoDB writes them."""
+    stored = bytes(data_of(bodies))
+    plain, typed = ItemTexts(2, stored, plain=True, by_value=by_value), ItemTexts(1, stored, plain=False)
+    for run in _decoded(stored, bounds_of(bodies), _items, "an item"):
+        plain.add([{name: item[name] for name in keys} for item in run], run)
+        typed.add(run)
+    try:
+        return pa.RecordBatch.from_arrays([*plain.arrays(), *typed.arrays()], schema=ITEMS)
+    except Unsure:
+        return items_of(bodies, keys, by_value=True)

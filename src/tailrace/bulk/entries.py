@@ -1,0 +1,80 @@
+"""Entries of a log as an Arrow batch: what the server sends undecoded, and what all rows are made of."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final
+
+import pyarrow as pa
+
+from tailrace.log.entry import Entry
+
+TIMESTAMP: Final = pa.timestamp("us", "UTC")
+SCHEMA: Final = pa.schema(
+    [("log", pa.int64()), ("position", pa.int64()), ("next", pa.int64()), ("at_ms", pa.int64()), ("body", pa.binary())]
+)
+
+
+def batch(entries: Sequence[Entry]) -> pa.RecordBatch:
+    """A batch of these entries."""
+    return packed_batch(
+        0,
+        array("q", [entry.position for entry in entries]),
+        array("q", [entry.next for entry in entries]),
+        array("q", [entry.at_ms for entry in entries]),
+        array("q", [len(entry.body) for entry in entries]),
+        b"".join([entry.body for entry in entries]),
+        logs=array("q", [entry.log for entry in entries]),
+    )
+
+
+def packed_batch(
+    log: int,
+    positions: array[int],
+    nexts: array[int],
+    times: array[int],
+    sizes: array[int],
+    body: bytes,
+    *,
+    logs: array[int] | None = None,
+) -> pa.RecordBatch:
+    """A batch over these numbers and bytes, which are not copied."""
+    count = len(positions)
+    columns = [
+        int64s(array("q", [log]) * count if logs is None else logs),
+        int64s(positions),
+        int64s(nexts),
+        int64s(times),
+        binaries(sizes, body),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def int64s(numbers: array[int]) -> pa.Array:
+    """The numbers as an Arrow array."""
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def binaries(sizes: array[int], body: bytes, kind: pa.DataType | None = None) -> pa.Array:
+    """Pieces of `body` of these sizes, end to end."""
+    assert len(body) < 2**31, "a batch holds less than 2 GiB"
+    offsets = array("i", accumulate(sizes, initial=0))
+    assert offsets.itemsize == 4 and sys.byteorder == "little", "Arrow's own layout"
+    return pa.Array.from_buffers(kind or pa.binary(), len(sizes), [None, pa.py_buffer(offsets), pa.py_buffer(body)])
+
+
+def data_of(column: pa.Array) -> memoryview:
+    """The bytes of a binary or string column, end to end."""
+    _, offsets, data = column.buffers()
+    if data is None or not len(column):
+        return memoryview(b"")
+    bounds = memoryview(offsets).cast("i")
+    return memoryview(data)[bounds[column.offset] : bounds[column.offset + len(column)]]
+
+
+def bounds_of(column: pa.Array) -> memoryview:
+    """Where each piece of `data_of` begins, and where the last one ends; counted from the column's own first offset."""
+    return memoryview(column.buffers()[1]).cast("i")[column.offset : column.offset + len(column) + 1]

@@ -1,0 +1,497 @@
+"""What is asked of logs in bulk: which there are, a range of one, where a moment lies, how far some records reach.
+
+A range [first, end) has the entries whose position lies in it, so that ranges may be cut anywhere, between entries or
+not, and lose and double nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from tailrace import limits
+from tailrace.access import Permission
+from tailrace.bulk.columns import STREAM, TABLE, TOPIC
+from tailrace.bulk.entries import batch, binaries, packed_batch
+from tailrace.command import Query
+from tailrace.errors import Gone, Invalid, Trimmed, Unavailable
+from tailrace.log import cold
+from tailrace.log.entry import ENTRIES, LOGS, Entry, Log
+from tailrace.log.position import offset
+from tailrace.storage.engine import Reader
+from tailrace.streams.commands import live
+from tailrace.streams.commands import log_of as log_of_stream
+from tailrace.streams.stream import touch_due
+from tailrace.tables import change, streams, value
+from tailrace.tables import key as keys
+from tailrace.tables.definition import ITEMS, TABLES, decoded, find
+from tailrace.topics import topic as topics
+
+T = TypeVar("T")
+
+COUNTED_MAX: Final = 100_000  # entries that are counted one by one; how far more of them reach is reckoned from those
+_AFTER_ALL: Final = b"\xff" * 8192  # keys of items are shorter
+_COLUMNS: Final = ("position", "next", "at_ms")
+
+
+class Ready(Query[T | None], frozen=True):
+    """The answer to a question, unless something has to be fetched from cold storage for it: then None, so that whoever
+    asks can ask again where waiting holds up nobody else."""
+
+    query: Query[T]
+
+    def subjects(self) -> tuple[str, ...]:
+        return self.query.subjects()
+
+    def run(self, reader: Reader) -> T | None:
+        try:
+            return self.query.run(reader)
+        except cold.Missing:
+            return None
+
+
+class ReadyMessages(Ready[T], frozen=True):
+    permission = Permission.CONSUME
+
+
+def ready(query: Query[T]) -> Ready[T]:
+    return (ReadyMessages if query.permission == Permission.CONSUME else Ready)(query)
+
+
+class Which(msgspec.Struct, frozen=True):
+    """The logs of a table, a topic or a stream."""
+
+    kind: str
+    name: str
+    label: str | None = None  # of a table's change stream; None: the present one, or the last
+
+    @property
+    def subject(self) -> str:
+        return f"{self.kind}s/{self.name}"
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A log, as it was."""
+
+    partition: int
+    log: Log
+    earliest: int  # hot or cold
+    tier: cold.Tier | None
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a table, topic or stream is, and its logs."""
+
+    which: Which
+    parts: list[Part]
+    label: str | None = None
+    view: str | None = None
+    content_type: str | None = None
+    keys: tuple[tuple[str, str], ...] = ()
+    columns: tuple[tuple[str, str], ...] = ()
+    complete: bool = False
+    place: cold.Place | None = None
+    idle: bool = False  # a stream that would expire if nobody read it, and is due for a sign of life
+
+
+def _found(reader: Reader, which: Which, partition: int | None = None) -> Facts:
+    if which.kind == STREAM:
+        stream = live(reader, which.name)
+        part = _part(reader, 0, log_of_stream(reader, stream))
+        return Facts(
+            which,
+            [part],
+            content_type=stream.content_type,
+            place=_place(reader, [part]),
+            idle=touch_due(stream, reader.now_ms),
+        )
+    if which.kind == TOPIC:
+        topic = topics.find(reader, which.name)
+        numbers = range(topic.partitions) if partition is None else (partition,)
+        parts = [_part(reader, number, topics.partition_log(reader, topic, number)) for number in numbers]
+        return Facts(which, parts, place=_place(reader, parts))
+    change_stream = streams.find_stream(reader, which.name, which.label)
+    part = _part(reader, 0, streams.log_of(reader, change_stream))
+    row = reader.get(TABLES, which.name)
+    columns = () if row is None or row.space != change_stream.space else decoded(row).columns
+    return Facts(
+        which,
+        [part],
+        change_stream.label,
+        change_stream.view,
+        keys=change_stream.keys,
+        columns=tuple((column.name, column.kind) for column in columns),
+        complete=change_stream.complete and part.earliest <= change_stream.first,
+        place=_place(reader, [part]),
+    )
+
+
+def _part(reader: Reader, number: int, log: Log) -> Part:
+    return Part(number, log, cold.earliest(reader, log), cold.tier_of(reader, log.id))
+
+
+def _place(reader: Reader, parts: list[Part]) -> cold.Place | None:
+    for part in parts:
+        if part.tier is not None:
+            return reader.get(cold.PLACES, part.tier.place)
+    return None
+
+
+class FindLogs(Query[Facts], frozen=True):
+    """What it is, and its logs: all, or one partition's."""
+
+    which: Which
+    partition: int | None = None
+
+    def subjects(self) -> tuple[str, ...]:
+        return (self.which.subject,)
+
+    def run(self, reader: Reader) -> Facts:
+        return _found(reader, self.which, self.partition)
+
+
+class FindTopicLogs(FindLogs, frozen=True):
+    permission = Permission.CONSUME
+
+
+def find_logs(which: Which, partition: int | None = None) -> FindLogs:
+    """The question with the permission that reading takes: messages are consumed, whoever sees them."""
+    return (FindTopicLogs if which.kind == TOPIC else FindLogs)(which, partition)
+
+
+# -- ranges
+
+
+class Range(msgspec.Struct, frozen=True):
+    """What is read: the entries of a log in [first, end)."""
+
+    log: int
+    first: int
+    end: int
+    tail: int
+    content_type: str | None
+    idle: bool
+
+
+class Plan(Query[Range], frozen=True):
+    """Which entries a read is about: from `first` (None: the earliest) to `until` (None: the tail)."""
+
+    which: Which
+    partition: int = 0
+    first: int | None = None
+    until: int | None = None
+
+    def subjects(self) -> tuple[str, ...]:
+        return (self.which.subject,)
+
+    def run(self, reader: Reader) -> Range:
+        facts = _found(reader, self.which, self.partition)
+        (part,) = facts.parts
+        log = part.log
+        first = part.earliest if self.first is None else self.first
+        if first < part.earliest:
+            raise Trimmed(requested=first, earliest=part.earliest, offset=offset(part.earliest))
+        # A sequence that another table has is beyond this table's log, and yet one that was handed out.
+        tail = max(log.next, streams.given_out(reader) + 1) if self.which.kind == TABLE else log.next
+        if first > tail:
+            raise Invalid(
+                f"offset {offset(first)} is beyond the tail {offset(log.next)}; read from an offset this log returned",
+                code="INVALID_OFFSET",
+            )
+        end = log.next if self.until is None else min(self.until, log.next)
+        return Range(log.id, first, max(end, first), log.next, facts.content_type, facts.idle)
+
+
+class PlanTopic(Plan, frozen=True):
+    permission = Permission.CONSUME
+
+
+def plan(which: Which, partition: int, first: int | None, until: int | None) -> Plan:
+    return (PlanTopic if which.kind == TOPIC else Plan)(which, partition, first, until)
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Some entries of a range, and where the rest of it begins."""
+
+    entries: pa.RecordBatch
+    next: int
+
+
+class PackedEntries(Query[Run], frozen=True):
+    """The first entries of a range: at least one if there is any, then up to `entries_max` and `bytes_max`."""
+
+    which: Which
+    log: int
+    first: int
+    end: int
+    entries_max: int = limits.BULK_ENTRIES
+    bytes_max: int = limits.BULK_BYTES
+
+    def subjects(self) -> tuple[str, ...]:
+        return (self.which.subject,)
+
+    def run(self, reader: Reader) -> Run:
+        log = reader.get(LOGS, self.log)
+        if log is None or log.dropped:
+            raise Gone(f"{self.which.subject!r} was deleted while it was read; what came before this is whole")
+        if self.first < log.start:
+            entries = list(_cold(reader, log, self.first, self.end, self.entries_max, self.bytes_max))
+            if entries:
+                return Run(batch(entries), entries[-1].next)
+            return Run(batch([]), min(max(log.start, self.first), self.end))
+        holder, until = _holder(reader, log, self.first)
+        before = min(until, self.end)
+        found = reader.packed(
+            ENTRIES, _COLUMNS, "body", holder, start=self.first, before=before, limit=self.entries_max,
+            bytes_max=self.bytes_max,
+        )  # fmt: skip
+        positions, nexts, times = found.numbers
+        made = packed_batch(self.log, positions, nexts, times, found.sizes, found.body)
+        return Run(made, nexts[-1] if nexts else before)
+
+
+class PackedMessages(PackedEntries, frozen=True):
+    permission = Permission.CONSUME
+
+
+def packed_entries(which: Which, log: int, first: int, end: int, bytes_max: int) -> PackedEntries:
+    kind = PackedMessages if which.kind == TOPIC else PackedEntries
+    return kind(which, log, first, end, bytes_max=bytes_max)
+
+
+def _holder(reader: Reader, log: Log, position: int) -> tuple[int, int]:
+    """The log whose own entries stand at `position`, and up to where they count: a fork shares its ancestors'."""
+    until = log.next
+    while position < log.base:
+        until = log.base if log.base < until else until
+        assert log.parent is not None, f"log {log.id} has a base and no parent"
+        parent = reader.get(LOGS, log.parent)
+        assert parent is not None, f"log {log.id} has lost its parent {log.parent}"
+        log = parent
+    return log.id, until
+
+
+def _cold(reader: Reader, log: Log, first: int, end: int, entries_max: int, bytes_max: int) -> Iterator[Entry]:
+    """Entries of the range below the log's start. Where the next one has to be fetched, it ends if there was one."""
+    earliest = cold.earliest(reader, log)
+    if first < earliest:
+        raise Trimmed(requested=first, earliest=earliest, offset=offset(earliest))
+    count, left = 0, bytes_max
+    try:
+        for entry in cold.entries(reader, log, first):
+            if entry.position < first:
+                continue  # it covers `first` and began before it: of another range
+            if entry.position >= min(end, log.start) or (count and len(entry.body) > left):
+                return
+            yield entry
+            count, left = count + 1, left - len(entry.body)
+            if count == entries_max or left <= 0:
+                return
+    except cold.Missing:
+        if not count:
+            raise
+
+
+# -- where a moment lies
+
+
+class Offsets(Query[dict[int, int]], frozen=True):
+    """Of each partition the first offset whose entry is not older than `at_ms`; the next one if there is none."""
+
+    which: Which
+    at_ms: int
+
+    def subjects(self) -> tuple[str, ...]:
+        return (self.which.subject,)
+
+    def run(self, reader: Reader) -> dict[int, int]:
+        facts = _found(reader, self.which)
+        return {part.partition: _at(reader, part, self.at_ms) for part in facts.parts}
+
+
+class TopicOffsets(Offsets, frozen=True):
+    permission = Permission.CONSUME
+
+
+def offsets_at(which: Which, at_ms: int) -> Offsets:
+    return (TopicOffsets if which.kind == TOPIC else Offsets)(which, at_ms)
+
+
+def _at(reader: Reader, part: Part, at_ms: int) -> int:
+    """By bisection: times of a log never decrease. The hot part first, which takes no fetching."""
+    low, high = part.log.start, part.log.next
+    first = _entry_at(reader, part.log, low)
+    if part.earliest < low and (first is None or first[2] >= at_ms):
+        since = cold.first_since(reader, part.log, at_ms)
+        return since if since < low or first is None else first[0]
+    while low < high:
+        middle = (low + high) // 2
+        found = _entry_at(reader, part.log, middle)
+        if found is None or found[0] >= high:
+            high = middle  # nothing begins from there on
+        elif found[2] < at_ms:
+            low = found[1]
+        else:
+            high = middle
+    found = _entry_at(reader, part.log, low)
+    return part.log.next if found is None else found[0]
+
+
+def _entry_at(reader: Reader, log: Log, position: int) -> tuple[int, int, int] | None:
+    """Position, end and time of the first entry that begins at `position` or after it."""
+    while position < log.next:
+        holder, until = _holder(reader, log, position)
+        rows = reader.values(ENTRIES, "position, next, at_ms", holder, start=position, limit=1)
+        if rows and rows[0][0] < until:
+            return rows[0][0], rows[0][1], rows[0][2]
+        position = until
+    return None
+
+
+# -- how far some records reach
+
+
+class Advance(Query[dict[int, int]], frozen=True):
+    """How far about `records` records reach from these offsets, shared out over the partitions by how much is there."""
+
+    which: Which
+    offsets: dict[int, int]
+    records: int
+
+    def subjects(self) -> tuple[str, ...]:
+        return (self.which.subject,)
+
+    def run(self, reader: Reader) -> dict[int, int]:
+        parts = {part.partition: part for part in _found(reader, self.which).parts}
+        for partition in self.offsets:
+            if partition not in parts:
+                raise Invalid(f"{self.which.subject!r} has no partition {partition}; it has {len(parts)}, from 0 on")
+        behind = {number: max(parts[number].log.next - at, 0) for number, at in self.offsets.items()}
+        total = sum(behind.values())
+        reached = {}
+        for number, at in self.offsets.items():
+            share = -(-self.records * behind[number] // total) if total else 0
+            reached[number] = self._reach(reader, parts[number], at, share) if behind[number] else at
+        return reached
+
+    def _reach(self, reader: Reader, part: Part, first: int, records: int) -> int:
+        log = part.log
+        if first < part.earliest:
+            raise Trimmed(requested=first, earliest=part.earliest, offset=offset(part.earliest))
+        if self.which.kind == TOPIC:
+            return min(first + max(records, 1), log.next)
+        if first < log.start:
+            return _reckoned(reader, log, first, records, self.which.kind)
+        if self.which.kind == TABLE:
+            return _counted(reader, log, first, records)
+        return _measured(reader, log, first, records)
+
+
+class AdvanceTopic(Advance, frozen=True):
+    permission = Permission.CONSUME
+
+
+def advance(which: Which, offsets: dict[int, int], records: int) -> Advance:
+    return (AdvanceTopic if which.kind == TOPIC else Advance)(which, offsets, records)
+
+
+def _reckoned(reader: Reader, log: Log, first: int, records: int, kind: str) -> int:
+    """From the run of cold entries that comes first."""
+    count, end = 0, first
+    for entry in _cold(reader, log, first, log.start, COUNTED_MAX, limits.BULK_BYTES):
+        count += len(change.skimmed(entry.body).records) if kind == TABLE else 1
+        end = entry.next
+        if count >= records:
+            return end
+    if not count:  # nothing begins between `first` and the hot part
+        return log.start
+    return min(first + (end - first) * records // count, log.next)
+
+
+def _counted(reader: Reader, log: Log, first: int, records: int) -> int:
+    """Each entry of a change stream says how many records were before it: the end is found by bisection."""
+    rows = reader.values(ENTRIES, "next, substr(body, 1, 8)", log.id, start=first, limit=1)
+    if not rows:
+        return log.next
+    low, high = int(rows[0][0]), log.next
+    wanted = change.before(rows[0][1]) + records
+    while low < high:
+        middle = (low + high) // 2
+        rows = reader.values(ENTRIES, "position, next, substr(body, 1, 8)", log.id, start=middle, limit=1)
+        if not rows or change.before(rows[0][2]) >= wanted:
+            high = middle
+        else:
+            low = int(rows[0][1])
+    return min(low, log.next)
+
+
+def _measured(reader: Reader, log: Log, first: int, records: int) -> int:
+    """A stream's entries are counted; beyond many of them, reckoned by the bytes of those."""
+    holder, until = _holder(reader, log, first)
+    rows = reader.values(ENTRIES, "position", holder, start=first, limit=min(records, COUNTED_MAX) + 1)
+    starts = [position for (position,) in rows if position < until]
+    if len(starts) > records:
+        return int(starts[records])
+    if len(starts) <= COUNTED_MAX:
+        return until  # of a fork: what it shares; the next range has what is its own
+    return int(min(first + (starts[-1] - first) * records // len(starts), until))
+
+
+# -- items
+
+
+class Told(msgspec.Struct, frozen=True):
+    """A table's items are about to be told, all of the view with this sequence."""
+
+    sequence: int
+    keys: tuple[str, ...]
+
+
+class CheckTable(Query[None], frozen=True):
+    """Whether the table is there."""
+
+    single = True
+    subject = ("tables", "table")
+
+    table: str
+
+    def run(self, reader: Reader) -> None:
+        find(reader, self.table)
+
+
+class ScanItems(Query[None], frozen=True):
+    """All items of a table, of one view: `told` is called first, then `taken` with stored items, a batch at a time. It
+    returns whether more is wanted. The view is held meanwhile, which keeps the database's files from being tidied up:
+    that has an end."""
+
+    subject = ("tables", "table")
+
+    table: str
+    told: Callable[[Told], None]
+    taken: Callable[[pa.Array], bool]
+    view_s: float = limits.BULK_VIEW_S
+
+    def run(self, reader: Reader) -> None:
+        definition = find(reader, self.table)
+        self.told(Told(streams.given_out(reader), definition.keys))
+        deadline = time.monotonic() + self.view_s
+        start = b""
+        while True:
+            found = reader.packed(
+                ITEMS, ("size",), "body", definition.space, start=start, before=_AFTER_ALL, limit=limits.BULK_ENTRIES,
+                bytes_max=limits.BULK_BYTES,
+            )  # fmt: skip
+            if not found.sizes or not self.taken(binaries(found.sizes, found.body)):
+                return
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"the items of {self.table!r} were not taken within {self.view_s:.0f} s; read them faster, or "
+                    "follow the table's change stream",
+                    code="TOO_SLOW",
+                )
+            last = value.decode(found.body[-found.sizes[-1] :])
+            start = keys.key_of(definition, {name: last[name] for name in definition.keys}) + b"\0"

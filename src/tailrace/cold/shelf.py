@@ -1,0 +1,293 @@
+"""Entries read lately from cold storage, for readers that may not wait.
+
+A *run* is consecutive entries that are kept and dropped together. A fetch reads one row group from the entry that
+covers the position asked for, and puts all of it that fits on the shelf, cut into runs: a reader that goes on finds the
+next ones there. The least recently used go first. A run that was fetched for somebody who has not come for it yet stays
+for some seconds, however full the shelf is: else two readers could each push out what the other waits for, for ever.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_right, insort
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace import limits
+from tailrace.cold.merging import Cursor, Selection, Vanished, damaged, merge
+from tailrace.cold.reading import Chain, Listing, again, listing, rows
+from tailrace.cold.store import Store
+from tailrace.errors import Corrupt, Unavailable
+from tailrace.log.cold import Missing, Tier
+from tailrace.log.entry import Entry
+
+_LAST_MS = 253_402_300_799_000  # the end of the year 9999
+_TIMES_MAX = 1_000  # that were looked up lately
+_WAIT_S = 10.0  # how long a run waits for who wanted it
+_ENTRY_BYTES = 150  # what an entry takes besides its body
+
+
+class _Run:
+    """Consecutive entries of a log."""
+
+    def __init__(self, entries: list[Entry]) -> None:
+        self.entries = entries
+        self.starts = [entry.position for entry in entries]
+        self.end = entries[-1].next
+        self.bytes = sum(len(entry.body) + _ENTRY_BYTES for entry in entries)
+        self.wanted_until = 0.0
+
+    def since(self, position: int) -> list[Entry]:
+        at = bisect_right(self.starts, position) - 1
+        return self.entries[at:] if at else self.entries
+
+
+class Shelf:
+    """Cold entries in memory, at most about `capacity_bytes` of them. `hits`, `fetches` and `bytes` are for metrics."""
+
+    def __init__(self, store: Store, capacity_bytes: int = limits.SHELF_BYTES) -> None:
+        self.store = store
+        self.capacity_bytes = capacity_bytes
+        self.hits = 0  # runs that were there
+        self.fetches = 0  # reads of cold storage
+        self.bytes = 0  # on the shelf now
+        self._runs: OrderedDict[tuple[int, int], _Run] = OrderedDict()  # by log and first position
+        self._starts: dict[int, list[int]] = {}  # by log, sorted
+        self._listings: dict[str, Listing] = {}
+        self._flights: dict[int, list[tuple[int, threading.Event]]] = {}  # by log: what is being fetched
+        self._lock = threading.Lock()
+        self._slots = threading.BoundedSemaphore(limits.SHELF_FETCHES_MAX)
+        self._times: OrderedDict[tuple[int, int, int], int] = OrderedDict()  # by log, mark and time: the first since
+
+    def run(self, tier: Tier, position: int) -> list[Entry]:
+        """Entries in order, the first of which covers `position`. Raises `Missing`; never waits."""
+        with self._lock:
+            found = self._find(tier.log, position)
+            if found is None:
+                raise Missing(tier, position)
+            key, run = found
+            self._runs.move_to_end(key)
+            run.wanted_until = 0.0
+            self.hits += 1
+        return run.since(position)
+
+    def first_since(self, tier: Tier, at_ms: int) -> int:
+        """The position of the first entry that is not older, or where the cold part ends. As `run`."""
+        with self._lock:
+            found = self._times.get((tier.log, tier.tiered, at_ms))
+        if found is None:
+            raise Missing(tier, tier.start, at_ms)
+        return found
+
+    def fetch(self, missing: Missing) -> None:
+        """Read what is missing, so that `run` has it. Who asks for the same waits for whoever asked first."""
+        if missing.at_ms is not None:
+            self._look_up(missing.tier, missing.at_ms)
+            return
+        log, position = missing.tier.log, missing.position
+        with self._lock:
+            others = [done for start, done in self._flights.get(log, ()) if start <= position]
+        for done in others:
+            done.wait()
+            with self._lock:
+                if self._find(log, position) is not None:
+                    return
+        with self._flight(log, position) as first:
+            if first:
+                with self._slots:
+                    self._read(missing)
+                return
+        self.fetch(missing)  # another began the same in between
+
+    def clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._times.clear()
+            self._runs.clear()
+            self._starts.clear()
+            self._listings.clear()
+            self.bytes = 0
+
+    # -- reading
+
+    def _look_up(self, tier: Tier, at_ms: int) -> None:
+        """Find where a time begins. Times only grow along a log, so only the file that has it is read."""
+        with self._slots:
+            known = listing(self.store, tier.place).having(tier.log, tier.start, tier.tiered)
+            at = datetime.fromtimestamp(min(max(at_ms, 0), _LAST_MS) / 1000, UTC)
+            later = [file for file in known if file.timestamp_max is None or file.timestamp_max >= at]
+            position = tier.tiered
+            selection = Selection(tier.log, tier.start, tier.tiered)
+            cursors = [Cursor(self.store, file, ["log", "position", "next", "timestamp"], selection) for file in later]
+            for table, _ in merge(cursors, ["log", "position"]):  # what was forgotten may be missing between them
+                since = table.filter(pc.greater_equal(table["timestamp"], pa.scalar(at, table["timestamp"].type)))
+                if since.num_rows:
+                    position = since["position"][0].as_py()
+                    break
+        with self._lock:
+            self._times[tier.log, tier.tiered, at_ms] = position
+            while len(self._times) > _TIMES_MAX:
+                self._times.popitem(last=False)
+
+    @contextmanager
+    def _flight(self, log: int, position: int) -> Iterator[bool]:
+        """Say that this is being fetched; False where somebody said so before."""
+        done = threading.Event()
+        flight = (position, done)
+        with self._lock:
+            flights = self._flights.setdefault(log, [])
+            first = all(start != position for start, _ in flights)
+            if first:
+                flights.append(flight)
+        try:
+            yield first
+        finally:
+            if first:
+                with self._lock:
+                    flights.remove(flight)
+                    if not flights:
+                        self._flights.pop(log, None)
+                done.set()
+
+    def _read(self, missing: Missing) -> None:
+        with self._lock:
+            if self._find(missing.tier.log, missing.position) is not None:
+                return
+            self.fetches += 1
+        tier, position = missing.tier, missing.position
+        known = self._listings.get(tier.place)
+        for _ in range(limits.COLD_COMMIT_TRIES):
+            fresh = known is None
+            if known is None:
+                known = listing(self.store, tier.place)
+                self._listings[tier.place] = known
+            chain = Chain(self.store, tier.place, tier.log, position, None, covering=True)
+            try:
+                entries = self._entries(chain, known)
+            except Vanished as vanished:
+                known = again(self.store, vanished, chain)
+                self._listings[tier.place] = known
+                continue
+            except Corrupt:
+                # What was listed long ago proves nothing. What is listed now does.
+                if fresh:
+                    raise
+                known = None
+                continue
+            if entries:
+                self._put(tier.log, position, entries)
+                return
+            if fresh:
+                raise Corrupt(
+                    f"position {position} of log {tier.log} should be in cold storage at "
+                    f"{self.store.uri(tier.place)}, and no file there has it; its Delta table is at "
+                    f"version {known.version}"
+                )
+            known = None
+        raise Unavailable(f"files of {self.store.uri(tier.place)} are replaced faster than they can be read; try again")
+
+    def _entries(self, chain: Chain, known: Listing) -> list[Entry]:
+        """Entries from the one that covers the position on: at least a run, or all there are."""
+        position = chain.start
+        assert position is not None
+        files = known.having(chain.log, position, None)
+        enough = max(
+            limits.SHELF_RUN_BYTES, min(self.capacity_bytes // limits.SHELF_FETCHES_MAX, limits.COLD_GROUP_BYTES)
+        )
+        found: list[Entry] = []
+        size, reached = 0, position
+        for batch in rows(self.store, files, chain, ["log", "position", "next", "timestamp", "body"]):
+            for entry in _decoded(batch):
+                if entry.position > reached or (found and entry.position < reached):
+                    raise damaged(self.store, chain.files[0], f"the entry at position {reached} has no body")
+                found.append(entry)
+                reached = entry.next
+                size += len(entry.body) + _ENTRY_BYTES
+                if size >= enough:
+                    return found
+            if size >= limits.SHELF_RUN_BYTES or len(found) >= limits.SHELF_RUN_ENTRIES:
+                break
+        return found
+
+    # -- what is there
+
+    def _find(self, log: int, position: int) -> tuple[tuple[int, int], _Run] | None:
+        starts = self._starts.get(log)
+        if starts is None:
+            return None
+        at = bisect_right(starts, position) - 1
+        if at < 0:
+            return None
+        key = (log, starts[at])
+        run = self._runs[key]
+        return (key, run) if position < run.end else None
+
+    def _put(self, log: int, position: int, entries: Sequence[Entry]) -> None:
+        """Cut into runs and keep them, the one with the position last: it is used first."""
+        runs = list(_runs(entries))
+        with self._lock:
+            for run in reversed(runs):
+                self._keep(log, run, wanted=run.starts[0] <= position < run.end)
+            self._drop()
+
+    def _keep(self, log: int, run: _Run, *, wanted: bool) -> None:
+        starts = self._starts.setdefault(log, [])
+        key = (log, run.starts[0])
+        old = self._runs.get(key)
+        if old is not None:
+            if old.end >= run.end:
+                self._runs.move_to_end(key)
+                return
+            self._forget(key)
+            starts = self._starts.setdefault(log, [])
+        run.wanted_until = time.monotonic() + _WAIT_S if wanted else 0.0
+        insort(starts, run.starts[0])
+        self._runs[key] = run
+        self.bytes += run.bytes
+
+    def _drop(self) -> None:
+        """Make room. At least one run stays, however large it is."""
+        now = time.monotonic()
+        for key in list(self._runs):
+            if self.bytes <= self.capacity_bytes or len(self._runs) == 1:
+                return
+            if self._runs[key].wanted_until <= now:
+                self._forget(key)
+
+    def _forget(self, key: tuple[int, int]) -> None:
+        run = self._runs.pop(key)
+        self.bytes -= run.bytes
+        starts = self._starts[key[0]]
+        starts.remove(key[1])
+        if not starts:
+            del self._starts[key[0]]
+
+
+def _decoded(batch: pa.RecordBatch) -> Iterator[Entry]:
+    """The entries of rows: those with a body."""
+    bodies = batch.column("body")
+    if bodies.null_count:
+        batch = batch.filter(pc.is_valid(bodies))
+    columns = [batch.column(name) for name in ("log", "position", "next", "timestamp", "body")]
+    columns[3] = pc.divide(columns[3].cast(pa.int64()), 1000)
+    for fields in zip(*(column.to_pylist() for column in columns), strict=True):
+        yield Entry(*fields)
+
+
+def _runs(entries: Sequence[Entry]) -> Iterator[_Run]:
+    held: list[Entry] = []
+    size = 0
+    for entry in entries:
+        if held and (size + len(entry.body) > limits.SHELF_RUN_BYTES or len(held) >= limits.SHELF_RUN_ENTRIES):
+            yield _Run(held)
+            held, size = [], 0
+        held.append(entry)
+        size += len(entry.body)
+    if held:
+        yield _Run(held)

@@ -1,0 +1,438 @@
+"""Logs in bulk: what there is of them, and ranges of them as Arrow.
+
+GET  /v1/logs            what a table, topic or stream has of history
+GET  /v1/logs/at         by partition, the first offset of a moment
+GET  /v1/logs/advance    by partition, how far some records reach
+GET  the read endpoints of streams, tables' changes and partitions, with `Accept: application/vnd.apache.arrow.stream`
+GET  /v1/tables/<name>/items    likewise: all items of a table, of one moment
+
+An Arrow answer is sent batch by batch. The database is read, and rows are made, on a few threads of their own, one
+batch at a time for each reader: the event loop goes on, and so do writers. What has to be fetched from cold storage,
+which may take long, has other threads: those who read what is hot do not wait behind it. The next batch is read when
+the last was taken, so that a reader costs about two batches of memory however slow it is. An answer that cannot be
+finished ends with the connection, so that nobody takes a part for the whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from tailrace import limits
+from tailrace.access import Principal
+from tailrace.bulk import columns, queries
+from tailrace.bulk.columns import PLAIN, STREAM, TABLE, TOPIC, TYPED
+from tailrace.bulk.entries import SCHEMA as ENTRIES
+from tailrace.bulk.queries import Facts, Range, Run, ScanItems, Told, Which
+from tailrace.command import Query
+from tailrace.database import Database
+from tailrace.errors import Invalid, NotAllowed, Unavailable
+from tailrace.http import asking
+from tailrace.http.bulk import ARROW, cold_url, wants_arrow
+from tailrace.http.message import Answer, Frame, Headers, Live, Request, Response, Sink
+from tailrace.jobs.identity import Identify
+from tailrace.log.position import BEGINNING, NOW, offset, parse
+from tailrace.streams.commands import Touch
+
+NAMES: Final = ("table", "topic", "stream", "label")
+METHODS: Final = "GET, HEAD, OPTIONS"
+FRAME_BYTES: Final = 1 * limits.MiB  # sent at once; then the reader has time to take it
+ROWS_BYTES: Final = limits.BULK_BYTES // 2  # of entries that become rows: JSON takes about twice their room
+RECORDS_MAX: Final = 1_000_000_000
+
+_DIGITS: Final = re.compile(r"[0-9]{1,16}", re.ASCII)
+_offsets: Final = msgspec.json.Decoder(dict[str, int])
+_ROWS, _ENTRIES = "rows", "entries"
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+
+class ArrowDoor:
+    """What `BulkDoor` leads to."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        self._threads = ThreadPoolExecutor(limits.BULK_READS_MAX, thread_name_prefix="tailrace-bulk")
+        self._cold = ThreadPoolExecutor(limits.BULK_COLD_READS_MAX, thread_name_prefix="tailrace-bulk-cold")
+        self._scanners = ThreadPoolExecutor(limits.BULK_READS_MAX, thread_name_prefix="tailrace-scan")
+        self._scans = asyncio.Semaphore(limits.BULK_READS_MAX)
+
+    def close(self) -> None:
+        """End the threads; what is under way there is finished."""
+        self._threads.shutdown(cancel_futures=True)
+        self._cold.shutdown(cancel_futures=True)
+        self._scanners.shutdown(cancel_futures=True)
+
+    def _apart(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """What `work` returns, called in a thread when one is free."""
+        return asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def _ask(self, query: Query[A], principal: Principal, then: Callable[[A], T]) -> T:
+        """What `then` makes of the answer, both in a thread: if something is to be fetched first, one of those that
+        may wait."""
+
+        def at_once() -> tuple[T] | None:
+            answer = self._db.execute(queries.ready(query), principal)
+            return None if answer is None else (then(answer),)
+
+        found = await self._apart(at_once)
+        if found is not None:
+            return found[0]
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._cold, lambda: then(self._db.execute(query, principal)))
+
+    # -- what there is
+
+    def logs(self, request: Request, raw: bytes, principal: Principal) -> Coroutine[Any, Any, Answer]:
+        """Answer a request; `raw` is the path after /v1/logs, as it came."""
+        if raw not in (b"", b"/at", b"/advance"):
+            raise asking.nothing(request, "below /v1/logs there are at and advance")
+        if request.method not in (b"GET", b"HEAD"):
+            raise asking.refused(request, METHODS)
+        if raw == b"/at":
+            return self._at(request, principal)
+        return self._advance(request, principal) if raw else self._describe(request, principal)
+
+    async def _describe(self, request: Request, principal: Principal) -> Response:
+        which = _which(asking.asked(request, *NAMES))
+        facts = await self._db.aexecute(queries.find_logs(which), principal)
+        identity = await self._db.aexecute(Identify())
+        return asking.answer(described(facts, identity, cold_url(self._db)))
+
+    async def _at(self, request: Request, principal: Principal) -> Response:
+        asked = asking.asked(request, *NAMES, "timestamp")
+        at_ms = _whole(asked, "timestamp", limits.POSITION_MAX, "milliseconds since 1970")
+        query = queries.offsets_at(_which(asked), at_ms)
+        return asking.answer({"offsets": await self._ask(query, principal, asking.numbered)})
+
+    async def _advance(self, request: Request, principal: Principal) -> Response:
+        asked = asking.asked(request, *NAMES, "from", "records")
+        records = _whole(asked, "records", RECORDS_MAX, "a number of records", least=1)
+        query = queries.advance(_which(asked), _from(asked), records)
+        return asking.answer({"offsets": await self._ask(query, principal, asking.numbered)})
+
+    # -- ranges of logs
+
+    def stream(self, request: Request, principal: Principal, path: str) -> Coroutine[Any, Any, Answer]:
+        return self._range(request, principal, Which(STREAM, path))
+
+    def table(
+        self, request: Request, principal: Principal, name: str, label: str | None
+    ) -> Coroutine[Any, Any, Answer]:
+        return self._range(request, principal, Which(TABLE, name, label))
+
+    def partition(self, request: Request, principal: Principal, topic: str, number: int) -> Coroutine[Any, Any, Answer]:
+        return self._range(request, principal, Which(TOPIC, topic), number)
+
+    async def _range(self, request: Request, principal: Principal, which: Which, number: int = 0) -> Answer:
+        _check_method(request)
+        known = ("offset", "until", "form", "images", "values", *(("label",) if which.kind == TABLE else ()))
+        asked = asking.asked(request, *known)
+        form = asked.get("form", _ROWS)
+        if form not in (_ROWS, _ENTRIES):
+            raise Invalid(f"form={form[:80]!r} is unknown; use {_ROWS} or {_ENTRIES}", code="INVALID_FORM")
+        images = asked.get("images", asked.get("values", PLAIN))
+        if images not in (PLAIN, TYPED):
+            raise Invalid(f"images={images[:80]!r} is unknown; use {PLAIN} or {TYPED}", code="INVALID_IMAGES")
+        first, until = _position(asked, "offset"), _position(asked, "until")
+        found = await self._db.aexecute(queries.plan(which, number, first, until), principal)
+        if found.idle:
+            self._db.aexecute(Touch(which.name))  # a reader keeps the stream alive; nobody waits for it
+        if asked.get("offset") == NOW:
+            found = msgspec.structs.replace(found, first=found.tail, end=found.tail)
+        decode: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
+        if form == _ROWS:
+            decode = partial(
+                columns.rows_of, which.kind, partition=number, content_type=found.content_type, images=images
+            )
+        schema = ENTRIES if decode is None else columns.schema_of(which.kind, found.content_type)
+        headers = _headers([(b"stream-next-offset", offset(found.end).encode())])
+        if found.end >= found.tail:
+            headers.append((b"stream-up-to-date", b"true"))
+        return Live(200, headers, partial(self._send_range, principal, which, found, schema, decode), whole=True)
+
+    async def _send_range(
+        self,
+        principal: Principal,
+        which: Which,
+        found: Range,
+        schema: pa.Schema,
+        decode: Callable[[pa.RecordBatch], pa.RecordBatch] | None,
+        sink: Sink,
+    ) -> None:
+        frames = Frames(schema)
+        bytes_max = limits.BULK_BYTES if decode is None else ROWS_BYTES
+        position = found.first
+        await _send(sink, frames.begin())
+
+        def made(run: Run) -> tuple[list[memoryview], int]:
+            return (frames.of(run.entries, decode) if run.entries.num_rows else []), run.next
+
+        while position < found.end:
+            query = queries.packed_entries(which, found.log, position, found.end, bytes_max)
+            pieces, position = await self._ask(query, principal, made)
+            await _send(sink, pieces)
+        await _send(sink, frames.end())
+
+    # -- items of a table
+
+    async def items(self, request: Request, principal: Principal, name: str) -> Answer:
+        """All items of a table, of one moment."""
+        _check_method(request)
+        asking.asked(request)
+        if not wants_arrow(request):
+            raise Invalid(
+                f"a table's items are told as Arrow; send Accept: {ARROW.decode()}, or use Scan or SELECT",
+                code="NOT_ACCEPTABLE",
+            )
+        if request.method == b"HEAD":
+            await self._db.aexecute(queries.CheckTable(name), principal)
+            return Live(200, _headers([]), _nothing_to_send, whole=True)
+        try:
+            await asyncio.wait_for(self._scans.acquire(), limits.BULK_WAIT_S)
+        except TimeoutError:
+            raise Unavailable(
+                f"{limits.BULK_READS_MAX} scans of items are under way; try again when one has ended", code="SCANS_BUSY"
+            ) from None
+        scan = Scan(self._db, self._scanners, self._scans, name, principal)
+        told = await scan.begin()
+
+        async def run(sink: Sink) -> None:
+            async with scan.running():
+                frames = Frames(columns.ITEMS)
+                await _send(sink, frames.begin())
+                while (bodies := await scan.next()) is not None:
+                    work = partial(frames.of, bodies, lambda array: columns.items_of(array, told.keys))
+                    await _send(sink, await self._apart(work))
+                await _send(sink, frames.end())
+
+        headers = _headers([(b"tailrace-sequence", b"%d" % told.sequence)])
+        return Live(200, headers, run, whole=True)
+
+
+class Frames:
+    """Batches as an Arrow IPC stream, piece by piece."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+
+    def begin(self) -> list[memoryview]:
+        return [memoryview(self._schema.serialize())]
+
+    def of(self, given: Any, decode: Callable[[Any], pa.RecordBatch] | None) -> list[memoryview]:
+        """The pieces of one batch. In a thread: it may take long."""
+        batch = given if decode is None else decode(given)
+        message = memoryview(batch.serialize())
+        return [message[at : at + FRAME_BYTES] for at in range(0, len(message), FRAME_BYTES)]
+
+    def end(self) -> list[memoryview]:
+        """The mark without which a stream was cut off."""
+        return [memoryview(b"\xff\xff\xff\xff\x00\x00\x00\x00")]
+
+
+class Scan:
+    """A scan of a table's items on a thread, which holds its view of the database until all of them were taken.
+
+    The thread hands over a batch and goes on when that was taken; `None` is the last. Whoever has called `begin` has a
+    place among the scans, and gives it back when the thread has ended."""
+
+    def __init__(
+        self, db: Database, threads: ThreadPoolExecutor, places: asyncio.Semaphore, table: str, principal: Principal
+    ) -> None:
+        self._db = db
+        self._threads = threads
+        self._places = places
+        self._principal = principal
+        self._loop = asyncio.get_running_loop()
+        self._told: asyncio.Future[Told] = self._loop.create_future()
+        self._batches: asyncio.Queue[pa.Array] = asyncio.Queue(1)
+        self._left = False
+        self._view_s = limits.BULK_VIEW_S
+        self._deadline = self._loop.time() + self._view_s
+        self._query = ScanItems(table, self._tell, self._take, self._view_s)
+        self._work: asyncio.Future[None] | None = None
+        self._watch: asyncio.TimerHandle | None = None
+
+    async def begin(self) -> Told:
+        """Start; what the scan is of. Raises what a query raises."""
+        self._work = self._loop.run_in_executor(self._threads, self._db.execute, self._query, self._principal)
+        self._work.add_done_callback(lambda _: self._places.release())
+        # An answer may never be begun: its reader has gone before it was its turn.
+        self._watch = self._loop.call_later(limits.BULK_WAIT_S, self._leave)
+        try:
+            await asyncio.wait((self._told, self._work), return_when=asyncio.FIRST_COMPLETED)
+            if not self._told.done():
+                await self._work
+            return self._told.result()
+        except BaseException:
+            self._leave()
+            raise
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """While batches are taken; at the end the thread is let go, whatever is left. Also a reader that takes them a
+        few bytes at a time has to come to an end: the thread holds a view of the database."""
+        assert self._watch is not None
+        self._watch.cancel()
+        if self._left:
+            raise Unavailable("the items were not taken in time; ask again", code="TOO_SLOW")
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                yield
+        except TimeoutError:
+            raise Unavailable(
+                f"the items were not taken within {self._view_s:.0f} s; ask again", code="TOO_SLOW"
+            ) from None
+        finally:
+            self._leave()
+
+    async def next(self) -> pa.Array | None:
+        """The next batch of stored items; None when there are no more."""
+        assert self._work is not None
+        if self._batches.empty() and not self._work.done():
+            getting = asyncio.ensure_future(self._batches.get())
+            try:
+                await asyncio.wait((getting, self._work), return_when=asyncio.FIRST_COMPLETED)
+                if getting.done():
+                    return getting.result()
+            finally:
+                getting.cancel()
+        if not self._batches.empty():
+            return self._batches.get_nowait()
+        await self._work
+        return None
+
+    def _leave(self) -> None:
+        self._left = True
+        while not self._batches.empty():
+            self._batches.get_nowait()  # the thread may be about to hand over one more; then it looks
+
+    # -- in the thread
+
+    def _tell(self, told: Told) -> None:
+        self._loop.call_soon_threadsafe(self._hear, told)
+
+    def _hear(self, told: Told) -> None:
+        if not self._told.done():
+            self._told.set_result(told)
+
+    def _take(self, bodies: pa.Array) -> bool:
+        handed = asyncio.run_coroutine_threadsafe(self._batches.put(bodies), self._loop)
+        while not self._left:
+            try:
+                handed.result(0.1)
+            except TimeoutError:
+                continue
+            return True
+        handed.cancel()
+        return False
+
+
+async def _nothing_to_send(sink: Sink) -> None:
+    return None
+
+
+async def _send(sink: Sink, pieces: list[memoryview]) -> None:
+    for piece in pieces:
+        await sink.drained()
+        sink.send(Frame(bytes(piece)))
+    await sink.drained()
+
+
+def _headers(more: Headers) -> Headers:
+    return [(b"content-type", ARROW), *more, (b"cache-control", b"no-store"), (b"vary", b"accept")]
+
+
+def _check_method(request: Request) -> None:
+    if request.method not in (b"GET", b"HEAD"):
+        raise NotAllowed(f"Arrow is for reading; {request.method.decode('latin-1')} is not", allow=METHODS)
+
+
+# -- what is asked
+
+
+def _which(asked: dict[str, str]) -> Which:
+    named = [(kind, asked[kind]) for kind in (TABLE, TOPIC, STREAM) if kind in asked]
+    if len(named) != 1:
+        given = ", ".join(kind for kind, _ in named) or "none"
+        raise Invalid(f"a log is named by exactly one of table, topic and stream, and {given} is given; give one")
+    ((kind, name),) = named
+    if "label" in asked and kind != TABLE:
+        raise Invalid(f"label={asked['label'][:80]!r} is for tables: a {kind} has none; leave it out")
+    return Which(kind, name, asked.get("label"))
+
+
+def _position(asked: dict[str, str], name: str) -> int | None:
+    """A position as an offset or a number; None where it is not given or means the one that goes without saying."""
+    text = asked.get(name)
+    if text is None or text in (BEGINNING, NOW):
+        if name == "until" and text == BEGINNING:
+            raise Invalid("until=-1 would end at the beginning; leave it out to read up to the tail")
+        return None
+    return int(text) if _DIGITS.fullmatch(text) else parse(text)
+
+
+def _whole(asked: dict[str, str], name: str, most: int, what: str, least: int = 0) -> int:
+    text = asked.get(name)
+    if text is None:
+        raise Invalid(f"{name} is missing; give {what}")
+    if not _DIGITS.fullmatch(text) or not least <= int(text) <= most:
+        raise Invalid(f"{name}={text[:80]!r} is not {what} from {least} to {most}")
+    return int(text)
+
+
+def _from(asked: dict[str, str]) -> dict[int, int]:
+    text = asked.get("from")
+    wrong = 'give offsets by partition, as in from={"0":12}'
+    if text is None:
+        raise Invalid(f"from is missing; {wrong}")
+    try:
+        found = {int(number): at for number, at in _offsets.decode(text).items() if _DIGITS.fullmatch(number)}
+    except (msgspec.DecodeError, ValueError) as error:
+        raise Invalid(f"from={text[:80]!r} cannot be read ({error}); {wrong}") from None
+    if not found or any(not 0 <= at <= limits.POSITION_MAX for at in found.values()):
+        raise Invalid(f"from={text[:80]!r} has no offsets, or one that is none; {wrong}")
+    return found
+
+
+# -- what is told
+
+
+def described(facts: Facts, identity: str, url: str | None) -> dict[str, Any]:
+    """The answer of /v1/logs."""
+    place = None
+    if facts.place is not None and url is not None:
+        place = {"url": url, "place": facts.place.name, "generation": facts.place.generation}
+    return {
+        "kind": facts.which.kind,
+        "name": facts.which.name,
+        "label": facts.label,
+        "view": facts.view,
+        "content_type": facts.content_type,
+        "keys": facts.keys,
+        "columns": facts.columns,
+        "complete": facts.complete,
+        "database": identity,
+        "partitions": [
+            {
+                "partition": part.partition,
+                "log": part.log.id,
+                "earliest": part.earliest,
+                "hot": part.log.start,
+                "tiered": part.earliest if part.tier is None else part.tier.tiered,
+                "next": part.log.next,
+                "at_ms": part.log.at_ms,
+            }
+            for part in facts.parts
+        ],
+        "cold": place,
+    }

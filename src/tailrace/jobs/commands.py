@@ -1,0 +1,367 @@
+"""What is done with jobs and stages: jobs tell of themselves, rows are staged, and committed all at once.
+
+Whoever may write may stage, commit, pin and report; whoever was given only some things, what it was given. What says
+what a job *is* administers: those who run jobs believe it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import msgspec
+
+from tailrace import failpoints, limits
+from tailrace.access import Permission
+from tailrace.command import Command
+from tailrace.errors import Conflict, Invalid, TooLarge
+from tailrace.jobs import fence, stage, view
+from tailrace.jobs.fence import CONSUMER, Ranges
+from tailrace.jobs.job import (
+    JOB_POSITIONS,
+    JOBS,
+    REGISTERED,
+    STATES,
+    Job,
+    JobPosition,
+    check_name,
+    check_text,
+    find,
+    positions,
+)
+from tailrace.jobs.stage import SINKS, STAGE_CHUNKS, STAGES, TABLE, Sink, Stage, StageChunk, Target
+from tailrace.jobs.target import Found, found, write
+from tailrace.storage.engine import Tx
+
+OWN_PACE = ("view", "tier")  # jobs whose positions move with what they apply, and by nothing else
+
+
+class Registered(msgspec.Struct, frozen=True):
+    """A job and how far it is."""
+
+    job: Job
+    positions: dict[int, int]
+
+
+class RegisterJob(Command[Registered], frozen=True):
+    """Make sure there is this job. What another one of that name does is not changed under it: that one is dropped
+    first."""
+
+    permission = Permission.ADMIN
+    subject = ("jobs", "name")
+
+    name: str
+    kind: str
+    source: str = ""
+    target: str = ""
+    definition: bytes = b"\x80"  # MessagePack of a map
+
+    def size(self) -> int:
+        return len(self.definition)
+
+    def run(self, tx: Tx) -> Registered:
+        check_name(self.name)
+        check_name(self.kind, "a kind of job")
+        check_text(self.source, "the source")
+        check_text(self.target, "the target")
+        if len(self.definition) > limits.JOB_DEFINITION_BYTES_MAX:
+            raise TooLarge(
+                f"the definition has {len(self.definition)} bytes; at most {limits.JOB_DEFINITION_BYTES_MAX} are kept"
+            )
+        before = tx.get(JOBS, self.name)
+        if before is None:
+            fence.check_room(tx)
+        elif before.kind != CONSUMER:
+            same = (before.kind, before.source, before.target, before.definition)
+            if same == (self.kind, self.source, self.target, self.definition):
+                return Registered(before, positions(tx, self.name))
+            what = f"is a {before.kind}" if before.kind != self.kind else "has another source, target or definition"
+            raise Conflict(
+                f"there is a job {self.name!r} already, and it {what}; drop it first, or use another name",
+                code="JOB_EXISTS",
+            )
+        created_ms = tx.now_ms if before is None else before.created_ms
+        job = Job(
+            self.name, self.kind, self.source, self.target, REGISTERED, "", self.definition, 0, created_ms, tx.now_ms
+        )
+        tx.put(JOBS, job)
+        return Registered(job, positions(tx, self.name))
+
+
+class ReportJob(Command[Registered], frozen=True):
+    """A job tells how it is. What is None stays."""
+
+    subject = ("jobs", "name")
+
+    name: str
+    state: str
+    rows: int | None = None
+    message: str | None = None
+
+    def run(self, tx: Tx) -> Registered:
+        job = find(tx, self.name)
+        if self.state not in STATES:
+            raise Invalid(f"state {self.state[:40]!r} is unknown; use {', '.join(STATES)}", code="INVALID_STATE")
+        rows = job.rows if self.rows is None else self.rows
+        if not 0 <= rows <= limits.POSITION_MAX:
+            raise Invalid(f"rows {rows} is not from 0 to {limits.POSITION_MAX}")
+        message = job.message if self.message is None else check_text(self.message, "the message")
+        job = msgspec.structs.replace(job, state=self.state, rows=rows, message=message, updated_ms=tx.now_ms)
+        tx.put(JOBS, job)
+        return Registered(job, positions(tx, self.name))
+
+
+class DropJob(Command[None], frozen=True):
+    """Forget a job and how far it was: if it runs again, it begins anew."""
+
+    permission = Permission.ADMIN
+    subject = ("jobs", "name")
+
+    name: str
+
+    def run(self, tx: Tx) -> None:
+        check_no_view(tx, find(tx, self.name), "is dropped with its tables")
+        tx.delete(JOBS, self.name)
+        for log in positions(tx, self.name):
+            tx.delete(JOB_POSITIONS, self.name, log)
+
+
+class PinPositions(Command[dict[int, int]], frozen=True):
+    """Note where a job begins, in those logs where that is not noted yet; its positions in all of them. So whoever asks
+    twice where to begin is told the same."""
+
+    subject = ("jobs", "name")
+
+    name: str
+    at: dict[int, int]
+
+    def run(self, tx: Tx) -> dict[int, int]:
+        fence.check_ranges({log: (position, position) for log, position in self.at.items()})
+        check_no_view(tx, fence.known(tx, self.name), "begins where it was made or filled")
+        stored = positions(tx, self.name)
+        new = {log: position for log, position in self.at.items() if log not in stored}
+        fence.check_logs(len(stored) + len(new))
+        for log, position in new.items():
+            tx.put(JOB_POSITIONS, JobPosition(self.name, log, position))
+        return {**stored, **new}
+
+
+def check_no_view(tx: Tx, job: Job, why: str) -> None:
+    """Raise if the job is that of a materialized view, whose positions and tables belong together."""
+    if job.kind == view.KIND and view.has_tables(tx, job.name):
+        raise Conflict(
+            f"{job.name!r} is a materialized view, which {why}; use DROP MATERIALIZED VIEW {job.name}, or fill it anew "
+            f"(tailrace pipeline view {job.name} --refill)",
+            code="IS_VIEW",
+        )
+
+
+# -- stages
+
+
+class Staged(msgspec.Struct, frozen=True):
+    stage: Stage
+    fresh: bool  # False: this chunk was there already
+
+
+class StageRows(Command[Staged], frozen=True):
+    """Keep rows that were checked for a target (`number`: of what had that name when they were), as a new stage or the
+    next chunk of one. A chunk that says its number is added once, however often it is sent."""
+
+    target: Target
+    number: int
+    rows: int
+    body: bytes
+    stage: str | None = None  # None: a new one
+    chunk: int | None = None
+
+    def subjects(self) -> tuple[str, ...]:
+        return (self.target.subject,)
+
+    def size(self) -> int:
+        return len(self.body)
+
+    def run(self, tx: Tx) -> Staged:
+        here = found(tx, self.target)
+        if here.number != self.number:
+            raise _changed(self.target)
+        if self.stage is None:
+            before = Stage(secrets.token_hex(16), here.stored, 0, 0, tx.now_ms, tx.by)
+            chunk = 0
+        else:
+            before = stage.find(tx, self.stage)
+            check_target(before, here)
+            chunk = chunks(tx, before.id)
+            if self.chunk is not None and self.chunk < chunk:
+                return Staged(before, fresh=False)
+            if self.chunk is not None and self.chunk > chunk:
+                raise Conflict(
+                    f"chunk {self.chunk} leaves a gap, stage {before.id} has {chunk}; send what is missing first",
+                    code="CHUNK_GAP",
+                )
+        rows, size = before.rows + self.rows, before.bytes + len(self.body)
+        rows_max = most_rows(here.target.kind)
+        if size > limits.STAGE_BYTES_MAX or rows > rows_max or chunk >= limits.STAGE_CHUNKS_MAX:
+            raise TooLarge(
+                f"stage {before.id} would have {rows} rows of {size} bytes in {chunk + 1} chunks; a stage takes "
+                f"{rows_max} rows, {limits.STAGE_BYTES_MAX} bytes and {limits.STAGE_CHUNKS_MAX} chunks: "
+                "stage the rest under another id",
+                code="STAGE_FULL",
+            )
+        stage.check_room(tx, before.by, chunk == 0, len(self.body))
+        stage.count(tx, before.by, chunk == 0, len(self.body))
+        after = Stage(before.id, before.target, rows, size, tx.now_ms, before.by)
+        tx.put(STAGES, after)
+        tx.put(STAGE_CHUNKS, StageChunk(before.id, chunk, self.body))
+        return Staged(after, fresh=True)
+
+
+class DropStage(Command[None], frozen=True):
+    """Forget staged rows. `target` is what they were staged for, as whoever looked it up found it."""
+
+    id: str
+    target: Target | None
+
+    def subjects(self) -> tuple[str, ...]:
+        return () if self.target is None else (self.target.subject,)
+
+    def heavy(self) -> bool:
+        return True
+
+    def run(self, tx: Tx) -> None:
+        row = stage.find(tx, self.id)
+        assert self.target is None or row.subject == self.target.subject, f"stage {self.id} changed its target"
+        remove(tx, [row])
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """`applied` False: it was done before, and nothing was done now."""
+
+    applied: bool
+    rows: int
+    positions: dict[int, int]  # of the consumer
+
+
+class CommitStages(Command[Committed], frozen=True):
+    """Write the rows of these stages to their target: all of them or none, once for each batch of a query, and with a
+    `consumer` only if its positions fit (`fence`).
+
+    A batch is known by its number alone. If it is sent again with other stages, because it was computed again by other
+    tasks, the first that was committed stays and the others go."""
+
+    query: str
+    batch: int
+    target: Target
+    stages: tuple[str, ...]
+    consumer: str | None = None
+    ranges: Ranges | None = None
+    strict: bool = True
+
+    def subjects(self) -> tuple[str, ...]:
+        of_consumer = () if self.consumer is None else (f"jobs/{self.consumer}",)
+        return (self.target.subject, *of_consumer)
+
+    def heavy(self) -> bool:
+        return True
+
+    def run(self, tx: Tx) -> Committed:
+        self._check(tx)
+        here = found(tx, self.target)
+        sink = stage.sink(here.target.kind, here.number, self.query)
+        last = tx.get(SINKS, sink)
+        fresh = last is None or self.batch > last.batch
+        if fresh and self.consumer is not None:
+            assert self.ranges is not None
+            fresh = fence.check(tx, self.consumer, self.ranges, self.strict)
+        if last is None or self.batch > last.batch:
+            tx.put(SINKS, Sink(sink, self.batch, tx.now_ms))
+        failpoints.hit("stages.fenced")
+        rows = 0
+        if fresh:
+            staged = [stage.find(tx, each) for each in self.stages]
+            rows = self._total(staged, here)
+            write(tx, here, (body for each in staged for body in bodies(tx, each.id)))
+            failpoints.hit("stages.written")
+        there = [row for each in self.stages if (row := tx.get(STAGES, each)) is not None]
+        remove(tx, [row for row in there if row.target == here.stored])
+        return Committed(fresh, rows, {} if self.consumer is None else positions(tx, self.consumer))
+
+    def _check(self, tx: Tx) -> None:
+        check_name(self.query, "a query")
+        if not 0 <= self.batch <= limits.POSITION_MAX:
+            raise Invalid(f"batch {self.batch} is not from 0 to {limits.POSITION_MAX}")
+        if len(self.stages) > limits.STAGES_MAX or len(set(self.stages)) != len(self.stages):
+            raise Invalid(f"stages names one twice, or more than {limits.STAGES_MAX}; name each once")
+        if (self.consumer is None) != (self.ranges is None):
+            raise Invalid("consumer and ranges go together: give both or neither")
+        if self.consumer is not None:
+            check_name(self.consumer, "a consumer")
+            job = tx.get(JOBS, self.consumer)
+            if job is not None and job.kind in OWN_PACE:
+                raise Conflict(
+                    f"{self.consumer!r} is a {job.kind}, whose positions move with what it applies; use another name",
+                    code="JOB_EXISTS",
+                )
+
+    def _total(self, staged: list[Stage], here: Found) -> int:
+        """How many rows these are, if they are for this target and not too many."""
+        for each in staged:
+            check_target(each, here)
+        rows, size = sum(each.rows for each in staged), sum(each.bytes for each in staged)
+        rows_max = most_rows(here.target.kind)
+        if rows > rows_max or size > limits.COMMIT_BYTES_MAX:
+            raise TooLarge(
+                f"{rows} rows of {size} bytes are more than one commit writes to {here.target.subject}, {rows_max} "
+                f"rows and {limits.COMMIT_BYTES_MAX} bytes; make batches smaller with maxRecordsPerTrigger, and give "
+                "the query a new checkpoint: the one it has still holds this batch",
+                code="COMMIT_TOO_LARGE",
+            )
+        return rows
+
+
+def chunks(tx: Tx, stage_id: str) -> int:
+    """How many chunks a stage has."""
+    return len(tx.values(STAGE_CHUNKS, "number", stage_id, limit=limits.STAGE_CHUNKS_MAX))
+
+
+def bodies(tx: Tx, stage_id: str) -> Iterator[bytes]:
+    """The chunks of a stage, one by one: they are large."""
+    number = 0
+    while (row := tx.get(STAGE_CHUNKS, stage_id, number)) is not None:
+        yield row.body
+        number += 1
+
+
+def most_rows(kind: str) -> int:
+    """How many rows one commit writes to a target of this kind."""
+    return limits.COMMIT_ITEMS_MAX if kind == TABLE else limits.COMMIT_ROWS_MAX
+
+
+def remove(tx: Tx, rows: list[Stage]) -> None:
+    """Remove stages with their chunks."""
+    counts = [chunks(tx, row.id) for row in rows]  # looked up before anything is removed: that is cheaper
+    gone: dict[str, tuple[int, int]] = {}
+    for row, count in zip(rows, counts, strict=True):
+        for number in range(count):
+            tx.delete(STAGE_CHUNKS, row.id, number)
+        tx.delete(STAGES, row.id)
+        stages, size = gone.get(row.by, (0, 0))
+        gone[row.by] = (stages + 1, size + row.bytes)
+    for by, (stages, size) in gone.items():
+        stage.count(tx, by, -stages, -size)
+
+
+def check_target(row: Stage, here: Found) -> None:
+    """Raise unless the stage is for just this target."""
+    if row.target == here.stored:
+        return
+    if row.kind == here.target.kind and row.number != here.number and row.subject == here.target.subject:
+        raise _changed(here.target)
+    raise Conflict(f"stage {row.id} is for {row.subject}, not for {here.target.subject}", code="WRONG_TARGET")
+
+
+def _changed(target: Target) -> Conflict:
+    return Conflict(
+        f"{target.subject} was dropped and made again since the rows were staged; stage them again",
+        code="TARGET_CHANGED",
+    )

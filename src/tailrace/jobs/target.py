@@ -1,0 +1,122 @@
+"""What staged rows are written to: found by its name, told apart from others that had the name, and written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from tailrace import failpoints, limits
+from tailrace.errors import Closed
+from tailrace.jobs import rows
+from tailrace.jobs.stage import STREAM, TABLE, Target
+from tailrace.log import log as logs
+from tailrace.storage.engine import Reader, Tx
+from tailrace.streams import commands as streams
+from tailrace.streams.stream import STREAMS, Stream, is_json, touched
+from tailrace.tables import definition as tables
+from tailrace.tables import write as writing
+from tailrace.tables.change import Capture
+from tailrace.tables.commands import DeleteItem, PutItem
+from tailrace.tables.definition import Definition
+from tailrace.topics import router
+from tailrace.topics import topic as topics
+from tailrace.topics.topic import PUBLISH, Envelope, Topic, encode
+
+RECORDS: Final = 1_000  # of changes that share a sequence
+RECORD_BYTES: Final = 1 * limits.MiB  # and about how large they are together
+_FULL: Final = topics.MODES.index("Full")
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A target that is there. `number` is never used again, unlike names."""
+
+    target: Target
+    number: int
+    thing: Definition | Topic | Stream
+
+    @property
+    def stored(self) -> str:
+        """How a stage remembers it."""
+        return f"{self.target.kind}/{self.number}/{self.target.name}"
+
+
+def found(reader: Reader | Tx, target: Target) -> Found:
+    """The table, topic or stream of this name."""
+    if target.kind == TABLE:
+        definition = tables.find(reader, target.name)
+        return Found(target, definition.space, definition)
+    if target.kind == STREAM:
+        stream = streams.live(reader, target.name)
+        return Found(target, stream.log, stream)
+    topic = topics.find(reader, target.name)
+    return Found(Target(target.kind, topic.name), topic.id, topic)
+
+
+def checked(here: Found, body: bytes) -> rows.Checked:
+    """Rows as a client sent them, as they are kept for this target. Takes long: not for an event loop."""
+    thing = here.thing
+    if isinstance(thing, Definition):
+        return rows.for_table(body, thing)
+    if isinstance(thing, Topic):
+        return rows.for_topic(body, thing)
+    return rows.for_stream(body, json=is_json(thing.content_type))
+
+
+def write(tx: Tx, here: Found, bodies: Iterable[bytes]) -> None:
+    """Write the rows of these chunks, in order."""
+    thing = here.thing
+    if isinstance(thing, Definition):
+        _put(tx, thing.name, bodies)
+    elif isinstance(thing, Topic):
+        _publish(tx, thing, bodies)
+    else:
+        _append(tx, thing, bodies)
+
+
+def _put(tx: Tx, table: str, bodies: Iterable[bytes]) -> None:
+    """Put and delete items, as anybody does. To those who follow the changes they are transactions of a thousand or so:
+    one record of everything would be too large to be read."""
+    capture, held, size = Capture(), 0, 0
+    for body in bodies:
+        for row in rows.writes(body):
+            action = (
+                DeleteItem(table=table, key=row.item)
+                if row.size < 0
+                else PutItem(table=table, item=row.item, item_size=row.size)
+            )
+            plan = action.plan(tx)
+            writing.do(tx, plan, capture)
+            held, size = held + 1, size + plan.size_old + max(row.size, 0)
+            if held >= RECORDS or size >= RECORD_BYTES:
+                capture.append(tx)
+                held = size = 0
+                failpoints.hit("stages.part")
+    capture.append(tx)
+
+
+def _publish(tx: Tx, topic: Topic, bodies: Iterable[bytes]) -> None:
+    index = 0
+    for body in bodies:
+        messages: dict[int, list[bytes]] = {}
+        for row in rows.outgoing(body):
+            assert row.partition is not None, "the partition is found when the row is staged"
+            envelope = Envelope(0, index, PUBLISH, _FULL, None, row.payload, tx.by, row.key)
+            messages.setdefault(row.partition, []).append(encode(envelope))
+            index += 1
+        for partition, each in messages.items():
+            router.append(tx, topic.log_of(partition), each)
+        failpoints.hit("stages.part")
+
+
+def _append(tx: Tx, stream: Stream, bodies: Iterable[bytes]) -> None:
+    log = streams.log_of(tx, stream)
+    if stream.closed:
+        raise Closed(path=stream.path, tail=log.next)
+    for body in bodies:
+        for piece in rows.pieces(body):
+            log = logs.append(tx, log, piece.body, len(piece.body))
+        failpoints.hit("stages.part")
+    if stream.ttl_s is not None:
+        tx.put(STREAMS, touched(stream, tx.now_ms))

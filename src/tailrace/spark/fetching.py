@@ -1,0 +1,164 @@
+"""From ranges to tasks, and how an executor reads one: entries from the server as Arrow, or files of cold storage.
+
+Entries travel as they are stored; they become rows here, so that the server spends nothing on it. A server that goes
+away in the middle is waited for, and reading goes on behind the last entry that came. What was trimmed since the task
+was planned is in cold storage by then, and is read from there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.bulk.columns import rows_of
+from tailrace.cold import reading as cold
+from tailrace.cold.store import Store
+from tailrace.errors import Gone, TooMany, Unavailable
+from tailrace.spark.connection import PATIENCE_S, WAIT_MAX_S, WAIT_MIN_S, Facts, client, facts
+from tailrace.spark.options import Options
+from tailrace.spark.planning import Range, Task, cold_cuts, split, tasks_wanted
+from tailrace.spark.session import available_cores
+
+_ENTRY: Final = ("log", "position", "next", "timestamp", "body")
+_RENAMED: Final = {"position": "offset", "next": "next_offset"}
+# What of cold storage's columns is shown, under these names or its own.
+_CHANGE: Final = "position next sequence index last timestamp event principal keys old_image new_image"
+_MESSAGE: Final = "partition offset next timestamp message_id source_table op mode key payload principal"
+_COLD: Final = {"table": tuple(_CHANGE.split()), "topic": tuple(_MESSAGE.split())}
+
+
+class Fetch:
+    """Plans tasks and reads them. It is pickled, and travels to the executors."""
+
+    def __init__(self, options: Options, found: Facts, schema: pa.Schema, *, is_typed: bool) -> None:
+        self.options = options
+        self.kind = options.kind
+        self.content_type = found.content_type
+        self.schema = schema  # exactly what Spark expects
+        self.is_typed = is_typed
+        self.place = "" if found.cold is None else found.cold.place
+        self.store = None if found.cold is None else Store(found.cold.url)
+
+    # -- in the driver
+
+    def plan(self, found: Facts, ranges: Sequence[Range]) -> list[Task]:
+        """Tasks for these ranges: first what is only in cold storage, then the rest."""
+        hot_from = {part.log: part.hot for part in found.partitions}
+        cold_part = [_clipped(each, each.start, min(each.end, hot_from[each.log])) for each in ranges]
+        hot_part = [_clipped(each, max(each.start, hot_from[each.log]), each.end) for each in ranges]
+        hot_part = [each for each in hot_part if each.size]
+        tasks = [task for each in cold_part if each.size for task in self._plan_cold(each)]
+        wanted = tasks_wanted(
+            self.kind, [each.size for each in hot_part], available_cores(), self.options.partitions_min
+        )
+        return tasks + [Task(each) for each in split(hot_part, wanted)]
+
+    def _plan_cold(self, wanted: Range) -> list[Task]:
+        if self.store is None:
+            return [Task(wanted)]  # the server may know more by the time that it is asked
+        files = cold.files(self.store, self.place, wanted.log, wanted.start, wanted.end)
+        spans = [
+            (
+                wanted.start if each.position_min is None else each.position_min,
+                wanted.end if each.position_max is None else each.position_max,
+                each.rows or 0,
+            )
+            for each in files
+        ]
+        rows = sum(count for _, _, count in spans)
+        count = tasks_wanted("table", [rows], available_cores(), self.options.partitions_min)
+        bounds = cold_cuts(spans, wanted.start, wanted.end, count) if spans else [wanted.start, wanted.end]
+        return [
+            Task(_clipped(wanted, low, high), tuple(each for each in files if each.may_have(wanted.log, low, high)))
+            for low, high in itertools.pairwise(bounds)
+        ]
+
+    # -- in an executor
+
+    def rows(self, task: Task) -> Iterator[pa.RecordBatch]:
+        """The rows of the task, in order."""
+        found = self._hot(task.range) if task.files is None else self._cold(task.range, task.files)
+        for batch in found:
+            if batch.num_rows:
+                yield self._shaped(batch)
+
+    def _shaped(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        if self.is_typed:
+            from tailrace.bulk.typed import typed  # few want it
+
+            rows = typed(self.kind, rows, self.schema)
+        if rows.schema.equals(self.schema):
+            return rows
+        columns = [rows.column(name) for name in self.schema.names]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _decoded(self, entries: pa.RecordBatch, partition: int) -> pa.RecordBatch:
+        return rows_of(
+            self.kind, entries, partition=partition, content_type=self.content_type, images=self.options.images
+        )
+
+    def _hot(self, wanted: Range) -> Iterator[pa.RecordBatch]:
+        at, wait_s = wanted.start, WAIT_MIN_S
+        until_s = time.monotonic() + PATIENCE_S
+        while at < wanted.end:
+            try:
+                for entries in self._entries(wanted, at):
+                    at = entries.column("next")[-1].as_py()
+                    yield self._decoded(entries, wanted.partition)
+                    until_s, wait_s = time.monotonic() + PATIENCE_S, WAIT_MIN_S
+                return
+            except Gone as error:
+                end = min(self._hot_now(wanted, at, error), wanted.end)
+                yield from self._cold(_clipped(wanted, at, end), None)
+                at = end
+            except (Unavailable, TooMany) as error:
+                if error.code == "CLOSED" or time.monotonic() + wait_s > until_s:
+                    raise
+                time.sleep(wait_s)
+                wait_s = min(WAIT_MAX_S, wait_s * 2)
+
+    def _entries(self, wanted: Range, at: int) -> Iterator[pa.RecordBatch]:
+        asked = self.options.target
+        with client(self.options.access).arrow(
+            **asked, partition=wanted.partition, offset=at, until=wanted.end, form="entries"
+        ) as batches:
+            yield from (batch for batch in batches if batch.num_rows)
+
+    def _hot_now(self, wanted: Range, at: int, gone: Gone) -> int:
+        """Where the hot log begins, if cold storage has what lies before it."""
+        found = facts(self.options)
+        part = next((each for each in found.partitions if each.log == wanted.log), None)
+        if part is None or found.cold is None or not part.earliest <= at < part.hot:
+            raise gone
+        self.store, self.place = Store(found.cold.url), found.cold.place
+        return part.hot
+
+    def _cold(self, wanted: Range, files: Sequence[Any] | None) -> Iterator[pa.RecordBatch]:
+        assert self.store is not None, "a task of cold files, and no cold storage"
+        if files is None:
+            files = cold.files(self.store, self.place, wanted.log, wanted.start, wanted.end)
+        whole = self.kind == "stream" or (self.kind == "table" and self.options.images == "typed")
+        columns = _ENTRY if whole else _COLD[self.kind]
+        for batch in cold.read(self.store, files, wanted.log, wanted.start, wanted.end, columns):
+            if whole:
+                yield self._decoded(_as_entries(batch), wanted.partition)
+            else:
+                names = [_RENAMED.get(name, name) for name in columns]
+                yield pa.RecordBatch.from_arrays([batch.column(name) for name in columns], names=names)
+
+
+def _as_entries(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Entries of a log from cold rows; the first row of each has its bytes."""
+    rows = rows.filter(rows.column("body").is_valid())
+    at_ms = pc.divide(rows.column("timestamp").cast(pa.int64()), 1_000)
+    columns = [rows.column("log"), rows.column("position"), rows.column("next"), at_ms, rows.column("body")]
+    return pa.RecordBatch.from_arrays(columns, names=["log", "position", "next", "at_ms", "body"])
+
+
+def _clipped(each: Range, start: int, end: int) -> Range:
+    return Range(each.partition, each.log, start, end)

@@ -1,0 +1,178 @@
+"""Filling a table of a server, in commits of bounded size, by one writer at a time.
+
+`restore` and the first copy of `replicate` put many items into a table that nobody else writes to. Each commit moves a
+counter on the server, under the name of the filling, on by a random step. A driver that was thought dead and goes on,
+or a second one, finds the counter elsewhere and stops: two fillings never mix. A commit whose answer was lost finds it
+exactly where it meant to move it, and was done.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from tailrace import limits
+from tailrace.client import Client
+from tailrace.errors import Conflict, Fenced, NotFound
+
+COMMIT_ROWS: Final = 5_000
+COMMIT_BYTES: Final = 4 * limits.MiB  # of items as JSON, in one commit
+PUT: Final = "PUT"
+_STEP_MAX: Final = 1 << 24  # so large that two drivers do not choose the same, so small that there are enough
+DELETE: Final = "DELETE"
+_decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class Filling:
+    """One writer to one table. `name` is the filling's, `log` a number that the server counts under."""
+
+    def __init__(self, client: Client, table: str, name: str, log: int) -> None:
+        self._client = client
+        self._table = table
+        self._name = name
+        self._log = log
+        self._query = f"filling/{secrets.token_hex(8)}"
+        self._batch = 0
+        try:
+            self._at = client.job(name)["positions"].get(log, 0)
+        except NotFound:
+            self._at = 0
+        self.commit([])  # from now on whoever filled before is shut out
+
+    def commit(self, stages: list[str]) -> None:
+        """Write what was staged."""
+        to = self._at + 1 + secrets.randbelow(_STEP_MAX)
+        try:
+            done = self._client.commit_stages(
+                self._query,
+                self._batch,
+                stages,
+                table=self._table,
+                consumer=self._name,
+                ranges={self._log: (self._at, to)},
+            )
+        except Conflict as error:
+            if error.code != Fenced.code:
+                raise
+            raise self._shut_out() from error
+        if not done["applied"] and done["positions"].get(self._log) != to:
+            raise self._shut_out()
+        self._batch += 1
+        self._at = to
+
+    def _shut_out(self) -> Fenced:
+        return Fenced(
+            f"another job has begun to fill table {self._table!r}; let one run, and start it again if need be"
+        )
+
+    def write(self, rows: Iterable[list[Any]], told: Callable[[int], None] | None = None) -> int:
+        """Write these rows, which are those of a stage; how many they were."""
+        written = 0
+        for piece in pieces(rows):
+            stage = self._client.stage(piece, table=self._table)
+            if stage is not None:
+                self.commit([stage])
+            written += len(piece)
+            if told is not None:
+                told(len(piece))
+        return written
+
+    def clear(self) -> int:
+        """Delete all items; how many they were."""
+        keys = key_names(self._client, self._table)
+        with self._client.items(self._table) as (_, batches), spooled(batches) as rows:
+            return self.write(_deletes(rows, keys))
+
+
+@contextmanager
+def spooled(batches: Iterable[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
+    """The same batches, from a temporary file. The server holds a view of the database for whoever reads items, and not
+    for as long as writing them elsewhere may take."""
+    with tempfile.TemporaryFile(prefix="tailrace-") as file:
+        writer: pa.RecordBatchStreamWriter | None = None
+        for batch in batches:
+            writer = writer or pa.ipc.new_stream(file, batch.schema)
+            writer.write_batch(batch)
+        if writer is None:
+            yield iter(())
+            return
+        writer.close()
+        file.seek(0)
+        yield iter(pa.ipc.open_stream(file))
+
+
+def pieces(rows: Iterable[list[Any]]) -> Iterator[list[list[Any]]]:
+    """Rows in pieces that one commit takes."""
+    held: list[list[Any]] = []
+    size = 0
+    for row in rows:
+        held.append(row)
+        size += _size(row[1])
+        if len(held) >= COMMIT_ROWS or size >= COMMIT_BYTES:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
+
+
+def puts(batches: Iterable[pa.RecordBatch]) -> Iterator[list[Any]]:
+    """The rows of a state, as a stage takes them."""
+    for batch in batches:
+        for typed in batch.column("typed").to_pylist():
+            yield [PUT, _decode(typed)]
+
+
+def writes(batches: Iterable[pa.RecordBatch], keys: tuple[tuple[str, str], ...]) -> Iterator[list[Any]]:
+    """As `puts`, but where an item is gone its key is deleted."""
+    for batch in batches:
+        for key, typed in zip(batch.column("keys").to_pylist(), batch.column("typed").to_pylist(), strict=True):
+            yield [DELETE, typed_key(key, keys)] if typed is None else [PUT, _decode(typed)]
+
+
+def typed_key(text: str, keys: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    """A key in plain JSON as DynamoDB writes it. The type of each attribute is the table's."""
+    raw = _raw_key(text)
+    return {name: {kind: raw[name].decode() if kind == "N" else _text(raw[name])} for name, kind in keys}
+
+
+def key_names(client: Client, table: str) -> tuple[str, ...]:
+    """The names of a table's key attributes."""
+    schema = client.call("DescribeTable", {"TableName": table})["Table"]["KeySchema"]
+    return tuple(each["AttributeName"] for each in schema)
+
+
+def _deletes(batches: Iterable[pa.RecordBatch], keys: tuple[str, ...]) -> Iterator[list[Any]]:
+    for batch in batches:
+        for typed in batch.column("typed").to_pylist():
+            item = _decode(typed)
+            yield [DELETE, {name: item[name] for name in keys}]
+
+
+def _size(item: dict[str, Any]) -> int:
+    """About how large an item is."""
+    return sum(len(name) + _weight(value) for name, value in item.items())
+
+
+def _weight(value: Any) -> int:
+    if isinstance(value, dict):
+        return sum(len(name) + _weight(inner) for name, inner in value.items())
+    if isinstance(value, list):
+        return sum(map(_weight, value))
+    return len(value) if isinstance(value, str | bytes) else 4
+
+
+_raw: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def _raw_key(text: str) -> dict[str, bytes]:
+    return {name: bytes(raw) for name, raw in _raw.decode(text).items()}
+
+
+def _text(raw: bytes) -> str:
+    return msgspec.json.decode(raw, type=str)

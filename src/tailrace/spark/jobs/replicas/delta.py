@@ -1,0 +1,99 @@
+"""A copy in Delta: the columns of a snapshot, merged batch by batch.
+
+The fence is the generation of the application transaction in the very commit that has the rows. A batch is one version
+of the Delta table, with its range in the commit's metadata. The table belongs to one source: a Delta table of somebody
+else is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+
+import pyarrow as pa
+
+from tailrace.cold import states, writing
+from tailrace.cold.store import Store
+from tailrace.errors import Fenced, Invalid
+from tailrace.spark.jobs import fold
+from tailrace.spark.jobs.replicas import Source, fenced
+
+
+class DeltaReplica:
+    """See `Replica`."""
+
+    def __init__(self, url: str, name: str, source: Source) -> None:
+        root, _, place = url.rstrip("/").rpartition("/")
+        if not place or root.endswith((":/", "://")):
+            raise Invalid(
+                f"{url!r} names no Delta table; give a directory or prefix of its own, such as {url}/{source.table}"
+            )
+        self._store = Store(root)
+        self._place = place
+        self._source = source
+        # Another stream of the same table is another application: its positions begin anew.
+        self._app = f"replicate/{source.log}"
+        self._name = name
+
+    def fence(self) -> int | None:
+        if self._store.delta(self._place) is None:
+            return None
+        writing.opened(self._store, self._place, fold.STATE, self._source.database)
+        return writing.last_generation(self._store, self._place, self._app)
+
+    def backfill(self, rows: Iterable[pa.RecordBatch], position: int, before: int | None) -> int:
+        found = self.fence()
+        if found != before:
+            raise fenced(f"the copy at {self._store.uri(self._place)}", found, position)
+        self._check_place()
+        written = writing.write_rows(self._store, self._place, rows)
+        count = sum(each.rows for each in written)
+        metadata = self._facts() | {"sequence": position - 1, "next": position, "rows": count}
+        done = states.replace(
+            self._store, self._place, fold.STATE, written, app=self._app, reached=position,
+            database=self._source.database, metadata=metadata,
+        )  # fmt: skip
+        if done != "committed":
+            raise fenced(f"the copy at {self._store.uri(self._place)}", self.fence(), position)
+        return count
+
+    def apply(self, rows: pa.Table, start: int, end: int) -> None:
+        states.merge(
+            self._store,
+            self._place,
+            rows,
+            app=self._app,
+            start=start,
+            end=end,
+            database=self._source.database,
+            metadata=self._facts() | {"range": [start, end]},
+        )
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def __enter__(self) -> DeltaReplica:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _facts(self) -> dict[str, object]:
+        source = self._source
+        return {"name": self._name, "table": source.table, "log": source.log, "database": source.database}
+
+    def _check_place(self) -> None:
+        """A Delta table of the same database may still be of another table."""
+        table = self._store.delta(self._place)
+        if table is None:
+            return
+        with self._store.told(self._place):
+            told = states.told(table)
+        if told is not None and (told.get("table"), told.get("name")) != (self._source.table, self._name):
+            raise Fenced(
+                f"{self._store.uri(self._place)} holds the copy {told.get('name')!r} of table {told.get('table')!r}; "
+                "give this one a place of its own",
+                code="OTHER_COPY",
+            )

@@ -1,0 +1,119 @@
+"""A copy in another Tailrace, or in another table of the same one.
+
+Rows are staged and committed with the job `replicate/<name>` of the target as the consumer, strictly: its position in
+the source's log is the fence, and moves in the transaction that writes the rows. A first copy is too large for one
+transaction. It is filled in many, and the fence is set when it is whole; until then the job has no position, and the
+next run begins anew.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Final
+
+import pyarrow as pa
+
+from tailrace.client import Client
+from tailrace.errors import Conflict, Fenced, NotFound
+from tailrace.spark.jobs.filling import Filling, puts, writes
+from tailrace.spark.jobs.making import check_key, described, make, not_empty
+from tailrace.spark.jobs.replicas import Source, fenced
+from tailrace.spark.jobs.state import Facts
+
+KIND: Final = "replicate"
+
+
+class TailraceReplica:
+    """See `Replica`."""
+
+    def __init__(self, url: str, token: str | None, name: str, table: str, source: Source, known: Facts) -> None:
+        self._client = Client(url, token=token)
+        self._job = f"replicate/{name}"
+        self._table = table
+        self._source = source
+        # The fence alone guards the copy: a query's name would outlive a copy that is begun anew.
+        self._query = f"{self._job}/{secrets.token_hex(8)}"
+        self._batch = 0
+        try:
+            self._prepare(known)
+        except BaseException:
+            self._client.close()
+            raise
+
+    def fence(self) -> int | None:
+        position: int | None = self._client.job(self._job)["positions"].get(self._source.log)
+        return position
+
+    def backfill(self, rows: Iterable[pa.RecordBatch], position: int, before: int | None) -> int:
+        found = self.fence()
+        if found != before:
+            raise fenced(f"the copy in table {self._table!r}", found, position)
+        filling = Filling(self._client, self._table, f"{self._job}/fill", self._source.log)
+        filling.clear()
+        count = filling.write(puts(rows))
+        filling.commit([])  # whoever filled beside us has failed by now, or we do
+        self._commit([], before if before is not None else position, position)
+        return count
+
+    def apply(self, rows: pa.Table, start: int, end: int) -> None:
+        stage = self._client.stage(writes(rows.to_batches(), self._source.keys), table=self._table)
+        self._commit([] if stage is None else [stage], start, end)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def __enter__(self) -> TailraceReplica:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _commit(self, stages: list[str], start: int, end: int) -> None:
+        try:
+            told = self._client.commit_stages(
+                self._query,
+                self._batch,
+                stages,
+                table=self._table,
+                consumer=self._job,
+                ranges={self._source.log: (start, end)},
+                strict=True,
+            )
+        except Conflict as error:
+            if error.code != Fenced.code:
+                raise
+            raise fenced(f"the copy in table {self._table!r}", self.fence(), start) from error
+        self._batch += 1
+        if not told["applied"] and (self.fence() or 0) > end:
+            raise fenced(f"the copy in table {self._table!r}", self.fence(), start)
+
+    def _prepare(self, known: Facts) -> None:
+        """See that the table is there and ours: it was empty when the job was registered, for that table of its
+        name."""
+        found = described(self._client, self._table)
+        if found is None:
+            found = make(self._client, known, self._table, None)
+        check_key(known, self._table, found)
+        source = self._source
+        definition: dict[str, Any] = {
+            "table": source.table, "database": source.database, "into": self._table, "id": found["TableId"],
+        }  # fmt: skip
+        try:
+            there = self._client.job(self._job)
+        except NotFound:
+            if found["ItemCount"]:
+                raise not_empty(self._table, "the copy") from None
+            self._client.register_job(
+                self._job, KIND, source=f"tables/{source.table}", target=f"tables/{self._table}", definition=definition
+            )
+            return
+        if there["definition"] != definition:
+            raise Conflict(
+                f"the job {self._job!r} of the target keeps another copy, or the table {self._table!r} was dropped and "
+                "made again since; give this copy another name, or drop that job and empty the table to begin again",
+                code="OTHER_COPY",
+            )

@@ -1,0 +1,208 @@
+"""The options of the format "tailrace", read and checked once.
+
+Spark hands them over as text, names in any case. One that we do not know is refused with the name that it resembles:
+a misspelt `startingOffsets` must not read the whole history.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+
+from tailrace.errors import Invalid
+
+Kind = Literal["table", "topic", "stream"]
+KINDS: tuple[Kind, ...] = ("table", "topic", "stream")
+EARLIEST = "earliest"
+LATEST = "latest"
+_DEFAULT_URL = "http://127.0.0.1:4437"
+
+_BOTH = ("url", "token", "user", "password", *KINDS, "label", "consumer")
+SOURCE = (
+    *_BOTH,
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "maxRecordsPerTrigger",
+    "minPartitions",
+    "failOnDataLoss",
+    "images",
+    "inferSchema",
+)
+SINK = (*_BOTH, "keyColumn", "valueColumn")
+_SPARKS = {"path", "checkpointlocation", "queryname", "outputmode", "mergeschema"}  # its own, which reach us too
+
+
+class Access(msgspec.Struct, frozen=True):
+    """Where the server is and who we are there. It travels to the executors."""
+
+    url: str
+    token: str | None = None
+    user: str | None = None
+    password: str | None = None
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What was asked for."""
+
+    access: Access
+    kind: Kind
+    name: str
+    label: str | None = None
+    consumer: str | None = None
+    starting: str | dict[str, int] | None = None  # None: nothing was said
+    ending: str | dict[str, int] = LATEST
+    starting_ms: int | None = None
+    ending_ms: int | None = None
+    records_max: int | None = None
+    partitions_min: int | None = None
+    fail_on_data_loss: bool = True
+    images: Literal["plain", "typed"] = "plain"
+    infer: bool = False
+    key_column: str | None = None
+    value_column: str | None = None
+
+    @property
+    def target(self) -> dict[str, str]:
+        """The log, as the server's routes name it."""
+        named = {str(self.kind): self.name}
+        return named if self.label is None else named | {"label": self.label}
+
+    @property
+    def noun(self) -> str:
+        return f"{self.kind} {self.name!r}"
+
+
+def read(given: Mapping[str, str], known: tuple[str, ...] = SOURCE) -> Options:
+    """The options of a source, or of a sink."""
+    told = {name.lower(): value for name, value in given.items()}
+    _check_names(told, known)
+    kind, name = _named(told)
+    starting, starting_ms = _offsets(told, "startingOffsets"), _time(told, "startingTimestamp")
+    ending, ending_ms = _offsets(told, "endingOffsets"), _time(told, "endingTimestamp")
+    if starting is not None and starting_ms is not None:
+        raise Invalid("startingOffsets and startingTimestamp both say where to start; give one of them")
+    if ending is not None and ending_ms is not None:
+        raise Invalid("endingOffsets and endingTimestamp both say where to end; give one of them")
+    if ending == EARLIEST:
+        raise Invalid("endingOffsets cannot be 'earliest'; give 'latest' or JSON like {\"0\": 100}")
+    if told.get("label") and kind != "table":
+        raise Invalid(f"label names a change stream of a table; leave it out for {kind} {name!r}")
+    return Options(
+        access=_access(told),
+        kind=kind,
+        name=name,
+        label=told.get("label") or None,
+        consumer=told.get("consumer") or None,
+        starting=starting,
+        ending=LATEST if ending is None else ending,
+        starting_ms=starting_ms,
+        ending_ms=ending_ms,
+        records_max=_count(told, "maxRecordsPerTrigger"),
+        partitions_min=_count(told, "minPartitions"),
+        fail_on_data_loss=_flag(told, "failOnDataLoss", default=True),
+        images=_images(told),
+        infer=_flag(told, "inferSchema", default=False),
+        key_column=told.get("keycolumn"),
+        value_column=told.get("valuecolumn"),
+    )
+
+
+def _check_names(told: Mapping[str, str], known: tuple[str, ...]) -> None:
+    ours = {name.lower(): name for name in known}
+    for name in told:
+        if name in ours or name in _SPARKS or name.startswith("spark."):
+            continue
+        near = difflib.get_close_matches(name, ours, n=1)
+        hint = f"did you mean {ours[near[0]]!r}?" if near else f"there are {', '.join(sorted(ours.values()))}"
+        raise Invalid(f"there is no option {name!r}; {hint}", code="UNKNOWN_OPTION")
+
+
+def _named(told: Mapping[str, str]) -> tuple[Kind, str]:
+    given = [(kind, told[kind]) for kind in KINDS if told.get(kind)]
+    if len(given) != 1:
+        said = " and ".join(f"{kind}={name!r}" for kind, name in given) or "none"
+        raise Invalid(f"give one of the options table, topic and stream; given was {said}")
+    return given[0]
+
+
+def _access(told: Mapping[str, str]) -> Access:
+    token, user = told.get("token"), told.get("user")
+    if token is None and user is None:
+        token = os.environ.get("TAILRACE_TOKEN") or None
+    url = told.get("url") or os.environ.get("TAILRACE_URL") or _DEFAULT_URL
+    return Access(url, token, user, told.get("password"))
+
+
+def _offsets(told: Mapping[str, str], name: str) -> str | dict[str, int] | None:
+    text = told.get(name.lower())
+    if text is None:
+        return None
+    if text.strip().lower() in (EARLIEST, LATEST):
+        return text.strip().lower()
+    try:
+        found: Any = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        found = None
+    if type(found) is int:
+        found = {"0": found}
+    if not isinstance(found, dict) or not all(_partitioned(key, value) for key, value in found.items()):
+        raise Invalid(
+            f"{name} is {text!r}; give 'earliest', 'latest' or JSON with an offset for each partition, like "
+            '{"0": 100}',
+            code="WRONG_OFFSET",
+        )
+    return found
+
+
+def _partitioned(key: str, value: object) -> bool:
+    return key.isdigit() and type(value) is int and value >= 0
+
+
+def _time(told: Mapping[str, str], name: str) -> int | None:
+    """Milliseconds since 1970: a number, or ISO 8601, which is UTC where it names no zone."""
+    text = told.get(name.lower())
+    if text is None:
+        return None
+    if text.strip().isdigit():
+        return int(text)
+    try:
+        at = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise Invalid(f"{name} is {text!r}; give milliseconds since 1970 or a time like 2026-01-31T12:00:00Z") from None
+    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    return -(-int(at.timestamp() * 1_000_000) // 1_000)
+
+
+def _count(told: Mapping[str, str], name: str) -> int | None:
+    text = told.get(name.lower())
+    if text is None:
+        return None
+    if not text.strip().isdigit() or int(text) == 0:
+        raise Invalid(f"{name} is {text!r}; give a whole number above zero")
+    return int(text)
+
+
+def _flag(told: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = told.get(name.lower())
+    if text is None:
+        return default
+    if text.strip().lower() not in ("true", "false"):
+        raise Invalid(f"{name} is {text!r}; give true or false")
+    return text.strip().lower() == "true"
+
+
+def _images(told: Mapping[str, str]) -> Literal["plain", "typed"]:
+    match told.get("images", "plain").strip().lower():
+        case "plain":
+            return "plain"
+        case "typed":
+            return "typed"
+        case other:
+            raise Invalid(f"images is {other!r}; give plain (JSON) or typed (DynamoDB JSON, which loses nothing)")

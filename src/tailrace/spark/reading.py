@@ -1,0 +1,164 @@
+"""The source, batch: from where to where, narrowed by filters, cut into tasks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from tailrace.errors import Invalid
+from tailrace.spark import columns
+from tailrace.spark.connection import Facts, Part, client, patiently
+from tailrace.spark.failures import told, told_each
+from tailrace.spark.fetching import Fetch
+from tailrace.spark.filters import Narrowing
+from tailrace.spark.options import EARLIEST, LATEST, Options
+from tailrace.spark.planning import Range, Task, checked, resolved
+
+_log = logging.getLogger("tailrace.spark")
+_WINDOW: Final = 64  # sequences, in the first look for the entry that one of them lies in
+
+
+class Reader(DataSourceReader):
+    """Reads a range of history once."""
+
+    def __init__(self, options: Options, found: Facts, schema: pa.Schema, *, is_typed: bool) -> None:
+        self._options = options
+        self._found = found
+        self._fetch = Fetch(options, found, schema, is_typed=is_typed)
+        self._narrowing = Narrowing(options.kind, is_typed=is_typed)
+
+    @told
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        return self._narrowing.push(filters)
+
+    @told
+    def partitions(self) -> list[Task]:
+        return self._fetch.plan(self._found, self.ranges())
+
+    @told_each
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, Task):  # Spark makes one of its own where there is nothing to read
+            yield from self._fetch.rows(partition)
+
+    def ranges(self) -> list[Range]:
+        """What of each log is read."""
+        options, parts = self._options, self._found.partitions
+        starts = starting(options, parts, EARLIEST)
+        ends = ending(options, parts)
+        starts, warning = checked(starts, parts, options.noun, fail=options.fail_on_data_loss)
+        if warning:
+            _log.warning("%s", warning)
+        found = []
+        for part in parts:
+            if part.partition in ends and ends[part.partition] > part.next and options.fail_on_data_loss:
+                raise Invalid(
+                    f"endingOffsets: offset {ends[part.partition]} of {options.noun}, partition {part.partition}, is "
+                    f"beyond its end {part.next}; give one up to {part.next}, or 'latest'",
+                    code="WRONG_OFFSET",
+                )
+            wanted = Range(part.partition, part.log, starts[part.partition], min(ends[part.partition], part.next))
+            if self._narrowing.has(part.partition):
+                found.append(self._narrowed(part, wanted))
+        return [each for each in found if each.size]
+
+    def _narrowed(self, part: Part, wanted: Range) -> Range:
+        low, high = self._narrowing.low, self._narrowing.high
+        start = max(wanted.start, low.get("offset", wanted.start))
+        end = min(wanted.end, high.get("offset", wanted.end))
+        if "sequence" in low:
+            start = max(start, self._of_sequence(part, low["sequence"]))
+        if "sequence" in high:
+            end = min(end, self._of_sequence(part, high["sequence"]))
+        if "timestamp" in low:  # the first millisecond that is not before it
+            start = max(start, self._at(part, -(-low["timestamp"] // 1_000)))
+        if "timestamp" in high:
+            end = min(end, self._at(part, -(-high["timestamp"] // 1_000)))
+        return Range(wanted.partition, wanted.log, start, max(start, end))
+
+    def _at(self, part: Part, at_ms: int) -> int:
+        return at(self._options, max(0, at_ms)).get(part.partition, part.next)
+
+    def _of_sequence(self, part: Part, sequence: int) -> int:
+        """The position of the first entry of that sequence or a later one.
+
+        An entry covers the positions up to its sequence, from the entry before it on. So it lies at the sequence or
+        below, by how much nobody knows; it is looked for backwards, in windows that grow while they are empty.
+        """
+        if sequence < part.earliest:
+            return part.earliest
+        if sequence >= part.next:
+            return part.next
+        window = _WINDOW
+        while True:
+            low = max(part.earliest, sequence - window)
+            last = self._last_position(part, low, sequence + 1)
+            if last is not None:
+                return last
+            if low == part.earliest:
+                return low
+            window *= 8
+
+    def _last_position(self, part: Part, start: int, end: int) -> int | None:
+        def ask() -> int | None:
+            last: int | None = None
+            with client(self._options.access).arrow(
+                **self._options.target, partition=part.partition, offset=start, until=end, form="entries"
+            ) as batches:
+                for batch in batches:
+                    last = batch.column("position")[-1].as_py() if batch.num_rows else last
+            return last
+
+        return patiently(ask)
+
+
+def at(options: Options, at_ms: int) -> dict[int, int]:
+    """By partition, the first offset that is not older."""
+    return patiently(lambda: client(options.access).logs_at(at_ms, **options.target))
+
+
+def starting(options: Options, parts: list[Part], default: str) -> dict[int, int]:
+    """Where each partition is to start."""
+    if options.starting_ms is not None:
+        return at(options, options.starting_ms)
+    return resolved(options.starting, parts, default, "startingOffsets", options.noun)
+
+
+def ending(options: Options, parts: list[Part]) -> dict[int, int]:
+    """Where each partition is to end."""
+    if options.ending_ms is not None:
+        return at(options, options.ending_ms)
+    return resolved(options.ending, parts, LATEST, "endingOffsets", options.noun)
+
+
+def sample(options: Options, found: Facts) -> list[str | bytes]:
+    """The JSON of the first records."""
+    documents: list[str | bytes] = []
+    starts = starting(options, found.partitions, EARLIEST)
+    reader = Fetch(options, found, to_arrow_schema(columns.public(found), timezone="UTC"), is_typed=False)
+    for part in found.partitions:
+        start = min(max(starts.get(part.partition, part.earliest), part.earliest), part.next)
+        for batch in reader.rows(Task(Range(part.partition, part.log, start, part.next))):
+            documents += _documents(options.kind, batch)
+            if len(documents) >= columns.INFERRED_FROM:
+                return documents[: columns.INFERRED_FROM]
+    return documents
+
+
+def _documents(kind: str, rows: pa.RecordBatch) -> list[str | bytes]:
+    """What each row is about: the item as it is, as it was, or its key."""
+    match kind:
+        case "table":
+            names = ["new_image", "old_image", "keys"]
+            found = pc.coalesce(*(rows.column(name) for name in names))
+        case "topic":
+            found = rows.column("payload")
+        case _:
+            found = rows.column("value")
+    documents: list[str | bytes] = found.drop_null().to_pylist()
+    return documents

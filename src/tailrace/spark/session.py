@@ -1,0 +1,150 @@
+"""A Spark session that knows Tailrace: on this machine with what a local run needs, on a cluster as it is configured.
+
+Whoever has a session of their own needs only `register`.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tailrace
+from tailrace.errors import Unavailable
+from tailrace.spark import java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PYSPARK_MIN = (4, 2)  # the first whose Python sources have admission control and AvailableNow
+_PACKAGE = Path(tailrace.__file__).parent
+_LOGGING = Path(__file__).with_name("log4j2.properties")
+_JVM = "spark.driver.extraJavaOptions"
+_GIB = 1 << 30
+_HEAP_BYTES_MAX = 4 * _GIB
+
+# What the source needs wherever it runs.
+NEEDED = {"spark.sql.python.filterPushdown.enabled": "true"}
+PATIENCE = {"spark.python.authenticate.socketTimeout": "180s"}  # a busy machine starts a Python worker slowly
+
+
+def session(app: str = "tailrace", master: str | None = None, *, ship: bool = False, **conf: Any) -> SparkSession:
+    """The active Spark session, or a new one on this machine or on `master`, with the format "tailrace" in it.
+
+    `conf` holds Spark's settings (`**{"spark.executor.memory": "4g"}`); they win over ours. With `ship`, this package
+    is sent to the executors of a cluster; what it depends on must be there.
+    """
+    spark_session = _pyspark()
+    active = spark_session.getActiveSession()
+    if active is not None:
+        return register(active)
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started the JVM, with settings of its own
+    builder = spark_session.builder.appName(app)
+    settings: dict[str, Any] = NEEDED | PATIENCE
+    if not submitted:
+        java.provide()
+        _let_workers_import()
+        master = master or os.environ.get("MASTER") or "local[*]"
+        builder = builder.master(master)
+        if master.startswith("local"):
+            settings |= local(master)
+    if _JVM in settings and _JVM in conf:
+        conf[_JVM] = f"{settings[_JVM]} {conf[_JVM]}"
+    for name, value in (settings | conf).items():
+        builder = builder.config(name, _text(value))
+    spark = builder.getOrCreate()
+    if ship:
+        spark.sparkContext.addPyFile(str(packed(Path(tempfile.mkdtemp(prefix="tailrace-")))))
+    return register(spark)
+
+
+def register(spark: SparkSession) -> SparkSession:
+    """Let `spark` know the format "tailrace"; the session."""
+    from tailrace.spark.source import Source
+
+    for name, value in NEEDED.items():
+        spark.conf.set(name, value)
+    spark.dataSource.register(Source)
+    return spark
+
+
+def local(master: str) -> dict[str, str]:
+    """What a run on one machine is set to."""
+    cores = _cores(master)
+    return {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": f"{_heap_bytes() >> 20}m",
+        _JVM: f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
+        "spark.default.parallelism": str(cores),
+        "spark.sql.shuffle.partitions": str(max(2, cores)),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.ui.enabled": "false",  # or two sessions would fight for a port
+        "spark.ui.showConsoleProgress": "false",
+    }
+
+
+def packed(folder: Path) -> Path:
+    """This package as a zip file in `folder`, to be sent to executors."""
+    target = folder / "tailrace.zip"
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(_PACKAGE.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                archive.write(path, path.relative_to(_PACKAGE.parent))
+    return target
+
+
+def _pyspark() -> type[SparkSession]:
+    try:
+        import pyspark
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise Unavailable("this needs Spark; pip install 'tailrace[spark]'", code="NO_SPARK") from None
+    found = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
+    if found < PYSPARK_MIN:
+        wanted = ".".join(map(str, PYSPARK_MIN))
+        raise Unavailable(
+            f"this needs PySpark {wanted} or later and {pyspark.__version__} is installed; "
+            "pip install --upgrade 'tailrace[spark]'",
+            code="NO_SPARK",
+        )
+    return SparkSession
+
+
+def _let_workers_import() -> None:
+    """Python workers find this package by the path; one that was not installed is told to them."""
+    home = str(_PACKAGE.parent)
+    told = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if home not in told and home not in (*site.getsitepackages(), site.getusersitepackages()):
+        os.environ["PYTHONPATH"] = os.pathsep.join([home, *filter(None, told)])
+
+
+def _cores(master: str) -> int:
+    """How many tasks run at once: of `local[4]` four, of `local[*]` as many as there are cores."""
+    inside = master.partition("[")[2].rstrip("]").partition(",")[0]
+    if inside == "*":
+        return available_cores()
+    return int(inside) if inside.isdigit() and int(inside) > 0 else 1
+
+
+def available_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def _heap_bytes() -> int:
+    """Half of the memory, within reason. The JVM takes it as it needs it."""
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return _GIB
+    return max(_GIB, min(_HEAP_BYTES_MAX, memory // 2))
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,202 @@
+"""The source, streaming: how far there is something to read, and how much of it a batch takes.
+
+Theory of operation
+-------------------
+Spark keeps the offsets of each batch in its checkpoint, as JSON that is made here: by partition the offset, the log
+that it belongs to, and the database. A table that was dropped and created again has another log; going on in it at
+the old offset would leave out records without a word.
+
+With a `consumer` the start is pinned on the server when it is first asked for, since Spark asks again after a restart
+that has no checkpoint yet. Where the server knows that more was applied than the checkpoint says, batches first end
+there: a batch is then either wholly applied or wholly new, and the sink's fence never sees a half.
+
+`commit` is not used: it lags a batch behind and is not called for the last one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from tailrace import limits
+from tailrace.errors import Gone, Invalid
+from tailrace.spark import connection
+from tailrace.spark.connection import Facts, client, patiently
+from tailrace.spark.failures import told, told_each
+from tailrace.spark.fetching import Fetch
+from tailrace.spark.options import EARLIEST, Options
+from tailrace.spark.planning import Range, Task, checked
+from tailrace.spark.reading import starting
+
+_log = logging.getLogger("tailrace.spark")
+
+RECORDS: Final = limits.COMMIT_ITEMS_MAX * 3 // 4  # of a batch, unless told: about so many, and a table takes them
+Offset = dict[str, Any]  # as it lies in the checkpoint
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads history as it grows."""
+
+    def __init__(self, options: Options, found: Facts, schema: pa.Schema, *, is_typed: bool) -> None:
+        self._options = options
+        self._fetch = Fetch(options, found, schema, is_typed=is_typed)
+        self._target: dict[int, int] | None = None  # where a run with AvailableNow ends
+        self._applied: dict[int, int] | None = None  # by log, what the consumer has applied
+
+    # -- offsets
+
+    @told
+    def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
+        found = self._facts()
+        starts = starting(self._options, found.partitions, EARLIEST)
+        starts, warning = checked(starts, found.partitions, self._options.noun, fail=self._options.fail_on_data_loss)
+        _warn(warning)
+        if self._options.consumer is not None:
+            logs = {part.partition: part.log for part in found.partitions}
+            pinned = self._pinned({logs[partition]: offset for partition, offset in starts.items()})
+            starts = {partition: pinned.get(logs[partition], offset) for partition, offset in starts.items()}
+        return journaled(found, starts)
+
+    @told
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
+        found = self._facts()
+        starts = self._starts(found, start)
+        ends = dict(starts)
+        for part in found.partitions:
+            ends[part.partition] = max(starts[part.partition], self._end_of(part.partition, part.next))
+        if isinstance(limit, ReadMaxRows) and any(ends[each] > starts[each] for each in starts):
+            reach = patiently(
+                lambda: client(self._options.access).advance(starts, limit.max_rows, **self._options.target)
+            )
+            ends = {each: max(starts[each], min(end, reach.get(each, end))) for each, end in ends.items()}
+        return journaled(found, until_applied(found, starts, ends, self._applied_of()))
+
+    @told
+    def reportLatestOffset(self) -> Offset:  # noqa: N802 - Spark's name
+        found = self._facts()
+        return journaled(found, {part.partition: part.next for part in found.partitions})
+
+    @told
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        return ReadMaxRows(self._options.records_max or RECORDS)
+
+    @told
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        self._target = {part.partition: part.next for part in self._facts().partitions}
+
+    # -- a batch
+
+    @told
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        found = self._facts()
+        starts = self._starts(found, start)
+        ends = self._starts(found, end)
+        ranges = []
+        for part in found.partitions:
+            if logs_of(end).get(part.partition, part.log) == part.log:
+                ranges.append(Range(part.partition, part.log, starts[part.partition], ends[part.partition]))
+        return self._fetch.plan(found, [each for each in ranges if each.size])
+
+    @told_each
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, Task):
+            yield from self._fetch.rows(partition)
+
+    def commit(self, end: Offset) -> None:
+        """Nothing waits for it."""
+
+    def stop(self) -> None:
+        """Nothing is held."""
+
+    # -- what is known
+
+    def _facts(self) -> Facts:
+        return connection.facts(self._options)
+
+    def _end_of(self, partition: int, tail: int) -> int:
+        return tail if self._target is None else min(tail, self._target.get(partition, 0))
+
+    def _starts(self, found: Facts, journal: Offset) -> dict[int, int]:
+        """Where each partition goes on, if the checkpoint is of these logs and they still have it."""
+        fail = self._options.fail_on_data_loss
+        offsets, lost = same_logs(found, journal, self._options.noun, fail=fail)
+        starts, warning = checked(offsets, found.partitions, self._options.noun, fail=fail)
+        _warn("; ".join(filter(None, (lost, warning))))
+        return starts
+
+    def _pinned(self, positions: Mapping[int, int]) -> dict[int, int]:
+        name = self._options.consumer
+        assert name is not None
+        self._applied = patiently(lambda: client(self._options.access).pin(name, positions))
+        return self._applied
+
+    def _applied_of(self) -> dict[int, int]:
+        """What the consumer had applied when this run began, by log. A run that goes on from its checkpoint was never
+        asked for a start; it asks here."""
+        if self._options.consumer is None:
+            return {}
+        return self._pinned({}) if self._applied is None else self._applied
+
+
+def journaled(found: Facts, offsets: Mapping[int, int]) -> Offset:
+    """Offsets as the checkpoint keeps them."""
+    return {
+        "database": found.database,
+        "logs": {str(part.partition): part.log for part in found.partitions},
+        "offsets": {str(partition): offset for partition, offset in sorted(offsets.items())},
+    }
+
+
+def until_applied(
+    found: Facts, starts: Mapping[int, int], ends: Mapping[int, int], applied: Mapping[int, int]
+) -> dict[int, int]:
+    """Where a batch ends, if some of it was applied before: no partition goes on before all have caught up, or the
+    batch would be new in one and old in another."""
+    known = {part.partition: applied.get(part.log, 0) for part in found.partitions}
+    if not any(starts[each] < known[each] for each in known):
+        return dict(ends)
+    return {each: min(end, max(starts[each], known.get(each, 0))) for each, end in ends.items()}
+
+
+def logs_of(journal: Offset) -> dict[int, int]:
+    return {int(partition): log for partition, log in journal.get("logs", {}).items()}
+
+
+def same_logs(found: Facts, journal: Offset, noun: str, *, fail: bool) -> tuple[dict[int, int], str]:
+    """The journal's offsets that mean something in these logs, and what is lost, if it is not an error."""
+    try:
+        logs = logs_of(journal)
+        offsets = {int(partition): int(offset) for partition, offset in journal["offsets"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise Invalid(f"the checkpoint holds {journal!r}, which is no offset of {noun}; start with a new one") from None
+    lost = ""
+    if journal.get("database", found.database) != found.database:
+        lost = f"the checkpoint is of {noun} in another database"
+    gone = [str(p.partition) for p in found.partitions if logs.get(p.partition, p.log) != p.log]
+    if gone and not lost:
+        lost = f"{noun} is not the one that the checkpoint is of: it was dropped and created again"
+    if not lost:
+        return offsets, ""
+    if fail:
+        raise Gone(
+            f"{lost}; start with a new checkpoint, or set failOnDataLoss to false to go on at the earliest offset",
+            code="DATA_LOSS",
+        )
+    kept = {p.partition for p in found.partitions if logs.get(p.partition) == p.log} if gone else set()
+    return {
+        each: offset for each, offset in offsets.items() if each in kept
+    }, f"{lost}; reading goes on at the earliest"
+
+
+def _warn(text: str) -> None:
+    if text:
+        _log.warning("%s", text)

@@ -1,0 +1,146 @@
+"""The audit: who changed what when, over hot and cold history."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tailrace.client import Client
+from tailrace.errors import Invalid
+from tailrace.spark.jobs.audit import audit, changed, key_text
+from tailrace.spark.jobs.tier import tier
+from tests.support.server import ServerProcess
+
+Spark = Any
+TABLE = "audited"
+
+
+@pytest.fixture(scope="module")
+def told(spark: Spark, server: ServerProcess) -> dict[str, Any]:
+    """A history whose first half is in cold storage only."""
+    with Client(server.url) as client:
+        client.sql(
+            f"CREATE TABLE {TABLE} (who TEXT, n BIGINT, a JSON, b JSON, PRIMARY KEY (who, n)) WITH (stream = true)"
+        )
+        users = {}
+        for user in ("ann", "bob"):
+            client.sql(f"CREATE USER {user} WITH PASSWORD 'secret-of-{user}' ROLE dba")
+            users[user] = Client(server.url, user=user, password=f"secret-of-{user}")
+
+        def put(user: str, n: int, **attributes: Any) -> None:
+            item = {"who": {"S": user}, "n": {"N": str(n)}, **attributes}
+            users[user].call("PutItem", {"TableName": TABLE, "Item": item})
+
+        put("ann", 1, a={"N": "12345678901234567890123456789012345678"})
+        put("bob", 1, a={"S": "x"})
+        put("ann", 1, a={"N": "2"}, b={"SS": ["p", "q"]})
+        cut = client.logs(table=TABLE)["partitions"][0]["next"]
+        tier(spark, url=server.url, tables=[TABLE], once=True)
+        client.alter_retention(TABLE, {"max_count": 1})
+        until_s = time.monotonic() + 60
+        while client.logs(table=TABLE)["partitions"][0]["hot"] < cut - 1 and time.monotonic() < until_s:
+            time.sleep(0.1)
+        client.alter_retention(TABLE, {"max_count": None})
+        middle = datetime.now(UTC)
+        put("ann", 2, a={"BOOL": True})
+        users["bob"].call("DeleteItem", {"TableName": TABLE, "Key": {"who": {"S": "ann"}, "n": {"N": "1"}}})
+        for each in users.values():
+            each.close()
+        part = client.logs(table=TABLE)["partitions"][0]
+        assert part["earliest"] < part["hot"], "the first half is only in cold storage"
+    return {"middle": middle}
+
+
+def rows(frame: Any) -> list[Any]:
+    return sorted(frame.collect(), key=lambda row: (row.sequence, row.index))
+
+
+def test_who_changed_what(spark: Spark, server: ServerProcess, told: dict[str, Any]) -> None:
+    found = rows(audit(spark, table=TABLE, url=server.url))
+    assert [(row.event, row.principal, json.loads(row["keys"]), row.table) for row in found] == [
+        ("INSERT", "ann", {"who": "ann", "n": 1}, TABLE),
+        ("INSERT", "bob", {"who": "bob", "n": 1}, TABLE),
+        ("MODIFY", "ann", {"who": "ann", "n": 1}, TABLE),
+        ("INSERT", "ann", {"who": "ann", "n": 2}, TABLE),
+        ("REMOVE", "bob", {"who": "ann", "n": 1}, TABLE),
+    ]
+    digits = "12345678901234567890123456789012345678"
+    assert [tuple(each) for each in found[0].changed] == [("a", None, digits)]
+    assert [tuple(each) for each in found[2].changed] == [("a", digits, "2"), ("b", None, '["p","q"]')]
+    assert [tuple(each) for each in found[4].changed] == [("a", "2", None), ("b", '["p","q"]', None)]
+
+
+def test_filters(spark: Spark, server: ServerProcess, told: dict[str, Any]) -> None:
+    def count(**asked: Any) -> int:
+        return int(audit(spark, table=TABLE, url=server.url, **asked).count())  # type: ignore[union-attr]
+
+    assert count(principal="ann") == 3
+    assert count(events="remove") == 1 and count(events=["INSERT", "REMOVE"]) == 4
+    assert count(key={"who": "ann", "n": 1}) == 3 and count(key='["ann", 2]') == 1
+    assert count(key="ann") == 4 and count(key="an") == 0
+    assert count(since=told["middle"]) == 2 and count(until=told["middle"].isoformat()) == 3
+    assert count(since=told["middle"], principal="ann", events="INSERT") == 1
+    for wrong, match in (
+        ({"events": "TRUNCATE"}, "is no event"),
+        ({"key": {"x": 1}}, "is no key of the table"),
+        ({"since": "yesterday"}, "is no time"),
+        ({"output": "x.xlsx"}, "no format"),
+    ):
+        with pytest.raises(Invalid, match=match):
+            audit(spark, table=TABLE, url=server.url, **wrong)
+    with pytest.raises(Invalid, match="a table or a topic"):
+        audit(spark, url=server.url)
+
+
+def test_files(spark: Spark, server: ServerProcess, told: dict[str, Any], tmp_path: Path) -> None:
+    for name in ("a.csv", "a.json", "a.parquet"):
+        done = audit(spark, table=TABLE, url=server.url, output=str(tmp_path / name))
+        assert done.rows == 5 and sorted(each.name for each in tmp_path.iterdir())[-1] == name  # type: ignore[union-attr]
+        (tmp_path / name).rename(tmp_path / f"0-{name}")
+    with (tmp_path / "0-a.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    objects = [
+        json.loads(line, parse_int=Decimal) for line in (tmp_path / "0-a.json").read_text().splitlines()
+    ]  # fmt: skip
+    parquet = pq.read_table(tmp_path / "0-a.parquet").to_pylist()
+    assert [row["event"] for row in table] == [row["event"] for row in objects] == [row["event"] for row in parquet]
+    assert [int(row["sequence"]) for row in table] == sorted(row["sequence"] for row in parquet), "in order"
+    assert json.loads(table[2]["changed"], parse_int=Decimal) == objects[2]["changed"]
+    assert objects[2]["changed"][0] == {
+        "name": "a", "before": Decimal("12345678901234567890123456789012345678"), "after": 2,
+    }  # fmt: skip
+    times = [datetime.fromisoformat(row["time"]) for row in table]
+    assert times == [datetime.fromisoformat(row["time"]) for row in objects] == [row["time"] for row in parquet]
+    assert times[2] <= told["middle"] <= times[3]
+
+
+def test_a_topic(spark: Spark, server: ServerProcess, client: Client) -> None:
+    client.sql("CREATE TOPIC audited_topic")
+    client.publish("audited_topic", [b"one", b"two"])
+    found = audit(spark, topic="audited_topic", url=server.url).collect()  # type: ignore[union-attr]
+    assert [(row.offset, row.bytes) for row in found] == [(0, 3), (1, 3)]
+
+
+def test_what_differs() -> None:
+    assert changed("MODIFY", '{"id":1}', None, '{"id":1,"a":2}') is None, "the stream does not tell what it was"
+    assert changed("MODIFY", '{"id":1}', '{"id":1,"a":2,"c":0}', '{"id":1,"a":2,"b":null}') == [
+        {"name": "c", "before": "0", "after": None},
+        {"name": "b", "before": None, "after": "null"},
+    ]
+    assert changed("INSERT", '{"id":1}', None, '{"id":1}') == []
+
+
+def test_keys_as_changes_have_them() -> None:
+    keys = (("id", "S"), ("n", "N"))
+    assert key_text({"n": 1, "id": "a"}, keys) == ('{"id":"a","n":1}', True)
+    assert key_text("a", keys) == ('{"id":"a",', False)
+    assert key_text(["a", "1.50"], keys) == ('{"id":"a","n":1.5}', True)
+    assert key_text("{not json", keys[:1]) == ('{"id":"{not json"}', True)

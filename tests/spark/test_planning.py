@@ -1,0 +1,246 @@
+"""How ranges become tasks, options become settings and filters become ranges: without Spark and without a server."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.datasource import (
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+)
+
+from tailrace.errors import Gone, Invalid
+from tailrace.spark import options
+from tailrace.spark.connection import Facts, Part
+from tailrace.spark.filters import Narrowing
+from tailrace.spark.planning import Range, checked, cold_cuts, resolved, split, tasks_wanted
+from tailrace.spark.streaming import journaled, same_logs, until_applied
+from tests.support.server import ROOT
+
+
+def part(partition: int = 0, log: int = 7, earliest: int = 10, tail: int = 100) -> Part:
+    return Part(partition, log, earliest, earliest, earliest, tail)
+
+
+def facts(*parts: Part, database: str = "db") -> Facts:
+    return Facts("table", "orders", database, list(parts))
+
+
+# -- splitting
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1_000), st.integers(0, 5_000)), max_size=6),
+    st.integers(1, 20),
+)
+def test_cuts_lose_and_double_nothing(spans: list[tuple[int, int]], wanted: int) -> None:
+    ranges = [Range(number, number, start, start + size) for number, (start, size) in enumerate(spans)]
+    cut = split(ranges, wanted)
+    for each in ranges:
+        mine = [piece for piece in cut if piece.log == each.log]
+        assert sum(piece.size for piece in mine) == each.size
+        if each.size:
+            assert mine[0].start == each.start and mine[-1].end == each.end
+            assert all(one.end == two.start for one, two in itertools.pairwise(mine))
+    assert all(piece.size > 0 for piece in cut)
+
+
+def test_one_log_is_cut_into_equal_tasks() -> None:
+    cut = split([Range(0, 7, 0, 1_000)], 4)
+    assert [(each.start, each.end) for each in cut] == [(0, 250), (250, 500), (500, 750), (750, 1_000)]
+
+
+def test_small_ranges_are_one_task_and_large_ones_are_bounded() -> None:
+    assert tasks_wanted("table", [100], 8, None) == 1
+    assert tasks_wanted("table", [100_000], 8, None) == 2
+    assert tasks_wanted("table", [1_000_000], 8, None) == 8
+    assert tasks_wanted("table", [50_000_000], 8, None) == 100
+    assert tasks_wanted("table", [100], 8, 5) == 5
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 900), st.integers(0, 99), st.integers(0, 5_000)), min_size=1, max_size=8),
+    st.integers(1, 12),
+)
+def test_cold_cuts_cover_the_range_in_order(files: list[tuple[int, int, int]], wanted: int) -> None:
+    spans = [(low, low + width, rows) for low, width, rows in files]
+    bounds = cold_cuts(spans, 100, 800, wanted)
+    assert bounds[0] == 100 and bounds[-1] == 800
+    assert bounds == sorted(set(bounds))
+    assert len(bounds) <= wanted + 1
+
+
+def test_cold_cuts_follow_the_rows_and_not_the_positions() -> None:
+    assert cold_cuts([(0, 99, 1_000), (100, 9_999, 1_000)], 0, 10_000, 2) == [0, 100, 10_000]
+    assert cold_cuts([(0, 99, 1_000)], 20, 60, 4) == [20, 30, 40, 50, 60]  # only a part of the file is wanted
+
+
+# -- options
+
+
+def read(**given: str) -> options.Options:
+    return options.read({"table": "orders", **given})
+
+
+def test_options_in_any_case() -> None:
+    found = read(STARTINGOFFSETS='{"0": 12}', MaxRecordsPerTrigger="5", failondataloss="FALSE")
+    assert found.starting == {"0": 12}
+    assert found.records_max == 5
+    assert found.fail_on_data_loss is False
+
+
+def test_times_are_milliseconds_or_iso() -> None:
+    assert read(startingTimestamp="1700000000000").starting_ms == 1_700_000_000_000
+    assert read(startingTimestamp="2026-01-31T12:00:00Z").starting_ms == 1_769_860_800_000
+    assert read(startingTimestamp="2026-01-31T12:00:00").starting_ms == 1_769_860_800_000
+    assert read(startingTimestamp="2026-01-31T13:00:00+01:00").starting_ms == 1_769_860_800_000
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"startingOffset": "earliest"}, "did you mean 'startingOffsets'"),
+        ({"startingOffsets": "first"}, "startingOffsets is 'first'; give 'earliest', 'latest' or JSON"),
+        ({"startingOffsets": '{"0": "5"}'}, "an offset for each partition"),
+        ({"startingOffsets": '{"0": -5}'}, "an offset for each partition"),
+        ({"startingOffsets": "latest", "startingTimestamp": "0"}, "give one of them"),
+        ({"endingOffsets": "earliest"}, "endingOffsets cannot be 'earliest'"),
+        ({"startingTimestamp": "yesterday"}, "startingTimestamp is 'yesterday'"),
+        ({"maxRecordsPerTrigger": "0"}, "a whole number above zero"),
+        ({"minPartitions": "many"}, "minPartitions is 'many'"),
+        ({"failOnDataLoss": "no"}, "give true or false"),
+        ({"images": "raw"}, "give plain"),
+        ({"topic": "t"}, "given was table='orders' and topic='t'"),
+        ({"table": ""}, "given was none"),
+        ({"table": "", "topic": "t", "label": "x"}, "label names a change stream of a table"),
+        ({"keyColumn": "k"}, "there is no option 'keycolumn'"),
+    ],
+)
+def test_wrong_options(given: dict[str, str], told: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        read(**given)
+    assert told in str(caught.value)
+
+
+def test_offsets_of_partitions() -> None:
+    parts = [part(0), part(1, 8, 5, 50)]
+    assert resolved(None, parts, "earliest", "startingOffsets", "topic 't'") == {0: 10, 1: 5}
+    assert resolved("latest", parts, "earliest", "startingOffsets", "topic 't'") == {0: 100, 1: 50}
+    assert resolved({"1": 20}, parts, "earliest", "startingOffsets", "topic 't'") == {0: 10, 1: 20}
+    with pytest.raises(Invalid, match="names partition 2, and topic 't' has partitions 0 to 1"):
+        resolved({"2": 20}, parts, "earliest", "startingOffsets", "topic 't'")
+
+
+def test_lost_data_is_told_or_passed_over() -> None:
+    with pytest.raises(Gone, match="offset 3 of table 'orders', partition 0, is no longer there: the earliest is 10"):
+        checked({0: 3}, [part()], "table 'orders'", fail=True)
+    with pytest.raises(Gone, match=r"offset 300 .* is beyond its end 100"):
+        checked({0: 300}, [part()], "table 'orders'", fail=True)
+    assert checked({0: 3}, [part()], "table 'orders'", fail=False)[0] == {0: 10}
+    assert checked({0: 3}, [part()], "table 'orders'", fail=False)[1].endswith("reading goes on at 10")
+    assert checked({0: 50}, [part()], "table 'orders'", fail=True) == ({0: 50}, "")
+
+
+# -- checkpoints
+
+
+def test_a_checkpoint_of_another_log_is_noticed() -> None:
+    journal = journaled(facts(part(log=7)), {0: 50})
+    assert same_logs(facts(part(log=7)), journal, "table 'orders'", fail=True) == ({0: 50}, "")
+    with pytest.raises(
+        Gone, match=r"table 'orders' is not the one .* dropped and created again; start with a new check"
+    ):
+        same_logs(facts(part(log=9)), journal, "table 'orders'", fail=True)
+    with pytest.raises(Gone, match="in another database"):
+        same_logs(facts(part(log=7), database="other"), journal, "table 'orders'", fail=True)
+    assert same_logs(facts(part(log=9)), journal, "table 'orders'", fail=False)[0] == {}
+    with pytest.raises(Invalid, match="no offset of table 'orders'"):
+        same_logs(facts(part()), {"0": 5}, "table 'orders'", fail=True)
+
+
+def test_batches_end_where_the_consumer_was() -> None:
+    found = facts(part(0, 7), part(1, 8))
+    # Both are behind, or one of them: none goes past what was applied.
+    assert until_applied(found, {0: 10, 1: 10}, {0: 90, 1: 90}, {7: 40, 8: 50}) == {0: 40, 1: 50}
+    assert until_applied(found, {0: 40, 1: 20}, {0: 90, 1: 30}, {7: 40, 8: 50}) == {0: 40, 1: 30}
+    assert until_applied(found, {0: 40, 1: 50}, {0: 90, 1: 90}, {7: 40, 8: 50}) == {0: 90, 1: 90}
+    assert until_applied(found, {0: 10, 1: 10}, {0: 90, 1: 90}, {}) == {0: 90, 1: 90}
+
+
+# -- filters
+
+
+def pushed(kind: str, *filters: Any, is_typed: bool = False) -> tuple[Narrowing, list[Any]]:
+    narrowing = Narrowing(kind, is_typed=is_typed)
+    return narrowing, narrowing.push(filters)
+
+
+def test_comparisons_of_offsets_are_done_with() -> None:
+    filters = [GreaterThan(("offset",), 5), LessThanOrEqual(("offset",), 9), IsNotNull(("offset",))]
+    narrowing, left = pushed("table", *filters)
+    assert left == []
+    assert (narrowing.low["offset"], narrowing.high["offset"]) == (6, 10)
+
+
+def test_several_bounds_leave_the_narrowest() -> None:
+    filters = [GreaterThanOrEqual(("sequence",), 5), EqualTo(("sequence",), 7), LessThan(("sequence",), 100)]
+    narrowing, left = pushed("table", *filters)
+    assert left == []
+    assert (narrowing.low["sequence"], narrowing.high["sequence"]) == (7, 8)
+
+
+def test_times_are_narrowed_and_looked_at_again() -> None:
+    at = datetime(2026, 1, 31, 12, 0, 0, 500, tzinfo=UTC)
+    asked = GreaterThan(("timestamp",), at)
+    narrowing, left = pushed("table", asked)
+    assert left == [asked]
+    assert narrowing.low["timestamp"] == 1_769_860_800_000_501
+
+
+def test_partitions_are_chosen() -> None:
+    narrowing, left = pushed("topic", In(("partition",), (1, 3)), LessThan(("partition",), 3))
+    assert left == []
+    assert [each for each in range(5) if narrowing.has(each)] == [1]
+
+
+def test_what_we_do_not_know_stays_with_spark() -> None:
+    filters = [
+        EqualTo(("event",), "INSERT"),
+        Not(EqualTo(("offset",), 5)),
+        In(("offset",), (1, 2)),
+        EqualTo(("a", "offset"), 5),
+        GreaterThan(("next_offset",), 5),
+        IsNotNull(("new_image",)),
+        EqualTo(("partition",), 0),
+    ]
+    narrowing, left = pushed("table", *filters)
+    assert left == filters
+    assert not narrowing.low and not narrowing.high
+
+
+def test_columns_of_typed_rows_begin_with_a_line() -> None:
+    mine = EqualTo(("offset",), 5)  # an attribute of that name
+    narrowing, left = pushed("table", mine, GreaterThan(("_offset",), 5), is_typed=True)
+    assert left == [mine]
+    assert narrowing.low == {"offset": 6}
+
+
+def test_every_option_is_in_the_reference() -> None:
+    page = (ROOT / "docs" / "reference" / "spark.md").read_text()
+    reading, writing = page.split("## Writing")
+    assert [name for name in options.SOURCE if f"`{name}`" not in reading] == []
+    assert [name for name in options.SINK if f"`{name}`" not in writing and name != "label"] == []

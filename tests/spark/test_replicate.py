@@ -1,0 +1,418 @@
+"""Copies in Delta, PostgreSQL and another Tailrace: the same as the table, whatever is replayed, cut off or lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import psycopg
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from tailrace.client import Client
+from tailrace.errors import Conflict, Error, Fenced, Invalid, TooLarge, Unavailable
+from tailrace.spark.jobs import fold
+from tailrace.spark.jobs import replicate as module
+from tailrace.spark.jobs.progress import Meter
+from tailrace.spark.jobs.replicas import Source
+from tailrace.spark.jobs.replicas import postgres as postgres_module
+from tailrace.spark.jobs.replicas.delta import DeltaReplica
+from tailrace.spark.jobs.replicas.postgres import PostgresReplica
+from tailrace.spark.jobs.replicate import replicate
+from tailrace.spark.jobs.state import changes
+from tests.spark.states import History, key_of, live, postgres, same_item, same_items
+from tests.support.server import ServerProcess
+
+Spark = Any
+KINDS = ("delta", "postgresql", "tailrace")
+
+
+class Target:
+    """One place for copies."""
+
+    def __init__(self, kind: str, url: str) -> None:
+        self.kind, self.url = kind, url
+
+    def to(self, table: str) -> str:
+        return f"{self.url}/{table}" if self.kind == "delta" else self.url
+
+    def items(self, table: str) -> dict[Any, Any]:
+        """The copy, read with no code of ours, by key."""
+        if self.kind == "tailrace":
+            with Client(self.url) as client:
+                return live(client, table)
+        rows: list[tuple[Any, Any]]
+        if self.kind == "delta":
+            found = DeltaTable(f"{self.url.removeprefix('file://')}/{table}")
+            rows = [(json.loads(row["keys"]), json.loads(row["typed"])) for row in found.to_pyarrow_table().to_pylist()]
+            files = found.file_uris()
+            if files:
+                assert duckdb.sql(f"SELECT count(*) FROM read_parquet({files!r})").fetchall() == [(len(rows),)]
+        else:
+            with psycopg.connect(self.url) as connection:
+                rows = connection.execute(f'SELECT key, typed FROM "{table}"').fetchall()
+        items = {}
+        for key, typed in rows:
+            assert key == {"id": typed["id"]["S"], "at": int(typed["at"]["N"])}
+            assert key_of(typed) not in items, "a key is there once"
+            items[key_of(typed)] = same_item(typed)
+        return items
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Target]]:
+    folder = tmp_path_factory.mktemp("copies")
+    with postgres() as url, ServerProcess.tailrace(folder / "other") as other:
+        yield {
+            "delta": Target("delta", (folder / "delta").as_uri()),
+            "postgresql": Target("postgresql", url),
+            "tailrace": Target("tailrace", other.url),
+        }
+
+
+@pytest.fixture(params=KINDS)
+def target(request: pytest.FixtureRequest, places: dict[str, Target]) -> Target:
+    return places[request.param]
+
+
+def copying(spark: Spark, server: ServerProcess, client: Client, table: str, target: Target) -> module._Copying:
+    """What `replicate` makes of its arguments, for batches of our own."""
+    return module._Copying(
+        spark, client, table, target.to(table), target.kind, table, table, url=server.url, token=None,
+        target_token=None, max_records=1000, meter=Meter("test", "replicate"),
+    )  # fmt: skip
+
+
+def test_a_copy_follows(spark: Spark, server: ServerProcess, client: Client, target: Target) -> None:
+    table = f"followed-{target.kind}"
+    history = History(client, table, 51)
+    for steps in (30, 10, 0):
+        history.run(steps, note=False)
+        done = replicate(spark, table=table, to=target.to(table), url=server.url, once=True, max_records=40)
+        assert target.items(table) == same_items(history.items) == live(client, table)
+        assert done.position == history.sequence + 1
+    assert done.rows == 0, "there was nothing new"
+    for item in list(history.items.values()):
+        client.call("DeleteItem", {"TableName": table, "Key": {name: item[name] for name in ("id", "at")}})
+    replicate(spark, table=table, to=target.to(table), url=server.url, once=True)
+    assert target.items(table) == {}
+
+
+def test_batches_that_come_twice_overlap_or_are_ahead(
+    spark: Spark, server: ServerProcess, client: Client, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = f"replayed-{target.kind}"
+    history = History(client, table, 52)
+    history.run(40)
+    states = {sequence + 1: items for sequence, items in history.states}
+    ends = sorted(states)
+    work = copying(spark, server, client, table, target)
+    try:
+        first = work.begin()
+        known = work.known
+        assert known is not None
+
+        def batch(start: int, end: int) -> None:
+            work.batch(changes(spark, known, server.url, None, start, end), 0)
+
+        def is_at(end: int) -> None:
+            assert work._replica is not None and work._replica.fence() == end
+            assert target.items(table) == same_items(states[end]), f"at {end}"
+
+        batch(first, ends[10])
+        is_at(ends[10])
+        batch(first, ends[10])  # the same once more
+        is_at(ends[10])
+        batch(ends[3], ends[7])  # long done
+        is_at(ends[10])
+        batch(ends[5], ends[15])  # half of it is
+        is_at(ends[15])
+        batch(ends[20], ends[25])  # a checkpoint that is ahead of the copy
+        is_at(ends[25])
+        # Too much for one transaction: it is cut, in order.
+        applied = work._replica.apply  # type: ignore[union-attr]
+        sizes = []
+
+        def small(rows: pa.Table, start: int, end: int) -> None:
+            if rows.num_rows > 3 and end - start > 1:
+                raise TooLarge("too much")
+            sizes.append(rows.num_rows)
+            applied(rows, start, end)
+
+        monkeypatch.setattr(work._replica, "apply", small)
+        batch(ends[25], ends[35])
+        is_at(ends[35])
+        assert len(sizes) > 1
+        # Another driver is further than this one thinks.
+        with pytest.raises(Fenced, match="another replicate"):
+            applied(pa.Table.from_pylist([], fold.STATE), ends[30], ends[36])
+        is_at(ends[35])
+    finally:
+        work.close()
+
+
+def test_a_lost_and_a_kept_checkpoint(
+    spark: Spark, server: ServerProcess, client: Client, target: Target, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    table = f"lost-{target.kind}"
+    history = History(client, table, 53)
+    history.run(25, note=False)
+    checkpoint = tmp_path / "checkpoint"
+
+    def go(**options: Any) -> Any:
+        return replicate(
+            spark, table=table, to=target.to(table), url=server.url, once=True, checkpoint=str(checkpoint),
+            max_records=15, **options,
+        )  # fmt: skip
+
+    # It dies when a batch is written, before Spark notes that in its checkpoint.
+    batch = module._Copying.batch
+    count = [0]
+
+    def dying(self: Any, frame: Any, number: int) -> None:
+        batch(self, frame, number)
+        count[0] += 1
+        if count[0] == 3:
+            self.error = RuntimeError("killed")
+            raise self.error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module._Copying, "batch", dying)
+        with pytest.raises(RuntimeError, match="killed"):
+            go()
+    assert target.items(table) != same_items(history.items)
+    go()
+    assert target.items(table) == same_items(history.items)
+    history.run(10, note=False)
+    shutil.rmtree(checkpoint)
+    go()
+    assert target.items(table) == same_items(history.items)
+
+
+def test_a_first_copy_of_a_table_with_items(
+    spark: Spark, server: ServerProcess, client: Client, target: Target
+) -> None:
+    table = f"older-{target.kind}"
+    history = History(client, table, 54, stream=None)
+    for _ in range(25):
+        history.step()
+    history.enable()
+    history.run(5, note=False)
+    History(client, f"noise-{target.kind}", 55).run(2, note=False)
+    done = replicate(spark, table=table, to=target.to(table), url=server.url, once=True)
+    assert (done.backfilled, done.position) == (len(history.items), history.sequence + 1)
+    assert target.items(table) == same_items(history.items)
+    history.run(10, note=False)
+    assert replicate(spark, table=table, to=target.to(table), url=server.url, once=True).backfilled == 0
+    assert target.items(table) == same_items(history.items)
+    # It was away for so long that changes are gone.
+    history.run(6, note=False)
+    client.prune(table, history.sequence - 1)
+    again = replicate(spark, table=table, to=target.to(table), url=server.url, once=True)
+    assert again.backfilled and target.items(table) == same_items(history.items)
+    # The stream was off for a while: what happened meanwhile is in no stream.
+    history.disable()
+    for _ in range(8):
+        history.step()
+    history.enable()
+    history.run(3, note=False)
+    assert replicate(spark, table=table, to=target.to(table), url=server.url, once=True).backfilled
+    assert target.items(table) == same_items(history.items)
+
+
+def test_a_first_copy_that_died_begins_anew(
+    spark: Spark, server: ServerProcess, client: Client, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = f"unfinished-{target.kind}"
+    history = History(client, table, 56, stream=None)
+    for _ in range(20):
+        history.step()
+    history.enable()
+    whole = module.spooled
+
+    @contextmanager
+    def dying(batches: Any) -> Iterator[Iterator[pa.RecordBatch]]:
+        def some(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield next(rows).slice(0, 3)
+            raise RuntimeError("killed")
+
+        with whole(batches) as rows:
+            yield some(rows)
+
+    monkeypatch.setattr("tailrace.spark.jobs.filling.COMMIT_ROWS", 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "spooled", dying)
+        with pytest.raises(RuntimeError, match="killed"):
+            replicate(spark, table=table, to=target.to(table), url=server.url, once=True)
+    for item in list(history.items.values())[:5]:  # what goes now must not stay in the copy
+        client.call("DeleteItem", {"TableName": table, "Key": {name: item[name] for name in ("id", "at")}})
+        del history.items[key_of(item)]
+    replicate(spark, table=table, to=target.to(table), url=server.url, once=True)
+    assert target.items(table) == same_items(history.items)
+
+
+def test_what_is_somebody_elses_is_refused(
+    spark: Spark, server: ServerProcess, client: Client, places: dict[str, Target], tmp_path: Path
+) -> None:
+    history = History(client, "guarded", 57)
+    history.run(5, note=False)
+
+    def go(to: str, **options: Any) -> Any:
+        return replicate(spark, table="guarded", to=to, url=server.url, once=True, **options)
+
+    with psycopg.connect(places["postgresql"].url) as connection:
+        connection.execute("CREATE TABLE theirs (key jsonb PRIMARY KEY, item jsonb, typed json, sequence bigint)")
+        connection.execute("INSERT INTO theirs VALUES ('1', '1', '1', 1)")
+    with pytest.raises(Conflict, match="'theirs' in PostgreSQL has rows"):
+        go(places["postgresql"].url, target_table="theirs")
+    with Client(places["tailrace"].url) as other:
+        History(other, "theirs", 58).run(2, note=False)
+    with pytest.raises(Conflict, match="'theirs' has items already"):
+        go(places["tailrace"].url, target_table="theirs")
+    pa_table = pa.table({"x": [1]})
+    from deltalake import write_deltalake
+
+    write_deltalake(str(tmp_path / "theirs"), pa_table)
+    with pytest.raises(Invalid, match="did not make"):
+        go((tmp_path / "theirs").as_uri())
+    with pytest.raises(Invalid, match="cannot be a copy of itself"):
+        go(server.url)
+    with pytest.raises(Invalid, match="no place for a copy"):
+        go("ftp://example.org/x")
+    with pytest.raises(Unavailable, match="PostgreSQL cannot be reached"):
+        go("postgresql://nobody:secret@127.0.0.1:1/none")
+    assert "secret" not in module.shown("postgresql://nobody:secret@127.0.0.1:1/none")
+    # The same server, another table.
+    go(server.url, target_table="guarded-copy", name="inside")
+    assert live(client, "guarded-copy") == same_items(history.items)
+
+
+def test_psycopg_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "psycopg", None)
+    with pytest.raises(Error, match=r"pip install 'tailrace\[postgres\]'"):
+        PostgresReplica("postgresql://x/y", "a", "b", Source("d", "t", 1, (("id", "S"),)))
+
+
+def test_what_postgresql_cannot_hold(places: dict[str, Target]) -> None:
+    source = Source("database", "odd", 7, (("id", "S"),))
+
+    def rows(key: str, text: str) -> pa.Table:
+        typed = {"id": {"S": key}, "t": {"S": text}}
+        plain = {"id": key, "t": text}
+        row = {
+            "keys": json.dumps({"id": key}), "item": json.dumps(plain), "typed": json.dumps(typed), "sequence": 1,
+        }  # fmt: skip
+        return pa.Table.from_pylist([row], fold.STATE)
+
+    with PostgresReplica(places["postgresql"].url, "odd", "odd", source) as copy:
+        copy.backfill((), 1, None)
+        copy.apply(rows("a", "zero \0 and \\u0000 and \\\0"), 1, 2)
+        with psycopg.connect(places["postgresql"].url) as connection:
+            item, typed = connection.execute("SELECT item, typed::text FROM odd").fetchone() or ({}, "")
+        assert item["t"] == "zero � and \\u0000 and \\�"
+        assert json.loads(typed)["t"]["S"] == "zero \0 and \\u0000 and \\\0", "nothing is lost"
+        with pytest.raises(Invalid, match=r"U\+0000"):
+            copy.apply(rows("a\0", "x"), 2, 3)
+        assert copy.fence() == 2, "nothing of a batch that failed is there"
+    assert postgres_module._without_nul("\\\\u0000") == "\\\\u0000"
+
+
+@pytest.mark.parametrize("kind", ["delta", "postgresql"])
+def test_two_writers_of_one_copy(kind: str, places: dict[str, Target], tmp_path: Path) -> None:
+    """Each range is written once, whoever comes first."""
+    source = Source("database", f"shared-{kind}", 8, (("id", "S"),))
+
+    def opened() -> Any:
+        if kind == "delta":
+            return DeltaReplica((tmp_path / "shared").as_uri(), "shared", source)
+        return PostgresReplica(places[kind].url, "shared", "shared", source)
+
+    opened().backfill((), 0, None)
+    lost = [0, 0]
+
+    def write(number: int) -> None:
+        with opened() as copy:
+            at = 0
+            while at < 12:
+                row = {"keys": f'{{"id":"{at}"}}', "item": "{}", "typed": "{}", "sequence": number}
+                try:
+                    copy.apply(pa.Table.from_pylist([row], fold.STATE), at, at + 1)
+                except Fenced:
+                    lost[number] += 1
+                at = copy.fence()
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with opened() as copy:
+        assert copy.fence() == 12
+    if kind == "delta":
+        keys = DeltaTable(str(tmp_path / "shared")).to_pyarrow_table()["keys"].to_pylist()
+    else:
+        with psycopg.connect(places[kind].url) as connection:
+            keys = [json.dumps(row[0]) for row in connection.execute("SELECT key FROM shared").fetchall()]
+    assert len(keys) == len(set(keys)) == 12
+
+
+def test_it_outlives_the_server(
+    spark: Spark, places: dict[str, Target], tmp_path: Path
+) -> None:  # fmt: skip
+    target = places["postgresql"]
+    source = ServerProcess.tailrace(tmp_path / "data").start()
+    port = source.port
+    stop = threading.Event()
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            replicate(
+                spark, table="restarted", to=target.url, url=source.url, max_records=5, stop=stop, interval_s=0.05
+            )
+        except BaseException as error:
+            failed.append(error)
+
+    with Client(source.url) as client:
+        history = History(client, "restarted", 59)
+        history.run(10, note=False)
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        until(lambda: _copied(target, "restarted") == same_items(history.items), failed)
+        source.kill()
+        time.sleep(1)
+        source = ServerProcess.tailrace(tmp_path / "data", port=port).start()
+        with Client(source.url) as client:
+            history.client = client
+            history.run(10, note=False)
+        until(lambda: _copied(target, "restarted") == same_items(history.items), failed)
+    finally:
+        stop.set()
+        thread.join(60)
+        source.terminate()
+    assert not failed, failed
+
+
+def _copied(target: Target, table: str) -> dict[Any, Any] | None:
+    try:
+        return target.items(table)
+    except psycopg.errors.UndefinedTable:
+        return None
+
+
+def until(holds: Callable[[], bool], failed: list[BaseException], within_s: float = 90) -> None:
+    end = time.monotonic() + within_s
+    while not holds():
+        assert not failed, failed
+        assert time.monotonic() < end, "it did not come about in time"
+        time.sleep(0.1)

@@ -1,0 +1,218 @@
+"""Run: all jobs of a pipeline.toml, as a program that is started, watched, interrupted and started again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tailrace.client import Client
+from tailrace.errors import Unavailable
+from tailrace.spark.jobs import run as module
+from tailrace.spark.jobs.progress import Progress
+from tailrace.spark.jobs.run import Worker, run
+from tailrace.spark.jobs.settings import Compact, Settings, Snapshot, Tier, Views
+from tests.spark.histories import cold_entries, delta, hot, make_table, put_rows, until
+from tests.support.server import ROOT, ServerProcess
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess.tailrace(tmp_path / "data") as process:
+        yield process
+
+
+@pytest.fixture
+def client(served: ServerProcess) -> Iterator[Client]:
+    with Client(served.url) as found:
+        yield found
+
+
+def tiered(client: Client, table: str) -> bool:
+    return all(each["tiered"] == each["next"] for each in client.logs(table=table)["partitions"])
+
+
+NOTHING = Progress(job="", kind="", state="")
+
+
+def _count(client: Client, view: str) -> int | None:
+    rows = client.sql(f"SELECT n FROM {view}")[-1].rows
+    return int(rows[0]["n"]) if rows else None
+
+
+class Running:
+    """`run` in a thread of the tests' own session."""
+
+    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+        self.told: list[Progress] = []
+        self.error: BaseException | None = None
+        self.stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(spark, settings))
+        self._thread.start()
+
+    def _run(self, spark: SparkSession, settings: Settings) -> None:
+        try:
+            run(spark, settings=settings, on_progress=self.told.append, stop=self.stop)
+        except BaseException as error:
+            self.error = error
+
+    def latest(self, job: str) -> Progress | None:
+        return next((each for each in reversed(self.told) if each.job == job), None)
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        assert self.error is None
+
+
+def settings(url: str, **sections: Any) -> Settings:
+    tier = Tier(interval_s=0.1, age_s=0.0)
+    return Settings(
+        **{"url": url, "tier": tier, "compact": Compact(enabled=False), "views": Views(poll_s=0.3), **sections}
+    )
+
+
+def test_all_jobs_run_together(
+    spark: SparkSession, served: ServerProcess, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tailrace.spark.jobs.tier.LIST_S", 0.5)
+    cold = tmp_path / "data" / "cold"
+    make_table(client, "orders")
+    wanted = settings(served.url, compact=Compact(every="1s"), snapshot=Snapshot(tables=("orders",), every="1s"))
+    with Running(spark, wanted) as running:
+        for number in range(10):
+            put_rows(client, "orders", 20, first=number * 20)
+            until(lambda: tiered(client, "orders"))
+        until(lambda: len(delta(cold, "tables/orders").file_uris()) <= 3)
+        until(lambda: (running.latest("snapshot/orders") or NOTHING).state == "done")
+        client.sql("CREATE MATERIALIZED VIEW totals AS SELECT count(*) AS n FROM orders")
+        until(lambda: _count(client, "totals") == 97)
+        client.sql("DROP MATERIALIZED VIEW totals")
+        until(lambda: (running.latest("totals") or NOTHING).state == "stopped")
+        make_table(client, "later")
+        put_rows(client, "later", 5)
+        until(lambda: tiered(client, "later"))
+    assert cold_entries(cold, "tables/orders") == hot(client, "table", "orders")
+    states = {row["name"]: row["state"] for row in client.sql("SELECT name, state FROM system.pipelines")[-1].rows}
+    assert states["tier/tables/orders"] == states["tier/tables/later"] == "stopped"
+    assert {"compact", "snapshot/orders"} <= set(states)
+
+
+def test_a_job_that_fails_is_started_again_and_holds_up_no_other(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PAUSE_S", 0.05)
+    told: list[Progress] = []
+    tries = {"bad": 0, "good": 0}
+
+    def bad(stop: threading.Event) -> None:
+        tries["bad"] += 1
+        raise RuntimeError("a page of a stack") if tries["bad"] % 2 else Unavailable("the server is away")
+
+    def good(stop: threading.Event) -> None:
+        assert spark.range(10).count() == 10
+        tries["good"] += 1
+
+    workers = [
+        Worker(spark, "bad", "test", bad, told.append, None),
+        Worker(spark, "good", "test", good, told.append, 0.05),
+    ]
+    until(lambda: tries["bad"] >= 3 and tries["good"] >= 3)
+    for each in workers:
+        each.stop.set()
+    assert all(each.ended(20) for each in workers)
+    messages = [each.message for each in told if each.state == "retrying"]
+    assert {"a page of a stack", "the server is away"} <= set(messages)
+    assert all(each.job == "bad" for each in told if each.state == "retrying")
+    assert {each.job for each in told if each.state == "stopped"} == {"bad", "good"}
+
+
+def test_a_wrong_url_is_told_at_once(spark: SparkSession) -> None:
+    with pytest.raises(Unavailable, match="is the server running"):
+        run(spark, settings=settings("http://127.0.0.1:1"))
+
+
+# -- as a program
+
+
+def program(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tailrace.cli", "pipeline", *arguments],
+        cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+    )  # fmt: skip
+
+
+def environment() -> dict[str, str]:
+    import os
+
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TAILRACE_")}
+    return {**kept, "PYTHONPATH": paths, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_the_program_runs_a_toml_outlives_the_server_and_stops_when_it_is_told_to(
+    tmp_path: Path, how: signal.Signals
+) -> None:
+    data = tmp_path / "data"
+    process = ServerProcess.tailrace(data).start()
+    (tmp_path / "pipeline.toml").write_text(
+        f"""
+        url = "{process.url}"
+        master = "local[1]"
+        [tier]
+        interval_s = 0.1
+        age_s = 0.0
+        [compact]
+        enabled = false
+        [views]
+        poll_s = 0.5
+        """
+    )
+    with Client(process.url) as client:
+        make_table(client, "orders")
+        put_rows(client, "orders", 50)
+        child = program("run", "--json", cwd=tmp_path)
+        try:
+            until(lambda: tiered(client, "orders"), 90)
+            port = process.port
+            process.kill()
+            time.sleep(1)
+            process = ServerProcess.tailrace(data, port=port).start()
+            put_rows(client, "orders", 50, first=50)
+            until(lambda: tiered(client, "orders"), 60)
+            child.send_signal(how)
+            out, err = child.communicate(timeout=60)
+        finally:
+            child.kill()
+        assert child.returncode == 0, err
+        assert "stopped" in err
+        assert "Traceback" not in err
+        assert "java" not in err
+        told = [json.loads(line) for line in out.splitlines()]
+        assert {"tier/tables/orders"} <= {each["job"] for each in told}
+        assert cold_entries(data / "cold", "tables/orders") == hot(client, "table", "orders")
+        status = subprocess.run(
+            [sys.executable, "-m", "tailrace.cli", "pipeline", "status", "--url", process.url],
+            capture_output=True, text=True, check=True, env=environment(),
+        )  # fmt: skip
+        assert "tier/tables/orders" in status.stdout
+    process.terminate()

@@ -1,0 +1,335 @@
+"""The sink, against a real server: every target, and each row once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import functions as F
+from pyspark.sql.datasource import CaseInsensitiveDict
+
+from tailrace.client import Client
+from tailrace.errors import Fenced, Invalid
+from tailrace.spark import explain, rows
+from tailrace.spark.sink import Staged, grouped, merged
+from tailrace.spark.source import Source
+from tests.support.server import ServerProcess
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Load = Callable[..., "DataFrame"]
+Put = Callable[..., None]
+Run = Callable[..., Any]
+
+
+def items(client: Client, table: str) -> dict[str, dict[str, Any]]:
+    found = client.call("Scan", {"TableName": table})["Items"]
+    return {item["id"]["S"]: item for item in found}
+
+
+def values(client: Client, stream: str) -> list[Any]:
+    """All that is in a JSON stream."""
+    found: list[Any] = json.loads(client.read(stream).body)
+    return found
+
+
+@pytest.fixture
+def save(server: ServerProcess) -> Callable[..., None]:
+    """Writes a batch frame."""
+
+    def write(frame: DataFrame, **options: Any) -> None:
+        frame.write.format("tailrace").options(url=server.url, **options).mode("append").save()
+
+    return write
+
+
+def test_a_table_needs_no_change_stream_to_be_written_to(
+    spark: SparkSession, client: Client, name: str, save: Callable[..., None]
+) -> None:
+    client.call(
+        "CreateTable",
+        {
+            "TableName": name,
+            "KeySchema": [{"AttributeName": "id", "KeyType": "HASH"}, {"AttributeName": "n", "KeyType": "RANGE"}],
+            "AttributeDefinitions": [
+                {"AttributeName": "n", "AttributeType": "N"},
+                {"AttributeName": "id", "AttributeType": "S"},
+            ],
+            "BillingMode": "PAY_PER_REQUEST",
+        },
+    )
+    save(spark.sql("SELECT concat('k', id) AS id, id AS n, id * 2 AS twice FROM range(5)"), table=name)
+    assert {key: item["twice"]["N"] for key, item in items(client, name).items()} == {
+        f"k{number}": str(2 * number) for number in range(5)
+    }
+    with pytest.raises(Exception) as caught:
+        save(spark.sql("SELECT 'a' AS id"), table=name)
+    assert "'n', which is a key of" in explain(caught.value)
+    with pytest.raises(Exception) as caught:
+        save(spark.sql("SELECT 'a' AS id"), table=f"{name}-nowhere")
+    assert "nowhere" in explain(caught.value)
+
+
+# -- rows, without Spark
+
+
+def test_columns_become_typed_attributes() -> None:
+    batch = pa.record_batch(
+        {
+            "id": ["a", "b"],
+            "n": pa.array([1, None]),
+            "price": pa.array([Decimal("12.50"), Decimal("100.00")], pa.decimal128(10, 2)),
+            "f": [1.5, 1e300],
+            "ok": [True, False],
+            "raw": [b"\x00\x01", None],
+            "at": pa.array([datetime(2026, 1, 2, 3, 4, 5, 6, UTC)] * 2, pa.timestamp("us", "UTC")),
+            "day": [date(2026, 1, 2)] * 2,
+            "tags": [["x", "y"], []],
+            "deep": [{"x": 1, "y": None}, None],
+            "map": pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())),
+        }
+    )
+    one, two = (msgspec.msgpack.decode(row) for row in rows.Items("t", batch.schema.names, ["id"], None).rows(batch))
+    assert one == [
+        "PUT",
+        {
+            "id": {"S": "a"},
+            "n": {"N": "1"},
+            "price": {"N": "12.50"},
+            "f": {"N": "1.5"},
+            "ok": {"BOOL": True},
+            "raw": {"B": "AAE="},
+            "at": {"S": "2026-01-02T03:04:05.000006Z"},
+            "day": {"S": "2026-01-02"},
+            "tags": {"L": [{"S": "x"}, {"S": "y"}]},
+            "deep": {"M": {"x": {"N": "1"}}},
+            "map": {"M": {"k": {"N": "1"}}},
+        },
+    ]
+    assert two[1].keys() == {"id", "price", "f", "ok", "at", "day", "tags"}
+    assert two[1]["price"] == {"N": "100.00"}  # the server drops zeros
+    assert two[1]["tags"] == {"L": []}
+
+
+def test_what_no_table_can_hold() -> None:
+    with pytest.raises(Invalid, match="the column 'f' is NaN or infinite"):
+        rows.Items("t", ["f"], [], None).rows(pa.record_batch({"f": [1.0, float("nan")]}))
+    with pytest.raises(Invalid, match="the column 'l' holds nan"):
+        rows.Items("t", ["l"], [], None).rows(pa.record_batch({"l": [[float("nan")]]}))
+    with pytest.raises(Invalid, match="the column 'id' is null in a row, and it is a key of table 't'"):
+        rows.Items("t", ["id"], ["id"], None).rows(pa.record_batch({"id": ["a", None]}))
+    with pytest.raises(Invalid, match="the column '_op' is 'UPSERT' in a row"):
+        rows.Items("t", ["id"], ["id"], "_op").rows(pa.record_batch({"id": ["a"], "_op": ["UPSERT"]}))
+
+
+def test_documents_keep_their_digits() -> None:
+    batch = pa.record_batch({"a": [1], "d": pa.array([Decimal("1.10")], pa.decimal128(20, 2)), "b": [b"\x01"]})
+    assert rows.Documents(batch.schema.names).rows(batch) == [b'{"a":1,"d":1.10,"b":"AQ=="}']
+
+
+def test_large_batches_are_cut() -> None:
+    batch = pa.record_batch({"v": ["x" * 1_000] * 100})
+    for rows_max, bytes_max in ((1_000, 10_000), (10, 1_000_000)):
+        cut = list(rows.pieces(iter([batch]), rows_max, bytes_max))
+        assert sum(each.num_rows for each in cut) == 100
+        assert max(each.num_rows for each in cut) <= 10
+    assert list(rows.pieces(iter([batch.slice(0, 0)]), 10, 10)) == []
+
+
+def test_sizes_are_those_that_are_sent() -> None:
+    batch = pa.record_batch({"id": ["a" * 100] * 10, "payload": [b"x" * 50] * 10})
+    for shape in (rows.Items("t", ["id"], ["id"], None), rows.Messages("payload", "id", None), rows.Values("id")):
+        made = shape.rows(batch)
+        assert 0.9 < rows.size_of(made) / len(msgspec.msgpack.encode(made)) < 1.1
+
+
+def test_ranges_of_tasks_are_merged() -> None:
+    tasks = [Staged(["a"], [(1, 9)], "q", 0, {7: (5, 9)}), Staged(["b"], [(1, 9)], "q", 0, {7: (2, 6), 8: (1, 2)})]
+    assert merged(tasks) == {7: (2, 9), 8: (1, 2)}
+
+
+def test_commits_are_bounded() -> None:
+    counted = [("a", (6, 1)), ("b", (4, 1)), ("c", (1, 1)), ("d", (50, 1))]
+    assert list(grouped(counted, 10)) == [["a", "b"], ["c"], ["d"]]
+    large = [(name, (1, 100 << 20)) for name in "abc"]
+    assert list(grouped(large, 10)) == [["a"], ["b"], ["c"]]
+
+
+# -- batch
+
+
+def test_a_frame_into_a_table(spark: SparkSession, client: Client, table: str, put: Put, save: Run) -> None:
+    put(9)
+    frame = spark.sql(
+        "SELECT concat('k', id) AS id, id AS n, cast(id AS decimal(10,2)) AS price, named_struct('x', id) AS deep, "
+        "if(id = 9, 'DELETE', null) AS _op FROM range(10)"
+    )
+    save(frame, table=table)
+    found = items(client, table)
+    assert sorted(found) == [f"k{number}" for number in range(9)]
+    assert found["k3"] == {"id": {"S": "k3"}, "n": {"N": "3"}, "price": {"N": "3"}, "deep": {"M": {"x": {"N": "3"}}}}
+
+
+def test_a_frame_into_a_topic(spark: SparkSession, client: Client, name: str, save: Run, load: Load) -> None:
+    client.sql(f"CREATE TOPIC {name} PARTITIONS 2")
+    save(spark.sql("SELECT 'a' AS key, concat('m', id) AS payload, int(id % 2) AS partition FROM range(4)"), topic=name)
+    found = [(row.partition, bytes(row.payload), bytes(row.key)) for row in load(topic=name).collect()]
+    assert sorted(found) == [(0, b"m0", b"a"), (0, b"m2", b"a"), (1, b"m1", b"a"), (1, b"m3", b"a")]
+    save(spark.sql("SELECT 'x' AS who, 'y' AS what"), topic=name, keyColumn="who", valueColumn="what")
+    assert load(topic=name).where("payload = binary('y') and key = binary('x')").count() == 1
+
+
+def test_a_frame_into_streams(spark: SparkSession, client: Client, name: str, save: Run, load: Load) -> None:
+    client.create(name, "application/json")
+    save(spark.sql("SELECT id, concat('n', id) AS name FROM range(3)").coalesce(1), stream=name)
+    assert values(client, name) == [{"id": number, "name": f"n{number}"} for number in range(3)]
+    save(spark.sql("""SELECT '{"whole": true}' AS value"""), stream=name)
+    assert values(client, name)[-1] == {"whole": True}
+    client.create(f"{name}/text", "text/plain")
+    save(spark.sql("SELECT concat('line ', id) AS value FROM range(2)").coalesce(1), stream=f"{name}/text")
+    assert [row.value for row in load(stream=f"{name}/text").orderBy("offset").collect()] == ["line 0", "line 1"]
+
+
+def test_an_empty_frame(spark: SparkSession, client: Client, table: str, save: Run) -> None:
+    save(spark.sql("SELECT 'a' AS id WHERE false"), table=table)
+    assert items(client, table) == {}
+
+
+def test_a_failed_write_leaves_nothing(spark: SparkSession, client: Client, table: str, save: Run) -> None:
+    frame = spark.sql("SELECT if(id = 90, null, string(id)) AS id FROM range(0, 100, 1, 4)")
+    with pytest.raises(Exception) as caught:
+        save(frame, table=table)
+    assert explain(caught.value).startswith(f"the column 'id' is null in a row, and it is a key of table '{table}'")
+    assert items(client, table) == {}
+
+
+# -- streaming
+
+
+def json_stream(client: Client, path: str) -> str:
+    client.create(path, "application/json")
+    return path
+
+
+def numbers(frame: DataFrame) -> DataFrame:
+    """What is written of a table's changes: their number."""
+    return frame.select(F.get_json_object("new_image", "$.n").cast("bigint").alias("n"))
+
+
+def test_from_a_table_into_a_stream(client: Client, table: str, put: Put, follow: Load, run: Run) -> None:
+    target = json_stream(client, f"{table}/out")
+    put(*range(7))
+    run(numbers(follow(table=table, maxRecordsPerTrigger=3)), stream=target)
+    put(7)
+    run(numbers(follow(table=table)), stream=target)
+    assert values(client, target) == [{"n": number} for number in range(8)]
+
+
+def forget_last_commit(checkpoint: Path) -> None:
+    """As if the driver had died after its last batch was committed here and before Spark noted it."""
+    last = max((path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()), key=lambda p: int(p.name))
+    last.unlink()
+    (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+
+
+def test_a_batch_that_is_run_again_is_written_once(
+    client: Client, table: str, put: Put, follow: Load, run: Run, tmp_path: Path
+) -> None:
+    """The second run cuts the batch into other tasks than the first."""
+    target = json_stream(client, f"{table}/out")
+    put(*range(12))
+    run(numbers(follow(table=table, minPartitions=2)), stream=target)
+    forget_last_commit(tmp_path / "checkpoint")
+    put(12)
+    run(numbers(follow(table=table, minPartitions=5)), stream=target)
+    assert [each["n"] for each in values(client, target)] == list(range(13))
+
+
+def fenced(frame: DataFrame) -> DataFrame:
+    return frame.select("offset", "next_offset", F.get_json_object("new_image", "$.n").cast("bigint").alias("n"))
+
+
+def test_a_fenced_sink_needs_no_checkpoint(
+    client: Client, table: str, put: Put, follow: Load, run: Run, tmp_path: Path
+) -> None:
+    target = json_stream(client, f"{table}/out")
+    consumer = f"c-{table}"
+    put(*range(7))
+    read = {"table": table, "consumer": consumer, "maxRecordsPerTrigger": 3}
+    run(fenced(follow(**read)), stream=target, consumer=consumer)
+    shutil.rmtree(tmp_path / "checkpoint")
+    put(*range(7, 10))
+    run(fenced(follow(**read)), stream=target, consumer=consumer)
+    assert values(client, target) == [{"n": number} for number in range(10)]
+
+
+def test_an_old_checkpoint_under_a_fence(
+    client: Client, table: str, put: Put, follow: Load, run: Run, tmp_path: Path
+) -> None:
+    """A checkpoint from a backup is behind what was applied: what it brings again counts once."""
+    target = json_stream(client, f"{table}/out")
+    consumer = f"c-{table}"
+    put(*range(2))
+    run(fenced(follow(table=table, consumer=consumer)), stream=target, consumer=consumer)
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "old")
+    put(*range(2, 5))
+    run(fenced(follow(table=table, consumer=consumer)), stream=target, consumer=consumer)
+    put(*range(5, 8))
+    run(fenced(follow(table=table, consumer=consumer)), "old", stream=target, consumer=consumer)
+    assert values(client, target) == [{"n": number} for number in range(8)]
+
+
+def test_a_fence_over_partitions(client: Client, name: str, follow: Load, run: Run, tmp_path: Path) -> None:
+    client.sql(f"CREATE TOPIC {name} PARTITIONS 2")
+    target = json_stream(client, f"{name}/out")
+    for number in range(6):
+        client.publish(name, str(number).encode(), partition=number % 2)
+    read = {"topic": name, "consumer": name, "maxRecordsPerTrigger": 2}
+
+    def frame() -> DataFrame:
+        return follow(**read).select("partition", "offset", "next_offset", F.col("payload").cast("string").alias("n"))
+
+    run(frame(), stream=target, consumer=name)
+    shutil.rmtree(tmp_path / "checkpoint")
+    client.publish(name, b"6", partition=1)
+    run(frame(), stream=target, consumer=name)
+    assert sorted(each["n"] for each in values(client, target)) == [str(number) for number in range(7)]
+    assert values(client, target)[0].keys() == {"n"}
+
+
+def test_a_range_that_was_applied_in_part_is_refused(
+    client: Client, table: str, put: Put, server: ServerProcess
+) -> None:
+    put(*range(6))
+    part = client.logs(table=table)["partitions"][0]
+    client.pin(table, {part["log"]: part["earliest"] + 3})
+    target = json_stream(client, f"{table}/out")
+    sink = Source(CaseInsensitiveDict({"url": server.url, "stream": target, "consumer": table}))
+    from pyspark.sql.types import LongType, StructField, StructType
+
+    schema = StructType([StructField(name, LongType()) for name in ("offset", "next_offset", "n")])
+    writer = sink.writer(schema, False)
+    start = part["earliest"]
+
+    def batch() -> Iterator[pa.RecordBatch]:
+        offsets = list(range(start, start + 6))
+        yield pa.record_batch({"offset": offsets, "next_offset": [each + 1 for each in offsets], "n": offsets})
+
+    message = writer.write(batch())
+    with pytest.raises(Exception, match="neither begins there nor was applied before") as caught:
+        writer.commit([message])
+    assert getattr(caught.value, "code", "") == Fenced.code
+    writer.abort([message, None])
+    assert values(client, target) == []

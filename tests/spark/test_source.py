@@ -1,0 +1,460 @@
+"""The source, against a real server: tables, topics and streams, batch and streaming, hot and cold."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.datasource import (
+    CaseInsensitiveDict,
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from tailrace.bulk.cold_rows import cold_batch
+from tailrace.client import Client
+from tailrace.cold.schemas import SCHEMAS
+from tailrace.cold.store import Store
+from tailrace.cold.writing import commit, write_rows
+from tailrace.errors import Gone, Invalid
+from tailrace.spark import explain
+from tailrace.spark.planning import Task
+from tailrace.spark.reading import Reader
+from tailrace.spark.source import Source
+from tests.spark.conftest import create_table
+from tests.support.server import ServerProcess
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Load = Callable[..., "DataFrame"]
+Put = Callable[..., None]
+
+CHANGES = [
+    ("offset", "bigint"),
+    ("next_offset", "bigint"),
+    ("sequence", "bigint"),
+    ("index", "int"),
+    ("last", "boolean"),
+    ("timestamp", "timestamp"),
+    ("event", "string"),
+    ("principal", "string"),
+    ("keys", "string"),
+    ("old_image", "string"),
+    ("new_image", "string"),
+]
+
+
+def source(server: ServerProcess, **options: str) -> Source:
+    return Source(CaseInsensitiveDict({"url": server.url, **options}))
+
+
+def reader(server: ServerProcess, **options: str) -> Reader:
+    """The reader as Spark's planner makes it, in this process."""
+    opened = source(server, **options)
+    made = opened.reader(opened.schema())
+    assert isinstance(made, Reader)
+    return made
+
+
+def rows(made: Reader, tasks: list[Task] | None = None) -> list[dict[str, Any]]:
+    planned = made.partitions() if tasks is None else tasks
+    return [row for task in planned for batch in made.read(task) for row in batch.to_pylist()]
+
+
+def tier(client: Client, **named: str) -> None:
+    """Copy all that is hot into cold storage, as the job does."""
+    ((kind, name),) = named.items()
+    facts = client.attach(**named)
+    place = facts["cold"]["place"]
+    store = Store(facts["cold"]["url"])
+    generation = facts["cold"]["generation"] + 1
+    batches: list[pa.RecordBatch] = []
+    ranges = {}
+    for part in facts["partitions"]:
+        with client.arrow(
+            **named, partition=part["partition"], offset=part["tiered"], until=part["next"], form="entries"
+        ) as entries:
+            facts_of = {"stream": name, "content_type": facts["content_type"]} if kind == "stream" else {}
+            batches += [cold_batch(kind, each, partition=part["partition"], **facts_of) for each in entries]
+        ranges[part["log"]] = (part["tiered"], part["next"])
+    written = write_rows(store, place, [each for each in batches if each.num_rows], file_bytes=1)
+    commit(
+        store,
+        place,
+        SCHEMAS[kind],
+        written,
+        app=f"tier/{place}",
+        generation=generation,
+        database=facts["database"],
+        metadata={"ranges": json.dumps(ranges)},
+    )
+    client.tiered(place, generation, ranges)
+
+
+def keep(client: Client, table: str, count: int) -> int:
+    """Let only so many changes stay in the hot log; where it begins now."""
+    before = client.logs(table=table)["partitions"][0]["hot"]
+    client.alter_retention(table, {"max_count": count})
+    until_s = time.monotonic() + 60
+    while time.monotonic() < until_s:
+        hot: int = client.logs(table=table)["partitions"][0]["hot"]
+        if hot > before:
+            return hot
+        time.sleep(0.1)
+    raise AssertionError("nothing was trimmed")
+
+
+# -- batch
+
+
+def test_the_changes_of_a_table(client: Client, table: str, put: Put, load: Load) -> None:
+    put(1, 2)
+    put(1, colour={"S": "red"})
+    client.call("DeleteItem", {"TableName": table, "Key": {"id": {"S": "k2"}}})
+    frame = load(table=table)
+    assert [(each.name, each.dataType.simpleString()) for each in frame.schema.fields] == CHANGES
+    found = [row.asDict() for row in frame.orderBy("offset").collect()]
+    assert [row["event"] for row in found] == ["INSERT", "INSERT", "MODIFY", "REMOVE"]
+    assert [json.loads(row["keys"])["id"] for row in found] == ["k1", "k2", "k1", "k2"]
+    assert json.loads(found[2]["old_image"]) == {"id": "k1", "n": 1}
+    assert json.loads(found[2]["new_image"]) == {"id": "k1", "n": 1, "colour": "red"}
+    assert found[3]["new_image"] is None
+    assert [row["offset"] for row in found[1:]] == [row["next_offset"] for row in found[:-1]]
+    assert all(row["sequence"] == row["next_offset"] - 1 and row["last"] for row in found)
+
+
+def test_images_with_types(table: str, put: Put, load: Load) -> None:
+    put(1, tags={"SS": ["a", "b"]})
+    (row,) = load(table=table, images="typed").collect()
+    assert json.loads(row.new_image) == {"id": {"S": "k1"}, "n": {"N": "1"}, "tags": {"SS": ["a", "b"]}}
+
+
+def test_the_messages_of_a_topic(client: Client, name: str, load: Load) -> None:
+    client.sql(f"CREATE TOPIC {name} PARTITIONS 2")
+    for number in range(6):
+        client.publish(name, f"m{number}".encode(), partition=number % 2)
+    frame = load(topic=name)
+    found = frame.orderBy("partition", "offset").collect()
+    assert [(row.partition, bytes(row.payload)) for row in found] == [
+        (number % 2, f"m{number}".encode()) for number in (0, 2, 4, 1, 3, 5)
+    ]
+    assert frame.where("partition = 1 and offset >= 1").count() == 2
+
+
+@pytest.mark.parametrize(
+    ("content_type", "appended", "expected"),
+    [
+        ("application/json", [b'[{"a":1},{"a":2}]', b'{"a":3}'], ['{"a":1}', '{"a":2}', '{"a":3}']),
+        ("text/plain", [b"one", b"two"], ["one", "two"]),
+        ("application/octet-stream", [b"\x00\xff", b"\x01"], [b"\x00\xff", b"\x01"]),
+    ],
+)
+def test_streams(
+    client: Client, name: str, load: Load, content_type: str, appended: list[bytes], expected: list[Any]
+) -> None:
+    client.create(name, content_type)
+    for each in appended:
+        client.append(name, each, content_type)
+    found = load(stream=name).orderBy("offset", "index").collect()
+    assert [bytes(row.value) if isinstance(row.value, bytearray) else row.value for row in found] == expected
+
+
+def test_nothing_is_an_empty_frame(table: str, load: Load) -> None:
+    frame = load(table=table)
+    assert frame.count() == 0
+    assert frame.where("offset > 5").collect() == []
+
+
+def test_where_reading_starts_and_ends(client: Client, table: str, put: Put, load: Load, server: ServerProcess) -> None:
+    put(*range(10))
+    first, tail = (client.logs(table=table)["partitions"][0][name] for name in ("earliest", "next"))
+    middle = f'{{"0": {first + 4}}}'
+    assert load(table=table, startingOffsets=middle).count() == tail - first - 4
+    assert load(table=table, endingOffsets=middle).count() == 4
+    assert load(table=table, startingOffsets="latest").count() == 0
+    cut = load(table=table).collect()[5].timestamp.timestamp() * 1_000
+    after = len([row for row in load(table=table).collect() if row.timestamp.timestamp() * 1_000 >= cut])
+    assert load(table=table, startingTimestamp=str(round(cut))).count() == after
+    assert load(table=table, endingTimestamp=str(round(cut))).count() == 10 - after
+
+
+def test_tasks_cut_a_log(table: str, put: Put, load: Load, server: ServerProcess) -> None:
+    put(*range(20))
+    made = reader(server, table=table, minPartitions="4")
+    tasks = made.partitions()
+    assert len(tasks) == 4
+    assert [row["offset"] for row in rows(made, tasks)] == [row["offset"] for row in rows(reader(server, table=table))]
+    frame = load(table=table, minPartitions=4)
+    assert frame.rdd.getNumPartitions() == 4
+    assert frame.count() == 20
+
+
+# -- filters
+
+
+def test_filters_ask_for_less(client: Client, table: str, put: Put, load: Load, server: ServerProcess) -> None:
+    """Another table's writes lie between, so that a change covers more positions than its own."""
+    create_table(client, f"{table}_other")
+    for number in range(12):
+        put(number)
+        for _ in range(number % 4):
+            client.call("PutItem", {"TableName": f"{table}_other", "Item": {"id": {"S": "x"}}})
+    everything = rows(reader(server, table=table))
+    sequences = [row["sequence"] for row in everything]
+    assert len(sequences) == 12
+    for sequence in range(sequences[0] - 1, sequences[-1] + 2):
+        for filter_, keep in (
+            (GreaterThan, lambda a, b: a > b),
+            (GreaterThanOrEqual, lambda a, b: a >= b),
+            (LessThan, lambda a, b: a < b),
+            (LessThanOrEqual, lambda a, b: a <= b),
+            (EqualTo, lambda a, b: a == b),
+        ):
+            made = reader(server, table=table)
+            assert list(made.pushFilters([filter_(("sequence",), sequence)])) == []
+            assert [row["sequence"] for row in rows(made)] == [each for each in sequences if keep(each, sequence)]
+    asked = everything[8]
+    made = reader(server, table=table)
+    assert list(made.pushFilters([GreaterThanOrEqual(("offset",), asked["offset"])])) == []
+    assert len(rows(made)) == 4  # no more was asked for
+    made = reader(server, table=table)
+    assert len(list(made.pushFilters([LessThan(("timestamp",), asked["timestamp"])]))) == 1  # Spark looks again
+    assert len(rows(made)) == len([row for row in everything if row["timestamp"] < asked["timestamp"]])
+    frame = load(table=table).where(f"sequence > {sequences[3]} and sequence <= {sequences[6]} and event = 'INSERT'")
+    assert [row.sequence for row in frame.orderBy("sequence").collect()] == sequences[4:7]
+
+
+# -- typed rows
+
+
+def test_a_given_schema_makes_attributes_columns(client: Client, table: str, put: Put, load: Load) -> None:
+    put(1, price={"N": "12.50"}, tags={"SS": ["a", "b"]}, at={"M": {"x": {"N": "1"}}})
+    client.call("DeleteItem", {"TableName": table, "Key": {"id": {"S": "k1"}}})
+    schema = "id string, price decimal(10,2), tags array<string>, at struct<x: bigint>, none string, _event string"
+    one, two = load(schema + ", _sequence bigint", table=table).orderBy("_sequence").collect()
+    assert (one.id, str(one.price), sorted(one.tags), one.at.x, one.none) == ("k1", "12.50", ["a", "b"], 1, None)
+    assert (two.id, two._event, one._event) == ("k1", "REMOVE", "INSERT")
+
+
+def test_a_schema_is_inferred(client: Client, name: str, load: Load) -> None:
+    client.create(name, "application/json")
+    client.append(
+        name,
+        b'[{"id":"a","n":1,"x":1.5,"ok":true,"l":[1],"s":{"y":"z"}},{"id":"b","n":null,"more":2}]',
+        "application/json",
+    )
+    frame = load(stream=name, inferSchema=True)
+    told = {each.name: each.dataType.simpleString() for each in frame.schema.fields}
+    assert told == {
+        "id": "string",
+        "n": "bigint",
+        "x": "decimal(38,18)",
+        "ok": "boolean",
+        "l": "array<bigint>",
+        "s": "struct<y:string>",
+        "more": "bigint",
+        "_offset": "bigint",
+        "_next_offset": "bigint",
+        "_index": "int",
+        "_timestamp": "timestamp",
+    }
+    one, two = frame.orderBy("_index").collect()
+    assert (one.id, one.n, float(one.x), one.ok, one.l, one.s.y, one.more) == ("a", 1, 1.5, True, [1], "z", None)
+    assert (two.id, two.n, two.more) == ("b", None, 2)
+
+
+# -- cold
+
+
+def test_history_is_read_through_cold_files_and_the_hot_log(
+    client: Client, table: str, put: Put, load: Load, server: ServerProcess
+) -> None:
+    put(*range(30), tags={"SS": ["a"]})
+    before = [row.asDict() for row in load(table=table).orderBy("offset").collect()]
+    typed = [row.asDict() for row in load(table=table, images="typed").orderBy("offset").collect()]
+    tier(client, table=table)
+    keep(client, table, 10)
+    put(31)
+    facts = client.logs(table=table)["partitions"][0]
+    assert facts["earliest"] == before[0]["offset"] < facts["hot"]
+    made = reader(server, table=table, minPartitions="3")
+    tasks = made.partitions()
+    assert [task.files is None for task in tasks] == [False, False, False, True, True, True]
+    assert [row["offset"] for row in rows(made, tasks)][:30] == [row["offset"] for row in before]
+    frame = load(table=table)
+    assert [row.asDict() for row in frame.orderBy("offset").collect()][:30] == before
+    assert frame.count() == 31
+    again = load(table=table, images="typed").orderBy("offset").collect()
+    assert [row.asDict() for row in again][:30] == typed
+    assert load(table=table).where(f"sequence = {before[5]['sequence']}").count() == 1
+
+
+def test_what_was_trimmed_after_planning_is_read_from_cold_storage(
+    client: Client, table: str, put: Put, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(*range(10))
+    made = reader(server, table=table)
+    tasks = made.partitions()
+    tier(client, table=table)
+    hot = keep(client, table, 3)
+    asked = made._fetch._entries
+
+    def refused(wanted: Any, at: int) -> Any:
+        if at < hot:  # as a server answers that has no cold storage at hand
+            raise Gone("trimmed", code="OFFSET_TRIMMED")
+        return asked(wanted, at)
+
+    monkeypatch.setattr(made._fetch, "_entries", refused)
+    assert len(rows(made, tasks)) == 10
+
+
+def test_cold_topics_and_streams(client: Client, name: str, load: Load) -> None:
+    client.sql(f"CREATE TOPIC {name} PARTITIONS 2")
+    for number in range(6):
+        client.publish(name, f"m{number}".encode(), partition=number % 2)
+    client.create(name, "application/json")
+    client.append(name, b'[{"a":1},{"a":2}]', "application/json")
+    tier(client, topic=name)
+    tier(client, stream=name)
+    assert load(topic=name).count() == 6
+    assert load(stream=name).count() == 2
+
+
+# -- lost data
+
+
+def test_lost_data_is_an_error_or_passed_over(client: Client, table: str, put: Put, load: Load) -> None:
+    put(*range(10))
+    first = client.logs(table=table)["partitions"][0]["earliest"]
+    client.prune(table, first + 5)
+    start = f'{{"0": {first}}}'
+    with pytest.raises(Exception) as caught:
+        load(table=table, startingOffsets=start).count()
+    assert explain(caught.value).startswith(
+        f"offset {first} of table '{table}', partition 0, is no longer there: the ear"
+    )
+    assert load(table=table, startingOffsets=start, failOnDataLoss=False).count() == 4
+    assert load(table=table).count() == 4
+
+
+# -- streaming
+
+
+def batches(frame: DataFrame, checkpoint: Path, **trigger: Any) -> list[list[Any]]:
+    """What each batch of a run brought."""
+    seen: list[list[Any]] = []
+    query = (
+        frame.writeStream.foreachBatch(lambda batch, _: seen.append(batch.orderBy("offset").collect()))
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(**(trigger or {"availableNow": True}))
+        .start()
+    )
+    query.awaitTermination()
+    return [each for each in seen if each]
+
+
+def test_batches_of_a_bounded_size_and_a_restart(table: str, put: Put, follow: Load, tmp_path: Path) -> None:
+    put(*range(7))
+    first = batches(follow(table=table, maxRecordsPerTrigger=3), tmp_path / "c")
+    assert [len(each) for each in first] == [3, 3, 1]
+    put(7, 8)
+    second = batches(follow(table=table, maxRecordsPerTrigger=3), tmp_path / "c")
+    assert [json.loads(row.new_image)["n"] for each in second for row in each] == [7, 8]
+    assert batches(follow(table=table), tmp_path / "c") == []
+
+
+def test_topics_and_streams_as_they_grow(client: Client, name: str, follow: Load, tmp_path: Path) -> None:
+    client.sql(f"CREATE TOPIC {name} PARTITIONS 2")
+    client.create(name, "text/plain")
+    for number in range(5):
+        client.publish(name, f"m{number}".encode(), partition=number % 2)
+        client.append(name, f"s{number}".encode())
+    topic = batches(follow(topic=name, maxRecordsPerTrigger=2), tmp_path / "t")
+    assert sorted(bytes(row.payload) for each in topic for row in each) == [
+        f"m{number}".encode() for number in range(5)
+    ]
+    assert len(topic) > 1
+    assert batches(follow(topic=name, startingOffsets="latest"), tmp_path / "l") == []
+    stream = batches(follow(stream=name, minPartitions=3), tmp_path / "s")
+    assert [row.value for each in stream for row in each] == [f"s{number}" for number in range(5)]
+
+
+def test_a_start_is_pinned(client: Client, table: str, put: Put, server: ServerProcess) -> None:
+    """Spark asks again for the start of a query that has no checkpoint yet."""
+    put(1, 2)
+    opened = source(server, table=table, consumer=f"c-{table}", startingOffsets="latest")
+    start = opened.streamReader(opened.schema()).initialOffset()
+    put(3)
+    again = opened.streamReader(opened.schema())
+    assert again.initialOffset() == start
+    assert again.latestOffset(start, ReadAllAvailable())["offsets"]["0"] > start["offsets"]["0"]
+
+
+def test_a_batch_ends_where_the_consumer_was(client: Client, table: str, put: Put, server: ServerProcess) -> None:
+    put(*range(6))
+    part = client.logs(table=table)["partitions"][0]
+    client.pin(f"c-{table}", {part["log"]: part["earliest"] + 4})
+    opened = source(server, table=table, consumer=f"c-{table}")
+    following = opened.streamReader(opened.schema())
+    start = following.initialOffset()
+    assert start["offsets"] == {"0": part["earliest"] + 4}  # the stored position wins
+    old = {**start, "offsets": {"0": part["earliest"]}}  # a checkpoint that is behind
+    end = following.latestOffset(old, ReadAllAvailable())
+    assert end["offsets"] == {"0": part["earliest"] + 4}
+    assert following.latestOffset(old, ReadMaxRows(2))["offsets"] == {"0": part["earliest"] + 2}
+    assert following.latestOffset(end, ReadAllAvailable())["offsets"] == {"0": part["next"]}
+
+
+def test_a_table_that_was_created_again_is_noticed(
+    client: Client, table: str, put: Put, follow: Load, tmp_path: Path
+) -> None:
+    put(*range(5))
+    batches(follow(table=table), tmp_path / "c")
+    client.call("DeleteTable", {"TableName": table})
+    create_table(client, table)
+    put(*range(3))
+    with pytest.raises(Exception) as caught:
+        batches(follow(table=table), tmp_path / "c")
+    assert explain(caught.value).startswith(f"table '{table}' is not the one that the checkpoint is of")
+    found = batches(follow(table=table, failOnDataLoss=False), tmp_path / "c")
+    assert sum(map(len, found)) == 3
+
+
+def test_data_lost_under_a_checkpoint(client: Client, table: str, put: Put, follow: Load, tmp_path: Path) -> None:
+    put(*range(2))
+    batches(follow(table=table), tmp_path / "c")
+    put(*range(5))
+    client.prune(table, client.logs(table=table)["partitions"][0]["next"] - 3)
+    shutil.copytree(tmp_path / "c", tmp_path / "d")
+    with pytest.raises(Exception) as caught:
+        batches(follow(table=table), tmp_path / "c")
+    assert "is no longer there: the earliest is" in explain(caught.value)
+    assert [len(each) for each in batches(follow(table=table, failOnDataLoss=False), tmp_path / "d")] == [2]
+
+
+def test_a_task_of_sparks_own_reads_nothing(table: str, server: ServerProcess) -> None:
+    assert list(reader(server, table=table).read(InputPartition(None))) == []
+
+
+def test_inferring_needs_objects(client: Client, name: str, server: ServerProcess) -> None:
+    client.create(name, "application/json")
+    with pytest.raises(Invalid, match="found no records"):
+        source(server, stream=name, inferSchema="true").schema()
+    client.append(name, b"[1, 2]", "application/json")
+    with pytest.raises(Invalid, match="needs records that are JSON objects, and there is '1'"):
+        source(server, stream=name, inferSchema="true").schema()

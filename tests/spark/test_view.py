@@ -1,0 +1,301 @@
+"""Materialized views, by the job: what Spark works out is what SELECT says of the tables as they are."""
+
+from __future__ import annotations
+
+import random
+import threading
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from tailrace import limits
+from tailrace.client import Client
+from tailrace.errors import Error, Invalid, NotFound
+from tailrace.jobs.view_delta import Delta, join, key_item
+from tailrace.jobs.view_plan import AVG, SourceTable, plan
+from tailrace.scalar import to_attribute
+from tailrace.tables.value import read_item
+from tests.support.server import ServerProcess
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(300)
+
+AGGREGATES = (
+    "SELECT status, count(*) AS n, sum(total) AS total, avg(total) AS mean, min(total) AS least, max(total) AS most, "
+    "count(DISTINCT customer) AS customers FROM {o} GROUP BY status"
+)
+ROWS = "SELECT id, upper(status) AS status, total FROM {o} WHERE total > 10"
+LEFT = (
+    "SELECT c.country, count(*) AS n, count(c.id) AS known, sum(o.total) AS total, max(c.weight) AS w FROM {o} o "
+    "LEFT JOIN {c} c ON o.customer = c.id GROUP BY c.country"
+)
+
+
+class World:
+    """Two tables of a test's own, the server and the job."""
+
+    def __init__(self, spark: SparkSession, client: Client, url: str, name: str) -> None:
+        self.spark, self.client, self.url = spark, client, url
+        self.orders, self.customers = f"{name}.orders", f"{name}.customers"
+        self.name = f"{name}.view"
+        client.sql(
+            f"CREATE TABLE {self.orders} (id TEXT PRIMARY KEY, status TEXT, total DECIMAL, customer TEXT) "
+            f"WITH (stream = true); CREATE TABLE {self.customers} (id TEXT PRIMARY KEY, country TEXT, weight DECIMAL) "
+            "WITH (stream = true)"
+        )
+
+    def create(self, sql: str, name: str = "") -> str:
+        name = f"{self.name}{name}"
+        self.client.sql(f"CREATE MATERIALIZED VIEW {name} AS {sql.format(o=self.orders, c=self.customers)}")
+        return name
+
+    def put(self, table: str, **attributes: Any) -> None:
+        item = {name: to_attribute(value) for name, value in attributes.items() if value is not None}
+        self.client.call("PutItem", {"TableName": table, "Item": item})
+
+    def delete(self, table: str, key: str) -> None:
+        self.client.call("DeleteItem", {"TableName": table, "Key": {"id": {"S": key}}})
+
+    def view(self, name: str = "", **options: Any) -> Any:
+        from tailrace.spark.jobs.view import view
+
+        return view(self.spark, name or self.name, url=self.url, **{"once": True, **options})
+
+    def load(self, source: random.Random, count: int) -> None:
+        """Writes of all kinds, several to a transaction."""
+        for _ in range(count):
+            actions: dict[tuple[str, str], Any] = {}
+            for _ in range(source.randint(1, 3)):
+                table = source.choice([self.orders, self.orders, self.customers])
+                key = source.choice("abcdefgh" if table == self.orders else "xy")
+                if source.random() < 0.3:
+                    actions[table, key] = {"Delete": {"TableName": table, "Key": {"id": {"S": key}}}}
+                    continue
+                item: dict[str, Any] = {"id": {"S": key}}
+                if table == self.orders:
+                    item |= _maybe(source, status=["new", "paid", "\\null"], customer=["x", "y", "z"])
+                else:
+                    item |= _maybe(source, country=["de", "fr"])
+                number = Decimal(source.randint(-5000, 5000)).scaleb(-source.randint(0, 3))
+                item |= _maybe(source, **{"total" if table == self.orders else "weight": [number]})
+                actions[table, key] = {"Put": {"TableName": table, "Item": item}}
+            self.client.call("TransactWriteItems", {"TransactItems": list(actions.values())})
+
+    def check(self, name: str = "") -> dict[str, Any]:
+        """The view is what its SELECT says; its rows."""
+        known = self.client.view(name or self.name)
+        planned = plan(known["sql"], msgspec.convert(known["tables"], tuple[SourceTable, ...]))
+        keys = [key for key, _ in planned.keys]
+        pages = self.client.call("Scan", {"TableName": known["name"]})
+        is_ = {}
+        for raw in pages["Items"]:
+            item, _ = read_item(raw)
+            is_[repr([item[key] for key in keys])] = item
+        ought = {}
+        for row in self.client.sql(known["sql"])[-1].rows:
+            item = key_item(planned, [to_attribute(row[group.name]) for group in planned.groups])
+            names = [each.name for each in planned.aggregates] + [each for each, _ in planned.values]
+            item |= {each: to_attribute(_number(row[each])) for each in names}
+            ought[repr([item[key] for key in keys])] = item
+        means = [each.name for each in planned.aggregates if each.function == AVG]
+        for items in (is_, ought):
+            for item in items.values():
+                for each in means:
+                    found = item[each].get("N")
+                    item[each] = None if found is None else pytest.approx(float(found), rel=1e-12)  # type: ignore[assignment]
+        assert is_ == ought
+        return is_
+
+
+def _number(held: Any) -> Any:
+    return Decimal(str(held)) if isinstance(held, float) else held
+
+
+def _maybe(source: random.Random, **choices: list[Any]) -> dict[str, Any]:
+    return {name: to_attribute(source.choice(held)) for name, held in choices.items() if source.random() < 0.85}
+
+
+@pytest.fixture
+def world(spark: SparkSession, client: Client, server: ServerProcess, name: str) -> World:
+    return World(spark, client, server.url, name)
+
+
+def test_a_view_follows_its_table_and_is_read_by_one_key(world: World) -> None:
+    world.create("SELECT status, count(*) AS n, sum(total) AS total FROM {o} GROUP BY status")
+    assert world.view().rows == 0
+    world.put(world.orders, id="1", status="paid", total=10)
+    world.put(world.orders, id="2", status="paid", total=20)
+    world.put(world.orders, id="3", status="new", total=5)
+    done = world.view()
+    assert done.rows == 3
+    found = world.client.call("GetItem", {"TableName": world.name, "Key": {"status": {"S": "paid"}}})["Item"]
+    assert found == {"status": {"S": "paid"}, "n": {"N": "2"}, "total": {"N": "30"}}
+    world.put(world.orders, id="3", status="paid", total=5)
+    world.delete(world.orders, "1")
+    assert world.view().rows == 2
+    world.check()
+    job = next(each for each in world.client.jobs() if each["name"] == world.name)
+    assert (job["kind"], job["state"], job["rows"]) == ("view", "stopped", 5)
+
+
+def test_what_does_not_change_the_view_leaves_no_record(world: World) -> None:
+    world.create("SELECT status, count(*) AS n FROM {o} GROUP BY status")
+    world.put(world.orders, id="1", status="paid", total=10)
+    world.view()
+    before = world.client.stream_info(world.name)["latest"]
+    world.put(world.orders, id="1", status="paid", total=20)
+    assert world.view().rows == 1
+    assert world.client.stream_info(world.name)["latest"] == before
+
+
+def test_retractions(world: World) -> None:
+    source = random.Random(1)
+    names = [world.create(AGGREGATES, "a"), world.create(ROWS, "b"), world.create(LEFT, "c")]
+    for count in (40, 25):
+        world.load(source, count)
+        for name in names:
+            world.view(name, max_records=source.choice([7, 1000]))
+            world.check(name)
+
+
+def test_of_two_jobs_that_each_saw_one_side_of_a_join_one_begins_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.create("SELECT c.country, count(*) AS n FROM {o} o JOIN {c} c ON o.customer = c.id GROUP BY c.country")
+    world.put(world.orders, id="1", customer="x")
+    apply, sent = Client.apply_view, []
+
+    def late(self: Client, name: str, body: Any) -> dict[str, Any]:
+        """While the job has worked out what the order means without a customer, another one adds the customer."""
+        sent.append(set(body["ranges"]))
+        if len(sent) == 1:
+            world.put(world.customers, id="x", country="de")
+            known = world.client.view(name)
+            delta = Delta(plan(known["sql"], msgspec.convert(known["tables"], tuple[SourceTable, ...])))
+            delta.side(1, None, {"id": {"S": "x"}, "country": {"S": "de"}})
+            join(delta.plan, delta, lambda side, text: [], lambda side, text: 0)
+            ranges = {str(each["log"]): [each["position"], each["position"]] for each in known["sources"]}
+            ranges[str(known["sources"][1]["log"])][1] = known["sources"][1]["next"]
+            assert apply(world.client, name, {"ranges": ranges, "moves": delta.wire()})["applied"]
+        return apply(self, name, body)
+
+    monkeypatch.setattr(Client, "apply_view", late)
+    world.view()
+    assert len(world.check()) == 1
+    assert {len(logs) for logs in sent} == {2}
+
+
+def test_a_late_start_is_filled_and_then_follows(world: World) -> None:
+    source = random.Random(5)
+    world.load(source, 40)
+    names = [world.create(AGGREGATES, "a"), world.create(ROWS, "b"), world.create(LEFT, "c")]
+    for name in names:
+        assert world.client.view(name)["phase"] == "new"
+        done = world.view(name)
+        assert done.filled > 0 and done.rows == 0
+        world.check(name)
+    world.load(source, 20)
+    for name in names:
+        done = world.view(name)
+        assert done.filled == 0 and done.rows > 0
+        world.check(name)
+
+
+def test_a_filling_that_crashed_is_begun_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tailrace.spark.jobs import view as job
+
+    monkeypatch.setattr(job, "TAKEOVER_S", 0.5)
+    world.load(random.Random(6), 30)
+    world.create(AGGREGATES)
+    fill = world.client.fill_view(world.name, {"step": "begin"})["fill"]
+    group = [[{"S": "left over"}], 3, [[0, 0, "0"], [0, 0, "0"]], []]
+    moves = {"groups": [group], "rows": [], "joined": [], "records": 0}
+    world.client.fill_view(world.name, {"step": "piece", "fill": fill, "piece": 1, "moves": moves})
+    assert world.view().filled > 0
+    world.check()
+    with pytest.raises(Error, match="not being filled"):
+        world.client.fill_view(world.name, {"step": "finish", "fill": fill, "sequences": {}})
+
+
+def test_a_lost_thread_is_found_again_by_filling(world: World) -> None:
+    world.create(AGGREGATES)
+    world.load(random.Random(7), 10)
+    world.view()
+    world.client.sql(f"ALTER TABLE {world.orders} DISABLE STREAM")
+    world.put(world.orders, id="unseen", status="paid", total=1)
+    world.client.sql(f"ALTER TABLE {world.orders} ENABLE STREAM")
+    assert "disabled" in world.client.view(world.name)["stale"]
+    assert world.view().filled > 0
+    world.check()
+
+
+def test_a_batch_that_is_too_large_is_cut(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.create("SELECT id, count(*) AS n, max(total) AS most FROM {o} GROUP BY id")
+    world.load(random.Random(8), 30)
+    monkeypatch.setattr(limits, "VIEW_ENTRIES", 3)
+    assert world.view().rows > 20
+    world.check()
+
+
+def test_two_at_once_and_a_checkpoint_that_is_behind(world: World, tmp_path: Any) -> None:
+    world.create(AGGREGATES)
+    source = random.Random(9)
+    world.load(source, 20)
+    world.view(checkpoint=str(tmp_path / "behind"), max_records=5)
+    world.load(source, 20)
+    world.view(max_records=3)  # with a cursor of its own
+    world.load(source, 10)
+    world.view(checkpoint=str(tmp_path / "behind"), max_records=100)
+    world.check()
+
+
+def test_it_goes_on_until_it_is_stopped_and_tells_how_it_is(world: World) -> None:
+    world.create(AGGREGATES)
+    told: list[Any] = []
+    stop = threading.Event()
+    result: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: result.append(
+            world.view(once=False, interval_s=0.2, stop=stop, on_progress=lambda each: told.append(each))
+        )
+    )
+    thread.start()
+    try:
+        world.load(random.Random(10), 15)
+        _until(lambda: sum(each.batch_rows for each in told if each.batch_rows) > 0)
+        world.load(random.Random(11), 15)
+        _until(lambda: all(s["position"] == s["next"] for s in world.client.view(world.name)["sources"]))
+    finally:
+        stop.set()
+        thread.join(60)
+    world.check()
+    assert result and result[0].rows > 15
+    assert {"running", "stopped"} <= {each.state for each in told}
+
+
+def _until(met: Any, within_s: float = 60.0) -> None:
+    import time
+
+    end = time.monotonic() + within_s
+    while not met():
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.1)
+
+
+def test_what_is_wrong_is_told_in_our_words(world: World) -> None:
+    with pytest.raises(NotFound, match="there is no materialized view 'nope'"):
+        world.view("nope")
+    with pytest.raises(Invalid, match="max_records"):
+        world.view(max_records=0)
+    with pytest.raises(Error, match="cannot reach"):
+        from tailrace.spark.jobs.view import view
+
+        view(world.spark, "any", url="http://127.0.0.1:9", once=True)
+    world.create("SELECT count(*) AS n FROM {o}")
+    world.client.sql(f"DROP TABLE {world.orders}")
+    with pytest.raises(Error, match="orders"):
+        world.view()

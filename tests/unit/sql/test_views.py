@@ -1,0 +1,166 @@
+"""Materialized views in SQL: what is read, what is refused and where, and what is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tailrace
+from tailrace.database import Database
+from tailrace.errors import Error
+from tailrace.sql import statements as ast
+from tailrace.sql.error import SqlError, marked
+from tailrace.sql.parser import parse
+from tailrace.sql.session import Result, Session
+
+TABLES = """
+    CREATE TABLE orders (id TEXT PRIMARY KEY, status TEXT, total DECIMAL, customer TEXT) WITH (stream = true);
+    CREATE TABLE customers (id TEXT PRIMARY KEY, country TEXT) WITH (stream = true);
+"""
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    path: Path = tmp_path_factory.mktemp("views")
+    with tailrace.open(path, housekeeping_s=None) as opened:
+        run(opened, TABLES)
+        yield opened
+
+
+def run(db: Database, text: str, *params: Any) -> Result:
+    return Session(db.execute).run(text, params)[-1]
+
+
+def refused(db: Database, text: str) -> Error:
+    with pytest.raises(Error) as caught:
+        run(db, text)
+    return caught.value
+
+
+# -- the text
+
+
+def test_statements_are_read() -> None:
+    text = 'CREATE MATERIALIZED VIEW IF NOT EXISTS app."the totals" AS\n  SELECT a FROM b GROUP BY a'
+    created, shown = parse(f"{text}; SHOW MATERIALIZED VIEWS")
+    assert isinstance(created, ast.CreateView)
+    assert (created.name, created.if_not_exists) == ("app.the totals", True)
+    assert (created.select.text, created.select.line, created.select.column) == ("SELECT a FROM b GROUP BY a", 2, 3)
+    assert isinstance(shown, ast.ShowViews)
+    (dropped,) = parse("drop materialized view if exists x")
+    assert dropped == ast.DropView(name="x", if_exists=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("CREATE MATERIALIZED", "expected VIEW"),
+        ("CREATE MATERIALIZED VIEW x", "expected AS"),
+        ("CREATE MATERIALIZED VIEW x AS UPDATE", "expected SELECT"),
+        ("DROP MATERIALIZED x", "expected VIEW"),
+        ("SHOW MATERIALIZED", "expected VIEWS"),
+    ],
+)
+def test_what_is_missing_is_told(text: str, told: str) -> None:
+    with pytest.raises(SqlError, match=told):
+        parse(text)
+
+
+def test_a_view_takes_no_parameters() -> None:
+    with pytest.raises(SqlError, match="no parameters"):
+        parse("CREATE MATERIALIZED VIEW x AS SELECT ? FROM t", ["a"])
+
+
+# -- what a view may be
+
+
+@pytest.mark.parametrize(
+    ("select", "column", "told"),
+    [
+        ("SELECT status FROM orders", 8, "add id to SELECT"),
+        ("SELECT count(*) FROM orders GROUP BY status", 38, "has to be in SELECT too"),
+        ("SELECT status, total FROM orders GROUP BY status", 16, "'total' is neither in GROUP BY nor an aggregate"),
+        ("SELECT status, nope FROM orders GROUP BY status", 16, "no column 'nope'; it has id, status, total"),
+        ("SELECT id FROM orders ORDER BY id", 32, "no ORDER BY; leave it to the SELECT that reads"),
+        ("SELECT status, count(*) FROM orders GROUP BY 1 HAVING count(*) > 1", None, "no HAVING"),
+        ("SELECT id FROM orders LIMIT 3", None, "no LIMIT"),
+        ("SELECT DISTINCT status FROM orders", None, "GROUP BY all columns instead"),
+        ("SELECT id, rank() OVER () AS r FROM orders", 12, "no window function"),
+        ("SELECT id FROM (SELECT * FROM orders)", None, "no subquery"),
+        ("SELECT id, (SELECT 1) AS x FROM orders", None, "no subquery"),
+        ("SELECT id FROM orders UNION SELECT id FROM orders", 1, "one SELECT"),
+        ("SELECT a.id FROM orders a JOIN orders b ON a.id = b.id", 32, "with itself"),
+        ("SELECT 1 AS x", None, "FROM is missing"),
+        ("SELECT id FROM system.tables", 16, "has no changes to follow"),
+        ("SELECT id FROM changes('orders')", None, "reads tables, nothing else"),
+        ("SELECT status, sum(total) + 1 AS s FROM orders GROUP BY status", 16, "an aggregate stands alone"),
+        ("SELECT status, median(total) AS m FROM orders GROUP BY status", 16, "neither in GROUP BY nor an aggregate"),
+        ("SELECT status, sum(DISTINCT total) AS s FROM orders GROUP BY status", None, r"sum\(DISTINCT …\) is not kept"),
+        ("SELECT status, sum(sum(total)) AS s FROM orders GROUP BY status", None, "of an aggregate"),
+        ("SELECT count(*) FILTER (WHERE total > 1) AS n FROM orders", None, "FILTER is not kept"),
+        ("SELECT id, id FROM orders", 12, "two columns are called 'id'"),
+        ("SELECT count(*) AS key FROM orders", None, "own key is called 'key'"),
+        ("SELECT id FROM orders WHERE count(*) > 1", 29, "WHERE looks at one row"),
+        ("SELECT id FROM orders WHERE total = 'x'", None, "."),
+        ("SELECT id, * FROM orders", None, "stands alone"),
+        ("SELECT id, foo(status) AS x FROM orders", 12, "no function 'FOO'"),
+        ("SELECT o.id, c.id AS cid FROM orders o RIGHT JOIN customers c ON o.customer = c.id", None, "RIGHT JOIN"),
+        ("SELECT o.id, c.id AS cid FROM orders o JOIN customers c ON o.customer > c.id", None, "ON takes equations"),
+        ("SELECT o.id, c.id AS cid FROM orders o JOIN customers c USING (id)", None, "JOIN or LEFT JOIN"),
+        ("SELECT o.id, c.id AS cid FROM orders o, customers c", None, "ON is missing"),
+        (
+            "SELECT o.id, c.id AS cid FROM orders o JOIN customers c ON o.id = o.customer",
+            None,
+            "one table on either side",
+        ),
+        ("SELECT o.id FROM orders o JOIN customers c ON o.customer = c.id", 8, "add c.id to SELECT"),
+        ("SELECT id FROM orders o JOIN customers c ON o.customer = c.id", 8, "write o.id or c.id"),
+        ("SELECT id FROM orders GROUP BY 7", None, "no column 7 in SELECT"),
+        ("SELECT id FROM", None, "cannot be read"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_with_its_place(
+    db: Database, select: str, column: int | None, told: str
+) -> None:
+    error = refused(db, f"CREATE MATERIALIZED VIEW bad AS\n{select}")
+    assert error.status == 400
+    with pytest.raises(Error, match=told):
+        raise error
+    _, line, found = marked(error)
+    assert line == 2
+    if column is not None:
+        assert found == column, str(error)
+    assert run(db, "SHOW MATERIALIZED VIEWS").rows == []
+
+
+@pytest.mark.parametrize(
+    "select",
+    [
+        "SELECT upper(status) AS s, count(*) FROM orders GROUP BY s",
+        "SELECT Status, COUNT(*) AS n FROM orders GROUP BY STATUS",
+        "SELECT orders.status, sum(orders.total * 2) AS s FROM orders GROUP BY orders.status",
+        "SELECT o.status, min(o.id) FROM orders o WHERE o.total BETWEEN 1 AND 5 GROUP BY 1",
+        "SELECT CASE WHEN total > 9 THEN 'big' ELSE 'small' END AS size, count(DISTINCT id) FROM orders GROUP BY 1",
+        "SELECT * FROM orders WHERE status = 'open'",
+        "SELECT country, status, count(*) AS n FROM orders JOIN customers ON customer = customers.id GROUP BY ALL",
+        "SELECT c.id, count(o.id) AS n FROM customers c LEFT JOIN orders o "
+        "ON (o.customer = c.id AND o.status = c.country) GROUP BY c.id",
+    ],
+)
+def test_what_can_be_kept_is_taken(db: Database, select: str) -> None:
+    made = run(db, f"CREATE MATERIALIZED VIEW good AS {select}")
+    assert made.facts == {"created": True} and "tailrace pipeline view good" in made.message
+    (row,) = run(db, "SHOW MATERIALIZED VIEWS").rows
+    assert (row["name"], row["phase"], row["sql"]) == ("good", "live", " ".join(select.split()))
+    assert run(db, "CREATE MATERIALIZED VIEW IF NOT EXISTS good AS SELECT id FROM orders").facts == {"created": False}
+    assert run(db, "DROP MATERIALIZED VIEW good").facts == {"dropped": True}
+    assert run(db, "DROP MATERIALIZED VIEW IF EXISTS good").facts == {"dropped": False}
+
+
+def test_a_view_can_read_a_view(db: Database) -> None:
+    run(db, "CREATE MATERIALIZED VIEW first AS SELECT status, count(*) AS n FROM orders GROUP BY status")
+    run(db, "CREATE MATERIALIZED VIEW second AS SELECT max(n) AS most FROM first")
+    run(db, "DROP MATERIALIZED VIEW second; DROP MATERIALIZED VIEW first")
