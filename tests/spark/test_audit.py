@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -21,12 +23,28 @@ from tests.support.server import ServerProcess
 
 Spark = Any
 TABLE = "audited"
+TOKEN = "the-token-of-this-server"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that asks who somebody is."""
+    data = tmp_path_factory.mktemp("audit") / "data"
+    command = [sys.executable, "-m", "tailrace.cli", "serve", "--port", "0", "--data", str(data)]
+    with ServerProcess(command, env={"TAILRACE_TOKEN": TOKEN}) as process:
+        yield process
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[Client]:
+    with Client(server.url, token=TOKEN) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
 def told(spark: Spark, server: ServerProcess) -> dict[str, Any]:
     """A history whose first half is in cold storage only."""
-    with Client(server.url) as client:
+    with Client(server.url, token=TOKEN) as client:
         client.sql(
             f"CREATE TABLE {TABLE} (who TEXT, n BIGINT, a JSON, b JSON, PRIMARY KEY (who, n)) WITH (stream = true)"
         )
@@ -43,7 +61,7 @@ def told(spark: Spark, server: ServerProcess) -> dict[str, Any]:
         put("bob", 1, a={"S": "x"})
         put("ann", 1, a={"N": "2"}, b={"SS": ["p", "q"]})
         cut = client.logs(table=TABLE)["partitions"][0]["next"]
-        tier(spark, url=server.url, tables=[TABLE], once=True)
+        tier(spark, url=server.url, token=TOKEN, tables=[TABLE], once=True)
         client.alter_retention(TABLE, {"max_count": 1})
         until_s = time.monotonic() + 60
         while client.logs(table=TABLE)["partitions"][0]["hot"] < cut - 1 and time.monotonic() < until_s:
@@ -64,7 +82,7 @@ def rows(frame: Any) -> list[Any]:
 
 
 def test_who_changed_what(spark: Spark, server: ServerProcess, told: dict[str, Any]) -> None:
-    found = rows(audit(spark, table=TABLE, url=server.url))
+    found = rows(audit(spark, table=TABLE, url=server.url, token=TOKEN))
     assert [(row.event, row.principal, json.loads(row["keys"]), row.table) for row in found] == [
         ("INSERT", "ann", {"who": "ann", "n": 1}, TABLE),
         ("INSERT", "bob", {"who": "bob", "n": 1}, TABLE),
@@ -80,7 +98,7 @@ def test_who_changed_what(spark: Spark, server: ServerProcess, told: dict[str, A
 
 def test_filters(spark: Spark, server: ServerProcess, told: dict[str, Any]) -> None:
     def count(**asked: Any) -> int:
-        return int(audit(spark, table=TABLE, url=server.url, **asked).count())  # type: ignore[union-attr]
+        return int(audit(spark, table=TABLE, url=server.url, token=TOKEN, **asked).count())  # type: ignore[union-attr]
 
     assert count(principal="ann") == 3
     assert count(events="remove") == 1 and count(events=["INSERT", "REMOVE"]) == 4
@@ -95,14 +113,14 @@ def test_filters(spark: Spark, server: ServerProcess, told: dict[str, Any]) -> N
         ({"output": "x.xlsx"}, "no format"),
     ):
         with pytest.raises(Invalid, match=match):
-            audit(spark, table=TABLE, url=server.url, **wrong)
+            audit(spark, table=TABLE, url=server.url, token=TOKEN, **wrong)
     with pytest.raises(Invalid, match="a table or a topic"):
-        audit(spark, url=server.url)
+        audit(spark, url=server.url, token=TOKEN)
 
 
 def test_files(spark: Spark, server: ServerProcess, told: dict[str, Any], tmp_path: Path) -> None:
     for name in ("a.csv", "a.json", "a.parquet"):
-        done = audit(spark, table=TABLE, url=server.url, output=str(tmp_path / name))
+        done = audit(spark, table=TABLE, url=server.url, token=TOKEN, output=str(tmp_path / name))
         assert done.rows == 5 and sorted(each.name for each in tmp_path.iterdir())[-1] == name  # type: ignore[union-attr]
         (tmp_path / name).rename(tmp_path / f"0-{name}")
     with (tmp_path / "0-a.csv").open(newline="") as file:
@@ -125,7 +143,7 @@ def test_files(spark: Spark, server: ServerProcess, told: dict[str, Any], tmp_pa
 def test_a_topic(spark: Spark, server: ServerProcess, client: Client) -> None:
     client.sql("CREATE TOPIC audited_topic")
     client.publish("audited_topic", [b"one", b"two"])
-    found = audit(spark, topic="audited_topic", url=server.url).collect()  # type: ignore[union-attr]
+    found = audit(spark, topic="audited_topic", url=server.url, token=TOKEN).collect()  # type: ignore[union-attr]
     assert [(row.offset, row.bytes) for row in found] == [(0, 3), (1, 3)]
 
 

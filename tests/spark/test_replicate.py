@@ -171,7 +171,7 @@ def test_a_lost_and_a_kept_checkpoint(
     def go(**options: Any) -> Any:
         return replicate(
             spark, table=table, to=target.to(table), url=server.url, once=True, checkpoint=str(checkpoint),
-            max_records=15, **options,
+            max_records=6, **options,
         )  # fmt: skip
 
     # It dies when a batch is written, before Spark notes that in its checkpoint.

@@ -152,7 +152,9 @@ def test_what_is_detached_and_attached_again_is_not_there_twice(db: Database) ->
     (again,) = db.execute(AttachTier(DOCS))
     assert (again.start, again.tiered) == (0, 10), "it goes on after what is in cold storage"
     db.execute(Append("docs", b"12345", "text/plain"))
-    assert db.execute(MoveTiered("streams", 2, {tier.log: (15, 20)})) == 2
+    with pytest.raises(Fenced, match="leaves a gap"):
+        db.execute(MoveTiered("streams", 2, {tier.log: (15, 20)}))
+    assert db.execute(MoveTiered("streams", 2, {tier.log: (10, 20)})) == 2
 
 
 def test_a_fork_has_its_own_history(db: Database) -> None:
