@@ -128,7 +128,9 @@ TABLE: tuple[Row, ...] = (
     Row("POST", "/v1/stages/commit", WRITE, {"query": "q", "batch": 0, "target": {"table": "orders"}, "stages": []}),
     Row("POST", "/v1/stages/commit", WRITE, {"query": "q", "batch": 1, "target": {"topic": "news"}, "stages": []}),
     Row(
-        "POST", "/v1/stages/commit", WRITE,
+        "POST",
+        "/v1/stages/commit",
+        WRITE,
         {"query": "q", "batch": 2, "target": {"stream": "a"}, "stages": [], "consumer": "c", "ranges": {"1": [0, 1]}},
     ),
     Row("DELETE", "/v1/stages/missing", WRITE),
