@@ -49,6 +49,10 @@ OURS = "tailrace"
     type=click.Choice([*NAMES, *PEERS, *QUEUE_PEERS]),
     help="Only these servers; may be given again.",
 )
+@click.option(
+    "--history", multiple=True, type=click.IntRange(min=1_000), metavar="N",
+    help="So many changes for the rows of the pipeline, instead of 1, 2 and 5 million; may be given again.",
+)  # fmt: skip
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every sample to this file.")
 @click.option("--markdown", type=click.Path(path_type=Path, exists=True), help="Put the figures between its markers.")
 @click.option(
@@ -59,6 +63,7 @@ def main(
     quick: bool,
     only: tuple[str, ...],
     server: tuple[str, ...],
+    history: tuple[int, ...],
     json_path: Path | None,
     markdown: Path | None,
     from_path: Path | None,
@@ -67,6 +72,8 @@ def main(
     """Measure Tailrace beside the servers that do the same, each on one core, the load generator on another."""
     console = Console(width=None if sys.stdout.isatty() else 150)
     settings = Settings.quick() if quick else Settings()
+    if history:
+        settings.pipeline = tuple(sorted(history))
     wanted = [kind(settings) for kind in ROWS if not only or any(kind.name.startswith(name) for name in only)]
     if list_rows or not wanted:
         for kind in ROWS:
