@@ -30,13 +30,16 @@ def test_what_the_package_gives() -> None:
 
 
 def test_open() -> None:
-    assert str(inspect.signature(tailrace.open)) == "(path: 'str | os.PathLike[str]', **options: 'Any') -> 'Database'"
+    assert str(inspect.signature(tailrace.open)) == (
+        "(path: 'str | os.PathLike[str]', *, cold: 'str | ColdStorage | None' = None, **options: 'Any') -> 'Database'"
+    )
 
 
 def test_the_methods_of_a_database() -> None:
     public = {name for name, value in vars(Database).items() if not name.startswith("_")}
     assert public == {
         "execute", "aexecute", "sql", "stopped", "attach", "aclose", "close", "sweep", "trouble", "waiting",
+        "identity",
     }  # fmt: skip
     for_tables = {name for name in vars(TableOperations) if not name.startswith("_")} - {"execute", "aexecute"}
     made = {"create_table", "table", "tables", "drop_table", "batch_write", "transact_write", "transact_get"}
@@ -48,7 +51,7 @@ def test_the_methods_of_a_database() -> None:
     assert signatures["aexecute"].endswith(" -> 'Awaitable[T]'")
     assert signatures["close"] == "(self) -> 'None'"
     made = inspect.signature(Database)
-    assert list(made.parameters) == ["engine", "clock", "housekeeping_s"]
+    assert list(made.parameters) == ["engine", "clock", "housekeeping_s", "cold"]
     assert all(made.parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in ("clock", "housekeeping_s"))
 
 

@@ -26,6 +26,7 @@ Error
 │   ├── LimitExceeded        of tables, indexes, tags: more than a database may have
 │   └── Slowed               too many wrong passwords; carries how long to wait
 ├── Unavailable 503          try again; nothing was written, or the outcome is unknown and a retry is safe
+├── Damaged 500              something in cold storage cannot be read; fails who asks, and nobody else
 └── Corrupt 500              stops the writer
 
 Each says what was wrong with which value and how to put it right. The status sits on the class; what a

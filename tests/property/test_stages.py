@@ -56,7 +56,6 @@ class StageMachine(RuleBasedStateMachine):
         self.applied = dict.fromkeys(LOGS, 0)
         self.written: list[str] = []
         self.sent: list[CommitStages] = []
-        self.noted: dict[str, int] = {}
 
     @initialize()
     def create(self) -> None:
@@ -94,7 +93,6 @@ class StageMachine(RuleBasedStateMachine):
                 pass
             else:
                 self.expect(command, applied=False)
-                self.noted[command.query] = max(command.batch, self.noted.get(command.query, -1))
             finally:
                 failpoints.disarm()
         self.sent.append(command)
@@ -108,8 +106,6 @@ class StageMachine(RuleBasedStateMachine):
 
     def verdict(self, command: CommitStages) -> tuple[bool, bool]:
         """Whether it is to be applied, and whether it is to be refused."""
-        if command.batch <= self.noted.get(command.query, -1):
-            return False, False
         assert command.ranges is not None
         moving = {
             log: each for log, each in command.ranges.items() if each[0] != each[1] or each[0] != self.applied[log]
@@ -136,7 +132,6 @@ class StageMachine(RuleBasedStateMachine):
             assert error.facts == {"positions": {str(log): at for log, at in self.applied.items()}}
             return
         assert not refused and done.applied is applied
-        self.noted[command.query] = max(command.batch, self.noted.get(command.query, -1))
         if applied:
             assert command.ranges is not None
             assert done.rows == len(rows)
@@ -164,7 +159,6 @@ class StageMachine(RuleBasedStateMachine):
             ]
             self.applied = {log: end for log, (_, end) in command.ranges.items()}
             assert len(self.written) == before + done.rows
-        self.noted[command.query] = max(command.batch, self.noted.get(command.query, -1))
 
     @rule(name=drivers)
     def lose_checkpoint(self, name: str) -> None:

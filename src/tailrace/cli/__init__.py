@@ -26,7 +26,7 @@ class Entry(NamedTuple):
 
 COMMANDS: Final = {
     "serve": Entry("serve", "Serve a database over HTTP until interrupted."),
-    "demo": Entry("demo", "Show the whole path: a write, its live change, a message, a view, cold history."),
+    "demo": Entry("demo", "Show the whole path, and check every step of it."),
     "users": Entry("users", "Users, their roles and passwords."),
     "keys": Entry("keys", "Access keys, for the SDKs and the command line of AWS."),
     "check": Entry("check", "Check every invariant of a database."),
@@ -54,7 +54,7 @@ COMMANDS: Final = {
     "stream": Entry("upkeep", "Tell what is in the change stream of a table."),
     "retention": Entry("upkeep", "Say how long the changes of a table are kept."),
     "prune": Entry("upkeep", "Remove changes of a table by hand."),
-    "pipeline": Entry("pipeline", "Jobs on history, on Spark: cold storage, snapshots, views, copies."),
+    "pipeline": Entry("pipeline", "Jobs on history, on Spark."),
     "cursors": Entry("upkeep", "List, save or drop the cursors of a table's changes."),
 }
 

@@ -243,11 +243,11 @@ class Committed(msgspec.Struct, frozen=True):
 
 
 class CommitStages(Command[Committed], frozen=True):
-    """Write the rows of these stages to their target: all of them or none, once for each batch of a query, and with a
-    `consumer` only if its positions fit (`fence`).
+    """Write the rows of these stages to their target: all of them or none, once for each batch of a query; with a
+    `consumer` only if its positions fit (`fence`), whatever the batch's number is.
 
-    A batch is known by its number alone. If it is sent again with other stages, because it was computed again by other
-    tasks, the first that was committed stays and the others go."""
+    Without one, a batch is known by its number alone. If it is sent again with other stages, because it was computed
+    again by other tasks, the first that was committed stays and the others go."""
 
     query: str
     batch: int
@@ -269,8 +269,9 @@ class CommitStages(Command[Committed], frozen=True):
         here = found(tx, self.target)
         sink = stage.sink(here.target.kind, here.number, self.query)
         last = tx.get(SINKS, sink)
-        fresh = last is None or self.batch > last.batch
-        if fresh and self.consumer is not None:
+        if self.consumer is None:
+            fresh = last is None or self.batch > last.batch
+        else:  # its number says nothing then: a checkpoint that was put back counts again from where it was
             assert self.ranges is not None
             fresh = fence.check(tx, self.consumer, self.ranges, self.strict)
         if last is None or self.batch > last.batch:

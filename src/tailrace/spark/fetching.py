@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from tailrace.bulk.columns import rows_of
 from tailrace.cold import reading as cold
 from tailrace.cold.store import Store
-from tailrace.errors import Gone, TooMany, Unavailable
+from tailrace.errors import Conflict, Gone, TooMany, Unavailable
 from tailrace.spark.connection import PATIENCE_S, WAIT_MAX_S, WAIT_MIN_S, Facts, client, facts
 from tailrace.spark.options import Options
 from tailrace.spark.planning import Range, Task, cold_cuts, split, tasks_wanted
@@ -108,9 +108,13 @@ class Fetch:
         while at < wanted.end:
             try:
                 for entries in self._entries(wanted, at):
+                    if entries.column("log")[0].as_py() != wanted.log:
+                        raise self._replaced(wanted)
                     at = entries.column("next")[-1].as_py()
                     yield self._decoded(entries, wanted.partition)
                     until_s, wait_s = time.monotonic() + PATIENCE_S, WAIT_MIN_S
+                if at < wanted.end:
+                    raise self._replaced(wanted)
                 return
             except Gone as error:
                 end = min(self._hot_now(wanted, at, error), wanted.end)
@@ -121,6 +125,14 @@ class Fetch:
                     raise
                 time.sleep(wait_s)
                 wait_s = min(WAIT_MAX_S, wait_s * 2)
+
+    def _replaced(self, wanted: Range) -> Conflict:
+        return Conflict(
+            f"{self.options.noun} is not the one that this query was planned for: what has its name now does not hold "
+            f"offsets {wanted.start} to {wanted.end} of log {wanted.log}; it was dropped and made anew, start the "
+            "query with a new checkpoint",
+            code="LOG_REPLACED",
+        )
 
     def _entries(self, wanted: Range, at: int) -> Iterator[pa.RecordBatch]:
         asked = self.options.target

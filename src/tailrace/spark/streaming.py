@@ -136,7 +136,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _pinned(self, positions: Mapping[int, int]) -> dict[int, int]:
         name = self._options.consumer
         assert name is not None
-        self._applied = patiently(lambda: client(self._options.access).pin(name, positions))
+        here = client(self._options.access)
+        stored = patiently(lambda: here.pin(name, {}))
+        foreign = sorted(set(stored) - {part.log for part in self._facts().partitions})
+        if foreign:
+            raise Invalid(
+                f"consumer {name!r} has positions in other logs than those of {self._options.noun} (log {foreign[0]}): "
+                "of another source, or of one that was dropped and made anew; use a name of its own for each, or drop "
+                f"this one: DELETE /v1/jobs/{name}",
+                code="CONSUMER_IN_USE",
+            )
+        self._applied = patiently(lambda: here.pin(name, positions)) if positions else stored
         return self._applied
 
     def _applied_of(self) -> dict[int, int]:

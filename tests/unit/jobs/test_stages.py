@@ -260,6 +260,17 @@ def test_a_consumer_is_where_its_last_range_ended(db: Database) -> None:
     assert bodies(db, "events") == [b"1", b"2"]
 
 
+def test_with_a_consumer_the_number_of_a_batch_says_nothing(db: Database) -> None:
+    """A checkpoint that was put back counts batches again, under the same query, of what was not written yet."""
+    for batch, (start, end) in enumerate([(0, 2), (2, 3), (3, 5)]):
+        assert commit(db, EVENTS, batch, consumer="copy", ranges={7: (start, end)}).applied
+    assert not commit(db, EVENTS, 1, consumer="copy", ranges={7: (2, 5)}, strict=False).applied
+    for batch, (start, end) in enumerate([(5, 8), (8, 9)], start=2):
+        staged = stage(db, EVENTS, [b"%d" % start])
+        assert commit(db, EVENTS, batch, staged, consumer="copy", ranges={7: (start, end)}, strict=False).applied
+    assert bodies(db, EVENTS.name) == [b"5", b"8"]
+
+
 def test_a_gap_is_let_through_where_it_is_known(db: Database) -> None:
     commit(db, EVENTS, 0, consumer="copy", ranges={7: (0, 5)})
     with pytest.raises(Fenced):

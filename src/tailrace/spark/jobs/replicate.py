@@ -118,7 +118,11 @@ def shown(to: str) -> str:
     """The URL without what is secret in it."""
     parts = urlsplit(to)
     host = parts.hostname or ""
-    return f"{parts.scheme}://{host}{f':{parts.port}' if parts.port else ''}{parts.path}" if parts.scheme else to
+    try:
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:  # what stands there is a piece of a password that should have been quoted
+        return f"{parts.scheme}://…"
+    return f"{parts.scheme}://{host}{port}{parts.path}" if parts.scheme else to
 
 
 def opened(
