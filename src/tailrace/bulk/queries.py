@@ -20,6 +20,7 @@ from tailrace.bulk.entries import batch, binaries, packed_batch
 from tailrace.command import Query
 from tailrace.errors import Gone, Invalid, Trimmed, Unavailable
 from tailrace.log import cold
+from tailrace.log import log as logs
 from tailrace.log.entry import ENTRIES, LOGS, Entry, Log
 from tailrace.log.position import offset
 from tailrace.storage.engine import Reader
@@ -243,7 +244,7 @@ class PackedEntries(Query[Run], frozen=True):
             if entries:
                 return Run(batch(entries), entries[-1].next)
             return Run(batch([]), min(max(log.start, self.first), self.end))
-        holder, until = _holder(reader, log, self.first)
+        holder, until = logs.holder(reader, log, self.first)
         before = min(until, self.end)
         found = reader.packed(
             ENTRIES, _COLUMNS, "body", holder, start=self.first, before=before, limit=self.entries_max,
@@ -261,18 +262,6 @@ class PackedMessages(PackedEntries, frozen=True):
 def packed_entries(which: Which, log: int, first: int, end: int, bytes_max: int) -> PackedEntries:
     kind = PackedMessages if which.kind == TOPIC else PackedEntries
     return kind(which, log, first, end, bytes_max=bytes_max)
-
-
-def _holder(reader: Reader, log: Log, position: int) -> tuple[int, int]:
-    """The log whose own entries stand at `position`, and up to where they count: a fork shares its ancestors'."""
-    until = log.next
-    while position < log.base:
-        until = log.base if log.base < until else until
-        assert log.parent is not None, f"log {log.id} has a base and no parent"
-        parent = reader.get(LOGS, log.parent)
-        assert parent is not None, f"log {log.id} has lost its parent {log.parent}"
-        log = parent
-    return log.id, until
 
 
 def _cold(reader: Reader, log: Log, first: int, end: int, entries_max: int, bytes_max: int) -> Iterator[Entry]:
@@ -344,7 +333,7 @@ def _at(reader: Reader, part: Part, at_ms: int) -> int:
 def _entry_at(reader: Reader, log: Log, position: int) -> tuple[int, int, int] | None:
     """Position, end and time of the first entry that begins at `position` or after it."""
     while position < log.next:
-        holder, until = _holder(reader, log, position)
+        holder, until = logs.holder(reader, log, position)
         rows = reader.values(ENTRIES, "position, next, at_ms", holder, start=position, limit=1)
         if rows and rows[0][0] < until:
             return rows[0][0], rows[0][1], rows[0][2]
@@ -431,7 +420,7 @@ def _counted(reader: Reader, log: Log, first: int, records: int) -> int:
 
 def _measured(reader: Reader, log: Log, first: int, records: int) -> int:
     """A stream's entries are counted; beyond many of them, reckoned by the bytes of those."""
-    holder, until = _holder(reader, log, first)
+    holder, until = logs.holder(reader, log, first)
     rows = reader.values(ENTRIES, "position", holder, start=first, limit=min(records, COUNTED_MAX) + 1)
     starts = [position for (position,) in rows if position < until]
     if len(starts) > records:

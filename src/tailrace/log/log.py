@@ -101,7 +101,7 @@ def read(reader: Reader, log: Log, position: int, bytes_max: int, entries_max: i
     left = bytes_max
     at = position
     while at < log.next and left > 0:
-        owner, until = _holder(reader, log, at)
+        owner, until = holder(reader, log, at)
         before = at
         for entry in reader.scan(ENTRIES, owner, start=at, before=until):
             if entry.position != at:
@@ -154,7 +154,7 @@ def _misaligned(position: int) -> Invalid:
     )
 
 
-def _holder(reader: Reader, log: Log, position: int) -> tuple[int, int]:
+def holder(reader: Reader | Tx, log: Log, position: int) -> tuple[int, int]:
     """The id of the log whose own entries hold `position`, and up to where they count for `log`."""
     until = log.next
     while position < log.base:
@@ -176,7 +176,7 @@ def boundary(reader: Reader | Tx, log: Log, position: int) -> bool:
         return True
     if not log.start < position < log.next:
         return False
-    owner, _ = _holder(reader, log, position)
+    owner, _ = holder(reader, log, position)
     return any(entry.position == position for entry in reader.scan(ENTRIES, owner, start=position, limit=1))
 
 
