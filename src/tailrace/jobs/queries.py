@@ -16,7 +16,7 @@ from tailrace.log.entry import LOGS
 from tailrace.storage.engine import Reader
 from tailrace.tables import streams as changes
 
-TIER = "tier"  # the kind of a job whose positions are those of its target, a place in cold storage
+TIER = "tier"  # the kind of a job whose positions are the marks of a place in cold storage
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class ListJobs(Query[list[Progress]], frozen=True):
 def _progress(reader: Reader, job: Job, tiers: dict[str, dict[int, int]]) -> Progress:
     at = positions(reader, job.name)
     if job.kind == TIER and not at:
-        at = tiers.get(job.target, {})
+        at = tiers.get(job.name.removeprefix(f"{TIER}/"), {})  # the job of a place is named after it
     if job.kind == CONSUMER or not at:
         return Progress(job, at, None)  # a consumer may follow the logs of another server
     lag = 0

@@ -15,6 +15,8 @@ from tailrace.database import Database
 from tailrace.errors import Conflict, Invalid, LimitExceeded, NotFound, TooLarge
 from tailrace.jobs.commands import DropJob, PinPositions, RegisterJob, ReportJob
 from tailrace.jobs.queries import GetJob, ListJobs
+from tailrace.jobs.stage import Target
+from tailrace.jobs.tiering import AttachTier
 
 DEFINITION = msgspec.msgpack.encode({"select": "SELECT 1"})
 
@@ -116,6 +118,15 @@ def test_lag_is_what_a_job_has_not_come_to(db: Database) -> None:
     found = {each.job.name: each for each in db.execute(ListJobs())}
     assert found["totals"].lag == 1
     assert found["elsewhere"].lag is None, "whose log 1 that is, nobody knows"
+
+
+def test_a_job_that_tiers_is_where_the_marks_of_its_place_are(db: Database) -> None:
+    orders = db.create_table("orders", partition_key="id", stream="NEW_IMAGE")
+    (tier,) = db.execute(AttachTier(Target("tables", "orders")))
+    orders.put({"id": "a"})
+    db.execute(RegisterJob(f"tier/{tier.place}", "tier", "table orders", "file:///cold/tables/orders"))
+    (found,) = db.execute(ListJobs())
+    assert (found.positions, found.lag) == ({tier.log: tier.tiered}, 1)
 
 
 def test_jobs_are_rows_of_a_system_table(db: Database) -> None:
