@@ -30,7 +30,7 @@ from tailrace.client import Client
 from tailrace.cold.schemas import SCHEMAS
 from tailrace.cold.store import Store
 from tailrace.cold.writing import commit, write_rows
-from tailrace.errors import Gone, Invalid
+from tailrace.errors import Conflict, Gone, Invalid
 from tailrace.spark import explain
 from tailrace.spark.planning import Task
 from tailrace.spark.reading import Reader
@@ -202,6 +202,33 @@ def test_tasks_cut_a_log(table: str, put: Put, load: Load, server: ServerProcess
     frame = load(table=table, minPartitions=4)
     assert frame.rdd.getNumPartitions() == 4
     assert frame.count() == 20
+
+
+def test_tasks_that_lie_within_one_entry(client: Client, name: str, server: ServerProcess) -> None:
+    client.create(name, "text/plain")
+    for size in (100, 3, 40):
+        client.append(name, b"x" * size, "text/plain")
+    made = reader(server, stream=name, minPartitions="50")
+    tasks = made.partitions()
+    assert len(tasks) > 40
+    assert [len(row["value"]) for row in rows(made, tasks)] == [100, 3, 40]
+
+
+@pytest.mark.parametrize("again", [0, 2, 9])
+def test_a_stream_that_was_made_anew_between_planning_and_reading(
+    client: Client, name: str, server: ServerProcess, again: int
+) -> None:
+    client.create(name, "text/plain")
+    client.append(name, b"before", "text/plain")
+    made = reader(server, stream=name)
+    tasks = made.partitions()
+    client.delete(name)
+    client.create(name, "text/plain")
+    if again:
+        client.append(name, b"after it"[:again], "text/plain")
+    with pytest.raises(Conflict, match="is not the one that this query was planned for") as caught:
+        rows(made, tasks)
+    assert caught.value.code == "LOG_REPLACED"
 
 
 # -- filters

@@ -1,7 +1,8 @@
 """From entries to rows: the public columns of tables, topics and streams.
 
-Entries are decoded many at a time, one call for a run of them. Runs are short, so that what a run makes is still in the
-processor's caches when it is encoded, and so that other threads need not wait long for their turn.
+Change records of common shapes are made into rows all together (`shapes`). The others, and all else, are decoded many
+at a time, one call for a run of them. Runs are short, so that what a run makes is still in the processor's caches when
+it is encoded, and so that other threads need not wait long for their turn.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Final, TypeVar
 
 import msgspec
@@ -16,12 +18,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.bulk.entries import TIMESTAMP, bounds_of, data_of
-from tailrace.bulk.text import ItemTexts, TypedItem, Unsure
+from tailrace.bulk.text import ItemTexts, TypedItem
 from tailrace.errors import Corrupt, Invalid
 from tailrace.streams import json_mode
 from tailrace.streams.stream import DEFAULT_CONTENT_TYPE, is_json, is_text
 from tailrace.tables.change import EVENTS, HEAD_BYTES
 from tailrace.topics.topic import MODES, OPERATIONS, Envelope
+
+NUMPY = find_spec("numpy") is not None  # it comes with Spark; without it everything is decoded one by one
+if NUMPY:
+    from tailrace.bulk import shapes
 
 TABLE: Final = "table"
 TOPIC: Final = "topic"
@@ -134,14 +140,32 @@ def timestamps(at_ms: pa.Array) -> pa.Array:
 # -- tables
 
 
-def _changes(entries: pa.RecordBatch, *, plain: bool, by_value: bool = False) -> pa.RecordBatch:
+def _changes(entries: pa.RecordBatch, *, plain: bool) -> pa.RecordBatch:
+    """Those of common shapes all at once, the others one by one."""
+    if not NUMPY or entries.num_rows < shapes.ROWS_MIN:
+        return _one_by_one(entries, plain=plain)
+    body = entries["body"]
+    found = shapes.Batch(data_of(body), bounds_of(body), HEAD_BYTES).changes(plain=plain)
+    if found is None:
+        return _one_by_one(entries, plain=plain)
+    fit = pa.array(found.fit)
+    others = entries.num_rows - len(found.counts)
+    mine = entries.filter(fit) if others else entries
+    rows = _change_rows(mine, found.counts, found.events, found.principals, found.images)
+    if not others:
+        return rows
+    rest = _one_by_one(entries.filter(pc.invert(fit)), plain=plain)
+    both = pa.concat_batches([rows, rest])
+    return both.take(pc.sort_indices(both, [("offset", "ascending"), ("index", "ascending")]))
+
+
+def _one_by_one(entries: pa.RecordBatch, *, plain: bool) -> pa.RecordBatch:
     counts: list[int] = []
     events: list[int] = []
     principals: list[str] = []
     beheaded = pc.binary_slice(entries["body"], HEAD_BYTES, 2**31 - 1)  # without an end it fails
-    stored = bytes(data_of(beheaded))
-    texts = ItemTexts(3, stored, plain=plain, by_value=by_value)
-    for run in _decoded(stored, bounds_of(beheaded), _entries, "a change record"):
+    texts = ItemTexts(3, plain=plain)
+    for run in _decoded(beheaded, _entries, "a change record"):
         records = [record for entry in run for record in entry.records]
         counts += [len(entry.records) for entry in run]
         principals += [entry.by for entry in run]
@@ -149,10 +173,14 @@ def _changes(entries: pa.RecordBatch, *, plain: bool, by_value: bool = False) ->
         texts.add(
             [record.keys for record in records], [record.old for record in records], [record.new for record in records]
         )
-    try:
-        items = texts.arrays()
-    except Unsure:
-        return _changes(entries, plain=plain, by_value=True)
+    if any(not 0 <= event < len(EVENTS) for event in set(events)):
+        raise Corrupt(f"a change record has an event that there is not, of {set(events)}; run tailrace check")
+    return _change_rows(entries, counts, bytes(events), pa.array(principals, pa.string()), texts.arrays())
+
+
+def _change_rows(
+    entries: pa.RecordBatch, counts: list[int], events: bytes, principals: pa.Array, images: list[pa.Array]
+) -> pa.RecordBatch:
     rows = _Rows(entries, counts)
     return pa.RecordBatch.from_arrays(
         [
@@ -163,8 +191,8 @@ def _changes(entries: pa.RecordBatch, *, plain: bool, by_value: bool = False) ->
             rows.last,
             rows.spread(timestamps(entries["at_ms"])),
             _named(events, EVENTS),
-            rows.spread(pa.array(principals, pa.string())),
-            *items,
+            rows.spread(principals),
+            *images,
         ],
         schema=CHANGES,
     )
@@ -175,7 +203,7 @@ class _Rows:
 
     def __init__(self, entries: pa.RecordBatch, counts: list[int]) -> None:
         self._take: pa.Array | None = None
-        if all(count == 1 for count in counts):
+        if counts.count(1) == len(counts):
             self.index = pa.array([0], pa.int32()).take(pa.array(bytes(len(counts)), pa.uint8()))
             self.last = pc.equal(self.index, 0)
             return
@@ -188,12 +216,10 @@ class _Rows:
         return column if self._take is None else column.take(self._take)
 
 
-def _decoded(
-    stored: bytes, bounds: memoryview, decoder: msgspec.msgpack.Decoder[list[T]], what: str
-) -> Iterator[list[T]]:
+def _decoded(bodies: pa.Array, decoder: msgspec.msgpack.Decoder[list[T]], what: str) -> Iterator[list[T]]:
     """Bodies decoded, a run at a time: MessagePack of many values is an array of them once it has an array's head."""
-    count, first, data = len(bounds) - 1, 0, memoryview(stored)
-    base = bounds[0]
+    data, bounds = data_of(bodies), bounds_of(bodies)
+    count, first, base = len(bodies), 0, bounds[0] if len(bodies) else 0
     while first < count:
         end = min(first + RUN_ENTRIES, count)
         while end > first + 1 and bounds[end] - bounds[first] > RUN_BYTES:
@@ -201,14 +227,16 @@ def _decoded(
         head = b"\xdd" + struct.pack(">I", end - first)
         try:
             yield decoder.decode(b"".join((head, data[bounds[first] - base : bounds[end] - base])))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Corrupt(f"{what} cannot be read: {error}; run tailrace check") from error
         first = end
         time.sleep(0)  # a server's loop may wait for its turn
 
 
-def _named(codes: list[int], names: tuple[str, ...]) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(pa.array(bytes(codes), pa.uint8()), list(names)).cast(pa.string())
+def _named(codes: bytes, names: tuple[str, ...]) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(
+        pa.Array.from_buffers(pa.uint8(), len(codes), [None, pa.py_buffer(codes)]), list(names)
+    ).cast(pa.string())
 
 
 # -- topics
@@ -217,7 +245,7 @@ def _named(codes: list[int], names: tuple[str, ...]) -> pa.Array:
 def _messages_of(entries: pa.RecordBatch, partition: int) -> pa.RecordBatch:
     found: list[Envelope] = []
     bodies = entries["body"]
-    for run in _decoded(bytes(data_of(bodies)), bounds_of(bodies), _envelopes, "a message"):
+    for run in _decoded(bodies, _envelopes, "a message"):
         found += run
     offsets = entries["position"]
     sequences = pa.array([each.sequence for each in found], pa.int64())
@@ -236,8 +264,8 @@ def _messages_of(entries: pa.RecordBatch, partition: int) -> pa.RecordBatch:
             timestamps(entries["at_ms"]),
             ids,
             pa.array([each.source for each in found], pa.string()),
-            _named([each.operation for each in found], OPERATIONS),
-            _named([each.mode for each in found], MODES),
+            _named(bytes([each.operation for each in found]), OPERATIONS),
+            _named(bytes([each.mode for each in found]), MODES),
             pa.array([each.key for each in found], pa.binary()),
             pa.array([each.payload for each in found], pa.binary()),
             pa.array([each.by for each in found], pa.string()),
@@ -290,14 +318,25 @@ def _value_rows(entries: pa.RecordBatch, counts: list[int], value: pa.Array, sch
 ITEMS: Final = pa.schema([("keys", pa.string()), ("item", pa.string()), ("typed", pa.string())])
 
 
-def items_of(bodies: pa.Array, keys: tuple[str, ...], *, by_value: bool = False) -> pa.RecordBatch:
+def items_of(bodies: pa.Array, keys: tuple[str, ...]) -> pa.RecordBatch:
     """Items of a table as they are stored: their keys, and all of them, plain and as DynamoDB writes them."""
-    stored = bytes(data_of(bodies))
-    plain, typed = ItemTexts(2, stored, plain=True, by_value=by_value), ItemTexts(1, stored, plain=False)
-    for run in _decoded(stored, bounds_of(bodies), _items, "an item"):
+    if not NUMPY or len(bodies) < shapes.ROWS_MIN:
+        return _items_one_by_one(bodies, keys)
+    found = shapes.Batch(data_of(bodies), bounds_of(bodies)).items(keys)
+    if found is None:
+        return _items_one_by_one(bodies, keys)
+    made = pa.RecordBatch.from_arrays(found.texts, schema=ITEMS)
+    if made.num_rows == len(bodies):
+        return made
+    fit = pa.array(found.fit)
+    both = pa.concat_batches([made, _items_one_by_one(bodies.filter(pc.invert(fit)), keys)])
+    places = pa.concat_arrays([pc.indices_nonzero(fit), pc.indices_nonzero(pc.invert(fit))])
+    return both.take(pc.sort_indices(places))
+
+
+def _items_one_by_one(bodies: pa.Array, keys: tuple[str, ...]) -> pa.RecordBatch:
+    plain, typed = ItemTexts(2, plain=True), ItemTexts(1, plain=False)
+    for run in _decoded(bodies, _items, "an item"):
         plain.add([{name: item[name] for name in keys} for item in run], run)
         typed.add(run)
-    try:
-        return pa.RecordBatch.from_arrays([*plain.arrays(), *typed.arrays()], schema=ITEMS)
-    except Unsure:
-        return items_of(bodies, keys, by_value=True)
+    return pa.RecordBatch.from_arrays([*plain.arrays(), *typed.arrays()], schema=ITEMS)

@@ -113,7 +113,7 @@ class Fetch:
                     at = entries.column("next")[-1].as_py()
                     yield self._decoded(entries, wanted.partition)
                     until_s, wait_s = time.monotonic() + PATIENCE_S, WAIT_MIN_S
-                if at < wanted.end:
+                if at < wanted.end and not self._still_there(wanted):  # or no entry begins in the rest of the range
                     raise self._replaced(wanted)
                 return
             except Gone as error:
@@ -125,6 +125,9 @@ class Fetch:
                     raise
                 time.sleep(wait_s)
                 wait_s = min(WAIT_MAX_S, wait_s * 2)
+
+    def _still_there(self, wanted: Range) -> bool:
+        return any(each.log == wanted.log and each.next >= wanted.end for each in facts(self.options).partitions)
 
     def _replaced(self, wanted: Range) -> Conflict:
         return Conflict(

@@ -12,8 +12,7 @@ from tailrace.check import check_database
 from tailrace.command import Query
 from tailrace.database import Database
 from tailrace.errors import Fenced, Invalid, NotFound
-from tailrace.jobs.commands import RegisterJob
-from tailrace.jobs.queries import ListCold, ListJobs
+from tailrace.jobs.queries import ListCold
 from tailrace.jobs.stage import STREAM, TABLE, TOPIC, Target
 from tailrace.jobs.tiering import AttachTier, DetachTier, ForgetCold, MoveTiered
 from tailrace.log.cold import Tier
@@ -172,11 +171,3 @@ def test_what_does_not_exist_is_not_found(db: Database) -> None:
         db.execute(MoveTiered("x", 1, {}))
     with pytest.raises(NotFound, match="no place 'x'"):
         db.execute(ForgetCold("x", {}))
-
-
-def test_a_tier_job_is_where_its_marks_are(db: Database) -> None:
-    (tier,) = db.execute(AttachTier(DOCS))
-    db.execute(MoveTiered("streams", 1, {tier.log: (0, 10)}))
-    db.execute(RegisterJob("tier", "tier", "streams/docs", "streams"))
-    (found,) = db.execute(ListJobs())
-    assert (found.positions, found.lag) == ({tier.log: 10}, 5)

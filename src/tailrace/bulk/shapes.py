@@ -1,0 +1,501 @@
+"""Records and items of one shape, thousands at once: their JSON is put together from pieces of the stored bytes.
+
+Items of a table mostly have the same attributes of the same types. Then they differ in a few texts, and the bytes
+around those are always the same: they are the *shape*. One item is taken for an example and looked at byte by byte.
+Then all are followed at the same time, from text to text, in as many steps as the shape has texts. Those whose fixed
+bytes are the example's are of its shape; the others are held against the next one's. Their JSON is the fixed parts of
+the example's JSON with the texts in between: slices of one buffer, which Arrow copies together.
+
+What has bytes in it, or a text that JSON has to escape, or a shape that too few others have, is left to `columns`,
+which decodes it value by value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tailrace.tables.change import EVENTS
+
+ROWS_MIN: Final = 64  # fewer are decoded one by one sooner
+SHAPES_MAX: Final = 12  # looked for in one batch
+SHARE_MIN: Final = 0.05  # of what is left has a shape, or it was looked for in vain
+VAIN_MAX: Final = 3  # times in a row; then the rest is left
+FIXED_MAX: Final = 4096  # bytes, and as many of JSON: a larger shape is none
+VALUES_MAX: Final = 200
+_ROOM: Final = 2 * FIXED_MAX * SHAPES_MAX + 1024  # behind the stored bytes, for pieces of JSON; what is read too far
+
+_TEXT, _FLAG, _COUNT = range(3)  # kinds of values: a text, true or false, a number that is passed over
+_QUOTE, _BACKSLASH, _SPACE = 0x22, 0x5C, 0x20
+
+Numbers = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+
+
+class Unfit(Exception):
+    """There is no shape to be had of this."""
+
+
+# -- JSON with gaps
+
+
+@dataclass
+class Text:
+    """JSON with values left out: what stands before each of them and behind the last, and their numbers."""
+
+    pieces: list[bytes] = field(default_factory=lambda: [b""])
+    values: list[int] = field(default_factory=list)
+
+
+def joined(*parts: bytes | int | Text) -> Text:
+    """Fixed parts, values by their numbers, and texts, one behind the other."""
+    made = Text()
+    for part in parts:
+        match part:
+            case bytes():
+                made.pieces[-1] += part
+            case int():
+                made.values.append(part)
+                made.pieces.append(b"")
+            case Text():
+                made.pieces[-1] += part.pieces[0]
+                made.pieces += part.pieces[1:]
+                made.values += part.values
+    return made
+
+
+def array(elements: list[Text]) -> Text:
+    return joined(b"[", *_apart(elements), b"]")
+
+
+def mapping(members: Mapping[str, Text]) -> Text:
+    return joined(
+        b"{", *_apart([joined(msgspec.json.encode(name), b":", text) for name, text in members.items()]), b"}"
+    )
+
+
+def _apart(texts: list[Text]) -> list[Text | bytes]:
+    return [part for text in texts for part in (b",", text)][1:]
+
+
+@dataclass
+class Shape:
+    """What some have in common."""
+
+    event: int  # of change records
+    fixed: list[bytes]  # before each value, and behind the last
+    kinds: list[int]  # of each value
+    texts: list[Text | None]  # the columns
+
+
+# -- one example, byte by byte
+
+Both = tuple[Text, Text]  # plain, and as DynamoDB writes it
+
+
+class Example:
+    """Reads what is stored, and notes its shape."""
+
+    def __init__(self, data: memoryview, at: int) -> None:
+        self._data = data
+        self._at = self._begun = at
+        self._fixed: list[bytes] = []
+        self._kinds: list[int] = []
+
+    def change(self, *, plain: bool) -> Shape:
+        """A change record; the columns are its keys and images."""
+        if self._next() != 0x95:
+            raise Unfit
+        event = self._next()
+        if event >= len(EVENTS):
+            raise Unfit
+        self._value(_COUNT, lambda: self._skip(_COUNT_BYTES[self._data[self._at]]))
+        images = [self._item_or_none() for _ in range(3)]
+        style = 0 if plain else 1
+        return self._shape(
+            [None if each is None else mapping({name: both[style] for name, both in each.items()}) for each in images],
+            event,
+        )
+
+    def item(self, keys: tuple[str, ...]) -> Shape:
+        """An item; the columns are its keys, and all of it in both ways."""
+        found = self._item()
+        if not all(name in found for name in keys):
+            raise Unfit
+        plain, typed = ({name: both[style] for name, both in found.items()} for style in (0, 1))
+        return self._shape([mapping({name: plain[name] for name in keys}), mapping(plain), mapping(typed)])
+
+    def _shape(self, texts: list[Text | None], event: int = 0) -> Shape:
+        self._fixed.append(bytes(self._data[self._begun : self._at]))
+        json = sum(len(piece) for text in texts if text is not None for piece in text.pieces)
+        if sum(map(len, self._fixed)) > FIXED_MAX or json > FIXED_MAX or len(self._kinds) > VALUES_MAX:
+            raise Unfit
+        return Shape(event, self._fixed, self._kinds, texts)
+
+    # -- items
+
+    def _item_or_none(self) -> dict[str, Both] | None:
+        if self._data[self._at] == 0xC0:
+            self._skip(1)
+            return None
+        return self._item()
+
+    def _item(self) -> dict[str, Both]:
+        return {self._string(): self._attribute() for _ in range(self._members(0x80, 0xDE))}
+
+    def _attribute(self) -> Both:
+        if self._next() != 0x81:
+            raise Unfit
+        match kind := self._string():
+            case "S":
+                plain = typed = joined(b'"', self._text(), b'"')
+            case "N":
+                plain = joined(number := self._text())
+                typed = joined(b'"', number, b'"')
+            case "BOOL":
+                plain = typed = joined(self._value(_FLAG, lambda: self._skip(1)))
+            case "NULL":
+                if self._next() != 0xC3:
+                    raise Unfit
+                plain, typed = joined(b"null"), joined(b"true")
+            case "M":
+                members = self._item()
+                plain, typed = (mapping({name: both[style] for name, both in members.items()}) for style in (0, 1))
+            case "L":
+                elements = [self._attribute() for _ in range(self._members(0x90, 0xDC))]
+                plain, typed = (array([both[style] for both in elements]) for style in (0, 1))
+            case "SS" | "NS":
+                numbers = [self._text() for _ in range(self._members(0x90, 0xDC))]
+                typed = array([joined(b'"', number, b'"') for number in numbers])
+                plain = typed if kind == "SS" else array([joined(number) for number in numbers])
+            case _:
+                raise Unfit
+        return plain, joined(b'{"' + kind.encode() + b'":', typed, b"}")
+
+    # -- MessagePack
+
+    def _value(self, kind: int, pass_over: Callable[[], object]) -> int:
+        """Note that a value is here, and go on behind it; its number."""
+        self._fixed.append(bytes(self._data[self._begun : self._at]))
+        self._kinds.append(kind)
+        pass_over()
+        self._begun = self._at
+        return len(self._kinds) - 1
+
+    def _text(self) -> int:
+        return self._value(_TEXT, self._string)
+
+    def _next(self) -> int:
+        self._at += 1
+        return self._data[self._at - 1]
+
+    def _skip(self, count: int) -> None:
+        self._at += int(count)
+
+    def _members(self, few: int, many: int) -> int:
+        head = self._next()
+        if head & 0xF0 == few:
+            return head & 0x0F
+        if head != many:
+            raise Unfit
+        return self._next() << 8 | self._next()
+
+    def _string(self) -> str:
+        head = self._next()
+        if not _IS_TEXT[head]:
+            raise Unfit
+        size = int(_SIZES[head])
+        if head == 0xD9:
+            size = self._next()
+        elif head == 0xDA:
+            size = self._next() << 8 | self._next()
+        self._skip(size)
+        try:
+            return str(self._data[self._at - size : self._at], "utf-8")
+        except UnicodeDecodeError:
+            raise Unfit from None
+
+
+# By the first byte of a text: its own size, the size of the text if that is in it, and whether it is one at all.
+_HEAD_BYTES = np.ones(256, np.int64)
+_HEAD_BYTES[0xD9], _HEAD_BYTES[0xDA] = 2, 3
+_SIZES = np.zeros(256, np.int64)
+_SIZES[0xA0:0xC0] = np.arange(32)
+_IS_TEXT = np.zeros(256, np.bool_)
+_IS_TEXT[0xA0:0xC0] = True
+_IS_TEXT[[0xD9, 0xDA]] = True
+_COUNT_BYTES = np.ones(256, np.int64)
+_COUNT_BYTES[[0xCC, 0xCD, 0xCE, 0xCF]] = 2, 3, 5, 9
+
+
+# -- all of them
+
+
+@dataclass
+class Changes:
+    """The records of those entries whose records all have a shape that others have too, in order."""
+
+    fit: Mask  # which entries that are
+    counts: list[int]  # of records in each of them
+    principals: pa.Array  # likewise
+    events: bytes
+    images: list[pa.Array]  # keys, old image, new image
+
+
+@dataclass
+class Items:
+    """Those items that have a shape which others have too, in order."""
+
+    fit: Mask
+    texts: list[pa.Array]  # keys, plain, typed
+
+
+@dataclass
+class _Group:
+    """Records of one shape: the ones with this index in these entries."""
+
+    entries: Numbers
+    index: int
+    event: int
+    images: list[pa.Array]
+
+
+class _Known:
+    """A shape that was met: how its fixed bytes are compared, and where the pieces of its JSON are."""
+
+    def __init__(self, shape: Shape, room: Bytes, at: int) -> None:
+        self.shape = shape
+        self.uses = 0
+        self.fixed = [(len(fixed), _words(fixed)) for fixed in shape.fixed]
+        pieces = [b"true", b"false", *(piece for text in shape.texts if text is not None for piece in text.pieces)]
+        joined = b"".join(pieces)
+        self.cuts = at + np.cumsum([0, *map(len, pieces)])
+        self.end = int(self.cuts[-1])
+        room[at : self.end] = np.frombuffer(joined, np.uint8)
+
+
+def _words(fixed: bytes) -> list[tuple[int, np.uint64, np.uint64 | None]]:
+    """Where eight bytes are compared, with what, and which bits of them; None: all."""
+    size = len(fixed)
+    if size < 8:
+        mask = np.uint64((1 << 8 * size) - 1)
+        return [(0, np.uint64(int.from_bytes(fixed, "little")), mask)] if size else []
+    return [
+        (at, np.uint64(int.from_bytes(fixed[at : at + 8], "little")), None) for at in (*range(0, size - 8, 8), size - 8)
+    ]
+
+
+class Batch:
+    """What is stored, end to end; the first `head` bytes of each are passed over."""
+
+    def __init__(self, stored: memoryview, bounds: memoryview, head: int = 0) -> None:
+        limits = np.frombuffer(bounds, np.int32).astype(np.int64)
+        limits -= limits[0]
+        self._starts, self._ends = limits[:-1] + head, limits[1:]
+        self._size = len(stored)
+        self._bytes = np.zeros(self._size + _ROOM, np.uint8)
+        self._bytes[: self._size] = np.frombuffer(stored, np.uint8)
+        self._stored = self._bytes.data[: self._size]
+        self._used = self._size
+        self._eight = np.ndarray((len(self._bytes) - 7,), "<u8", self._bytes.data, strides=(1,))  # from any byte on
+        self._shapes: list[_Known] = []
+        self._tries = SHAPES_MAX
+        self._groups: list[_Group] = []
+
+    def changes(self, *, plain: bool) -> Changes | None:
+        """The change records of these entries; None where none have a shape."""
+        at = np.minimum(self._starts, self._size)
+        fit = self._bytes[at] == 0x92
+        by, at = self._texts(at + 1, fit)
+        counts, at = self._members(at, fit)
+        fit &= counts > 0
+        index = 0
+        while len(entries := np.flatnonzero(fit & (counts > index))):
+            self._round(entries, at, index, fit, lambda example: example.change(plain=plain))
+            index += 1
+        fit &= at == self._ends
+        if not fit.any():
+            return None
+        principals = self._slices(by[fit].ravel()).take(pa.array(np.arange(0, 2 * int(fit.sum()), 2)))
+        try:
+            events, images = self._put_together(fit)
+            return Changes(fit, counts[fit].tolist(), principals.cast(pa.string()), events, images)
+        except pa.ArrowInvalid:  # not UTF-8; whoever decodes it says so
+            return None
+
+    def items(self, keys: tuple[str, ...]) -> Items | None:
+        """These items; None where none have a shape."""
+        at, fit = self._starts.copy(), np.ones(len(self._starts), np.bool_)
+        self._round(np.arange(len(at)), at, 0, fit, lambda example: example.item(keys))
+        fit &= at == self._ends
+        try:
+            return Items(fit, self._put_together(fit)[1]) if fit.any() else None
+        except pa.ArrowInvalid:
+            return None
+
+    # -- from text to text
+
+    def _texts(self, at: Numbers, fit: Mask) -> tuple[Numbers, Numbers]:
+        """Where texts begin and end, and where they end. Whatever has none there is not fit."""
+        heads = self._bytes[at]
+        fit &= _IS_TEXT[heads]
+        begin, sizes = at + _HEAD_BYTES[heads], _SIZES[heads]
+        longer = np.flatnonzero(heads > 0xC0)
+        if len(longer):
+            high, low = (self._bytes[at[longer] + each].astype(np.int64) for each in (1, 2))
+            sizes[longer] = np.where(heads[longer] == 0xDA, high << 8 | low, high)
+        end = np.minimum(begin + sizes, self._size)
+        return np.stack((np.minimum(begin, end), end), axis=1), end
+
+    def _members(self, at: Numbers, fit: Mask) -> tuple[Numbers, Numbers]:
+        """How many elements arrays have, and where the first one is."""
+        heads, high, low = (self._bytes[at + each].astype(np.int64) for each in (0, 1, 2))
+        many = heads == 0xDC
+        fit &= many | (heads & 0xF0 == 0x90)
+        return np.where(many, high << 8 | low, heads & 0x0F), np.minimum(at + np.where(many, 3, 1), self._size)
+
+    def _is(self, at: Numbers, words: list[tuple[int, np.uint64, np.uint64 | None]]) -> Mask:
+        """Whether these bytes are there."""
+        found = np.ones(len(at), np.bool_)
+        for offset, word, mask in words:
+            there = self._eight[at + offset]
+            found &= (there if mask is None else there & mask) == word
+        return found
+
+    # -- records
+
+    def _round(self, entries: Numbers, at: Numbers, index: int, fit: Mask, look: Callable[[Example], Shape]) -> None:
+        """Take one record of each of these entries, which is at `at`, and note there where the next one is. Entries
+        whose record has no shape are not fit."""
+        left = entries
+        for known in sorted(self._shapes, key=lambda each: -each.uses):
+            left = self._take(known, left, at, index, fit)
+        vain = 0
+        while len(left) and self._tries and vain < VAIN_MAX:
+            self._tries -= 1
+            before = len(left)
+            try:
+                known = self._learn(look(Example(self._stored, int(at[left[0]]))))
+                left = self._take(known, left, at, index, fit)
+            except (Unfit, IndexError):
+                fit[left[0]] = False
+                left = left[1:]
+            vain = vain + 1 if before - len(left) < SHARE_MIN * before else 0
+        fit[left] = False
+
+    def _learn(self, shape: Shape) -> _Known:
+        known = _Known(shape, self._bytes, self._used)
+        self._used = known.end
+        self._shapes.append(known)
+        return known
+
+    def _take(self, known: _Known, entries: Numbers, at: Numbers, index: int, fit: Mask) -> Numbers:
+        """Take the records that have this shape; the entries that are left."""
+        if not len(entries):
+            return entries
+        shape, there = known.shape, at[entries]
+        same = np.ones(len(entries), np.bool_)
+        places = np.empty((len(entries), len(shape.kinds), 2), np.int64)
+        for number, kind in enumerate(shape.kinds):
+            size, words = known.fixed[number]
+            same &= self._is(there, words)
+            if not same.any():
+                return entries
+            there = np.minimum(there + size, self._size)
+            if kind == _TEXT:
+                places[:, number], there = self._texts(there, same)
+            else:
+                places[:, number] = there[:, None]
+                there = there + (1 if kind == _FLAG else _COUNT_BYTES[self._bytes[there]])
+                np.minimum(there, self._size, out=there)
+        size, words = known.fixed[-1]
+        same &= self._is(there, words)
+        if not same.any():
+            return entries
+        there += size
+        mine = entries if same.all() else entries[same]
+        images, wrong = self._images(known, places if mine is entries else places[same])
+        at[mine] = there if mine is entries else there[same]
+        if wrong is not None:
+            fit[mine[wrong]] = False
+            images = [image.filter(pa.array(~wrong)) for image in images]
+            mine = mine[~wrong]
+        known.uses += len(mine)
+        self._groups.append(_Group(mine, index, shape.event, images))
+        return entries[~same]
+
+    def _images(self, known: _Known, places: Numbers) -> tuple[list[pa.Array], Mask | None]:
+        """The JSON of records of this shape whose values are there, and which of it is wrong; None: none."""
+        rows, values, _ = places.shape
+        cuts = np.concatenate((places.ravel(), known.cuts))
+        slices = self._slices(cuts)
+        first = 2 * rows * values  # the first piece of JSON, behind what lies between
+        yes, no, piece = first, first + 1, first + 2
+        flags = {
+            number: np.where(self._bytes[places[:, number, 0]] == 0xC3, yes, no)
+            for number, kind in enumerate(known.shape.kinds)
+            if kind == _FLAG
+        }
+        row = 2 * values * np.arange(rows)[:, None]
+        images: list[pa.Array] = []
+        wrong: Mask | None = None
+        for text in known.shape.texts:
+            if text is None:
+                images.append(pa.nulls(rows, pa.binary()))
+                continue
+            width = len(text.pieces) + len(text.values)
+            which = np.empty((rows, width), np.int64)
+            which[:, ::2] = np.arange(piece, piece + len(text.pieces))
+            which[:, 1::2] = row + 2 * np.array(text.values, np.int64)
+            for nth, value in enumerate(text.values):
+                if value in flags:
+                    which[:, 1 + 2 * nth] = flags[value]
+            piece += len(text.pieces)
+            _, ends, joined = slices.take(pa.array(which.ravel())).buffers()
+            bounds = np.ascontiguousarray(np.frombuffer(ends, np.int32)[: rows * width + 1 : width])
+            images.append(pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(bounds), joined]))
+            unescaped = _unescaped(np.frombuffer(joined, np.uint8), bounds, b"".join(text.pieces))
+            if unescaped is not None:
+                wrong = unescaped if wrong is None else wrong | unescaped
+        return images, wrong
+
+    def _slices(self, cuts: Numbers) -> pa.Array:
+        """What lies between two cuts, as an array; nothing is copied."""
+        buffers = [None, pa.py_buffer(cuts.astype(np.int32)), pa.py_buffer(self._bytes)]
+        return pa.Array.from_buffers(pa.binary(), len(cuts) - 1, buffers)
+
+    def _put_together(self, fit: Mask) -> tuple[bytes, list[pa.Array]]:
+        """Events and texts of what is fit, in order. Raises ArrowInvalid where a text is none."""
+        sizes = [len(group.entries) for group in self._groups]
+        entries = np.concatenate([group.entries for group in self._groups])
+        events = np.repeat(np.array([group.event for group in self._groups], np.uint8), sizes)
+        columns = zip(*(group.images for group in self._groups), strict=True)
+        texts = [pa.concat_arrays(column).cast(pa.string()) for column in columns]
+        if len(sizes) > 1 or not fit[entries].all():
+            order = np.lexsort((np.repeat([group.index for group in self._groups], sizes), entries))
+            order = order[fit[entries[order]]]
+            events, texts = events[order], [text.take(pa.array(order)) for text in texts]
+        return events.tobytes(), texts
+
+
+def _unescaped(joined: Bytes, bounds: npt.NDArray[np.int32], pieces: bytes) -> Mask | None:
+    """Which texts have in them what JSON has to escape; None: none of them. `pieces` is what each has anyway."""
+    rows = len(bounds) - 1
+    joined = joined[: bounds[-1]]
+    wrong: Mask | None = None
+    for marks, expected in (
+        (joined == _QUOTE, pieces.count(b'"')),
+        (joined == _BACKSLASH, pieces.count(b"\\")),
+        (joined < _SPACE, 0),
+    ):
+        if np.count_nonzero(marks) != rows * expected:
+            here = np.add.reduceat(marks.astype(np.int32), bounds[:-1]) != expected
+            wrong = here if wrong is None else wrong | here
+    return wrong
