@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.bulk.entries import TIMESTAMP, bounds_of, data_of
+from tailrace.bulk.entries import TIMESTAMP, bounds_of, data_of, same_numbers
 from tailrace.bulk.text import ItemTexts, TypedItem
 from tailrace.errors import Corrupt, Invalid
 from tailrace.streams import json_mode
@@ -148,13 +148,11 @@ def _changes(entries: pa.RecordBatch, *, plain: bool) -> pa.RecordBatch:
     found = shapes.Batch(data_of(body), bounds_of(body), HEAD_BYTES).changes(plain=plain)
     if found is None:
         return _one_by_one(entries, plain=plain)
-    fit = pa.array(found.fit)
-    others = entries.num_rows - len(found.counts)
-    mine = entries.filter(fit) if others else entries
+    mine = entries.take(found.fit) if len(found.others) else entries
     rows = _change_rows(mine, found.counts, found.events, found.principals, found.images)
-    if not others:
+    if not len(found.others):
         return rows
-    rest = _one_by_one(entries.filter(pc.invert(fit)), plain=plain)
+    rest = _one_by_one(entries.take(found.others), plain=plain)
     both = pa.concat_batches([rows, rest])
     return both.take(pc.sort_indices(both, [("offset", "ascending"), ("index", "ascending")]))
 
@@ -204,7 +202,7 @@ class _Rows:
     def __init__(self, entries: pa.RecordBatch, counts: list[int]) -> None:
         self._take: pa.Array | None = None
         if counts.count(1) == len(counts):
-            self.index = pa.array([0], pa.int32()).take(pa.array(bytes(len(counts)), pa.uint8()))
+            self.index = same_numbers(0, len(counts))
             self.last = pc.equal(self.index, 0)
             return
         self._take = pa.array([entry for entry, count in enumerate(counts) for _ in range(count)], pa.int64())
@@ -258,7 +256,7 @@ def _messages_of(entries: pa.RecordBatch, partition: int) -> pa.RecordBatch:
     )
     return pa.RecordBatch.from_arrays(
         [
-            pa.array([partition], pa.int32()).take(pa.array(bytes(len(found)), pa.uint8())),
+            same_numbers(partition, len(found)),
             offsets,
             entries["next"],
             timestamps(entries["at_ms"]),
@@ -326,12 +324,10 @@ def items_of(bodies: pa.Array, keys: tuple[str, ...]) -> pa.RecordBatch:
     if found is None:
         return _items_one_by_one(bodies, keys)
     made = pa.RecordBatch.from_arrays(found.texts, schema=ITEMS)
-    if made.num_rows == len(bodies):
+    if not len(found.others):
         return made
-    fit = pa.array(found.fit)
-    both = pa.concat_batches([made, _items_one_by_one(bodies.filter(pc.invert(fit)), keys)])
-    places = pa.concat_arrays([pc.indices_nonzero(fit), pc.indices_nonzero(pc.invert(fit))])
-    return both.take(pc.sort_indices(places))
+    both = pa.concat_batches([made, _items_one_by_one(bodies.take(found.others), keys)])
+    return both.take(pc.sort_indices(pa.concat_arrays([found.fit, found.others])))
 
 
 def _items_one_by_one(bodies: pa.Array, keys: tuple[str, ...]) -> pa.RecordBatch:

@@ -6,7 +6,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -53,9 +53,15 @@ def packed_batch(
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def int64s(numbers: array[int]) -> pa.Array:
-    """The numbers as an Arrow array."""
-    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
+def int64s(numbers: Any) -> pa.Array:
+    """Whole numbers of 64 bits as an Arrow array, which looks at the same memory."""
+    buffer = pa.py_buffer(numbers)
+    return pa.Array.from_buffers(pa.int64(), buffer.size // 8, [None, buffer])
+
+
+def same_numbers(number: int, count: int) -> pa.Array:
+    """So many times the same number, of 32 bits."""
+    return pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(array("i", [number]) * count)])
 
 
 def binaries(sizes: array[int], body: bytes, kind: pa.DataType | None = None) -> pa.Array:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tailrace.bulk.entries import int64s
 from tailrace.tables.change import EVENTS
 
 ROWS_MIN: Final = 64  # fewer are decoded one by one sooner
@@ -242,7 +243,8 @@ _COUNT_BYTES[[0xCC, 0xCD, 0xCE, 0xCF]] = 2, 3, 5, 9
 class Changes:
     """The records of those entries whose records all have a shape that others have too, in order."""
 
-    fit: Mask  # which entries that are
+    fit: pa.Array  # which entries that are, by number
+    others: pa.Array  # which are not
     counts: list[int]  # of records in each of them
     principals: pa.Array  # likewise
     events: bytes
@@ -253,7 +255,8 @@ class Changes:
 class Items:
     """Those items that have a shape which others have too, in order."""
 
-    fit: Mask
+    fit: pa.Array  # by number
+    others: pa.Array
     texts: list[pa.Array]  # keys, plain, typed
 
 
@@ -323,10 +326,10 @@ class Batch:
         fit &= at == self._ends
         if not fit.any():
             return None
-        principals = self._slices(by[fit].ravel()).take(pa.array(np.arange(0, 2 * int(fit.sum()), 2)))
+        principals = self._slices(by[fit].ravel()).take(int64s(np.arange(0, 2 * int(fit.sum()), 2)))
         try:
             events, images = self._put_together(fit)
-            return Changes(fit, counts[fit].tolist(), principals.cast(pa.string()), events, images)
+            return Changes(*_told(fit), counts[fit].tolist(), principals.cast(pa.string()), events, images)
         except pa.ArrowInvalid:  # not UTF-8; whoever decodes it says so
             return None
 
@@ -336,7 +339,7 @@ class Batch:
         self._round(np.arange(len(at)), at, 0, fit, lambda example: example.item(keys))
         fit &= at == self._ends
         try:
-            return Items(fit, self._put_together(fit)[1]) if fit.any() else None
+            return Items(*_told(fit), self._put_together(fit)[1]) if fit.any() else None
         except pa.ArrowInvalid:
             return None
 
@@ -425,7 +428,7 @@ class Batch:
         at[mine] = there if mine is entries else there[same]
         if wrong is not None:
             fit[mine[wrong]] = False
-            images = [image.filter(pa.array(~wrong)) for image in images]
+            images = [image.take(int64s(np.flatnonzero(~wrong))) for image in images]
             mine = mine[~wrong]
         known.uses += len(mine)
         self._groups.append(_Group(mine, index, shape.event, images))
@@ -458,7 +461,7 @@ class Batch:
                 if value in flags:
                     which[:, 1 + 2 * nth] = flags[value]
             piece += len(text.pieces)
-            _, ends, joined = slices.take(pa.array(which.ravel())).buffers()
+            _, ends, joined = slices.take(int64s(which.ravel())).buffers()
             bounds = np.ascontiguousarray(np.frombuffer(ends, np.int32)[: rows * width + 1 : width])
             images.append(pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(bounds), joined]))
             unescaped = _unescaped(np.frombuffer(joined, np.uint8), bounds, b"".join(text.pieces))
@@ -481,8 +484,12 @@ class Batch:
         if len(sizes) > 1 or not fit[entries].all():
             order = np.lexsort((np.repeat([group.index for group in self._groups], sizes), entries))
             order = order[fit[entries[order]]]
-            events, texts = events[order], [text.take(pa.array(order)) for text in texts]
+            events, texts = events[order], [text.take(int64s(order)) for text in texts]
         return events.tobytes(), texts
+
+
+def _told(fit: Mask) -> tuple[pa.Array, pa.Array]:
+    return int64s(np.flatnonzero(fit)), int64s(np.flatnonzero(~fit))
 
 
 def _unescaped(joined: Bytes, bounds: npt.NDArray[np.int32], pieces: bytes) -> Mask | None:
