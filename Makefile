@@ -152,7 +152,7 @@ spark: $(STAMPS)/dev  ## Run the tests of the pipeline on Spark
 
 .PHONY: history
 history: $(STAMPS)/dev  ## Tier and trim a million records, and read them back by every door
-	@$(TEST_ENV) RECORDS=1000000 $(PYTEST) -q --timeout 3600 tests/spark/test_history.py
+	@$(TEST_ENV) RECORDS=1000000 $(PYTEST) -q -s tests/spark/test_history.py
 
 .PHONY: cluster-test
 cluster-test: $(STAMPS)/dev  ## Run jobs on a real Spark cluster, and kill drivers, executors and servers

@@ -183,8 +183,18 @@ class Plant:
             say(f"starting Spark on {cores} {'core' if cores == 1 else 'cores'}")
             where = self._settings.server_core | self._settings.client_cores
             self._spark = Spark(url, cores, self.data / f"spark-{cores}.log", where)
-            self._spark.ask("noop", until=self.until(min(self.sizes) // 5))  # so that code is compiled, workers there
+            self._warm_up(self._spark)
         return self._spark
+
+    def _warm_up(self, spark: Spark) -> None:
+        """So that workers are there, and code is compiled: that of our source and that of Spark's as well."""
+        until = self.until(min(self.sizes) // 5)
+        made, again = str(self.data / "warm"), str(self.data / "warm-again")
+        for _ in range(2):
+            spark.ask("noop", until=until)
+            spark.ask("parquet", into=made, until=until)
+            spark.ask("noop", path=made)
+            spark.ask("parquet", into=again, path=made)
 
     # -- cold storage
 

@@ -158,6 +158,7 @@ class Reads(PipelineRow):
     cores: ClassVar[int] = 2
     share: ClassVar[float] = HOT_SHARE
     where: ClassVar[str] = "hot, from the server"
+    native: ClassVar[bool] = False
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -170,7 +171,7 @@ class Reads(PipelineRow):
             lines += [
                 Line(f"noop {size}", f"{named}, all columns, into nothing", "/s", ratio_at_least=self.share),
                 Line(f"count {size}", f"{named}, counted", "/s", compared=False),
-                Line(f"copy {size}", f"{named}, written to Parquet", "/s"),
+                Line(f"copy {size}", f"{named}, written to Parquet", "/s", ratio_at_least=self.share),
             ]
         return [*lines, self.others()]
 
@@ -189,7 +190,7 @@ class Reads(PipelineRow):
                     raise Failed("there is no Parquet to read, since Tailrace's rows were not written")
                 asked: dict[str, Any] = {"path": str(made)}
             else:
-                asked = {"until": self.plant.until(size)}
+                asked = {"until": self.plant.until(size), "native": self.native}
             done = spark.ask("noop", **asked)
             sample.figures[f"noop {size}"] = size / done["seconds"]
             done = spark.ask("count", **asked)
@@ -245,6 +246,18 @@ class ColdReadsOne(ColdReads):
 class ColdReadsTwo(ColdReads):
     name = "pipeline-cold-2"
     cores = 2
+
+
+class HistoriesOne(ColdReadsOne):
+    name = "pipeline-history-1"
+    where = "cold, by history()"
+    native = True
+
+
+class HistoriesTwo(ColdReadsTwo):
+    name = "pipeline-history-2"
+    where = "cold, by history()"
+    native = True
 
 
 # -- the server meanwhile
@@ -604,7 +617,9 @@ ROWS: Final[list[type[Row[Any]]]] = [
     Views,
     Tiers,
     ColdReadsOne,
+    HistoriesOne,
     ColdReadsTwo,
+    HistoriesTwo,
     Snapshots,
     StreamSink,
     TopicSink,

@@ -53,11 +53,15 @@ class Work:
         frame = self._frame(**asked)
         return timed(lambda: frame.write.mode("overwrite").parquet(into))
 
-    def _frame(self, until: int | None = None, path: str | None = None) -> DataFrame:
+    def _frame(self, until: int | None = None, path: str | None = None, native: bool = False) -> DataFrame:
+        import tailrace.spark as ts
+
         if path is not None:
             return self._spark.read.parquet(path)
         assert until is not None
         asked = {"url": self._url, "table": TABLE, "startingOffsets": "earliest", "endingOffsets": f'{{"0": {until}}}'}
+        if native:
+            return ts.history(self._spark, **asked)
         return self._spark.read.format("tailrace").options(**asked).load()
 
     # -- jobs

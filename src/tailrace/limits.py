@@ -129,6 +129,8 @@ BULK_ENTRIES: Final = 10_000  # entries, or items, in one Arrow batch
 BULK_BYTES: Final = 8 * MiB  # of entries in one Arrow batch, unless a single one is larger
 BULK_READS_MAX: Final = 2  # batches read from the database at once, and scans of items; others wait
 BULK_COLD_READS_MAX: Final = 4  # batches that wait for cold storage at once, beside those; others wait
+BULK_BUSY: Final = 0.3  # of a core: what the event loop may spend before bulk reads rest between batches
+BULK_REST: Final = 6.0  # how long they rest when it spends all of one, in times of what a batch took
 BULK_WAIT_S: Final = 30.0  # how long a scan of items waits for its turn; then it is answered 503
 BULK_VIEW_S: Final = 600.0  # how long a scan of items may hold its view of the database
 

@@ -3,6 +3,9 @@
 Two drivers follow one log of numbers into a stream, each with a checkpoint of its own that may be lost or fall back;
 both write as one consumer. The model knows up to where the numbers were applied. Whatever happens, the stream has every
 number below that once and in order.
+
+The second machine has a query that filters, and a fence that is not strict, as the sink's is: of the numbers that the
+query keeps the same holds.
 """
 
 from __future__ import annotations
@@ -47,6 +50,8 @@ class Driver(msgspec.Struct):
 
 
 class StageMachine(RuleBasedStateMachine):
+    strict = True
+
     def __init__(self) -> None:
         super().__init__()
         logging.disable(logging.CRITICAL)
@@ -55,7 +60,8 @@ class StageMachine(RuleBasedStateMachine):
         self.db = tailrace.open(self.directory, clock=self.clock, housekeeping_s=None)
         self.applied = dict.fromkeys(LOGS, 0)
         self.written: list[str] = []
-        self.sent: list[CommitStages] = []
+        self.positions: dict[int, int] = {}  # the last that were seen
+        self.sent: list[tuple[CommitStages, list[str]]] = []
 
     @initialize()
     def create(self) -> None:
@@ -73,33 +79,64 @@ class StageMachine(RuleBasedStateMachine):
                 ids.append(self.db.execute(StageRows(TARGET, here.number, done.rows, done.body)).stage.id)
         return tuple(ids)
 
-    @rule(name=drivers, ahead=lengths, parts=st.integers(1, 4), lost=st.booleans(), broken=st.booleans())
-    def run(self, name: str, ahead: tuple[int, int], parts: int, lost: bool, broken: bool) -> None:
+    def kept(self, log: int, number: int) -> bool:
+        """Whether the query writes this number."""
+        return True
+
+    def plan(self, driver: Driver, ahead: tuple[int, int]) -> dict[int, tuple[int, int]]:
+        return {log: (driver.at[log], driver.at[log] + more) for log, more in zip(LOGS, ahead, strict=True)}
+
+    def told(self, planned: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+        """The ranges that the commit of this batch has; if it has none, there is nothing to commit."""
+        return planned
+
+    @rule(
+        name=drivers,
+        ahead=lengths,
+        parts=st.integers(1, 4),
+        lost=st.booleans(),
+        broken=st.booleans(),
+        stalled=st.sampled_from([False, False, False, True]),
+    )
+    def run(self, name: str, ahead: tuple[int, int], parts: int, lost: bool, broken: bool, stalled: bool) -> None:
         """A driver plans a batch, or has one from before it was restarted, computes it and commits it. `lost`: the
-        answer is not seen. `broken`: the server fails in the middle of it."""
+        answer is not seen. `broken`: the server fails in the middle of it. `stalled`: it may arrive, but later."""
         driver = self.drivers[name]
         if driver.planned is None:
-            driver.planned = {
-                log: (driver.at[log], driver.at[log] + more) for log, more in zip(LOGS, ahead, strict=True)
-            }
-        ranges = driver.planned
-        rows = [f"{log}-{number}" for log, (start, end) in ranges.items() for number in range(start, end)]
-        command = CommitStages(driver.query, driver.batch, TARGET, self.staged(rows, parts), "copy", ranges)
-        if broken:
-            failpoints.arm("stages.part" if rows else "stages.fenced")
-            try:
-                self.db.execute(command)
-            except (failpoints.Failure, Fenced):
-                pass
-            else:
-                self.expect(command, applied=False)
-            finally:
-                failpoints.disarm()
-        self.sent.append(command)
-        self.commit(command, rows)
-        if not lost:
-            driver.at = {log: end for log, (_, end) in ranges.items()}
+            driver.planned = self.plan(driver, ahead)
+        planned = driver.planned
+        rows = [
+            f"{log}-{number}"
+            for log, (start, end) in planned.items()
+            for number in range(start, end)
+            if self.kept(log, number)
+        ]
+        ranges, refused = self.told(planned), False
+        if ranges:
+            command = CommitStages(
+                driver.query, driver.batch, TARGET, self.staged(rows, parts), "copy", ranges, self.strict
+            )
+            self.sent.append((command, rows))
+            if stalled:
+                return
+            if broken:
+                self.fail(command, rows)
+            refused = not self.commit(command, rows)
+        if not lost and (self.strict or not refused):
+            driver.at = {log: end for log, (_, end) in planned.items()}
             driver.batch, driver.planned = driver.batch + 1, None
+
+    def fail(self, command: CommitStages, rows: list[str]) -> None:
+        """The server fails in the middle of it, if there is anything to do."""
+        failpoints.arm("stages.part" if rows else "stages.fenced")
+        try:
+            self.db.execute(command)
+        except (failpoints.Failure, Fenced):
+            pass
+        else:
+            self.expect(command, applied=False)
+        finally:
+            failpoints.disarm()
 
     def expect(self, command: CommitStages, *, applied: bool) -> None:
         assert self.verdict(command)[0] is applied, command
@@ -123,42 +160,36 @@ class StageMachine(RuleBasedStateMachine):
         except NotFound:
             return {}
 
-    def commit(self, command: CommitStages, rows: list[str]) -> None:
+    def commit(self, command: CommitStages, rows: list[str]) -> bool:
+        """Whether it is done now, by this or before; else it was refused."""
+        assert command.ranges is not None
         applied, refused = self.verdict(command)
+        known = self.known()
         try:
             done = self.db.execute(command)
         except Fenced as error:
             assert refused
-            assert error.facts == {"positions": {str(log): at for log, at in self.applied.items()}}
-            return
+            stored = {str(log): self.applied[log] for log in command.ranges if log in known}
+            assert error.facts == {"positions": stored}
+            return False
         assert not refused and done.applied is applied
         if applied:
-            assert command.ranges is not None
             assert done.rows == len(rows)
             self.written += rows
-            self.applied = {log: end for log, (_, end) in command.ranges.items()}
+            self.applied.update({log: end for log, (_, end) in command.ranges.items()})
+        return True
 
     @rule(data=st.data())
     def late(self, data: st.DataObject) -> None:
-        """A commit arrives once more, long after it was sent; its stages may be gone."""
+        """A commit arrives once more, or only now, long after it was sent; its stages may be gone."""
         if not self.sent:
             return
-        command = data.draw(st.sampled_from(self.sent))
-        applied, refused = self.verdict(command)
-        before = len(self.written)
+        command, rows = data.draw(st.sampled_from(self.sent))
+        applied, _ = self.verdict(command)
         try:
-            done = self.db.execute(command)
-        except (Fenced, NotFound) as error:
-            assert refused if isinstance(error, Fenced) else applied
-            return
-        assert not refused
-        if done.applied:
-            assert applied and command.ranges is not None
-            self.written += [
-                f"{log}-{number}" for log, (start, end) in command.ranges.items() for number in range(start, end)
-            ]
-            self.applied = {log: end for log, (_, end) in command.ranges.items()}
-            assert len(self.written) == before + done.rows
+            self.commit(command, rows)
+        except NotFound:
+            assert applied
 
     @rule(name=drivers)
     def lose_checkpoint(self, name: str) -> None:
@@ -189,7 +220,15 @@ class StageMachine(RuleBasedStateMachine):
         assert found == self.written
         for log in LOGS:
             mine = [row for row in found if row.startswith(f"{log}-")]
-            assert mine == [f"{log}-{number}" for number in range(self.applied[log])]
+            assert mine == [f"{log}-{number}" for number in range(self.applied[log]) if self.kept(log, number)]
+
+    @invariant()
+    def positions_move_forward(self) -> None:
+        known = self.known()
+        assert all(at >= self.positions.get(log, 0) for log, at in known.items())
+        assert {**dict.fromkeys(LOGS, 0), **known} == self.applied
+        assert self.positions.keys() <= known.keys()
+        self.positions = known
 
     def teardown(self) -> None:
         self.db.close()
@@ -200,5 +239,40 @@ class StageMachine(RuleBasedStateMachine):
             shutil.rmtree(self.directory)
 
 
+class SiftMachine(StageMachine):
+    """A query that filters, into the sink. What it left out leaves no trace in what it writes: a range begins with a
+    row that was kept and ends with one, and a log of which none was kept has no range. So it may begin after the
+    position. Spark stops a query that is refused: it plans nothing more unless its checkpoint is lost or put back."""
+
+    strict = False
+
+    def kept(self, log: int, number: int) -> bool:
+        return (number * 7 + log) % 5 in (0, 1, 3)
+
+    def plan(self, driver: Driver, ahead: tuple[int, int]) -> dict[int, tuple[int, int]]:
+        """As the source does: if some was applied before, the batch ends there. A driver that is not first may not know
+        of the last that was; an even batch knows nothing."""
+        planned = super().plan(driver, ahead)
+        known = self.known() if driver.batch % 2 else {}
+        if not any(start < known.get(log, 0) for log, (start, _) in planned.items()):
+            return planned
+        return {log: (start, min(end, max(start, known.get(log, 0)))) for log, (start, end) in planned.items()}
+
+    def told(self, planned: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+        ranges = {}
+        for log, (start, end) in planned.items():
+            if numbers := [number for number in range(start, end) if self.kept(log, number)]:
+                ranges[log] = (numbers[0], numbers[-1] + 1)
+        return ranges
+
+    def verdict(self, command: CommitStages) -> tuple[bool, bool]:
+        assert command.ranges and not command.strict
+        new = [start >= self.applied[log] for log, (start, _) in command.ranges.items()]
+        old = [end <= self.applied[log] for log, (_, end) in command.ranges.items()]
+        return all(new), not all(new) and not all(old)
+
+
 TestStages = StageMachine.TestCase
 TestStages.settings = settings(max_examples=examples(40), stateful_step_count=30)
+TestSifted = SiftMachine.TestCase
+TestSifted.settings = settings(max_examples=examples(40), stateful_step_count=40)

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from deltalake import DeltaTable
 from pyspark.sql.datasource import (
     CaseInsensitiveDict,
     EqualTo,
@@ -25,12 +26,14 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+import tailrace.spark as ts
 from tailrace.bulk.cold_rows import cold_batch
 from tailrace.client import Client
+from tailrace.cold.reading import files as cold_files
 from tailrace.cold.schemas import SCHEMAS
 from tailrace.cold.store import Store
 from tailrace.cold.writing import commit, write_rows
-from tailrace.errors import Conflict, Gone, Invalid
+from tailrace.errors import Conflict, Corrupt, Gone, Invalid
 from tailrace.spark import explain
 from tailrace.spark.planning import Task
 from tailrace.spark.reading import Reader
@@ -39,7 +42,7 @@ from tests.spark.conftest import create_table
 from tests.support.server import ServerProcess
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 Load = Callable[..., "DataFrame"]
 Put = Callable[..., None]
@@ -362,6 +365,63 @@ def test_cold_topics_and_streams(client: Client, name: str, load: Load) -> None:
     assert load(stream=name).count() == 2
 
 
+def test_a_history_whose_cold_part_spark_reads_itself(
+    client: Client, table: str, put: Put, load: Load, server: ServerProcess, spark: SparkSession
+) -> None:
+    put(*range(30))
+    tier(client, table=table)
+    put(*range(30, 40))
+    hot = keep(client, table, 15)
+    expected = sorted(load(table=table).collect())
+    found = ts.history(spark, url=server.url, table=table)
+    assert found.schema == load(table=table).schema
+    assert sorted(found.collect()) == expected
+    assert len(expected) == 40
+    assert "FileScan parquet" in plan(found) and "BatchScan tailrace" in plan(found)
+    older = ts.history(spark, url=server.url, table=table, endingOffsets={"0": hot})
+    assert sorted(older.collect()) == [row for row in expected if row["offset"] < hot]
+    assert "BatchScan tailrace" not in plan(older)
+    some = ts.history(spark, url=server.url, table=table, startingOffsets={"0": hot - 3}, endingOffsets={"0": hot + 2})
+    assert sorted(some.collect()) == [row for row in expected if hot - 3 <= row["offset"] < hot + 2]
+    assert ts.history(spark, url=server.url, table=table, images="typed").count() == 40
+
+
+def test_a_history_of_a_topic_or_stream(client: Client, name: str, server: ServerProcess, spark: SparkSession) -> None:
+    client.sql(f"CREATE TOPIC {name} PARTITIONS 2")
+    client.create(name, "text/plain")
+    for number in range(6):
+        client.publish(name, f"m{number}".encode(), partition=number % 2)
+    client.append(name, b"one", "text/plain")
+    tier(client, topic=name)
+    tier(client, stream=name)
+    client.publish(name, b"later", partition=1)
+    payloads = sorted(row["payload"] for row in ts.history(spark, url=server.url, topic=name).collect())
+    assert payloads == [b"later", *(f"m{number}".encode() for number in range(6))]
+    assert [row["value"] for row in ts.history(spark, url=server.url, stream=name).collect()] == ["one"]
+
+
+def test_a_history_with_a_gap_is_an_error(
+    client: Client, table: str, put: Put, server: ServerProcess, spark: SparkSession
+) -> None:
+    for number in range(3):
+        put(number)
+        tier(client, table=table)
+    put(3)
+    hot = keep(client, table, 1)
+    assert ts.history(spark, url=server.url, table=table).count() == 4
+    where = client.logs(table=table)["cold"]
+    listed = cold_files(Store(where["url"]), where["place"], client.logs(table=table)["partitions"][0]["log"])
+    DeltaTable(f"{where['url'].removeprefix('file://')}/{where['place']}").delete(
+        f"position = {listed[1].position_min}"
+    )
+    with pytest.raises(Corrupt, match=rf"positions \d+ to {hot} of log \d+ are missing at .*{where['place']}"):
+        ts.history(spark, url=server.url, table=table)
+
+
+def plan(frame: DataFrame) -> str:
+    return str(frame._jdf.queryExecution().toString())  # type: ignore[operator]
+
+
 # -- lost data
 
 
@@ -445,6 +505,39 @@ def test_a_batch_ends_where_the_consumer_was(client: Client, table: str, put: Pu
     assert end["offsets"] == {"0": part["earliest"] + 4}
     assert following.latestOffset(old, ReadMaxRows(2))["offsets"] == {"0": part["earliest"] + 2}
     assert following.latestOffset(end, ReadAllAvailable())["offsets"] == {"0": part["next"]}
+
+
+def test_a_consumer_is_of_one_source(client: Client, table: str, put: Put, server: ServerProcess) -> None:
+    """Its positions are by log: those of another source, or of a table of that name before, say nothing here."""
+    put(1, 2)
+    consumer, other = f"c-{table}", f"other-{table}"
+    create_table(client, other)
+    here, elsewhere = (source(server, table=each, consumer=consumer) for each in (table, other))
+    start = here.streamReader(here.schema()).initialOffset()
+    before = client.job(consumer)["positions"]
+    assert list(before) == [client.logs(table=table)["partitions"][0]["log"]]
+    plain = source(server, table=other)
+    theirs = plain.streamReader(plain.schema()).initialOffset()
+
+    def refused(opened: Source, journal: Any) -> None:
+        for ask in (
+            lambda made: made.initialOffset(),
+            lambda made: made.latestOffset(journal, ReadAllAvailable()),  # a run that has its checkpoint
+        ):
+            with pytest.raises(Invalid, match=f"consumer '{consumer}' has positions in other logs") as caught:
+                ask(opened.streamReader(opened.schema()))
+            assert caught.value.code == "CONSUMER_IN_USE"
+        assert client.job(consumer)["positions"] == before, "and it has lost nothing by it"
+
+    refused(elsewhere, theirs)
+    assert here.streamReader(here.schema()).initialOffset() == start
+    client.call("DeleteTable", {"TableName": table})
+    create_table(client, table)
+    made_anew = source(server, table=table)
+    refused(here, made_anew.streamReader(made_anew.schema()).initialOffset())
+    client.drop_job(consumer)
+    (log,) = elsewhere.streamReader(elsewhere.schema()).initialOffset()["logs"].values()
+    assert list(client.job(consumer)["positions"]) == [log]
 
 
 def test_a_table_that_was_created_again_is_noticed(

@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from tailrace import Put
+from tailrace import Put, limits
 from tailrace.access import Permission
 from tailrace.clock import ManualClock
 from tailrace.command import Command, Query
 from tailrace.database import Database
-from tailrace.errors import Damaged, Invalid, Trimmed
+from tailrace.errors import Damaged, Invalid, Trimmed, Unavailable
 from tailrace.jobs.stage import Target
 from tailrace.jobs.tiering import AttachTier, DetachTier, MoveTiered
 from tailrace.log import cold
@@ -482,6 +482,101 @@ def test_the_event_loop_never_fetches(db: Database, shelf: DictShelf, stream: in
     assert [(entry.position, entry.body) for entry in piece.page.entries] == before[:RUN]
     assert [message.envelope.payload for message in delivery.messages] == [b"m0", b"m1"]
     assert shelf.fetches == 2 and thread not in shelf.threads
+
+
+class Stuck:
+    """Lets the fetches of a shelf hang until they are let go; none may be in this thread, which is the loop's."""
+
+    def __init__(self, shelf: DictShelf) -> None:
+        self._home = threading.get_ident()
+        self.let_go = threading.Event()
+        self._hanging = threading.Semaphore(0)
+        self._one = threading.Lock()
+        self._fetch = shelf.fetch
+        shelf.fetch = self.fetch  # type: ignore[method-assign]
+
+    def fetch(self, missing: Missing) -> None:
+        assert threading.get_ident() != self._home, "the event loop waits for cold storage"
+        self._hanging.release()
+        assert self.let_go.wait(60)
+        with self._one:
+            self._fetch(missing)
+
+    def until(self, count: int) -> None:
+        """Wait until so many hang."""
+        for _ in range(count):
+            assert self._hanging.acquire(timeout=20), "fewer fetches hang"
+
+
+async def asked(db: Database, ask: Query[Any] | Command[Any]) -> Any:
+    return await db.aexecute(ask)
+
+
+def test_hot_readers_and_writers_go_on_while_all_cold_fetches_hang(
+    db: Database, shelf: DictShelf, stream: int, events: int
+) -> None:
+    before = pages(db, "doc")
+    start = tier(db, shelf, stream, 10)
+    tier(db, shelf, events, 10)
+    stuck = Stuck(shelf)
+    count = limits.COLD_THREADS + 40  # more than the threads of the loop's own pool
+
+    async def scenario() -> None:
+        cold_reads = [asyncio.ensure_future(asked(db, Read("doc"))) for _ in range(count)]
+        cold_commands = [
+            asyncio.ensure_future(asked(db, Consume("events", f"g{number}", 0, Start(EARLIEST), 2)))
+            for number in range(count)
+        ]
+        try:
+            async with asyncio.timeout(20):
+                await asyncio.to_thread(stuck.until, limits.COLD_THREADS)
+                for _ in range(3):
+                    piece = await db.aexecute(Read("doc", start))
+                    assert [(entry.position, entry.body) for entry in piece.page.entries] == before[10:]
+                    assert (await asyncio.to_thread(db.execute, Read("doc", start))).page.entries == piece.page.entries
+                    delivery = await db.aexecute(Consume("events", "hot", 0, Start(OFFSET, 10), 1))
+                    assert [message.offset for message in delivery.messages] == [10]
+                    await db.aexecute(Ack("events", "hot", 10))
+                    await db.aexecute(ResetGroup("events", "hot", Start(OFFSET, 10)))
+                    await db.aexecute(Publish("events", (Outgoing(b"writes go on"),)))
+            assert not any(each.done() for each in (*cold_reads, *cold_commands))
+        finally:
+            stuck.let_go.set()
+        for piece in await asyncio.gather(*cold_reads):
+            assert [(entry.position, entry.body) for entry in piece.page.entries] == before[:RUN]
+        for delivery in await asyncio.gather(*cold_commands):
+            assert [message.envelope.payload for message in delivery.messages] == [b"m0", b"m1"]
+
+    asyncio.run(scenario())
+
+
+def test_when_too_many_wait_for_cold_storage_the_next_is_told_so(
+    db: Database, shelf: DictShelf, stream: int, events: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "COLD_WAITING_MAX", limits.COLD_THREADS + 2)
+    start = tier(db, shelf, stream, 10)
+    tier(db, shelf, events, 10)
+    stuck = Stuck(shelf)
+
+    async def scenario() -> None:
+        waiting = [asyncio.ensure_future(asked(db, Read("doc"))) for _ in range(limits.COLD_WAITING_MAX)]
+        try:
+            await asyncio.to_thread(stuck.until, limits.COLD_THREADS)
+            async with asyncio.timeout(20):
+                for ask in (Read("doc"), Consume("events", "group", 0, Start(EARLIEST))):
+                    with pytest.raises(Unavailable, match="wait for cold storage already") as refused:
+                        await asked(db, ask)
+                    assert refused.value.code == "COLD_BUSY"
+                assert (await db.aexecute(Read("doc", start))).page.entries
+        finally:
+            stuck.let_go.set()
+        await asyncio.gather(*waiting)
+        assert (await db.aexecute(Consume("events", "group", 0, Start(EARLIEST)))).messages
+        for _ in range(2 * limits.COLD_WAITING_MAX):  # those that came back have made room
+            shelf.held.clear()
+            assert (await asked(db, Read("doc"))).page.entries
+
+    asyncio.run(scenario())
 
 
 def test_a_failed_fetch_is_told_to_who_asked(db: Database, shelf: DictShelf, stream: int, events: int) -> None:

@@ -141,10 +141,10 @@ def timestamps(at_ms: pa.Array) -> pa.Array:
 
 
 def _changes(entries: pa.RecordBatch, *, plain: bool) -> pa.RecordBatch:
-    """Those of common shapes all at once, the others one by one."""
-    if not NUMPY or entries.num_rows < shapes.ROWS_MIN:
-        return _one_by_one(entries, plain=plain)
+    """Those of common shapes all at once, the others one by one. Entries are of one log, in order."""
     body = entries["body"]
+    if not NUMPY or not shapes.suits(body):
+        return _one_by_one(entries, plain=plain)
     found = shapes.Batch(data_of(body), bounds_of(body), HEAD_BYTES).changes(plain=plain)
     if found is None:
         return _one_by_one(entries, plain=plain)
@@ -225,7 +225,7 @@ def _decoded(bodies: pa.Array, decoder: msgspec.msgpack.Decoder[list[T]], what: 
         head = b"\xdd" + struct.pack(">I", end - first)
         try:
             yield decoder.decode(b"".join((head, data[bounds[first] - base : bounds[end] - base])))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Corrupt(f"{what} cannot be read: {error}; run tailrace check") from error
         first = end
         time.sleep(0)  # a server's loop may wait for its turn
@@ -318,7 +318,7 @@ ITEMS: Final = pa.schema([("keys", pa.string()), ("item", pa.string()), ("typed"
 
 def items_of(bodies: pa.Array, keys: tuple[str, ...]) -> pa.RecordBatch:
     """Items of a table as they are stored: their keys, and all of them, plain and as DynamoDB writes them."""
-    if not NUMPY or len(bodies) < shapes.ROWS_MIN:
+    if not NUMPY or not shapes.suits(bodies):
         return _items_one_by_one(bodies, keys)
     found = shapes.Batch(data_of(bodies), bounds_of(bodies)).items(keys)
     if found is None:
@@ -333,6 +333,9 @@ def items_of(bodies: pa.Array, keys: tuple[str, ...]) -> pa.RecordBatch:
 def _items_one_by_one(bodies: pa.Array, keys: tuple[str, ...]) -> pa.RecordBatch:
     plain, typed = ItemTexts(2, plain=True), ItemTexts(1, plain=False)
     for run in _decoded(bodies, _items, "an item"):
-        plain.add([{name: item[name] for name in keys} for item in run], run)
+        try:
+            plain.add([{name: item[name] for name in keys} for item in run], run)
+        except KeyError as error:
+            raise Corrupt(f"an item lacks its key {error}; run tailrace check") from None
         typed.add(run)
     return pa.RecordBatch.from_arrays([*plain.arrays(), *typed.arrays()], schema=ITEMS)

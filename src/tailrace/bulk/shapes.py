@@ -13,6 +13,7 @@ which decodes it value by value.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,11 +26,15 @@ from tailrace.bulk.entries import int64s
 from tailrace.tables.change import EVENTS
 
 ROWS_MIN: Final = 64  # fewer are decoded one by one sooner
+ROUND_MIN: Final = 128  # likewise, of entries that have another record
+BYTES_MAX: Final = 1 << 30
 SHAPES_MAX: Final = 12  # looked for in one batch
-SHARE_MIN: Final = 0.05  # of what is left has a shape, or it was looked for in vain
+SAMPLE: Final = 256  # of what is left is held against a new shape first
+SHARE_MIN: Final = 0.05  # of them have it, or it was looked for in vain
 VAIN_MAX: Final = 3  # times in a row; then the rest is left
 FIXED_MAX: Final = 4096  # bytes, and as many of JSON: a larger shape is none
 VALUES_MAX: Final = 200
+BLOCK_VALUES: Final = 400_000  # followed at a time, which bounds the memory for them
 _ROOM: Final = 2 * FIXED_MAX * SHAPES_MAX + 1024  # behind the stored bytes, for pieces of JSON; what is read too far
 
 _TEXT, _FLAG, _COUNT = range(3)  # kinds of values: a text, true or false, a number that is passed over
@@ -107,6 +112,7 @@ class Example:
     def __init__(self, data: memoryview, at: int) -> None:
         self._data = data
         self._at = self._begun = at
+        self._left = FIXED_MAX  # of fixed bytes
         self._fixed: list[bytes] = []
         self._kinds: list[int] = []
 
@@ -118,7 +124,7 @@ class Example:
         if event >= len(EVENTS):
             raise Unfit
         self._value(_COUNT, lambda: self._skip(_COUNT_BYTES[self._data[self._at]]))
-        images = [self._item_or_none() for _ in range(3)]
+        images = [self._item(), self._item_or_none(), self._item_or_none()]
         style = 0 if plain else 1
         return self._shape(
             [None if each is None else mapping({name: both[style] for name, both in each.items()}) for each in images],
@@ -134,9 +140,8 @@ class Example:
         return self._shape([mapping({name: plain[name] for name in keys}), mapping(plain), mapping(typed)])
 
     def _shape(self, texts: list[Text | None], event: int = 0) -> Shape:
-        self._fixed.append(bytes(self._data[self._begun : self._at]))
-        json = sum(len(piece) for text in texts if text is not None for piece in text.pieces)
-        if sum(map(len, self._fixed)) > FIXED_MAX or json > FIXED_MAX or len(self._kinds) > VALUES_MAX:
+        self._note_fixed()
+        if sum(len(piece) for text in texts if text is not None for piece in text.pieces) > FIXED_MAX:
             raise Unfit
         return Shape(event, self._fixed, self._kinds, texts)
 
@@ -152,7 +157,7 @@ class Example:
         return {self._string(): self._attribute() for _ in range(self._members(0x80, 0xDE))}
 
     def _attribute(self) -> Both:
-        if self._next() != 0x81:
+        if self._next() != 0x81 or self._at - self._begun > self._left:
             raise Unfit
         match kind := self._string():
             case "S":
@@ -161,7 +166,7 @@ class Example:
                 plain = joined(number := self._text())
                 typed = joined(b'"', number, b'"')
             case "BOOL":
-                plain = typed = joined(self._value(_FLAG, lambda: self._skip(1)))
+                plain = typed = joined(self._value(_FLAG, lambda: self._skip(_FLAG_BYTES[self._data[self._at]])))
             case "NULL":
                 if self._next() != 0xC3:
                     raise Unfit
@@ -184,11 +189,19 @@ class Example:
 
     def _value(self, kind: int, pass_over: Callable[[], object]) -> int:
         """Note that a value is here, and go on behind it; its number."""
-        self._fixed.append(bytes(self._data[self._begun : self._at]))
+        self._note_fixed()
         self._kinds.append(kind)
+        if len(self._kinds) > VALUES_MAX:
+            raise Unfit
         pass_over()
         self._begun = self._at
         return len(self._kinds) - 1
+
+    def _note_fixed(self) -> None:
+        self._fixed.append(bytes(self._data[self._begun : self._at]))
+        self._left -= len(self._fixed[-1])
+        if self._left < 0:
+            raise Unfit
 
     def _text(self) -> int:
         return self._value(_TEXT, self._string)
@@ -232,8 +245,13 @@ _SIZES[0xA0:0xC0] = np.arange(32)
 _IS_TEXT = np.zeros(256, np.bool_)
 _IS_TEXT[0xA0:0xC0] = True
 _IS_TEXT[[0xD9, 0xDA]] = True
-_COUNT_BYTES = np.ones(256, np.int64)
+# By the first byte of a number, its size; what is none is too large for anything.
+_COUNT_BYTES = np.full(256, BYTES_MAX, np.int64)
+_COUNT_BYTES[:0x80] = 1
 _COUNT_BYTES[[0xCC, 0xCD, 0xCE, 0xCF]] = 2, 3, 5, 9
+# Of a flag there are two.
+_FLAG_BYTES = np.full(256, BYTES_MAX, np.int64)
+_FLAG_BYTES[[0xC2, 0xC3]] = 1
 
 
 # -- all of them
@@ -295,6 +313,11 @@ def _words(fixed: bytes) -> list[tuple[int, np.uint64, np.uint64 | None]]:
     ]
 
 
+def suits(bodies: pa.Array) -> bool:
+    """Whether it is worth while to look for shapes."""
+    return len(bodies) >= ROWS_MIN and bodies.nbytes < BYTES_MAX
+
+
 class Batch:
     """What is stored, end to end; the first `head` bytes of each are passed over."""
 
@@ -321,6 +344,9 @@ class Batch:
         fit &= counts > 0
         index = 0
         while len(entries := np.flatnonzero(fit & (counts > index))):
+            if index and len(entries) < ROUND_MIN:
+                fit[entries] = False
+                break
             self._round(entries, at, index, fit, lambda example: example.change(plain=plain))
             index += 1
         fit &= at == self._ends
@@ -354,7 +380,9 @@ class Batch:
         if len(longer):
             high, low = (self._bytes[at[longer] + each].astype(np.int64) for each in (1, 2))
             sizes[longer] = np.where(heads[longer] == 0xDA, high << 8 | low, high)
-        end = np.minimum(begin + sizes, self._size)
+        end = begin + sizes
+        fit &= end <= self._size
+        np.minimum(end, self._size, out=end)
         return np.stack((np.minimum(begin, end), end), axis=1), end
 
     def _members(self, at: Numbers, fit: Mask) -> tuple[Numbers, Numbers]:
@@ -383,46 +411,33 @@ class Batch:
         vain = 0
         while len(left) and self._tries and vain < VAIN_MAX:
             self._tries -= 1
-            before = len(left)
-            try:
-                known = self._learn(look(Example(self._stored, int(at[left[0]]))))
+            vain += 1
+            with suppress(Unfit, IndexError, RecursionError):
+                known = self._learn(look(Example(self._stored, int(at[left[0]]))), at[left[:: -(-len(left) // SAMPLE)]])
                 left = self._take(known, left, at, index, fit)
-            except (Unfit, IndexError):
-                fit[left[0]] = False
-                left = left[1:]
-            vain = vain + 1 if before - len(left) < SHARE_MIN * before else 0
+                vain = 0
+                continue
+            fit[left[0]] = False
+            left = left[1:]
         fit[left] = False
 
-    def _learn(self, shape: Shape) -> _Known:
+    def _learn(self, shape: Shape, sample: Numbers) -> _Known:
         known = _Known(shape, self._bytes, self._used)
+        if np.count_nonzero(self._follow(known, sample)[0]) < SHARE_MIN * len(sample):
+            raise Unfit
         self._used = known.end
         self._shapes.append(known)
         return known
 
     def _take(self, known: _Known, entries: Numbers, at: Numbers, index: int, fit: Mask) -> Numbers:
         """Take the records that have this shape; the entries that are left."""
-        if not len(entries):
-            return entries
-        shape, there = known.shape, at[entries]
-        same = np.ones(len(entries), np.bool_)
-        places = np.empty((len(entries), len(shape.kinds), 2), np.int64)
-        for number, kind in enumerate(shape.kinds):
-            size, words = known.fixed[number]
-            same &= self._is(there, words)
-            if not same.any():
-                return entries
-            there = np.minimum(there + size, self._size)
-            if kind == _TEXT:
-                places[:, number], there = self._texts(there, same)
-            else:
-                places[:, number] = there[:, None]
-                there = there + (1 if kind == _FLAG else _COUNT_BYTES[self._bytes[there]])
-                np.minimum(there, self._size, out=there)
-        size, words = known.fixed[-1]
-        same &= self._is(there, words)
+        blocks = -(-len(entries) * len(known.shape.kinds) // BLOCK_VALUES)
+        if blocks > 1:
+            parts = np.array_split(entries, min(blocks, len(entries)))
+            return np.concatenate([self._take(known, part, at, index, fit) for part in parts])
+        same, places, there = self._follow(known, at[entries])
         if not same.any():
             return entries
-        there += size
         mine = entries if same.all() else entries[same]
         images, wrong = self._images(known, places if mine is entries else places[same])
         at[mine] = there if mine is entries else there[same]
@@ -431,8 +446,32 @@ class Batch:
             images = [image.take(int64s(np.flatnonzero(~wrong))) for image in images]
             mine = mine[~wrong]
         known.uses += len(mine)
-        self._groups.append(_Group(mine, index, shape.event, images))
+        self._groups.append(_Group(mine, index, known.shape.event, images))
         return entries[~same]
+
+    def _follow(self, known: _Known, there: Numbers) -> tuple[Mask, Numbers, Numbers]:
+        """What begins at these places, from value to value: whether it has the shape, where its values are, and where
+        it ends."""
+        same = np.ones(len(there), np.bool_)
+        places = np.empty((len(there), len(known.shape.kinds), 2), np.int64)
+        for number, kind in enumerate(known.shape.kinds):
+            size, words = known.fixed[number]
+            same &= self._is(there, words)
+            if not same.any():
+                return same, places, there
+            there = np.minimum(there + size, self._size)
+            if kind == _TEXT:
+                places[:, number], there = self._texts(there, same)
+            else:
+                places[:, number] = there[:, None]
+                there = there + (_FLAG_BYTES if kind == _FLAG else _COUNT_BYTES)[self._bytes[there]]
+                same &= there <= self._size
+                np.minimum(there, self._size, out=there)
+        size, words = known.fixed[-1]
+        same &= self._is(there, words)
+        there = there + size
+        same &= there <= self._size
+        return same, places, there
 
     def _images(self, known: _Known, places: Numbers) -> tuple[list[pa.Array], Mask | None]:
         """The JSON of records of this shape whose values are there, and which of it is wrong; None: none."""

@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import UNSET, UnsetType
 
+from tailrace.errors import Corrupt
+
 INT_DIGITS_MAX: Final = 18  # what surely fits in 64 bits
 
 
@@ -46,7 +48,10 @@ class ItemTexts:
         """Take some more items of each column."""
         for texts, items in zip(self._columns, columns, strict=True):
             if self._plain:
-                texts.append(_encode_lines([None if item is None else plain_item(item) for item in items]))
+                try:
+                    texts.append(_encode_lines([None if item is None else plain_item(item) for item in items]))
+                except (ValueError, RecursionError) as error:
+                    raise Corrupt(f"an item cannot be read: {error}; run tailrace check") from None
             else:
                 texts.append(_encode_lines(items))
 

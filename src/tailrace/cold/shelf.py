@@ -117,23 +117,39 @@ class Shelf:
     # -- reading
 
     def _look_up(self, tier: Tier, at_ms: int) -> None:
-        """Find where a time begins. Times only grow along a log, so only the file that has it is read."""
+        """Find where a time begins."""
+        at = datetime.fromtimestamp(min(max(at_ms, 0), _LAST_MS) / 1000, UTC)
         with self._slots:
-            known = listing(self.store, tier.place).having(tier.log, tier.start, tier.tiered)
-            at = datetime.fromtimestamp(min(max(at_ms, 0), _LAST_MS) / 1000, UTC)
-            later = [file for file in known if file.timestamp_max is None or file.timestamp_max >= at]
-            position = tier.tiered
-            selection = Selection(tier.log, tier.start, tier.tiered)
-            cursors = [Cursor(self.store, file, ["log", "position", "next", "timestamp"], selection) for file in later]
-            for table, _ in merge(cursors, ["log", "position"]):  # what was forgotten may be missing between them
-                since = table.filter(pc.greater_equal(table["timestamp"], pa.scalar(at, table["timestamp"].type)))
-                if since.num_rows:
-                    position = since["position"][0].as_py()
-                    break
+            position = self._since(tier, at)
         with self._lock:
             self._times[tier.log, tier.tiered, at_ms] = position
             while len(self._times) > _TIMES_MAX:
                 self._times.popitem(last=False)
+
+    def _since(self, tier: Tier, at: datetime) -> int:
+        """Times only grow along a log, so only the file that has it is read."""
+        known = listing(self.store, tier.place)
+        chain = Chain(self.store, tier.place, tier.log, tier.start, tier.tiered)
+        for _ in range(limits.COLD_COMMIT_TRIES):
+            files = known.having(tier.log, tier.start, tier.tiered)
+            if not files:
+                raise Corrupt(
+                    f"positions {tier.start} to {tier.tiered} of log {tier.log} should be in cold storage at "
+                    f"{self.store.uri(tier.place)}, and no file there has them; its Delta table is at version "
+                    f"{known.version}"
+                )
+            later = [file for file in files if file.timestamp_max is None or file.timestamp_max >= at]
+            selection = Selection(tier.log, tier.start, tier.tiered)
+            cursors = [Cursor(self.store, file, ["log", "position", "next", "timestamp"], selection) for file in later]
+            try:
+                for table, _ in merge(cursors, ["log", "position"]):  # what was forgotten may be missing between them
+                    since = table.filter(pc.greater_equal(table["timestamp"], pa.scalar(at, table["timestamp"].type)))
+                    if since.num_rows:
+                        return int(since["position"][0].as_py())
+                return tier.tiered
+            except Vanished as vanished:
+                known = again(self.store, vanished, chain)
+        raise _too_fast(self.store, tier.place)
 
     @contextmanager
     def _flight(self, log: int, position: int) -> Iterator[bool]:
@@ -167,7 +183,8 @@ class Shelf:
             if known is None:
                 known = listing(self.store, tier.place)
                 self._listings[tier.place] = known
-            chain = Chain(self.store, tier.place, tier.log, position, None, covering=True)
+            # What lies above the mark may be half of a batch that nobody has verified yet.
+            chain = Chain(self.store, tier.place, tier.log, position, tier.tiered, covering=True)
             try:
                 entries = self._entries(chain, known)
             except Vanished as vanished:
@@ -190,19 +207,19 @@ class Shelf:
                     f"version {known.version}"
                 )
             known = None
-        raise Unavailable(f"files of {self.store.uri(tier.place)} are replaced faster than they can be read; try again")
+        raise _too_fast(self.store, tier.place)
 
     def _entries(self, chain: Chain, known: Listing) -> list[Entry]:
         """Entries from the one that covers the position on: at least a run, or all there are."""
         position = chain.start
         assert position is not None
-        files = known.having(chain.log, position, None)
+        files = known.having(chain.log, position, chain.end)
         enough = max(
             limits.SHELF_RUN_BYTES, min(self.capacity_bytes // limits.SHELF_FETCHES_MAX, limits.COLD_GROUP_BYTES)
         )
         found: list[Entry] = []
         size, reached = 0, position
-        for batch in rows(self.store, files, chain, ["log", "position", "next", "timestamp", "body"]):
+        for batch in _readable(rows(self.store, files, chain, ["log", "position", "next", "timestamp", "body"])):
             for entry in _decoded(batch):
                 if entry.position > reached or (found and entry.position < reached):
                     raise damaged(self.store, chain.files[0], f"the entry at position {reached} has no body")
@@ -267,6 +284,22 @@ class Shelf:
         starts.remove(key[1])
         if not starts:
             del self._starts[key[0]]
+
+
+def _too_fast(store: Store, place: str) -> Unavailable:
+    return Unavailable(f"files of {store.uri(place)} are replaced faster than they can be read; try again")
+
+
+def _readable(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What comes before a file that is lost or damaged. Whoever comes to that one is told, and nobody sooner."""
+    some = False
+    try:
+        for batch in batches:
+            some = True
+            yield batch
+    except (Corrupt, Vanished):
+        if not some:
+            raise
 
 
 def _decoded(batch: pa.RecordBatch) -> Iterator[Entry]:

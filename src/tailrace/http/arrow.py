@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -177,10 +178,13 @@ class ArrowDoor:
         def made(run: Run) -> tuple[list[memoryview], int]:
             return (frames.of(run.entries, decode) if run.entries.num_rows else []), run.next
 
+        pace = Pace()
         while position < found.end:
             query = queries.packed_entries(which, found.log, position, found.end, bytes_max)
             pieces, position = await self._ask(query, principal, made)
             await _send(sink, pieces)
+            if position < found.end:
+                await pace.rest()
         await _send(sink, frames.end())
 
     # -- items of a table
@@ -217,6 +221,21 @@ class ArrowDoor:
 
         headers = _headers([(b"tailrace-sequence", b"%d" % told.sequence)])
         return Live(200, headers, run, whole=True)
+
+
+class Pace:
+    """Lets others go first: the busier the event loop is, the longer a reader rests between two batches. To send them
+    takes some of the loop's time too, which is not counted."""
+
+    def __init__(self) -> None:
+        self._began_s, self._used_s = time.monotonic(), time.thread_time()
+
+    async def rest(self) -> None:
+        """Call it on the loop, when a batch was sent."""
+        took_s = time.monotonic() - self._began_s
+        busy = (time.thread_time() - self._used_s) / max(took_s, 1e-6)
+        await asyncio.sleep(took_s * limits.BULK_REST * max(0.0, busy - limits.BULK_BUSY) / (1 - limits.BULK_BUSY))
+        self._began_s, self._used_s = time.monotonic(), time.thread_time()
 
 
 class Frames:

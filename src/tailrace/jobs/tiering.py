@@ -27,7 +27,7 @@ from tailrace.jobs.stage import STREAM, TABLE, Target
 from tailrace.log import cold
 from tailrace.log import log as logs
 from tailrace.log.cold import PLACES, TIERS, Place, Tier
-from tailrace.log.entry import LOGS, Log
+from tailrace.log.entry import ENTRIES, LOGS, Log
 from tailrace.storage.engine import Reader, Tx
 from tailrace.storage.table import META, Meta
 from tailrace.streams import commands as streams
@@ -205,8 +205,11 @@ def _place(tx: Tx, name: str) -> Place:
 def _aligned(tx: Tx, tier: Tier, position: int) -> int:
     """Where the entry ends that `position` lies inside of; the position, if it lies between two."""
     log = tx.get(LOGS, tier.log)
-    if log is None or not tier.start < position < log.start:
+    if log is None or position <= tier.start:
         return position
+    if position >= log.start:  # it is hot still
+        found = tx.values(ENTRIES, "position", log.id, start=position, limit=1)
+        return int(found[0][0]) if found else log.next
     entry = next(cold.entries(tx, log, position))
     return position if entry.position == position else entry.next
 

@@ -94,7 +94,7 @@ def removable(reader: Reader | Tx, log: Log) -> int:
     tier = reader.get(TIERS, log.id)
     if tier is None:
         return log.next
-    return tier.tiered if tier.start <= log.start else log.start
+    return tier.tiered if log.base <= log.start else log.start
 
 
 def within_reach(reader: Reader | Tx, log: Log, position: int, until: int) -> Iterator[Entry]:

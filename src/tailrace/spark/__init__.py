@@ -10,20 +10,16 @@ Nothing of Spark is imported before it is used: the rest of Tailrace runs withou
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tailrace import lazy
 from tailrace.spark.failures import explain
 from tailrace.spark.session import register, session
 
 if TYPE_CHECKING:
+    from tailrace.spark.native import history
     from tailrace.spark.source import Source
 
-__all__ = ["Source", "explain", "register", "session"]
+__all__ = ["Source", "explain", "history", "register", "session"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "Source":
-        from tailrace.spark.source import Source
-
-        return Source
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazy.names(__name__, {"Source": "tailrace.spark.source", "history": "tailrace.spark.native"})

@@ -29,7 +29,7 @@ _RENAMED: Final = {"position": "offset", "next": "next_offset"}
 # What of cold storage's columns is shown, under these names or its own.
 _CHANGE: Final = "position next sequence index last timestamp event principal keys old_image new_image"
 _MESSAGE: Final = "partition offset next timestamp message_id source_table op mode key payload principal"
-_COLD: Final = {"table": tuple(_CHANGE.split()), "topic": tuple(_MESSAGE.split())}
+COLD: Final = {"table": tuple(_CHANGE.split()), "topic": tuple(_MESSAGE.split())}
 
 
 class Fetch:
@@ -49,8 +49,8 @@ class Fetch:
     def plan(self, found: Facts, ranges: Sequence[Range]) -> list[Task]:
         """Tasks for these ranges: first what is only in cold storage, then the rest."""
         hot_from = {part.log: part.hot for part in found.partitions}
-        cold_part = [_clipped(each, each.start, min(each.end, hot_from[each.log])) for each in ranges]
-        hot_part = [_clipped(each, max(each.start, hot_from[each.log]), each.end) for each in ranges]
+        cold_part = [clipped(each, each.start, min(each.end, hot_from[each.log])) for each in ranges]
+        hot_part = [clipped(each, max(each.start, hot_from[each.log]), each.end) for each in ranges]
         hot_part = [each for each in hot_part if each.size]
         tasks = [task for each in cold_part if each.size for task in self._plan_cold(each)]
         wanted = tasks_wanted(
@@ -74,7 +74,7 @@ class Fetch:
         count = tasks_wanted("table", [rows], available_cores(), self.options.partitions_min)
         bounds = cold_cuts(spans, wanted.start, wanted.end, count) if spans else [wanted.start, wanted.end]
         return [
-            Task(_clipped(wanted, low, high), tuple(each for each in files if each.may_have(wanted.log, low, high)))
+            Task(clipped(wanted, low, high), tuple(each for each in files if each.may_have(wanted.log, low, high)))
             for low, high in itertools.pairwise(bounds)
         ]
 
@@ -118,7 +118,7 @@ class Fetch:
                 return
             except Gone as error:
                 end = min(self._hot_now(wanted, at, error), wanted.end)
-                yield from self._cold(_clipped(wanted, at, end), None)
+                yield from self._cold(clipped(wanted, at, end), None)
                 at = end
             except (Unavailable, TooMany) as error:
                 if error.code == "CLOSED" or time.monotonic() + wait_s > until_s:
@@ -158,12 +158,12 @@ class Fetch:
         if files is None:
             files = cold.files(self.store, self.place, wanted.log, wanted.start, wanted.end)
         whole = self.kind == "stream" or (self.kind == "table" and self.options.images == "typed")
-        columns = _ENTRY if whole else _COLD[self.kind]
+        columns = _ENTRY if whole else COLD[self.kind]
         for batch in cold.read(self.store, files, wanted.log, wanted.start, wanted.end, columns):
             if whole:
                 yield self._decoded(_as_entries(batch), wanted.partition)
             else:
-                names = [_RENAMED.get(name, name) for name in columns]
+                names = [renamed(name) for name in columns]
                 yield pa.RecordBatch.from_arrays([batch.column(name) for name in columns], names=names)
 
 
@@ -175,5 +175,10 @@ def _as_entries(rows: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=["log", "position", "next", "at_ms", "body"])
 
 
-def _clipped(each: Range, start: int, end: int) -> Range:
+def renamed(column: str) -> str:
+    """What a column of cold storage is called in rows."""
+    return _RENAMED.get(column, column)
+
+
+def clipped(each: Range, start: int, end: int) -> Range:
     return Range(each.partition, each.log, start, end)

@@ -55,7 +55,7 @@ def session(app: str = "tailrace", master: str | None = None, *, ship: bool = Fa
     if _JVM in settings and _JVM in conf:
         conf[_JVM] = f"{settings[_JVM]} {conf[_JVM]}"
     for name, value in (settings | conf).items():
-        builder = builder.config(name, _text(value))
+        builder = builder.config(name, text(value))
     spark = builder.getOrCreate()
     if ship:
         spark.sparkContext.addPyFile(str(packed(Path(tempfile.mkdtemp(prefix="tailrace-")))))
@@ -146,5 +146,6 @@ def _heap_bytes() -> int:
     return max(_GIB, min(_HEAP_BYTES_MAX, memory // 2))
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
+    """A setting as Spark takes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

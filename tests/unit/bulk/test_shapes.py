@@ -111,7 +111,10 @@ def test_what_json_escapes_is_left(text: str) -> None:
 def test_transactions_of_many_records() -> None:
     sizes = [1, 2, 15, 16, 40]
     entries = changed(
-        *([put(number + each, total=each) for each in range(sizes[number % 5])] for number in range(ENTRIES))
+        *(
+            [put(number + each, total=each) for each in range(sizes[number % 5])]
+            for number in range(5 * shapes.ROUND_MIN)
+        )
     )
     found = records(entries)
     assert found is not None and not len(found.others)
@@ -156,6 +159,47 @@ def test_damaged_bytes_are_told_of_and_nothing_else_happens(seed: int) -> None:
     except Corrupt:
         return
     made.validate(full=True)
+
+
+@pytest.mark.parametrize(
+    ("stored", "damage"),
+    [
+        (b"hello", b""),  # the last text of all is cut off
+        (b"\x81\xa4BOOL\xc3", b"\x81\xa4BOOL\xc1"),
+        (b"\x95\x00\x07\x81", b"\x95\x00\xc0\x81"),  # a size that is none
+        (b"\x95\x00\x07\x81\xa2id\x81\xa1S\xa3k99", b"\x95\x00\x07\xc0"),  # no keys
+        (b"\x95\x00\x07", b"\x95\x03\x07"),  # an event that is none
+        (b"\xa1N\xa299", b"\xa1N\xa29\\"),  # a number that is none
+    ],
+)
+def test_damage_that_looks_like_a_shape(stored: bytes, damage: bytes) -> None:
+    made = [
+        Stored(0, 7, item(id=f"k{number}"), None, item(id=f"k{number}", paid=True, n=number, t="hello"))
+        for number in range(100)
+    ]
+    entries = changed(*([each] for each in made))
+    body = entries[99].body
+    assert stored in body
+    entries[99] = Entry(7, entries[99].position, entries[99].next, 0, body.replace(stored, damage))
+    with pytest.raises(Corrupt):
+        rows_of("table", batch(entries))
+
+
+def test_what_is_large_is_not_looked_at_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a transaction of thousands nor an item of thousands of elements is followed record by record."""
+    looks = []
+    follow = shapes.Batch._follow
+    monkeypatch.setattr(shapes.Batch, "_follow", lambda self, known, at: looks.append(1) or follow(self, known, at))
+    large = [put(each, total=each) for each in range(5000)]
+    entries = changed(large, *([put(number, total=number)] for number in range(ENTRIES)))
+    assert told(rows_of("table", batch(entries))) == expected(entries, "plain")
+    assert len(looks) < 20
+
+    for filling in ([None] * 5000, [""] * 5000):
+        entries = changed([put(1, l=filling)], *([put(number, total=number)] for number in range(ENTRIES)))
+        assert told(rows_of("table", batch(entries))) == expected(entries, "plain")
+    with pytest.raises(shapes.Unfit):
+        shapes.Example(memoryview(value.encode(item(l=[None] * 5000))), 0).item(())
 
 
 def test_without_numpy_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,6 +225,38 @@ def test_a_lost_or_damaged_file_is_named_and_can_be_put_back(store: Store) -> No
         get(shelf, Tier(3, 0, 100, ORDERS), 99)
 
 
+def test_what_comes_before_a_lost_or_damaged_file_is_read(store: Store) -> None:
+    """However little that is: a fetch wants more than one small file has."""
+    for generation in range(3):
+        tiered(store, ORDERS, [change_rows(entries(3, 10 * generation, 10 * generation + 10))], generation + 1)
+    tier = Tier(3, 0, 30, ORDERS)
+    file = next(each for each in reading.files(store, ORDERS, 3) if each.position_min == 10)
+    path = Path(store.uri(ORDERS), file.path)
+    sound = path.read_bytes()
+    for spoilt in (None, sound[: len(sound) // 2], sound[:200] + bytes(50) + sound[250:]):
+        path.unlink() if spoilt is None else path.write_bytes(spoilt)
+        shelf = Shelf(Store(store.url))
+        assert get(shelf, tier, 0) == entries(3, 0, 10)
+        for position in (10, 19):
+            with pytest.raises(Corrupt, match=str(path)):
+                get(shelf, tier, position)
+        assert get(shelf, tier, 20) == entries(3, 20, 30)
+        path.write_bytes(sound)
+        assert all_of(shelf, tier) == entries(3, 0, 30)
+
+
+def test_nothing_above_the_mark_is_read(store: Store) -> None:
+    """A batch that was committed is verified before it is marked; until then its files may be damaged, or another's."""
+    tiered(store, ORDERS, [change_rows(entries(3, 0, 10))], 1)
+    _, (above,) = tiered(store, ORDERS, [change_rows(entries(3, 10, 20))], 2)
+    Path(store.uri(ORDERS), above.path).unlink()
+    shelf = Shelf(store)
+    assert all_of(shelf, Tier(3, 0, 10, ORDERS)) == entries(3, 0, 10)
+    tiered(store, ORDERS, [change_rows(entries(3, 20, 30))], 3)
+    compacting.forget(store, ORDERS, {3: 20})  # the lost file with it
+    assert all_of(shelf, Tier(3, 20, 25, ORDERS)) == entries(3, 20, 25)
+
+
 def test_an_entry_without_a_body_is_damage(store: Store) -> None:
     batch = change_rows(entries(3, 0, 10), records=2)
     bodies = batch.column("body").to_pylist()
