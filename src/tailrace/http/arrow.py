@@ -10,7 +10,8 @@ An Arrow answer is sent batch by batch. The database is read, and rows are made,
 batch at a time for each reader: the event loop goes on, and so do writers. What has to be fetched from cold storage,
 which may take long, has other threads: those who read what is hot do not wait behind it. The next batch is read when
 the last was taken, so that a reader costs about two batches of memory however slow it is. An answer that cannot be
-finished ends with the connection, so that nobody takes a part for the whole.
+finished ends with the connection, so that nobody takes a part for the whole; but what is wrong with its first batch is
+told as an error.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -32,7 +33,7 @@ from tailrace.access import Principal
 from tailrace.bulk import columns, queries
 from tailrace.bulk.columns import PLAIN, STREAM, TABLE, TOPIC, TYPED
 from tailrace.bulk.entries import SCHEMA as ENTRIES
-from tailrace.bulk.queries import Facts, Range, Run, ScanItems, Told, Which
+from tailrace.bulk.queries import Facts, Run, ScanItems, Told, Which
 from tailrace.command import Query
 from tailrace.database import Database
 from tailrace.errors import Invalid, NotAllowed, Unavailable
@@ -52,6 +53,8 @@ RECORDS_MAX: Final = 1_000_000_000
 _DIGITS: Final = re.compile(r"[0-9]{1,16}", re.ASCII)
 _offsets: Final = msgspec.json.Decoder(dict[str, int])
 _ROWS, _ENTRIES = "rows", "entries"
+
+Piece = tuple[list[memoryview], int]  # a batch, and where the next one begins
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -159,33 +162,18 @@ class ArrowDoor:
         headers = _headers([(b"stream-next-offset", offset(found.end).encode())])
         if found.end >= found.tail:
             headers.append((b"stream-up-to-date", b"true"))
-        return Live(200, headers, partial(self._send_range, principal, which, found, schema, decode), whole=True)
-
-    async def _send_range(
-        self,
-        principal: Principal,
-        which: Which,
-        found: Range,
-        schema: pa.Schema,
-        decode: Callable[[pa.RecordBatch], pa.RecordBatch] | None,
-        sink: Sink,
-    ) -> None:
         frames = Frames(schema)
         bytes_max = limits.BULK_BYTES if decode is None else ROWS_BYTES
-        position = found.first
-        await _send(sink, frames.begin())
 
-        def made(run: Run) -> tuple[list[memoryview], int]:
+        def made(run: Run) -> Piece:
             return (frames.of(run.entries, decode) if run.entries.num_rows else []), run.next
 
-        pace = Pace()
-        while position < found.end:
-            query = queries.packed_entries(which, found.log, position, found.end, bytes_max)
-            pieces, position = await self._ask(query, principal, made)
-            await _send(sink, pieces)
-            if position < found.end:
-                await pace.rest()
-        await _send(sink, frames.end())
+        def ask(position: int) -> Coroutine[Any, Any, Piece]:
+            return self._ask(queries.packed_entries(which, found.log, position, found.end, bytes_max), principal, made)
+
+        # The first one comes before the answer does: what goes wrong with it is told, and not just cut off.
+        first_piece = await ask(found.first) if request.method == b"GET" and found.first < found.end else None
+        return Live(200, headers, partial(_send_range, frames, ask, first_piece, found.end), whole=True)
 
     # -- items of a table
 
@@ -354,6 +342,21 @@ class Scan:
             return True
         handed.cancel()
         return False
+
+
+async def _send_range(
+    frames: Frames, ask: Callable[[int], Awaitable[Piece]], piece: Piece | None, end: int, sink: Sink
+) -> None:
+    pace = Pace()
+    await _send(sink, frames.begin())
+    while piece is not None:
+        made, position = piece
+        await _send(sink, made)
+        if position >= end:
+            break
+        await pace.rest()
+        piece = await ask(position)
+    await _send(sink, frames.end())
 
 
 async def _nothing_to_send(sink: Sink) -> None:
