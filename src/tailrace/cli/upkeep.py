@@ -86,7 +86,8 @@ def retention(
 @click.option("--through", type=click.IntRange(0), required=True, metavar="SEQUENCE", help="The last one to remove.")
 @stream_options
 def prune(table: str, through: int, label: str | None, url: str, token: str | None) -> None:
-    """Remove the changes of TABLE up to and including a sequence, whatever cursors say; prints how many went."""
+    """Remove the changes of TABLE up to and including a sequence, cold ones too, whatever cursors say; prints how many
+    went."""
     with connect(url, token) as client:
         state = client.prune(table, through, label)
     if state["gone"]:
