@@ -567,6 +567,22 @@ def test_data_lost_under_a_checkpoint(client: Client, table: str, put: Put, foll
     assert [len(each) for each in batches(follow(table=table, failOnDataLoss=False), tmp_path / "d")] == [2]
 
 
+def test_a_streaming_query_adds_nothing_to_what_all_queries_share(
+    table: str, put: Put, follow: Load, tmp_path: Path, spark: SparkSession
+) -> None:
+    def shared() -> set[str]:
+        manager = spark._jsparkSession.sessionState().dataSourceManager()
+        return set(dict(manager.lookupDataSource("tailrace").dataSourceCls().envVars()))
+
+    before = dict(spark.sparkContext.environment)
+    ts.register(spark)
+    assert spark.sparkContext.environment == before
+    known = shared()
+    put(1)
+    assert batches(follow(table=table), tmp_path / "c")
+    assert shared() == known
+
+
 def test_a_task_of_sparks_own_reads_nothing(table: str, server: ServerProcess) -> None:
     assert list(reader(server, table=table).read(InputPartition(None))) == []
 

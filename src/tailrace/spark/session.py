@@ -10,6 +10,8 @@ import site
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,13 @@ _HEAP_BYTES_MAX = 4 * _GIB
 
 # What the source needs wherever it runs.
 NEEDED = {"spark.sql.python.filterPushdown.enabled": "true"}
+# What Spark adds to the environment of a source when a query starts; it sets them all anew.
+_ADDED = {
+    "SPARK_AUTH_SOCKET_TIMEOUT": "180",
+    "SPARK_BUFFER_SIZE": "65536",
+    "SPARK_LOCAL_DIRS": tempfile.gettempdir(),
+    "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
+}
 PATIENCE = {"spark.python.authenticate.socketTimeout": "180s"}  # a busy machine starts a Python worker slowly
 
 
@@ -68,8 +77,26 @@ def register(spark: SparkSession) -> SparkSession:
 
     for name, value in NEEDED.items():
         spark.conf.set(name, value)
-    spark.dataSource.register(Source)
+    with _environment(spark):
+        spark.dataSource.register(Source)
     return spark
+
+
+@contextmanager
+def _environment(spark: SparkSession) -> Iterator[None]:
+    """What is registered meanwhile has `_ADDED` from the start. All queries of a format share its environment, and the
+    first streaming one adds to it, while another may be sending it to executors, which then cannot read it."""
+    context = getattr(spark, "_sc", None)
+    if context is None:  # of Spark Connect, which has no processes here
+        yield
+        return
+    before = dict(context.environment)
+    context.environment.update({name: value for name, value in _ADDED.items() if name not in before})
+    try:
+        yield
+    finally:
+        context.environment.clear()
+        context.environment.update(before)
 
 
 def local(master: str) -> dict[str, str]:
