@@ -1,9 +1,9 @@
 """A history as one data frame of which Spark reads the cold part itself.
 
 The format "tailrace" reads cold files in Python, proves that no entry is missing, and hands the rows over. Spark's own
-reader of Parquet is faster at that, leaves out columns and row groups that a query does not need, and counts without
-reading. So `history` plans as the format does and then gives the files to Spark; what is not in cold storage yet comes
-from the server. Files say which positions they hold: a gap between them is an error here too.
+reader of Parquet is faster at that, and leaves out columns and row groups that a query does not need. So `history`
+plans as the format does and then gives the files to Spark; what is not in cold storage yet comes from the server.
+Files say which positions they hold: a gap between them is an error here too.
 """
 
 from __future__ import annotations
