@@ -35,6 +35,7 @@ from tailrace.http.dynamodb import errors as dynamodb_errors
 from tailrace.http.dynamodb import render
 from tailrace.http.dynamodb.operations import OPERATIONS
 from tailrace.http.dynamodb.shape import ListOf, MapOf, Shape, Structure
+from tailrace.spark.jobs import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference"
@@ -92,6 +93,16 @@ def test_every_limit_is_documented() -> None:
     assert names
     missing = [name for name in names if name not in documented]
     assert not missing, f"docs/reference/limits.md lacks {missing}"
+
+
+def test_the_pages_on_compaction_agree_with_the_job() -> None:
+    size, age = f"{settings.TARGET_BYTES // limits.MiB} MiB", f"`{settings.VACUUM}`"
+    for page in ("cold-storage.md", "pipeline.md"):
+        text = (REFERENCE / page).read_text()
+        assert size in text and age in text, page
+    options = (REFERENCE / "cli.md").read_text()
+    assert f"how large files become (`{size.replace(' ', '')}`)" in options
+    assert f"remove files that nothing has listed for so long ({age})" in options
 
 
 def test_every_setting_is_documented() -> None:

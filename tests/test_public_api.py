@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_what_the_package_gives() -> None:
     tables = ["AsyncTable", "Change", "Check", "Delete", "Get", "Index", "Put", "Table", "Update"]
     sort_conditions = ["begins_with", "between", "eq", "ge", "gt", "le", "lt"]
-    topics = ["Consumer", "Message", "Outgoing", "Producer"]
+    topics = ["AsyncConsumer", "Consumer", "Message", "Outgoing", "Producer"]
     assert sorted(tailrace.__all__) == sorted(["Database", "open", *tables, *sort_conditions, *topics])
     assert tailrace.Database is Database
     for name in tailrace.__all__:
@@ -31,7 +31,8 @@ def test_what_the_package_gives() -> None:
 
 def test_open() -> None:
     assert str(inspect.signature(tailrace.open)) == (
-        "(path: 'str | os.PathLike[str]', *, cold: 'str | ColdStorage | None' = None, **options: 'Any') -> 'Database'"
+        "(path: 'str | os.PathLike[str]', *, cold: 'str | ColdStorage | None' = None, accept_loss: 'bool' = False, "
+        "**options: 'Any') -> 'Database'"
     )
 
 
@@ -39,7 +40,7 @@ def test_the_methods_of_a_database() -> None:
     public = {name for name, value in vars(Database).items() if not name.startswith("_")}
     assert public == {
         "execute", "aexecute", "sql", "stopped", "attach", "aclose", "close", "sweep", "trouble", "waiting",
-        "identity",
+        "identity", "verify", "backup",
     }  # fmt: skip
     for_tables = {name for name in vars(TableOperations) if not name.startswith("_")} - {"execute", "aexecute"}
     made = {"create_table", "table", "tables", "drop_table", "batch_write", "transact_write", "transact_get"}

@@ -12,6 +12,7 @@ from tailrace import lazy
 if TYPE_CHECKING:
     from tailrace.database import Database, open
     from tailrace.embedded import (
+        AsyncConsumer,
         AsyncTable,
         Change,
         Check,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AsyncConsumer",
     "AsyncTable",
     "Change",
     "Check",
@@ -58,6 +60,6 @@ __all__ = [
     "lt",
     "open",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _OWN = {"Database": "tailrace.database", "open": "tailrace.database"}
 __getattr__, __dir__ = lazy.names(__name__, {name: _OWN.get(name, "tailrace.embedded") for name in __all__})

@@ -20,12 +20,13 @@ class Permission:
     READ: Final = "read"
     WRITE: Final = "write"
     CONSUME: Final = "consume"  # from topics: messages are delivered, leased, acknowledged
+    JOBS: Final = "jobs"  # be a job: report, note and move positions, apply what a view gets
     ADMIN: Final = "admin"  # what is there: tables, topics, users, keys
     SYSTEM: Final = "system"  # the server itself, and those who may do so
 
 
 _USER: Final = frozenset((Permission.READ, Permission.WRITE))
-_SERVICE: Final = _USER | {Permission.CONSUME}
+_SERVICE: Final = _USER | {Permission.CONSUME, Permission.JOBS}
 _DBA: Final = _SERVICE | {Permission.ADMIN}
 EVERYTHING: Final = _DBA | {Permission.SYSTEM}
 ROLES: Final[dict[str, frozenset[str]]] = {"user": _USER, "service": _SERVICE, "dba": _DBA, "system": EVERYTHING}
@@ -37,7 +38,7 @@ PATTERN_BYTES_MAX: Final = 1_100  # the longest path of a stream, and its kind
 
 def roles(*, user_consumes: bool = False) -> dict[str, frozenset[str]]:
     """What each role may do; `user_consumes`: the role user consumes from topics too."""
-    return {**ROLES, "user": _SERVICE} if user_consumes else ROLES
+    return {**ROLES, "user": _USER | {Permission.CONSUME}} if user_consumes else ROLES
 
 
 def check_role(name: str) -> str:

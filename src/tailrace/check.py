@@ -7,17 +7,21 @@ with ``tailrace check``.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
 from tailrace import limits
-from tailrace.errors import Invalid
+from tailrace.auth.check import check_secrets
+from tailrace.errors import Corrupt, Invalid
 from tailrace.jobs.check import check_jobs
+from tailrace.jobs.identity import NAME as IDENTITY
+from tailrace.log.cold import PLACES, TIERS
 from tailrace.log.entry import ENTRIES, GARBAGE, LOGS, Log
 from tailrace.storage.engine import Reader
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.storage.table import META
+from tailrace.storage.vault import Locked
 from tailrace.streams import json_mode
 from tailrace.streams.producer import PRODUCERS
 from tailrace.streams.stream import DEADLINES, OWNER, RETAINED, STREAMS, Stream, is_json
@@ -44,13 +48,44 @@ class Report(msgspec.Struct):
     messages: int = 0  # in topics
 
 
-def check_database(path: str | os.PathLike[str], *, on_progress: Progress | None = None) -> Report:
-    """Check the database in a directory, whether or not a server has it open."""
-    engine = SqliteEngine(path, read_only=True)
+def check_database(
+    path: str | os.PathLike[str],
+    *,
+    on_progress: Progress | None = None,
+    accept_loss: bool = False,
+    cold: str | os.PathLike[str] | None = None,
+    cold_options: Mapping[str, str] | None = None,
+    deep: bool = False,
+    without_key: bool = False,
+) -> Report:
+    """Check the database in a directory, whether or not a server has it open, and its cold storage (by default the
+    directory `cold` in it). `deep`: read all of that. `without_key`: leave out the secrets if the key that they are
+    encrypted with is not there, which is an error otherwise. `Corrupt` WAL_DAMAGED as `tailrace.open` has it."""
+    advance = on_progress or (lambda what, done, total: None)
+    engine = SqliteEngine(path, read_only=True, accept_loss=accept_loss)
     try:
+        if isinstance(engine.vault, Locked) and not without_key:
+            raise engine.vault.error
         report = Report(engine.integrity())
-        with engine.reader() as reader:
-            check_rows(reader, report, on_progress or (lambda what, done, total: None))
+        damaged: dict[str, None] = {}
+        try:
+            with engine.reader(damaged=damaged) as reader:
+                check_rows(reader, report, advance)
+                places, tiers = list(reader.scan(PLACES)), list(reader.scan(TIERS))
+                known = reader.get(META, IDENTITY)
+            if tiers:  # not in the view of the database any more: this may take hours
+                from tailrace.cold import check as cold_check  # what it needs takes long to import
+                from tailrace.cold.store import Store
+
+                store = Store(os.path.join(path, "cold") if cold is None else cold, cold_options)
+                identity = None if known is None else known.value.decode()
+                found = cold_check.check_cold(places, tiers, store, identity, deep=deep, on_progress=advance)
+                report.findings += found
+        except Corrupt as error:
+            if not report.findings and not damaged:
+                raise
+            report.findings.append(f"the check of rows ended early: {' '.join(str(error).split())}")
+        report.findings += damaged
         return report
     finally:
         engine.close()
@@ -79,6 +114,7 @@ def check_rows(reader: Reader, report: Report, on_progress: Progress) -> None:
     report.findings += topics.findings
     report.topics, report.messages = topics.topics, topics.messages
     report.findings += check_jobs(reader)
+    report.findings += check_secrets(reader)
 
 
 def _check_counters(reader: Reader, logs: dict[int, Log]) -> Iterator[str]:

@@ -1,11 +1,39 @@
 """The only source of time. Injected, so that tests can move it.
 
 `now_ms` is wall time that never goes back within a process; `monotonic_s` measures durations.
+
+Theory of operation
+-------------------
+What is deleted because of its age is gone for good, and one wrong second of the wall clock is enough to make everything
+look old. So deletion by age goes by the *settled* time, ``now_ms() - lag_ms``: wall time as far as the monotonic clock
+bears it out. A step ahead of more than CLOCK_JUMP_S is not followed at once; the settled time goes on at the pace of
+the monotonic clock, `lag_ms` behind, until the wall clock has kept to the new time for CLOCK_CONFIRM_S (`observe`, that
+housekeeping calls in every round) or has come back. The same holds for a start: a clock that is ahead of the time that
+was recorded last may be wrong, or the machine was off; `resume` waits as for a jump. What is opened now and then, and
+never for that long, is confirmed by a later start: a time that was seen once is believed when the clock is beyond it by
+CLOCK_CONFIRM_S. A step back is followed at once: it makes everything younger.
+
+Timestamps of entries come from `now_ms`. If the clock jumps ahead and comes back, they stay in the future, since time
+never goes back in a log; what bears them is kept that much longer, and never deleted early.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from typing import NamedTuple
+
+from tailrace import limits
+
+_JUMP_MS = int(limits.CLOCK_JUMP_S * 1000)
+_CONFIRM_MS = int(limits.CLOCK_CONFIRM_S * 1000)
+
+
+class Jump(NamedTuple):
+    """The wall clock is ahead of the settled time, and that is not confirmed yet."""
+
+    ahead_ms: int
+    confirmed_in_ms: int
 
 
 class Clock:
@@ -13,31 +41,122 @@ class Clock:
     pace of the monotonic clock: leases and TTLs that run must still end."""
 
     def __init__(self) -> None:
-        self._base_ms = 0  # what the wall clock has been ahead of the monotonic one, at the most
+        wall_ms, monotonic_ms = self._read()
+        # What the wall clock has been ahead of the monotonic one, at the most.
+        self._base_ms = wall_ms - monotonic_ms
+        self.lag_ms = 0  # how far the settled time is behind `now_ms`
+        self._jumped_ms: int | None = None  # what the wall clock is ahead of the monotonic one since its jump
+        self._since_ms = 0  # when that was first seen, by the monotonic clock
+        self.seen_ms: int | None = None  # and by the wall clock, maybe by an earlier process
+        self._resumed = False
+        self._moving = threading.Lock()
+
+    def _read(self) -> tuple[int, int]:
+        """The wall clock and the monotonic one."""
+        return time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000
 
     def now_ms(self) -> int:
+        # The wall clock first: a thread that is held up between the two then sees it ahead by less, never by more.
+        wall = time.time_ns() // 1_000_000
         monotonic = time.monotonic_ns() // 1_000_000
-        ahead = time.time_ns() // 1_000_000 - monotonic
+        ahead = wall - monotonic
         if ahead > self._base_ms:
-            self._base_ms = ahead
+            self._step(ahead, monotonic)
         return self._base_ms + monotonic
 
     def monotonic_s(self) -> float:
         return time.monotonic()
+
+    def _step(self, ahead_ms: int, monotonic_ms: int) -> None:
+        """The wall clock has gained on the monotonic one: a little, all the time, or much at once."""
+        with self._moving:
+            gained = ahead_ms - self._base_ms
+            if gained <= 0:
+                return  # another thread has seen it too
+            if self.lag_ms or gained > _JUMP_MS:
+                self.lag_ms += gained  # before the base: what others work out now is too early rather than too late
+                if self._jumped_ms is None:
+                    self._suspect(ahead_ms, monotonic_ms)
+            self._base_ms = ahead_ms
+
+    # -- the settled time
+
+    def settled_ms(self) -> int:
+        """Wall time as far as it is confirmed; it may go back, with the wall clock."""
+        now_ms = self.now_ms()
+        return now_ms - self.lag_ms
+
+    def _suspect(self, ahead_ms: int, monotonic_ms: int) -> None:
+        self._jumped_ms, self._since_ms, self.seen_ms = ahead_ms, monotonic_ms, ahead_ms + monotonic_ms
+
+    def resume(self, last_ms: int | None, seen_ms: int | None) -> None:
+        """Go on from the settled time that another process recorded, and the time of a jump that it was waiting for.
+        A clock that was in use before knows better."""
+        if self._resumed:
+            return
+        self._resumed = True
+        wall_ms, monotonic_ms = self._read()
+        if last_ms is None:
+            return
+        if seen_ms is not None and wall_ms - seen_ms >= _CONFIRM_MS:
+            last_ms, seen_ms = max(last_ms, seen_ms), None
+        if wall_ms - last_ms > _JUMP_MS:
+            self._base_ms = wall_ms - monotonic_ms
+            self.lag_ms = wall_ms - last_ms
+            self._suspect(self._base_ms, monotonic_ms)
+            if seen_ms is not None and seen_ms < wall_ms:
+                self.seen_ms = seen_ms
+
+    @property
+    def jump(self) -> Jump | None:
+        """The jump of the wall clock that waits for its confirmation, if there is one."""
+        if self._jumped_ms is None:
+            return None
+        _, monotonic_ms = self._read()
+        ahead_ms = self._jumped_ms - (self._base_ms - self.lag_ms)
+        return Jump(ahead_ms, max(0, self._since_ms + _CONFIRM_MS - monotonic_ms))
+
+    def observe(self) -> None:
+        """Look at the wall clock: a jump is confirmed, over, or goes on. Call it every now and then."""
+        self.now_ms()
+        with self._moving:
+            wall_ms, monotonic_ms = self._read()
+            ahead = wall_ms - monotonic_ms
+            behind = self._base_ms - ahead  # more than 0 where the wall clock has gone back
+            if not self.lag_ms and behind <= _JUMP_MS:
+                return  # as nearly always
+            if behind >= self.lag_ms - _JUMP_MS:  # it agrees with the settled time, or is before it
+                self._jumped_ms, self.seen_ms, self.lag_ms = None, None, max(0, behind)
+            elif self._jumped_ms is None or abs(ahead - self._jumped_ms) > _JUMP_MS:
+                self._suspect(ahead, monotonic_ms)
+            elif monotonic_ms - self._since_ms >= _CONFIRM_MS:
+                self._jumped_ms, self.seen_ms, self.lag_ms = None, None, max(0, behind)
 
 
 class ManualClock(Clock):
     """A clock that moves only when told to. For tests and simulations."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self._wall_ms = self._monotonic_ms = now_ms
         super().__init__()
-        self._now_ms = now_ms
+
+    def _read(self) -> tuple[int, int]:
+        return self._wall_ms, self._monotonic_ms
 
     def now_ms(self) -> int:
-        return self._now_ms
+        ahead = self._wall_ms - self._monotonic_ms
+        if ahead > self._base_ms:
+            self._step(ahead, self._monotonic_ms)
+        return self._base_ms + self._monotonic_ms
 
     def monotonic_s(self) -> float:
-        return self._now_ms / 1000
+        return self._monotonic_ms / 1000
 
     def advance(self, seconds: float) -> None:
-        self._now_ms += int(seconds * 1000)
+        """Let time pass."""
+        self._wall_ms += int(seconds * 1000)
+        self._monotonic_ms += int(seconds * 1000)
+
+    def jump_by(self, seconds: float) -> None:
+        """Set the wall clock, ahead or back, while no time passes."""
+        self._wall_ms += int(seconds * 1000)

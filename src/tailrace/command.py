@@ -24,6 +24,7 @@ class Command(msgspec.Struct, Generic[T], frozen=True, gc=False):
 
     permission: ClassVar[str] = Permission.WRITE
     subject: ClassVar[Subject | None] = None
+    freeing: ClassVar[bool] = False  # as `frees`
     history: ClassVar[bool] = False  # it may need what is in cold storage, and is then run again when that was fetched
 
     def run(self, tx: Tx) -> T:
@@ -41,6 +42,10 @@ class Command(msgspec.Struct, Generic[T], frozen=True, gc=False):
     def size(self) -> int:
         """How many bytes it carries into the queue and the commit."""
         return 0
+
+    def frees(self) -> bool:
+        """Whether it helps to free space, so that it may use what is set aside for a full disk."""
+        return self.freeing
 
     def heavy(self) -> bool:
         """Whether it may take long, so that it never runs on an event loop's thread. What administers is rare and may

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,6 +26,18 @@ DEFAULT_PORT = 4437
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+_HOST = r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253})(?::([0-9]{1,5}))?"
+_host = re.compile(_HOST, re.ASCII | re.IGNORECASE).fullmatch
+_origin = re.compile(rf"([a-z][a-z0-9+.-]{{0,30}})://{_HOST}", re.ASCII | re.IGNORECASE).fullmatch
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
+
+
+class Http(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The section `[http]`: which Hosts and which pages' Origins are served; see `http/origins.py`."""
+
+    allowed_hosts: tuple[str, ...] = ()  # names, with or without a port; in dev mode besides loopback names
+    allowed_origins: tuple[str, ...] = ()  # scheme://name[:port]; "*": all, for requests without Basic credentials
 
 
 class Topics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,15 +91,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     page_bytes: int = limits.PAGE_BYTES
     body_bytes_max: int = limits.BODY_BYTES_MAX
     connections_max: int = limits.CONNECTIONS_MAX
+    unsent_bytes_max: int = limits.UNSENT_BYTES_MAX
     webhook_allow_private: bool = False  # let webhooks go to private addresses; loopback by http is always let in --dev
     log_format: str = "text"  # one of LOG_FORMATS
     log_level: str = "info"  # one of LOG_LEVELS
+    http: Http = Http()
     topics: Topics = Topics()
     auth: Auth = Auth()
     cold: Cold = Cold()
 
 
-SECTIONS: dict[str, type[msgspec.Struct]] = {"topics": Topics, "auth": Auth, "cold": Cold}
+SECTIONS: dict[str, type[msgspec.Struct]] = {"http": Http, "topics": Topics, "auth": Auth, "cold": Cold}
+LISTS = frozenset((("http", "allowed_hosts"), ("http", "allowed_origins")))  # commas between them, in the environment
 
 
 def load(path: str | None = None, *, environ: Mapping[str, str] = os.environ, **given: Any) -> Config:
@@ -99,7 +115,11 @@ def load(path: str | None = None, *, environ: Mapping[str, str] = os.environ, **
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise Invalid(f"cannot read the settings in {str(file)!r}: {error}") from error
     for section, name in _names():
-        text = environ.get(f"TAILRACE_{section}_{name}".upper() if section else f"TAILRACE_{name}".upper())
+        text: Any = environ.get(f"TAILRACE_{section}_{name}".upper() if section else f"TAILRACE_{name}".upper())
+        if (section, name) in LISTS and text is not None:
+            text = [each.strip() for each in text.split(",") if each.strip()]
+        if section:  # on the command line a setting of a section has the section's name before its own
+            text = given.pop(f"{section}_{name}", None) or text
         if text is None:
             continue
         if not section:
@@ -130,16 +150,25 @@ def _checked(config: Config) -> Config:
         raise Invalid(f"port {config.port} is out of range; use 0 (any free one) to 65535")
     if (config.tls_certificate is None) != (config.tls_key is None):
         raise Invalid("TLS needs both tls_certificate and tls_key; give the other one too")
+    check_token(config.token)
     if config.dev and config.host not in LOOPBACK:
         raise Invalid(
             f"--dev lets everyone in, so it listens on loopback only, not on {config.host!r}; "
             f"leave --dev out and set a token to serve others"
         )
-    for name in ("long_poll_timeout_s", "sse_recycle_s", "page_bytes", "body_bytes_max", "connections_max"):
+    for name in (
+        "long_poll_timeout_s",
+        "sse_recycle_s",
+        "page_bytes",
+        "body_bytes_max",
+        "connections_max",
+        "unsent_bytes_max",
+    ):
         _check_positive(name, getattr(config, name))
     for name, known in (("log_format", LOG_FORMATS), ("log_level", LOG_LEVELS)):
         if getattr(config, name) not in known:
             raise Invalid(f"{name} {getattr(config, name)!r} is unknown; use {', '.join(known)}")
+    _check_http(config)
     _check_topics(config.topics)
     _check_cold_url(config.cold.url)
     if config.cold.cache_bytes < limits.SHELF_BYTES_MIN:
@@ -181,6 +210,48 @@ def _check_cold_url(url: str | None) -> None:
         raise Invalid("cold.url is no URL of a bucket; write s3://bucket/prefix, settings go into cold.options")
     if scheme == "file" and host not in ("", "localhost"):
         raise Invalid(f"cold.url {url!r} names another machine; a local directory is file:///path, with three slashes")
+
+
+def check_token(token: str | None) -> None:
+    """Raise where the server's token could be guessed: it may do everything."""
+    if token and len(token) < limits.SERVER_TOKEN_CHARACTERS_MIN:
+        raise Invalid(
+            f"the token has {len(token)} characters, and needs at least {limits.SERVER_TOKEN_CHARACTERS_MIN}, since it "
+            "may do everything; make one with: openssl rand -hex 32",
+            code="WEAK_TOKEN",
+        )
+
+
+def origin_of(text: str) -> str | None:
+    """An origin as it is compared, ``scheme://name[:port]`` without a default port; None if it is none."""
+    match = _origin(text)
+    if match is None:
+        return None
+    scheme, name, port = match[1].lower(), match[2].lower().removesuffix("."), match[3]
+    return f"{scheme}://{name}" if port is None or port == _DEFAULT_PORTS.get(scheme) else f"{scheme}://{name}:{port}"
+
+
+def host_of(text: str) -> tuple[str, str | None] | None:
+    """Name and port of a Host field; None if it is none."""
+    match = _host(text)
+    return None if match is None else (match[1].lower().removesuffix("."), match[2])
+
+
+def _check_http(config: Config) -> None:
+    for text in config.http.allowed_hosts:
+        if host_of(text) is None:
+            raise Invalid(f"http.allowed_hosts: {text[:100]!r} is no host name; write name or name:port")
+    for text in config.http.allowed_origins:
+        if text == "*" and config.dev:
+            raise Invalid(
+                'http.allowed_origins: "*" would let every web page use a server in dev mode, which has no '
+                "authentication; list the origins by name"
+            )
+        if text != "*" and origin_of(text) is None:
+            raise Invalid(
+                f"http.allowed_origins: {text[:100]!r} is no origin; write scheme://name[:port] without a path, as in "
+                "https://app.example.com"
+            )
 
 
 def _check_topics(topics: Topics) -> None:

@@ -8,21 +8,22 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tailrace import limits
 from tailrace.access import SYSTEM, Principal
 from tailrace.auth.audit import admit
-from tailrace.clock import Clock
+from tailrace.clock import Clock, Jump
 from tailrace.command import Command, Query
 from tailrace.completion import Completion
 from tailrace.config import Config
 from tailrace.embedded import TableOperations
 from tailrace.errors import Error, Invalid, Unavailable
 from tailrace.jobs import sweep as jobs
-from tailrace.jobs.identity import Identify
+from tailrace.jobs.identity import Identify, LastTime, Noted, NoteTime, Provision, Provisioned
 from tailrace.log.cold import Missing, Tier
 from tailrace.log.entry import Entry
 from tailrace.log.tail import HOUSEKEEPING, Tail
@@ -33,8 +34,12 @@ from tailrace.storage.engine import Engine
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.streams.sweep import Due, Expire, FindDue, Probe, Reclaim, Trim
 from tailrace.tables import sweep as tables
+from tailrace.tables.export import Exports
 from tailrace.topics import sweep as topics
 from tailrace.topics.router import route
+
+if TYPE_CHECKING:
+    from tailrace.backup import Made
 
 T = TypeVar("T")
 FETCHES_MAX = 200  # from cold storage for one answer; each brings it further
@@ -55,7 +60,7 @@ class ColdStorage:
         self, url: str, *, options: Mapping[str, str] | None = None, cache_bytes: int = limits.SHELF_BYTES
     ) -> None:
         self.url = url
-        self._options = dict(options or {})
+        self.options = dict(options or {})  # keys may be in them: not to be logged
         self._cache_bytes = cache_bytes
         self._shelf: Any = None
         self._opening = threading.Lock()
@@ -79,7 +84,7 @@ class ColdStorage:
                 from tailrace.cold.shelf import Shelf
                 from tailrace.cold.store import Store
 
-                self._shelf = Shelf(Store(self.url, self._options), capacity_bytes=self._cache_bytes)
+                self._shelf = Shelf(Store(self.url, self.options), capacity_bytes=self._cache_bytes)
         self._shelf.fetch(missing)
 
 
@@ -100,6 +105,7 @@ class Database(TableOperations):
         self.tail = Tail()
         self._engine = engine
         self._runner = Runner(engine, self.clock, self.tail, self.metrics, route, cold)
+        self.exports = Exports(engine.scratch, self._runner, self.execute)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # the loop's
         self._attaching = threading.Lock()
@@ -112,6 +118,15 @@ class Database(TableOperations):
         self._topics_after: int | None = None
         self._jobs_after: jobs.Place | None = None
         self._housekeeper: threading.Thread | None = None
+        self._jump: Jump | None = None  # of the clock, as housekeeping has seen it last
+        try:
+            self._noted = self.execute(LastTime()) or Noted(0)  # the time as it was recorded last
+            self.clock.resume(self._noted.settled_ms or None, self._noted.seen_ms)
+            self._provisioned = self._provision()
+        except BaseException:
+            engine.close()  # a database that is damaged, say: its lock is not left behind
+            raise
+        self._noted_commits = self.metrics.commits
         if housekeeping_s is not None:
             self.tail.subscribe(HOUSEKEEPING, lambda notices: self._work.set())
             self._housekeeper = threading.Thread(
@@ -162,7 +177,9 @@ class Database(TableOperations):
     def _query(self, query: Query[T]) -> T:
         self.metrics.queries += 1
         with self._engine.reader(self.clock.now_ms(), single=query.single) as reader:
+            reader.lag_ms = self.clock.lag_ms
             reader.shelf = self.cold
+            reader.exports = self.exports
             return query.run(reader)
 
     # -- what needs cold storage is tried, told what is missing, and tried again when that was fetched
@@ -244,16 +261,50 @@ class Database(TableOperations):
         """
         from tailrace.sql.session import Session  # what it needs takes long to import, and few ask
 
-        results = Session(lambda asked: self.execute(asked, principal)).run(text, params)
+        results = Session(lambda asked: self.execute(asked, principal), caller=principal.name).run(text, params)
         last = results[-1] if results else Result("")
         return Answer(last.statement, last.columns, last.rows, last.row_count, last.message, last.facts, results)
+
+    def backup(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        keep: int | None = None,
+        deep: bool = False,
+        on_progress: Callable[[str, int, int], None] | None = None,
+    ) -> Made:
+        """Back the database up with its cold storage, while it is in use: into a directory, an archive or
+        `s3://bucket/prefix`. What the target has already is not stored again. `tailrace.backup.restore` is the way
+        back.
+
+        >>> db.backup("backups", keep=7).manifest.id
+        '20260416T120000-000-3f9a'
+        """
+        from tailrace.backup import back_up
+        from tailrace.cold.store import Store
+
+        assert isinstance(self._engine, SqliteEngine), "other engines are backed up by their own tools"
+        assert self.cold is not None
+        store = Store(self.cold.url, self.cold.options)
+        return back_up(self._engine, target, cold=store, keep=keep, deep=deep, on_progress=on_progress)
 
     # -- life
 
     @property
     def identity(self) -> str:
-        """What tells this database from every other, copies of its files apart; given at the first look."""
+        """What tells this database from every other, copies of its files apart; assigned when it is first opened."""
         return self.execute(Identify())
+
+    def _provision(self) -> bool:
+        """Make what every database has from its beginning; whether it is there. A database that cannot be written now
+        is opened all the same: reads go on, and housekeeping tries again."""
+        try:
+            if not self.execute(Provisioned()):
+                self.execute(Provision())
+        except Unavailable as error:
+            logger.warning("the database is open, but cannot be written: %s", error)
+            return False
+        return True
 
     @property
     def stopped(self) -> Error | None:
@@ -264,6 +315,10 @@ class Database(TableOperations):
     def trouble(self) -> Error | None:
         """Why the last commit failed, if it did and writes are still tried: a full disk, say."""
         return self._runner.trouble
+
+    def verify(self) -> None:
+        """Stop writes if the files of the database are gone. Done after each commit too."""
+        self._runner.verify()
 
     @property
     def waiting(self) -> int:
@@ -312,9 +367,12 @@ class Database(TableOperations):
         if self._loop is not None:
             self._runner.detach()
             self._loop = None
+        with suppress(Error):  # writes may be stopped: then the next start waits before it deletes by age
+            self._note_time()
         if self._cold_threads is not None:
             self._cold_threads.shutdown(wait=True, cancel_futures=True)
         self._runner.close()
+        self.exports.close()
         self._engine.close()
 
     def __enter__(self) -> Database:
@@ -329,6 +387,7 @@ class Database(TableOperations):
 
     def sweep(self) -> int:
         """Do all housekeeping that is due; how many steps it took."""
+        self._watch_clock()
         # What tables and topics let go of is in logs, like what streams do: those are last.
         return self._sweep_tables() + self._sweep_topics() + self._sweep_jobs() + self._sweep_streams()
 
@@ -418,7 +477,10 @@ class Database(TableOperations):
             self._work.clear()  # before looking: what comes while we look is looked at in the next round
             if self._closing.is_set():
                 return
-            for keep in (self._probe, self._keep_tables, self._keep_topics, self._keep_jobs, self._keep_streams):
+            for keep in (
+                self._watch_clock, self._probe, self._keep_tables, self._keep_topics, self._keep_jobs,
+                self._keep_streams, self._note_time,
+            ):  # fmt: skip
                 try:
                     keep()
                 except Unavailable as error:
@@ -428,9 +490,46 @@ class Database(TableOperations):
                 except Exception:
                     logger.exception("housekeeping failed")
 
+    def _watch_clock(self) -> None:
+        """Look whether the clock has jumped, or whether a jump is confirmed or over, and report it."""
+        self.clock.observe()
+        before, jump = self._jump, self.clock.jump
+        self.metrics.clock_ahead_seconds = self.clock.lag_ms / 1000
+        self._jump = jump
+        if jump is not None and before is None:
+            self.metrics.clock_jumps += 1
+            logger.warning(
+                "the clock is %.0f s ahead of the time that is confirmed; nothing is deleted because of its age by the "
+                "new time until the clock has kept to it for %.0f s; set the clock right if it is wrong",
+                jump.ahead_ms / 1000, jump.confirmed_in_ms / 1000,
+            )  # fmt: skip
+        elif before is not None and jump is None and self.clock.lag_ms:
+            logger.warning(
+                "the clock has come back from its jump; new timestamps stay %.0f s ahead of it until the database is "
+                "opened again, since time never goes back in a log",
+                self.clock.lag_ms / 1000,
+            )
+        elif before is not None and jump is None:
+            logger.warning("the clock's jump is confirmed; deletion by age goes by the new time")
+
+    def _note_time(self) -> None:
+        """Record the time, if there were writes and it was not recorded lately, or if there is news of a jump. An idle
+        database writes nothing."""
+        now = Noted(self.clock.settled_ms(), self.clock.seen_ms)
+        written = self.metrics.commits != self._noted_commits
+        if now.seen_ms != self._noted.seen_ms or (
+            written and abs(now.settled_ms - self._noted.settled_ms) >= limits.CLOCK_NOTE_S * 1000
+        ):
+            self.execute(NoteTime(now.seen_ms))
+            self._noted, self._noted_commits = now, self.metrics.commits
+
     def _probe(self) -> None:
+        self._engine.examine()
+        self.verify()
         if self.trouble is not None:
             self.execute(Probe())  # whoever watches /readyz may send no writes until it is well again
+        if not self._provisioned:
+            self._provisioned = self._provision()
 
     def _keep_tables(self) -> None:
         more = True
@@ -481,9 +580,12 @@ def _not_found(missing: Missing | None) -> Unavailable:
     )
 
 
-def open(path: str | os.PathLike[str], *, cold: str | ColdStorage | None = None, **options: Any) -> Database:
+def open(
+    path: str | os.PathLike[str], *, cold: str | ColdStorage | None = None, accept_loss: bool = False, **options: Any
+) -> Database:
     """Open the database in a directory; it is made if it is not there. `cold` is the URL of its cold storage, by
-    default the directory `cold` in it.
+    default the directory `cold` in it. `accept_loss`: a damaged write-ahead log, which is refused otherwise (`Corrupt`
+    WAL_DAMAGED), is cut off where the damage begins, and a copy of it kept.
 
     >>> import tailrace
     >>> db = tailrace.open("data")
@@ -497,11 +599,12 @@ def open(path: str | os.PathLike[str], *, cold: str | ColdStorage | None = None,
     if cold is None:
         cold = os.path.join(os.path.abspath(path), "cold")
     storage = cold if isinstance(cold, ColdStorage) else ColdStorage(cold)
-    return Database(SqliteEngine(path), cold=storage, **options)
+    return Database(SqliteEngine(path, accept_loss=accept_loss), cold=storage, **options)
 
 
-def open_configured(config: Config) -> Database:
+def open_configured(config: Config, *, accept_loss: bool = False) -> Database:
     """Open the database of a server."""
     cold = config.cold
     url = cold.url if cold.url is not None else os.path.join(os.path.abspath(config.data), "cold")
-    return open(config.data, cold=ColdStorage(url, options=cold.options, cache_bytes=cold.cache_bytes))
+    storage = ColdStorage(url, options=cold.options, cache_bytes=cold.cache_bytes)
+    return open(config.data, cold=storage, accept_loss=accept_loss)

@@ -22,6 +22,7 @@ Error
 │   ├── Trimmed              the position is below what is retained
 │   └── IteratorExpired      a shard iterator is too old
 ├── TooLarge 413
+├── WrongType 415            the body is of another content type than is taken here
 ├── TooMany 429
 │   ├── LimitExceeded        of tables, indexes, tags: more than a database may have
 │   └── Slowed               too many wrong passwords; carries how long to wait
@@ -201,6 +202,13 @@ class IteratorExpired(Gone):
 class TooLarge(Error):
     status = 413
     code = "TOO_LARGE"
+
+
+class WrongType(Error):
+    """The body's Content-Type is missing, or not one that is taken here."""
+
+    status = 415
+    code = "WRONG_CONTENT_TYPE"
 
 
 class TooMany(Error):

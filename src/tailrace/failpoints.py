@@ -24,7 +24,12 @@ NAMES: Final = {
     "stages.part": "some rows of a commit of stages are written, others are not yet",
     "stages.written": "all rows of a commit of stages are written, the stages are there still",
     "sweep.step": "a step of background removal is about to run",
+    "backup.copied": "the database is copied, nothing of it is stored yet",
+    "backup.object": "a chunk of a backup is stored",
+    "backup.stored": "all chunks of a backup are stored, nothing lists them yet",
     "migration.step": "a migration ran, its version is not recorded yet",
+    "rotation.begun": "the next secret key is in its file, nothing is encrypted with it yet",
+    "rotation.committed": "all secrets are encrypted with the next key, its file is not the current one yet",
 }
 
 

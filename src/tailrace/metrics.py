@@ -25,6 +25,11 @@ NAMES: Final = {
     "published": ("counter", "Messages published to topics over HTTP. What routes make of table writes is not in it."),
     "consumed": ("counter", "Messages delivered to consumers over HTTP, each time."),
     "acked": ("counter", "Messages acknowledged over HTTP."),
+    "clock_ahead_seconds": (
+        "gauge",
+        "How far timestamps are ahead of the time that deletion by age goes by: 0 unless the clock has jumped.",
+    ),
+    "clock_jumps": ("counter", "Times that the clock was found far ahead, at a start too."),
     "expired": ("counter", "Streams deleted because they expired."),
     "items_expired": ("counter", "Items deleted because they expired (TTL)."),
     "trimmed": ("counter", "Times a stream was trimmed by its retention."),
@@ -39,6 +44,8 @@ NAMES: Final = {
     "refusals": ("counter", "Requests and connections that the transport itself refused, with 4xx or 503."),
     "failures": ("counter", "Requests answered 500: bugs of ours."),
     "readers_dropped": ("counter", "Live readers dropped because they did not keep up."),
+    "unsent_bytes": ("gauge", "Bytes of responses that clients have not taken yet."),
+    "unsent_disconnects": ("counter", "Clients disconnected because too much was unsent, of theirs or in total."),
 }
 
 # name -> what it says
@@ -101,6 +108,8 @@ class Metrics:
         self.acked = 0
         self.delivery_seconds = Histogram()
         self.consume_seconds = Histogram()
+        self.clock_ahead_seconds = 0.0
+        self.clock_jumps = 0
         self.expired = 0
         self.items_expired = 0
         self.trimmed = 0
@@ -115,3 +124,5 @@ class Metrics:
         self.refusals = 0
         self.failures = 0
         self.readers_dropped = 0
+        self.unsent_bytes = 0
+        self.unsent_disconnects = 0

@@ -16,7 +16,9 @@ Two kinds of callers take turns, with the same code in between:
 
 Nobody touches the connection while a COMMIT is under way: the turn covers it. Answers are given after it. A batch that
 fails before its COMMIT for a reason that is not the storage's state (a full disk, a row with a value that no column
-takes) is rolled back, and the next one is tried. A COMMIT that fails with anything but a full disk leaves the outcome
+takes) is rolled back, and the next one is tried. While the disk is full, commands that free space run in batches of
+their own, for which the engine releases the space that it has set aside; the first batch that fails is taken apart, so
+that those in it are tried again. A COMMIT that fails with anything but a full disk leaves the outcome
 unknown: the writer stops, reads go on, and opening the database again recovers exactly what was durable.
 """
 
@@ -25,7 +27,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
@@ -38,13 +40,16 @@ from tailrace.log.log import Advanced
 from tailrace.log.tail import Tail
 from tailrace.metrics import Metrics
 from tailrace.storage.engine import UNSTORABLE, Engine, Notice, Tx, closed
+from tailrace.storage.presence import GONE
+from tailrace.storage.wal import DAMAGED
 
 T = TypeVar("T")
 Done = Callable[[Any, BaseException | None], None]
 logger = logging.getLogger("tailrace.runner")
 
 # Failures that left nothing written and may pass; any other stops the writer.
-PASSING = frozenset(("DISK_FULL", "DATABASE_BUSY"))
+FULL = "DISK_FULL"
+PASSING = frozenset((FULL, "DATABASE_BUSY"))
 SURVIVABLE = PASSING | {UNSTORABLE}
 
 
@@ -87,13 +92,14 @@ class _Job:
 class _Batch:
     """Jobs that share a commit."""
 
-    __slots__ = ("error", "jobs", "notices", "tx")
+    __slots__ = ("error", "freeing", "jobs", "notices", "tx")
 
     def __init__(self, jobs: list[_Job]) -> None:
         self.jobs = jobs
         self.tx: Tx | None = None
         self.notices: list[Notice] = []
         self.error: BaseException | None = None
+        self.freeing = False  # it may use the space that is set aside
 
     @property
     def prepared(self) -> bool:
@@ -113,6 +119,7 @@ class Runner:
         router: Callable[..., None] | None = None,
         shelf: Any = None,
     ) -> None:
+        self.exports: Mapping[int, Sequence[Any]] = {}  # as a transaction's; changed only `between` two of them
         self._engine = engine
         self._router = router
         self._shelf = shelf
@@ -127,6 +134,8 @@ class Runner:
         self._queue = threading.Lock()
         self._stopped: Error | None = None
         self._trouble: Error | None = None
+        if not engine.roomy():
+            self._trouble = Unavailable("the disk is almost full; free some space", code=FULL)
         self._interrupt: KeyboardInterrupt | None = None  # to be raised when the batch it came into is handed out
         self._loop: Loop | None = None
         # A kick is scheduled, or a batch is with the committer; never both and never two, for the committer could not
@@ -146,6 +155,14 @@ class Runner:
     def trouble(self) -> Error | None:
         """Why the last commit failed, if it did and writes are still tried: a full disk, say."""
         return self._trouble
+
+    def verify(self) -> None:
+        """Stop writes if the files of the database are gone; from any thread, at any time."""
+        if self._stopped is None:
+            try:
+                self._engine.verify()
+            except Error as error:
+                self._stop(error)
 
     @property
     def waiting(self) -> int:
@@ -188,6 +205,15 @@ class Runner:
             self._kicked = True
             assert self._loop is not None, "submit needs attach()"
             self._loop.call_soon(self._kick)
+
+    def between(self, work: Callable[[], T]) -> T:
+        """What `work` returns, called while no transaction is under way: what is committed is all there is. From any
+        thread but the loop's; every writer waits for it."""
+        self._turn.acquire()
+        try:
+            return work()
+        finally:
+            self._release_turn()
 
     def attach(self, loop: Loop) -> None:
         """Serve `submit` on this loop."""
@@ -240,7 +266,10 @@ class Runner:
         size = 0
         with self._queue:
             pending = self._pending
+            full = self._trouble is not None and self._trouble.code == FULL
             while pending and len(jobs) < limits.BATCH_COMMANDS_MAX and (not jobs or size < limits.BATCH_BYTES_MAX):
+                if full and jobs and pending[0].command.frees() != jobs[0].command.frees():
+                    break
                 job = pending.popleft()
                 size += job.size
                 self._latched -= job.latch is not None
@@ -268,7 +297,12 @@ class Runner:
         try:
             if self._stopped is not None:
                 raise self._stopped
+            if self._trouble is not None and self._trouble.code == FULL:
+                batch.freeing = bool(batch.jobs) and batch.jobs[0].command.frees()
+                self._engine.make_room(batch.freeing)
             tx = batch.tx = self._engine.begin(self._clock.now_ms())
+            tx.lag_ms = self._clock.lag_ms
+            tx.exports = self.exports
             tx.router = self._router
             tx.shelf = self._shelf
             failpoints.hit("batch.begun")
@@ -312,7 +346,14 @@ class Runner:
         except BaseException as error:
             self._fail(batch, error)
             return
-        self._trouble = None
+        try:
+            self._engine.verify()  # what was synced to a file that is gone is not durable
+        except Error as error:
+            self._fail(batch, error)
+            return
+        # A commit that wrote nothing, or used what is set aside, does not show that writes work.
+        if self._trouble is not None and batch.tx.wrote and not batch.freeing and self._engine.roomy():
+            self._trouble = None
         batch.notices = batch.tx.notices
         metrics = self._metrics
         for notice in batch.notices:
@@ -336,11 +377,9 @@ class Runner:
             except Error:
                 survivable = False
         if not survivable and self._stopped is None:
-            logger.critical("writes are stopped: %s", error, exc_info=error)
-            self._stopped = Unavailable(
-                f"writes are stopped since the last commit failed ({error}); restart the server to recover",
-                code="WRITES_STOPPED",
-            )
+            self._stop(error)
+        if isinstance(error, Error) and error.code == FULL and survivable and not batch.freeing:
+            self._try_again(batch)
         if survivable and isinstance(error, Error) and error.code in PASSING:
             self._trouble = error
         elif survivable and isinstance(error, Error) and error.code == UNSTORABLE:
@@ -349,6 +388,27 @@ class Runner:
         self._metrics.commands_failed += sum(job.error is None for job in batch.jobs)
         for job in batch.jobs:
             job.result, job.error = None, shown
+
+    def _try_again(self, batch: _Batch) -> None:
+        """Queue those of a batch again that may use the space which is set aside."""
+        freeing = [job for job in batch.jobs if job.command.frees()]
+        if not freeing:
+            return
+        for job in freeing:
+            job.result, job.error = None, None
+        batch.jobs = [job for job in batch.jobs if not job.command.frees()]
+        self._put_back(freeing)
+        if self._loop is not None:
+            with suppress(RuntimeError):  # closed
+                self._loop.call_soon_threadsafe(self._kick_anew)
+
+    def _stop(self, error: BaseException) -> None:
+        """Take no more writes."""
+        logger.critical("writes are stopped: %s", error, exc_info=error)
+        reason = f"writes are stopped since the last commit failed ({error}); restart the server to recover"
+        if isinstance(error, Error) and error.code in (GONE, DAMAGED):
+            reason = f"writes are stopped: {error}"
+        self._stopped = Unavailable(reason, code="WRITES_STOPPED")
 
     def _raise_interrupt(self) -> None:
         """Give Ctrl-C, which came while a batch was written, to the thread it is for."""
@@ -399,10 +459,17 @@ class Runner:
         with self._leave:
             if self._leaving:
                 return  # the committer takes what is left
-            if self._heavy or self._engine.blocking or not self._turn.acquire(blocking=False):
+            troubled = self._trouble is not None  # then the disk is looked at, which takes long
+            if self._heavy or self._engine.blocking or troubled or not self._turn.acquire(blocking=False):
                 self._handoff.put(_Batch([]))
                 return
             self._handoff.put(self._prepare(self._take(), limits.BATCH_LOOP_S))
+
+    def _kick_anew(self) -> None:
+        """Start a batch for what was queued again, unless one is under way."""
+        if not self._kicked:
+            self._kicked = True
+            self._kick()
 
     def _commit_all(self) -> None:
         """The committer thread."""

@@ -8,7 +8,7 @@ import { DurableStream, IdempotentProducer, StaleEpochError, stream } from "@dur
 const base = process.env.TAILRACE_URL
 assert.ok(base, "TAILRACE_URL is not set: give the base URL of a running server")
 
-const timeout = 30_000
+const timeout = 120_000
 const json = "application/json"
 const text = "text/plain"
 

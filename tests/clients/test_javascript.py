@@ -13,7 +13,7 @@ from tests.support.server import ServerProcess
 HERE = Path(__file__).resolve().parent
 TESTS = 22
 
-pytestmark = pytest.mark.clients
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 
 
 def test_the_official_javascript_client_works(server: ServerProcess) -> None:
@@ -21,7 +21,7 @@ def test_the_official_javascript_client_works(server: ServerProcess) -> None:
         HERE,
         ["--test", "--test-reporter=tap", "client.test.mjs"],
         env={"TAILRACE_URL": server.url},
-        timeout_s=100,
+        timeout_s=500,
     )
     counts = {
         name: int(count) for name, count in re.findall(r"^# (pass|fail|cancelled|skipped) (\d+)$", done.stdout, re.M)

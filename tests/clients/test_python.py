@@ -23,6 +23,7 @@ from durable_streams import (
     stream,
 )
 
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess
 
 pytestmark = pytest.mark.clients
@@ -142,7 +143,7 @@ def test_a_long_poll_that_times_out_goes_on(fresh: Fresh) -> None:
                 handle.append(2)
 
         with (
-            httpx.Client(timeout=30, event_hooks={"response": [watch]}) as client,
+            httpx.Client(timeout=PATIENCE_S, event_hooks={"response": [watch]}) as client,
             stream(handle.url, offset="-1", live="long-poll", client=client) as response,
         ):
             for item in response.iter_json():

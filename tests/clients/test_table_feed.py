@@ -20,6 +20,7 @@ import httpx
 import pytest
 from durable_streams import DurableStream, DurableStreamError, stream
 
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess
 
 pytestmark = pytest.mark.clients
@@ -193,7 +194,9 @@ def test_a_feed_takes_no_appends(orders: Orders) -> None:
             handle.append({"n": 1})
         assert refused.value.status == 405
     for method in ("PUT", "POST", "DELETE"):
-        answer = httpx.request(method, orders.feed, content=b"{}", headers={"content-type": "application/json"})
+        answer = httpx.request(
+            method, orders.feed, content=b"{}", headers={"content-type": "application/json"}, timeout=PATIENCE_S
+        )
         assert answer.status_code == 405
         assert answer.headers["allow"] == "GET, HEAD, PATCH, OPTIONS"
     with stream(orders.feed, offset="-1", live=False) as response:

@@ -21,6 +21,7 @@ from durable_streams import DurableStream, DurableStreamError, stream
 
 import tailrace
 from tailrace.topics.commands import CreateTopic
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess, check
 
 pytestmark = pytest.mark.clients
@@ -53,7 +54,7 @@ class Topic:
 
     def step(self, number: int) -> None:
         """Publish the next message to the partition that is followed, and one to the other."""
-        with httpx.Client() as http:
+        with httpx.Client(timeout=PATIENCE_S) as http:
             for partition in (0, 1):
                 answer = http.post(self.url, params={"partition": partition}, content=MESSAGES[number])
                 assert answer.status_code == 204, answer.text

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,7 +20,8 @@ import pytest
 import tailrace
 from tailrace.check import check_database
 from tailrace.database import Database
-from tailrace.errors import Unavailable
+from tailrace.errors import NotFound, Unavailable
+from tailrace.http import system
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.streams.commands import Append, Create, Delete, Fork
 from tailrace.streams.queries import Read
@@ -332,6 +334,122 @@ def test_a_server_on_a_really_full_disk_answers_503_and_recovers_by_itself(tmp_p
         assert_clean(data)
     finally:
         subprocess.run(["umount", str(small)], check=True)
+
+
+@pytest.mark.skipif(not can_mount(), reason="mounting a small tmpfs needs root; nothing else shows a reserve at work")
+@pytest.mark.parametrize("size_mb", [8, 64])
+def test_on_a_really_full_disk_deleting_and_trimming_work_and_then_writes_do(tmp_path: Path, size_mb: int) -> None:
+    """Nobody frees space but the database itself."""
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "tmpfs", str(small)], check=True)
+    try:
+        data = small / "data"
+        with ServerProcess.tailrace(data) as server:
+            connection = seeded(server)
+            for name in ("one", "two"):
+                assert connection.ask("PUT", name, {"Content-Type": TEXT}).status == 201
+            body, names = b"z" * 40_000, itertools.cycle(["one", "two"])
+            for _ in range(size_mb * 4):
+                if connection.ask("POST", next(names), {"Content-Type": TEXT}, body).status != 204:
+                    break
+            fill(small / "ballast")
+            while connection.ask("POST", "one", {"Content-Type": TEXT}, body).status == 204:
+                pass
+            assert get(server, "/readyz") == 503
+            reply = connection.ask("POST", "one", {"Content-Type": TEXT}, body)
+            assert (reply.status, code(reply.body)) == (503, "DISK_FULL")
+            assert get(server, "/readyz") == 503, "a write that fails is never called ready"
+            assert connection.ask("DELETE", "one").status == 204, server.output
+            assert connection.ask("HEAD", "one").status == 404
+            assert connection.ask("DELETE", "two").status == 204, server.output
+            # Housekeeping takes the entries out; there is room inside the database then, though the disk is still full.
+            until = time.monotonic() + 120
+            while (reply := connection.ask("POST", "s", {"Content-Type": TEXT}, body)).status != 204:
+                assert time.monotonic() < until, reply.body
+                time.sleep(0.05)
+            (small / "ballast").unlink()
+            while get(server, "/readyz") != 200:
+                assert time.monotonic() < until, server.output
+                time.sleep(0.05)
+            assert post(connection, b"and on;").status == 204
+            assert oct((data / "RESERVE").stat().st_mode & 0o777) == "0o600"
+        assert_clean(data)
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+@pytest.mark.skipif(not can_mount(), reason="mounting a small tmpfs needs root; nothing else is full from the start")
+def test_a_database_that_is_begun_on_a_really_full_disk_says_so_and_leaves_nothing_broken(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(small)], check=True)
+    try:
+        data = small / "data"
+        fill(small / "full")
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="full") as caught:
+                tailrace.open(data, housekeeping_s=None)
+            assert caught.value.code == "DISK_FULL"
+        (small / "full").unlink()
+        with tailrace.open(data, housekeeping_s=None) as db:
+            db.execute(Create("s", TEXT))
+            append(db, b"after all")
+            assert content(db, "s") == b"after all"
+        assert not list(data.glob("*.tmp"))
+        assert_clean(data)
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_a_delete_that_shares_its_batch_with_what_finds_no_space_is_done_all_the_same(
+    disk: FaultyDisk, data_dir: Path
+) -> None:
+    """The disk is full while the reserve is there, and not when it was released."""
+    db = Database(SqliteEngine(data_dir, vfs=disk.name), housekeeping_s=None)
+    db.execute(Create("s", TEXT))
+    db.execute(Create("gone", TEXT))
+
+    def fault(operation: str, path: str, offset: int, size: int) -> None:
+        if operation == "write" and (data_dir / "RESERVE").exists():
+            raise no_space()
+
+    disk.fault = fault
+    jobs = [
+        db._runner._enqueue(command, "me", None)
+        for command in (Append("s", b"a", TEXT), Delete("gone"), Append("s", b"b", TEXT))
+    ]
+    with pytest.raises(Unavailable) as caught:
+        append(db, b"c")
+    assert caught.value.code == "DISK_FULL"
+    with pytest.raises(Unavailable):
+        append(db, b"d")  # whoever waits for its turn runs what waits before it, too
+    assert [type(job.error) for job in jobs] == [Unavailable, type(None), Unavailable]
+    assert all(job.finished for job in jobs)
+    with pytest.raises(NotFound):
+        db.execute(Append("gone", b"e", TEXT))
+    assert db.trouble is not None, "a commit that used the reserve, or wrote nothing, says nothing of other writes"
+    disk.fault = None
+    append(db, b"f")
+    assert db.trouble is None
+    db.close()
+    assert check_database(data_dir).findings == []
+
+
+def test_a_commit_that_writes_nothing_does_not_make_a_full_disk_ready(disk: FaultyDisk, data_dir: Path) -> None:
+    db = Database(SqliteEngine(data_dir, vfs=disk.name), housekeeping_s=None)
+    db.execute(Create("s", TEXT))
+    disk.fault = full
+    with pytest.raises(Unavailable):
+        append(db, b"refused;")
+    with pytest.raises(NotFound):
+        db.execute(Append("missing", b"x", TEXT))
+    assert db.trouble is not None
+    assert system.ready(db).status == 503
+    disk.fault = None
+    append(db, b"on;")
+    assert system.ready(db).status == 200
+    db.close()
 
 
 def fill(path: Path) -> None:

@@ -26,7 +26,9 @@ from tests.support.soak import rounds
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(600)]
 
 ON_START = ("migration.step",)  # passed before the server listens
-OF_STAGES = tuple(name for name in failpoints.NAMES if name.startswith("stages."))  # test_jobs.py
+ELSEWHERE = tuple(
+    name for name in failpoints.NAMES if name.startswith(("stages.", "backup.", "rotation."))
+)  # have tests of their own
 LATER = {
     "sweep.step": 4,
     "batch.begun": 20,
@@ -83,7 +85,7 @@ def seasoned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Load]:
     return data, load
 
 
-CASES = [(name, at) for name in failpoints.NAMES if name not in ON_START + OF_STAGES for at in (1, LATER.get(name, 10))]
+CASES = [(name, at) for name in failpoints.NAMES if name not in ON_START + ELSEWHERE for at in (1, LATER.get(name, 10))]
 
 
 @pytest.mark.parametrize(("failpoint", "at"), CASES)

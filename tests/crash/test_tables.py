@@ -46,7 +46,11 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
 numbers = itertools.count()
 LATER = {"sweep.step": 7, "batch.begun": 40, "batch.flushed": 40, "commit.synced": 40, "batch.told": 40}
-FAILPOINTS = [name for name in failpoints.NAMES if name != "migration.step" and not name.startswith("stages.")]
+FAILPOINTS = [
+    name
+    for name in failpoints.NAMES
+    if name != "migration.step" and not name.startswith(("stages.", "backup.", "rotation."))
+]
 
 
 # -- looking

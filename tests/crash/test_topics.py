@@ -33,7 +33,11 @@ from tests.support.soak import rounds
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
-FAILPOINTS = [name for name in failpoints.NAMES if name != "migration.step" and not name.startswith("stages.")]
+FAILPOINTS = [
+    name
+    for name in failpoints.NAMES
+    if name != "migration.step" and not name.startswith(("stages.", "backup.", "rotation."))
+]
 LATER = {"sweep.step": 3, "batch.begun": 60, "batch.flushed": 60, "commit.synced": 60, "batch.told": 60}
 
 

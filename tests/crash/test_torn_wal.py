@@ -1,4 +1,4 @@
-"""A write-ahead log that was cut off or damaged: opening recovers to the end of some commit, never to a part of one."""
+"""A write-ahead log that was cut off is recovered to the end of some commit; one that is damaged is refused."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 import tailrace
 from tailrace.check import check_database
+from tailrace.errors import Corrupt
 from tailrace.streams.commands import Append, Create
 from tailrace.streams.producer import PRODUCERS, Claim
 from tailrace.streams.queries import Read
@@ -41,15 +42,15 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         db.execute(Append("s", body(number), TEXT, Claim("p", 0, number)))
     files = root / "files"
     files.mkdir()
-    for name in ("tailrace.db", "tailrace.db-wal"):
+    for name in ("tailrace.db", "tailrace.db-wal", "secret.key"):
         shutil.copy(root / "data" / name, files / name)
     db.close()
     return files
 
 
-def recovered(directory: Path) -> int:
+def recovered(directory: Path, *, accept_loss: bool = False) -> int:
     """How many commits a damaged database opens with; that it is those, all of each, and that it can be used."""
-    with tailrace.open(directory, housekeeping_s=None) as db:
+    with tailrace.open(directory, housekeeping_s=None, accept_loss=accept_loss) as db:
         found = db.execute(Read("s", bytes_max=10**9))
         count = len(found.page.entries)
         assert [entry.body for entry in found.page.entries] == [body(number) for number in range(count)]
@@ -83,18 +84,38 @@ def test_a_wal_cut_off_anywhere_recovers_to_a_commit(crashed: Path, tmp_path: Pa
     assert len(set(counts)) == COMMITS - CHECKPOINTED, "each commit was once the last one"
 
 
-def test_a_damaged_wal_recovers_to_the_commit_before_the_damage(crashed: Path, tmp_path: Path) -> None:
+def test_damage_is_refused_unless_it_may_be_a_torn_last_commit(crashed: Path, tmp_path: Path) -> None:
+    """Without a wal-index, as after a power loss: only the last commit may be incomplete. Where the loss is accepted,
+    everything before the damage is recovered, and the damaged file is kept."""
     wal = (crashed / "tailrace.db-wal").read_bytes()
     chance = random.Random(1)
+    directory = tmp_path / "damaged"
     counts = set()
     for _ in range(rounds(60)):
         torn = bytearray(wal)
-        at = chance.randrange(HEADER, len(wal))
+        at = chance.randrange(len(wal))
         size = chance.choice([1, 8, 512, 4096])
         torn[at : at + size] = chance.choice([chance.randbytes(size), bytes(size), b"\xff" * size])
+        torn = torn[: len(wal)]
         if torn == wal:
             continue
-        counts.add(damaged(crashed, tmp_path, bytes(torn[: len(wal)])))
+        shutil.rmtree(directory, ignore_errors=True)
+        shutil.copytree(crashed, directory)
+        (directory / "tailrace.db-wal").write_bytes(torn)
+        try:
+            count = recovered(directory)
+            assert count >= COMMITS - 1, f"{COMMITS - count} commits were lost without a word"
+        except Corrupt as error:
+            assert error.code == "WAL_DAMAGED"
+            assert "tailrace.db-wal" in str(error)
+            assert (directory / "tailrace.db-wal").read_bytes() == torn, "what was refused is as it was"
+            count = recovered(directory, accept_loss=True)
+            (kept,) = directory.glob("damaged-*")
+            assert (kept / "tailrace.db-wal").read_bytes() == torn
+            assert kept.stat().st_mode & 0o777 == 0o700
+            assert (kept / "tailrace.db-wal").stat().st_mode & 0o777 == 0o600
+        assert CHECKPOINTED <= count <= COMMITS
+        counts.add(count)
     assert len(counts) > 10
 
 

@@ -26,7 +26,7 @@ class Kind(NamedTuple):
 
 
 def _create_in_sqlite(engine: SqliteEngine, table: Table[Any]) -> None:
-    columns = [f"{column.name} {column.kind}{'' if column.nullable else ' NOT NULL'}" for column in table.columns]
+    columns = [f"{column.name} {column.kind}{'' if column.nullable else ' NOT NULL'}" for column in table.stored]
     key = ", ".join(table.key)
     if table.heap:
         engine.writer.execute(f"CREATE TABLE IF NOT EXISTS {table.name} ({', '.join(columns)}) STRICT")

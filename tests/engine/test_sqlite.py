@@ -11,6 +11,7 @@ import apsw
 import pytest
 
 from tailrace.errors import Corrupt, Error, Invalid, Unavailable
+from tailrace.storage.pages import VFS
 from tailrace.storage.sqlite import FILE, SqliteEngine, migrations
 from tailrace.storage.table import META, Meta
 from tests.engine.conftest import NOW_MS
@@ -24,7 +25,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def set_version(directory: Path, version: int) -> None:
-    connection = apsw.Connection(str(directory / FILE))
+    connection = apsw.Connection(str(directory / FILE), vfs=VFS)
     connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
 

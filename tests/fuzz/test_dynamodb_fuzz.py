@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 from tailrace.check import check_database
 from tailrace.http.dynamodb.operations import OPERATIONS
 from tests.migration.test_schema import TABLES
+from tests.support.patience import PATIENCE_S
 from tests.support.soak import examples
 from tests.unit.threaded import Served
 
 pytestmark = pytest.mark.fuzz
 
-PATIENCE_S = 20.0
 JSON_1_0 = "application/x-amz-json-1.0"
 ours = settings(
     max_examples=examples(300),

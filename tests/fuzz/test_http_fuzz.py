@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from tailrace.check import check_database
 from tailrace.log.position import offset
 from tests.migration.test_schema import TABLES
+from tests.support.patience import PATIENCE_S
 from tests.support.soak import examples
 from tests.unit.threaded import Served
 
 pytestmark = pytest.mark.fuzz
 
-PATIENCE_S = 20.0
 ours = settings(
     max_examples=examples(250),
     deadline=None,

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import importlib
 import json
+import pkgutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,21 +22,28 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from tailrace.access import ROLES, Permission
+import tailrace
+from tailrace.access import ROLES, Permission, roles
 from tailrace.auth import passwords, slowing, tokens
 from tailrace.auth.users import AlterUser, CreateUser, DropUser
+from tailrace.command import Command, Query
 from tailrace.http.app import ROUTES
 from tailrace.http.dynamodb.operations import OPERATIONS
+from tailrace.jobs.commands import CommitStages
+from tailrace.jobs.stage import Target
 from tailrace.tables.commands import PutItem
 from tailrace.topics.commands import CreateTopic
 from tests.unit.http.inprocess import Up, serve
 
-READ, WRITE, CONSUME, ADMIN = Permission.READ, Permission.WRITE, Permission.CONSUME, Permission.ADMIN
+READ, WRITE, CONSUME, ADMIN, JOBS = (
+    Permission.READ, Permission.WRITE, Permission.CONSUME, Permission.ADMIN, Permission.JOBS,
+)  # fmt: skip
 OPEN = "open"  # for everyone
 ANY = "any"  # for whoever is recognised
 WAKE = "wake"  # for the token of a wake alone: no user's credentials open it
 
 PASSWORD = "correct horse"
+TOKEN = "s3cret-s3cret-s3cret"
 HASH = passwords.hashed(PASSWORD)
 TEXT = {"content-type": "text/plain"}
 ARROW = {"accept": "application/vnd.apache.arrow.stream"}
@@ -130,7 +139,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         "POST",
         "/v1/stages/commit",
-        WRITE,
+        JOBS,
         {"query": "q", "batch": 2, "target": {"stream": "a"}, "stages": [], "consumer": "c", "ranges": {"1": [0, 1]}},
     ),
     Row("DELETE", "/v1/stages/missing", WRITE),
@@ -138,8 +147,8 @@ TABLE: tuple[Row, ...] = (
     Row("GET", "/v1/jobs", READ),
     Row("GET", "/v1/jobs/missing", READ),
     Row("PUT", "/v1/jobs/missing", ADMIN, {"kind": "sink"}),
-    Row("POST", "/v1/jobs/missing/report", WRITE, {"state": "running"}),
-    Row("POST", "/v1/jobs/c/pin", WRITE, {"positions": {"1": 0}}),
+    Row("POST", "/v1/jobs/missing/report", JOBS, {"state": "running"}),
+    Row("POST", "/v1/jobs/c/pin", JOBS, {"positions": {"1": 0}}),
     Row("DELETE", "/v1/jobs/missing", ADMIN),
     # cold storage
     Row("GET", "/v1/cold", READ),
@@ -151,9 +160,9 @@ TABLE: tuple[Row, ...] = (
     # views
     Row("GET", "/v1/views", READ),
     Row("GET", "/v1/views/missing", READ),
-    Row("POST", "/v1/views/missing/apply", WRITE, msgspec.msgpack.encode({"ranges": {}, "moves": {}}), MSGPACK),
-    Row("POST", "/v1/views/missing/held", WRITE, msgspec.msgpack.encode({"asked": []}), MSGPACK),
-    Row("POST", "/v1/views/missing/fill", WRITE, msgspec.msgpack.encode({"step": "begin"}), MSGPACK),
+    Row("POST", "/v1/views/missing/apply", JOBS, msgspec.msgpack.encode({"ranges": {}, "moves": {}}), MSGPACK),
+    Row("POST", "/v1/views/missing/held", JOBS, msgspec.msgpack.encode({"asked": []}), MSGPACK),
+    Row("POST", "/v1/views/missing/fill", JOBS, msgspec.msgpack.encode({"step": "begin"}), MSGPACK),
     # SQL
     sql("SHOW TOPICS", READ),
     sql("SELECT * FROM orders", READ),
@@ -182,6 +191,8 @@ TABLE: tuple[Row, ...] = (
     Row("POST", "/v1/admin/keys", ADMIN, {"principal": "app"}),
     Row("PATCH", "/v1/admin/keys/TRKMISSING", ADMIN, {"disabled": True}),
     Row("DELETE", "/v1/admin/keys/TRKMISSING", ADMIN),
+    Row("GET", "/v1/admin/signing-keys", ADMIN),
+    Row("POST", "/v1/admin/signing-keys/rotate", ADMIN),
     Row("GET", "/v1/admin/users", ADMIN),
     Row("POST", "/v1/admin/users", ADMIN, {"name": "missing", "role": "user"}),
     Row("GET", "/v1/admin/users/missing", ADMIN),
@@ -361,7 +372,7 @@ async def prepare(up: Up) -> None:
     await up.db.aexecute(CreateTopic("news"))
     await asyncio.to_thread(up.db.create_table, "orders", partition_key="id", stream="NEW_IMAGE")
     await up.db.aexecute(PutItem("orders", {"id": {"S": "x"}}, 3))
-    token = bearer("s3cret")
+    token = bearer(TOKEN)
     await up.http.put("/v1/stream/a", headers={**TEXT, **token})
     assert (await up.http.put(f"{DS}/subscriptions/s", json=SUBSCRIPTION, headers=token)).status_code == 201
 
@@ -406,12 +417,10 @@ def test_nothing_answers_who_is_not_recognised(data_dir: Path, kind: str) -> Non
             assert answer.headers["www-authenticate"].startswith("Bearer realm="), where
             if row.needs != WAKE and row.method != "HEAD":
                 assert answer.json()["error"]["code"] == code, where
-        users = {
-            user["name"] for user in (await up.http.get("/v1/admin/users", headers=bearer("s3cret"))).json()["users"]
-        }
+        users = {user["name"] for user in (await up.http.get("/v1/admin/users", headers=bearer(TOKEN))).json()["users"]}
         assert not users & {"missing", "zoe"}, "nothing was done"
 
-    serve(data_dir, scenario, token="s3cret")
+    serve(data_dir, scenario, token=TOKEN)
 
 
 async def check_role(up: Up, headers: dict[str, str], permissions: frozenset[str]) -> None:
@@ -435,15 +444,15 @@ def test_each_role_does_what_it_may_and_no_more(data_dir: Path, role: str, way: 
         headers = basic(f"a-{role}") if way == "password" else await login(up, f"a-{role}")
         await check_role(up, headers, ROLES[role])
 
-    serve(data_dir, scenario, token="s3cret")
+    serve(data_dir, scenario, token=TOKEN)
 
 
 def test_the_token_of_the_server_does_everything(data_dir: Path) -> None:
     async def scenario(up: Up) -> None:
         await prepare(up)
-        await check_role(up, bearer("s3cret"), ROLES["system"])
+        await check_role(up, bearer(TOKEN), ROLES["system"])
 
-    serve(data_dir, scenario, token="s3cret")
+    serve(data_dir, scenario, token=TOKEN)
 
 
 def test_who_was_given_nothing_gets_nothing(data_dir: Path) -> None:
@@ -460,4 +469,59 @@ def test_who_was_given_nothing_gets_nothing(data_dir: Path) -> None:
             elif row.needs != OPEN:
                 assert verdict(answer, row) == 403, where
 
-    serve(data_dir, scenario, token="s3cret")
+    serve(data_dir, scenario, token=TOKEN)
+
+
+# -- what each command needs
+
+JOBS_ONLY = {
+    "ReportJob",
+    "PinPositions",
+    "ViewCommand",
+    "ApplyView",
+    "BeginFill",
+    "ClearRows",
+    "FillRows",
+    "FinishFill",
+}
+WRITES = {
+    "Append", "Create", "Delete", "Touch",
+    "PutSubscription", "DeleteSubscription", "AddStreams", "RemoveStream", "Claim", "Ack", "Release",
+    "ItemCommand", "PutItem", "UpdateItem", "DeleteItem", "CheckItem", "BatchWrite", "TransactWrite",
+    "RowCommand", "RowsCommand", "InsertRows", "UpdateRow", "DeleteRow",
+    "SaveCursor", "DropCursor", "Publish", "StageRows", "DropStage",
+}  # fmt: skip
+SECRET = {
+    "LoadUser", "FindAccessKey", "FindTokenKey", "MakeTokenKey", "GetSigningKeys", "EnsureSigningKey",
+    "FindSecret", "MakeSecret",
+}  # fmt: skip
+
+
+def commands(kind: type) -> Iterator[Any]:
+    """All commands, or queries, that there are."""
+    for found in kind.__subclasses__():
+        if found.__module__.startswith("tailrace."):
+            yield found
+        yield from commands(found)
+
+
+def test_what_each_role_may_run_is_said_twice() -> None:
+    """A command that is added, or whose permission changes, has to be put down here too."""
+    for module in pkgutil.walk_packages(tailrace.__path__, "tailrace."):
+        if not module.name.startswith(("tailrace.spark", "tailrace.cli.__main__")):
+            importlib.import_module(module.name)
+    needs = {found.__name__: found.permission for found in commands(Command)}
+    assert {name for name, permission in needs.items() if permission == WRITE} == WRITES
+    assert {name for name, permission in needs.items() if permission == JOBS} == JOBS_ONLY
+    staged: dict[str, Any] = {"query": "q", "batch": 0, "target": Target("tables", "t"), "stages": ()}
+    assert CommitStages(**staged).permission == WRITE
+    assert CommitStages(**staged, consumer="c", ranges={}).permission == JOBS, "it moves the positions of a job"
+    assert READ not in needs.values(), "a command changes something"
+    every = {**needs, **{found.__name__: found.permission for found in commands(Query)}}
+    assert {every[name] for name in SECRET} == {Permission.SYSTEM}, "their results hold secrets"
+
+
+def test_the_role_user_is_no_job_even_where_it_consumes() -> None:
+    for consumes in (False, True):
+        mays = roles(user_consumes=consumes)["user"]
+        assert JOBS not in mays and (CONSUME in mays) is consumes

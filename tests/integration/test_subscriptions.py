@@ -130,9 +130,12 @@ def _wait_until_acked(http: httpx.Client, root: str, tails: dict[str, str]) -> N
 def test_a_token_lets_workers_call_back_without_the_servers(tmp_path: Path) -> None:
     command = ServerProcess.tailrace(tmp_path / "data").command
     command.remove("--dev")
-    with ServerProcess(command, env={"TAILRACE_TOKEN": "s3cret"}) as server, httpx.Client() as http:
+    with (
+        ServerProcess(command, env={"TAILRACE_TOKEN": "s3cret-s3cret-s3cret"}) as server,
+        httpx.Client(timeout=PATIENCE_S) as http,
+    ):
         root = f"{server.url}/v1/stream"
-        credentials = {"authorization": "Bearer s3cret"}
+        credentials = {"authorization": "Bearer s3cret-s3cret-s3cret"}
         subscription = f"{root}/__ds/subscriptions/s"
         asked = {"type": "pull-wake", "pattern": "events/*", "wake_stream": "wake/pool"}
         assert http.put(subscription, json=asked).status_code == 401

@@ -20,11 +20,11 @@ from typing import Any, Generic, TypeVar
 
 import httpx
 
+from tests.support.patience import AT_ONCE_S, PATIENCE_S
 from tests.support.server import ROOT
 
 T = TypeVar("T")
-DEADLINE_S = 30.0  # for what must happen; only a failing test waits so long
-AT_ONCE_S = 5.0  # well below how long those wait who must be woken
+DEADLINE_S = PATIENCE_S  # for what must happen
 HTTP_WAYS = ("/api", "/v1/api")
 WAYS = (*HTTP_WAYS, "sql")
 
@@ -357,7 +357,7 @@ class Doomed:
 def hold(url: str, body: str) -> None:
     """What the process of a doomed consumer does."""
     with httpx.Client(timeout=DEADLINE_S + 10) as client:
-        messages = answer(client.post(url, content=body))["messages"]
+        messages = answer(client.post(url, content=body, headers={"content-type": "application/json"}))["messages"]
         sys.stdout.write(json.dumps([message["offset"] for message in messages]) + "\n")
         sys.stdout.flush()
         sys.stdin.read()  # ends when the parent does, should that not kill us

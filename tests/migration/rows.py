@@ -5,6 +5,7 @@ Run once for each version, when it is released; from then on the file is what ol
 
 from __future__ import annotations
 
+import base64
 import tempfile
 from decimal import Decimal
 from pathlib import Path
@@ -22,7 +23,9 @@ from tailrace.jobs.queries import FindTarget
 from tailrace.jobs.stage import Target
 from tailrace.jobs.target import checked
 from tailrace.jobs.tiering import AttachTier, MoveTiered
+from tailrace.storage.modes import write_private
 from tailrace.storage.sqlite import FILE, SqliteEngine, migrations
+from tailrace.storage.vault import FILE as KEY_FILE
 from tailrace.streams.commands import Append, Create, Delete, Fork
 from tailrace.streams.producer import Claim
 from tailrace.subscriptions.commands import PutSubscription
@@ -38,6 +41,7 @@ from tailrace.topics.consuming import Ack, Consume, Nack
 HERE = Path(__file__).parent
 STREAMS = ["closed", "fork", "json", "retained", "source", "ttl"]
 TABLES = ["lines", "orders"]
+KEY = base64.b64encode(bytes(range(32))) + b"\n"  # what the secrets among the rows are encrypted with
 
 
 def rows_file(version: int) -> Path:
@@ -50,6 +54,7 @@ def fill(directory: str) -> None:
     leaves, a cursor, a token, an access key; topics with routes, messages and a group; a user; a tiered
     stream, a job, rows that are staged."""
     clock = ManualClock()
+    write_private(Path(directory) / KEY_FILE, KEY)
     db = Database(SqliteEngine(directory), clock=clock, housekeeping_s=None)
     do = db.execute
     do(Create("source", "text/plain", b"first"))
@@ -124,7 +129,7 @@ def fill_tables(db: Database) -> None:
     do(streams.EnableStream("lines", "NEW_IMAGE"))
     do(put("lines", id="o-4", number=2))
     do(named.SaveCursor("orders", "mailer", 2, 1_000_000))
-    do(CreateAccessKey("somebody"))
+    do(CreateAccessKey("somebody", "dba"))
 
 
 def make_topics(db: Database) -> None:

@@ -62,7 +62,7 @@ def test_a_declared_table_is_what_the_database_has(name: str) -> None:
     found = database.execute(
         'SELECT name, type, "notnull", pk FROM pragma_table_xinfo(?) ORDER BY cid', (name,)
     ).fetchall()
-    assert [(column.name, column.kind, not column.nullable) for column in table.columns] == [
+    assert [(column.name, column.kind, not column.nullable) for column in table.stored] == [
         (column, kind, bool(not_null)) for column, kind, not_null, _ in found
     ]
     if table.heap:

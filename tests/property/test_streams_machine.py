@@ -214,7 +214,8 @@ class Streams(RuleBasedStateMachine):
         self.assert_reads(stream, index, bytes_max)
         if stream.start > 0:
             assert_fails(410, lambda: self.db.execute(Read(path, stream.start - 1)))
-        assert_fails(400, lambda: self.db.execute(Read(path, stream.tail + 1)))
+        assert self.db.execute(Read(path, stream.tail + 1)).position == stream.tail, "one past the tail is the tail"
+        assert_fails(400, lambda: self.db.execute(Read(path, stream.tail + 2)))
 
     def assert_reads(self, stream: Stream, index: int, bytes_max: int) -> None:
         """From the `index`-th offset on, in pages: all of it, once, in order; closed exactly at the end."""

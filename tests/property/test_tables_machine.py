@@ -34,7 +34,6 @@ from tailrace.tables.commands import BatchWrite, CheckItem, DeleteItem, PutItem,
 from tailrace.tables.definition import BACKFILLS, Attribute
 from tailrace.tables.expression import KeyCondition, Placeholders, condition, update
 from tailrace.tables.lifecycle import CreateTable, DeleteTable, DescribeTable, SetTimeToLive, UpdateTable
-from tailrace.tables.operations import TakeSnapshot
 from tailrace.tables.schema import Changes, IndexChange, IndexSpec, KeyElement, ProjectionSpec, Spec, StreamSpec
 from tailrace.tables.write import Written
 from tests.support.directories import scratch_directory
@@ -510,12 +509,12 @@ class Tables(RuleBasedStateMachine):
         stream = self.model.tables[name].stream
         if stream is None:
             return
-        taken = self.db.execute(TakeSnapshot(name))
+        sequence, taken = self.db.table(name).snapshot()
         table = self.model.tables[name]
-        items = {table.key_of(item): item for item in (from_python(item) for item in taken)}
+        items = {table.key_of(item): item for item in map(from_python, taken)}
         assert items == table.items
-        assert taken.sequence == self.model.sequence
-        self.snapshots = [*self.snapshots[-2:], (name, stream.label, taken.sequence, items)]
+        assert sequence == self.model.sequence
+        self.snapshots = [*self.snapshots[-2:], (name, stream.label, sequence, items)]
 
     # -- reads
 

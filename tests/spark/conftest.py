@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _numbers = itertools.count(1)
-TIMEOUT_S = 400  # of a test here, unless it says otherwise: whichever comes first waits for Spark and the server too
+TIMEOUT_S = 1200  # of a test here, unless it says otherwise: whichever comes first waits for Spark and the server too
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

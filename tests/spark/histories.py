@@ -14,6 +14,7 @@ from tailrace.client import Client
 from tailrace.spark.jobs import carrying
 from tailrace.spark.jobs.carrying import Found, Load, Reached
 from tailrace.spark.jobs.tier import Driver
+from tests.support.patience import PATIENCE_S
 
 Entry = tuple[int, int, int, int, bytes]  # log, position, next, at_ms, body
 
@@ -105,7 +106,7 @@ def driver(url: str, client: Client, **options: Any) -> Driver:
     return Driver(client, carried, patterns, reached=Reached(url, None, ""), **options)
 
 
-def until(holds: Any, within_s: float = 100.0, every_s: float = 0.05) -> None:
+def until(holds: Any, within_s: float = PATIENCE_S, every_s: float = 0.05) -> None:
     """Wait until something is so."""
     end = time.monotonic() + within_s
     while not holds():

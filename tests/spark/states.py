@@ -21,6 +21,7 @@ from typing import Any
 import psycopg
 
 from tailrace.client import Client
+from tests.support.patience import PATIENCE_S
 
 Typed = dict[str, Any]
 Model = dict[tuple[Any, ...], Typed]
@@ -241,7 +242,7 @@ def postgres() -> Iterator[str]:
         yield url
     finally:
         child.send_signal(signal.SIGINT)  # SIGTERM waits for those who are connected
-        child.wait(30)
+        child.wait(PATIENCE_S)
         log.close()
         shutil.rmtree(home, ignore_errors=True)
 

@@ -18,12 +18,13 @@ from tailrace.errors import Corrupt, Invalid, NotFound
 from tailrace.spark.jobs import compact as module
 from tailrace.spark.jobs.compact import compact
 from tests.spark.histories import cold_entries, delta, driver, duck_entries, hot, make_table, put_rows
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture
@@ -122,9 +123,9 @@ def test_compactions_and_tiering_at_once_lose_and_double_nothing(
     for each in (feeding, *threads):
         each.start()
     for each in threads:
-        each.join(90)
+        each.join(PATIENCE_S)
     stop.set()
-    feeding.join(30)
+    feeding.join(PATIENCE_S)
     assert errors == []
     assert cold_entries(cold, "tables/orders") == hot(client, "table", "orders")
     assert cold_entries(cold, "streams") == sorted(hot(client, "stream", "s/1") + hot(client, "stream", "s/2"))
@@ -142,8 +143,13 @@ def test_history_past_its_retention_is_forgotten_on_the_server_and_then_in_the_f
     young = {place: [row for row in rows if row[3] >= cut_s * 1000] for place, rows in everything.items()}
     assert [len(rows) for rows in young.values()] == [20, 4]
 
-    later = SimpleNamespace(time=lambda: cut_s + 3600, monotonic=time.monotonic)
-    monkeypatch.setattr(module, "time", later)
+    ours, servers = cut_s + 3600, None
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: ours, monotonic=time.monotonic))
+    asked = Client.cold
+    monkeypatch.setattr(Client, "cold", lambda self: asked(self) | ({} if servers is None else {"time_ms": servers}))
+    # Only the driver's clock is ahead: nothing is forgotten.
+    assert compact(spark, url=served.url, retention="1h").forgotten == 0
+    servers = int(ours * 1000)
     done = compact(spark, url=served.url, retention="1h")
     assert done.forgotten == 80 + 16
     for place, rows in young.items():
@@ -154,7 +160,10 @@ def test_history_past_its_retention_is_forgotten_on_the_server_and_then_in_the_f
             assert logs[log]["start"] == min(row[1] for row in rows if row[0] == log)
     # Again: there is nothing to forget.
     assert compact(spark, url=served.url, retention="1h").forgotten == 0
-    later.time = lambda: cut_s + 10 * 3600
+    ours = cut_s + 10 * 3600
+    # Only the driver's clock: the server's says that an hour has passed.
+    assert compact(spark, url=served.url, retention="1h").forgotten == 0
+    servers = int(ours * 1000)
     done = compact(spark, url=served.url, retention="1h")
     assert done.forgotten == 20 + 4
     assert cold_entries(cold, "streams") == []
@@ -206,7 +215,7 @@ def test_snapshots_are_left_alone(spark: SparkSession, served: ServerProcess, cl
 
 @pytest.mark.usefixtures("small_files")
 def test_a_damaged_or_missing_file_is_named_and_nothing_is_done(
-    spark: SparkSession, served: ServerProcess, cold: Path
+    spark: SparkSession, served: ServerProcess, cold: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = delta(cold, "tables/orders").version()
     path = Path(delta(cold, "tables/orders").file_uris()[3].removeprefix("file://"))
@@ -217,6 +226,11 @@ def test_a_damaged_or_missing_file_is_named_and_nothing_is_done(
     path.unlink()
     with pytest.raises(Corrupt, match=path.name):
         compact(spark, url=served.url, places=["tables/orders"])
+    # An hour later every file is past a retention of one second, however fast the steps above were.
+    later = time.time() + 3600
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: later, monotonic=time.monotonic))
+    asked = Client.cold
+    monkeypatch.setattr(Client, "cold", lambda self: asked(self) | {"time_ms": int(later * 1000)})
     with pytest.raises(Corrupt, match=path.name):
         compact(spark, url=served.url, places=["tables/orders"], retention="1s")
     assert delta(cold, "tables/orders").version() == version

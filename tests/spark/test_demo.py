@@ -17,6 +17,7 @@ import pytest
 from tailrace.cli import demo_parts, demo_shop, demo_steps
 from tailrace.client import Client
 from tailrace.errors import Conflict, NotFound
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ROOT, ServerProcess
 
 pytestmark = pytest.mark.timeout(900)
@@ -69,7 +70,7 @@ class Demo:
 
     @property
     def url(self) -> str:
-        self.until("Tailrace is up at", 60)
+        self.until("Tailrace is up at")
         found = re.search(r"Tailrace is up at (\S+);", self.said)
         assert found is not None
         return found[1]
@@ -80,7 +81,7 @@ class Demo:
 
     def end(self, number: int = signal.SIGINT) -> int:
         self.process.send_signal(number)
-        return self.process.wait(90)
+        return self.process.wait(PATIENCE_S)
 
     def gone(self) -> bool:
         return not running(str(self.folder / "data"))
@@ -151,7 +152,7 @@ def test_what_the_serving_demo_prints_can_be_typed(demo: Callable[..., Demo]) ->
 def test_without_spark_the_server_stays_up_and_says_why(demo: Callable[..., Demo], no_spark: Path) -> None:
     started = demo(no_spark)
     url = started.url
-    started.until("the server stays up", 60)
+    started.until("the server stays up")
     assert "this needs Spark; pip install 'tailrace[spark]'" in started.said
     with Client(url) as client:
         rows = f"SELECT * FROM {demo_shop.TABLE}"
@@ -174,7 +175,7 @@ def test_a_table_of_that_name_is_left_alone(demo: Callable[..., Demo], no_spark:
     with ServerProcess.tailrace(tmp_path / "data") as server, Client(server.url) as client:
         client.sql("CREATE TABLE orders (id TEXT PRIMARY KEY); INSERT INTO orders VALUES ('mine')")
     started = demo(no_spark)
-    started.until("which the demo did not make and leaves alone", 60)
+    started.until("which the demo did not make and leaves alone")
     with Client(started.url) as client:
         time.sleep(2)
         assert client.sql("SELECT * FROM orders")[-1].rows == [{"id": "mine"}]
@@ -185,7 +186,7 @@ def test_a_server_that_cannot_start_is_told_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file")
     command = [sys.executable, "-m", "tailrace.cli", "demo", "--serve", "--port", "0", "--data", str(tmp_path / "data")]
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env=environment(), timeout=60, check=False
+        command, capture_output=True, text=True, cwd=tmp_path, env=environment(), timeout=PATIENCE_S, check=False
     )
     assert done.returncode != 0
     assert "Traceback" not in done.stderr

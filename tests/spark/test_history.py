@@ -30,6 +30,7 @@ from tailrace.streams.commands import Append, Create
 from tailrace.tables import value
 from tailrace.tables.commands import PutItem
 from tailrace.tables.streams import AlterRetention
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess, check
 
 if TYPE_CHECKING:
@@ -213,6 +214,6 @@ def test_all_history_reads_as_before_it_was_tiered_and_trimmed(spark: SparkSessi
     trimmed(server.url)
     after = all_doors(spark, server.url, "after")
     assert after == before
-    metrics = httpx.get(f"{server.url}/metrics").text
+    metrics = httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text
     reads = [line for line in metrics.splitlines() if line.startswith("tailrace_cold_reads_total")]
     assert float(reads[0].split()[1]) > 0, "nothing came from cold storage: the test has tested nothing"

@@ -27,7 +27,7 @@ from tailrace.errors import Gone, Invalid
 from tailrace.spark import options
 from tailrace.spark.connection import Facts, Part
 from tailrace.spark.filters import Narrowing
-from tailrace.spark.planning import Range, checked, cold_cuts, resolved, split, tasks_wanted
+from tailrace.spark.planning import TASKS_PER_CORE_MAX, Range, checked, cold_cuts, resolved, split, tasks_wanted
 from tailrace.spark.streaming import journaled, same_logs, until_applied
 from tests.support.server import ROOT
 
@@ -70,6 +70,12 @@ def test_small_ranges_are_one_task_and_large_ones_are_bounded() -> None:
     assert tasks_wanted("table", [1_000_000], 8, None) == 8
     assert tasks_wanted("table", [50_000_000], 8, None) == 100
     assert tasks_wanted("table", [100], 8, 5) == 5
+
+
+@given(st.lists(st.integers(0, 10**12), min_size=1, max_size=5), st.integers(1, 64))
+def test_there_are_never_more_tasks_than_cores_can_use(sizes: list[int], cores: int) -> None:
+    for kind in ("table", "topic", "stream"):
+        assert len(sizes) <= tasks_wanted(kind, sizes, cores, None) <= max(len(sizes), cores * TASKS_PER_CORE_MAX)
 
 
 @given(

@@ -29,6 +29,7 @@ from tailrace.spark.jobs.replicas.postgres import PostgresReplica
 from tailrace.spark.jobs.replicate import replicate
 from tailrace.spark.jobs.state import changes
 from tests.spark.states import History, key_of, live, postgres, same_item, same_items
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess
 
 Spark = Any
@@ -398,7 +399,7 @@ def test_it_outlives_the_server(
         until(lambda: _copied(target, "restarted") == same_items(history.items), failed)
     finally:
         stop.set()
-        thread.join(60)
+        thread.join(PATIENCE_S)
         source.terminate()
     assert not failed, failed
 
@@ -410,7 +411,7 @@ def _copied(target: Target, table: str) -> dict[Any, Any] | None:
         return None
 
 
-def until(holds: Callable[[], bool], failed: list[BaseException], within_s: float = 90) -> None:
+def until(holds: Callable[[], bool], failed: list[BaseException], within_s: float = PATIENCE_S) -> None:
     end = time.monotonic() + within_s
     while not holds():
         assert not failed, failed

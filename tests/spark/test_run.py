@@ -21,12 +21,13 @@ from tailrace.spark.jobs.progress import Progress
 from tailrace.spark.jobs.run import Worker, run
 from tailrace.spark.jobs.settings import Compact, Settings, Snapshot, Tier, Views
 from tests.spark.histories import cold_entries, delta, hot, make_table, put_rows, until
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ROOT, ServerProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ class Running:
 
     def __exit__(self, *_: object) -> None:
         self.stop.set()
-        self._thread.join(60)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
         assert self.error is None
 
@@ -192,15 +193,15 @@ def test_the_program_runs_a_toml_outlives_the_server_and_stops_when_it_is_told_t
         put_rows(client, "orders", 50)
         child = program("run", "--json", cwd=tmp_path)
         try:
-            until(lambda: tiered(client, "orders"), 90)
+            until(lambda: tiered(client, "orders"))
             port = process.port
             process.kill()
             time.sleep(1)
             process = ServerProcess.tailrace(data, port=port).start()
             put_rows(client, "orders", 50, first=50)
-            until(lambda: tiered(client, "orders"), 60)
+            until(lambda: tiered(client, "orders"))
             child.send_signal(how)
-            out, err = child.communicate(timeout=60)
+            out, err = child.communicate(timeout=PATIENCE_S)
         finally:
             child.kill()
         assert child.returncode == 0, err

@@ -18,7 +18,7 @@ pytest.importorskip("pyspark")
 import tailrace.spark
 from tailrace.errors import Unavailable
 from tailrace.spark import java
-from tailrace.spark.session import available_cores, local, packed
+from tailrace.spark.session import available_cores, check_version, local, packed
 from tests.support.server import ROOT
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def test_scripts_are_written_whole_by_whoever_starts_first(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_a_job_on_a_machine_without_java(tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -112,7 +112,7 @@ def test_a_job_on_a_machine_without_java(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "PYSPARK_PYTHON")}
     environment |= {"PATH": str(tools), "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
-        [sys.executable, "-c", JOB], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280
+        [sys.executable, "-c", JOB], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=1000
     )
     assert done.returncode == 0, done.stderr
     assert f"rows 6 with {tmp_path / 'cache'}" in done.stdout
@@ -155,3 +155,30 @@ def test_the_package_is_shipped_whole(tmp_path: Path) -> None:
         text=True,
     )
     assert "tailrace.zip" in ran.stdout, ran.stderr
+
+
+@pytest.mark.parametrize("version", ["4.2.0", "4.3.1", "4.3.0.dev2", "4.2.0-SNAPSHOT"])
+def test_versions_that_are_supported(version: str) -> None:
+    check_version("PySpark", version)
+
+
+@pytest.mark.parametrize("version", ["3.5.4", "4.0.1", "4.1.0", "4.4.0", "5.0.0", "14.2.0", "unknown"])
+def test_register_refuses_versions_that_are_not_supported(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyspark
+
+    class Session:  # nothing of it is used before its version is known
+        pass
+
+    monkeypatch.setattr(pyspark, "__version__", version)
+    for make in (lambda: tailrace.spark.register(Session()), tailrace.spark.session):  # type: ignore[arg-type]
+        with pytest.raises(Unavailable, match=rf"PySpark {version} is not supported, but 4\.2 and 4\.3 are") as refused:
+            make()
+        assert refused.value.code == "NO_SPARK"
+
+
+def test_register_refuses_a_cluster_of_another_version() -> None:
+    class Session:
+        version = "4.0.2"  # as a session of Spark Connect has it from the server
+
+    with pytest.raises(Unavailable, match=r"Spark 4\.0\.2 is not supported, but 4\.2 and 4\.3 are"):
+        tailrace.spark.register(Session())  # type: ignore[arg-type]

@@ -24,6 +24,7 @@ from tailrace.errors import Fenced, Invalid
 from tailrace.spark import explain, rows
 from tailrace.spark.sink import Staged, grouped, merged
 from tailrace.spark.source import Source
+from tests.spark.conftest import create_table
 from tests.support.server import ServerProcess
 
 if TYPE_CHECKING:
@@ -333,3 +334,29 @@ def test_a_range_that_was_applied_in_part_is_refused(
     assert getattr(caught.value, "code", "") == Fenced.code
     writer.abort([message, None])
     assert values(client, target) == []
+
+
+def test_rows_that_change_are_written_by_batch_for_spark_refuses_the_mode_update(
+    spark: SparkSession, client: Client, name: str, table: str, put: Put, server: ServerProcess, tmp_path: Path
+) -> None:
+    """As docs/reference/spark.md says."""
+    put(1, 2, 3)
+    create_table(client, f"{name}_totals")
+    changes = spark.readStream.format("tailrace").options(url=server.url, table=table).load()
+    totals = changes.groupBy(F.col("event").alias("id")).agg(F.count("*").alias("n"))
+    target = {"url": server.url, "table": f"{name}_totals"}
+    refused = totals.writeStream.format("tailrace").options(**target).outputMode("update").trigger(availableNow=True)
+    with pytest.raises(Exception, match=r"(?i)update"):
+        refused.option("checkpointLocation", str(tmp_path / "refused")).start().awaitTermination()
+
+    def write(rows: DataFrame, batch: int) -> None:
+        rows.write.format("tailrace").options(**target).mode("append").save()
+
+    for count in (3, 5):
+        query = (
+            totals.writeStream.outputMode("update").foreachBatch(write)
+            .option("checkpointLocation", str(tmp_path / "totals")).trigger(availableNow=True).start()
+        )  # fmt: skip
+        query.awaitTermination()
+        assert {key: item["n"]["N"] for key, item in items(client, f"{name}_totals").items()} == {"INSERT": str(count)}
+        put(4, 5)

@@ -29,6 +29,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 import tailrace.spark as ts
 from tailrace.bulk.cold_rows import cold_batch
 from tailrace.client import Client
+from tailrace.cold.check import TIER_APP
 from tailrace.cold.reading import files as cold_files
 from tailrace.cold.schemas import SCHEMAS
 from tailrace.cold.store import Store
@@ -101,7 +102,7 @@ def tier(client: Client, **named: str) -> None:
         place,
         SCHEMAS[kind],
         written,
-        app=f"tier/{place}",
+        app=TIER_APP,
         generation=generation,
         database=facts["database"],
         metadata={"ranges": json.dumps(ranges)},
@@ -205,6 +206,20 @@ def test_tasks_cut_a_log(table: str, put: Put, load: Load, server: ServerProcess
     frame = load(table=table, minPartitions=4)
     assert frame.rdd.getNumPartitions() == 4
     assert frame.count() == 20
+
+
+def test_tasks_are_cut_by_records_and_not_by_offsets(
+    client: Client, table: str, name: str, put: Put, server: ServerProcess
+) -> None:
+    """Another table's changes lie between those of this one: offsets are sequences that all tables share."""
+    put(*range(6))
+    create_table(client, f"{name}-other")
+    for number in range(200):
+        client.call("PutItem", {"TableName": f"{name}-other", "Item": {"id": {"S": str(number)}}})
+    put(*range(6, 12))
+    made = reader(server, table=table, minPartitions="4")
+    assert [len(list(rows(made, [task]))) for task in made.partitions()] == [3, 3, 3, 3]
+    assert len(reader(server, table=table).partitions()) == 1
 
 
 def test_tasks_that_lie_within_one_entry(client: Client, name: str, server: ServerProcess) -> None:
@@ -411,11 +426,12 @@ def test_a_history_with_a_gap_is_an_error(
     assert ts.history(spark, url=server.url, table=table).count() == 4
     where = client.logs(table=table)["cold"]
     listed = cold_files(Store(where["url"]), where["place"], client.logs(table=table)["partitions"][0]["log"])
-    DeltaTable(f"{where['url'].removeprefix('file://')}/{where['place']}").delete(
-        f"position = {listed[1].position_min}"
-    )
+    kept = DeltaTable(f"{where['url'].removeprefix('file://')}/{where['place']}")
+    version = kept.version()
+    kept.delete(f"position = {listed[1].position_min}")
     with pytest.raises(Corrupt, match=rf"positions \d+ to {hot} of log \d+ are missing at .*{where['place']}"):
         ts.history(spark, url=server.url, table=table)
+    kept.restore(version)  # the database is checked in the end
 
 
 def plan(frame: DataFrame) -> str:

@@ -29,12 +29,13 @@ from tests.spark.histories import (
     put_together,
     until,
 )
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ROOT, ServerProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture
@@ -293,7 +294,7 @@ def test_drivers_that_race_write_no_range_twice(served: ServerProcess, client: C
     for each in threads:
         each.start()
     for each in threads:
-        each.join(90)
+        each.join(PATIENCE_S)
     assert errors == []
     assert not any(each.is_alive() for each in threads)
     assert cold_entries(cold, "tables/orders") == hot(client, "table", "orders")
@@ -330,7 +331,7 @@ def test_two_applications_of_spark_race(served: ServerProcess, client: Client, c
         for _ in range(2)
     ]
     try:
-        told = [each.communicate(timeout=250) for each in both]
+        told = [each.communicate(timeout=1000) for each in both]
     finally:
         for each in both:
             each.kill()
@@ -376,7 +377,7 @@ def test_a_server_that_is_restarted_in_the_middle_is_waited_for(spark: SparkSess
             assert cold_entries(data / "cold", "tables/orders") == hot(client, "table", "orders")
         finally:
             stop.set()
-            thread.join(30)
+            thread.join(PATIENCE_S)
             process.terminate()
     assert result[0].rows == 200
     assert told[-1].state == "stopped"

@@ -17,12 +17,13 @@ from tailrace.jobs.view_delta import Delta, join, key_item
 from tailrace.jobs.view_plan import AVG, SourceTable, plan
 from tailrace.scalar import to_attribute
 from tailrace.tables.value import read_item
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 
 AGGREGATES = (
     "SELECT status, count(*) AS n, sum(total) AS total, avg(total) AS mean, min(total) AS least, max(total) AS most, "
@@ -271,7 +272,7 @@ def test_it_goes_on_until_it_is_stopped_and_tells_how_it_is(world: World) -> Non
         _until(lambda: all(s["position"] == s["next"] for s in world.client.view(world.name)["sources"]))
     finally:
         stop.set()
-        thread.join(60)
+        thread.join(PATIENCE_S)
     world.check()
     assert result and result[0].rows > 15
     assert {"running", "stopped"} <= {each.state for each in told}

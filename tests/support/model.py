@@ -190,9 +190,13 @@ class Model:
         assert stream is not None
         verdict = 200 if producer is None else _verdict(producer, stream.producers.get(producer[0]))
         if verdict == 204:
+            self._touch(stream)  # a repetition is a sign of life, and nothing else
             return Answer(204, stream.closed)
         if stream.closed:
-            return Answer(204 if close and not body and producer is None else 409, True)
+            if not close or body or producer is not None:
+                return Answer(409, True)
+            self._touch(stream)  # to close again is a sign of life, and nothing else
+            return Answer(204, True)
         if verdict != 200:
             return Answer(verdict)
         if body:

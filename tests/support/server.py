@@ -16,6 +16,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.support.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 
 OWN_READY = re.compile(r"listening on (https?://\S+)")
@@ -94,7 +96,7 @@ class ServerProcess:
     def returncode(self) -> int | None:
         return None if self._process is None else self._process.poll()
 
-    def start(self, *, timeout_s: float = 30.0) -> ServerProcess:
+    def start(self, *, timeout_s: float = PATIENCE_S) -> ServerProcess:
         """Start the child and wait for the line that says where it listens."""
         assert self._process is None, "the server was already started"
         self._process = subprocess.Popen(
@@ -120,15 +122,20 @@ class ServerProcess:
             raise AssertionError(f"the server did not say where it listens.\n{self._describe()}")
         return self
 
+    def send(self, number: int) -> None:
+        """Send the child a signal, and do not wait."""
+        assert self._process is not None, "the server was not started"
+        self._process.send_signal(number)
+
     def kill(self) -> int:
         """End the child as a crash would (SIGKILL) and return its exit status."""
-        return self._end(signal.SIGKILL, timeout_s=10.0)
+        return self._end(signal.SIGKILL, timeout_s=PATIENCE_S)
 
-    def terminate(self, *, timeout_s: float = 15.0) -> int:
+    def terminate(self, *, timeout_s: float = PATIENCE_S) -> int:
         """Ask the child to end (SIGTERM) and return its exit status; a child that will not is an error."""
         return self._end(signal.SIGTERM, timeout_s=timeout_s)
 
-    def wait(self, *, timeout_s: float = 15.0) -> int:
+    def wait(self, *, timeout_s: float = PATIENCE_S) -> int:
         """Wait until the child ends by itself and return its exit status."""
         return self._end(None, timeout_s=timeout_s)
 
@@ -181,6 +188,6 @@ def check(data: Path) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200"},
     )

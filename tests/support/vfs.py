@@ -10,6 +10,7 @@ import random
 import shutil
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,8 @@ class LossyDisk(apsw.VFS):
                         torn = data is not None and chance.random() < 0.2
                         _apply(image, offset, data[: chance.randrange(len(data))] if torn and data else data)
                 (copy / Path(path).name).write_bytes(image)
+        with suppress(FileNotFoundError):  # written and synced past SQLite, before it was used
+            shutil.copy(directory / "secret.key", copy)
 
 
 class _LossyFile(apsw.VFSFile):

@@ -34,11 +34,11 @@ def given(*patterns: str, role: str = "user") -> Principal:
 
 def test_each_role_has_what_the_one_before_it_has() -> None:
     assert ROLES["user"] == {"read", "write"}
-    assert ROLES["service"] == ROLES["user"] | {"consume"}
+    assert ROLES["service"] == ROLES["user"] | {"consume", "jobs"}
     assert ROLES["dba"] == ROLES["service"] | {"admin"}
     assert ROLES["system"] == ROLES["dba"] | {"system"} == EVERYTHING
     assert roles() == ROLES
-    assert roles(user_consumes=True) == {**ROLES, "user": ROLES["service"]}
+    assert roles(user_consumes=True) == {**ROLES, "user": ROLES["user"] | {"consume"}}
     assert check_role("dba") == "dba"
     with pytest.raises(Invalid, match="no role 'root'; use user, service, dba, system"):
         check_role("root")

@@ -16,6 +16,7 @@ from tailrace.command import Command
 from tailrace.database import Database
 from tailrace.errors import Corrupt, Invalid
 from tailrace.storage.engine import Tx
+from tailrace.storage.pages import VFS
 from tailrace.storage.sqlite import FILE, SqliteEngine
 from tailrace.streams.commands import Append, Create, Delete, Fork
 from tailrace.streams.producer import Claim
@@ -70,7 +71,7 @@ def test_progress_is_told(sound: Path) -> None:
         ("UPDATE entries SET at_ms = at_ms + 9 WHERE log = 1", "log 1: its last entry is newer than it says"),
         ("UPDATE entries SET body = X'00' WHERE log = 1 AND position = 0", "log 1: entry at 0 covers 5 positions"),
         ("UPDATE entries SET body = X'7B7B7B7B7B7B7B7B7B7B' WHERE log = 2", "log 2: entry at 0 is not JSON"),
-        ("INSERT INTO entries VALUES (3, 0, 5, 1, X'0000000000')", "over base 5"),
+        ("INSERT INTO entries VALUES (3, 0, 5, 1, X'0000000000', NULL)", "over base 5"),
         ("UPDATE logs SET next = 11 WHERE id = 1", "log 1: entries end at 10, next is 11"),
         ("UPDATE logs SET start = 11 WHERE id = 1", "log 1"),
         ("UPDATE logs SET forks = 2 WHERE id = 1", "log 1: counts 2 forks, there are 1"),
@@ -92,7 +93,7 @@ def test_progress_is_told(sound: Path) -> None:
     ],
 )  # fmt: skip
 def test_damage_is_named(sound: Path, damage: str, finding: str) -> None:
-    connection = apsw.Connection(str(sound / FILE))
+    connection = apsw.Connection(str(sound / FILE), vfs=VFS)
     connection.execute(damage)
     connection.close()
     report = check_database(sound)
@@ -101,7 +102,7 @@ def test_damage_is_named(sound: Path, damage: str, finding: str) -> None:
 
 def test_a_broken_index_is_found(sound: Path) -> None:
     """What SQLite itself finds is part of the report."""
-    connection = apsw.Connection(str(sound / FILE))
+    connection = apsw.Connection(str(sound / FILE), vfs=VFS)
     connection.execute("PRAGMA writable_schema = ON")
     connection.execute(
         "UPDATE sqlite_schema SET sql = replace(sql, '(log, position)', '(log, next)') WHERE name = 'entries_key'"
@@ -216,7 +217,7 @@ def test_sound_tables_are_clean(tabled: Path) -> None:
          "index 'byb': the entry at 00 is not that of the item it leads to"),
         ("INSERT INTO index_entries VALUES (3, X'00', X'00')", "expiry: the entry at 00 is not that of the item"),
         ("INSERT INTO index_entries VALUES (5, X'00', X'00')", "'filling': index 'byb': the entry at 00 is not that"),
-        ("INSERT INTO items VALUES (77, X'00', 1, X'00')", "items of space 77, which nobody has"),
+        ("INSERT INTO items VALUES (77, X'00', 1, X'00', NULL)", "items of space 77, which nobody has"),
         ("INSERT INTO index_entries VALUES (77, X'00', X'00')", "index_entries of space 77, which nobody has"),
         ("INSERT INTO counts VALUES (77, 1, 1)", "counts of space 77, which nobody has"),
         ("DELETE FROM dropped_spaces", "items of space 6, which nobody has"),
@@ -247,7 +248,7 @@ def test_sound_tables_are_clean(tabled: Path) -> None:
     ],
 )  # fmt: skip
 def test_damage_to_tables_is_named(tabled: Path, damage: str, finding: str) -> None:
-    connection = apsw.Connection(str(tabled / FILE))
+    connection = apsw.Connection(str(tabled / FILE), vfs=VFS)
     connection.execute(damage)
     connection.close()
     report = check_database(tabled)

@@ -151,19 +151,21 @@ def test_a_stream_that_lives_only_in_forks(server: Served, client: Client) -> No
     import httpx
 
     client.create("a")
-    httpx.put(f"{server.url}/v1/stream/f", headers={"stream-forked-from": "/v1/stream/a"}).raise_for_status()
+    httpx.put(
+        f"{server.url}/v1/stream/f", headers={"stream-forked-from": "/v1/stream/a"}, timeout=PATIENCE_S
+    ).raise_for_status()
     client.delete("a")
     with pytest.raises(Gone):
         client.read("a")
 
 
 def test_tokens(tmp_path: Path) -> None:
-    with Served(tmp_path / "secret", token="s3cret") as served:
+    with Served(tmp_path / "secret", token="s3cret-s3cret-s3cret") as served:
         with Client(served.url) as stranger, pytest.raises(Unauthenticated, match="credentials are needed"):
             stranger.create("a")
         with Client(served.url, token="wrong") as wrong, pytest.raises((Forbidden, Unauthenticated)):
             wrong.create("a")
-        with Client(served.url, token="s3cret") as friend:
+        with Client(served.url, token="s3cret-s3cret-s3cret") as friend:
             friend.create("a")
 
 

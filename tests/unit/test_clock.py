@@ -36,3 +36,22 @@ def test_a_step_forward_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clock.now_ms() == hands.wall_ms
     hands.pass_by(10, step_ms=60_000)
     assert clock.now_ms() == hands.wall_ms
+
+
+def test_a_thread_that_is_held_up_between_two_looks_does_not_set_the_clock_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passed_ms = held_up_ms = 0
+
+    def look() -> int:
+        nonlocal passed_ms
+        passed_ms += held_up_ms  # before the next instruction
+        return (1_700_000_000_000 + passed_ms) * 1_000_000
+
+    monkeypatch.setattr("tailrace.clock.time.time_ns", look)
+    monkeypatch.setattr("tailrace.clock.time.monotonic_ns", lambda: look() - 1_690_000_000_000 * 1_000_000)
+    clock = Clock()
+    held_up_ms = 5_000
+    clock.now_ms()
+    held_up_ms = 0
+    assert clock.now_ms() == 1_700_000_000_000 + passed_ms

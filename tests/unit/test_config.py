@@ -11,6 +11,7 @@ import pytest
 
 from tailrace.config import DEFAULT_PORT, Auth, Config, Issuer, Topics, load
 from tailrace.errors import Invalid
+from tailrace.http.who import check_place
 
 
 @pytest.fixture(autouse=True)
@@ -38,21 +39,21 @@ def test_the_later_wins(tmp_path: Path) -> None:
 
 
 def test_a_file_in_the_current_directory_is_found(tmp_path: Path) -> None:
-    (tmp_path / "tailrace.toml").write_text('token = "secret"\nlong_poll_timeout_s = 5\n')
+    (tmp_path / "tailrace.toml").write_text('token = "a-long-secret-token"\nlong_poll_timeout_s = 5\n')
     config = loaded()
-    assert (config.token, config.long_poll_timeout_s) == ("secret", 5)
+    assert (config.token, config.long_poll_timeout_s) == ("a-long-secret-token", 5)
 
 
 @pytest.mark.parametrize(("text", "dev"), [("true", True), ("1", True), ("True", True), ("false", False), ("0", False)])
 def test_the_environment_sets_every_kind(text: str, dev: bool) -> None:
     environ = {
         "TAILRACE_DEV": text,
-        "TAILRACE_TOKEN": "t",
+        "TAILRACE_TOKEN": "a-long-secret-token",
         "TAILRACE_PAGE_BYTES": "10",
         "TAILRACE_SSE_RECYCLE_S": "1.5",
     }
     config = loaded(environ=environ)
-    assert (config.dev, config.token, config.page_bytes, config.sse_recycle_s) == (dev, "t", 10, 1.5)
+    assert (config.dev, config.token, config.page_bytes, config.sse_recycle_s) == (dev, "a-long-secret-token", 10, 1.5)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +132,24 @@ def test_dev_on_loopback(host: str) -> None:
     assert loaded(dev=True, host=host).host == host
 
 
+@pytest.mark.parametrize("token", ["x", "fifteen-charact"])
+def test_a_token_that_could_be_guessed_is_refused(token: str, tmp_path: Path) -> None:
+    file = tmp_path / "some.toml"
+    file.write_text(f"token = {token!r}")
+    for wrong in (
+        lambda: loaded(token=token),
+        lambda: loaded(environ={"TAILRACE_TOKEN": token}),
+        lambda: load(str(file), environ={}),
+        lambda: check_place(Config(token=token, data=str(tmp_path))),  # settings that were made in Python
+    ):
+        with pytest.raises(Invalid, match=f"has {len(token)} characters.* openssl rand -hex 32"):
+            wrong()
+    assert loaded(token=token + "-" * 15).token
+    assert loaded(token="").token == ""  # as if there were none
+
+
 def test_a_token_may_serve_everyone() -> None:
-    assert loaded(token="secret", host="0.0.0.0").host == "0.0.0.0"
+    assert loaded(token="a-long-secret-token", host="0.0.0.0").host == "0.0.0.0"
 
 
 # -- sections

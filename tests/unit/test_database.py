@@ -22,14 +22,15 @@ from tailrace.database import Database
 from tailrace.errors import Conflict, Forbidden, Gone, NotFound, Trimmed, Unavailable
 from tailrace.log.entry import ENTRIES, GARBAGE, LOGS
 from tailrace.storage.engine import Tx
+from tailrace.storage.pages import VFS
 from tailrace.storage.sqlite import FILE, SqliteEngine, SqliteTx
 from tailrace.streams.commands import Append, Appended, Create, Delete, Fork, Touch
 from tailrace.streams.producer import PRODUCERS, Claim
 from tailrace.streams.queries import Describe, ListStreams, Read
 from tailrace.streams.stream import DEADLINES, RETAINED, STREAMS
 from tailrace.streams.sweep import FindDue, Reclaim
+from tests.support.patience import PATIENCE_S
 
-PATIENCE_S = 30.0
 TEXT = "text/plain"
 
 
@@ -558,7 +559,7 @@ def test_ctrl_c_during_a_commit_is_passed_on_and_stops_nothing(data_dir: Path, m
 def test_somebody_elses_lock_on_the_file_passes(data_dir: Path) -> None:
     db = tailrace.open(data_dir, housekeeping_s=None)
     db.execute(Create("s", TEXT))
-    other = apsw.Connection(str(data_dir / FILE))
+    other = apsw.Connection(str(data_dir / FILE), vfs=VFS)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(Unavailable, match="another program has locked the database"):
         db.execute(Append("s", b"a", TEXT))
@@ -574,7 +575,7 @@ def test_somebody_elses_lock_on_the_file_passes(data_dir: Path) -> None:
 def test_housekeeping_finds_out_that_writes_work_again(data_dir: Path) -> None:
     db = tailrace.open(data_dir, housekeeping_s=0.02)
     db.execute(Create("s", TEXT))
-    other = apsw.Connection(str(data_dir / FILE))
+    other = apsw.Connection(str(data_dir / FILE), vfs=VFS)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(Unavailable):
         db.execute(Append("s", b"a", TEXT))

@@ -24,8 +24,7 @@ from tailrace.storage.sqlite import SqliteEngine
 from tailrace.streams.producer import Claim
 from tailrace.topics.commands import AddSource
 from tailrace.topics.consuming import Consume
-
-PATIENCE_S = 30.0
+from tests.support.patience import PATIENCE_S
 
 
 @pytest.fixture

@@ -6,7 +6,9 @@ Most tests hold a commit open on a fake engine, so that what arrives meanwhile i
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
+import pkgutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import tailrace
 from tailrace import failpoints, limits
 from tailrace.access import Permission
 from tailrace.clock import Clock, ManualClock
@@ -27,9 +30,9 @@ from tailrace.runner import Runner
 from tailrace.storage.engine import Tx
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.storage.table import META, Meta
+from tailrace.tables.commands import BatchWrite, DeleteItem, PutItem, TransactWrite
 from tailrace.tables.definition import COUNTS, CountRow
-
-PATIENCE_S = 30.0
+from tests.support.patience import PATIENCE_S
 
 
 class FakeTx:
@@ -41,6 +44,7 @@ class FakeTx:
         self.notices: list[Any] = []
         self.ran: list[str] = []
         self.events: list[str] = []
+        self.wrote = True
 
     def keep(self) -> None:
         self.events.append("keep")
@@ -80,6 +84,15 @@ class FakeEngine:
         tx = FakeTx(self, now_ms)
         self.txs.append(tx)
         return tx
+
+    def verify(self) -> None:
+        pass
+
+    def make_room(self, freeing: bool) -> None:
+        pass
+
+    def roomy(self) -> bool:
+        return True
 
 
 class Note(Command[str], frozen=True):
@@ -171,10 +184,12 @@ def test_an_idle_writer_commits_at_once(fixture: Fixture) -> None:
 
 
 def test_no_delay_when_idle(fixture: Fixture) -> None:
-    began = time.perf_counter()
+    took_s = []
     for _ in range(200):
+        began = time.perf_counter()
         fixture.runner.execute(Note("a"))
-    assert (time.perf_counter() - began) / 200 < 0.005
+        took_s.append(time.perf_counter() - began)
+    assert min(took_s) < 0.005, "a delay would be in all of them; a busy machine is not"
 
 
 def test_what_arrives_during_a_commit_shares_the_next(fixture: Fixture) -> None:
@@ -775,3 +790,32 @@ def test_a_row_that_cannot_be_stored_fails_its_batch_and_no_more(tmp_path: Path,
         fixture.runner.execute(AddTwice())
     assert fixture.runner.stopped is not None
     engine.close()
+
+
+# -- a full disk
+
+
+def test_every_command_that_removes_something_may_use_the_reserve_of_a_full_disk() -> None:
+    for module in pkgutil.walk_packages(tailrace.__path__, "tailrace."):
+        if not module.name.startswith(("tailrace.spark", "tailrace.cli", "tailrace.__main__")):
+            importlib.import_module(module.name)
+    found: dict[str, bool] = {}
+    queue: list[Any] = [Command]
+    while queue:
+        kind = queue.pop()
+        queue += kind.__subclasses__()
+        if kind.__module__.startswith("tailrace."):
+            found[kind.__name__] = kind.freeing
+    verbs = ("Delete", "Drop", "Trim", "Prune", "Purge", "Reclaim", "Forget", "Clear", "Remove", "Disable")
+    removing = {name for name in found if name.startswith(verbs)}
+    assert {"Delete", "DeleteItem", "DropTopic", "PruneStream", "Trim", "Reclaim"} <= removing
+    assert sorted(name for name in removing if not found[name]) == []
+    assert not found["Append"] and not found["PutItem"] and not found["Publish"]
+
+
+def test_a_batch_of_deletes_may_use_the_reserve_and_one_with_a_put_may_not() -> None:
+    delete, put = DeleteItem("t", {"id": "1"}), PutItem("t", {"id": "1"}, 2)
+    assert BatchWrite((delete, delete)).frees()
+    assert not BatchWrite((delete, put)).frees()
+    assert TransactWrite((delete,)).frees()
+    assert not TransactWrite((put,)).frees()

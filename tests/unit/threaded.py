@@ -10,8 +10,7 @@ from typing import Any
 
 from tailrace.config import Config
 from tailrace.http.serve import Running, start
-
-PATIENCE_S = 30.0
+from tests.support.patience import PATIENCE_S
 
 
 class Served:

@@ -17,18 +17,18 @@ from tailrace.log.tail import KEYS_CHANGED
 from tailrace.storage.engine import Tx
 from tailrace.storage.table import Table
 
-DEFAULT_ROLE: Final = "dba"
+DEFAULT_ROLE: Final = "user"  # the least; of a key that is made without a role, for no user
 
 
 class AccessKey(msgspec.Struct, frozen=True):
     """A key as it is stored. Not for the eyes of anyone."""
 
     id: str
-    secret: str
+    secret: str  # encrypted, as it is stored; `FindAccessKey` decrypts it
     principal: str
     created_ms: int
     disabled: int  # 0 or 1
-    role: str = DEFAULT_ROLE
+    role: str
 
 
 class KeyChanged(msgspec.Struct, frozen=True, gc=False):

@@ -1,10 +1,10 @@
 """Access keys: what requests to the DynamoDB door are signed with.
 
-A key is an id, which travels with every request, and a secret, which never does. The secret is kept as it is, since
-verifying a signature takes the secret itself; it is shown once, when the key is made, and by no query afterwards but
-the one that the server verifies with. A key stands for a principal by name; several may stand for the same one, so
-that a key can be replaced without a gap. A key has a role; where there is a user of the principal's name, the user's
-role, restrictions and state count instead, and the key goes when the user is dropped.
+A key is an id, which travels with every request, and a secret, which never does. The secret is stored encrypted and
+not hashed, since verifying a signature takes the secret itself; it is shown once, when the key is made, and by no query
+afterwards but the one that the server verifies with. A key stands for a principal by name; several may stand for the
+same one, so that a key can be replaced without a gap. A key has a role; where there is a user of the principal's name,
+the user's role, restrictions and state count instead, and the key goes when the user is dropped.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tailrace.auth.users import RESERVED, USERS, User, check_system
 from tailrace.command import Command, Query
 from tailrace.errors import Invalid, LimitExceeded, NotFound
 from tailrace.storage.engine import Reader, Tx
+from tailrace.storage.vault import access_key_label
 
 ID_PREFIX: Final = "TRK"
 ID_LENGTH: Final = 20
@@ -39,7 +40,7 @@ class KeyInfo(msgspec.Struct, frozen=True):
     principal: str
     created_ms: int
     disabled: bool
-    role: str = DEFAULT_ROLE
+    role: str
 
 
 class NewKey(msgspec.Struct, frozen=True):
@@ -49,11 +50,11 @@ class NewKey(msgspec.Struct, frozen=True):
     secret: str
     principal: str
     created_ms: int
-    role: str = DEFAULT_ROLE
+    role: str
 
 
 class CreateAccessKey(Command[NewKey], frozen=True):
-    """A new key for a principal. `role` None: the user's of that name, or dba if there is none."""
+    """A new key for a principal. `role` None: the user's of that name, or the least if there is none."""
 
     permission = Permission.ADMIN
 
@@ -75,9 +76,11 @@ class CreateAccessKey(Command[NewKey], frozen=True):
         name = _new_id()
         while tx.get(ACCESS_KEYS, name) is not None:
             name = _new_id()
-        row = AccessKey(name, _random(_SECRET_LETTERS, SECRET_LENGTH), self.principal, tx.now_ms, 0, role)
+        secret = _random(_SECRET_LETTERS, SECRET_LENGTH)
+        sealed = tx.vault.seal_text(access_key_label(name), secret)
+        row = AccessKey(name, sealed, self.principal, tx.now_ms, 0, role)
         store_key(tx, row)
-        return NewKey(row.id, row.secret, row.principal, row.created_ms, row.role)
+        return NewKey(row.id, secret, row.principal, row.created_ms, row.role)
 
     def _role(self, user: User | None) -> str:
         """The role that the key will have."""
@@ -97,6 +100,7 @@ class CreateAccessKey(Command[NewKey], frozen=True):
 class DeleteAccessKey(Command[KeyInfo], frozen=True):
     """Forget a key; what it signs is refused from now on. The key that was."""
 
+    freeing = True
     permission = Permission.ADMIN
     subject = ("keys", "id")
 
@@ -115,6 +119,7 @@ class DeleteAccessKey(Command[KeyInfo], frozen=True):
 class DisableAccessKey(Command[KeyInfo], frozen=True):
     """Refuse what a key signs until it is enabled again."""
 
+    freeing = True
     permission = Permission.ADMIN
     subject = ("keys", "id")
 
@@ -156,13 +161,15 @@ class ListAccessKeys(Query[list[KeyInfo]], frozen=True):
 class FindAccessKey(Query[AccessKey | None], frozen=True):
     """A key with its secret, to verify with; None if there is none, or it is disabled."""
 
-    permission = Permission.ADMIN
+    permission = Permission.SYSTEM
 
     id: str
 
     def run(self, reader: Reader) -> AccessKey | None:
         row = reader.get(ACCESS_KEYS, self.id)
-        return None if row is None or row.disabled else row
+        if row is None or row.disabled:
+            return None
+        return msgspec.structs.replace(row, secret=reader.vault.open_text(access_key_label(row.id), row.secret))
 
 
 def _switch(tx: Tx, name: str, *, disabled: int, by_system: bool) -> KeyInfo:

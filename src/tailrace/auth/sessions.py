@@ -1,8 +1,8 @@
 """Sessions: logins that last, by a refresh token that works once.
 
 A refresh token is ``trr.<user>.<session>.<secret>``, user and secret in base64url. The database keeps the SHA-256 of
-the secret. Each use gives a new secret; the session ends when any other is shown, since then two parties
-have had the token and nobody can tell which of them is the thief.
+the session's id and of the secret. Each use gives a new secret; the session ends when any other is shown, since then
+two parties have had the token and nobody can tell which of them is the thief.
 
 `RefreshSession` answers with a reason instead of raising: ending a session is a change, and an error changes nothing.
 """
@@ -23,6 +23,7 @@ from tailrace.command import Command, Query
 from tailrace.errors import WrongToken
 from tailrace.log.tail import USERS_CHANGED
 from tailrace.storage.engine import Reader, Tx
+from tailrace.storage.vault import stored_session
 
 MARK: Final = "trr"
 SECRET_BYTES: Final = 32
@@ -78,7 +79,10 @@ class OpenSession(Command[Opened], frozen=True):
         if ended:
             tx.notify(USERS_CHANGED, UserChanged(self.user))
         expires_ms = tx.now_ms + self.life_ms
-        tx.put(SESSIONS, Session(self.user, self.session, self.digest, tx.now_ms, expires_ms, user.generation))
+        tx.put(
+            SESSIONS,
+            Session(self.user, stored_session(self.session), self.digest, tx.now_ms, expires_ms, user.generation),
+        )
         return Opened(user, self.session)
 
 
@@ -94,7 +98,7 @@ class RefreshSession(Command[Opened], frozen=True):
     life_ms: int
 
     def run(self, tx: Tx) -> Opened:
-        row, user = tx.get(SESSIONS, self.user, self.session), tx.get(USERS, self.user)
+        row, user = tx.get(SESSIONS, self.user, stored_session(self.session)), tx.get(USERS, self.user)
         if row is None or user is None or user.disabled or user.generation != row.generation:
             return Opened(refused=UNKNOWN)  # as `MayRefresh` has it
         if row.expires_ms <= tx.now_ms:
@@ -117,13 +121,14 @@ class MayRefresh(Query[str | None], frozen=True):
     session: str
 
     def run(self, reader: Reader) -> str | None:
-        row, user = reader.get(SESSIONS, self.user, self.session), reader.get(USERS, self.user)
+        row, user = reader.get(SESSIONS, self.user, stored_session(self.session)), reader.get(USERS, self.user)
         return UNKNOWN if row is None or user is None or user.disabled or user.generation != row.generation else None
 
 
 class CloseSession(Command[bool], frozen=True):
     """End a session; whether there was one. `digest` None: whoever asks has shown an access token of it."""
 
+    freeing = True
     permission = Permission.SYSTEM
 
     user: str
@@ -131,7 +136,7 @@ class CloseSession(Command[bool], frozen=True):
     digest: bytes | None = None
 
     def run(self, tx: Tx) -> bool:
-        row = tx.get(SESSIONS, self.user, self.session)
+        row = tx.get(SESSIONS, self.user, stored_session(self.session))
         if row is None or (self.digest is not None and not hmac.compare_digest(row.secret, self.digest)):
             return False
         _end(tx, row)
@@ -148,7 +153,7 @@ class FindSession(Query["Session | None"], frozen=True):
     session: str
 
     def run(self, reader: Reader) -> Session | None:
-        return reader.get(SESSIONS, self.user, self.session)
+        return reader.get(SESSIONS, self.user, stored_session(self.session))
 
 
 def new_token(user: str, session: str | None = None) -> RefreshToken:

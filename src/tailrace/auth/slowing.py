@@ -18,6 +18,7 @@ there are, but in tables of their own: whoever makes names up makes nobody's cou
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable
 from ipaddress import IPv6Address, ip_address
 from typing import Final, Generic, TypeVar
@@ -121,6 +122,7 @@ class Slowing:
         self._unknown = _Tried()
         self._peers: _Counts[str] = _Counts()
         self._refused: _Counts[str] = _Counts()  # addresses too, apart: passwords are not slowed by what is no guess
+        self._counting = threading.Lock()  # signatures of large requests are verified in threads
         self._spared: dict[str, dict[str, float]] = {}  # when a user last succeeded, by address
 
     def begin(self, user: str, peer: str, *, known: bool = True) -> None:
@@ -166,8 +168,9 @@ class Slowing:
             raise Slowed(until_s - now_s)
 
     def failed(self, peer: str) -> None:
-        """Something from this address was refused."""
-        self._refused.add(network(peer), PEER_FREE, self._monotonic_s())
+        """Something from this address was refused. For any thread."""
+        with self._counting:
+            self._refused.add(network(peer), PEER_FREE, self._monotonic_s())
 
     def _spares(self, user: str, place: str, now_s: float) -> bool:
         last_s = self._spared.get(user, {}).get(place)

@@ -21,7 +21,7 @@ from tailrace.auth.users import User
 from tailrace.command import Command, Query
 from tailrace.errors import WrongToken
 from tailrace.storage.engine import Reader, Tx
-from tailrace.storage.table import META, Meta
+from tailrace.storage.vault import read_secret, write_secret
 
 ISSUER: Final = "tailrace"
 OWN_ALGORITHM: Final = "HS256"
@@ -88,8 +88,7 @@ class FindTokenKey(Query[bytes | None], frozen=True):
     single = True
 
     def run(self, reader: Reader) -> bytes | None:
-        row = reader.get(META, KEY_NAME)
-        return None if row is None else row.value
+        return read_secret(reader, KEY_NAME)
 
 
 class MakeTokenKey(Command[bytes], frozen=True):
@@ -98,11 +97,11 @@ class MakeTokenKey(Command[bytes], frozen=True):
     permission = Permission.SYSTEM
 
     def run(self, tx: Tx) -> bytes:
-        row = tx.get(META, KEY_NAME)
-        if row is None:
-            row = Meta(KEY_NAME, secrets.token_bytes(KEY_BYTES))
-            tx.put(META, row)
-        return row.value
+        key = read_secret(tx, KEY_NAME)
+        if key is None:
+            key = secrets.token_bytes(KEY_BYTES)
+            write_secret(tx, KEY_NAME, key)
+        return key
 
 
 def looks_like(text: bytes) -> bool:

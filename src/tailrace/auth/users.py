@@ -50,7 +50,7 @@ class Session(msgspec.Struct, frozen=True):
     """A login that can be refreshed."""
 
     principal: str
-    id: str
+    id: str  # a hash of the id that tokens of the session have: `stored_session`
     secret: bytes  # SHA-256 of what the refresh token holds now
     created_ms: int
     expires_ms: int
@@ -160,6 +160,7 @@ class AlterUser(Command[UserInfo], frozen=True, kw_only=True):
 class DropUser(Command[bool], frozen=True, kw_only=True):
     """Forget a user, with all its sessions and access keys; whether there was one."""
 
+    freeing = True
     permission = Permission.ADMIN
 
     name: str

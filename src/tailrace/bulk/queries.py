@@ -6,8 +6,7 @@ not, and lose and double nothing.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final, TypeVar
 
 import msgspec
@@ -18,7 +17,7 @@ from tailrace.access import Permission
 from tailrace.bulk.columns import STREAM, TABLE, TOPIC
 from tailrace.bulk.entries import batch, binaries, packed_batch
 from tailrace.command import Query
-from tailrace.errors import Gone, Invalid, Trimmed, Unavailable
+from tailrace.errors import Gone, Invalid, Trimmed
 from tailrace.log import cold
 from tailrace.log import log as logs
 from tailrace.log.entry import ENTRIES, LOGS, Entry, Log
@@ -27,9 +26,9 @@ from tailrace.storage.engine import Reader
 from tailrace.streams.commands import live
 from tailrace.streams.commands import log_of as log_of_stream
 from tailrace.streams.stream import touch_due
-from tailrace.tables import change, streams, value
-from tailrace.tables import key as keys
-from tailrace.tables.definition import ITEMS, TABLES, decoded, find
+from tailrace.tables import change, streams
+from tailrace.tables.definition import TABLES, decoded, find
+from tailrace.tables.export import Export, ReadExport
 from tailrace.topics import topic as topics
 
 T = TypeVar("T")
@@ -251,6 +250,12 @@ class PackedEntries(Query[Run], frozen=True):
             bytes_max=self.bytes_max,
         )  # fmt: skip
         positions, nexts, times = found.numbers
+        if positions[1:] != nexts[:-1]:
+            missing = next(at for at, place in zip(nexts, positions[1:], strict=False) if at != place)
+            raise logs.gap(log, missing)
+        elsewhere = not positions or positions[0] != self.first  # inside an entry; or the one that covers it is lost
+        if elsewhere and self.first < before and logs.uncovered(reader, holder, self.first):
+            raise logs.gap(log, self.first)
         made = packed_batch(self.log, positions, nexts, times, found.sizes, found.body)
         return Run(made, nexts[-1] if nexts else before)
 
@@ -401,13 +406,68 @@ def _reckoned(reader: Reader, log: Log, first: int, records: int, kind: str) -> 
     return min(first + (end - first) * records // count, log.next)
 
 
+# -- how many records there are
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """How many records a range has, and offsets that cut it into ranges of about as many each."""
+
+    records: int
+    cuts: list[int]
+
+
+class CountRecords(Query[Counted], frozen=True):
+    """How many records of a table's change stream lie in [first, until), and where to cut that into `pieces` of about
+    as many each: offsets say nothing of it, as they are those of all tables. Only what is in the database counts."""
+
+    which: Which
+    first: int
+    until: int
+    pieces: int
+
+    def subjects(self) -> tuple[str, ...]:
+        return (self.which.subject,)
+
+    def run(self, reader: Reader) -> Counted:
+        if self.which.kind != TABLE:
+            raise Invalid(
+                f"{self.which.subject!r} is no table: offsets of a topic count messages and those of a stream bytes; "
+                "cut them anywhere"
+            )
+        if self.first > self.until:
+            raise Invalid(f"first={self.first} lies behind until={self.until}; give a range in order")
+        (part,) = _found(reader, self.which).parts
+        log = part.log
+        low, high = max(self.first, log.start), min(self.until, log.next)
+        rows = reader.values(ENTRIES, "substr(body, 1, 8)", log.id, start=low, limit=1) if low < high else []
+        if not rows:
+            return Counted(0, [self.first, self.until])
+        begin, end = change.before(rows[0][0]), _records_before(reader, log, high)
+        cuts = [self.first]
+        for number in range(1, self.pieces):
+            at = _preceded(reader, log, max(low, cuts[-1]), high, begin + (end - begin) * number // self.pieces)
+            if cuts[-1] < at < high:
+                cuts.append(at)
+        return Counted(end - begin, [*cuts, self.until])
+
+
+def _records_before(reader: Reader, log: Log, position: int) -> int:
+    """How many records the entries of a change stream have that begin below a position; one of them is there."""
+    last = next(reader.scan(ENTRIES, log.id, before=position, limit=1, reverse=True))
+    return change.before(last.body) + len(change.skimmed(last.body).records)
+
+
 def _counted(reader: Reader, log: Log, first: int, records: int) -> int:
-    """Each entry of a change stream says how many records were before it: the end is found by bisection."""
+    """Where the entry is that so many records lie before, from `first` on: an entry further at least."""
     rows = reader.values(ENTRIES, "next, substr(body, 1, 8)", log.id, start=first, limit=1)
     if not rows:
         return log.next
-    low, high = int(rows[0][0]), log.next
-    wanted = change.before(rows[0][1]) + records
+    return _preceded(reader, log, int(rows[0][0]), log.next, change.before(rows[0][1]) + records)
+
+
+def _preceded(reader: Reader, log: Log, low: int, high: int, wanted: int) -> int:
+    """The first position in [low, high] whose entry has `wanted` records before it. Each entry of a change stream says
+    how many it has: so it is found by bisection."""
     while low < high:
         middle = (low + high) // 2
         rows = reader.values(ENTRIES, "position, next, substr(body, 1, 8)", log.id, start=middle, limit=1)
@@ -433,13 +493,6 @@ def _measured(reader: Reader, log: Log, first: int, records: int) -> int:
 # -- items
 
 
-class Told(msgspec.Struct, frozen=True):
-    """A table's items are about to be told, all of the view with this sequence."""
-
-    sequence: int
-    keys: tuple[str, ...]
-
-
 class CheckTable(Query[None], frozen=True):
     """Whether the table is there."""
 
@@ -452,35 +505,13 @@ class CheckTable(Query[None], frozen=True):
         find(reader, self.table)
 
 
-class ScanItems(Query[None], frozen=True):
-    """All items of a table, of one view: `told` is called first, then `taken` with stored items, a batch at a time. It
-    returns whether more is wanted. The view is held meanwhile, which keeps the database's files from being tidied up:
-    that has an end."""
+class ReadItems(Query[pa.Array | None], frozen=True):
+    """The next stored items of an export, as `ReadExport`; None: there are no more."""
 
-    subject = ("tables", "table")
+    permission = Permission.SYSTEM
 
-    table: str
-    told: Callable[[Told], None]
-    taken: Callable[[pa.Array], bool]
-    view_s: float = limits.BULK_VIEW_S
+    export: Export
 
-    def run(self, reader: Reader) -> None:
-        definition = find(reader, self.table)
-        self.told(Told(streams.given_out(reader), definition.keys))
-        deadline = time.monotonic() + self.view_s
-        start = b""
-        while True:
-            found = reader.packed(
-                ITEMS, ("size",), "body", definition.space, start=start, before=_AFTER_ALL, limit=limits.BULK_ENTRIES,
-                bytes_max=limits.BULK_BYTES,
-            )  # fmt: skip
-            if not found.sizes or not self.taken(binaries(found.sizes, found.body)):
-                return
-            if time.monotonic() > deadline:
-                raise Unavailable(
-                    f"the items of {self.table!r} were not taken within {self.view_s:.0f} s; read them faster, or "
-                    "follow the table's change stream",
-                    code="TOO_SLOW",
-                )
-            last = value.decode(found.body[-found.sizes[-1] :])
-            start = keys.key_of(definition, {name: last[name] for name in definition.keys}) + b"\0"
+    def run(self, reader: Reader) -> pa.Array | None:
+        page = ReadExport(self.export).run(reader)
+        return None if page is None else binaries(page.sizes, page.body)

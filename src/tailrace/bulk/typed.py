@@ -163,7 +163,11 @@ def _must(right: bool) -> None:
 
 
 def _integer(value: Any, kind: pa.DataType) -> int:
-    _must(isinstance(value, int | Decimal) and not isinstance(value, bool) and value == int(value))
+    _must(isinstance(value, int | Decimal) and not isinstance(value, bool))
+    # Before int(), which would write out all the zeros of 1e999999999.
+    _must(
+        isinstance(value, int) or (value.is_finite() and value.adjusted() < 20 and value == value.to_integral_value())
+    )
     return int(value)
 
 

@@ -29,6 +29,8 @@ COMMANDS: Final = {
     "demo": Entry("demo", "Show the whole path, and check every step of it."),
     "users": Entry("users", "Users, their roles and passwords."),
     "keys": Entry("keys", "Access keys, for the SDKs and the command line of AWS."),
+    "backup": Entry("backup", "Back up a whole database, cold storage included."),
+    "restore": Entry("backup", "Restore a whole database from a backup."),
     "check": Entry("check", "Check every invariant of a database."),
     "bench": Entry("bench", "Measure appends per second and their latency."),
     "append": Entry("streams", "Append a message or standard input to a stream."),

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tailrace.check import Progress as OnProgress
 from tailrace.check import Report, check_database
+from tailrace.cli.backup import cold_of
 from tailrace.errors import Corrupt
 
 
 @click.command()
 @click.option("--data", type=click.Path(), default="data", show_default=True, help="The directory.")
-def check(data: str) -> None:
-    """Check every invariant of the database in a directory. Reads only; a server may be running on it."""
+@click.option("--cold", metavar="URL", help="Its cold storage, if not as in the settings: a directory, or s3://...")
+@click.option("--config", "file", type=click.Path(dir_okay=False), help="Settings; tailrace.toml if it is there.")
+@click.option("--deep", is_flag=True, help="Read cold storage whole.")
+@click.option("--accept-loss", is_flag=True, help="Open a damaged write-ahead log up to the damage; a copy is kept.")
+def check(data: str, cold: str | None, file: str | None, deep: bool, accept_loss: bool) -> None:
+    """Check every invariant of the database in a directory, and its cold storage. Reads only; a server may be running
+    on it."""
+    where, options = cold_of(cold, file)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
@@ -25,7 +33,17 @@ def check(data: str) -> None:
         def advance(what: str, done: int, total: int) -> None:
             progress.update(task, description=what, completed=done, total=total)
 
-        report = _checked(data, advance)
+        report = _checked(
+            partial(
+                check_database,
+                data,
+                on_progress=advance,
+                accept_loss=accept_loss,
+                cold=where,
+                cold_options=options,
+                deep=deep,
+            )
+        )
     for finding in report.findings:
         click.echo(finding, err=True)
     click.echo(
@@ -37,11 +55,11 @@ def check(data: str) -> None:
         sys.exit(1)
 
 
-def _checked(data: str, on_progress: OnProgress) -> Report:
+def _checked(checking: Callable[[], Report]) -> Report:
     """The report; where damage goes so deep that rows cannot be read at all, that is said in one line."""
     try:
-        return check_database(data, on_progress=on_progress)
+        return checking()
     except Corrupt as error:  # SQLite quotes a damaged schema line by line
-        raise Corrupt(" ".join(str(error).split())) from error
+        raise Corrupt(" ".join(str(error).split()), code=error.code, facts=error.facts) from error
     except (ValueError, TypeError) as error:  # text that is not UTF-8, NULL where a number was
         raise Corrupt(f"the database is damaged: a row cannot be read: {error}; restore a backup") from error

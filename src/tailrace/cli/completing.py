@@ -26,7 +26,7 @@ CLOSE_S: Final = 5.0  # how long the last question may take when the shell is le
 NAMES_MAX: Final = 2_000  # of a kind
 
 OPENINGS: Final = (
-    "SELECT", "WITH", "INSERT INTO", "INSERT OR REPLACE INTO", "UPDATE", "DELETE FROM",
+    "SELECT", "WITH", "FROM", "VALUES", "INSERT INTO", "INSERT OR REPLACE INTO", "UPDATE", "DELETE FROM",
     "CREATE TABLE", "CREATE TABLE IF NOT EXISTS", "CREATE TOPIC", "CREATE TOPIC IF NOT EXISTS", "CREATE USER",
     "ALTER TABLE", "ALTER TOPIC", "ALTER USER",
     "DROP TABLE", "DROP TABLE IF EXISTS", "DROP TOPIC", "DROP TOPIC IF EXISTS", "DROP USER", "DROP CONSUMER GROUP",
@@ -39,7 +39,7 @@ CLAUSES: Final[dict[str, tuple[str, ...]]] = {  # by how a statement begins, wha
         "FROM", "WHERE", "AND", "OR", "NOT", "IN", "IS NULL", "IS NOT NULL", "LIKE", "BETWEEN", "GROUP BY", "HAVING",
         "ORDER BY", "DESC", "ASC", "LIMIT", "OFFSET", "JOIN", "LEFT JOIN", "ON", "AS", "DISTINCT", "UNION ALL",
         "CASE", "WHEN", "THEN", "ELSE", "END", "CAST", "count(*)", "count", "sum", "min", "max", "avg", "coalesce",
-        "now()",
+        "now()", "SELECT",
     ),
     "INSERT": ("VALUES",),
     "UPDATE": ("SET", "WHERE", "AND", "NULL", "TRUE", "FALSE"),
@@ -250,14 +250,14 @@ class SqlCompleter(Completer):
                 yield from _told((quoted(name, "'") for name in names.tables), "table")
             case "table":
                 yield from _told(map(quoted, names.all_tables), "table")
-                if said[0] in ("SELECT", "WITH"):
+                if said[0] in _QUERIES:
                     yield from _told(_SOURCES, "function")
             case "group":
                 yield from _told((quoted(name, "'") for name in names.groups), "group")
             case "user":
                 yield from _told(map(quoted, names.users), "user")
             case _:
-                columns = names.columns(known if said[0] not in ("SELECT", "WITH") else known + " " + prefix)
+                columns = names.columns(known if said[0] not in _QUERIES else known + " " + prefix)
                 yield from _told(map(quoted, columns or _every(names.tables, said)), "column")
                 yield from _told(_clauses(said), "")
 
@@ -289,6 +289,7 @@ class SqlCompleter(Completer):
         return ""
 
 
+_QUERIES: Final = ("SELECT", "WITH", "FROM", "VALUES")
 _WHOLE: Final = frozenset(("DROP TABLE", "DROP TOPIC", "CREATE TABLE", "CREATE TOPIC", "SHOW CONSUMER GROUPS"))
 
 
@@ -297,7 +298,7 @@ def _told(words: Iterable[str], what: str) -> Iterator[tuple[str, str]]:
 
 
 def _clauses(said: list[str]) -> tuple[str, ...]:
-    first = "SELECT" if said[0] == "WITH" else said[0]
+    first = "SELECT" if said[0] in _QUERIES else said[0]
     return CLAUSES.get(" ".join(said[:2])) or CLAUSES.get(first, ())
 
 

@@ -1,4 +1,4 @@
-"""``tailrace keys``: the access keys that requests to the DynamoDB API are signed with.
+"""``tailrace keys``: the access keys that requests to the DynamoDB API are signed with, and that of webhooks.
 
 A key can be made before the server first starts, in the database's directory; while a server runs it alone has the
 directory, so then the same is asked of it over HTTP.
@@ -29,6 +29,7 @@ from tailrace.auth.keys import (
 from tailrace.cli.streams import CREDENTIALS, USER, credentials
 from tailrace.command import Command, Query
 from tailrace.errors import NotFound, Unavailable
+from tailrace.subscriptions.signing import RotateSigningKey
 
 if TYPE_CHECKING:
     from tailrace.client import Client
@@ -107,7 +108,7 @@ def keys() -> None:
 
 @keys.command()
 @click.argument("name")
-@click.option("--role", type=click.Choice(list(ROLES)), default=None, help="(dba) A user's own role goes before.")
+@click.option("--role", type=click.Choice(list(ROLES)), default=None, help="(user) A user's own role goes before.")
 @place_options
 def create(name: str, role: str | None, data: str | None, url: str | None, token: str | None) -> None:
     """Make a key for NAME, who is told in change records; prints it as the environment variables that SDKs read."""
@@ -118,7 +119,7 @@ def create(name: str, role: str | None, data: str | None, url: str | None, token
     else:
         with client:
             made = client.create_access_key(name, role)
-        key = NewKey(made["id"], made["secret"], name, 0)
+        key = NewKey(made["id"], made["secret"], name, 0, made["role"])
     click.echo(f"AWS_ACCESS_KEY_ID={key.id}\nAWS_SECRET_ACCESS_KEY={key.secret}")
     if sys.stdout.isatty():
         click.echo("keep the secret: it is not shown again", err=True)
@@ -175,6 +176,30 @@ def disable(id: str, data: str | None, url: str | None, token: str | None) -> No
 def enable(id: str, data: str | None, url: str | None, token: str | None) -> None:  # noqa: A002
     """Let key ID in again."""
     _switch(Place(data, url, token), id, disabled=False)
+
+
+@keys.command("rotate-signing")
+@place_options
+def rotate_signing(data: str | None, url: str | None, token: str | None) -> None:
+    """Sign webhooks with a new key; the old one stays published for a day. Prints the id of the new one."""
+    place = Place(data, url, token)
+    client = place.client
+    if client is None:
+        click.echo(place.execute(RotateSigningKey()).kid)
+        return
+    with client:
+        click.echo(client.rotate_signing_key()["kid"])
+
+
+@keys.command("rotate-secret")
+@click.option("--data", type=click.Path(file_okay=False), default="data", show_default=True, help="The directory.")
+def rotate_secret(data: str) -> None:
+    """Encrypt the secrets in the database with another key; stop the server first. The new key is that of
+    TAILRACE_SECRET_KEY, or a new one in the file secret.key if that is not set. The present key is that of
+    TAILRACE_SECRET_KEY_OLD, or that of the file."""
+    from tailrace.secret_key import rotate_secret_key
+
+    click.echo(f"the secrets are encrypted with the key in {rotate_secret_key(Path(data))}")
 
 
 def _switch(place: Place, name: str, *, disabled: bool) -> None:

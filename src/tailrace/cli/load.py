@@ -68,7 +68,7 @@ class Address(NamedTuple):
 
 def request(method: str, target: str, headers: Sequence[tuple[str, object]] = (), body: bytes = b"") -> bytes:
     """The bytes of one request."""
-    lines = [f"{method} {target} HTTP/1.1", "host: bench", *(f"{name}: {value}" for name, value in headers)]
+    lines = [f"{method} {target} HTTP/1.1", "host: localhost", *(f"{name}: {value}" for name, value in headers)]
     if body or method in ("POST", "PUT"):
         lines.append(f"content-length: {len(body)}")
     return "\r\n".join(lines).encode() + END + body

@@ -246,7 +246,8 @@ def snapshot(table: str, at: int | None, **common: Any) -> None:
 @click.option("--at-time", metavar="TIME", help="As it was then: ISO 8601, or milliseconds since 1970.")
 @job_options
 def restore(table: str, into: str, at_sequence: int | None, at_time: str | None, **common: Any) -> None:
-    """Rebuild TABLE as it was, or is, in another table."""
+    """Rebuild TABLE as it was, or is, in another table. (A whole database comes back from a backup with `tailrace
+    restore`.)"""
     if at_sequence is not None and at_time is not None:
         raise click.UsageError("--at-sequence and --at-time both say when; give one of them")
     with _running("restore", **common) as job:
@@ -390,7 +391,8 @@ def init(file: str) -> None:
     from tailrace.spark.jobs.settings import EXAMPLE
 
     try:
-        with Path(file).open("x", encoding="utf-8") as out:
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)  # credentials may follow
+        with open(handle, "w", encoding="utf-8") as out:
             out.write(EXAMPLE)
     except FileExistsError:
         raise Conflict(f"there is a {file!r} already; give another name, or remove it") from None

@@ -25,13 +25,17 @@ from tailrace.http import serve as server
 @click.option("--dev", is_flag=True, default=None, help="Let everyone in, from this machine only.")
 @click.option("--token", help="What clients must send as bearer token. Better given as TAILRACE_TOKEN.")
 @click.option("--public-url", help="How clients reach this server, for the links it hands out.")
+@click.option("--allow-host", "http_allowed_hosts", multiple=True, help="A Host to answer to, beside loopback names.")
+@click.option("--allow-origin", "http_allowed_origins", multiple=True, help="An origin whose pages may use the server.")
 @click.option("--tls-certificate", type=click.Path(), help="A certificate chain (PEM); serves HTTPS.")
 @click.option("--tls-key", type=click.Path(), help="The certificate's private key (PEM).")
 @click.option("--long-poll-timeout", "long_poll_timeout_s", type=float, help="Seconds a long-poll waits (30).")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="How log lines look (text).")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="(info)")
-def serve(file: str | None, **given: Any) -> None:
+@click.option("--accept-loss", is_flag=True, help="Open a damaged write-ahead log up to the damage; a copy is kept.")
+def serve(file: str | None, accept_loss: bool, **given: Any) -> None:
     """Serve a database over HTTP until interrupted."""
+    os.umask(0o077)  # what libraries write for us (Delta logs) is for us alone too
     config = settings.load(file, **given)
     set_up_logging(config.log_format, config.log_level)
 
@@ -40,7 +44,7 @@ def serve(file: str | None, **given: Any) -> None:
         if config.dev:
             click.echo(_welcome(running.url, config.data))
 
-    server.run(config, on_up)
+    server.run(config, on_up, accept_loss=accept_loss)
     logging.getLogger("tailrace").info("stopped")
 
 

@@ -1,8 +1,8 @@
 """A small HTTP client for a Tailrace server: what the command line uses, and consumers of topics.
 
 It retries nothing by itself but what may be done twice: reads that follow a stream go on where they stopped, a
-`Consumer` goes on where it was, and a `Producer` numbers what it sends. For streams there are the official Durable
-Streams clients too, and for tables the SDKs of AWS, whose protocol `Client.call` speaks.
+`Consumer` or an `AsyncConsumer` goes on where it was, and a `Producer` numbers what it sends. For streams there are
+the official Durable Streams clients too, and for tables the SDKs of AWS, whose protocol `Client.call` speaks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tailrace import lazy
 
 if TYPE_CHECKING:
-    from tailrace.client.consumer import Consumer
+    from tailrace.client.consumer import AsyncConsumer, Consumer
     from tailrace.client.page import Page
     from tailrace.client.server import Client
     from tailrace.embedded.consumer import Batch
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tailrace.topics.commands import Outgoing
 
 __all__ = [
+    "AsyncConsumer",
     "Batch",
     "Client",
     "Consumer",
@@ -35,7 +36,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "tailrace.client.consumer": ("Consumer",),
+    "tailrace.client.consumer": ("AsyncConsumer", "Consumer"),
     "tailrace.client.page": ("Page",),
     "tailrace.client.server": ("Client",),
     "tailrace.embedded.consumer": ("Batch",),

@@ -83,6 +83,15 @@ class Pipeline:
         params = {**_named(table, topic, stream, label), "from": begin, "records": str(records)}
         return _numbers(self._told("GET", "/v1/logs/advance", params=params)["offsets"])
 
+    def count_records(
+        self, first: int, until: int, pieces: int = 1, *, table: str, label: str | None = None
+    ) -> tuple[int, list[int]]:
+        """How many change records of a table lie in [first, until), and offsets that cut it into at most so many ranges
+        with about as many each."""
+        params = {**_named(table, None, None, label), "first": str(first), "until": str(until), "pieces": str(pieces)}
+        told = self._told("GET", "/v1/logs/count", params=params)
+        return told["records"], told["cuts"]
+
     @contextmanager
     def arrow(
         self,

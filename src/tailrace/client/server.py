@@ -189,7 +189,7 @@ class Client(Topics, Pipeline):
         return found
 
     def create_access_key(self, principal: str, role: str | None = None) -> dict[str, Any]:
-        """A new key, with its secret. `role` None: the user's of that name, or dba if there is none."""
+        """A new key, with its secret. `role` None: the user's of that name, or `user` if there is none."""
         asked = {"principal": principal} if role is None else {"principal": principal, "role": role}
         made: dict[str, Any] = self._send("POST", _KEYS, json=asked).json()
         return made
@@ -199,6 +199,11 @@ class Client(Topics, Pipeline):
 
     def switch_access_key(self, name: str, *, disabled: bool) -> None:
         self._send("PATCH", f"{_KEYS}/{quote(name, safe='')}", json={"disabled": disabled})
+
+    def rotate_signing_key(self) -> dict[str, Any]:
+        """Have webhooks signed with a new key; that key, without its halves."""
+        made: dict[str, Any] = self._send("POST", "/v1/admin/signing-keys/rotate").json()
+        return made
 
     def close(self) -> None:
         self._http.close()

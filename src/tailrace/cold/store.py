@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from tailrace import limits
 from tailrace.errors import Error, Invalid, Unavailable
+from tailrace.storage.modes import make_directory, open_private
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -215,10 +216,10 @@ class _LocalOutput(Output):
     def __init__(self, root: Path, name: str) -> None:
         self._path = root / name
         made = [folder for folder in (self._path.parent, *self._path.parent.parents) if not folder.exists()]
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(self._path.parent)
         for folder in made:
             sync_directory(folder.parent)
-        self._file = self._path.open("xb")
+        self._file = open_private(self._path, "xb")
 
     def write(self, data: Any) -> int:
         view = memoryview(data)

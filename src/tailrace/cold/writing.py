@@ -34,6 +34,7 @@ import pyarrow.parquet as pq
 from tailrace import limits
 from tailrace.cold.store import Output, Store, plain, schema_equal, sync_directory
 from tailrace.errors import Fenced, Invalid, Unavailable
+from tailrace.storage.modes import make_directory
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -299,6 +300,20 @@ def committed_metadata(store: Store, place: str, app: str, generation: int) -> d
     if table is None or last is None or last < generation:
         return None
     settle(store, place, table.version())
+    found = _ours(_committed(store, place, table, app, generation))
+    assert found is not None
+    return dict(found["metadata"])
+
+
+def committed_version(store: Store, place: str, app: str, generation: int) -> int:
+    """The version of the Delta table that this commit made."""
+    table = store.delta(place)
+    assert table is not None, f"nothing was committed to {place!r}"
+    return int(_committed(store, place, table, app, generation)["version"])
+
+
+def _committed(store: Store, place: str, table: DeltaTable, app: str, generation: int) -> dict[str, Any]:
+    """What Delta's history has of that commit."""
     limit: int | None = 16
     while True:
         with store.told(place):
@@ -306,10 +321,11 @@ def committed_metadata(store: Store, place: str, app: str, generation: int) -> d
         for entry in history:
             ours = _ours(entry)
             if ours is not None and ours["app"] == app and ours["generation"] == generation:
-                return dict(ours["metadata"])
+                return entry
         if limit is None or len(history) < limit:
             break
         limit = limit * 16 if limit < 4096 else None
+    last = table.transaction_version(app)
     raise Unavailable(
         f"generation {generation} of {app!r} was committed to {store.uri(place)} (the last one is {last}), but that "
         "commit is no longer in the Delta log; look at the greatest position of each log there"
@@ -329,6 +345,15 @@ def database_of(table: DeltaTable) -> str | None:
     """Whose history it is; None where no Tailrace made it."""
     about = table.metadata().description or ""
     return about.removeprefix(_ABOUT) if about.startswith(_ABOUT) else None
+
+
+def hand_over(store: Store, place: str, database: str) -> None:
+    """Let the history of a place belong to another database, which is a copy of the one that it belonged to."""
+    table = store.delta(place)
+    assert table is not None, f"there is no {place!r}"
+    with store.told(place):
+        table.alter.set_table_description(f"{_ABOUT}{database}")
+    settle(store, place, table.version())
 
 
 def opened(store: Store, place: str, schema: pa.Schema, database: str) -> DeltaTable:
@@ -360,7 +385,7 @@ def _create(store: Store, place: str, schema: pa.Schema, database: str) -> None:
     if store.local is not None:
         with store.told(place):
             folder = Path(store.uri(place))
-            folder.mkdir(parents=True, exist_ok=True)
+            make_directory(folder)
     try:
         DeltaTable.create(
             store.uri(place),

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from tailrace import lazy
 
 if TYPE_CHECKING:
+    from tailrace.embedded.async_consumer import AsyncConsumer
     from tailrace.embedded.async_table import AsyncTable
     from tailrace.embedded.consumer import Batch, Consumer
     from tailrace.embedded.messages import Delivery, Message, Place, Published, TopicInfo
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from tailrace.topics.commands import Outgoing
 
 __all__ = [
+    "AsyncConsumer",
     "AsyncOperations",
     "AsyncTable",
     "Batch",
@@ -88,6 +90,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "tailrace.embedded.async_consumer": ("AsyncConsumer",),
     "tailrace.embedded.async_table": ("AsyncTable",),
     "tailrace.embedded.consumer": ("Batch", "Consumer"),
     "tailrace.embedded.messages": ("Delivery", "Message", "Place", "Published", "TopicInfo"),

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from types import EllipsisType
 from typing import Any
 
-from tailrace.embedded.running import Executor, arun
+from tailrace.embedded.running import Executor, arun, take_snapshot
 from tailrace.embedded.table import After, Returns, UpdateReturns
 from tailrace.errors import Unavailable
 from tailrace.tables import following, operations
 from tailrace.tables.change import BOTH
 from tailrace.tables.definition import Definition
-from tailrace.tables.operations import Reading, TakeSnapshot, Walk
+from tailrace.tables.operations import Reading, Walk
 from tailrace.tables.plain import Age, Change, Cursor, Index, Page, Plain, StreamInfo, TableInfo
 
 
@@ -158,7 +158,7 @@ class AsyncTable:
 
     async def snapshot(self) -> tuple[int, Iterator[Plain]]:
         """As `Table.snapshot`. The items are copied on another thread; iterating over them does not wait."""
-        taken = await asyncio.to_thread(self._db.execute, TakeSnapshot(self.name))
+        taken = await asyncio.to_thread(take_snapshot, self._db, self.name)
         return taken.sequence, iter(taken)
 
     # -- changes

@@ -11,35 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import os
-import secrets
 import signal
-import socket
-import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator
-from queue import Empty, SimpleQueue
-from types import FrameType, TracebackType
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from collections.abc import Callable, Generator, Iterator
+from types import TracebackType
+from typing import Any, TypeVar, Unpack
 
-from tailrace.embedded.leases import BackOff, Heart, Lease, Line, Settings, Source, logger
-from tailrace.embedded.messages import (
-    ANY,
-    Begin,
-    Message,
-    Partition,
-    check_numbers,
-    check_seconds,
-    check_texts,
-    partition_number,
-)
-from tailrace.errors import Error, Invalid, TooMany, Unavailable
-from tailrace.topics.group import TOO_MANY_RANGES
+from tailrace.embedded.deliveries import ConsumerOptions, Deliveries, retry_after_s, stopped_by_signals
+from tailrace.embedded.leases import Lease, Source, logger
+from tailrace.embedded.messages import Message
+from tailrace.errors import Invalid
 
-BEATS: Final = 3  # in the time that a lease lasts: two may fail
-RETRY_S_MAX: Final = 300.0  # between two attempts at a message whose work fails
-Partitions: TypeAlias = Literal["any"] | int | Iterable[int]
 Y = TypeVar("Y")
 
 
@@ -55,40 +38,9 @@ class Consumer:
     handlers.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        topic: str,
-        group: str,
-        *,
-        consumer_id: str | None = None,
-        partitions: Partitions = ANY,
-        batch: int = 100,
-        visibility_s: float = 60.0,
-        start: Begin = "earliest",
-        timeout_s: float = 30.0,
-        ack_every_s: float = 0.5,
-        stop_timeout_s: float = 5.0,
-    ) -> None:
-        """`partitions` is "any", a number, or several; `batch` how many messages are fetched at a time, and held at
-        most for each of those. `visibility_s` is how long others wait for what a crashed consumer held; `timeout_s`
-        how long one request waits for messages; `stop_timeout_s` how long leaving may take if the source is away."""
-        self.consumer_id = consumer_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        check_texts(topic=topic, group=group, consumer_id=consumer_id)
-        check_numbers(batch=batch)
-        for name, seconds in (("visibility_s", visibility_s), ("timeout_s", timeout_s)):
-            if not 0 < check_seconds(name, seconds) <= threading.TIMEOUT_MAX:
-                raise Invalid(f"{name}={seconds!r} is no time to wait; give seconds, more than 0")
-        self._source = source
-        self._settings = Settings(topic, group, self.consumer_id, batch, visibility_s, start, timeout_s)
-        self._partitions = _partitions(partitions)
-        self._ack_every_s = ack_every_s
-        self._stop_timeout_s = stop_timeout_s
-        self._held: dict[Lease, None] = {}
-        self._arrived: SimpleQueue[Lease | BaseException | None] = SimpleQueue()
-        self._lines: list[Line] = []
-        self._stopping = False
-        self._naps: SimpleQueue[None] = SimpleQueue()  # what cuts a pause short
+    def __init__(self, source: Source, topic: str, group: str, **options: Unpack[ConsumerOptions]) -> None:
+        self._deliveries = Deliveries(source, topic, group, **options)
+        self.consumer_id = self._deliveries.consumer_id
         self._walk: Callable[[], Generator[Any, Any, None] | None] = lambda: None
 
     # -- the ways to consume
@@ -104,9 +56,12 @@ class Consumer:
     def run(self, handler: Callable[[Message], object], *, retry_s: float = 1.0, signals: bool = True) -> None:
         """Call `handler` with each message until `stop` is called, or a SIGTERM or SIGINT comes (`signals`, on the main
         thread). If it raises, that is logged, and the message is delivered again after `retry_s`, then twice that, and
-        so on; the others go on meanwhile."""
-        main = signals and threading.current_thread() is threading.main_thread()
-        with self.stopped_by_signals() if main else contextlib.nullcontext():
+        so on; the others go on meanwhile.
+
+        The handler is a plain function. A coroutine function is refused: calling one runs nothing of it. It is for
+        `AsyncConsumer`."""
+        refuse_deferred(handler)
+        with self.stopped_by_signals() if signals else contextlib.nullcontext():
             walk = self._started(self._messages())
             answer: float | None = None
             with contextlib.closing(walk):
@@ -117,41 +72,24 @@ class Consumer:
                         return
                     answer = None
                     try:
-                        handler(message)
+                        returned = handler(message)
                     except Exception:
-                        answer = min(retry_s * 2.0 ** min(message.attempt - 1, 32), RETRY_S_MAX)
-                        logger.exception(
-                            "the work on offset %d of partition %d failed, attempt %d; again in %.1f s",
-                            message.offset, message.partition, message.attempt, answer,
-                        )  # fmt: skip
+                        answer = retry_after_s(message, retry_s)
+                        continue
+                    if deferred(returned):  # only now it shows; the message is given back
+                        raise _never_run(handler, returned)
 
     # -- ending
 
     def stop(self) -> None:
         """Let the loop end after the message in hand; what else was fetched is given back. From any thread, and from
         signal handlers."""
-        self._stopping = True
-        for line in self._lines:
-            line.interrupt()
-        self._arrived.put(None)
-        self._naps.put(None)
+        self._deliveries.stop()
 
-    @contextlib.contextmanager
-    def stopped_by_signals(self, *numbers: signal.Signals) -> Iterator[None]:
-        """Within this, SIGTERM and SIGINT (or those given) stop the consumer. A second one does what it did before."""
-        before: dict[int, Any] = {}
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            signal.signal(number, before[number])
-            self.stop()
-
-        for number in numbers or (signal.SIGTERM, signal.SIGINT):
-            before[number] = signal.signal(number, handle)
-        try:
-            yield
-        finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
+    def stopped_by_signals(self, *numbers: signal.Signals) -> contextlib.AbstractContextManager[None]:
+        """Within this, SIGTERM and SIGINT (or those given) stop the consumer. A second one does what it did before. On
+        a thread other than the main one, which alone may handle signals, it does nothing."""
+        return stopped_by_signals(self.stop, *numbers)
 
     def close(self) -> None:
         """Stop, and give back what is in hand."""
@@ -171,9 +109,6 @@ class Consumer:
 
     # -- the loop
 
-    def _stopped(self) -> bool:
-        return self._stopping
-
     def _started(self, walk: Generator[Y, float | None, None]) -> Generator[Y, float | None, None]:
         """The one loop there is. It is known weakly: when whoever iterates lets go of it, it must end."""
         last = self._walk()
@@ -192,114 +127,42 @@ class Consumer:
                         logger.warning("the lease of partition %d was lost; others have the rest", lease.partition)
                         break
                     retry_s = yield message
-                    if retry_s is not None and not self._returned(lease, message.offset, message.offset, retry_s):
+                    if retry_s is not None and not self._deliveries.give_back(
+                        lease, message.offset, message.offset, retry_s
+                    ):
                         break  # nothing above this one may be acknowledged: it would go with it
                     lease.done = message.offset
-                    if self._stopped():
+                    if self._deliveries.stopped:
                         break
-                    if time.monotonic() - owed_since_s >= self._ack_every_s:
-                        self._insist(lease.ack)
+                    if time.monotonic() - owed_since_s >= self._deliveries.ack_every_s:
+                        self._deliveries.insist(lease.ack)
                         owed_since_s = time.monotonic()
 
     def _batches(self) -> Generator[Batch, float | None, None]:
         with contextlib.closing(self._leases()) as leases:
             for lease in leases:
-                yield Batch(self, lease)
+                yield Batch(self._deliveries, lease)
 
     def _leases(self) -> Generator[Lease, None, None]:
         """Deliveries, one after the other; each is settled when the next is asked for. Leaving gives back all."""
-        if self._stopped():
+        deliveries = self._deliveries
+        if deliveries.stopped:
             return
-        self._arrived = SimpleQueue()
-        self._held.clear()
-        heart = Heart(self._held, self._settings.visibility_s / BEATS)
         try:
-            for partition in self._partitions:
-                line = Line(self._source, self._settings, partition, self._held, self._arrived)
-                self._lines.append(line)
-                line.ask()
-            if self._stopped():  # meanwhile
-                return
-            while (lease := self._next()) is not None:
+            deliveries.begin()
+            while (lease := deliveries.next()) is not None:
                 yield lease
-                # First this, then more: of a lease that has run out meanwhile, the same messages would come again.
-                self._settle(lease)
-                if not self._stopped():
-                    lease.line.ask()
+                deliveries.settle(lease)
+                deliveries.ask(lease)
         finally:
-            self._end(heart)
-
-    def _next(self) -> Lease | None:
-        """The next delivery; None when there will be no more."""
-        while not self._stopped():
-            found = self._arrived.get()
-            if isinstance(found, Lease):
-                return found
-            if isinstance(found, Unavailable) and found.code == "CLOSED":
-                self._stopping = True  # the database of this process was closed
-            elif found is not None:
-                raise found
-        return None
-
-    def _settle(self, lease: Lease) -> None:
-        """Acknowledge what is done and give back the rest."""
-        self._insist(lease.ack)
-        if not lease.settled:
-            self._returned(lease, lease.done + 1)
-        self._held.pop(lease, None)
-
-    def _returned(self, lease: Lease, first: int, upto: int | None = None, delay_s: float = 0.0) -> bool:
-        """Give back what is held from an offset on; whether that was taken."""
-        return self._insist(lambda: lease.nack(first, upto, delay_s))
-
-    def _end(self, heart: Heart) -> None:
-        lines, self._lines = self._lines, []
-        for line in lines:
-            line.interrupt()
-        deadline_s = time.monotonic() + self._stop_timeout_s
-        for lease in list(self._held):
-            try:
-                self._insist(lease.ack, deadline_s)
-                if not lease.settled:
-                    self._insist(lambda lease=lease: lease.nack(lease.done + 1), deadline_s)  # type: ignore[misc]
-            except Error as error:
-                logger.warning("messages could not be given back, they will be when their lease ends: %s", error)
-            self._held.pop(lease, None)
-        heart.end()
-        for line in lines:
-            line.join()
-
-    def _insist(self, call: Callable[[], None], deadline_s: float | None = None) -> bool:
-        """Do it, again and again while the source is away; whether it was done. Who is told to stop insists for a
-        while only. All that is done this way has the same effect twice as once."""
-        pause = BackOff()
-        while True:
-            try:
-                call()
-                return True
-            except (Unavailable, TooMany) as error:
-                if error.code == "CLOSED":
-                    return False
-                if error.code == TOO_MANY_RANGES:  # trying again would not help; it is given back when the lease ends
-                    logger.warning("messages stay held until their lease ends: %s", error)
-                    return False
-                if self._stopped() and deadline_s is None:
-                    deadline_s = time.monotonic() + self._stop_timeout_s
-                left_s = threading.TIMEOUT_MAX if deadline_s is None else deadline_s - time.monotonic()
-                if left_s <= 0:
-                    logger.warning("what was done could not be told; it will be delivered again: %s", error)
-                    return False
-                pause_s = min(pause.next_s(), left_s)
-                logger.warning("the source is away, trying again in %.1f s: %s", pause_s, error)
-                with contextlib.suppress(Empty):
-                    self._naps.get(timeout=pause_s)
+            deliveries.end()
 
 
 class Batch:
     """Messages of one partition, fetched together."""
 
-    def __init__(self, consumer: Consumer, lease: Lease) -> None:
-        self._consumer = consumer
+    def __init__(self, deliveries: Deliveries, lease: Lease) -> None:
+        self._deliveries = deliveries
         self._lease = lease
         self.partition = lease.partition
         self.messages = lease.messages
@@ -319,20 +182,41 @@ class Batch:
         """Acknowledge the batch, or its messages up to and including one."""
         offset = self.messages[-1].offset if upto is None else upto.offset
         self._lease.done = max(self._lease.done, offset)
-        self._consumer._insist(self._lease.ack)
+        self._deliveries.insist(self._lease.ack)
 
     def nack(self, *, first: Message | None = None, delay_s: float = 0.0) -> None:
         """Give back what is not acknowledged, or what of it lies from one message on, to be delivered again after a
         delay."""
         offset = self._lease.done + 1 if first is None else first.offset
-        self._consumer._returned(self._lease, offset, None, delay_s)
+        self._deliveries.give_back(self._lease, offset, None, delay_s)
 
 
-def _partitions(asked: Partitions) -> list[Partition]:
-    if isinstance(asked, str | int):
-        number = partition_number(asked)
-        return [ANY] if number is None else [number]
-    chosen = sorted({number for each in asked if (number := partition_number(each)) is not None})
-    if not chosen:
-        raise Invalid("partitions=[] leaves nothing to consume; give numbers, or 'any'", code="NO_SUCH_PARTITION")
-    return list(chosen)
+# -- what a handler may be
+
+
+def refuse_deferred(handler: Callable[..., object]) -> None:
+    """Refuse a handler of which a call runs nothing: its messages would be acknowledged, and nothing done."""
+    if not callable(handler):
+        raise Invalid(f"the handler {handler!r} cannot be called; give a function that takes a message")
+    called = getattr(type(handler), "__call__", None)  # noqa: B004 - of an object that is called like a function
+    tests = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    if any(test(each) for test in tests for each in (handler, called)):
+        raise _never_run(handler)
+
+
+def deferred(returned: object) -> bool:
+    """Whether a call has returned work that is still to be done."""
+    return inspect.isawaitable(returned) or inspect.isasyncgen(returned) or inspect.isgenerator(returned)
+
+
+def _never_run(handler: object, returned: object = None) -> Invalid:
+    if inspect.iscoroutine(returned):
+        returned.close()  # else Python warns of it, too
+    what = (
+        "is a coroutine or generator function" if returned is None else f"returned {type(returned).__name__!r} object"
+    )
+    return Invalid(
+        f"the handler {handler!r} {what}, of which run() would do nothing; no message was acknowledged. Give a plain "
+        "function, or use AsyncConsumer (tailrace.client) or db.aio.consumer(...), which await it",
+        code="HANDLER_NOT_RUN",
+    )

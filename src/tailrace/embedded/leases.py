@@ -100,6 +100,8 @@ class Lease:
         self.line = line
         self.done = self.acked = -1
         self.lost = False
+        self._finished: set[int] = set()  # offsets above `done`
+        self._at = 0  # the first message above `done`, where messages are finished in any order
         self._source = source
         self._settings = settings
         self._number = delivery.lease
@@ -108,6 +110,32 @@ class Lease:
     def settled(self) -> bool:
         """Whether nothing of it is held any more, as far as we know."""
         return self.lost or self.acked == self.messages[-1].offset
+
+    @property
+    def owed(self) -> bool:
+        """Whether something is done that the source does not know of."""
+        return self.done != self.acked and not self.lost
+
+    def finish(self, offset: int) -> None:
+        """Note that a message is worked off, or given back; in any order. `done` is where all up to it are."""
+        self._finished.add(offset)
+        while self._at < len(self.messages) and self.messages[self._at].offset in self._finished:
+            self.done = self.messages[self._at].offset
+            self._finished.discard(self.done)
+            self._at += 1
+
+    def close_gaps(self, give_back: Callable[[int, int], bool]) -> None:
+        """Give back what is not finished below something that is, so that `done` covers the latter too; as far as that
+        is taken."""
+        while self._finished:
+            first = self.messages[self._at].offset
+            upto = min(self._finished) - 1
+            if not give_back(first, upto):
+                return
+            for message in self.messages[self._at :]:
+                if message.offset > upto:
+                    break
+                self.finish(message.offset)
 
     def ack(self) -> None:
         """Acknowledge what is done. Covers this lease alone: what of it was given back is not touched."""
@@ -120,7 +148,7 @@ class Lease:
                 told.topic, told.group, done, partition=self.partition, consumer=told.consumer, lease=self._number
             )
         )
-        self.acked = done
+        self.acked = max(self.acked, done)  # another thread may have acknowledged more meanwhile
 
     def nack(self, first: int, upto: int | None = None, delay_s: float = 0.0) -> None:
         """Give back what is held from an offset on."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from tempfile import SpooledTemporaryFile
 from typing import Any, Protocol, TypeVar
 
 from tailrace.command import Command, Query
 from tailrace.errors import Error
 from tailrace.log.log import CLOSED
 from tailrace.log.tail import Tail
+from tailrace.tables.export import Exports, ReadExport
+from tailrace.tables.operations import SPOOL_BYTES, Snapshot
 from tailrace.tables.plain import Steps
 
 R = TypeVar("R")
@@ -21,6 +24,8 @@ class Executor(Protocol):
 
     @property
     def followers(self) -> Followers: ...
+    @property
+    def exports(self) -> Exports: ...
     def execute(self, command: Command[T] | Query[T]) -> T: ...
     def aexecute(self, command: Command[T] | Query[T]) -> Awaitable[T]: ...
 
@@ -92,3 +97,23 @@ class Followers:
         self.closed = True  # first: who comes later sees it before waiting
         for wake in list(self._wakes.values()):
             wake()
+
+
+def take_snapshot(db: Executor, table: str) -> Snapshot:
+    """Copy a table as it is now, page by page; what is large goes to a temporary file, not into memory."""
+    export = db.exports.begin(table)
+    spool: SpooledTemporaryFile[bytes] = SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115 - the snapshot has it
+    try:
+        while (page := db.execute(ReadExport(export))) is not None:
+            start = 0
+            for size in page.sizes:
+                spool.write(size.to_bytes(4))
+                spool.write(page.body[start : start + size])
+                start += size
+        spool.seek(0)
+    except BaseException:
+        spool.close()
+        raise
+    finally:
+        db.exports.end(export)
+    return Snapshot(export.sequence, spool)

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from types import EllipsisType
 from typing import Any, Literal
 
-from tailrace.embedded.running import Executor, run
+from tailrace.embedded.running import Executor, run, take_snapshot
 from tailrace.errors import Unavailable
 from tailrace.tables import following, operations
 from tailrace.tables.change import BOTH
 from tailrace.tables.definition import Definition
-from tailrace.tables.operations import Reading, TakeSnapshot, Walk
+from tailrace.tables.operations import Reading, Walk
 from tailrace.tables.plain import Age, Change, Cursor, Index, Page, Plain, StreamInfo, TableInfo
 
 Returns = Literal["NONE", "ALL_OLD"]
@@ -205,7 +205,7 @@ class Table:
         >>> copy = {item["id"]: item for item in items}
         >>> later = orders.changes(after=sequence)
         """
-        taken = self._db.execute(TakeSnapshot(self.name))
+        taken = take_snapshot(self._db, self.name)
         return taken.sequence, iter(taken)
 
     # -- changes

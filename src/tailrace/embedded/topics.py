@@ -21,12 +21,14 @@ from msgspec import UNSET, UnsetType
 from tailrace.clock import Clock
 from tailrace.command import Command, Query
 from tailrace.embedded import messages as plain
+from tailrace.embedded.async_consumer import AsyncConsumer
 from tailrace.embedded.consumer import Consumer
 from tailrace.embedded.messages import Begin, Delivery, Partition, Payload, Place, Published, TopicInfo
 from tailrace.embedded.running import Executor, Followers, arun, run
 from tailrace.errors import NotFound, Unavailable
 from tailrace.log.log import Advanced, Ended
 from tailrace.streams.producer import Claim
+from tailrace.tables.export import Exports
 from tailrace.tables.plain import Steps
 from tailrace.topics.commands import CreateTopic, DropTopic, Options, Outgoing, Publish
 from tailrace.topics.consuming import Ack, Consume, Extend, Nack
@@ -45,6 +47,7 @@ class TopicOperations:
     """The part of `Database` that is about topics. It relies on `execute`, `followers` and `clock`."""
 
     clock: Clock
+    exports: Exports
 
     if TYPE_CHECKING:
 
@@ -435,6 +438,10 @@ class AsyncTopicOperations:
         except asyncio.CancelledError:
             asking.add_done_callback(lambda done: _return(self._db, asked, done))
             raise
+
+    def consumer(self, topic: str, group: str, *, concurrency: int = 1, **options: Any) -> AsyncConsumer:
+        """An `AsyncConsumer` of this database: up to `concurrency` handlers at once."""
+        return AsyncConsumer(self._db, topic, group, concurrency=concurrency, **options)
 
     def ack(
         self, topic: str, group: str, upto: int, *, partition: int = 0, consumer: str = "", lease: str | None = None

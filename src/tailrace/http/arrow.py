@@ -3,6 +3,7 @@
 GET  /v1/logs            what a table, topic or stream has of history
 GET  /v1/logs/at         by partition, the first offset of a moment
 GET  /v1/logs/advance    by partition, how far some records reach
+GET  /v1/logs/count      how many records a range of a table has, and where to cut it
 GET  the read endpoints of streams, tables' changes and partitions, with `Accept: application/vnd.apache.arrow.stream`
 GET  /v1/tables/<name>/items    likewise: all items of a table, of one moment
 
@@ -21,7 +22,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -33,16 +34,18 @@ from tailrace.access import Principal
 from tailrace.bulk import columns, queries
 from tailrace.bulk.columns import PLAIN, STREAM, TABLE, TOPIC, TYPED
 from tailrace.bulk.entries import SCHEMA as ENTRIES
-from tailrace.bulk.queries import Facts, Run, ScanItems, Told, Which
+from tailrace.bulk.queries import Facts, ReadItems, Run, Which
 from tailrace.command import Query
 from tailrace.database import Database
 from tailrace.errors import Invalid, NotAllowed, Unavailable
 from tailrace.http import asking
 from tailrace.http.bulk import ARROW, cold_url, wants_arrow
 from tailrace.http.message import Answer, Frame, Headers, Live, Request, Response, Sink
+from tailrace.http.unsent import Held
 from tailrace.jobs.identity import Identify
 from tailrace.log.position import BEGINNING, NOW, offset, parse
 from tailrace.streams.commands import Touch
+from tailrace.tables.export import Export
 
 NAMES: Final = ("table", "topic", "stream", "label")
 METHODS: Final = "GET, HEAD, OPTIONS"
@@ -67,14 +70,12 @@ class ArrowDoor:
         self._db = db
         self._threads = ThreadPoolExecutor(limits.BULK_READS_MAX, thread_name_prefix="tailrace-bulk")
         self._cold = ThreadPoolExecutor(limits.BULK_COLD_READS_MAX, thread_name_prefix="tailrace-bulk-cold")
-        self._scanners = ThreadPoolExecutor(limits.BULK_READS_MAX, thread_name_prefix="tailrace-scan")
-        self._scans = asyncio.Semaphore(limits.BULK_READS_MAX)
+        self._scans = asyncio.Semaphore(limits.EXPORTS_MAX)
 
     def close(self) -> None:
         """End the threads; what is under way there is finished."""
         self._threads.shutdown(cancel_futures=True)
         self._cold.shutdown(cancel_futures=True)
-        self._scanners.shutdown(cancel_futures=True)
 
     def _apart(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """What `work` returns, called in a thread when one is free."""
@@ -98,19 +99,25 @@ class ArrowDoor:
 
     def logs(self, request: Request, raw: bytes, principal: Principal) -> Coroutine[Any, Any, Answer]:
         """Answer a request; `raw` is the path after /v1/logs, as it came."""
-        if raw not in (b"", b"/at", b"/advance"):
-            raise asking.nothing(request, "below /v1/logs there are at and advance")
+        if raw not in (b"", b"/at", b"/advance", b"/count"):
+            raise asking.nothing(request, "below /v1/logs there are at, advance and count")
         if request.method not in (b"GET", b"HEAD"):
             raise asking.refused(request, METHODS)
         if raw == b"/at":
             return self._at(request, principal)
+        if raw == b"/count":
+            return self._count(request, principal)
         return self._advance(request, principal) if raw else self._describe(request, principal)
 
     async def _describe(self, request: Request, principal: Principal) -> Response:
         which = _which(asking.asked(request, *NAMES))
-        facts = await self._db.aexecute(queries.find_logs(which), principal)
         identity = await self._db.aexecute(Identify())
-        return asking.answer(described(facts, identity, cold_url(self._db)))
+
+        def work() -> Response:  # a topic may have many partitions
+            facts = self._db.execute(queries.find_logs(which), principal)
+            return asking.answer(described(facts, identity, cold_url(self._db)))
+
+        return await asyncio.to_thread(work)
 
     async def _at(self, request: Request, principal: Principal) -> Response:
         asked = asking.asked(request, *NAMES, "timestamp")
@@ -123,6 +130,16 @@ class ArrowDoor:
         records = _whole(asked, "records", RECORDS_MAX, "a number of records", least=1)
         query = queries.advance(_which(asked), _from(asked), records)
         return asking.answer({"offsets": await self._ask(query, principal, asking.numbered)})
+
+    async def _count(self, request: Request, principal: Principal) -> Response:
+        asked = asking.asked(request, *NAMES, "first", "until", "pieces")
+        first = _whole(asked, "first", limits.POSITION_MAX, "an offset")
+        until = _whole(asked, "until", limits.POSITION_MAX, "an offset")
+        pieces = 1
+        if "pieces" in asked:
+            pieces = _whole(asked, "pieces", limits.BULK_PIECES_MAX, "a number of pieces", least=1)
+        query = queries.CountRecords(_which(asked), first, until, pieces)
+        return asking.answer(await self._ask(query, principal, msgspec.to_builtins))
 
     # -- ranges of logs
 
@@ -189,25 +206,21 @@ class ArrowDoor:
         if request.method == b"HEAD":
             await self._db.aexecute(queries.CheckTable(name), principal)
             return Live(200, _headers([]), _nothing_to_send, whole=True)
-        try:
-            await asyncio.wait_for(self._scans.acquire(), limits.BULK_WAIT_S)
-        except TimeoutError:
-            raise Unavailable(
-                f"{limits.BULK_READS_MAX} scans of items are under way; try again when one has ended", code="SCANS_BUSY"
-            ) from None
-        scan = Scan(self._db, self._scanners, self._scans, name, principal)
-        told = await scan.begin()
+        scan = Scan(self._db, self._threads, self._scans, name)
+        export = await scan.begin(principal)
+        frames = Frames(columns.ITEMS)
+
+        def made(bodies: pa.Array) -> list[memoryview]:
+            return frames.of(bodies, lambda array: columns.items_of(array, export.keys)) if len(bodies) else []
 
         async def run(sink: Sink) -> None:
             async with scan.running():
-                frames = Frames(columns.ITEMS)
                 await _send(sink, frames.begin())
-                while (bodies := await scan.next()) is not None:
-                    work = partial(frames.of, bodies, lambda array: columns.items_of(array, told.keys))
-                    await _send(sink, await self._apart(work))
+                while (pieces := await scan.next(made)) is not None:
+                    await _send(sink, pieces)
                 await _send(sink, frames.end())
 
-        headers = _headers([(b"tailrace-sequence", b"%d" % told.sequence)])
+        headers = _headers([(b"tailrace-sequence", b"%d" % export.sequence)])
         return Live(200, headers, run, whole=True)
 
 
@@ -247,47 +260,47 @@ class Frames:
 
 
 class Scan:
-    """A scan of a table's items on a thread, which holds its view of the database until all of them were taken.
+    """An export of a table's items for one reader. No view of the database and no thread is held between two pages, so
+    a reader may be slow; but it has a place among the exports, and gives it back at the end."""
 
-    The thread hands over a batch and goes on when that was taken; `None` is the last. Whoever has called `begin` has a
-    place among the scans, and gives it back when the thread has ended."""
-
-    def __init__(
-        self, db: Database, threads: ThreadPoolExecutor, places: asyncio.Semaphore, table: str, principal: Principal
-    ) -> None:
+    def __init__(self, db: Database, threads: ThreadPoolExecutor, places: asyncio.Semaphore, table: str) -> None:
         self._db = db
         self._threads = threads
         self._places = places
-        self._principal = principal
+        self._table = table
         self._loop = asyncio.get_running_loop()
-        self._told: asyncio.Future[Told] = self._loop.create_future()
-        self._batches: asyncio.Queue[pa.Array] = asyncio.Queue(1)
-        self._left = False
-        self._view_s = limits.BULK_VIEW_S
-        self._deadline = self._loop.time() + self._view_s
-        self._query = ScanItems(table, self._tell, self._take, self._view_s)
-        self._work: asyncio.Future[None] | None = None
+        self._deadline = self._loop.time() + limits.EXPORT_S
+        self._export: Export | None = None
         self._watch: asyncio.TimerHandle | None = None
+        self._left = False
 
-    async def begin(self) -> Told:
-        """Start; what the scan is of. Raises what a query raises."""
-        self._work = self._loop.run_in_executor(self._threads, self._db.execute, self._query, self._principal)
-        self._work.add_done_callback(lambda _: self._places.release())
+    async def begin(self, principal: Principal) -> Export:
+        """Start; what the export is of. Raises what a query raises."""
+        try:
+            await asyncio.wait_for(self._places.acquire(), limits.BULK_WAIT_S)
+        except TimeoutError:
+            raise Unavailable(
+                f"{limits.EXPORTS_MAX} exports of items are under way; try again when one has ended", code="SCANS_BUSY"
+            ) from None
+        beginning = self._loop.run_in_executor(self._threads, self._db.exports.begin, self._table, principal)
+        try:
+            self._export = await asyncio.shield(beginning)
+        except BaseException:
+            beginning.add_done_callback(self._abandoned)
+            raise
         # An answer may never be begun: its reader has gone before it was its turn.
         self._watch = self._loop.call_later(limits.BULK_WAIT_S, self._leave)
-        try:
-            await asyncio.wait((self._told, self._work), return_when=asyncio.FIRST_COMPLETED)
-            if not self._told.done():
-                await self._work
-            return self._told.result()
-        except BaseException:
-            self._leave()
-            raise
+        return self._export
+
+    def _abandoned(self, beginning: asyncio.Future[Export]) -> None:
+        """The request was given up before the export had begun, or it did not begin."""
+        self._export = None if beginning.cancelled() or beginning.exception() is not None else beginning.result()
+        self._leave()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """While batches are taken; at the end the thread is let go, whatever is left. Also a reader that takes them a
-        few bytes at a time has to come to an end: the thread holds a view of the database."""
+        """While pages are taken; at the end the export is ended, whatever is left. A reader that takes them a few bytes
+        at a time has to come to an end, too: what changes meanwhile is kept for it."""
         assert self._watch is not None
         self._watch.cancel()
         if self._left:
@@ -297,51 +310,35 @@ class Scan:
                 yield
         except TimeoutError:
             raise Unavailable(
-                f"the items were not taken within {self._view_s:.0f} s; ask again", code="TOO_SLOW"
+                f"the items were not taken within {limits.EXPORT_S:.0f} s; ask again", code="TOO_SLOW"
             ) from None
         finally:
             self._leave()
 
-    async def next(self) -> pa.Array | None:
-        """The next batch of stored items; None when there are no more."""
-        assert self._work is not None
-        if self._batches.empty() and not self._work.done():
-            getting = asyncio.ensure_future(self._batches.get())
-            try:
-                await asyncio.wait((getting, self._work), return_when=asyncio.FIRST_COMPLETED)
-                if getting.done():
-                    return getting.result()
-            finally:
-                getting.cancel()
-        if not self._batches.empty():
-            return self._batches.get_nowait()
-        await self._work
-        return None
+    async def next(self, made: Callable[[pa.Array], T]) -> T | None:
+        """What `made` makes of the next page, both in a thread; None when there are no more."""
+        assert self._export is not None
+        query = ReadItems(self._export)
+
+        def work() -> T | None:
+            page = self._db.execute(query)
+            return None if page is None else made(page)
+
+        return await self._loop.run_in_executor(self._threads, work)
 
     def _leave(self) -> None:
+        """End the export, once."""
+        if self._left:
+            return
         self._left = True
-        while not self._batches.empty():
-            self._batches.get_nowait()  # the thread may be about to hand over one more; then it looks
+        self._places.release()
+        if self._export is not None:
+            with suppress(RuntimeError):  # the threads have ended with the server: the database ends it
+                self._threads.submit(self._end, self._export)
 
-    # -- in the thread
-
-    def _tell(self, told: Told) -> None:
-        self._loop.call_soon_threadsafe(self._hear, told)
-
-    def _hear(self, told: Told) -> None:
-        if not self._told.done():
-            self._told.set_result(told)
-
-    def _take(self, bodies: pa.Array) -> bool:
-        handed = asyncio.run_coroutine_threadsafe(self._batches.put(bodies), self._loop)
-        while not self._left:
-            try:
-                handed.result(0.1)
-            except TimeoutError:
-                continue
-            return True
-        handed.cancel()
-        return False
+    def _end(self, export: Export) -> None:
+        self._db.exports.end(export)
+        pa.default_memory_pool().release_unused()  # Arrow would keep the memory of the largest pages
 
 
 async def _send_range(
@@ -351,7 +348,9 @@ async def _send_range(
     await _send(sink, frames.begin())
     while piece is not None:
         made, position = piece
+        piece = None
         await _send(sink, made)
+        del made
         if position >= end:
             break
         await pace.rest()
@@ -364,10 +363,14 @@ async def _nothing_to_send(sink: Sink) -> None:
 
 
 async def _send(sink: Sink, pieces: list[memoryview]) -> None:
-    for piece in pieces:
+    sink.hold(Held(sum(map(len, pieces))))
+    try:
+        for piece in pieces:
+            await sink.drained()
+            sink.send(Frame(bytes(piece)))
         await sink.drained()
-        sink.send(Frame(bytes(piece)))
-    await sink.drained()
+    finally:
+        sink.release()
 
 
 def _headers(more: Headers) -> Headers:

@@ -2,6 +2,9 @@
 
 The rule: what a door sees and answers is the same as under our own transport. ASGI runs every request in a task,
 so a door is simply awaited. Time-outs, header limits and the Date field are the hosting server's business.
+
+The hosting server has buffers of its own, which are small: it takes a response in slices, and the rest waits here. What
+waits counts against the same budget as under our own transport (see `unsent`).
 """
 
 from __future__ import annotations
@@ -18,9 +21,19 @@ from tailrace.database import open_configured
 from tailrace.http import wire
 from tailrace.http.app import COMMON, App
 from tailrace.http.message import Answer, Door, Frame, Headers, Live, Request, Response
+from tailrace.http.shutdown import on_stop_signals
+from tailrace.http.unsent import SEND_BYTES, Budget, Held
 from tailrace.http.who import check_place
 from tailrace.http.wire import Refusal
-from tailrace.limits import BODY_BYTES_MAX, READER_BUFFER_MAX
+from tailrace.limits import (
+    AWS_HEAD_BYTES_MAX,
+    BODY_BYTES_MAX,
+    HEAD_BYTES_MAX,
+    HEADERS_MAX,
+    READER_BUFFER_MAX,
+    UNSENT_BYTES_MAX,
+)
+from tailrace.metrics import Metrics
 
 log = logging.getLogger("tailrace.http")
 
@@ -40,9 +53,11 @@ def application(
     on_shutdown: Hook | None = None,
     body_bytes_max: int = BODY_BYTES_MAX,
     reader_buffer_max: int = READER_BUFFER_MAX,
+    unsent_bytes_max: int = UNSENT_BYTES_MAX,
 ) -> AsgiAdapter:
     """An ASGI application over a door; the hooks run at the server's start and end."""
-    return AsgiAdapter(door, common or [], on_startup, on_shutdown, body_bytes_max, reader_buffer_max)
+    unsent = Budget(unsent_bytes_max, Metrics())
+    return AsgiAdapter(door, common or [], on_startup, on_shutdown, body_bytes_max, reader_buffer_max, unsent)
 
 
 class AsgiAdapter:
@@ -56,6 +71,7 @@ class AsgiAdapter:
         on_shutdown: Hook | None,
         body_bytes_max: int,
         reader_buffer_max: int,
+        unsent: Budget,
     ) -> None:
         self._door = door
         self._common = common
@@ -63,6 +79,7 @@ class AsgiAdapter:
         self._on_shutdown = on_shutdown
         self._body_bytes_max = body_bytes_max
         self._reader_buffer_max = reader_buffer_max
+        self._unsent = unsent
 
     async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -105,10 +122,17 @@ class AsgiAdapter:
 
     async def _request(self, scope: Event, receive: Receive) -> Request | None:
         """The whole request, or None when the client left before it was whole."""
+        fields = scope["headers"]
+        if len(fields) > HEADERS_MAX:  # servers differ in how many they let through
+            raise wire.too_many_fields(HEADERS_MAX)
         headers: dict[bytes, bytes] = {}
-        for name, value in scope["headers"]:
+        for name, value in fields:
             name = name.lower()
             headers[name] = b"%b, %b" % (headers[name], value) if name in headers else value
+        path = _path(scope)
+        aws = wire.AWS_FIELD in headers
+        bytes_max = AWS_HEAD_BYTES_MAX if aws else HEAD_BYTES_MAX
+        wire.check_head(headers, path + scope.get("query_string", b""), bytes_max, aws=aws)
         wire.check_body_length(headers.get(b"content-length"), self._body_bytes_max)
         body = await self._read_body(receive)
         if body is None:
@@ -116,7 +140,7 @@ class AsgiAdapter:
         client = scope.get("client")
         return Request(
             scope["method"].encode("ascii"),
-            _path(scope),
+            path,
             scope.get("query_string", b""),
             headers,
             body,
@@ -160,12 +184,28 @@ class AsgiAdapter:
         if head_only or not wire.has_body(answer.status):
             body = b""
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        if len(body) <= SEND_BYTES:
+            await send({"type": "http.response.body", "body": body})
+            return
+        pending = PendingBody(len(body))
+        self._unsent.note(pending)
+        try:
+            for at in range(0, len(body), SEND_BYTES):
+                more = at + SEND_BYTES < len(body)
+                await send({"type": "http.response.body", "body": body[at : at + SEND_BYTES], "more_body": more})
+                pending.taken = at + SEND_BYTES
+                self._unsent.note(pending)
+        except asyncio.CancelledError:
+            if not pending.was_cut or pending.task.uncancel():
+                raise
+            # The response stays unfinished, and the hosting server closes the connection.
+        finally:
+            self._unsent.forget(pending)
 
     async def _stream(self, live: Live, departure: asyncio.Future[None], send: Send) -> None:
         await send({"type": "http.response.start", "status": live.status, "headers": [*live.headers, *self._common]})
         await send({"type": "http.response.body", "body": b"", "more_body": True})
-        sink = AsgiSink(self._reader_buffer_max)
+        sink = AsgiSink(self._reader_buffer_max, self._unsent)
         run = asyncio.ensure_future(live.run(sink))
         run.add_done_callback(lambda _: sink.end())
         forward = asyncio.ensure_future(sink.forward(send))
@@ -173,19 +213,44 @@ class AsgiAdapter:
             await asyncio.wait((forward, departure, sink.dropped), return_when=asyncio.FIRST_COMPLETED)
             if forward.done():
                 forward.result()
+                if run.cancelled():
+                    return  # whoever asked may no longer have it: half an answer must not look like a whole one
                 run.result()
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
             # Else the answer stays unfinished, and the hosting server closes the connection.
         finally:
             await _ended(run)
             await _ended(forward)
+            sink.close()
+
+
+class PendingBody:
+    """A response that the hosting server takes in slices; see `unsent.Holder`."""
+
+    def __init__(self, size: int) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.task = task
+        self.taken = 0
+        self.was_cut = False
+        self._size = size
+
+    def unsent(self) -> tuple[int, int]:
+        return (self._size if self.taken < self._size else 0), self.taken
+
+    def cut(self) -> None:
+        self.was_cut = True
+        self.task.cancel()
 
 
 class AsgiSink:
     """Where a live answer is written; see `message.Sink`. `forward` carries it to the hosting server."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, budget: Budget) -> None:
         self._limit = limit
+        self._budget = budget
+        self._held: Held | None = None
+        self._taken_bytes = 0
         self._pieces: list[bytes] = []
         self._unsent_bytes = 0
         self._ended = False
@@ -201,13 +266,42 @@ class AsgiSink:
         if self._unsent_bytes and self._unsent_bytes + size > self._limit:
             self.dropped.set_result(None)
             return
+        piled_up = self._unsent_bytes
         self._pieces += [frame.data for frame in frames]
         self._unsent_bytes += size
+        if piled_up:
+            self._budget.note(self)
         self._taken.clear()
         self._more.set()
 
     async def drained(self) -> None:
         await self._taken.wait()
+
+    def hold(self, held: Held) -> None:
+        self.release()
+        self._held = held
+        self._budget.hold(held)
+
+    def release(self) -> None:
+        if self._held is not None:
+            self._budget.release(self._held)
+            self._held = None
+
+    def unsent(self) -> tuple[int, int]:
+        """See `unsent.Holder`."""
+        return self._unsent_bytes, self._taken_bytes
+
+    def cut(self) -> None:
+        """See `unsent.Holder`."""
+        self.release()
+        self._pieces.clear()
+        if not self.dropped.done():
+            self.dropped.set_result(None)
+
+    def close(self) -> None:
+        """The response has ended, one way or another."""
+        self.release()
+        self._budget.forget(self)
 
     def end(self) -> None:
         self._ended = True
@@ -223,6 +317,9 @@ class AsgiSink:
                 data = b"".join(pieces)
                 await send({"type": "http.response.body", "body": data, "more_body": True})
                 self._unsent_bytes -= len(data)
+                self._taken_bytes += len(data)
+                if self in self._budget:
+                    self._budget.note(self)
             if not self._pieces:
                 self._taken.set()
                 if self._ended:
@@ -265,10 +362,14 @@ class Mounted(AsgiAdapter):
     first request opens the database."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__(self._enter, COMMON, self.startup, self.shutdown, config.body_bytes_max, READER_BUFFER_MAX)
+        unsent = Budget(config.unsent_bytes_max, Metrics())
+        super().__init__(
+            self._enter, COMMON, self.startup, self.shutdown, config.body_bytes_max, READER_BUFFER_MAX, unsent
+        )
         self._config = config
         self._app: App | None = None
         self._opening = asyncio.Lock()
+        self._unhook: Callable[[], None] = lambda: None
 
     async def startup(self) -> None:
         async with self._opening:
@@ -283,9 +384,18 @@ class Mounted(AsgiAdapter):
                     await db.aclose()
                     raise
                 self._app = app
+                self._unsent = Budget(self._config.unsent_bytes_max, db.metrics)
+                self._unhook = on_stop_signals(self.release)
+
+    def release(self) -> None:
+        """End live responses and requests that wait, because the hosting server is about to stop. Signals to the
+        process do this where the server runs in the main thread; elsewhere, call it on the event loop."""
+        if self._app is not None:
+            self._app.release()
 
     async def shutdown(self) -> None:
         app, self._app = self._app, None
+        self._unhook()
         if app is not None:
             await app.stop()
             await app.db.aclose()

@@ -50,10 +50,17 @@ def asked(request: Request, *known: str) -> dict[str, str]:
     found = dict(pairs)
     for name in found:
         if name not in known:
-            raise Invalid(f"parameter {name[:80]!r} is unknown here; there are {', '.join(known)}")
+            there = f"there are {', '.join(known)}" if known else "there are none"
+            raise Invalid(f"parameter {name[:80]!r} is unknown here; {there}")
     if len(found) != len(pairs):
         raise Invalid("a parameter is given twice; give each once")
     return found
+
+
+def check_none(request: Request) -> None:
+    """Refuse any parameter in the query string: what is asked here takes none."""
+    if request.query:
+        asked(request)
 
 
 def target(parameters: dict[str, str]) -> Target:

@@ -109,6 +109,7 @@ class AuthDoor:
         code: str | None = await self._db.aexecute(MayRefresh(shown.user, shown.session))
         if code is not None:
             self._who.slowing.failed(request.peer)
+            told(shown.user[:64], "refresh", "", code, peer=request.peer)
             raise WrongToken(_REFUSED[code], code=code)
         refresh = sessions.new_token(shown.user, shown.session)
         digests = sessions.digest_of(shown), sessions.digest_of(refresh)
@@ -150,7 +151,7 @@ class AuthDoor:
             scheme, _, token = request.headers.get(b"authorization", b"").decode("latin-1").partition(" ")
             if scheme.lower() != "bearer":
                 raise Unauthenticated("nothing says which session to end; send its access token or refresh token")
-            claims = await self._who.own_claims(token.strip())
+            claims = await self._who.own_claims(token.strip(), request.peer)
             command = CloseSession(claims.user, claims.session)
         ended = await self._db.aexecute(command, SYSTEM)
         return _left(command.user, "done" if ended else "NO_SESSION", request.peer)

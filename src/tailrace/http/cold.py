@@ -84,7 +84,8 @@ class ColdDoor:
             for each in found
         ]
         identity = await self._db.aexecute(Identify())
-        return asking.answer({"url": cold_url(self._db), "database": identity, "places": places})
+        found_here = {"url": cold_url(self._db), "database": identity, "time_ms": self._db.clock.settled_ms()}
+        return asking.answer({**found_here, "places": places})
 
     async def _attach(self, request: Request, principal: Principal) -> Answer:
         asked = asking.body(request, self._named)

@@ -11,6 +11,8 @@ whenever something may have changed.
   When nothing is owed any more, a deaf connection closes; after a refusal it lingers, reading and dropping, because
   closing with unread input resets the connection and the client would lose the answer.
 * A live answer is the first of `_owed` until its task ends.
+* A long response is handed to the transport in slices, as the peer takes it; `_rest` is what is left, and while
+  there is some, writing is paused. All that the peer has not taken is counted (see `unsent`).
 * Nothing here sets a timer. Deadlines are compared by `check`, which the server's clock tick calls.
 """
 
@@ -29,6 +31,7 @@ from tailrace.http.drive import Drive
 from tailrace.http.inbound import BODY, CLOSING, HEAD, IDLE, Inbound, log
 from tailrace.http.message import Answer, Frame, Live, Request, Response
 from tailrace.http.shared import Shared
+from tailrace.http.unsent import COUNTED_FROM, SEND_BYTES, Held
 from tailrace.http.wire import Refusal
 
 # Below this, one copy is cheaper than a second buffer for the kernel.
@@ -41,7 +44,7 @@ STOPPING: Final = wire.error_response(503, "UNAVAILABLE", "the server is stoppin
 class Exchange(Drive[Answer]):
     """One request and, in time, its answer: the door's coroutine under way."""
 
-    __slots__ = ("answer", "connection", "head_only", "http10", "reading", "request")
+    __slots__ = ("answer", "connection", "head_only", "http10", "reading", "request", "unsent")
 
     def __init__(self, connection: Connection, request: Request | None, http10: bool) -> None:
         self._coroutine = self._parked = self._task = None
@@ -51,6 +54,7 @@ class Exchange(Drive[Answer]):
         self.reading = reading = request is not None and (request.method in wire.READS or request.path in wire.CLAIMS)
         self.head_only = reading and request is not None and request.method == b"HEAD"
         self.answer: Answer | None = None
+        self.unsent = 0  # bytes of the response while it waits for its turn
 
     def finished(self, result: Answer | None, error: BaseException | None) -> None:
         connection = self.connection
@@ -58,6 +62,8 @@ class Exchange(Drive[Answer]):
             result = connection._failed(error or TypeError("the door returned no answer"))
         self.answer = result
         if connection._transport is not None:
+            if connection._write_paused or not connection._owed or connection._owed[0] is not self:
+                connection._keep(self, result)
             connection._pump()
 
 
@@ -77,16 +83,29 @@ class LiveSink:
         if transport is None:
             return
         # What has piled up counts, not what is to come: a reader that keeps up gets frames of any size.
-        if transport.get_write_buffer_size() > self._limit:
+        piled_up = transport.get_write_buffer_size()
+        if piled_up > self._limit:
             self._connection._drop_reader()
             return
+        connection = self._connection
         for frame in frames:
             if frame.data:  # an empty chunk would end the answer
-                transport.write(frame.chunk if self._chunked else frame.data)
+                data = frame.chunk if self._chunked else frame.data
+                transport.write(data)
+                connection._written += len(data)
+        if piled_up > COUNTED_FROM:
+            connection._shared.unsent.note(connection)
 
     async def drained(self) -> None:
         if self._transport is not None:
             await self._connection._writable()
+
+    def hold(self, held: Held) -> None:
+        if self._transport is not None:
+            self._connection._hold_memory(held)
+
+    def release(self) -> None:
+        self._connection._release_memory()
 
     def close(self) -> None:
         self._transport = None
@@ -96,12 +115,17 @@ class Connection(Inbound):
     """The protocol object of one socket."""
 
     __slots__ = (
+        "_answers_bytes",
         "_eof",
+        "_held",
+        "_is_cut",
         "_linger",
         "_live",
         "_owed",
         "_pumping",
         "_read_paused",
+        "_rest",
+        "_rest_at",
         "_sink",
         "_stall_deadline",
         "_transport",
@@ -109,6 +133,7 @@ class Connection(Inbound):
         "_waiting",
         "_writable_waiters",
         "_write_paused",
+        "_written",
     )
 
     def __init__(self, shared: Shared) -> None:
@@ -116,13 +141,18 @@ class Connection(Inbound):
         self._transport: asyncio.Transport | None = None
         self._owed: list[Exchange] = []
         self._waiting: deque[Exchange] | None = None  # made when needed: most connections never pipeline
-        self._pumping = self._linger = self._eof = False
+        self._pumping = self._linger = self._eof = self._is_cut = False
         self._read_paused = self._write_paused = False
         self._stall_deadline = math.inf  # for the peer to take some of what is written
         self._unsent_mark = 0
         self._live: asyncio.Task[None] | None = None
         self._sink: LiveSink | None = None
         self._writable_waiters: list[asyncio.Future[None]] = []
+        self._rest = b""  # the body of the response that is sent in slices; counted whole until its last one
+        self._rest_at = 0
+        self._answers_bytes = 0  # of responses that wait for their turn
+        self._held: Held | None = None  # what the live response sends in slices
+        self._written = 0  # bytes ever handed to the transport
 
     # -- the socket
 
@@ -151,12 +181,13 @@ class Connection(Inbound):
         if self._live is not None:
             self._live.cancel()
         for exchange in self._owed:
-            # What a write does is committed anyway; a read has nobody left to read for.
-            if exchange.reading:
+            # What a write does is committed anyway; a read has nobody left to read for, nor has a SELECT.
+            if exchange.reading or (exchange.request is not None and exchange.request.path in wire.QUERIES):
                 exchange.cancel()
         self._owed.clear()
         self._waiting = None
         self._let_go()
+        self._drop_output()
         if shared.emptied is not None and not shared.connections and not shared.emptied.done():
             shared.emptied.set_result(None)
 
@@ -166,7 +197,8 @@ class Connection(Inbound):
         # A reader that closes looks just like one that only stops sending. Live readers have nothing to send
         # and are taken to have left; so is, after a while, whoever waits for a read (see check). A consumer that waits
         # is taken to have left at once: nothing may be claimed for it.
-        if self._live is not None or self._phase == CLOSING or not (self._owed or self._waiting) or self._claims():
+        pending = self._owed or self._waiting or self._rest
+        if self._live is not None or self._phase == CLOSING or not pending or self._claims():
             return False
         self._phase = IDLE
         self._drop_body()
@@ -177,6 +209,11 @@ class Connection(Inbound):
         """Whether a consumer's request for messages is under way."""
         return any(each.request is not None and each.request.path in wire.CLAIMS for each in self._owed)
 
+    def _asks(self) -> bool:
+        """Whether what is owed first is the result of statements, which may take long."""
+        request = self._owed[0].request
+        return request is not None and request.path in wire.QUERIES
+
     def pause_writing(self) -> None:
         assert self._transport is not None
         self._write_paused = True
@@ -186,6 +223,12 @@ class Connection(Inbound):
 
     def resume_writing(self) -> None:
         self._write_paused = False
+        if self._rest:
+            self._send_rest()
+        if self in self._shared.unsent:
+            self._shared.unsent.note(self)
+        if self._write_paused:
+            return
         for waiter in self._writable_waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -267,7 +310,7 @@ class Connection(Inbound):
         self._pumping = True
         owed = self._owed
         while True:
-            if owed and owed[0].answer is not None and self._live is None:
+            if owed and owed[0].answer is not None and self._live is None and not self._write_paused:
                 self._write(owed[0])
             elif self._waiting and self._may_start(self._waiting[0]):
                 self._begin(self._waiting.popleft())
@@ -279,7 +322,7 @@ class Connection(Inbound):
         self._settle()
 
     def _settle(self) -> None:
-        if not self._owed and not self._waiting and self._phase != CLOSING:
+        if not self._owed and not self._waiting and not self._rest and self._phase != CLOSING:
             if self._deaf:
                 self._close()
             elif self._phase == IDLE:
@@ -307,7 +350,7 @@ class Connection(Inbound):
     # -- answers
 
     def _may_continue(self) -> None:
-        if self._owed or self._waiting or self._transport is None:
+        if self._owed or self._waiting or self._rest or self._transport is None:
             return
         self._continue_owed = False
         self._extend_body_time(self._shared.now)
@@ -334,13 +377,86 @@ class Connection(Inbound):
         except Exception as error:
             answer = self._failed(error) or INTERNAL
             head = wire.encode_head(answer, stamp, connection, head_only=exchange.head_only)
+        if exchange.unsent:
+            self._answers_bytes -= exchange.unsent
         body = answer.body
-        if exchange.head_only or not body or not wire.has_body(answer.status):
-            transport.write(head)
-        elif len(body) <= JOIN_BYTES_MAX:
-            transport.write(head + body)
-        else:
-            transport.writelines((head, body))
+        if body and not exchange.head_only and wire.has_body(answer.status):
+            if len(body) > JOIN_BYTES_MAX:
+                transport.write(head)
+                self._written += len(head)
+                self._rest = body
+                self._send_rest()
+                if self._write_paused or transport.get_write_buffer_size() > COUNTED_FROM:
+                    self._shared.unsent.note(self)
+                return
+            head += body
+        if transport.get_write_buffer_size() > COUNTED_FROM:
+            self._shared.unsent.note(self)
+        transport.write(head)
+        self._written += len(head)
+
+    def _send_rest(self) -> None:
+        """Hand over the next slices of a long response. Slices are copies, so that a few unsent bytes never keep the
+        whole body in memory."""
+        transport, body, at = self._transport, self._rest, self._rest_at
+        assert transport is not None
+        while at < len(body) and not self._write_paused:
+            piece = body[at : at + SEND_BYTES]
+            at += len(piece)
+            transport.write(piece)
+            self._written += len(piece)
+        self._rest, self._rest_at = (body, at) if at < len(body) else (b"", 0)
+
+    # -- unsent output
+
+    def unsent(self) -> tuple[int, int]:
+        """See `unsent.Holder`."""
+        if self._is_cut or self._transport is None:
+            return 0, self._written
+        buffered = self._transport.get_write_buffer_size()
+        return buffered + len(self._rest) + self._answers_bytes, self._written - buffered
+
+    def cut(self) -> None:
+        """See `unsent.Holder`. The socket is closed in the next turn: this may be within one of its callbacks."""
+        self._deaf = self._is_cut = True
+        if self._sink is not None:
+            self._sink.close()
+        self._drop_output()
+        self._shared.loop.call_soon(self.abort)
+
+    def _keep(self, exchange: Exchange, answer: Answer | None) -> None:
+        """Count a response that has to wait for its turn, and disconnect a peer that lets too many wait."""
+        size = len(answer.body) if isinstance(answer, Response) else 0
+        if not size:
+            return
+        if self._is_cut:
+            exchange.answer = None
+            return
+        unsent, _ = self.unsent()
+        exchange.unsent = size
+        self._answers_bytes += size
+        if unsent > self._shared.limits.unsent_connection_max:
+            self._shared.unsent.disconnect(self)
+        elif unsent > COUNTED_FROM:
+            self._shared.unsent.note(self)
+
+    def _hold_memory(self, held: Held) -> None:
+        self._release_memory()
+        self._held = held
+        self._shared.unsent.hold(held)
+
+    def _release_memory(self) -> None:
+        if self._held is not None:
+            self._shared.unsent.release(self._held)
+            self._held = None
+
+    def _drop_output(self) -> None:
+        self._rest, self._rest_at, self._answers_bytes = b"", 0, 0
+        for exchange in self._owed:
+            if exchange.unsent:
+                exchange.answer = None
+        self._release_memory()
+        self._shared.unsent.forget(self)
 
     def _go_live(self, transport: asyncio.Transport, exchange: Exchange, live: Live) -> None:
         chunked = not exchange.http10
@@ -430,6 +546,8 @@ class Connection(Inbound):
 
     def check(self, now: float) -> None:
         """Do what is due at `now`; exact to a tick."""
+        if self._transport is not None and (self._transport.get_write_buffer_size() or self in self._shared.unsent):
+            self._shared.unsent.note(self)
         if self._phase == CLOSING or self._write_paused:
             if now >= self._stall_deadline:
                 self._check_stall(now)
@@ -440,7 +558,7 @@ class Connection(Inbound):
         elif not self._owed and not self._waiting:
             self._deaf = True
             self._close()
-        elif self._eof and self._owed[0].reading:
+        elif self._eof and (self._owed[0].reading or self._asks()):
             self.abort()
 
     def _check_stall(self, now: float) -> None:

@@ -29,6 +29,7 @@ from tailrace.access import SYSTEM, Principal
 from tailrace.completion import Completion
 from tailrace.database import Database
 from tailrace.errors import NotFound, TooMany
+from tailrace.http.callers import Caller
 from tailrace.log.log import Advanced, Ended
 from tailrace.topics.consuming import Consume, Delivery, Nack
 from tailrace.topics.group import OFFSET, Moved, Start
@@ -156,14 +157,19 @@ class Line:
         self._waiting.pop(waiter, None)
         waiter.woken.set(turn)
 
-    async def turn(self, limit: int, within_s: float, *, first: bool) -> bool:
-        """Wait; whether it is our turn to ask. `first`: we were woken and found nothing, so we stay the next."""
+    async def turn(self, limit: int, within_s: float, caller: Caller, *, first: bool) -> bool:
+        """Wait; whether it is our turn to ask. `first`: we were woken and found nothing, so we stay the next. If the
+        caller changes, it is not."""
+        caller.follow()
+        if caller.changed:
+            return False
         waiter = Waiter(self._loop, limit)
         if first:
             self._waiting = {waiter: None, **self._waiting}
         else:
             self._waiting[waiter] = None
         timer = self._loop.call_later(within_s, self._wake, waiter, False)
+        caller.wake = partial(self._wake, waiter, False)
         try:
             return await waiter.woken
         except asyncio.CancelledError:
@@ -172,6 +178,7 @@ class Line:
             raise
         finally:
             timer.cancel()
+            caller.wake = None
             self._waiting.pop(waiter, None)
 
 
@@ -195,29 +202,30 @@ class Consuming:
 
     # -- with a group
 
-    async def claim(self, command: Consume, principal: Principal, timeout_s: float) -> Delivery:
+    async def claim(self, command: Consume, caller: Caller, timeout_s: float) -> Delivery:
         """Messages for a consumer of a group, when there are some; none, at the time-out."""
         if timeout_s <= 0 or self._stopping:
-            return await self._ask(command, principal)
+            return await self._ask(command, caller.principal)
         while True:
             line = await self._enter(command.topic, command.partition, command.group)
             if line is None:
-                return await self._ask(command, principal)  # which says why
+                return await self._ask(command, caller.principal)  # which says why
             try:
-                return await self._claim(line, command, principal, timeout_s)
+                return await self._claim(line, command, caller, timeout_s)
             except _Moved as moved:
                 timeout_s, command = moved.left_s, moved.command
             finally:
+                caller.close()
                 self._leave(line)
 
-    async def _claim(self, line: Line, command: Consume, principal: Principal, timeout_s: float) -> Delivery:
+    async def _claim(self, line: Line, command: Consume, caller: Caller, timeout_s: float) -> Delivery:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         called, acked = False, 0
         while True:
             heard, moved = line.heard, line.moved
             try:
-                delivery = await self._ask(command, principal)
+                delivery = await self._ask(command, caller.principal)
             except BaseException:
                 if called:
                     line.ring_soon()
@@ -247,12 +255,26 @@ class Consuming:
                 raise _dropped(line.topic)
             if line.heard != heard:
                 continue
-            called = await self._wait(line, command.limit, left, first=called)
+            called = await self._wait(line, caller, command.limit, left, first=called)
             if line.dropped:
                 raise _dropped(line.topic)
+            if caller.changed:
+                if await self._goes_on(line, caller, called=called):
+                    continue
+                return delivery
             if not called and (self._released() or line.moved == moved):
                 return delivery
             # At the time-out another consumer may have moved the group: what is answered is how it is now.
+
+    async def _goes_on(self, line: Line, caller: Caller, *, called: bool) -> bool:
+        """Whether a caller that has changed may still wait; a turn that it does not take passes to the next."""
+        same = False
+        try:
+            same = await caller.is_same()
+        finally:
+            if called and not same:
+                line.ring_soon()
+        return same
 
     def _ask(self, command: Consume, principal: Principal) -> Asking:
         return Asking(self, command, principal)
@@ -271,8 +293,9 @@ class Consuming:
 
     # -- without one
 
-    async def read(self, query: ReadTopic, principal: Principal, timeout_s: float) -> Delivery:
+    async def read(self, query: ReadTopic, caller: Caller, timeout_s: float) -> Delivery:
         """Messages from a place on, for nobody in particular, when there are some; none, at the time-out."""
+        principal = caller.principal
         delivery = await self._db.aexecute(query, principal)
         if delivery.messages or timeout_s <= 0 or self._stopping:
             return delivery
@@ -288,13 +311,20 @@ class Consuming:
                 query = ReadTopic(query.topic, query.partition, start, query.limit, query.bytes_max)
                 if line.dropped:
                     raise _dropped(line.topic)
-                delivery = await self._db.aexecute(query, principal)
+                empty, delivery = delivery, await self._db.aexecute(query, principal)
+                if caller.changed:
+                    if not await caller.is_same():
+                        return empty
+                    if not delivery.messages:
+                        continue  # asking took a while, and nothing that was committed then has been heard of
                 left = deadline - loop.time()
                 if delivery.messages or left <= 0 or self._stopping:
                     return delivery
-                if not await self._wait(line, query.limit, left, first=False) and not line.dropped:
+                called = await self._wait(line, caller, query.limit, left, first=False)
+                if not (called or caller.changed) and not line.dropped:
                     return delivery
         finally:
+            caller.close()
             self._leave(line)
 
     # -- lines
@@ -320,14 +350,14 @@ class Consuming:
             line.close()
             del self._lines[line.key]
 
-    async def _wait(self, line: Line, limit: int, within_s: float, *, first: bool) -> bool:
+    async def _wait(self, line: Line, caller: Caller, limit: int, within_s: float, *, first: bool) -> bool:
         metrics = self._db.metrics
         if metrics.live_readers >= limits.WAITERS_MAX:
             raise TooMany(f"{limits.WAITERS_MAX} readers are waiting already; retry in a moment")
         metrics.live_readers += 1
         metrics.consumers_waiting += 1
         try:
-            return await line.turn(limit, within_s, first=first)
+            return await line.turn(limit, within_s, caller, first=first)
         finally:
             metrics.live_readers -= 1
             metrics.consumers_waiting -= 1

@@ -19,6 +19,7 @@ from tailrace.http import wire
 from tailrace.http.message import Request
 from tailrace.http.shared import Shared
 from tailrace.http.wire import Refusal
+from tailrace.limits import AWS_HEAD_BYTES_MAX, CHUNK_EXTENSION_BYTES_MAX
 
 log = logging.getLogger("tailrace.http")
 
@@ -27,6 +28,9 @@ HEAD: Final = 1
 BODY: Final = 2
 UPGRADE: Final = 3  # the head asked for another protocol and a body is to follow; see _read_on
 CLOSING: Final = 4
+
+_PART_BYTES: Final = 1024  # fed at once of a body in chunks; extensions are counted this exactly
+_CHUNK_FRAME_BYTES: Final = 12  # what a chunk may have around it: a size of up to eight digits, two line ends
 
 
 class Inbound(asyncio.Protocol):
@@ -37,6 +41,8 @@ class Inbound(asyncio.Protocol):
         "_body_bytes",
         "_body_held_bytes",
         "_body_mark",
+        "_chunked",
+        "_chunks",
         "_continue_owed",
         "_deadline",
         "_deaf",
@@ -46,6 +52,7 @@ class Inbound(asyncio.Protocol):
         "_host",
         "_http10",
         "_last_target",
+        "_loose_bytes",
         "_method",
         "_parser",
         "_path",
@@ -59,6 +66,7 @@ class Inbound(asyncio.Protocol):
         "_silent_bytes",
         "_target",
         "_trailer_bytes",
+        "_trailers",
     )
 
     def __init__(self, shared: Shared) -> None:
@@ -72,7 +80,10 @@ class Inbound(asyncio.Protocol):
         self._headers: dict[bytes, bytes] = {}
         self._target = self._method = self._path = self._query = b""
         self._repeats = 0
-        self._trailer_bytes = 0
+        self._trailers = self._trailer_bytes = 0
+        self._chunked = False  # the body being read comes in chunks
+        self._chunks = 0  # begun in the bytes being fed
+        self._loose_bytes = 0  # of the body being read, that are neither content nor needed around it
         self._http10 = False
         self._host: bytes | None = None  # the last one found good
         self._last_target = b""
@@ -105,6 +116,43 @@ class Inbound(asyncio.Protocol):
             return
         before = self._progress
         self._fed_bytes = len(data) if self._phase == IDLE else self._fed_bytes + len(data)
+        if len(data) > CHUNK_EXTENSION_BYTES_MAX or self._chunked:
+            self._feed_in_parts(data)
+        else:
+            self._feed(data)
+        if self._phase != IDLE or self._silent_bytes:
+            self._count_silence(len(data), before)
+            if self._phase == BODY:
+                self._hold()
+
+    def _feed_in_parts(self, data: bytes) -> None:
+        """Feed much data: a head and its body each by themselves, and a body in chunks a little at a time, so that what
+        is around the chunks is counted before the request is complete."""
+        view, at = memoryview(data), 0
+        while at < len(view) and not self._deaf:
+            if self._phase == IDLE:
+                found = data.find(b"\r\n\r\n", at)
+                end = found + 4 if found >= 0 else len(view)
+            elif self._phase == BODY and not self._chunked:
+                end = at + max(1, int(self._headers[b"content-length"]) - self._body_bytes)
+            else:
+                end = at + _PART_BYTES
+            self._feed_counted(view[at:end])
+            at = end
+
+    def _feed_counted(self, part: memoryview) -> None:
+        """Feed a part. If it is of a body in chunks, and that goes on, count what of it is not content."""
+        chunked, content = self._chunked, self._body_bytes
+        self._chunks = 0
+        self._feed(part)
+        if not chunked or not self._chunked:
+            return
+        loose = len(part) - (self._body_bytes - content) - self._chunks * _CHUNK_FRAME_BYTES
+        self._loose_bytes += max(0, loose)
+        if self._loose_bytes - self._trailer_bytes > CHUNK_EXTENSION_BYTES_MAX:
+            self._refuse(wire.extensions_too_large(CHUNK_EXTENSION_BYTES_MAX))
+
+    def _feed(self, data: bytes | memoryview) -> None:
         upgrade_at = 0
         try:
             self._parser.feed_data(data)
@@ -115,10 +163,6 @@ class Inbound(asyncio.Protocol):
         if upgrade_at:
             # Outside the handler: within it, a refusal would lose its place as an error's context.
             self._read_on(memoryview(data)[upgrade_at:])
-        if self._phase != IDLE or self._silent_bytes:
-            self._count_silence(len(data), before)
-            if self._phase == BODY:
-                self._hold()
 
     def _read_on(self, data: memoryview) -> None:
         """Go on after a request that asked to upgrade, which we never do: it is a request like any other.
@@ -167,7 +211,7 @@ class Inbound(asyncio.Protocol):
             return
         self._silent_bytes += received
         if self._silent_bytes > self._shared.limits.head_bytes_max:
-            self._refuse(wire.head_too_large(self._shared.limits.head_bytes_max))
+            self._refuse(wire.head_too_large(self._shared.limits.head_bytes_max, aws=self._for_aws()))
 
     # -- the parser's callbacks; what they raise ends the parsing and reaches data_received
 
@@ -196,7 +240,7 @@ class Inbound(asyncio.Protocol):
         if self._phase == UPGRADE:
             return
         parser, headers, limits = self._parser, self._headers, self._shared.limits
-        if self._fed_bytes > limits.head_bytes_max:
+        if self._fed_bytes > AWS_HEAD_BYTES_MAX:
             self._check_head_size()
         if len(headers) + self._repeats > limits.headers_max:
             raise wire.too_many_fields(limits.headers_max)
@@ -222,6 +266,9 @@ class Inbound(asyncio.Protocol):
         elif b"expect" in headers and not self._http10:
             wire.check_expectation(headers[b"expect"])
 
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
+
     def on_body(self, piece: bytes) -> None:
         self._progress += 1
         self._continue_owed = False
@@ -244,7 +291,7 @@ class Inbound(asyncio.Protocol):
         shared.stats.requests += 1
         self._progress += 1
         self._phase = IDLE
-        self._continue_owed = False
+        self._continue_owed = self._chunked = False
         if shared.stopping or not self._parser.should_keep_alive():
             self._deaf = True
         body, self._body = self._body, b""
@@ -266,15 +313,22 @@ class Inbound(asyncio.Protocol):
         self._headers[name] = b"%b, %b" % (self._headers[name], value)
 
     def _skip_trailer(self, name: bytes, value: bytes) -> None:
+        self._trailers += 1
+        if self._trailers > self._shared.limits.headers_max:
+            raise wire.too_many_fields(self._shared.limits.headers_max)
         self._trailer_bytes += len(name) + len(value) + 4
         if self._trailer_bytes > self._shared.limits.head_bytes_max:
             raise wire.head_too_large(self._shared.limits.head_bytes_max)
 
     def _check_head_size(self) -> None:
         """Measure a head that came with so much else that it may be too large."""
-        fields_bytes = sum(len(name) + len(value) + 4 for name, value in self._headers.items())
-        if fields_bytes + len(self._target) > self._shared.limits.head_bytes_max:
-            raise wire.head_too_large(self._shared.limits.head_bytes_max)
+        aws = self._for_aws()
+        bytes_max = self._shared.limits.head_bytes_max
+        wire.check_head(self._headers, self._target, min(bytes_max, AWS_HEAD_BYTES_MAX) if aws else bytes_max, aws=aws)
+
+    def _for_aws(self) -> bool:
+        """Whether the head being read is, as far as it has come, of a request to the DynamoDB API."""
+        return wire.AWS_FIELD in self._headers
 
     # -- bodies
 
@@ -284,7 +338,9 @@ class Inbound(asyncio.Protocol):
         if length == 0:
             return
         self._deadline = self._shared.now + limits.body_timeout_s
-        self._body_bytes = self._body_mark = self._body_held_bytes = self._trailer_bytes = 0
+        self._body_bytes = self._body_mark = self._body_held_bytes = 0
+        self._trailers = self._trailer_bytes = self._loose_bytes = 0
+        self._chunked = length == wire.CHUNKED_LENGTH
         if b"expect" in headers and not self._http10:
             wire.check_expectation(headers[b"expect"])
             self._continue_owed = True

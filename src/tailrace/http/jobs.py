@@ -87,11 +87,14 @@ class JobsDoor:
 
     async def _list(self, principal: Principal) -> Response:
         # There may be many, and each has positions in many logs.
-        found = await asyncio.to_thread(self._db.execute, ListJobs(), principal)
-        return asking.answer({"jobs": [told(each.job, each.positions) | {"lag": each.lag} for each in found]})
+        def listed() -> Response:
+            found = self._db.execute(ListJobs(), principal)
+            return asking.answer({"jobs": [told(each.job, each.positions) | {"lag": each.lag} for each in found]})
+
+        return await asyncio.to_thread(listed)
 
     async def _get(self, name: str, principal: Principal) -> Response:
-        return _answer(await self._db.aexecute(GetJob(name), principal))
+        return _answer(await asyncio.to_thread(self._db.execute, GetJob(name), principal))
 
     async def _register(self, request: Request, name: str, principal: Principal) -> Response:
         asked = asking.body(request, self._registers)

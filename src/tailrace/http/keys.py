@@ -1,7 +1,7 @@
 """The door of `/v1/admin/keys`: access keys, for those who run the server.
 
     GET                            the keys, without their secrets
-    POST      {"principal": ...}   a new key, with the secret that is shown this once; "role" if it is not dba
+    POST      {"principal": ...}   a new key, with the secret that is shown this once; "role" if it is not user
                                    (a user's key has the user's role)
     DELETE    /:id                 delete it
     PATCH     /:id {"disabled": ...}   switch it off or on

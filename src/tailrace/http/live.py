@@ -11,12 +11,13 @@ import asyncio
 import random
 from collections.abc import Callable
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from tailrace import limits
 from tailrace.clock import Clock
 from tailrace.errors import TooMany
 from tailrace.http import cursor as cursors
-from tailrace.http.encoding import HEARTBEAT, Encoding, control
+from tailrace.http.encoding import HEARTBEAT, Encoding, SharedEvent, control
 from tailrace.http.message import Frame, Sink
 from tailrace.log.entry import Entry
 from tailrace.log.log import Advanced, Ended
@@ -88,7 +89,7 @@ class Channel:
         new = [entry for entry in entries if entry.position >= at]
         if (not new and not closed) or (new and new[0].position != at):
             return ()
-        if any(len(entry.body) > self._encoding.live_bytes_max for entry in new):
+        if sum([len(entry.body) for entry in new]) > self._encoding.live_bytes_max:
             return ()
         told = control(new[-1].next if new else at, cursor, at_tail=True, closed=closed)
         if not new:
@@ -144,6 +145,7 @@ class Live:
         self._metrics = metrics
         self._recycle_s = recycle_s
         self._channels: dict[tuple[int, Encoding], Channel] = {}
+        self._events: WeakValueDictionary[tuple[int, int, Encoding], SharedEvent] = WeakValueDictionary()
         self._heart: asyncio.TimerHandle | None = None
         self.stopping = False
         self._stopping: set[Callable[[], None]] = set()
@@ -158,6 +160,15 @@ class Live:
         watch = Watch(self._stopping, self._metrics)
         watch.unsubscribe = self._tail.subscribe(log, watch.wake)
         return watch
+
+    def shared_event(self, log: int, position: int, encoding: Encoding, bodies: list[bytes]) -> SharedEvent:
+        """A large event, the same object for all readers that are being sent it."""
+        body = bodies[0] if len(bodies) == 1 else encoding.separator.join(bodies)
+        key = (log, position, encoding)
+        event = self._events.get(key)
+        if event is None or event.body != body:
+            event = self._events[key] = SharedEvent(encoding, body)
+        return event
 
     def join(self, log: int, encoding: Encoding, sink: Sink, position: int, cursor: int | None) -> Reader:
         """Let a reader that has everything below `position` follow the log from now on."""

@@ -10,11 +10,18 @@ cancelled when the reader leaves. A `Frame` is encoded once, however many sinks 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from functools import lru_cache
+from typing import Final, Protocol
 
 from tailrace.config import Config
+from tailrace.http.unsent import Held
 
 Headers = list[tuple[bytes, bytes]]
+
+# What a browser shows or saves, and never runs. The rest may be a document with scripts (HTML, SVG, XML), now or in
+# some browser.
+INERT_TYPES: Final = frozenset(("application/json", "application/octet-stream", "text/plain"))
+SANDBOX: Final = (b"content-security-policy", b"sandbox")
 
 
 class Request:
@@ -50,6 +57,15 @@ def origin(request: Request, config: Config) -> str:
         return config.public_url.rstrip("/")
     host = request.headers.get(b"host", b"").decode("latin-1") or f"{config.host}:{config.port}"
     return f"{'https' if request.secure else 'http'}://{host}{request.mount}"
+
+
+@lru_cache(maxsize=1024)
+def content_fields(content_type: str) -> tuple[tuple[bytes, bytes], ...]:
+    """The fields that say of which type a client's data is; what could run in a browser is sandboxed there."""
+    field = (b"content-type", content_type.encode())
+    # A comma may begin another type: browsers take the last one.
+    inert = "," not in content_type and content_type.partition(";")[0].strip().lower() in INERT_TYPES
+    return (field,) if inert else (field, SANDBOX)
 
 
 class Response:
@@ -88,6 +104,12 @@ class Sink(Protocol):
 
     async def drained(self) -> None:
         """Return when the reader has taken enough of what was sent to be sent more."""
+
+    def hold(self, held: Held) -> None:
+        """Count `held` as unsent output, in place of what was held before. Whoever sends memory in slices says so."""
+
+    def release(self) -> None:
+        """Nothing is held any more."""
 
 
 class Live:

@@ -118,13 +118,13 @@ class PartitionFeed:
 
     def __init__(self, db: Database, principal: Principal, topic: str, partition: int) -> None:
         self._db = db
-        self._principal = principal
+        self.principal = principal
         self._topic = topic
         self._partition = partition
 
     async def read(self, position: int | None, bytes_max: int) -> Piece:
         query = ReadPartition(self._topic, self._partition, position, bytes_max, limits.SLICE_ENTRIES)
-        run = await self._db.aexecute(query, self._principal)
+        run = await self._db.aexecute(query, self.principal)
         encoding = MessagesEncoding(run.topic, self._partition)
         entries, left = [], APART_BYTES
         for entry in run.entries:
@@ -136,13 +136,13 @@ class PartitionFeed:
         return Piece(run.log.id, CONTENT_TYPE, encoding, run.position, entries, run.next, run.log.next, False)
 
     async def describe(self) -> Piece:
-        run = await self._db.aexecute(DescribePartition(self._topic, self._partition), self._principal)
+        run = await self._db.aexecute(DescribePartition(self._topic, self._partition), self.principal)
         tail = run.log.next
         encoding = MessagesEncoding(run.topic, self._partition)
         return Piece(run.log.id, CONTENT_TYPE, encoding, tail, [], tail, tail, False)
 
     async def head(self) -> Response:
-        run = await self._db.aexecute(DescribePartition(self._topic, self._partition), self._principal)
+        run = await self._db.aexecute(DescribePartition(self._topic, self._partition), self.principal)
         headers: Headers = [
             (b"content-type", CONTENT_TYPE.encode()),
             (b"stream-next-offset", offset(run.log.next).encode()),

@@ -7,22 +7,26 @@ and event-stream requests over a feed into answers.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final, Protocol
 from urllib.parse import parse_qsl
 
 import msgspec
 
 from tailrace import limits
+from tailrace.access import Principal
 from tailrace.clock import Clock
 from tailrace.errors import Error, Invalid
 from tailrace.http import cursor as cursors
-from tailrace.http.encoding import Encoding, control
+from tailrace.http.callers import Caller
+from tailrace.http.encoding import PART_BYTES, Encoding, SharedEvent, control
 from tailrace.http.live import Live, Reader
-from tailrace.http.message import Answer, Frame, Headers, Request, Response, Sink
+from tailrace.http.message import Answer, Frame, Headers, Request, Response, Sink, content_fields
 from tailrace.http.message import Live as LiveResponse
 from tailrace.log.entry import Entry
 from tailrace.log.position import BEGINNING, NOW, offset, parse
 
+PARAMETERS: Final = ("offset", "live", "cursor")  # of a read, in the query string
 VARY: Final = (b"vary", b"accept")  # a cache must not answer with JSON who asks for Arrow
 
 
@@ -51,6 +55,7 @@ class Piece(msgspec.Struct, frozen=True):
 class Feed(Protocol):
     """Something that can be read as a log."""
 
+    principal: Principal  # who reads
     renew_s: float  # how often a reader must show that it is there, or the log may expire; infinity if it never does
 
     async def read(self, position: int | None, bytes_max: int) -> Piece:
@@ -81,7 +86,7 @@ def ask(request: Request) -> Ask:
         except ValueError as error:
             raise Invalid(f"the query string is malformed: {error}") from None
         for name, value in pairs:
-            if name in ("offset", "live", "cursor"):
+            if name in PARAMETERS:
                 if name in seen:
                     raise Invalid(f"{name} is given more than once; give it once", code=f"INVALID_{name.upper()}")
                 seen[name] = value
@@ -99,9 +104,17 @@ class Reading:
     """Answers reads of feeds."""
 
     def __init__(
-        self, live: Live, clock: Clock, *, page_bytes: int, long_poll_timeout_s: float, cache_scope: str
+        self,
+        live: Live,
+        clock: Clock,
+        caller: Callable[[Request, Principal], Caller],
+        *,
+        page_bytes: int,
+        long_poll_timeout_s: float,
+        cache_scope: str,
     ) -> None:
         self._live = live
+        self._caller = caller
         self._clock = clock
         self._page_bytes = page_bytes
         self._long_poll_timeout_s = long_poll_timeout_s
@@ -114,7 +127,7 @@ class Reading:
         if asked.live == "long-poll":
             return await self._long_poll(request, feed, asked)
         if asked.offset == NOW:
-            return _whole(await feed.describe(), [(b"cache-control", b"no-store")])
+            return whole(await feed.describe(), [(b"cache-control", b"no-store")])
         piece = await self._page(feed, asked.position)
         return _conditional(request, piece, [self._cacheable, VARY])
 
@@ -146,7 +159,7 @@ class Reading:
     async def _long_poll(self, request: Request, feed: Feed, asked: Ask) -> Response:
         piece = await (feed.describe() if asked.offset == NOW else self._page(feed, asked.position))
         if not piece.entries and not piece.ended:
-            piece = await self._wait(feed, piece)
+            piece = await self._wait(request, feed, piece)
         cursor = (b"stream-cursor", b"%d" % cursors.following(self._clock.now_ms(), asked.cursor))
         if piece.entries:
             return _conditional(request, piece, [cursor, self._cacheable])
@@ -155,20 +168,27 @@ class Reading:
             extra.append(cursor)
         return Response(204, [*_state(piece), *extra])
 
-    async def _wait(self, feed: Feed, piece: Piece) -> Piece:
+    async def _wait(self, request: Request, feed: Feed, piece: Piece) -> Piece:
         """What comes after `piece`, when it comes; nothing at the time-out."""
         self._live.admit()
         watch = self._live.watch(piece.log)
+        caller = self._caller(request, feed.principal)
+        caller.wake = watch.wake
+        caller.follow()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._long_poll_timeout_s
         try:
             while True:
-                piece = await self._page(feed, piece.next)
+                found = await self._page(feed, piece.next)
+                if caller.changed and not await caller.is_same():
+                    return piece
+                piece = found
                 left = deadline - loop.time()
                 if piece.entries or piece.ended or left <= 0 or self._live.stopping:
                     return piece
                 await watch.wait(min(left, feed.renew_s))  # a reader that waits keeps the log alive
         finally:
+            caller.close()
             watch.close()
 
     # -- event streams
@@ -184,9 +204,12 @@ class Reading:
         if first.encoding.base64:
             headers.append((b"stream-sse-data-encoding", b"base64"))
 
+        # Only `_follow` refers to what it sends, so that it can let go of it.
+        start = [first]
+
         async def run(sink: Sink) -> None:
             try:
-                await self._follow(feed, first, asked, sink)
+                await self._follow(feed, start.pop(), asked, sink)
             except Error:
                 return  # deleted or trimmed meanwhile; the answer ends, and the next request says why
 
@@ -200,7 +223,15 @@ class Reading:
         log = piece.log
         while piece.log == log:  # deleted and made anew, the path leads to another log: not the continuation
             bodies = [entry.body for entry in piece.entries]
-            data = encoding.event(bodies) if bodies else b""
+            data = b""
+            if sum(map(len, bodies)) > limits.EVENT_BYTES:
+                event = self._live.shared_event(log, piece.position, encoding, bodies)
+                del bodies
+                piece = msgspec.structs.replace(piece, entries=[])
+                await _send_slices(sink, encoding, event)
+                del event
+            elif bodies:
+                data = encoding.event(bodies)
             told = control(piece.next, cursor, at_tail=piece.at_tail, closed=piece.ended)
             sink.send(Frame(data + told))
             if piece.ended:
@@ -231,18 +262,34 @@ class Reading:
                 await feed.describe()  # a reader keeps the log alive
 
 
+async def _send_slices(sink: Sink, encoding: Encoding, event: SharedEvent) -> None:
+    """Send a large event no faster than the reader takes it."""
+    sink.hold(event)
+    try:
+        sink.send(Frame(encoding.opening))
+        for at in range(0, len(event.body), PART_BYTES):
+            await sink.drained()
+            sink.send(event.part(at))
+            await asyncio.sleep(0)  # encoding takes time, and others want theirs
+        await sink.drained()
+        sink.send(Frame(encoding.closing))
+    finally:
+        sink.release()
+
+
 def _conditional(request: Request, piece: Piece, extra: Headers) -> Response:
     """The page, or 304 where the client has it."""
     etag = f'"{piece.log}:{piece.position}:{piece.next}{":c" if piece.ended else ""}"'.encode()
     known = request.headers.get(b"if-none-match")
     if known is not None and _matches(known, etag):
         return Response(304, [(b"etag", etag), *extra])
-    return _whole(piece, [(b"etag", etag), *extra])
+    return whole(piece, [(b"etag", etag), *extra])
 
 
-def _whole(piece: Piece, extra: Headers) -> Response:
+def whole(piece: Piece, extra: Headers) -> Response:
+    """The entries of a piece, and where the reader is then."""
     body = piece.encoding.body([entry.body for entry in piece.entries])
-    return Response(200, [(b"content-type", piece.content_type.encode()), *_state(piece), *extra], body)
+    return Response(200, [*content_fields(piece.content_type), *_state(piece), *extra], body)
 
 
 def _state(piece: Piece) -> Headers:

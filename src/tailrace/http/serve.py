@@ -57,16 +57,20 @@ class Running:
             await self.db.aclose()
 
 
-async def start(config: Config) -> Running:
+async def start(config: Config, *, accept_loss: bool = False) -> Running:
     """Open the database and listen; `Invalid` where nobody could be let in."""
     context = _tls(config)
     check_place(config)
-    db = open_configured(config)
+    db = open_configured(config, accept_loss=accept_loss)
     try:
         db.attach(asyncio.get_running_loop())
         app = App(db, config)
         await app.start()
-        bounds = TransportLimits(body_bytes_max=config.body_bytes_max, connections_max=config.connections_max)
+        bounds = TransportLimits(
+            body_bytes_max=config.body_bytes_max,
+            connections_max=config.connections_max,
+            unsent_bytes_max=config.unsent_bytes_max,
+        )
         server = Server(app, common=COMMON, limits=bounds, stats=db.metrics)
         try:
             await server.start(config.host, config.port, ssl_context=context)
@@ -78,7 +82,7 @@ async def start(config: Config) -> Running:
     return Running(db, app, server, config)
 
 
-def run(config: Config, on_up: Callable[[Running], None]) -> None:
+def run(config: Config, on_up: Callable[[Running], None], *, accept_loss: bool = False) -> None:
     """Serve in the foreground until SIGINT or SIGTERM."""
     import uvloop
 
@@ -88,7 +92,7 @@ def run(config: Config, on_up: Callable[[Running], None]) -> None:
     gc.set_threshold(*GC_THRESHOLDS)
     gc.freeze()
     allow_open_files(config.connections_max)
-    uvloop.run(_serve(config, on_up))
+    uvloop.run(_serve(config, on_up, accept_loss))
 
 
 def allow_open_files(connections_max: int) -> None:
@@ -109,8 +113,8 @@ def allow_open_files(connections_max: int) -> None:
         )  # fmt: skip
 
 
-async def _serve(config: Config, on_up: Callable[[Running], None]) -> None:
-    running = await start(config)
+async def _serve(config: Config, on_up: Callable[[Running], None], accept_loss: bool) -> None:
+    running = await start(config, accept_loss=accept_loss)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

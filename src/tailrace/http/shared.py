@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from tailrace import limits as named
 from tailrace.http.message import Answer, Request
+from tailrace.http.unsent import Budget
 from tailrace.metrics import Metrics
 
 
@@ -29,6 +30,8 @@ class TransportLimits:
     pipeline_max: int = named.PIPELINE_MAX
     linger_s: float = named.LINGER_S
     reader_buffer_max: int = named.READER_BUFFER_MAX
+    unsent_bytes_max: int = named.UNSENT_BYTES_MAX
+    unsent_connection_max: int = named.UNSENT_CONNECTION_MAX
     shutdown_s: float = named.SHUTDOWN_S
     tick_s: float = 0.5  # how exact the time-outs are
 
@@ -52,7 +55,19 @@ class Watched(Protocol):
 class Shared:
     """What the connections of one server have in common."""
 
-    __slots__ = ("connections", "door", "emptied", "held_bytes", "limits", "loop", "now", "stamp", "stats", "stopping")
+    __slots__ = (
+        "connections",
+        "door",
+        "emptied",
+        "held_bytes",
+        "limits",
+        "loop",
+        "now",
+        "stamp",
+        "stats",
+        "stopping",
+        "unsent",
+    )
 
     def __init__(
         self, door: Callable[[Request], Coroutine[Any, Any, Answer]], limits: TransportLimits, stats: Metrics
@@ -65,5 +80,6 @@ class Shared:
         self.stamp = b""  # the fields that every answer carries, with the date
         self.connections: set[Watched] = set()
         self.held_bytes = 0  # of bodies that wait for their rest, or for their turn
+        self.unsent = Budget(limits.unsent_bytes_max, stats)
         self.stopping = False
         self.emptied: asyncio.Future[None] | None = None  # set when the last connection of a stopping server ends

@@ -14,10 +14,11 @@ from typing import Any, Final
 from tailrace.access import Principal
 from tailrace.auth import signature
 from tailrace.auth.keys import FindAccessKey
-from tailrace.auth.signature import SigningKeys
+from tailrace.auth.signature import Claim, SigningKeys
 from tailrace.auth.users import LoadUser
 from tailrace.clock import Clock
 from tailrace.database import Database
+from tailrace.errors import Unauthenticated
 from tailrace.http.message import Request
 from tailrace.http.who import EVERYONE, Who
 from tailrace.log.tail import KEYS_CHANGED, USERS_CHANGED
@@ -66,9 +67,13 @@ class Signatures:
         if self._dev:
             return EVERYONE, None
         signature.check_scope(claim, headers)
-        secret, principal = self._known.get(claim.key_id) or self._find(claim.key_id)
+        try:
+            secret, principal = self._known.get(claim.key_id) or self._find(claim.key_id)
+        except Unauthenticated as error:
+            raise self._who.wrong(error, request.peer, claim.key_id) from None
         verify = partial(
-            signature.verify,
+            self._verify,
+            request.peer,
             claim,
             self._signing_keys.get(claim.key_id, secret, claim.scope),
             method=request.method,
@@ -78,6 +83,12 @@ class Signatures:
             body=request.body,
         )
         return principal, verify
+
+    def _verify(self, peer: str, claim: Claim, *given: Any, **named: Any) -> None:
+        try:
+            signature.verify(claim, *given, **named)
+        except Unauthenticated as error:
+            raise self._who.wrong(error, peer, claim.key_id) from None
 
     async def _found(self, request: Request) -> Claimed:
         return await self._who.find(request), None

@@ -1,4 +1,4 @@
-"""The door of `POST /v1/api/sql`: statements in, their results out, as JSON.
+"""The handler of `POST /v1/api/sql`: statements in, their results out, as JSON.
 
     {"sql": "SELECT * FROM orders WHERE total > ?", "params": [100]}
     {"status": "success", "results": [{"statement": ..., "columns": ..., "rows": ..., ...}], "took_ms": 1.5}
@@ -8,7 +8,8 @@ the results of those before it, which stay done. A parameter is a JSON value; `{
 
 A request is handled in threads: whoever asks much holds nobody else up. Those that read the text also run what is done
 at once. What has a SELECT in it moves on to others, of which one principal has some and never all; and whoever waits
-for one of those waits on the event loop, and keeps no thread. When the server stops, a SELECT is interrupted.
+for one of those waits on the event loop, and keeps no thread. A SELECT is interrupted when its client leaves and when
+the server stops. Its rows stay in Arrow until they are sent (`sql_reply.py`).
 """
 
 from __future__ import annotations
@@ -34,19 +35,15 @@ from tailrace.database import Database
 from tailrace.errors import Error, Invalid, NotAllowed, TooLarge, TooMany, Unavailable
 from tailrace.http import errors
 from tailrace.http.dynamodb.apart import Workers
-from tailrace.http.message import Headers, Request, Response
+from tailrace.http.message import Answer, Request
+from tailrace.http.sql_reply import Reply, Sender
 from tailrace.sql import statements as ast
-from tailrace.sql.session import Result, Session, marked, selects
+from tailrace.sql.session import Session, marked, selects
 
 THREADS: Final = 4  # that read texts and run all but SELECT
 REQUESTS_MAX: Final = 128  # under way and waiting for those; more is 503
-SELECT_THREADS: Final = 4  # that run SELECT
-SELECTS_OF_ONE_MAX: Final = 2  # of those, for one principal at once
-SELECTS_WAITING_MAX: Final = 16  # of one principal; more is 429
 CLOSE_S: Final = 2.0  # how long a SELECT that was interrupted may take to notice
 BYTES_KEY: Final = "$base64"
-
-_JSON: Final[Headers] = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
 
 
 class SqlBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,7 +52,6 @@ class SqlBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _decoder: Final = msgspec.json.Decoder(SqlBody, float_hook=Decimal)  # numbers keep all their digits
-_encoder: Final = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
 
 
 class SqlDoor:
@@ -64,38 +60,45 @@ class SqlDoor:
     def __init__(self, db: Database, *, threads: int = THREADS, requests_max: int = REQUESTS_MAX) -> None:
         self._db = db
         self._workers = Workers(threads, requests_max)
-        self._halted = threading.Event()
         self._selecting = _Selecting()
+        self._sender = Sender()
 
-    async def __call__(self, request: Request, principal: Principal) -> Response:
+    async def __call__(self, request: Request, principal: Principal) -> Answer:
         try:
             if request.method != b"POST":
                 raise NotAllowed('SQL is sent with POST, as JSON: {"sql": "…"}', allow="POST, OPTIONS")
             if len(request.body) > limits.SQL_BODY_BYTES_MAX:
                 raise TooLarge(f"the body is larger than {limits.SQL_BODY_BYTES_MAX} bytes; send less")
-            asked = _Asked(self._db, principal, self._halted)
-            answer = await self._workers.run(lambda: asked.begin(request.body), len(request.body))
-            return answer if answer is not None else await self._selecting.run(principal.name, asked.finish)
+            asked = _Asked(self._db, principal)
+            size = len(request.body)
+            reply = await self._workers.run(lambda: asked.begin(request.body), size)
+            if reply is None:
+                reply = await self._selecting.run(principal.name, asked.finish, asked.halted, size)
+            return self._sender.answer(principal.name, reply)  # a large result may find no room
         except Error as error:
-            return _failed(error)
+            return self._sender.answer(principal.name, _failed(error))
 
     def close(self) -> None:
         """Finish what is under way, but for SELECT: that is interrupted. What waits is given up."""
-        self._halted.set()
+        self._selecting.halt()
         self._workers.close()
         self._selecting.close(CLOSE_S)
+        self._sender.close()
 
 
 class _Asked:
-    """One request: begun in one thread, and finished in another if it has a SELECT."""
+    """One request: begun in one thread, and finished in another if it has a SELECT. `halted` ends that."""
 
-    def __init__(self, db: Database, principal: Principal, halted: threading.Event) -> None:
+    def __init__(self, db: Database, principal: Principal) -> None:
         self._began = time.perf_counter()
-        self._session = Session(lambda command: db.execute(command, principal), halted)
+        self.halted = threading.Event()
+        self._session = Session(
+            lambda command: db.execute(command, principal), self.halted, arrow=True, caller=principal.name
+        )
         self._text = ""
         self._statements: Sequence[ast.Statement] = ()
 
-    def begin(self, body: bytes) -> Response | None:
+    def begin(self, body: bytes) -> Reply | None:
         """The answer; None if that is for `finish`."""
         try:
             asked = _read(body)
@@ -105,15 +108,14 @@ class _Asked:
             return _failed(error)
         return None if selects(self._statements) else self.finish()
 
-    def finish(self) -> Response:
+    def finish(self) -> Reply:
         """Run what was read, and answer."""
         try:
             results = self._session.carry_out(self._text, self._statements)
         except Error as error:
             return _failed(error)
         took_ms = round((time.perf_counter() - self._began) * 1000, 3)
-        answer = {"status": "success", "results": [_shown(each) for each in results], "took_ms": took_ms}
-        return Response(200, _JSON, _encoder.encode(answer))
+        return Reply(200, {"status": "success"}, results, {"took_ms": took_ms})
 
 
 class _Line:
@@ -126,44 +128,74 @@ class _Line:
         self.waiting: deque[asyncio.Future[None]] = deque()
 
 
+class _Job(msgspec.Struct):
+    """A request with a SELECT, whose turn it is when a thread is free."""
+
+    work: Callable[[], Reply]
+    future: Future[Reply]
+    halted: threading.Event
+    deadline_s: float  # for it to begin
+
+
 class _Selecting:
     """Threads for SELECT, shared out among principals. All but `close` is called on the event loop.
 
-    The threads are daemons: a process that ends does not wait for a query that hears nothing."""
+    A principal runs no more than some at once; its others wait in a queue of its own, so that nobody waits behind
+    somebody else's. The threads are daemons: a process that ends does not wait for a query that hears nothing."""
 
     def __init__(self) -> None:
         self._lines: dict[str, _Line] = {}
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Response], Future[Response]] | None] = queue.SimpleQueue()
+        self._waiting_bytes = 0
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._under_way: set[threading.Event] = set()
         self._closed = False
 
-    async def run(self, name: str, work: Callable[[], Response]) -> Response:
-        """What `work` returns, called in a thread when it is this principal's turn."""
+    async def run(self, name: str, work: Callable[[], Reply], halted: threading.Event, size: int) -> Reply:
+        """What `work` returns, called in a thread when it is this principal's turn. If nobody waits for it any more,
+        `halted` is set. `size` is what it keeps in memory until then."""
+        deadline_s = time.monotonic() + limits.SELECT_WAIT_S
         line = self._lines.setdefault(name, _Line())
-        if line.running >= SELECTS_OF_ONE_MAX:
-            if len(line.waiting) >= SELECTS_WAITING_MAX:
-                raise TooMany(
-                    f"{SELECTS_OF_ONE_MAX} SELECT statements of {name!r} are running and {SELECTS_WAITING_MAX} wait; "
-                    "try again later"
-                )
-            turn = asyncio.get_running_loop().create_future()
-            line.waiting.append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._leave(name, line)  # it was this one's turn just now
-                else:
-                    line.waiting.remove(turn)
-                raise
+        if line.running >= limits.SELECTS_OF_ONE_MAX:
+            await self._turn(name, line, size)
         else:
             line.running += 1
         loop = asyncio.get_running_loop()
-        future: Future[Response] = Future()
+        job = _Job(work, Future(), halted, deadline_s)
         # Who waits may go away before it is done; the thread is busy until then.
-        future.add_done_callback(lambda _: _call(loop, lambda: self._leave(name, line)))
-        self._submit(work, future)
-        return await asyncio.shield(asyncio.wrap_future(future))
+        job.future.add_done_callback(lambda _: _call(loop, lambda: self._leave(name, line)))
+        self._submit(job)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(job.future))
+        except asyncio.CancelledError:
+            halted.set()
+            raise
+
+    async def _turn(self, name: str, line: _Line, size: int) -> None:
+        """Wait for one of this principal's to end."""
+        if (
+            len(line.waiting) >= limits.SELECTS_WAITING_MAX
+            or self._waiting_bytes + size > limits.SELECTS_WAITING_BYTES_MAX
+        ):
+            raise TooMany(
+                f"{line.running} requests with SELECT of {name!r} are running and {len(line.waiting)} wait; "
+                "try again later"
+            )
+        turn = asyncio.get_running_loop().create_future()
+        line.waiting.append(turn)
+        self._waiting_bytes += size
+        try:
+            await asyncio.wait((turn,), timeout=limits.SELECT_WAIT_S)
+            if not turn.done():
+                raise _busy()
+        except (asyncio.CancelledError, Unavailable):
+            if turn.done():
+                self._leave(name, line)  # it was this one's turn just now
+            else:
+                line.waiting.remove(turn)
+            raise
+        finally:
+            self._waiting_bytes -= size
 
     def _leave(self, name: str, line: _Line) -> None:
         while line.waiting:
@@ -175,34 +207,55 @@ class _Selecting:
         if not line.running and self._lines.get(name) is line:
             del self._lines[name]
 
-    def _submit(self, work: Callable[[], Response], future: Future[Response]) -> None:
+    def _submit(self, job: _Job) -> None:
         if self._closed:
-            raise Unavailable("the server stops; try again later", code="STOPPING")
-        if len(self._threads) < SELECT_THREADS:
+            job.future.set_exception(_stopping())
+            return
+        if len(self._threads) < limits.SELECT_WORKERS_MAX:
             thread = threading.Thread(target=self._serve, name=f"tailrace-select-{len(self._threads) + 1}", daemon=True)
             self._threads.append(thread)
             thread.start()
-        self._jobs.put((work, future))
+        self._under_way.add(job.halted)
+        job.future.add_done_callback(lambda _: self._under_way.discard(job.halted))
+        self._jobs.put(job)
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
-            work, future = job
             if self._closed:
-                future.set_exception(Unavailable("the server stops; try again later", code="STOPPING"))
-            elif future.set_running_or_notify_cancel():
+                job.future.set_exception(_stopping())
+            elif time.monotonic() > job.deadline_s:
+                job.future.set_exception(_busy())
+            elif job.future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(work())
+                    job.future.set_result(job.work())
                 except BaseException as error:  # whoever waits for it gets it
-                    future.set_exception(error)
+                    job.future.set_exception(error)
+            del job  # and with it the result, which may be large
+
+    def halt(self) -> None:
+        """Take no more, and interrupt what runs."""
+        self._closed = True
+        for halted in list(self._under_way):
+            halted.set()
 
     def close(self, timeout_s: float) -> None:
-        """Take no more, and wait so long for what runs."""
-        self._closed = True
+        """Wait so long for what runs."""
         for _ in self._threads:
             self._jobs.put(None)
         deadline_s = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
+
+
+def _stopping() -> Unavailable:
+    return Unavailable("the server stops; try again later", code="STOPPING")
+
+
+def _busy() -> Unavailable:
+    return Unavailable(
+        f"the request waited {limits.SELECT_WAIT_S:g} s for other SELECT statements to end; try again later",
+        code="SELECT_BUSY",
+    )
 
 
 def _call(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:
@@ -227,23 +280,11 @@ def _parameter(given: Any) -> Any:
     return given
 
 
-def _shown(result: Result) -> dict[str, Any]:
-    return {
-        **result.facts,
-        "statement": result.statement,
-        "columns": [{"name": column.name, "type": column.type} for column in result.columns],
-        "rows": result.rows,
-        "row_count": result.row_count,
-        "message": result.message,
-    }
-
-
-def _failed(error: Error) -> Response:
+def _failed(error: Error) -> Reply:
     """The house's answer to an error, and where in the text it is, and what was done before it."""
     response = errors.response(error)
     done, line, column = marked(error)
     told = msgspec.json.decode(response.body)["error"]
     if line is not None:
         told |= {"line": line, "column": column}
-    body = {"status": "error", "error": told, "results": [_shown(each) for each in done]}
-    return Response(response.status, response.headers, _encoder.encode(body))
+    return Reply(response.status, {"status": "error", "error": told}, done, {}, response.headers)

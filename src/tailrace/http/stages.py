@@ -18,7 +18,7 @@ import msgspec
 
 from tailrace.access import SYSTEM, Principal
 from tailrace.database import Database
-from tailrace.errors import Invalid
+from tailrace.errors import Invalid, WrongType
 from tailrace.http import asking
 from tailrace.http.asking import LogNumber, Named, Position, Range
 from tailrace.http.dynamodb.apart import Workers
@@ -64,20 +64,19 @@ class StagesDoor:
         if parts == [b"commit"]:
             if request.method != b"POST":
                 raise asking.refused(request, "POST, OPTIONS")
+            asking.check_none(request)
             return self._commit(request, principal)
         if len(parts) == 1:
             if request.method != b"DELETE":
                 raise asking.refused(request, "DELETE, OPTIONS")
+            asking.check_none(request)
             return self._drop(decode_path(parts[0]), principal)
         raise asking.nothing(request, "rows are staged at /v1/stages, committed at /v1/stages/commit")
 
     async def _stage(self, request: Request, principal: Principal) -> Response:
         content_type = request.headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
         if content_type not in CONTENT_TYPES:
-            raise Invalid(
-                f"Content-Type {content_type[:80]!r} is not taken here; send rows as {CONTENT_TYPES[0]}",
-                code="INVALID_CONTENT_TYPE",
-            )
+            raise WrongType(f"Content-Type {content_type[:80]!r} is not taken here; send rows as {CONTENT_TYPES[0]}")
         given = asking.asked(request, "table", "topic", "stream", "stage", "chunk")
         here = await self._db.aexecute(FindTarget(asking.target(given)), principal)
         rows = await self._workers.run(partial(checked, here, request.body), len(request.body))

@@ -17,7 +17,7 @@ from tailrace.database import Database
 from tailrace.errors import Invalid, NotAllowed
 from tailrace.http.bulk import BulkDoor, wants_arrow
 from tailrace.http.encoding import encoding
-from tailrace.http.message import Answer, Headers, Request, Response, origin
+from tailrace.http.message import Answer, Headers, Request, Response, content_fields, origin
 from tailrace.http.reading import Piece, Reading
 from tailrace.log.log import Page
 from tailrace.log.position import offset, parse
@@ -39,18 +39,18 @@ class StreamFeed:
 
     def __init__(self, db: Database, principal: Principal, path: str) -> None:
         self._db = db
-        self._principal = principal
+        self.principal = principal
         self._path = path
         self.renew_s = math.inf
 
     async def read(self, position: int | None, bytes_max: int) -> Piece:
         query = Read(self._path, position, bytes_max, limits.SLICE_ENTRIES)
-        found = await self._db.aexecute(query, self._principal)
+        found = await self._db.aexecute(query, self.principal)
         self._touch(found.stream)
         return _piece(found.stream, found.position, found.page)
 
     async def describe(self) -> Piece:
-        found = await self._db.aexecute(Describe(self._path), self._principal)
+        found = await self._db.aexecute(Describe(self._path), self.principal)
         self._touch(found.stream)
         tail = found.log.next
         return _piece(found.stream, tail, Page([], tail, tail))
@@ -138,7 +138,7 @@ class StreamsDoor:
             principal,
         )  # fmt: skip
         headers: Headers = [
-            (b"content-type", created.stream.content_type.encode()),
+            *content_fields(created.stream.content_type),
             (b"stream-next-offset", offset(created.tail).encode()),
         ]
         if created.stream.closed:
@@ -151,7 +151,7 @@ class StreamsDoor:
         found = await self._db.aexecute(Describe(path), principal)
         stream, log = found.stream, found.log
         headers: Headers = [
-            (b"content-type", stream.content_type.encode()),
+            *content_fields(stream.content_type),
             (b"stream-next-offset", offset(log.next).encode()),
             (b"cache-control", b"no-store"),
         ]
@@ -185,6 +185,8 @@ class StreamsDoor:
 @lru_cache(maxsize=4096)
 def decode_path(raw: bytes) -> str:
     """A stream's path from the URL's."""
+    if len(raw) > 3 * limits.PATH_BYTES_MAX:  # percent-encoded, each byte is three; what is longer is not remembered
+        raise Invalid(f"the path is longer than {limits.PATH_BYTES_MAX} bytes; shorten it", code="INVALID_PATH")
     if b"%" in raw:
         raw = unquote_to_bytes(raw)
     try:

@@ -14,7 +14,8 @@ requests must get here without the server's credentials.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import parse_qs, quote, unquote_to_bytes
@@ -38,6 +39,7 @@ from tailrace.subscriptions.commands import (
     AddStreams,
     CheckToken,
     Claim,
+    Claimed,
     DeleteSubscription,
     Described,
     GetSubscription,
@@ -102,7 +104,10 @@ class WakeBody(msgspec.Struct):
 class SubscriptionsDoor:
     """Answers requests below `__ds/`; `rest` is the raw path after it, still percent-encoded."""
 
-    def __init__(self, db: Database, config: Config) -> None:
+    def __init__(
+        self, db: Database, config: Config, wrong: Callable[[Unauthenticated, str], Error] | None = None
+    ) -> None:
+        self._wrong = wrong  # what to answer to a wrong token, which may be one of too many
         self._db = db
         self._config = config
         self._webhooks = webhook_rules(config)
@@ -157,21 +162,23 @@ class SubscriptionsDoor:
         if request.method == b"PUT":
             command = PutSubscription(name, _settings(_body(request, PutBody)), base, self._webhooks)
             put = await self._db.aexecute(command, principal)
-            return _json(201 if put.fresh else 200, described(put, base))
+            return await asyncio.to_thread(lambda: _json(201 if put.fresh else 200, described(put, base)))
         if request.method == b"DELETE":
             await self._db.aexecute(DeleteSubscription(name), principal)
             return Response(204, [])
-        found = await self._db.aexecute(GetSubscription(name), principal)
-        return _json(200, described(found, base))
+        # It may follow very many streams.
+        return await asyncio.to_thread(
+            lambda: _json(200, described(self._db.execute(GetSubscription(name), principal), base))
+        )
 
     async def _list(self, request: Request, principal: Principal) -> Response:
         query = parse_qs(request.query.decode("ascii", "replace"))
         text = query.get("limit", ["100"])[-1]
-        if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= LIST_MAX:
+        limit = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+        if not 1 <= limit <= LIST_MAX:
             raise Invalid(f"limit {text[:80]!r} is not a number from 1 to {LIST_MAX}")
         after = query["after"][-1] if "after" in query else None
-        limit = int(text)
-        rows = await self._db.aexecute(ListSubscriptions(after, limit), principal)
+        rows = await asyncio.to_thread(self._db.execute, ListSubscriptions(after, limit), principal)
         base = base_url(request, self._config)
         more = rows[-1].id if len(rows) == limit else None
         items = [{**_summary(row, None, base), "link_count": row.links} for row in rows]
@@ -183,15 +190,7 @@ class SubscriptionsDoor:
             raise Conflict(
                 f"subscription {name!r} has no pending work; wait for its next wake event", code="NO_PENDING_WORK"
             )
-        row = claimed.subscription
-        answer = {
-            "wake_id": row.wake_id,
-            "generation": row.generation,
-            "token": claimed.token,
-            "streams": stream_infos(claimed.streams),
-            "lease_ttl_ms": row.lease_ms,
-        }
-        return _json(200, answer)
+        return await asyncio.to_thread(_claimed, claimed)
 
     async def _ack(self, request: Request, name: str, kind: str) -> Response:
         token = await self._checked_token(request, name)
@@ -204,7 +203,10 @@ class SubscriptionsDoor:
     async def _checked_token(self, request: Request, name: str) -> str:
         """The wake's token. Checked before the body is looked at: without one a request should cost us nothing."""
         token = _token(request)
-        await self._db.aexecute(CheckToken(name, token), SYSTEM)
+        try:
+            await self._db.aexecute(CheckToken(name, token), SYSTEM)
+        except Unauthenticated as error:
+            raise (error if self._wrong is None else self._wrong(error, request.peer)) from None
         return token
 
     async def _jwks(self) -> Response:
@@ -212,7 +214,21 @@ class SubscriptionsDoor:
         if not keys:
             keys = await self._db.aexecute(EnsureSigningKey(), SYSTEM)
         headers = [(b"content-type", b"application/jwk-set+json"), (b"cache-control", b"public, max-age=300")]
-        return Response(200, headers, _encode(jwks(keys)))
+        return Response(200, headers, _encode(jwks(keys, self._db.clock.now_ms())))
+
+
+def _claimed(claimed: Claimed) -> Response:
+    row = claimed.subscription
+    return _json(
+        200,
+        {
+            "wake_id": row.wake_id,
+            "generation": row.generation,
+            "token": claimed.token,
+            "streams": stream_infos(claimed.streams),
+            "lease_ttl_ms": row.lease_ms,
+        },
+    )
 
 
 def is_open(method: bytes, rest: str) -> bool:

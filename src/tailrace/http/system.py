@@ -47,11 +47,24 @@ def health() -> Response:
 
 def ready(db: Database) -> Response:
     """Writes are taken. Reads may go on where they are not."""
+    db.verify()
     if db.stopped is not None:
         return _unready("stopped", db.stopped)
     if db.trouble is not None:
         return _unready("failing", db.trouble)
-    return Response(200, _JSON, b'{"status":"ready"}')
+    if not db.clock.lag_ms:
+        return Response(200, _JSON, b'{"status":"ready"}')
+    return Response(200, _JSON, msgspec.json.encode({"status": "ready", "clock": _clock(db)}))
+
+
+def _clock(db: Database) -> dict[str, object]:
+    """A clock that has jumped, and what that holds up."""
+    ahead_s, jump = db.clock.lag_ms / 1000, db.clock.jump
+    if jump is None:
+        reason = "the clock has come back from a jump; timestamps stay ahead until the server is restarted"
+        return {"ahead_s": ahead_s, "confirmed_in_s": None, "reason": reason}
+    reason = "the clock has jumped ahead; deletion by age waits until the new time is confirmed"
+    return {"ahead_s": ahead_s, "confirmed_in_s": jump.confirmed_in_ms / 1000, "reason": reason}
 
 
 def _unready(status: str, reason: Error) -> Response:

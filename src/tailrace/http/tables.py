@@ -7,6 +7,7 @@ Records come with plain JSON values, or with ``values=typed`` as DynamoDB writes
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -19,19 +20,21 @@ from tailrace import limits
 from tailrace.access import Principal
 from tailrace.database import Database
 from tailrace.errors import Invalid, NotAllowed, NotFound
+from tailrace.http import asking
 from tailrace.http.bulk import BulkDoor, wants_arrow
 from tailrace.http.dynamodb.apart import Workers
 from tailrace.http.encoding import JsonEncoding, rfc3339
 from tailrace.http.message import Answer, Headers, Request, Response
-from tailrace.http.reading import Piece, Reading
+from tailrace.http.reading import PARAMETERS, Piece, Reading, whole
 from tailrace.http.streams import decode_path
 from tailrace.http.upkeep import Upkeep
 from tailrace.log.entry import Entry
 from tailrace.log.position import offset
 from tailrace.tables import change, value
-from tailrace.tables.streams import ReadEntries, StreamState
+from tailrace.tables.streams import PAGE_BYTES, PAGE_RECORDS, ReadEntries, StreamState
 
 METHODS: Final = "GET, HEAD, PATCH, OPTIONS"
+READ_PARAMETERS: Final = (*PARAMETERS, "label", "values", "after_sequence", "limit")
 CONTENT_TYPE: Final = "application/json"
 APART_BYTES: Final = 64 * limits.KiB  # of entries; more are made JSON in a thread
 
@@ -124,14 +127,14 @@ class TableFeed:
     ) -> None:
         self._db = db
         self._workers = workers
-        self._principal = principal
+        self.principal = principal
         self._name = name
         self._label = label
         self._convert = convert
 
     async def read(self, position: int | None, bytes_max: int) -> Piece:
         query = ReadEntries(self._name, self._label, position, bytes_max, limits.SLICE_ENTRIES)
-        run = await self._db.aexecute(query, self._principal)
+        run = await self._db.aexecute(query, self.principal)
         size = sum(len(entry.body) for entry in run.entries)
         work = partial(_all_rendered, run.entries, run.stream.name, self._convert)
         entries = work() if size <= APART_BYTES else await self._workers.run(work, size)
@@ -139,8 +142,37 @@ class TableFeed:
         encoding = ChangesEncoding(run.stream.name, self._convert)
         return Piece(run.log.id, CONTENT_TYPE, encoding, run.position, entries, run.next, run.log.next, closed)
 
+    async def records(self, position: int | None, limit: int) -> Piece:
+        """Transactions from `position` on, until they have `limit` records; none is cut in two, and there is at least
+        one if there is any. Read in slices between which the loop serves others."""
+        found: list[Entry] = []
+        left, bytes_left = limit, PAGE_BYTES
+        while True:
+            query = ReadEntries(self._name, self._label, position, min(bytes_left, limits.SLICE_BYTES), left)
+            run = await self._db.aexecute(query, self.principal)
+            for entry in run.entries:
+                count = len(change.skimmed(entry.body).records)
+                bytes_left -= len(entry.body)
+                if found and (count > left or bytes_left < 0):
+                    left = 0
+                    break
+                found.append(entry)
+                left -= count
+            if left <= 0 or bytes_left <= 0 or run.next >= run.log.next:
+                break
+            position = run.next
+            await asyncio.sleep(0)
+        tail = run.log.next
+        entries = await self._workers.run(
+            partial(_all_rendered, found, run.stream.name, self._convert), sum(len(entry.body) for entry in found)
+        )
+        first, after = (found[0].position, found[-1].next) if found else (tail, tail)
+        encoding = ChangesEncoding(run.stream.name, self._convert)
+        closed = run.stream.closed_ms is not None
+        return Piece(run.log.id, CONTENT_TYPE, encoding, first, entries, after, tail, closed)
+
     async def describe(self) -> Piece:
-        info = await self._db.aexecute(StreamState(self._name, self._label), self._principal)
+        info = await self._db.aexecute(StreamState(self._name, self._label), self.principal)
         tail = info.log.next
         encoding = ChangesEncoding(info.stream.name, self._convert)
         return Piece(info.log.id, CONTENT_TYPE, encoding, tail, [], tail, tail, not info.enabled)
@@ -162,13 +194,20 @@ class TablesDoor:
     def __call__(self, request: Request, raw: bytes, principal: Principal) -> Coroutine[Any, Any, Answer]:
         """Answer a request; `raw` is the path after /v1/tables/, as it came."""
         name, *parts = (decode_path(part) for part in raw.split(b"/"))
-        label, as_typed = _asked(request.query)
+        reads = parts == ["stream"] and request.method in (b"GET", b"HEAD")
+        if parts[:1] not in (["stream"], ["cursors"]) or (reads and wants_arrow(request)):
+            label, as_typed, poll = _label(request), False, None  # the rest is checked there, if there is anything
+        else:
+            label, as_typed, poll = _asked(request, reads)
         upkeep = Upkeep(self._db, principal, name, label)
         match parts:
             case ["items"]:
                 return self._bulk.items(request, principal, name)
-            case ["stream"] if request.method in (b"GET", b"HEAD") and wants_arrow(request):
+            case ["stream"] if reads and wants_arrow(request):
                 return self._bulk.table(request, principal, name, label)
+            case ["stream"] if poll is not None and request.method == b"GET":
+                feed = TableFeed(self._db, self._workers, principal, name, label, typed if as_typed else plain)
+                return _polled(feed, *poll)
             case ["stream"]:
                 return self._stream(request, principal, name, label, typed if as_typed else plain)
             case ["stream", "info"]:
@@ -218,20 +257,45 @@ class TablesDoor:
         return Response(200, headers)
 
 
-def _asked(query: bytes) -> tuple[str | None, bool]:
-    """The label in a query string, and whether it asks for typed values. What is malformed is said where it is read."""
-    if b"label" not in query and b"values" not in query:
-        return None, False
-    try:
-        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=64)
-    except ValueError as error:
-        raise Invalid(f"the query string is malformed: {error}") from None
-    label, values = None, "plain"
-    for name, text in pairs:
-        if name == "label":
-            label = text
-        elif name == "values":
-            values = text
+async def _polled(feed: TableFeed, after: int, limit: int) -> Response:
+    piece = await feed.records(None if after == 0 else after + 1, limit)
+    return whole(piece, [(b"cache-control", b"no-store")])
+
+
+def _label(request: Request) -> str | None:
+    """The label in a query string, whatever else is in it."""
+    pairs = parse_qsl(request.query.decode("ascii", "replace"), keep_blank_values=True)
+    return next((text for name, text in pairs if name == "label"), None)
+
+
+def _asked(request: Request, reads: bool) -> tuple[str | None, bool, tuple[int, int] | None]:
+    """What a query string says: the label, whether values are to be typed, and, if it asks so, after which sequence how
+    many records are wanted."""
+    if not request.query:
+        return None, False, None
+    given = asking.asked(request, *(READ_PARAMETERS if reads else ("label",)))
+    values = given.get("values", "plain")
     if values not in ("plain", "typed"):
         raise Invalid(f"values={values[:80]!r} is unknown; use plain or typed", code="INVALID_VALUES")
-    return label, values == "typed"
+    poll = None
+    if "after_sequence" in given or "limit" in given:
+        others = [name for name in PARAMETERS if name in given]
+        if others:
+            raise Invalid(
+                f"after_sequence and limit do not go with {', '.join(others)}; read by sequences, or by offsets",
+                code="INVALID_OFFSET",
+            )
+        after = _whole_number(given, "after_sequence", 0, 0, limits.POSITION_MAX - 1)
+        poll = after, _whole_number(given, "limit", PAGE_RECORDS, 1, limits.POLL_RECORDS_MAX)
+    return given.get("label"), values == "typed", poll
+
+
+def _whole_number(given: dict[str, str], name: str, default: int, least: int, most: int) -> int:
+    text = given.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 19) or not least <= int(text) <= most:
+        raise Invalid(
+            f"{name}={text[:80]!r} is not a whole number from {least} to {most}", code=f"INVALID_{name.upper()}"
+        )
+    return int(text)

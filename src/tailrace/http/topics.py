@@ -28,12 +28,14 @@ from tailrace.access import SYSTEM, Principal
 from tailrace.config import Config
 from tailrace.database import Database
 from tailrace.errors import Invalid, NotAllowed, NotFound, TooLarge
+from tailrace.http import asking
 from tailrace.http.bulk import BulkDoor, wants_arrow
+from tailrace.http.callers import Callers
 from tailrace.http.consuming import Consuming
 from tailrace.http.encoding import rfc3339
 from tailrace.http.message import Answer, Headers, Request, Response
 from tailrace.http.partitions import WireMessage, partition_answer, wire_messages
-from tailrace.http.reading import Reading
+from tailrace.http.reading import PARAMETERS, Reading
 from tailrace.http.streams import decode_path, producer_claim
 from tailrace.streams.producer import Claim
 from tailrace.topics.commands import Outgoing, Publish
@@ -147,8 +149,9 @@ class Place(msgspec.Struct, gc=False):
 class TopicsDoor:
     """Everything about topics; `api` has what is below /v1/api/topics/, a call what is at and below /v1/topics."""
 
-    def __init__(self, db: Database, reading: Reading, bulk: BulkDoor, config: Config) -> None:
+    def __init__(self, db: Database, reading: Reading, bulk: BulkDoor, callers: Callers, config: Config) -> None:
         self._db = db
+        self._callers = callers
         self._reading = reading
         self._bulk = bulk
         self._timeout_s = config.topics.default_consume_timeout
@@ -192,6 +195,7 @@ class TopicsDoor:
         if raw in (b"", b"/"):
             if request.method not in (b"GET", b"HEAD"):
                 raise _refused(request, "GET, HEAD, OPTIONS")
+            asking.check_none(request)
             return self._list(principal)
         name, *parts = raw[1:].split(b"/")
         if not parts:
@@ -199,10 +203,13 @@ class TopicsDoor:
                 return self._publish_raw(request, decode_path(name), principal)
             if request.method not in (b"GET", b"HEAD"):
                 raise _refused(request, METHODS)
+            asking.check_none(request)
             return self._describe(decode_path(name), principal)
         if len(parts) == 2 and parts[1] == b"stream" and parts[0].isdigit() and len(parts[0]) <= 9:
             if wants_arrow(request):
                 return self._bulk.partition(request, principal, decode_path(name), int(parts[0]))
+            if request.query:
+                asking.asked(request, *PARAMETERS)
             return partition_answer(self._db, self._reading, request, principal, decode_path(name), int(parts[0]))
         raise NotFound(
             "there is nothing here; a topic is at /v1/topics/<name>, and its messages are at "
@@ -226,7 +233,7 @@ class TopicsDoor:
             if asked.ack is not None:
                 raise Invalid("ack needs a group_id: without a group there is nothing to acknowledge")
             query = ReadTopic(asked.topic, partition, start, asked.limit, limits.CONSUME_BYTES)
-            delivery = await self._consuming.read(query, principal, timeout_s)
+            delivery = await self._consuming.read(query, self._callers.of(request, principal), timeout_s)
             answer = await _consumed(delivery)
         else:
             self._first += 1
@@ -235,7 +242,7 @@ class TopicsDoor:
                 _visibility_ms(asked.visibility_timeout_seconds), limits.CONSUME_BYTES, self._first,
                 _acks(asked, asked.group_id, partition), partition is None and await self._wide(asked.topic),
             )  # fmt: skip
-            delivery = await self._consuming.claim(command, principal, timeout_s)
+            delivery = await self._consuming.claim(command, self._callers.of(request, principal), timeout_s)
             try:
                 answer = await _consumed(delivery)
             except asyncio.CancelledError:
@@ -360,9 +367,12 @@ class TopicsDoor:
     # -- what there is
 
     async def _list(self, principal: Principal) -> Response:
-        found = await self._db.aexecute(ListTopics(), principal)
-        names = {topic.id: topic.name for topic in found}
-        return _answer({"topics": [_topic(topic, names.get(topic.dead_letter or 0)) for topic in found]})
+        def listed() -> Response:  # there may be very many
+            found = self._db.execute(ListTopics(), principal)
+            names = {topic.id: topic.name for topic in found}
+            return _answer({"topics": [_topic(topic, names.get(topic.dead_letter or 0)) for topic in found]})
+
+        return await asyncio.to_thread(listed)
 
     async def _describe(self, name: str, principal: Principal) -> Response:
         # There may be a thousand partitions, and as many groups in each.
@@ -480,7 +490,7 @@ def _addressed(request: Request) -> tuple[bytes | None, int | None]:
                 raise Invalid(f"Topic-{name.title()} is not UTF-8") from None
     for name, text in pairs:
         if name not in ("key", "partition"):
-            raise Invalid(f"{name[:80]!r} is no parameter here; there are key and partition")
+            raise Invalid(f"parameter {name[:80]!r} is unknown here; there are key and partition")
         if name in seen:
             raise Invalid(f"{name} is given more than once; give it once, as a field or in the query")
         seen[name] = text

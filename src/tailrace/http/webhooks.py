@@ -22,13 +22,13 @@ import heapq
 import logging
 import ssl
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from tailrace import limits
-from tailrace.command import Command
+from tailrace.command import Command, Query
 from tailrace.config import Config
 from tailrace.database import Database
-from tailrace.errors import Error
+from tailrace.errors import Error, Unavailable
 from tailrace.http.courier import Courier, Outcome, Resolve, resolve
 from tailrace.http.subscriptions import webhook_rules
 from tailrace.streams.queries import ListStreams
@@ -46,7 +46,7 @@ from tailrace.subscriptions.dispatch import (
     RecordDelivery,
 )
 from tailrace.subscriptions.routing import Routes
-from tailrace.subscriptions.signing import EnsureSigningKey
+from tailrace.subscriptions.signing import EnsureSigningKey, GetSigningKeys
 from tailrace.subscriptions.subscription import ANNOUNCE, CHANGES, DELIVER, Changed, Due
 
 PAIRS_MAX: Final = 500  # in one command, so that writers wait milliseconds at most
@@ -56,6 +56,7 @@ SCHEDULE_VOID_MAX: Final = 64  # void entries of the schedule beyond one per sub
 GRACE_S: Final = 2.0  # for deliveries under way when the server stops
 
 logger = logging.getLogger("tailrace.webhooks")
+T = TypeVar("T")
 
 
 class Dispatcher:
@@ -87,10 +88,19 @@ class Dispatcher:
 
     async def start(self) -> None:
         """Begin. From here on no wake is missed, nor any that was missed before."""
-        await self._db.aexecute(EnsureSigningKey())  # the first command also binds the database to this loop
+        await self._ensure_key()  # what is asked first also binds the database to this loop
         tail = self._db.tail
         self._unsubscribe = [tail.subscribe(CHANGES, self._on_changed), tail.watch(self._on_commit)]
         self._task = asyncio.create_task(self._run(), name="tailrace-dispatcher")
+
+    async def _ensure_key(self) -> None:
+        """Have a key to sign with. Where it cannot be written now, reads are served all the same; the first webhook
+        that is delivered makes it."""
+        if not await self._db.aexecute(GetSigningKeys()):
+            try:
+                await self._db.aexecute(EnsureSigningKey())
+            except Unavailable as error:
+                logger.warning("there is no key to sign webhooks with yet: %s", error)
 
     async def stop(self, *, grace_s: float = GRACE_S) -> None:
         """End, before the database is closed. What is under way then is repeated after the next start."""
@@ -148,16 +158,17 @@ class Dispatcher:
 
     async def _first_turn(self) -> None:
         """Find out what there is and what was missed."""
-        for following in await self._db.aexecute(Followings()):
+        for following in await self._in_thread(Followings()):
             self._routes.put(following.id, following.pattern, following.streams)
-        for duty in await self._db.aexecute(DueWork()):
+            await asyncio.sleep(0)
+        for duty in await self._in_thread(DueWork()):
             self._plan(duty.id, duty)
         after: str | None = None
-        while self._routes and (streams := await self._db.aexecute(ListStreams(after=after))):
+        while self._routes and (streams := await self._in_thread(ListStreams(after=after))):
             pairs = [(name, stream.path) for stream in streams for name in self._routes.of(stream.path)]
             for at in range(0, len(pairs), PAIRS_MAX):
                 query = Behind(tuple(pairs[at : at + PAIRS_MAX]))
-                behind = await self._db.aexecute(query)
+                behind = await self._in_thread(query)
                 await self._notify(behind)
                 await asyncio.sleep(0)
             after = streams[-1].path
@@ -186,7 +197,7 @@ class Dispatcher:
         members = tuple(name for name, membership in changed.items() if membership)
         if members:
             self._linked.clear()  # a stream that was left out for want of room may fit now
-            followings = {following.id: following for following in await self._db.aexecute(Followings(members))}
+            followings = {following.id: following for following in await self._in_thread(Followings(members))}
             for name in members:
                 following = followings.get(name)
                 if following is None:
@@ -194,7 +205,7 @@ class Dispatcher:
                 else:
                     self._routes.put(name, following.pattern, following.streams)
         if changed:
-            duties = {duty.id: duty for duty in await self._db.aexecute(DueWork(tuple(changed)))}
+            duties = {duty.id: duty for duty in await self._asked(DueWork, tuple(changed))}
             for name in changed:
                 self._plan(name, duties.get(name))
 
@@ -206,8 +217,10 @@ class Dispatcher:
             self._paths.clear()
         unknown = tuple(number for number in logs if number not in self._paths)
         if unknown:
-            owners = await self._db.aexecute(Owners(unknown))
-            self._paths.update((number, owners.get(number)) for number in unknown)
+            for at in range(0, len(unknown), PAIRS_MAX):
+                some = unknown[at : at + PAIRS_MAX]
+                owners = await self._db.aexecute(Owners(some))
+                self._paths.update((number, owners.get(number)) for number in some)
         pairs: dict[Pair, None] = {}
         linked: set[tuple[str, int]] = set()
         for number in logs:
@@ -224,6 +237,16 @@ class Dispatcher:
     async def _notify(self, pairs: Sequence[Pair]) -> None:
         steps = range(0, len(pairs), PAIRS_MAX)
         await self._execute([Notify(tuple(pairs[at : at + PAIRS_MAX])) for at in steps])
+
+    async def _in_thread(self, query: Query[T]) -> T:
+        """The answer to a question about very many rows, asked in a thread."""
+        return await asyncio.to_thread(self._db.execute, query)
+
+    async def _asked(self, query: Callable[[tuple[str, ...]], Query[list[T]]], names: tuple[str, ...]) -> list[T]:
+        """The answers to a question about these subscriptions: on the loop if they are few, as nearly always."""
+        if len(names) <= PAIRS_MAX:
+            return await self._db.aexecute(query(names))
+        return await self._in_thread(query(names))
 
     async def _execute(self, commands: Sequence[Command[Any]]) -> None:
         """Run commands that may share commits; raise the first error once all are through."""

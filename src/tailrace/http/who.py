@@ -6,8 +6,8 @@
 
 What was verified is remembered, by a keyed hash of the header field and never by what is in it, so that passwords are
 hashed once and not with every request. Any change to a user, by whichever door, is told in its commit's notices and
-makes this forget that user. So `known` answers most requests at once; `find` does what takes longer: it asks the
-database, hashes in threads of its own, few of them, and slows down who guesses.
+makes this forget that user, or learn its new rights. So `known` answers most requests at once; `find` does what takes
+longer: it asks the database, hashes in threads of its own, few of them, and slows down who guesses.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import secrets
 from base64 import b64decode
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -31,14 +32,22 @@ from tailrace.auth.sessions import FindSession
 from tailrace.auth.slowing import Slowing
 from tailrace.auth.tokens import Claims, FindTokenKey, MakeTokenKey, Unread
 from tailrace.auth.users import NAME_BYTES_MAX, RESERVED, AnyoneCanLogIn, LoadUser, User, UserChanged, access_of
-from tailrace.config import Config, Issuer
+from tailrace.config import Config, Issuer, check_token
 from tailrace.database import Database
-from tailrace.errors import Invalid, TooMany, Unauthenticated, WrongToken
+from tailrace.errors import Error, Invalid, Slowed, TooMany, Unauthenticated, WrongToken
 from tailrace.http.issuers import Keyring
 from tailrace.http.message import Request
 from tailrace.log.tail import USERS_CHANGED
 
 REMEMBERED_MAX: Final = 4_096  # credentials that were verified
+PEERS_MAX: Final = 10_000  # addresses that have shown the server's token
+# Codes of what may be a guess. A token that has expired, or was taken back, was a good one.
+GUESSES: Final = frozenset(
+    (
+        "WRONG_TOKEN", "TOKEN_INVALID", "UNRECOGNIZED_CLIENT", "INVALID_SIGNATURE",
+        tokens.MALFORMED, tokens.ALGORITHM, tokens.SIGNATURE, tokens.WRONG_ISSUER, tokens.UNKNOWN_KEY,
+    )
+)  # fmt: skip
 HASHERS: Final = 2  # threads that hash passwords: each takes a core and PASSES times MEMORY_KIB
 HASHES_MAX: Final = 128  # under way or waiting; the next is answered 429
 
@@ -58,6 +67,7 @@ class Remembered(msgspec.Struct, frozen=True):
 
     principal: Principal
     expires_ms: int | None
+    generation: int | None = None  # of the user whose password it was; None: it was a token
 
 
 class Who:
@@ -73,6 +83,7 @@ class Who:
             issuer.issuer: Keyring(issuer, db.clock.monotonic_s) for issuer in config.auth.issuers if not config.dev
         }
         self._remembered: dict[bytes, Remembered] = {}
+        self._token_peers: dict[str, None] = {}  # that have shown the server's token, the oldest first
         self._secret = secrets.token_bytes(32)
         self._token_key: bytes | None = None
         self.slowing = Slowing(db.clock.monotonic_s)
@@ -101,10 +112,10 @@ class Who:
         if given is None:
             return None
         if self._token is not None and hmac.compare_digest(given, self._bearer):
-            return TOKEN
+            return TOKEN if request.peer in self._token_peers else self._by_server_token(request.peer)
         if not self._remembered:
             return None
-        found = self._remembered.get(self._digest(given))
+        found = self._remembered.get(self._digest(given, request.peer))
         if found is None or (found.expires_ms is not None and found.expires_ms <= self._db.clock.now_ms()):
             return None
         return found.principal
@@ -120,10 +131,21 @@ class Who:
         scheme, _, rest = given.partition(b" ")
         scheme, rest = scheme.lower(), rest.strip()
         if scheme == b"bearer":
-            return await self._by_token(given, rest)
+            return await self._by_token(given, rest, request.peer)
         if scheme == b"basic":
             return await self._by_password(given, rest, request.peer)
         raise Unauthenticated("this server takes Authorization: Basic <user:password> and Bearer <token>")
+
+    def is_forgotten_password(self, request: Request) -> bool:
+        """Whether a request that was authenticated by a password would have to be verified anew."""
+        given = request.headers.get(b"authorization", b"")
+        return given[:6].lower() == b"basic " and self._digest(given, request.peer) not in self._remembered
+
+    def expires_ms(self, request: Request) -> int | None:
+        """When the credentials of a request that was authenticated end; None: not by themselves."""
+        given = request.headers.get(b"authorization")
+        found = None if given is None else self._remembered.get(self._digest(given, request.peer))
+        return None if found is None else found.expires_ms
 
     def principal_of(self, user: User) -> Principal:
         """What a user is to commands."""
@@ -132,6 +154,20 @@ class Who:
     def permissions_of(self, role: str) -> frozenset[str]:
         """What a role may do on this server."""
         return self._roles[role]
+
+    def wrong(self, error: Unauthenticated, peer: str, name: str = "") -> Error:
+        """What to answer to a token or signature that is wrong: the error, which is counted and audited; `Slowed` if
+        there were too many from this address. What is right is never kept waiting by it: unlike a password, it cannot
+        be found by trying. For any thread."""
+        if self._dev or error.code not in GUESSES:
+            return error
+        try:
+            self.slowing.check_peer("", peer)
+        except Slowed as slowed:
+            return slowed
+        self.slowing.failed(peer)
+        told(name[:64] or NOBODY.name, "authenticate", "", error.code, peer=peer)
+        return error
 
     # -- passwords
 
@@ -165,7 +201,7 @@ class Who:
             self._hashing -= 1
 
     async def _by_password(self, given: bytes, encoded: bytes, peer: str) -> Principal:
-        digest = self._digest(given)
+        digest = self._digest(given, peer)
         task = self._verifying.get(digest)  # many requests of a client that has just started ask the same
         if task is None:
             name, password = _credentials(encoded)
@@ -177,7 +213,7 @@ class Who:
     async def _verify(self, digest: bytes, name: str, password: bytes, peer: str) -> Principal:
         user = await self.check_password(name, password, peer)
         principal = self.principal_of(user)
-        self._remember(digest, principal, None)
+        self._remember(digest, principal, None, user.generation)
         return principal
 
     def _verified(self, digest: bytes, task: asyncio.Task[Principal]) -> None:
@@ -194,17 +230,35 @@ class Who:
             self._token_key = await self._db.aexecute(MakeTokenKey()) if found is None else found
         return self._token_key
 
-    async def own_claims(self, text: str) -> Claims:
+    async def own_claims(self, text: str, peer: str) -> Claims:
         """What one of our own tokens says, if it is right and its session goes on."""
-        claims, _ = await self._own(tokens.unread(text))
+        try:
+            claims, _ = await self._own(tokens.unread(text))
+        except WrongToken as error:
+            raise self.wrong(error, peer) from None
         return claims
 
-    async def _by_token(self, given: bytes, token: bytes) -> Principal:
+    def _by_server_token(self, peer: str) -> Principal:
+        """The server's token was shown from a new address: it has to wait there if others were wrong too often, since
+        it may be one more guess. Those who have shown it before do not."""
+        if peer not in self._token_peers:
+            self.slowing.check_peer("", peer)
+            if len(self._token_peers) >= PEERS_MAX:
+                del self._token_peers[next(iter(self._token_peers))]
+            self._token_peers[peer] = None
+        return TOKEN
+
+    async def _by_token(self, given: bytes, token: bytes, peer: str) -> Principal:
         if self._token is not None and hmac.compare_digest(token, self._token):
-            return TOKEN
-        if not tokens.looks_like(token):
-            raise WrongToken("the token is not the server's; check TAILRACE_TOKEN on both sides")
-        unread = tokens.unread(token.decode("latin-1"))
+            return self._by_server_token(peer)
+        try:
+            if not tokens.looks_like(token):
+                raise WrongToken("the token is not the server's; check TAILRACE_TOKEN on both sides")
+            return await self._by_jwt(given, tokens.unread(token.decode("latin-1")), peer)
+        except WrongToken as error:
+            raise self.wrong(error, peer) from None
+
+    async def _by_jwt(self, given: bytes, unread: Unread, peer: str) -> Principal:
         while True:
             changes = self._changes
             if unread.issuer == tokens.ISSUER:
@@ -214,14 +268,18 @@ class Who:
                 principal, expires_ms = await self._outside(unread)
             if changes == self._changes:
                 break
-        self._remember(self._digest(given), principal, expires_ms)
+        self._remember(self._digest(given, peer), principal, expires_ms)
         return principal
 
     async def _own(self, unread: Unread) -> tuple[Claims, User]:
         if unread.issuer != tokens.ISSUER:
             raise WrongToken("the token is not of a login here", code=tokens.WRONG_ISSUER)
-        now_ms = self._db.clock.now_ms()
-        claims = tokens.verify_own(unread, await self.token_key(), now_ms)
+        key = self._token_key or await self._db.aexecute(FindTokenKey())
+        if key is None:  # nobody has logged in yet: a look at credentials must not have to write
+            code = tokens.SIGNATURE if unread.algorithm == tokens.OWN_ALGORITHM else tokens.ALGORITHM
+            raise WrongToken("the token is not of a login here; log in again", code=code)
+        self._token_key = key
+        claims = tokens.verify_own(unread, key, self._db.clock.now_ms())
         user = await self._db.aexecute(LoadUser(claims.user))
         session = await self._db.aexecute(FindSession(claims.user, claims.session))
         if user is None or user.disabled or user.generation != claims.generation or session is None:
@@ -255,19 +313,33 @@ class Who:
 
     # -- what is remembered
 
-    def _digest(self, given: bytes) -> bytes:
-        return blake2b(given, digest_size=24, key=self._secret).digest()
+    def _digest(self, given: bytes, peer: str) -> bytes:
+        """What credentials are remembered by, each for the address that showed them: a guess from elsewhere must not
+        be found right without having been counted."""
+        return blake2b(b"%b %b" % (peer.encode(), given), digest_size=24, key=self._secret).digest()
 
-    def _remember(self, digest: bytes, principal: Principal, expires_ms: int | None) -> None:
+    def _remember(
+        self, digest: bytes, principal: Principal, expires_ms: int | None, generation: int | None = None
+    ) -> None:
         if len(self._remembered) >= REMEMBERED_MAX:
             del self._remembered[next(iter(self._remembered))]
-        self._remembered[digest] = Remembered(principal, expires_ms)
+        self._remembered[digest] = Remembered(principal, expires_ms, generation)
 
     def _on_changed(self, changes: list[UserChanged]) -> None:
+        """Forget what was remembered of these users. A password that is still the user's stays, with the rights that
+        the user has now: to verify it anew takes long, and those who wait must be judged at once."""
         self._changes += 1
-        names = {change.name for change in changes}
-        for digest in [digest for digest, found in self._remembered.items() if found.principal.name in names]:
-            del self._remembered[digest]
+        users: dict[str, User | None] = {}
+        for change in changes:
+            with suppress(Error):
+                users[change.name] = None
+                users[change.name] = self._db.execute(LoadUser(change.name))
+        for digest, found in [each for each in self._remembered.items() if each[1].principal.name in users]:
+            user = users[found.principal.name]
+            if user is None or user.disabled or user.generation != found.generation:
+                del self._remembered[digest]
+            else:
+                self._remembered[digest] = Remembered(self.principal_of(user), None, user.generation)
 
 
 def check_somebody(db: Database, config: Config) -> None:
@@ -277,7 +349,8 @@ def check_somebody(db: Database, config: Config) -> None:
 
 
 def check_place(config: Config) -> None:
-    """The same where there is no database yet, so that none is made for nothing."""
+    """The same where there is no database yet, so that none is made for nothing; and the server's token must be one."""
+    check_token(config.token)
     if not (config.dev or config.token or config.auth.issuers or Path(config.data).is_dir()):
         raise Invalid(NO_ONE_COULD_COME_IN)
 

@@ -19,8 +19,12 @@ from tailrace.http.message import Headers, Response
 READS: Final = frozenset((b"GET", b"HEAD", b"OPTIONS", b"TRACE"))
 # What waits like a read although it is a POST, and must not go on for a client that has left.
 CLAIMS: Final = frozenset((b"/api/topics/consume", b"/v1/api/topics/consume"))
+# What may take long although it is a POST: for a client that has left it is stopped, as a read is.
+QUERIES: Final = frozenset((b"/v1/api/sql",))
 # Fields of which a second one would make two readers disagree.
 SINGLE: Final = frozenset((b"host", b"content-length", b"transfer-encoding"))
+
+AWS_FIELD: Final = b"x-amz-target"  # what every request to the DynamoDB API has
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK: Final = b"0\r\n\r\n"
@@ -47,13 +51,18 @@ STATUS_LINES: Final = tuple(_status_line(status) for status in range(600))
 class Refusal(Exception):
     """A request the transport answers by itself; the connection closes after it."""
 
-    def __init__(self, status: int, code: str, message: str) -> None:
+    def __init__(self, status: int, code: str, message: str, *, aws: bool = False) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
+        self.aws = aws  # it is for an SDK of AWS, which looks for the error's type
 
     def response(self) -> Response:
-        return error_response(self.status, self.code, str(self))
+        response = error_response(self.status, self.code, str(self))
+        if self.aws:
+            told = {"__type": "com.amazon.coral.service#SerializationException", "message": str(self)}
+            response.body = json.dumps(told).encode()
+        return response
 
 
 def invalid(message: str) -> Refusal:
@@ -64,8 +73,22 @@ def too_large(bytes_max: int) -> Refusal:
     return Refusal(413, "TOO_LARGE", f"the body is larger than {bytes_max} bytes; split it into several requests")
 
 
-def head_too_large(bytes_max: int) -> Refusal:
-    return Refusal(431, "HEAD_TOO_LARGE", f"the head is larger than {bytes_max} bytes; send fewer or shorter fields")
+def head_too_large(bytes_max: int, *, aws: bool = False) -> Refusal:
+    """431; a client of the DynamoDB API gets the 400 of the service."""
+    message = f"the head is larger than {bytes_max} bytes; send fewer or shorter fields"
+    return Refusal(400 if aws else 431, "HEAD_TOO_LARGE", message, aws=aws)
+
+
+def check_head(headers: dict[bytes, bytes], target: bytes, bytes_max: int, *, aws: bool = False) -> None:
+    """Raise if the request line and the fields have more bytes than that."""
+    fields_bytes = sum(len(name) + len(value) + 4 for name, value in headers.items())
+    if fields_bytes + len(target) > bytes_max:
+        raise head_too_large(bytes_max, aws=aws)
+
+
+def extensions_too_large(bytes_max: int) -> Refusal:
+    message = f"the chunks have more than {bytes_max} bytes of extensions; leave them out"
+    return Refusal(431, "HEAD_TOO_LARGE", message)
 
 
 def too_many_fields(fields_max: int) -> Refusal:

@@ -81,7 +81,7 @@ class Applied(msgspec.Struct, frozen=True):
 class ViewCommand(Command[Any], frozen=True):
     """Something that a view's job does."""
 
-    permission = Permission.WRITE
+    permission = Permission.JOBS
 
     name: str
 
@@ -415,7 +415,7 @@ class ReadHeld(Query[list[HeldRows]], frozen=True):
     where there are too many for one answer, `after` takes up what an answer before left in `next`. These are rows of
     the sources: they are for the job, which writes the view, and not for all who read it."""
 
-    permission = Permission.WRITE
+    permission = Permission.JOBS
     subject = ("tables", "name")
 
     name: str

@@ -91,6 +91,7 @@ class RegisterJob(Command[Registered], frozen=True):
 class ReportJob(Command[Registered], frozen=True):
     """A job tells how it is. What is None stays."""
 
+    permission = Permission.JOBS
     subject = ("jobs", "name")
 
     name: str
@@ -114,6 +115,7 @@ class ReportJob(Command[Registered], frozen=True):
 class DropJob(Command[None], frozen=True):
     """Forget a job and how far it was: if it runs again, it begins anew."""
 
+    freeing = True
     permission = Permission.ADMIN
     subject = ("jobs", "name")
 
@@ -130,10 +132,14 @@ class PinPositions(Command[dict[int, int]], frozen=True):
     """Note where a job begins, in those logs where that is not noted yet; its positions in all of them. So whoever asks
     twice where to begin is told the same."""
 
+    permission = Permission.JOBS
     subject = ("jobs", "name")
 
     name: str
     at: dict[int, int]
+
+    def heavy(self) -> bool:
+        return True  # the job may have positions in very many logs, and all are answered
 
     def run(self, tx: Tx) -> dict[int, int]:
         fence.check_ranges({log: (position, position) for log, position in self.at.items()})
@@ -219,6 +225,8 @@ class StageRows(Command[Staged], frozen=True):
 class DropStage(Command[None], frozen=True):
     """Forget staged rows. `target` is what they were staged for, as whoever looked it up found it."""
 
+    freeing = True
+
     id: str
     target: Target | None
 
@@ -256,6 +264,11 @@ class CommitStages(Command[Committed], frozen=True):
     consumer: str | None = None
     ranges: Ranges | None = None
     strict: bool = True
+
+    @property
+    def permission(self) -> str:  # type: ignore[override]
+        """Whoever moves a job's positions is that job."""
+        return Permission.WRITE if self.consumer is None else Permission.JOBS
 
     def subjects(self) -> tuple[str, ...]:
         of_consumer = () if self.consumer is None else (f"jobs/{self.consumer}",)

@@ -1,26 +1,108 @@
-"""What tells one database from another: cold storage belongs to one, and refuses the history of others."""
+"""The database's identity, and what else is made once for a database: cold storage belongs to one database and refuses
+the history of others; iterators of change streams are sealed with a secret; the time that was recorded last tells a
+start whether the clock is far ahead (`clock.py`).
+
+`Provision` makes them when a database is opened for writing, so that no read ever has to write.
+"""
 
 from __future__ import annotations
 
 import secrets
+from typing import Final
+
+import msgspec
 
 from tailrace.access import Permission
-from tailrace.command import Command
-from tailrace.storage.engine import Tx
+from tailrace.command import Command, Query
+from tailrace.errors import Unavailable
+from tailrace.storage.engine import Reader, Tx
 from tailrace.storage.table import META, Meta
+from tailrace.tables.seal import SECRET, MakeSecret
+from tailrace.tables.streams import CHANGE_STREAMS
 
-NAME = "identity"
+NAME: Final = "identity"  # in META
+TIME: Final = "clock"  # likewise
 
 
-class Identify(Command[str], frozen=True):
-    """The database's name for itself, random, given at the first look."""
+class Identify(Query[str], frozen=True):
+    """The database's name for itself: random, and never changed."""
 
-    permission = Permission.READ
+    single = True
+
+    def run(self, reader: Reader) -> str:
+        known = reader.get(META, NAME)
+        if known is None:
+            raise Unavailable(
+                "the database has no identity yet: it could not be written when it was opened; the identity is "
+                "assigned once writes work, so free some space on the disk, or restart the server",
+                code="NO_IDENTITY",
+            )
+        return known.value.decode()
+
+
+class Provisioned(Query[bool], frozen=True):
+    """Whether everything that is made once is there."""
+
+    permission = Permission.SYSTEM
+    single = True
+
+    def run(self, reader: Reader) -> bool:
+        return all(reader.get(META, name) is not None for name in (NAME, SECRET, TIME))
+
+
+class Provision(Command[None], frozen=True):
+    """Make what is made once and is not there yet."""
+
+    permission = Permission.SYSTEM
+
+    def run(self, tx: Tx) -> None:
+        if tx.get(META, NAME) is None:
+            tx.put(META, Meta(NAME, secrets.token_hex(8).encode()))
+        MakeSecret().run(tx)
+        if tx.get(META, TIME) is None:
+            NoteTime(None).run(tx)
+
+
+class Noted(msgspec.Struct, frozen=True):
+    """The time as it was recorded last."""
+
+    settled_ms: int
+    seen_ms: int | None = None  # when a jump that was not confirmed was first seen, by the clock that had jumped
+
+
+class LastTime(Query[Noted | None], frozen=True):
+    """The time that was recorded last; None in a database where it never was."""
+
+    permission = Permission.SYSTEM
+    single = True
+
+    def run(self, reader: Reader) -> Noted | None:
+        row = reader.get(META, TIME)
+        return None if row is None else msgspec.json.decode(row.value, type=Noted)
+
+
+class NoteTime(Command[None], frozen=True):
+    """Record the settled time, and that of a jump."""
+
+    permission = Permission.SYSTEM
+
+    seen_ms: int | None
+
+    def run(self, tx: Tx) -> None:
+        tx.put(META, Meta(TIME, msgspec.json.encode(Noted(tx.settled_ms, self.seen_ms))))
+
+
+class BecomeAnother(Command[str], frozen=True):
+    """Make a copy of a database one of its own: with an identity, a secret for iterators and epochs of change streams
+    that nothing knows which was handed out by the original. The new identity."""
+
+    permission = Permission.SYSTEM
 
     def run(self, tx: Tx) -> str:
-        known = tx.get(META, NAME)
-        if known is not None:
-            return known.value.decode()
-        fresh = secrets.token_hex(8)
-        tx.put(META, Meta(NAME, fresh.encode()))
-        return fresh
+        identity = secrets.token_hex(8)
+        tx.put(META, Meta(NAME, identity.encode()))
+        tx.delete(META, SECRET)
+        MakeSecret().run(tx)
+        for stream in list(tx.scan(CHANGE_STREAMS)):
+            tx.put(CHANGE_STREAMS, msgspec.structs.replace(stream, epoch=secrets.token_hex(8)))
+        return identity

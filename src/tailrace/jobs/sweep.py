@@ -43,17 +43,18 @@ class FindDue(Query[Due], frozen=True):
         steps: list[ExpireStage | ForgetQuery] = []
         # A place with a sink in it is one where the stages were all looked at.
         stages = [] if after.sink is not None else list(reader.scan(STAGES, after=after.stage, limit=page))
-        steps += [ExpireStage(row.id) for row in stages if _over(row.at_ms, limits.STAGE_S, reader.now_ms)]
+        steps += [ExpireStage(row.id) for row in stages if _over(row.at_ms, limits.STAGE_S, reader.settled_ms)]
         if len(stages) == page:
             return Due(steps, Place(stage=stages[-1].id))
         sinks = list(reader.scan(SINKS, after=after.sink, limit=page))
-        steps += [ForgetQuery(row.id) for row in sinks if _over(row.at_ms, limits.SINK_S, reader.now_ms)]
+        steps += [ForgetQuery(row.id) for row in sinks if _over(row.at_ms, limits.SINK_S, reader.settled_ms)]
         return Due(steps, Place(sink=sinks[-1].id) if len(sinks) == page else None)
 
 
 class ExpireStage(Command[bool], frozen=True):
     """Remove a stage that was not committed in time; whether it was removed."""
 
+    freeing = True
     permission = Permission.ADMIN
 
     id: str
@@ -61,7 +62,7 @@ class ExpireStage(Command[bool], frozen=True):
     def run(self, tx: Tx) -> bool:
         failpoints.hit("sweep.step")
         row = tx.get(STAGES, self.id)
-        if row is None or not _over(row.at_ms, limits.STAGE_S, tx.now_ms):
+        if row is None or not _over(row.at_ms, limits.STAGE_S, tx.settled_ms):
             return False
         remove(tx, [row])
         return True
@@ -70,6 +71,7 @@ class ExpireStage(Command[bool], frozen=True):
 class ForgetQuery(Command[bool], frozen=True):
     """Forget which batch of a query was written last, if that was long ago; whether it was."""
 
+    freeing = True
     permission = Permission.ADMIN
 
     id: str
@@ -77,7 +79,7 @@ class ForgetQuery(Command[bool], frozen=True):
     def run(self, tx: Tx) -> bool:
         failpoints.hit("sweep.step")
         row = tx.get(SINKS, self.id)
-        if row is None or not _over(row.at_ms, limits.SINK_S, tx.now_ms):
+        if row is None or not _over(row.at_ms, limits.SINK_S, tx.settled_ms):
             return False
         tx.delete(SINKS, self.id)
         return True

@@ -125,11 +125,15 @@ class DetachTier(Command[int], frozen=True):
 class MoveTiered(Command[int], frozen=True):
     """Note that [from, to) of these logs is durable in cold storage since that generation of the place; that."""
 
+    freeing = True
     permission = Permission.ADMIN
 
     place: str
     generation: int
     ranges: Ranges
+
+    def heavy(self) -> bool:
+        return True  # there may be very many logs
 
     def run(self, tx: Tx) -> int:
         fence.check_ranges(self.ranges)
@@ -168,11 +172,15 @@ class MoveTiered(Command[int], frozen=True):
 class ForgetCold(Command[dict[int, int]], frozen=True):
     """Note that history below these positions is no longer in cold storage; from where each log is there now."""
 
+    freeing = True
     permission = Permission.ADMIN
     history = True
 
     place: str
     starts: dict[int, int]
+
+    def heavy(self) -> bool:
+        return True  # likewise
 
     def run(self, tx: Tx) -> dict[int, int]:
         _place(tx, self.place)

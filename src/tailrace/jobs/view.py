@@ -258,6 +258,7 @@ def put_only_row(tx: Tx, name: str, planned: Plan) -> None:
 class DropView(Command[bool], frozen=True):
     """Drop a view with its tables; whether it was there."""
 
+    freeing = True
     permission = Permission.ADMIN
 
     name: str

@@ -52,6 +52,8 @@ def _filling(tx: Tx, name: str, fill: str) -> tuple[Job, View]:
 class ClearRows(ViewCommand, frozen=True):
     """Remove some of the rows that a view had before it is filled; whether there are more."""
 
+    freeing = True
+
     fill: str
 
     def run(self, tx: Tx) -> bool:

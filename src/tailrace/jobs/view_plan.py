@@ -18,8 +18,8 @@ from sqlglot import exp
 from sqlglot.errors import ParseError, TokenError
 
 from tailrace import limits, scalar
-from tailrace.scalar.problem import Origin
-from tailrace.scalar.reading import DIALECT
+from tailrace.scalar.problem import ExpressionError, Origin
+from tailrace.scalar.reading import DEPTH_MAX, DIALECT, first_too_deep
 from tailrace.tables.value import Item
 
 COUNT: Final = "count"
@@ -31,6 +31,7 @@ MAX: Final = "max"
 KEY: Final = "key"  # the partition key of a view whose groups are not one or two columns
 ALL: Final = "all"  # and its value where there are no groups
 CODE: Final = "INVALID_VIEW"
+_DEPTH_MAX: Final = 2 * DEPTH_MAX  # of the SELECT around its expressions
 
 _AGGREGATES: Final[dict[type[exp.Expr], str]] = {
     exp.Count: COUNT, exp.Sum: SUM, exp.Avg: AVG, exp.Min: MIN, exp.Max: MAX,
@@ -144,14 +145,27 @@ def _select(sql: str, origin: Origin) -> exp.Select:
     if len(sql) > limits.VIEW_SQL_CHARACTERS_MAX:
         raise origin.error(f"a view's SELECT has at most {limits.VIEW_SQL_CHARACTERS_MAX} characters", 1, 1, CODE)
     try:
+        deep = first_too_deep(list(sqlglot.tokenize(sql, dialect=DIALECT)), _DEPTH_MAX)
+        if deep is not None:
+            raise origin.error(
+                f"a view's SELECT is nested at most {_DEPTH_MAX} deep", deep.line, max(1, deep.col), CODE
+            )
         trees = [tree for tree in sqlglot.parse(sql, dialect=DIALECT) if tree is not None]
+        for tree in trees:
+            tree.sql(DIALECT)  # columns without a name are called by their text, so it must have one
+    except ExpressionError:
+        raise
     except ParseError as error:
         told = error.errors[0] if error.errors else {}
         near = str(told.get("highlight") or "")
         line, end = int(told.get("line") or 1), int(told.get("col") or 1)
         raise origin.error(f"the SELECT cannot be read at {near[:60]!r}", line, max(1, end - len(near) + 1)) from None
-    except (TokenError, RecursionError):
+    except TokenError:
         raise origin.error("the SELECT cannot be read: a quote or a bracket is not closed", 1, 1) from None
+    except RecursionError:
+        raise origin.error("the SELECT is nested too deep; take a part of it out", 1, 1, CODE) from None
+    except Exception:  # our text made the parser of others fail: what it cannot read is not taken
+        raise origin.error("the SELECT cannot be read; write it in another way", 1, 1) from None
     if len(trees) != 1 or not isinstance(trees[0], exp.Select):
         raise origin.error("a view is one SELECT: no UNION, WITH or VALUES", 1, 1, CODE)
     select = trees[0]

@@ -40,5 +40,5 @@ class Garbage(msgspec.Struct, frozen=True):
 
 
 LOGS = Table("logs", Log, key=("id",), cached=True)
-ENTRIES = Table("entries", Entry, key=("log", "position"), heap=True)
+ENTRIES = Table("entries", Entry, key=("log", "position"), heap=True, checked=True)
 GARBAGE = Table("garbage", Garbage, key=("log",))

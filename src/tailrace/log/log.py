@@ -7,12 +7,13 @@ themselves are removed in small steps by `reclaim`, and only when no fork still 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
 
 from tailrace import limits
-from tailrace.errors import Invalid, TooLarge, Trimmed
+from tailrace.errors import Corrupt, Invalid, TooLarge, Trimmed
 from tailrace.log import cold
 from tailrace.log.entry import ENTRIES, GARBAGE, LOGS, Entry, Garbage, Log
 from tailrace.log.position import offset
@@ -117,9 +118,34 @@ def read(reader: Reader, log: Log, position: int, bytes_max: int, entries_max: i
                 break
         if at == before:
             if left > 0:
-                raise _misaligned(position)
+                raise gap(log, at) if entries or uncovered(reader, owner, at) else Misaligned(position)
             break
     return Page(entries, at, log.next)
+
+
+def gap(log: Log, position: int) -> Corrupt:
+    """A log's entries follow one another up to its tail: where one is missing, it was lost."""
+    return Corrupt(
+        f"log {log.id} ({log.owner}) has no entry at position {position}, and it goes on to {log.next}; run "
+        "`tailrace check` and restore a backup"
+    )
+
+
+def following(log: Log, position: int, entries: Iterable[Entry]) -> Iterator[Entry]:
+    """A log's own entries from `position` on, lazily; an error where one is missing."""
+    for entry in entries:
+        if entry.position != position:
+            raise gap(log, position)
+        yield entry
+        position = entry.next
+    if position < log.next:
+        raise gap(log, position)
+
+
+def uncovered(reader: Reader | Tx, owner: int, position: int) -> bool:
+    """Whether no entry of the log `owner` that begins below `position` covers it."""
+    before = next(iter(reader.scan(ENTRIES, owner, before=position, limit=1, reverse=True)), None)
+    return before is None or before.next <= position
 
 
 def _read_cold(reader: Reader, log: Log, position: int, bytes_max: int, entries_max: int) -> Page:
@@ -133,7 +159,7 @@ def _read_cold(reader: Reader, log: Log, position: int, bytes_max: int, entries_
     try:
         for entry in cold.entries(reader, log, position):
             if entry.position != at:
-                raise _misaligned(position)
+                raise Misaligned(position)
             if entries and len(entry.body) > left:
                 break
             entries.append(entry)
@@ -147,11 +173,22 @@ def _read_cold(reader: Reader, log: Log, position: int, bytes_max: int, entries_
     return Page(entries, at, log.next)
 
 
-def _misaligned(position: int) -> Invalid:
-    return Invalid(
-        f"offset {offset(position)} lies inside a message; use an offset that the server returned",
-        code="INVALID_OFFSET",
-    )
+class Misaligned(Invalid):
+    """A position at which no entry starts: `message_start` finds the entry that covers it."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(
+            f"offset {offset(position)} lies inside a message; use an offset that the server returned",
+            code="INVALID_OFFSET",
+        )
+
+
+def message_start(reader: Reader, log: Log, position: int) -> int:
+    """The position of the entry that covers `position`, which must be readable."""
+    if position < log.start:
+        return next(cold.entries(reader, log, position)).position
+    owner, _ = holder(reader, log, position)
+    return next(reader.scan(ENTRIES, owner, before=position + 1, limit=1, reverse=True)).position
 
 
 def holder(reader: Reader | Tx, log: Log, position: int) -> tuple[int, int]:

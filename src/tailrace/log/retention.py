@@ -13,7 +13,7 @@ def horizon(reader: Reader | Tx, log: Log, *, max_age_s: int | None, max_bytes: 
 
     Looks at one step's worth of entries at most and always answers with a boundary between entries. Only a log's own
     entries are trimmed: what a fork shares belongs to its parent."""
-    oldest_ms = reader.now_ms - max_age_s * 1000 if max_age_s is not None else None
+    oldest_ms = reader.settled_ms - max_age_s * 1000 if max_age_s is not None else None
     lowest = log.next - max_bytes if max_bytes is not None else None
     start = log.start
     if start < log.base:

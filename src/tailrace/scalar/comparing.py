@@ -12,7 +12,7 @@ from typing import Any, Final
 from sqlglot import exp
 
 from tailrace.scalar.pattern import BadPattern, matcher
-from tailrace.scalar.problem import Origin
+from tailrace.scalar.problem import Origin, shown
 from tailrace.scalar.runtime import text_of
 from tailrace.scalar.term import (
     ATTRIBUTE,
@@ -229,7 +229,7 @@ def described(term: Term) -> str:
     if term.label:
         return term.label
     if not term.constant:
-        return f"the {term.kind} {_shown(term.node.sql(dialect='duckdb'))}"
+        return f"the {term.kind} {_shown(shown(term.node))}"
     content: Any = text_of(term.content) if term.kind in (NUMBER, BOOL) else repr(term.content)
     return f"the {term.kind} {_shown(str(content))}"
 

@@ -14,7 +14,7 @@ from sqlglot import exp
 from tailrace.errors import Invalid
 from tailrace.scalar import functions
 from tailrace.scalar.comparing import Comparing
-from tailrace.scalar.problem import ExpressionError, Origin
+from tailrace.scalar.problem import ExpressionError, Origin, shown
 from tailrace.scalar.reading import DEPTH_MAX, NODES_MAX, too_deep
 from tailrace.scalar.runtime import negate, number_of
 from tailrace.scalar.term import (
@@ -89,6 +89,7 @@ class Compiler:
         self.highest = 0  # of numbered parameters
         self.comparing = Comparing(self.names, origin)
         self._columns = None if columns is None else dict(columns)
+        self._lowered: dict[str, list[str]] | None = None
         self._depth = 0
         self._nodes = 0
 
@@ -138,7 +139,7 @@ class Compiler:
         return self.error(reason, node, code="UNSUPPORTED_EXPRESSION")
 
     def _shown(self, node: exp.Expr) -> str:
-        return repr(" ".join(node.sql(dialect="duckdb").split())[:60])
+        return repr(" ".join(shown(node).split())[:60])
 
     def take(self, node: exp.Expr, *names: str) -> list[Any]:
         """These arguments of a node; one that is set and not among them is refused."""
@@ -196,11 +197,11 @@ class Compiler:
         if not given:
             index = self.parameters
             self.parameters += 1
-        elif str(given).isdecimal() and 0 < int(given) <= NODES_MAX:
+        elif str(given).isdecimal() and len(str(given)) < 10 and 0 < int(given) <= NODES_MAX:
             index = int(given) - 1
             self.highest = max(self.highest, index + 1)
         else:
-            raise self.error(f"parameters are ? or $1, $2, …, not ${given}", node)
+            raise self.error(f"parameters are ? or $1, $2, …, not ${str(given)[:60]}", node)
         return Term(node, f"parameter(params, {index:d})", parameter=index)
 
     # -- columns
@@ -263,7 +264,7 @@ class Compiler:
         if self._columns is None:
             return name, None
         if name not in self._columns and not identifier.quoted:
-            alike = [column for column in self._columns if column.lower() == name.lower()]
+            alike = self._by_lower().get(name.lower(), ())
             if len(alike) == 1:
                 name = alike[0]
         if name not in self._columns:
@@ -272,6 +273,14 @@ class Compiler:
             there += f" and {more} more" if more > 0 else ""
             raise self.error(f"there is no column {name!r}; there are: {there}", identifier, code="UNKNOWN_COLUMN")
         return name, self._columns[name]
+
+    def _by_lower(self) -> dict[str, list[str]]:
+        """The columns by their names in lower case; made when it is first needed."""
+        if self._lowered is None:
+            self._lowered = {}
+            for column in self._columns or ():
+                self._lowered.setdefault(column.lower(), []).append(column)
+        return self._lowered
 
     # -- logic
 

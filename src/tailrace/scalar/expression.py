@@ -9,18 +9,22 @@ after the write and as it was before it, either of which may be missing; it read
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final, Protocol, TypeAlias
 
 from sqlglot import exp
 
+from tailrace.errors import Error
 from tailrace.scalar.compiler import NEW, OLD, ROW, Compiler
 from tailrace.scalar.problem import ExpressionError, Origin
 from tailrace.scalar.reading import TEXT_CHARACTERS_MAX, VALUE_CHARACTERS_MAX, read, too_deep
 from tailrace.scalar.runtime import parameter, settle
 from tailrace.scalar.term import Term
 from tailrace.tables.value import Item
+
+log = logging.getLogger(__name__)
 
 Columns: TypeAlias = Sequence[tuple[str, str]]
 _CACHED: Final = 1_024  # expressions
@@ -155,7 +159,7 @@ def _read(kind: int, text: str, columns: Columns | None, origin: Origin) -> Scal
 
 def _condition(tree: exp.Expr, text: str, columns: Columns | None, origin: Origin, before: int | None) -> Condition:
     compiler = Compiler(columns, origin, before)
-    term = compiler.condition(tree, "a condition")
+    term = _term(compiler, tree, lambda: compiler.condition(tree, "a condition"))
     return Condition(text, compiler, _function(compiler, term, term.true))
 
 
@@ -163,8 +167,24 @@ def _value(
     tree: exp.Expr, text: str, columns: Columns | None, origin: Origin, before: int | None, *, exact: bool = False
 ) -> ValueExpression:
     compiler = Compiler(columns, origin, before, exact=exact)
-    term = compiler.term(tree)
+    term = _term(compiler, tree, lambda: compiler.term(tree))
     return ValueExpression(text, compiler, _quick(term) or _function(compiler, term, f"settle({term.value})"))
+
+
+def _term(compiler: Compiler, tree: exp.Expr, made: Callable[[], Term]) -> Term:
+    """What `made` returns. sqlglot's trees are of hundreds of kinds, and a newer version has others: one that the
+    compiler stumbles over is refused, and the log says how."""
+    try:
+        return made()
+    except Error:
+        raise
+    except RecursionError:
+        raise too_deep(compiler.origin, tree) from None
+    except Exception:
+        log.exception("an expression could not be compiled")
+        raise compiler.origin.error(
+            "this expression is not understood; write it in another way", 1, 1, code="UNSUPPORTED_EXPRESSION"
+        ) from None
 
 
 def _quick(term: Term) -> Evaluate | None:

@@ -9,7 +9,7 @@ from sqlglot import exp
 
 from tailrace.scalar import exact
 from tailrace.scalar.comparing import Comparing
-from tailrace.scalar.problem import ExpressionError
+from tailrace.scalar.problem import ExpressionError, shown
 from tailrace.scalar.term import BLOB, BOOL, NUMBER, TEXT, Names, Term, argument, truth
 
 
@@ -166,9 +166,8 @@ def _cast(compiler: Compiler, node: exp.Expr) -> Term:
     if plain and name in _BITS and not details:
         return Term(node, f"{tries}to_whole({term.value}, {_BITS[name]:d})", NUMBER, sure=True)
     if not plain or name not in _CASTS or (details and name not in ("VARCHAR", "TEXT", "CHAR")):
-        shown = to.sql(dialect="duckdb")
         raise compiler.error(
-            f"there is no CAST to {shown}; there are TEXT, BIGINT, INTEGER, SMALLINT, TINYINT, DOUBLE, "
+            f"there is no CAST to {shown(to)[:60]}; there are TEXT, BIGINT, INTEGER, SMALLINT, TINYINT, DOUBLE, "
             "DECIMAL(digits, places), BOOLEAN, BLOB, JSON",
             node,
         )

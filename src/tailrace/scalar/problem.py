@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sqlglot import exp
+from sqlglot import ErrorLevel, exp
 
 from tailrace.errors import Invalid
 
@@ -62,3 +62,11 @@ def _places(node: exp.Expr) -> Iterator[tuple[int, int]]:
         if "line" in meta and "col" in meta:
             # The parser notes the column of a token's last character.
             yield meta["line"], max(1, meta["col"] - (meta["end"] - meta["start"]))
+
+
+def shown(node: exp.Expr) -> str:
+    """The node as SQL, for an error. sqlglot reads some things that it cannot write: those are named by their kind."""
+    try:
+        return node.sql(dialect="duckdb", unsupported_level=ErrorLevel.IGNORE)
+    except Exception:
+        return node.key.upper()

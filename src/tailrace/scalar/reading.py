@@ -9,9 +9,8 @@ import re
 from typing import Final
 
 import sqlglot
-from sqlglot import exp
+from sqlglot import Token, TokenType, exp
 from sqlglot.errors import ParseError, TokenError
-from sqlglot.tokenizer_core import Token, TokenType
 
 from tailrace.scalar.problem import ExpressionError, Origin
 
@@ -25,8 +24,24 @@ DIALECT: Final = "duckdb"
 _OPENING: Final = frozenset((TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE))
 _CLOSING: Final = frozenset((TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END))
 _PREFIX: Final = frozenset((TokenType.NOT, TokenType.DASH, TokenType.PLUS, TokenType.TILDE))
+# What takes all that is before it as its operand, so that a row of them nests: a.b[1]::TEXT -> 'c'
+_POSTFIX: Final = frozenset(
+    (TokenType.DOT, TokenType.L_BRACKET, TokenType.DCOLON, TokenType.ARROW, TokenType.DARROW, TokenType.COLLATE)
+)
+# What a row of them never goes beyond.
+_BETWEEN: Final = frozenset(
+    (
+        TokenType.COMMA, TokenType.SEMICOLON, TokenType.AND, TokenType.OR, TokenType.NOT, TokenType.EQ, TokenType.NEQ,
+        TokenType.LT, TokenType.GT, TokenType.LTE, TokenType.GTE, TokenType.PLUS, TokenType.DASH, TokenType.STAR,
+        TokenType.SLASH, TokenType.DIV, TokenType.MOD, TokenType.DPIPE, TokenType.IN, TokenType.IS, TokenType.LIKE,
+        TokenType.ILIKE, TokenType.BETWEEN, TokenType.CASE, TokenType.WHEN, TokenType.THEN, TokenType.ELSE,
+        TokenType.END, TokenType.SELECT, TokenType.FROM, TokenType.WHERE, TokenType.JOIN, TokenType.ON,
+        TokenType.USING, TokenType.GROUP_BY, TokenType.ORDER_BY, TokenType.HAVING, TokenType.LIMIT, TokenType.UNION,
+        TokenType.EXCEPT, TokenType.INTERSECT, TokenType.VALUES, TokenType.WITH,
+    )
+)  # fmt: skip
 # Whole texts and comments; what is left over of one that does not end is its first character.
-_QUOTED: Final = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/|.", re.DOTALL)
+_QUOTED: Final = re.compile(r"'(?:[^']|'')*+'|\"(?:[^\"]|\"\")*+\"|--[^\n]*+|/\*.*?\*/|.", re.DOTALL)
 
 
 def read(text: str, origin: Origin, characters_max: int = TEXT_CHARACTERS_MAX) -> exp.Expr:
@@ -43,6 +58,8 @@ def read(text: str, origin: Origin, characters_max: int = TEXT_CHARACTERS_MAX) -
         raise _unclosed(text, origin) from None
     except RecursionError:
         raise too_deep(origin) from None
+    except Exception:  # our text made the parser of others fail: what it cannot read is not taken
+        raise origin.error("syntax error: the text cannot be read", 1, 1) from None
     return tree
 
 
@@ -64,17 +81,38 @@ def _check_tokens(tokens: list[Token], origin: Origin) -> None:
         raise origin.error("the expression is empty", 1, 1)
     if len(tokens) > TOKENS_MAX:
         raise origin.error(f"an expression has at most {TOKENS_MAX} words and signs", *_place(tokens[TOKENS_MAX]))
-    depth = prefixes = 0
     for token in tokens:
         if token.token_type is TokenType.SEMICOLON:
             raise origin.error("an expression has no semicolon", *_place(token))
-        if token.token_type in _OPENING:
+    deep = first_too_deep(tokens, DEPTH_MAX)
+    if deep is not None:
+        raise origin.error(f"an expression may be nested {DEPTH_MAX} deep; take a part of it out", *_place(deep))
+
+
+def first_too_deep(tokens: list[Token], depth_max: int) -> Token | None:
+    """The first token that is more than so deep inside of brackets, signs before an operand and what comes after one
+    (paths, casts); None if there is none. The parser recurses with the former, and is quadratic in the latter."""
+    depth = prefixes = rows = 0  # rows: of postfixes, of all brackets that are open
+    around: list[int] = []  # the row that each open bracket interrupts
+    row = 0
+    for token in tokens:
+        kind = token.token_type
+        if kind in _BETWEEN:
+            rows, row = rows - row, 0
+        if kind in _POSTFIX:
+            rows, row = rows + 1, row + 1
+        if kind in _OPENING:
             depth += 1
-        elif token.token_type in _CLOSING:
+            around.append(row)
+            row = 0
+        elif kind in _CLOSING:
             depth -= 1
-        prefixes = prefixes + 1 if token.token_type in _PREFIX else 0
-        if max(depth, 0) + prefixes > DEPTH_MAX:
-            raise origin.error(f"an expression may be nested {DEPTH_MAX} deep; take a part of it out", *_place(token))
+            rows -= row
+            row = around.pop() if around else 0
+        prefixes = prefixes + 1 if kind in _PREFIX else 0
+        if max(depth, 0) + prefixes > depth_max or rows > depth_max:
+            return token
+    return None
 
 
 def _place(token: Token) -> tuple[int, int]:

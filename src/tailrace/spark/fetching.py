@@ -15,11 +15,12 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace import limits
 from tailrace.bulk.columns import rows_of
 from tailrace.cold import reading as cold
 from tailrace.cold.store import Store
 from tailrace.errors import Conflict, Gone, TooMany, Unavailable
-from tailrace.spark.connection import PATIENCE_S, WAIT_MAX_S, WAIT_MIN_S, Facts, client, facts
+from tailrace.spark.connection import PATIENCE_S, WAIT_MAX_S, WAIT_MIN_S, Facts, client, facts, patiently
 from tailrace.spark.options import Options
 from tailrace.spark.planning import Range, Task, cold_cuts, split, tasks_wanted
 from tailrace.spark.session import available_cores
@@ -53,10 +54,25 @@ class Fetch:
         hot_part = [clipped(each, max(each.start, hot_from[each.log]), each.end) for each in ranges]
         hot_part = [each for each in hot_part if each.size]
         tasks = [task for each in cold_part if each.size for task in self._plan_cold(each)]
+        if self.kind == "table":
+            return tasks + [Task(piece) for each in hot_part for piece in self._cut_by_records(each)]
         wanted = tasks_wanted(
             self.kind, [each.size for each in hot_part], available_cores(), self.options.partitions_min
         )
         return tasks + [Task(each) for each in split(hot_part, wanted)]
+
+    def _cut_by_records(self, wanted: Range) -> list[Range]:
+        """A table's range, cut by the records that the server has in it; the offsets do not tell."""
+        records, _ = self._count(wanted, 1)
+        pieces = tasks_wanted(self.kind, [records], available_cores(), self.options.partitions_min)
+        if pieces == 1:
+            return [wanted]
+        _, cuts = self._count(wanted, min(pieces, limits.BULK_PIECES_MAX))
+        return [clipped(wanted, low, high) for low, high in itertools.pairwise(cuts)]
+
+    def _count(self, wanted: Range, pieces: int) -> tuple[int, list[int]]:
+        server, target = client(self.options.access), self.options.target
+        return patiently(lambda: server.count_records(wanted.start, wanted.end, pieces, **target))
 
     def _plan_cold(self, wanted: Range) -> list[Task]:
         if self.store is None:

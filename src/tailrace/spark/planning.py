@@ -1,7 +1,8 @@
 """Which ranges of which logs are read, and how they are cut into tasks: pure rules.
 
-Entries tile the positions of a log, and a range [start, end) has the entries whose position lies in it. So a range may
-be cut anywhere: nothing is lost and nothing comes twice.
+How large a range is, is told by the records in it (bytes, of a stream), never by a table's offsets: these are sequences
+that all tables share. Entries tile the positions of a log, and a range [start, end) has the entries whose position lies
+in it. So a range may be cut anywhere: nothing is lost and nothing comes twice.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from tailrace.spark.connection import Part
 from tailrace.spark.options import EARLIEST, LATEST
 
 MiB: Final = 1 << 20
-# A range below the first is one task; no task is larger than the second. Positions of streams count bytes.
+# Records, and bytes of streams. What is below the first is one task; no task is larger than the second, unless there
+# would be more than the third of them for each core: what a task costs is then more than what it saves.
 SPLIT_MIN: Final = {"table": 50_000, "topic": 50_000, "stream": 8 * MiB}
 TASK_MAX: Final = {"table": 500_000, "topic": 500_000, "stream": 64 * MiB}
+TASKS_PER_CORE_MAX: Final = 32
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,12 @@ class Task(InputPartition):
 
 
 def tasks_wanted(kind: str, sizes: Sequence[int], cores: int, asked: int | None) -> int:
-    """Into how many tasks ranges of these sizes are cut, all together."""
+    """Into how many tasks ranges of these sizes, in records or bytes, are cut, all together."""
     total = sum(sizes)
     if asked is not None:
         return max(asked, len(sizes))
-    return max(len(sizes), min(cores, total // SPLIT_MIN[kind]), -(-total // TASK_MAX[kind]))
+    full = min(-(-total // TASK_MAX[kind]), cores * TASKS_PER_CORE_MAX)
+    return max(len(sizes), min(cores, total // SPLIT_MIN[kind]), full)
 
 
 def split(ranges: Iterable[Range], wanted: int) -> list[Range]:

@@ -6,6 +6,7 @@ Whoever has a session of their own needs only `register`.
 from __future__ import annotations
 
 import os
+import re
 import site
 import sys
 import tempfile
@@ -22,7 +23,8 @@ from tailrace.spark import java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PYSPARK_MIN = (4, 2)  # the first whose Python sources have admission control and AvailableNow
+# The first has admission control and AvailableNow for Python sources; the last is the newest that is tested.
+PYSPARK_VERSIONS = ((4, 2), (4, 3))
 _PACKAGE = Path(tailrace.__file__).parent
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _JVM = "spark.driver.extraJavaOptions"
@@ -72,7 +74,10 @@ def session(app: str = "tailrace", master: str | None = None, *, ship: bool = Fa
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Let `spark` know the format "tailrace"; the session."""
+    """Let `spark` know the format "tailrace"; the session. `Unavailable`, if PySpark here, or Spark there, is of a
+    version that is not supported."""
+    _pyspark()
+    check_version("Spark", spark.version)  # of a cluster that is reached by Spark Connect, not the one installed here
     from tailrace.spark.source import Source
 
     for name, value in NEEDED.items():
@@ -132,15 +137,21 @@ def _pyspark() -> type[SparkSession]:
         from pyspark.sql import SparkSession
     except ImportError:
         raise Unavailable("this needs Spark; pip install 'tailrace[spark]'", code="NO_SPARK") from None
-    found = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
-    if found < PYSPARK_MIN:
-        wanted = ".".join(map(str, PYSPARK_MIN))
+    check_version("PySpark", pyspark.__version__)
+    return SparkSession
+
+
+def check_version(what: str, version: str) -> None:
+    """Refuse a version of Spark that this is not made for."""
+    parts = re.match(r"(\d+)\.(\d+)", version)
+    found = (int(parts[1]), int(parts[2])) if parts else None
+    if found not in PYSPARK_VERSIONS:
+        wanted = " and ".join(f"{major}.{minor}" for major, minor in PYSPARK_VERSIONS)
         raise Unavailable(
-            f"this needs PySpark {wanted} or later and {pyspark.__version__} is installed; "
-            "pip install --upgrade 'tailrace[spark]'",
+            f"{what} {version} is not supported, but {wanted} are; pip install 'tailrace[spark]' installs a version of "
+            "PySpark that is, and the cluster must have the same",
             code="NO_SPARK",
         )
-    return SparkSession
 
 
 def _let_workers_import() -> None:

@@ -81,7 +81,7 @@ class _Sink:
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
             raise Invalid(
-                f"{options.noun} can only be appended to; use mode('append'), or outputMode 'append' or 'update' in a "
+                f"{options.noun} can only be appended to; use mode('append'), and outputMode('append') in a "
                 "streaming query",
                 code="APPEND_ONLY",
             )

@@ -18,13 +18,19 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tailrace.errors import Invalid
+from tailrace import limits
+from tailrace.errors import Invalid, TooLarge
 from tailrace.tables import value
 from tailrace.tables.value import Item, Value
 
 DIGITS_MAX: Final = 38  # of a DECIMAL
-VALUE_BYTES: Final = 32  # what Python needs for a value beside its bytes, at least
+VALUE_BYTES: Final = 64  # what Python needs for a value beside its bytes, about
+CHUNK_BYTES: Final = 256  # what an Arrow array takes beside its buffers, about
+NULL_BYTES: Final = 5  # what a null takes in a column of texts: an offset and a bit
+PACK_BYTES: Final = 4 * limits.MiB  # of values that are Python's, before they become Arrow
+PACK_ROWS: Final = 1_024  # likewise: a column that begins late has a null for each
 _BIGINT_DIGITS: Final = 18  # any number of so many digits is one of 64 bits
 _BIGINT: Final = range(-(2**63), 2**63)
 _WHOLE: Final = range(-(2**63), 2**64)  # what a JSON encoder writes as an int
@@ -36,11 +42,14 @@ BLOB: Final = pa.binary()
 MOMENT: Final = pa.timestamp("ms", "UTC")
 _SCALARS: Final = {"S": TEXT, "N": BIGINT, "B": BLOB, "BOOL": BOOLEAN}
 _JSON: Final = "JSON"  # the kind of a column of documents, or of values of several kinds
+_STORED: Final = {**_SCALARS, "N": TEXT, _JSON: TEXT}  # what values of a kind are kept as
 _DECLARED: Final = {
     "TEXT": TEXT, "BIGINT": BIGINT, "DOUBLE": pa.float64(), "DECIMAL": pa.decimal128(DIGITS_MAX, 0),
     "BOOLEAN": BOOLEAN, "BLOB": BLOB, "JSON": TEXT,
 }  # fmt: skip
 _NAMES: Final = {BIGINT: "BIGINT", TEXT: "VARCHAR", BOOLEAN: "BOOLEAN", BLOB: "BLOB", MOMENT: "TIMESTAMPTZ"}
+
+Spend = Callable[[int], None]
 
 _json: Final = msgspec.json.Encoder().encode
 
@@ -57,26 +66,47 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Columns:
-    """The attributes of many items, by name: first those that are known, then others as they are found."""
+    """The attributes of many items, by name: first those that are known, then others as they are found.
 
-    def __init__(self, known: Iterable[Known], keep: frozenset[str] | None = None) -> None:
+    Values are Python's only for a while, then they are packed into Arrow. `spend` is told how many bytes that takes,
+    before or while no more than about PACK_BYTES are taken, and raises when it is too much."""
+
+    def __init__(self, known: Iterable[Known], spend: Spend, keep: frozenset[str] | None = None) -> None:
         """`keep`: the names, in lower case, that are wanted (None: all); nobody looks at what is in the others."""
         self._keep = keep
+        self._spend = spend
         self._columns = {each.name: _Column(each) for each in known}
+        self._base = 0  # rows that are packed
+        self._pending = 0
         self.count = 0
 
-    def add(self, item: Item, size: int) -> int:
-        """Take an item of so many bytes; about how many bytes of memory that costs."""
+    def add(self, item: Item, size: int) -> None:
+        """Take an item of so many bytes."""
         if self._keep is not None:
             item = {name: held for name, held in item.items() if name.lower() in self._keep}
             size = sum(map(_size, item.values()))
+        columns, base = self._columns, self._base
         for name, held in item.items():
-            column = self._columns.get(name)
+            column = columns.get(name)
             if column is None:
-                column = self._columns[name] = _Column(Known(name))
-            column.add(self.count, held)
+                column = self._new(name)
+            if column.packed < base and "NULL" not in held:
+                self._spend(column.gap_bytes(base))
+            column.add(self.count, base, held)
         self.count += 1
-        return size + VALUE_BYTES * (len(item) + 1)
+        self._pending += size + VALUE_BYTES * (len(item) + 1)
+        if self._pending > PACK_BYTES or self.count - base >= PACK_ROWS:
+            self._pack()
+
+    def _new(self, name: str) -> _Column:
+        if len(self._columns) >= limits.SELECT_COLUMNS_MAX:
+            raise TooLarge(
+                f"the rows have more than {limits.SELECT_COLUMNS_MAX:,} different attributes, the most that a SELECT "
+                "takes; name the columns that you need",
+                code="SELECT_TOO_LARGE",
+            )
+        column = self._columns[name] = _Column(Known(name))
+        return column
 
     def ensure(self, names: Iterable[str]) -> None:
         """Let there be a column, of nulls, for each of these names that no item has."""
@@ -84,59 +114,108 @@ class Columns:
         for name in names:
             if name.lower() not in known:
                 known.add(name.lower())
-                self._columns[name] = _Column(Known(name))
+                self._new(name)
+
+    def _pack(self) -> None:
+        self._pending = 0
+        self._base = self.count
+        for column in self._columns.values():
+            self._spend(column.pack())
 
     def table(self) -> pa.Table:
         """All of it. Names that differ in nothing but case get a number: SQL does not tell them apart."""
-        arrays = [column.array(self.count) for column in self._columns.values()]
+        self._pack()
+        arrays = [column.array(self.count, self._spend) for column in self._columns.values()]
         return pa.Table.from_arrays(arrays, names=distinct(self._columns))
 
 
 class _Column:
-    """Values of one name. As long as they are of one kind they are kept as they are, then as JSON."""
+    """Values of one name. As long as they are of one kind they are kept as they are, then as JSON.
 
-    __slots__ = ("_kind", "_known", "_values")
+    `_chunks` are texts, binaries or booleans; numbers are texts until all are known. A null that nothing but nulls
+    follow takes no room before `array`."""
+
+    __slots__ = ("_chunks", "_kind", "_known", "_owed", "_values", "packed")
 
     def __init__(self, known: Known) -> None:
         self._known = known
         self._kind: str | None = _JSON if known.declared == "JSON" else None
-        self._values: list[Any] = []
+        self._chunks: list[pa.Array] = []
+        self._values: list[Any] = []  # of the rows behind those
+        self._owed = 0  # bytes that were taken since `pack`
+        self.packed = 0  # rows in chunks
 
-    def add(self, row: int, held: Value) -> None:
-        values = self._values
-        if len(values) < row:
-            values += [None] * (row - len(values))
+    def gap_bytes(self, base: int) -> int:
+        """What it takes to fill up with nulls to a row."""
+        return (base - self.packed) * NULL_BYTES + CHUNK_BYTES
+
+    def add(self, row: int, base: int, held: Value) -> None:
+        """Take the value of a row; those below `base` are packed in the other columns."""
         ((kind, inner),) = held.items()
         if kind == "NULL":
-            values.append(None)
             return
+        if self.packed < base:
+            self._chunks.append(pa.nulls(base - self.packed, _STORED.get(self._kind or kind, TEXT)))
+            self.packed = base
+        values = self._values
+        if missing := row - base - len(values):
+            values += [None] * missing
         if kind != self._kind:
             if self._kind is None:
                 self._kind = kind if kind in _SCALARS else _JSON
             elif self._kind != _JSON:
-                was, self._kind = self._kind, _JSON
-                values[:] = [None if each is None else _json_text({was: each}) for each in values]
+                self._to_json()
         values.append(_json_text(held) if self._kind == _JSON else inner)
 
-    def array(self, count: int) -> pa.Array:
+    def _to_json(self) -> None:
+        """The values are of several kinds from here on."""
+        was, self._kind = self._kind or _JSON, _JSON
+
+        def texts(values: Iterable[Any]) -> list[str | None]:
+            return [None if each is None else _json_text({was: each}) for each in values]
+
+        self._values[:] = texts(self._values)
+        before = sum([chunk.nbytes for chunk in self._chunks])
+        self._chunks = [pa.array(texts(chunk.to_pylist()), TEXT) for chunk in self._chunks]
+        self._owed += sum([chunk.nbytes for chunk in self._chunks]) - before
+
+    def pack(self) -> int:
+        """Turn what was added into Arrow; how many bytes that takes."""
+        owed, self._owed = self._owed, 0
+        if not self._values:
+            return owed
+        chunk = pa.array(self._values, _STORED[self._kind or _JSON])
+        self._values = []
+        self._chunks.append(chunk)
+        self.packed += len(chunk)
+        return int(chunk.nbytes) + CHUNK_BYTES + owed
+
+    def array(self, count: int, spend: Spend) -> pa.ChunkedArray:
         """The column, `count` values long: of the declared kind if they all are, else of what they have in common."""
-        values = self._values + [None] * (count - len(self._values))
         known = self._known
-        if self._kind is None:
-            return pa.nulls(count, _DECLARED.get(known.declared or "") or _SCALARS.get(known.key or "", TEXT))
-        if self._kind == "N":
-            return _numbers(values, known.declared)
-        return pa.array(values, TEXT if self._kind == _JSON else _SCALARS[self._kind])
+        kind = self._kind
+        if kind is None:
+            type_ = _DECLARED.get(known.declared or "") or _SCALARS.get(known.key or "", TEXT)
+            spend(count * NULL_BYTES)
+            return pa.chunked_array([pa.nulls(count, type_)], type_)
+        stored = _STORED[kind]
+        if self.packed < count:
+            spend(self.gap_bytes(count))
+            self._chunks.append(pa.nulls(count - self.packed, stored))
+        held = pa.chunked_array(self._chunks, stored)
+        self._chunks = []
+        return _numbers(held, known.declared, spend) if kind == "N" else held
 
 
 def distinct(names: Iterable[str]) -> list[str]:
     """The names, those that came before (in whichever case) with _1, _2 and so on."""
     taken: set[str] = set()
+    numbers: dict[str, int] = {}  # the last one that a name got, so that no number is tried twice
     given = []
     for name in names:
-        new, number = name, 0
+        new, lowered = name, name.lower()
         while new.lower() in taken:
-            number += 1
+            numbers[lowered] = number = numbers.get(lowered, 0) + 1
             new = f"{name}_{number}"
         taken.add(new.lower())
         given.append(new)
@@ -153,35 +232,66 @@ def _json_text(held: Value) -> str:
     return _json(value.to_json(held)).decode()
 
 
-def _numbers(texts: list[str | None], declared: str | None) -> pa.Array:
+def _numbers(texts: pa.ChunkedArray, declared: str | None, spend: Spend) -> pa.ChunkedArray:
     """Canonical numbers: BIGINT where all are whole and have 64 bits, else DECIMAL(38, s) where that holds all of them,
     else text."""
     if declared == "DOUBLE":
-        return pa.array([None if text is None else float(text) for text in texts], pa.float64())
-    whole = fraction = 0
-    big = declared == "DECIMAL"
-    for text in texts:
-        if text is not None:
-            left, _, right = text.partition(".")
-            whole = max(whole, len(left) - (text[0] == "-"))
-            fraction = max(fraction, len(right))
-            big = big or (len(left) > _BIGINT_DIGITS and int(left) not in _BIGINT)
-    if not fraction and not big:
-        return pa.array([None if text is None else int(text) for text in texts], BIGINT)
+        spend(8 * len(texts))
+        return texts.cast(pa.float64())
+    sizes = pc.binary_length(texts)
+    points = pc.find_substring(texts, ".")
+    signs = pc.if_else(pc.starts_with(texts, "-"), 1, 0)
+    fractions = pc.if_else(pc.less(points, 0), 0, pc.subtract(pc.subtract(sizes, points), 1))
+    wholes = pc.subtract(pc.if_else(pc.less(points, 0), sizes, points), signs)
+    whole, fraction = pc.max(wholes).as_py() or 0, pc.max(fractions).as_py() or 0
+    if not fraction and declared != "DECIMAL" and whole <= _BIGINT_DIGITS + 1:
+        spend(8 * len(texts))
+        try:
+            return texts.cast(BIGINT)
+        except pa.ArrowInvalid:  # of 19 digits, and more than 64 bits
+            spend(-8 * len(texts))
     if whole + fraction > DIGITS_MAX:
-        return pa.array(texts, TEXT)
-    type_ = pa.decimal128(DIGITS_MAX, fraction)
-    return pa.array([None if text is None else Decimal(text) for text in texts], type_)
+        return texts
+    spend(16 * len(texts))
+    return texts.cast(pa.decimal128(DIGITS_MAX, fraction))
 
 
 # -- in: rows of a fixed shape
 
 
-def rows_table(columns: Sequence[tuple[str, pa.DataType]], rows: Sequence[Sequence[Any]]) -> pa.Table:
-    """A table of rows that have these columns. Milliseconds since 1970 are moments as they are."""
-    made = list(zip(*rows, strict=True)) or [()] * len(columns)
-    arrays = [pa.array(list(held), type_) for held, (_, type_) in zip(made, columns, strict=True)]
-    return pa.Table.from_arrays(arrays, names=[name for name, _ in columns])
+class Rows:
+    """Rows that have these columns. Milliseconds since 1970 are moments as they are. Packed, and paid for, as `Columns`
+    are."""
+
+    def __init__(self, columns: Sequence[tuple[str, pa.DataType]], spend: Spend) -> None:
+        self._schema = pa.schema(list(columns))
+        self._spend = spend
+        self._rows: list[Sequence[Any]] = []
+        self._batches: list[pa.RecordBatch] = []
+        self._pending = 0
+        self.count = 0
+
+    def add(self, row: Sequence[Any]) -> None:
+        self._rows.append(row)
+        self.count += 1
+        texts = sum([len(each) for each in row if isinstance(each, str | bytes)])
+        self._pending += texts + VALUE_BYTES * (len(row) + 1)
+        if self._pending > PACK_BYTES:
+            self._pack()
+
+    def _pack(self) -> None:
+        if self._rows:
+            held = zip(*self._rows, strict=True)
+            arrays = [pa.array(values, field.type) for values, field in zip(held, self._schema, strict=True)]
+            self._rows, self._pending = [], 0
+            batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+            self._batches.append(batch)
+            self._spend(int(batch.nbytes) + CHUNK_BYTES * len(arrays))
+
+    def table(self) -> pa.Table:
+        """All of them."""
+        self._pack()
+        return pa.Table.from_batches(self._batches, self._schema)
 
 
 def type_name(type_: pa.DataType) -> str:

@@ -166,6 +166,8 @@ class UpdateRow(RowCommand, frozen=True, kw_only=True):
 class DeleteRow(RowCommand, frozen=True):
     """Delete a row."""
 
+    freeing = True
+
     def run(self, tx: Tx) -> RowsWritten:
         plan, row = self.plan(tx)
         return RowsWritten(0) if row is None else _done(tx, plan)

@@ -1,6 +1,6 @@
 """Which functions a SELECT may call. What is not listed is refused.
 
-DuckDB looks at its clock and its memory between functions, not inside one. So a function is here only if it is done
+DuckDB looks at its clock between functions, not inside one. So a function is here only if it is done
 with a value in about the time of reading it, and makes nothing much larger of it. Those that compare every character
 with every other, wait, build a value of any size, run a function over a list, or tell about the server are not.
 REPLACE and REGEXP_REPLACE are, with what they put in written out and short.
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
+
+from tailrace.sql.lexer import parameter_number
 
 INSERTED_CHARACTERS_MAX: Final = 4  # of what REGEXP_REPLACE puts in the place of a match
 PATTERN_CHARACTERS_MAX: Final = 200  # of a regular expression
@@ -73,10 +75,11 @@ _JSON: Final = """
     json_extract_path_text json_extract_string json_keys json_object json_quote json_type json_valid json_value
     row_to_json to_json
 """
+_CALLER: Final = "current_user session_user user current_role"  # their value is the caller's name
 _CHOICES: Final = "coalesce if ifnull nullif typeof try_cast constant_or_null"
 
 FUNCTIONS: Final = frozenset(
-    " ".join((_OPERATORS, _AGGREGATES, _WINDOWS, _NUMBERS, _TEXTS, _TIMES, _NESTED, _JSON, _CHOICES)).split()
+    " ".join((_OPERATORS, _AGGREGATES, _WINDOWS, _NUMBERS, _TEXTS, _TIMES, _NESTED, _JSON, _CALLER, _CHOICES)).split()
 )
 _REGEXES: Final = frozenset(
     name for name in FUNCTIONS if name.endswith("_regex") or (name.startswith("regexp_") and name != "regexp_escape")
@@ -155,8 +158,7 @@ def _text(node: Any, params: Sequence[Any]) -> str | None:
         literal = node.get("literal")
         found = literal.get("text") if isinstance(literal, dict) and literal.get("kind") == "STRING" else None
         return found if isinstance(found, str) else None
-    if node.get("class") == "PARAMETER" and str(node.get("identifier")).isdigit():
-        number = int(node["identifier"])
-        given = params[number - 1] if 0 < number <= len(params) else None
+    if node.get("class") == "PARAMETER" and (number := parameter_number(str(node.get("identifier")))):
+        given = params[number - 1] if number <= len(params) else None
         return given if isinstance(given, str) else None
     return None

@@ -20,7 +20,7 @@ EXPONENT_CHARACTERS_MAX: Final = 5
 
 WORD: Final = 1  # a name or a keyword, as it was written
 QUOTED: Final = 2  # "a name"
-TEXT: Final = 3  # 'a text'
+TEXT: Final = 3  # 'a text' or $$a text$$
 NUMBER: Final = 4
 PARAMETER: Final = 5  # ? or $1
 BYTES: Final = 6  # X'00ff'
@@ -40,6 +40,7 @@ _PATTERN: Final = re.compile(
     | ( (?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?+\d++)?+ )
     | ( \?|\$\d++ )
     | ( [xX]'[^']*+' )
+    | ( \$((?:[^\W\d]\w{0,62}+)?+)\$.*?\$\8\$ )
     | ( /\*|'|"|\$|\0 )
     | ( . )
     | \Z
@@ -47,12 +48,13 @@ _PATTERN: Final = re.compile(
     """,
     re.X | re.S,
 )
-_BAD: Final = 7  # the group of what is wrong; SIGN is the one behind it
+_DOLLARS: Final = 7  # the group of a text between $$ or $tag$; the one behind it is the tag
+_BAD: Final = 9  # the group of what is wrong; SIGN is the one behind it
 _UNENDED: Final = {
     "/*": "a comment that begins here has no end; close it with */",
     "'": "a text that begins here has no end; close it with ' (a quote inside it is written twice: '')",
     '"': 'a quoted name that begins here has no end; close it with " (a quote inside it is written twice: "")',
-    "$": "a parameter is ? or a number after $, such as $1",
+    "$": "a parameter is ? or a number after $, such as $1; a text that begins with $$ ends with $$",
     "\0": "a NUL character is not part of SQL",
 }
 
@@ -91,6 +93,9 @@ def lex(text: str) -> list[Token]:
             add(Token(NUMBER, _number(text, start, end), start, end, ""))
         elif kind == BYTES:
             add(Token(BYTES, _bytes(text, start, found[2:-1]), start, end, ""))
+        elif kind == _DOLLARS:
+            tag = len(match[_DOLLARS + 1]) + 2
+            add(Token(TEXT, found[tag:-tag], start, end, ""))
         elif kind == _BAD:
             raise wrong(text, start, _UNENDED[found])
         else:
@@ -122,3 +127,8 @@ def _bytes(text: str, start: int, digits: str) -> str:
     except ValueError:
         raise wrong(text, start, "bytes are written as pairs of hexadecimal digits, such as X'00ff'") from None
     return digits
+
+
+def parameter_number(text: str) -> int:
+    """The number of a parameter, from 1 on; 0 if the text is none. int() of a long text is an error of its own."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0

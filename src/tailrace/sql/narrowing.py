@@ -7,6 +7,7 @@ never changes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
@@ -14,6 +15,7 @@ from typing import Any, Final
 import msgspec
 from sqlglot import exp
 
+from tailrace.sql.lexer import NUMBER_CHARACTERS_MAX, parameter_number
 from tailrace.sql.sources import Comparison, Wanted
 
 _OPERATORS: Final[dict[type[exp.Expr], str]] = {exp.EQ: "=", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
@@ -22,6 +24,7 @@ _MIRRORED: Final = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _UNTOUCHED: Final = frozenset(
     ("with_", "expressions", "from_", "where", "limit", "offset", "operation_modifiers", "kind")
 )
+_HEX: Final = re.compile(r"(?:[0-9a-fA-F]{2})*+")
 _NO_CONSTANT: Final = object()
 
 
@@ -105,20 +108,27 @@ def constant(node: exp.Expr, params: Sequence[Any]) -> Any:
         return held if held is _NO_CONSTANT else -held
     if isinstance(node, exp.Placeholder):
         place = str(node.this)
-        if place.isdigit() and 0 < int(place) <= len(params):
-            held = params[int(place) - 1]
+        number = parameter_number(place)
+        if 0 < number <= len(params):
+            held = params[number - 1]
             if isinstance(held, str | bytes | Decimal) or type(held) is int:
                 return held
         return _NO_CONSTANT
+    if isinstance(node, exp.Heredoc | exp.RawString):  # $$text$$
+        return node.this
+    if isinstance(node, exp.HexString):
+        return bytes.fromhex(node.this) if _HEX.fullmatch(node.this) else _NO_CONSTANT
     if not isinstance(node, exp.Literal):
         return _NO_CONSTANT
     if node.is_string:
         return node.this
+    # With an exponent it is a DOUBLE, which compares in another way. Whether what is longer, or 1_000, is a number is
+    # for DuckDB to say.
+    text = node.this
+    if len(text) > NUMBER_CHARACTERS_MAX or not text.isascii() or "_" in text or "e" in text.lower():
+        return _NO_CONSTANT
     try:
-        # With an exponent it is a DOUBLE, which compares in another way.
-        return (
-            _NO_CONSTANT if "e" in node.this.lower() else int(node.this) if node.this.isdigit() else Decimal(node.this)
-        )
+        return int(text) if text.isdecimal() else Decimal(text)
     except InvalidOperation:
         return _NO_CONSTANT
 
@@ -154,12 +164,13 @@ def names(tree: exp.Expr, aliases: Sequence[str]) -> Names:
     """The columns that a statement names; `aliases` are what it calls its sources."""
     lowered = {each.lower() for each in aliases}
     columns = [node for node in tree.find_all(exp.Column) if not isinstance(node.this, exp.Star)]
-    ensured: dict[str, tuple[str, ...]] = {}
+    ensured: dict[str, list[str]] = {}
     for node in columns:
         alias = node.table.lower()
         if alias in lowered and not node.db:
-            ensured[alias] = (*ensured.get(alias, ()), node.name)
-    return Names(_used(tree, columns, lowered), ensured, tuple(_bare(tree, columns, lowered)))
+            ensured.setdefault(alias, []).append(node.name)
+    distinct = {alias: tuple(dict.fromkeys(each)) for alias, each in ensured.items()}
+    return Names(_used(tree, columns, lowered), distinct, tuple(dict.fromkeys(_bare(tree, columns, lowered))))
 
 
 def _used(tree: exp.Expr, columns: list[exp.Column], aliases: set[str]) -> frozenset[str] | None:

@@ -49,7 +49,7 @@ def parse(text: str, params: Sequence[Any] = ()) -> list[ast.Statement]:
 
 def _statement(tokens: Tokens) -> ast.Statement:
     first = tokens.next
-    rule = _STARTS.get(first.key)
+    rule = _select if first.key == "(" else _STARTS.get(first.key)
     if rule is None:
         tokens.fail(*_STARTS)
     line, column = tokens.place(first)
@@ -129,6 +129,8 @@ _STARTS: Final[dict[str, Rule]] = {
     "DELETE": tables.delete,
     "SELECT": _select,
     "WITH": _select,
+    "FROM": _select,
+    "VALUES": _select,
     "SHOW": _choice(
         {
             "TOPICS": lambda tokens, at: ast.ShowTopics(**at),

@@ -3,10 +3,10 @@
 Theory of operation
 -------------------
 sqlglot parses the text, and only to look: it finds the sources, says no to what is none, and tells how much of each is
-needed. The sources are loaded as Arrow and registered, under private names, in a connection of their own to a DuckDB
+needed. The sources are loaded as Arrow and sent, under private names, to a worker process (`workers.py`) with a DuckDB
 that has no files, no network, no extensions and little memory. Then DuckDB gets the very text that the user wrote, with
 nothing but the sources' names replaced; so it means what DuckDB says it means, and a place in it is a place in the
-user's text.
+user's text. The result comes back in Arrow.
 
 What sqlglot and DuckDB may read differently is checked twice: DuckDB too has to find one SELECT in the text, of private
 names only.
@@ -14,111 +14,111 @@ names only.
 
 from __future__ import annotations
 
-import atexit
 import re
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from bisect import bisect_right
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from itertools import islice
 from time import monotonic
 from typing import Any, Final
 
-import duckdb
 import msgspec
-import pyarrow as pa
-from sqlglot import exp
+from sqlglot import Token, TokenType, exp
 from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.errors import ParseError, TokenError
-from sqlglot.tokenizer_core import Token, TokenType
 
 from tailrace import limits
+from tailrace.access import SYSTEM as SYSTEM_PRINCIPAL
 from tailrace.errors import Error, Invalid, TooLarge, TooMany
+from tailrace.scalar.reading import first_too_deep
 from tailrace.sql import functions, narrowing
-from tailrace.sql.arrow import distinct, plain_column
+from tailrace.sql.arrow import distinct
 from tailrace.sql.error import SqlError, excerpt, mark, place
+from tailrace.sql.lexer import parameter_number
 from tailrace.sql.result import ColumnInfo, Execute, Result, counted
+from tailrace.sql.selected import Selected, Selection
 from tailrace.sql.sources import CHANGES, FUNCTIONS, SYSTEM, TABLE, TOPIC, Budget, Reference, load
 from tailrace.sql.system import SYSTEM_TABLES
+from tailrace.sql.workers import POOL, Failed, Interrupted, Worker
 
 TEXT_CHARACTERS_MAX: Final = 100_000  # of a statement; it is parsed twice
 TOKENS_MAX: Final = 5_000  # of a statement: whoever else wants the interpreter waits while it is parsed
 DEPTH_MAX: Final = 100  # brackets within brackets
+EQUALITY_DEPTH_MAX: Final = 24  # of the sides of = and <>, signs in a row included
 SOURCES_MAX: Final = 50  # that one statement names
-ANSWER_ROWS_MAX: Final = 100_000  # an answer is one piece in memory
-ANSWER_BYTES_MAX: Final = 64 * limits.MiB
-SELECTS_AT_ONCE_MAX: Final = 4  # others wait: each holds in memory what it reads
-MEMORY: Final = "512MB"  # of DuckDB, for all statements that run
-THREADS: Final = 2  # likewise; the server has other work
-_BATCH_ROWS: Final = 10_000
-_WATCH_S: Final = 0.1  # between two looks at the clock
 
 _PRIVATE: Final = "_tailrace_source_"
 _BEGINNINGS: Final = frozenset((TokenType.SELECT, TokenType.WITH, TokenType.FROM, TokenType.VALUES, TokenType.L_PAREN))
-_OPENING: Final = frozenset((TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE))
-_CLOSING: Final = frozenset((TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE))
 # What is about a token: a comment, a text, a word, or one character. The longest signs have three.
 _SIGN: Final = re.compile(r"--[^\n]*+|/\*(?:[^*]++|\*(?!/))*+\*/|'[^']*+'|\"[^\"]*+\"|\w++|[^\s\w]")
 _REFUSED: Final = (
     exp.DML, exp.DDL, exp.Command, exp.Describe, exp.Summarize, exp.Show, exp.Pragma, exp.Set, exp.Use, exp.Into,
     exp.Lock,
 )  # fmt: skip
+_EQUALITIES: Final = (exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.NullSafeNEQ)
 _RELATIONS: Final = (exp.Table, exp.Subquery, exp.Values, exp.Unnest, exp.Lateral, exp.Paren)
 # Names of our columns that DuckDB takes for words of its own unless they are quoted.
 _QUOTED: Final = frozenset(("at", "by", "offset"))
-# Types that Arrow has no values for that Python could show.
-_AS_TEXT: Final = frozenset(("BIT", "BIGNUM", "INTERVAL", "TIME WITH TIME ZONE", "TIMESTAMP_NS", "VARIANT"))
-_CONFIG: Final[dict[str, Any]] = {
-    "threads": THREADS,
-    "memory_limit": MEMORY,
-    "temp_directory": "",
-    "max_temp_directory_size": "0B",
-    "autoinstall_known_extensions": False,
-    "autoload_known_extensions": False,
-    "python_enable_replacements": False,
-}
-_SETTINGS: Final = (
-    "SET GLOBAL TimeZone = 'UTC'",
-    "SET GLOBAL errors_as_json = true",
-    "SET allow_community_extensions = false",
-    "SET enable_external_access = false",
-    "SET lock_configuration = true",  # last: from here on they stay so
-)
 
-_making: Final = threading.Lock()
-_running: Final = threading.BoundedSemaphore(SELECTS_AT_ONCE_MAX)
+_running: Final = threading.BoundedSemaphore(limits.SELECT_WORKERS_MAX)
 
 
-def select(
-    execute: Execute,
-    text: str,
-    params: Sequence[Any] = (),
-    line: int = 1,
-    column: int = 1,
-    halted: threading.Event | None = None,
-) -> Result:
+def select(execute: Execute, text: str, params: Sequence[Any] = (), line: int = 1, column: int = 1) -> Result:
     """The answer to a SELECT. `execute` runs queries for whoever asks; the text's first character is at `line` and
-    `column` of what its author wrote. Once `halted` is set, it ends with an error."""
-    return run(execute, text, params, Budget(halted=halted), line, column)
+    `column` of what its author wrote."""
+    return run(execute, text, params, Budget(), line, column)
 
 
 def run(execute: Execute, text: str, params: Sequence[Any], budget: Budget, line: int = 1, column: int = 1) -> Result:
     """As `select`, with bounds of one's own."""
+    return selection(execute, text, params, budget, line, column).with_rows()
+
+
+def selection(
+    execute: Execute,
+    text: str,
+    params: Sequence[Any],
+    budget: Budget,
+    line: int = 1,
+    column: int = 1,
+    caller: str = SYSTEM_PRINCIPAL.name,
+) -> Selection:
+    """As `run`, with the rows still in Arrow. `caller` is what current_user says."""
     statement = _Statement(text, params, line, column)
     if not _running.acquire(timeout=max(0.0, budget.deadline_s - monotonic())):
-        raise TooMany(f"{SELECTS_AT_ONCE_MAX} SELECT statements are running, as many as may; try again later")
+        raise TooMany(f"{limits.SELECT_WORKERS_MAX} SELECT statements are running, as many as may; try again later")
     try:
-        with _connected() as connection:
-            statement.check(connection)
+        with POOL.worker() as worker:
+            statement.check(worker, budget)
             try:
                 tables = load(execute, [found.reference for found in statement.found], budget)
             except Error as error:
                 raise statement.placed(error) from None
-            for number, table in enumerate(tables):
-                connection.register(f"{_PRIVATE}{number}", table)
-            return _answered(connection, statement, params, budget)
+            sources = [(f"{_PRIVATE}{number}", table) for number, table in enumerate(tables)]
+            del tables
+            try:
+                answer = worker.run(statement.rewritten, params, sources, lambda: budget.over, caller)
+                return _answered(answer, budget)
+            except Failed as failed:
+                raise statement.failed(failed, budget) from None
+            except Interrupted:
+                raise budget.late() from None
     finally:
         _running.release()
+
+
+def _answered(running: Generator[Any, None, None], budget: Budget) -> Selection:
+    with closing(running) as answer:
+        told = next(answer)
+        names = distinct(name for name, _ in told)
+        selected = Selected(names)
+        for batch in answer:
+            budget.spend(0, 0)
+            selected.add(batch)
+    kinds = [kind.replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ") for _, kind in told]
+    columns = [ColumnInfo(name, kind) for name, kind in zip(names, kinds, strict=True)]
+    return Selection("SELECT", columns, [], selected.count, counted(selected.count, "row"), selected=selected)
 
 
 # -- what a statement reads
@@ -145,6 +145,7 @@ class _Statement:
         tokens = self._tokens()
         self._tree = self._parsed(tokens)
         self._check_nodes()
+        self._check_equalities()
         self._check_params(len(params))
         nodes = [node for node in self._tree.find_all(exp.Table) if not _is_cte(node)]
         if len(nodes) > SOURCES_MAX:
@@ -183,20 +184,20 @@ class _Statement:
         kinds = {token.token_type for token in tokens}
         if TokenType.PLACEHOLDER in kinds and TokenType.PARAMETER in kinds:
             raise self.wrong(0, "parameters are written as ?, or as $1, $2 and so on; use one of the two", _PARAMETERS)
-        depth = 0
-        for token in tokens:
-            depth += (token.token_type in _OPENING) - (token.token_type in _CLOSING)
-            if depth > DEPTH_MAX:
-                raise self.wrong(token.start, f"brackets are nested more than {DEPTH_MAX} deep")
+        deep = first_too_deep(tokens, DEPTH_MAX)
+        if deep is not None:
+            raise self.wrong(deep.start, f"brackets, paths or casts are nested more than {DEPTH_MAX} deep")
         return tokens
 
     def _parsed(self, tokens: list[Token]) -> exp.Expr:
         try:
-            trees = DuckDB().parser().parse(list(_numbered(tokens)), self.text)
+            trees = DuckDB().parser().parse(list(_numbered(_with_bytes(tokens))), self.text)
         except ParseError as error:
             raise self._unparsed(error) from None
         except RecursionError:
-            raise self.wrong(0, "the statement is nested too deep") from None
+            raise self.wrong(0, _TOO_DEEP) from None
+        except Exception:  # our text made the parser of others fail: what it cannot read is not taken
+            raise self.wrong(0, "the statement cannot be read; write it in another way") from None
         found = [tree for tree in trees if tree is not None]
         if len(found) != 1:
             raise self.wrong(0, "this is more than one statement; end it at the semicolon")
@@ -235,15 +236,28 @@ class _Statement:
             if isinstance(node, exp.Lateral) and not isinstance(node.this, exp.Subquery | exp.Unnest):
                 raise self.wrong(_start(node), _ONLY, _REFUSAL)
 
+    def _check_equalities(self) -> None:
+        """DuckDB replaces what is equal by one another, and takes more than cubic time of what is deep."""
+        heights: dict[int, int] = {}
+        for node in reversed(list(self._tree.walk())):
+            height = heights[id(node)] = heights.get(id(node), 0) + 1
+            if node.parent is not None:
+                heights[id(node.parent)] = max(heights.get(id(node.parent), 0), height)
+            if isinstance(node, _EQUALITIES) and height > EQUALITY_DEPTH_MAX:
+                raise self.wrong(
+                    _start(node),
+                    f"what is compared by = or <> may be nested {EQUALITY_DEPTH_MAX} deep, signs in a row included; "
+                    "work it out in a subquery",
+                )
+
     def _check_params(self, given: int) -> None:
         used = 0
         for node in self._tree.find_all(exp.Placeholder, exp.Parameter):
-            number = str(node.this or "")
-            if isinstance(node, exp.Parameter) or not number.isdigit() or int(number) == 0:
-                raise self.wrong(
-                    0, f"parameter {node.sql('duckdb')} has no number; use ?, or $1, $2 and so on", _PARAMETERS
-                )
-            used = max(used, int(number))
+            name = str(node.this or "")
+            number = 0 if isinstance(node, exp.Parameter) else parameter_number(name)
+            if not number:
+                raise self.wrong(0, f"parameter {name[:40]!r} has no number; use ?, or $1, $2 and so on", _PARAMETERS)
+            used = max(used, number)
         if used != given:
             raise self.wrong(
                 0, f"the statement has {used} parameters and {given} values were given; give one for each", _PARAMETERS
@@ -271,8 +285,10 @@ class _Statement:
         if not isinstance(given, str):
             what = "a table" if called == CHANGES else "a topic"
             raise self.wrong(start, f"{called}() takes the name of {what} in single quotes, or a parameter")
-        opened = next(token for token in tokens if token.token_type == TokenType.L_PAREN and token.start > start)
-        closed = next(token for token in tokens if token.token_type == TokenType.R_PAREN and token.start > opened.start)
+        after = bisect_right(tokens, start, key=lambda token: token.start)
+        opened = next(token for token in islice(tokens, after, None) if token.token_type == TokenType.L_PAREN)
+        after = bisect_right(tokens, opened.start, key=lambda token: token.start)
+        closed = next(token for token in islice(tokens, after, None) if token.token_type == TokenType.R_PAREN)
         # A parameter stays in the text, for DuckDB wants to see as many as it is given.
         kept = "" if isinstance(arguments[0], exp.Literal) else self.text[opened.end + 1 : closed.start]
         kind = CHANGES if called == CHANGES else TOPIC
@@ -373,9 +389,9 @@ class _Statement:
                 mark(error, [], *self._place(found.start))
         return error
 
-    def failed(self, error: Exception, budget: Budget) -> Error:
+    def failed(self, error: Failed, budget: Budget) -> Error:
         """What DuckDB complained about, in terms of the user's text."""
-        if isinstance(error, duckdb.InterruptException) or budget.over:
+        if error.kind == "InterruptException" or budget.over:
             return budget.late()
         kind, _, told = str(error).partition(": ")
         try:
@@ -383,32 +399,37 @@ class _Statement:
         except (msgspec.DecodeError, msgspec.ValidationError):
             facts = {"exception_message": told or kind}
         what = str(facts.get("exception_message", "")).partition("\n")[0].strip() or kind
-        if isinstance(error, duckdb.OutOfMemoryException):
+        if error.kind == "OutOfMemoryException":
             return TooLarge(
-                f"the statement needs more memory than there is for SELECT ({MEMORY}); narrow it, or use LIMIT",
+                "the statement needs more memory than there is for a SELECT "
+                f"({limits.SELECT_DUCKDB_BYTES_MAX:,} bytes); narrow it, or use LIMIT",
                 code="SELECT_TOO_LARGE",
             )
         if facts.get("candidates"):
             what += f" Near it are: {facts['candidates']}"
         for number in range(len(self.found) - 1, -1, -1):
             what = what.replace(f"{_PRIVATE}{number}", _full(self.found[number]))
-        code = "SQL_SYNTAX" if isinstance(error, duckdb.ParserException) else "SQL_INVALID"
+        code = "SQL_SYNTAX" if error.kind == "ParserException" else "SQL_INVALID"
         if facts.get("error_subtype") == "COLUMN_NOT_FOUND":
             code = "UNKNOWN_COLUMN"
         if str(facts.get("position", "")).isdigit():
             return self.wrong(self.original(int(facts["position"])), what, code)
         return Invalid(what, code=code)
 
-    def check(self, connection: duckdb.DuckDBPyConnection) -> None:
+    def check(self, worker: Worker, budget: Budget) -> None:
         """DuckDB, too, finds one query in the text, and no source that we do not know of."""
         try:
-            statements = connection.extract_statements(self.rewritten)
-            if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-                raise self.wrong(0, _QUERIES)
-            told = connection.execute("SELECT json_serialize_sql($1::VARCHAR)", [self.rewritten]).fetchall()
-        except duckdb.Error as error:
-            raise self.failed(error, Budget()) from None
-        tree = msgspec.json.decode(told[0][0])
+            kinds, told = worker.check(self.rewritten, lambda: budget.over)
+        except Failed as error:
+            raise self.failed(error, budget) from None
+        except Interrupted:
+            raise budget.late() from None
+        if kinds != ["SELECT"]:
+            raise self.wrong(0, _QUERIES)
+        try:
+            tree = msgspec.json.decode(told)
+        except RecursionError:
+            raise self.wrong(0, _TOO_DEEP) from None
         if tree["error"]:
             raise self.wrong(0, f"{tree['error_message']} {_QUERIES}")
         known = {f"{_PRIVATE}{number}" for number in range(len(self.found))}
@@ -440,6 +461,7 @@ def _sources_of(tree: Any) -> Iterator[str]:
                     yield f"{name}()"
 
 
+_TOO_DEEP: Final = "the statement is nested too deep; use brackets, or WITH, to take parts of it out"
 _QUERIES: Final = "only queries can be run here; begin with SELECT, WITH, FROM or VALUES"
 _REFUSAL: Final = "SQL_REFUSED"
 _PARAMETERS: Final = "SQL_PARAMETERS"
@@ -467,7 +489,7 @@ def _start(node: Any) -> int:
     return min((each.meta["start"] for each in node.walk() if "start" in each.meta), default=0)
 
 
-def _numbered(tokens: list[Token]) -> Iterator[Token]:
+def _numbered(tokens: Iterable[Token]) -> Iterator[Token]:
     """The tokens, each ? with its number, so that whoever finds it in the tree knows which one it is."""
     number = 0
     for token in tokens:
@@ -478,6 +500,25 @@ def _numbered(tokens: list[Token]) -> Iterator[Token]:
             yield Token(TokenType.NUMBER, str(number), *where)
         else:
             yield token
+
+
+def _with_bytes(tokens: list[Token]) -> Iterator[Token]:
+    """The tokens, X'00ff' as one of them: DuckDB knows it, and sqlglot does not when it reads DuckDB's language."""
+    at = 0
+    while at < len(tokens):
+        token = tokens[at]
+        after = tokens[at + 1] if at + 1 < len(tokens) else token
+        if (
+            after.token_type == TokenType.STRING
+            and token.token_type == TokenType.VAR
+            and token.text in "xX"
+            and after.start == token.end + 1
+        ):
+            yield Token(TokenType.HEX_STRING, after.text, after.line, after.col, token.start, after.end)
+            at += 1
+        else:
+            yield token
+        at += 1
 
 
 def _is_cte(table: exp.Table) -> bool:
@@ -504,95 +545,3 @@ def _is_cte(table: exp.Table) -> bool:
 
 def _index(nodes: list[Any], wanted: Any) -> int:
     return next(at for at, each in enumerate(nodes) if each is wanted)
-
-
-# -- DuckDB
-
-
-@cache
-def _engine() -> duckdb.DuckDBPyConnection:
-    """A DuckDB that has nothing and can reach nothing. It takes a while to make, so there is one for all."""
-    connection = duckdb.connect(":memory:", config=_CONFIG)
-    for setting in _SETTINGS:
-        connection.execute(setting)
-    atexit.register(_leave)
-    return connection
-
-
-def _leave() -> None:
-    """What is still there when the interpreter ends, DuckDB complains about."""
-    _engine().close()
-    _engine.cache_clear()
-
-
-@contextmanager
-def _connected() -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection of one's own: nobody else sees what is registered in it."""
-    with _making:
-        connection = _engine().cursor()
-    try:
-        yield connection
-    finally:
-        connection.close()
-
-
-def _answered(
-    connection: duckdb.DuckDBPyConnection, statement: _Statement, params: Sequence[Any], budget: Budget
-) -> Result:
-    done = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(connection, budget, done), name="tailrace-select", daemon=True)
-    watcher.start()
-    try:
-        return _fetched(connection, statement, list(params), budget)
-    except (duckdb.Error, pa.ArrowException, OSError) as error:
-        raise statement.failed(_explained(connection, statement, list(params), error), budget) from None
-    finally:
-        done.set()
-        watcher.join()  # it must not interrupt what others do with the connection, nor find it closed
-
-
-def _watch(connection: duckdb.DuckDBPyConnection, budget: Budget, done: threading.Event) -> None:
-    """Interrupt what runs when its time is over. Again and again: between two steps nobody hears it."""
-    while not done.wait(_WATCH_S):
-        if budget.over:
-            connection.interrupt()
-
-
-def _fetched(connection: duckdb.DuckDBPyConnection, statement: _Statement, params: list[Any], budget: Budget) -> Result:
-    relation = connection.sql(statement.rewritten, params=params or None)
-    types = [str(each).strip('"').replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ") for each in relation.types]
-    names = distinct(relation.columns)
-    if _AS_TEXT.intersection(types):
-        shown = [f"CAST(#{at} AS VARCHAR)" if kind in _AS_TEXT else f"#{at}" for at, kind in enumerate(types, start=1)]
-        relation = relation.project(", ".join(shown))
-    rows: list[dict[str, Any]] = []
-    size = 0
-    for batch in relation.to_arrow_reader(_BATCH_ROWS):
-        size += batch.nbytes
-        if len(rows) + batch.num_rows > ANSWER_ROWS_MAX or size > ANSWER_BYTES_MAX:
-            raise TooLarge(
-                f"the answer has more than {ANSWER_ROWS_MAX:,} rows or {ANSWER_BYTES_MAX:,} bytes; use LIMIT",
-                code="SELECT_TOO_LARGE",
-            )
-        budget.spend(0, 0)
-        rows += [dict(zip(names, row, strict=True)) for row in zip(*map(plain_column, batch.columns), strict=True)]
-    columns = [ColumnInfo(name, kind) for name, kind in zip(names, types, strict=True)]
-    return Result("SELECT", columns, rows, len(rows), counted(len(rows), "row"))
-
-
-def _explained(
-    connection: duckdb.DuckDBPyConnection, statement: _Statement, params: list[Any], error: Exception
-) -> Exception:
-    """The error, with its place in the text: DuckDB tells that only to those who do not want Arrow."""
-    if not isinstance(error, duckdb.BinderException | duckdb.CatalogException | duckdb.ParserException):
-        return error
-    try:
-        connection.execute("EXPLAIN\n" + statement.rewritten, params)
-    except duckdb.Error as placed:
-        kind, brace, told = str(placed).partition("{")
-        if brace:
-            facts = msgspec.json.decode(brace + told, type=dict)
-            if str(facts.get("position", "")).isdigit():
-                facts["position"] = str(max(0, int(facts["position"]) - len("EXPLAIN\n")))
-            return type(placed)(kind + msgspec.json.encode(facts).decode())
-    return error

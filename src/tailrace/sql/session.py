@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from tailrace.errors import Error, Invalid
+from tailrace import limits
+from tailrace.access import SYSTEM
+from tailrace.errors import Error, Invalid, TooLarge
 from tailrace.scalar.problem import ExpressionError
 from tailrace.sql import statements as ast
 from tailrace.sql import table_statements, topic_statements, user_statements, view_statements
 from tailrace.sql.error import SqlError, excerpt, mark, marked, place_at, secret
 from tailrace.sql.parser import parse
 from tailrace.sql.result import ColumnInfo, Execute, Result
+
+if TYPE_CHECKING:
+    from tailrace.sql.selected import Selection
 
 __all__ = ["ColumnInfo", "Execute", "Result", "Session", "SqlError", "marked", "selects"]
 
@@ -27,9 +32,20 @@ class Session:
     """Runs SQL for whoever `execute` runs commands for. Blocks; not for an event loop's thread. Once `halted` is set,
     a SELECT that runs ends with an error."""
 
-    def __init__(self, execute: Execute, halted: threading.Event | None = None) -> None:
+    def __init__(
+        self,
+        execute: Execute,
+        halted: threading.Event | None = None,
+        *,
+        arrow: bool = False,
+        caller: str = SYSTEM.name,
+    ) -> None:
+        """`arrow`: the answer to a SELECT is a `Selection`, whose rows are still in Arrow. `caller`: what current_user
+        says."""
         self._execute = execute
         self._halted = halted
+        self._arrow = arrow
+        self._caller = caller
 
     def run(self, text: str, params: Sequence[Any] = ()) -> list[Result]:
         """The result of each statement, in order."""
@@ -46,9 +62,21 @@ class Session:
     def carry_out(self, text: str, statements: Sequence[ast.Statement]) -> list[Result]:
         """The result of each of these statements, which were read from the text."""
         done: list[Result] = []
+        left = limits.SELECT_RESULT_BYTES_MAX if self._arrow else limits.SELECT_ROWS_BYTES_MAX
         for statement in statements:
             try:
-                done.append(self._one(statement))
+                if not isinstance(statement, ast.Select):
+                    done.append(_RUN[type(statement)](self._execute, statement))
+                    continue
+                found = self._select(statement)
+                left -= found.selected.bytes if self._arrow else found.selected.rows_bytes
+                if left < 0 and done:
+                    raise TooLarge(
+                        "the results of the statements in one text are too large together; send fewer statements at a "
+                        "time, or use LIMIT",
+                        code="SELECT_TOO_LARGE",
+                    )
+                done.append(found if self._arrow else found.with_rows())
             except ExpressionError as error:
                 told = _told(text, error)
                 mark(told, done, error.line, error.column)
@@ -58,13 +86,12 @@ class Session:
                 raise
         return done
 
-    def _one(self, statement: ast.Statement) -> Result:
-        if isinstance(statement, ast.Select):
-            from tailrace.sql.select import select  # what it needs takes long to import, and few ask
+    def _select(self, statement: ast.Select) -> Selection:
+        from tailrace.sql import select, sources  # what they need takes long to import, and few ask
 
-            place = statement.line, statement.column
-            return select(self._execute, statement.text, statement.params, *place, self._halted)
-        return _RUN[type(statement)](self._execute, statement)
+        budget = sources.Budget(halted=self._halted)
+        place = statement.line, statement.column
+        return select.selection(self._execute, statement.text, statement.params, budget, *place, self._caller)
 
 
 def selects(statements: Sequence[ast.Statement]) -> bool:

@@ -4,8 +4,9 @@ A source is read as far as the statement needs it and no further: a partition wh
 LIMIT leaves, the columns that are named. DuckDB looks at every condition again, so reading too much is slow and never
 wrong. What one statement may read is bounded, by rows, bytes and time.
 
-All tables of a statement are read in one view of the database; changes and messages never change, so they are read in
-pages, up to what was there at the start.
+All tables of a statement are read as they are at one moment: in one transaction if they are small, else in pages
+(`tables/export.py`), for a transaction that lasts keeps SQLite from reusing its write-ahead log. Changes and messages
+never change, so they are read in pages, up to what was there at the start.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from itertools import islice
 from time import monotonic
 from typing import Any, Final
 
@@ -21,14 +21,16 @@ import msgspec
 import pyarrow as pa
 
 from tailrace import limits
+from tailrace.access import Permission
 from tailrace.command import Query
-from tailrace.errors import Error, Invalid, TooLarge, Unavailable
-from tailrace.sql.arrow import BIGINT, BLOB, BOOLEAN, MOMENT, TEXT, VALUE_BYTES, Columns, Known, image, rows_table
+from tailrace.errors import Error, Gone, Invalid, TooLarge, Unavailable
+from tailrace.sql.arrow import BIGINT, BLOB, BOOLEAN, MOMENT, TEXT, Columns, Known, Rows, image
 from tailrace.sql.result import Execute
 from tailrace.sql.system import SYSTEM_TABLES
 from tailrace.storage.engine import Reader
 from tailrace.tables import number, queries
 from tailrace.tables.definition import ITEMS, Definition, find
+from tailrace.tables.export import AFTER_ALL, Export, Exports, ExportStart
 from tailrace.tables.key import RANGE_BYTES_MAX
 from tailrace.tables.key_condition import KeyCondition
 from tailrace.tables.streams import PAGE_RECORDS, ReadChanges, StreamInfo
@@ -38,7 +40,7 @@ from tailrace.topics.queries import DescribeTopic, PartitionInfo, ReadTopic
 from tailrace.topics.topic import MODES, OPERATIONS, Message
 
 READ_ROWS_MAX: Final = 1_000_000  # of one statement, in memory all at once
-READ_BYTES_MAX: Final = 128 * limits.MiB  # likewise; the columns that are not wanted do not count
+READ_BYTES_MAX: Final = 128 * limits.MiB  # likewise, as Arrow; the columns that are not wanted do not count
 SELECT_S: Final = 30.0  # how long a statement may take, reading included
 _ROWS_AT_ONCE: Final = 256  # read between two looks at what is left
 SYSTEM: Final = "system"
@@ -118,10 +120,14 @@ class Budget:
         if self.over:
             raise self.late()
 
+    def take(self, size: int) -> None:
+        """Note memory that is taken."""
+        self.spend(0, size)
+
     def late(self) -> Unavailable:
         """What is told when the time is over."""
         if self.halted.is_set():
-            return Unavailable("the server stops, and the statement with it; try again later", code="STOPPING")
+            return Unavailable("the statement was stopped: the server stops, or its client has left", code="STOPPING")
         return Unavailable(
             f"the statement took longer than {self.timeout_s:g} s and was stopped; narrow it by the key or use LIMIT",
             code="SELECT_TIMEOUT",
@@ -131,7 +137,7 @@ class Budget:
 def load(execute: Execute, references: Sequence[Reference], budget: Budget) -> list[pa.Table]:
     """The sources, in order; an error is marked with the number of the one that it is about (`reference`)."""
     tables = [each for each in references if each.kind == TABLE]
-    read = iter(execute(ReadTables(tuple(tables), budget)) if tables else ())
+    read = iter(_tables(execute, tables, budget) if tables else ())
     return [next(read) if each.kind == TABLE else _load(execute, each, budget) for each in references]
 
 
@@ -154,47 +160,162 @@ def about(error: Error, reference: Reference) -> Error:
 
 def _system(execute: Execute, name: str, budget: Budget) -> pa.Table:
     system = SYSTEM_TABLES[name]
-    rows = []
+    rows = Rows(system.columns, budget.take)
     for row in system.rows(execute):
-        rows.append(row)
-        budget.spend(1, sum(len(each) for each in row if isinstance(each, str)) + VALUE_BYTES * len(row))
-    return rows_table(system.columns, rows)
+        rows.add(row)
+        budget.spend(1, 0)
+    return rows.table()
 
 
 # -- tables
 
 
-class ReadTables(Query[list[pa.Table]], frozen=True):
-    """Several tables, or parts of them, as they are at one moment."""
+class Part(ExportStart, frozen=True, kw_only=True):
+    """What is read of a table: a range of keys, and as many of its items as are needed."""
+
+    limit: int | None
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """Parts of tables at one moment. `bodies` are the items of each; None if they are too many for one transaction, and
+    `exports` can read them."""
+
+    parts: list[Part]
+    bodies: list[list[bytes]] | None
+    exports: Exports
+
+
+class PlanTables(Query[list[Part]], frozen=True):
+    """What to read of tables."""
+
+    permission = Permission.SYSTEM  # `ReadTables` was asked before
 
     references: tuple[Reference, ...]
-    budget: Budget
+
+    def run(self, reader: Reader) -> list[Part]:
+        return [_part(reader, each) for each in self.references]
+
+
+class ReadTables(Query[Moment], frozen=True):
+    """Several tables, or parts of them, as they are at one moment, unless they are large."""
+
+    references: tuple[Reference, ...]
 
     def subjects(self) -> tuple[str, ...]:
         return tuple(f"tables/{each.name}" for each in self.references)
 
-    def run(self, reader: Reader) -> list[pa.Table]:
-        return [_items(reader, each, self.budget) for each in self.references]
+    def run(self, reader: Reader) -> Moment:
+        parts = [_part(reader, each) for each in self.references]
+        return Moment(parts, _few(reader, parts), reader.exports)
 
 
-def _items(reader: Reader, reference: Reference, budget: Budget) -> pa.Table:
+def _part(reader: Reader, reference: Reference) -> Part:
     wanted = reference.wanted
     try:
         definition = find(reader, reference.name)
-        columns = Columns(known(definition), wanted.names)
         asked, exact = _question(definition, wanted)
         plan = asked.plan(reader)
-        rows = reader.scan(
-            ITEMS, definition.space, start=plan.start, after=plan.after, before=plan.before,
-            limit=wanted.limit if exact else None,
-        )  # fmt: skip
-        while some := list(islice(rows, _ROWS_AT_ONCE)):
-            budget.spend(len(some), sum([columns.add(decode(row.body), row.size) for row in some]))
     except Error as error:
         raise about(error, reference) from None
-    if not definition.columns:
-        columns.ensure(wanted.ensure)
-    return columns.table()
+    start = plan.start or b"" if plan.after is None else plan.after + b"\0"
+    before = AFTER_ALL if plan.before is None else plan.before
+    return Part(definition, 0, start, before, limit=wanted.limit if exact else None)
+
+
+def _few(reader: Reader, parts: list[Part]) -> list[list[bytes]] | None:
+    """The items of each; None if they are more than one transaction should read."""
+    rows, size = limits.SELECT_SLICE_ROWS, limits.SELECT_SLICE_BYTES
+    found: list[list[bytes]] = []
+    for part in parts:
+        bodies: list[bytes] = []
+        most = rows + 1 if part.limit is None else min(part.limit, rows + 1)
+        for row in reader.scan(ITEMS, part.definition.space, start=part.start, before=part.before, limit=most):
+            bodies.append(row.body)
+            rows -= 1
+            size -= len(row.body)
+            if rows < 0 or size < 0:
+                return None
+        found.append(bodies)
+    return found
+
+
+class _Taking:
+    """Items of a part on their way into Arrow."""
+
+    def __init__(self, reference: Reference, part: Part, budget: Budget) -> None:
+        self._reference = reference
+        self._part = part
+        self._budget = budget
+        self._columns = Columns(known(part.definition), budget.take, reference.wanted.names)
+
+    @property
+    def full(self) -> bool:
+        return self._part.limit is not None and self._columns.count >= self._part.limit
+
+    def add(self, item: Item, size: int) -> None:
+        try:
+            self._columns.add(item, size)
+            if self._columns.count % _ROWS_AT_ONCE == 0:
+                self._budget.spend(_ROWS_AT_ONCE, 0)
+        except Error as error:
+            raise about(error, self._reference) from None
+
+    def table(self) -> pa.Table:
+        try:
+            self._budget.spend(self._columns.count % _ROWS_AT_ONCE, 0)
+            if not self._part.definition.columns:
+                self._columns.ensure(self._reference.wanted.ensure)
+            return self._columns.table()
+        except Error as error:
+            raise about(error, self._reference) from None
+
+
+def _tables(execute: Execute, references: Sequence[Reference], budget: Budget) -> list[pa.Table]:
+    moment = execute(ReadTables(tuple(references)))
+    if moment.bodies is None:
+        return _pages(moment, references, budget)
+    takings = [_Taking(*each, budget) for each in zip(references, moment.parts, strict=True)]
+    for taking, bodies in zip(takings, moment.bodies, strict=True):
+        for body in bodies:
+            taking.add(decode(body), len(body))
+    return [taking.table() for taking in takings]
+
+
+def _pages(moment: Moment, references: Sequence[Reference], budget: Budget) -> list[pa.Table]:
+    """Tables that are large, a page at a time."""
+    ranges = {(part.definition.space, part.start, part.before) for part in moment.parts}
+    begun = moment.exports.begin_together(PlanTables(tuple(references)), len(ranges))
+    readers: dict[Export, list[int]] = {}
+    for at, (_, export) in enumerate(begun):
+        readers.setdefault(export, []).append(at)
+    try:
+        takings = [_Taking(reference, part, budget) for reference, (part, _) in zip(references, begun, strict=True)]
+        for export, places in readers.items():
+            try:
+                _page_by_page(moment.exports, export, [takings[at] for at in places], budget)
+            except Gone:
+                dropped = Gone(f"table {export.table!r} was dropped while the statement read it")
+                raise about(dropped, references[places[0]]) from None
+            except Error as error:
+                raise about(error, references[places[0]]) from None
+    finally:
+        moment.exports.end(*readers)
+    return [taking.table() for taking in takings]
+
+
+def _page_by_page(exports: Exports, export: Export, takings: list[_Taking], budget: Budget) -> None:
+    while not all(taking.full for taking in takings):
+        page = exports.read(export)
+        if page is None:
+            return
+        budget.spend(0, 0)
+        start = 0
+        for size in page.sizes:
+            item = decode(page.body[start : start + size])
+            start += size
+            for taking in takings:
+                if not taking.full:
+                    taking.add(item, size)
 
 
 def known(definition: Definition) -> list[Known]:
@@ -279,22 +400,20 @@ def _changes(execute: Execute, reference: Reference, budget: Budget) -> pa.Table
     limit = wanted.limit if exact else None
     whole = _named(wanted, "keys", "old", "new")
     info = execute(StreamInfo(reference.name))
-    rows: list[Sequence[Any]] = []
+    rows = Rows(CHANGE_COLUMNS, budget.take)
     if info.oldest is not None and info.latest is not None and low <= info.latest and limit != 0:
         last = min(info.latest, high)
         after = None if low <= info.earliest else low - 1
         more = True
-        while more and (limit is None or len(rows) < limit):
-            most = PAGE_RECORDS if limit is None else min(PAGE_RECORDS, limit - len(rows))
+        while more and (limit is None or rows.count < limit):
+            most = PAGE_RECORDS if limit is None else min(PAGE_RECORDS, limit - rows.count)
             page = execute(ReadChanges(reference.name, after, most, label=info.stream.label))
-            size = 0
             for record in page.records:
                 if record.sequence <= last:
-                    rows.append(_change(record, whole))
-                    size += (record.size if whole else 0) + VALUE_BYTES * len(CHANGE_COLUMNS)
-            budget.spend(len(page.records), size)
+                    rows.add(_change(record, whole))
+            budget.spend(len(page.records), 0)
             after, more = page.after, page.more and page.after < last
-    return rows_table(CHANGE_COLUMNS, rows)
+    return rows.table()
 
 
 def _change(record: Any, whole: bool) -> Sequence[Any]:
@@ -332,13 +451,12 @@ def _messages(execute: Execute, reference: Reference, budget: Budget) -> pa.Tabl
     exact = all(each.column in ("offset", "partition_id") and type(each.value) is int for each in wanted.where)
     limit = wanted.limit if exact else None
     whole = _named(wanted, "payload", "value")
-    rows: list[Sequence[Any]] = []
+    rows = Rows(MESSAGE_COLUMNS, budget.take)
     for info in execute(DescribeTopic(reference.name)).partitions:
-        if first <= info.partition <= last and (limit is None or len(rows) < limit):
-            left = None if limit is None else limit - len(rows)
+        if first <= info.partition <= last and (limit is None or rows.count < limit):
             bounds = max(low, info.start), min(high + 1, info.next)
-            rows += _partition(execute, reference.name, info, bounds, left, budget, whole)
-    return rows_table(MESSAGE_COLUMNS, rows)
+            _partition(execute, reference.name, info, bounds, limit, budget, whole, rows)
+    return rows.table()
 
 
 def _partition(
@@ -346,26 +464,24 @@ def _partition(
     name: str,
     info: PartitionInfo,
     bounds: tuple[int, int],
-    left: int | None,
+    limit: int | None,
     budget: Budget,
     whole: bool,
-) -> list[Sequence[Any]]:
-    """Messages of a partition with offsets in [first, before), up to `left` of them; with payloads, if `whole`."""
+    rows: Rows,
+) -> None:
+    """Add messages of a partition with offsets in [first, before) until there are `limit`; with payloads, if
+    `whole`."""
     first, before = bounds
-    rows: list[Sequence[Any]] = []
-    while first < before and (left is None or len(rows) < left):
-        most = min(limits.CONSUME_MESSAGES_MAX, before - first, before - first if left is None else left - len(rows))
+    while first < before and (limit is None or rows.count < limit):
+        most = min(limits.CONSUME_MESSAGES_MAX, before - first, before - first if limit is None else limit - rows.count)
         page = execute(ReadTopic(name, info.partition, Start("offset", first), most))
         if page.log != info.log or not page.messages:
             break  # dropped and made anew, or overtaken by retention, since we asked how far it goes
         found = [message for message in page.messages if message.offset < before]
-        rows += [_message(message, whole) for message in found]
-        size = VALUE_BYTES * len(MESSAGE_COLUMNS) * len(found)
-        if whole:
-            size += sum(2 * len(message.envelope.payload) for message in found)
-        budget.spend(len(found), size)
+        for message in found:
+            rows.add(_message(message, whole))
+        budget.spend(len(found), 0)
         first = page.next_offset
-    return rows
 
 
 def _message(message: Message, whole: bool) -> Sequence[Any]:

@@ -116,7 +116,7 @@ class AllStreams(Query[list[tuple[Stream, Log | None]]], frozen=True):
 
     def run(self, reader: Reader) -> list[tuple[Stream, Log | None]]:
         rows = list(reader.scan(STREAMS, after=self.after, limit=self.limit))
-        logs = [None if expired(row, reader.now_ms) else reader.get(LOGS, row.log) for row in rows]
+        logs = [None if expired(row, reader.settled_ms) else reader.get(LOGS, row.log) for row in rows]
         return [(row, log and cold.whole(reader, log)) for row, log in zip(rows, logs, strict=True)]
 
 

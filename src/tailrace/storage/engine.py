@@ -15,14 +15,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
 from tailrace.errors import Unavailable
 from tailrace.storage.table import META, Key, Meta, R, Table
+
+if TYPE_CHECKING:  # it imports SQLite, which commands of the command line do without
+    from tailrace.storage.scratch import Scratch
 
 _ABSENT: Final[Any] = object()
 _DELETED: Final[Any] = None
@@ -47,7 +50,14 @@ class Reader(Protocol):
     """A consistent view of committed rows."""
 
     now_ms: int  # when it was asked for
+    lag_ms: int  # how far the settled time was behind it (`clock.py`)
     shelf: Any  # what was read from cold storage lately (`log/cold.py`); None where there is none
+    exports: Any  # what reads tables as they are now in transactions of their own (`tables/export.py`), if there is one
+    vault: Any  # what decrypts the secrets in rows (`storage/vault.py`)
+
+    @property
+    def settled_ms(self) -> int:
+        """The time that deletion by age goes by: `now_ms`, unless the clock has jumped."""
 
     def get(self, table: Table[R], *key: Any) -> R | None:
         """The row with this key."""
@@ -107,17 +117,26 @@ class Tx(ABC):
 
     def __init__(self, now_ms: int) -> None:
         self.now_ms = now_ms  # the same for all commands of a batch
+        self.lag_ms = 0  # as a reader's
         self.by = ""  # who runs the current command
+        self.exports: Mapping[int, Sequence[Any]] = {}  # by space, who wants items as they were before a write
         self.router: Callable[..., None] | None = None  # what turns changes of tables into messages of topics
         self.shelf: Any = None  # as a reader's
+        self.vault: Any = None  # likewise
         self.notices: list[Notice] = []
         self._dirty: dict[Table[Any], dict[Key, Any]] = {}
         self._added: dict[Table[Any], list[Any]] = {}
         self._journal: list[tuple[Any, Any, Any]] = []
         self._flushed: dict[Table[Any], dict[Key, Any]] = {}
         self._saved = False
+        self.wrote = False  # whether any row was written
 
     # -- for commands
+
+    @property
+    def settled_ms(self) -> int:
+        """As a reader's."""
+        return self.now_ms - self.lag_ms
 
     def get(self, table: Table[R], *key: Any) -> R | None:
         """The row with this key, as this transaction has left it."""
@@ -187,6 +206,7 @@ class Tx(ABC):
     def remove_range(self, table: Table[R], *prefix: Any, before: Any = None, limit: int) -> int:
         """Remove up to `limit` rows under `prefix` from the lowest key on; how many were removed."""
         self._flush_early(always=True)
+        self.wrote = True
         return self._remove(table, prefix, before, limit)
 
     def notify(self, log: int, item: Any) -> None:
@@ -225,10 +245,12 @@ class Tx(ABC):
         rows cannot be written, whatever is tried."""
         for table, rows in self._added.items():
             if rows:
+                self.wrote = True
                 self._insert(table, rows)
                 rows.clear()
         for table, dirty in self._dirty.items():
             if dirty:
+                self.wrote = True
                 self._write(table, dirty)
                 if table.cached:
                     self._flushed.setdefault(table, {}).update(dirty)
@@ -349,6 +371,24 @@ class Engine(Protocol):
     def reader(self, now_ms: int = 0, *, single: bool = False) -> AbstractContextManager[Reader]:
         """A view of what is committed now; keep it short. `single`: each row is of some commit that was durable when it
         was read, but two rows may be of two commits, and nothing is scanned."""
+
+    def verify(self) -> None:
+        """Look whether what was committed is where it will be looked for. `Unavailable` DATABASE_GONE: it is not.
+        `Corrupt` WAL_DAMAGED: `examine` found that it is not what was written."""
+
+    def examine(self) -> None:
+        """Read again what was written and is not verified whenever it is read; from any thread, every now and then.
+        What is wrong is an error of `verify` and of every reader from then on."""
+
+    def make_room(self, freeing: bool) -> None:
+        """After DISK_FULL, before a transaction: release the space that was set aside, if all that the transaction does
+        frees space; or set it aside again, as far as there is room."""
+
+    def roomy(self) -> bool:
+        """Whether writes of some size will find space, after DISK_FULL and a commit that succeeded."""
+
+    def scratch(self) -> Scratch:
+        """A place for what need not outlive the process."""
 
     def close(self) -> None:
         """Close; everything acknowledged is already durable."""

@@ -25,7 +25,7 @@ CREATE TABLE entries (
   next INTEGER NOT NULL,
   at_ms INTEGER NOT NULL,
   body BLOB NOT NULL
-) STRICT;
+, sum INTEGER) STRICT;
 
 CREATE UNIQUE INDEX entries_key ON entries (log, position);
 
@@ -112,7 +112,7 @@ CREATE TABLE items (
   space INTEGER NOT NULL,
   key BLOB NOT NULL,
   size INTEGER NOT NULL,
-  body BLOB NOT NULL,
+  body BLOB NOT NULL, sum INTEGER,
   PRIMARY KEY (space, key)
 ) STRICT;
 

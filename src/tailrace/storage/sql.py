@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from tailrace.storage.table import Key, Table
+from tailrace.storage.table import UNKNOWN, Key, Table
 
 
 @cache
@@ -18,13 +18,13 @@ def select_one(table: Table[Any], mark: str) -> str:
 
 @cache
 def insert(table: Table[Any], mark: str) -> str:
-    marks = ", ".join([mark] * len(table.columns))
+    marks = ", ".join([mark] * len(table.stored))
     return f"INSERT INTO {table.name} ({_columns(table)}) VALUES ({marks})"
 
 
 @cache
 def upsert(table: Table[Any], mark: str) -> str:
-    changed = [column.name for column in table.columns if column.name not in table.key]
+    changed = [column.name for column in table.stored if column.name not in table.key]
     sets = ", ".join(f"{name} = excluded.{name}" for name in changed)
     action = f"DO UPDATE SET {sets}" if sets else "DO NOTHING"
     return f"{insert(table, mark)} ON CONFLICT ({', '.join(table.key)}) {action}"
@@ -73,15 +73,31 @@ def scan(
 @cache
 def packed(table: Table[Any], numbers: tuple[str, ...], body: str, prefixed: int, mark: str) -> tuple[str, str]:
     """The statements of `Reader.packed`: one for the numbers of some rows, with the bytes' sizes, as texts with commas;
-    one for their bytes. Both are bound to the prefix, the two bounds and a limit."""
-    inner = _scan(table, f"{', '.join(numbers)}, length({body}) AS packed_size", prefixed, ">= < ", False, True, mark)
-    listed = ", ".join(f"group_concat({name})" for name in (*numbers, "packed_size"))
-    bodies = _scan(table, body, prefixed, ">= < ", False, True, mark)
-    return f"SELECT {listed} FROM ({inner})", f"SELECT CAST(group_concat({body}, '') AS BLOB) FROM ({bodies})"
+    one for their bytes. Both are bound to the prefix, the two bounds and a limit. Of a table with checksums the first
+    also has what `others` names, their sizes if they are bytes, and the sums; the second the bytes of those."""
+    extra = others(table, numbers, body, prefixed)
+    listed = [*numbers]
+    listed += [name if kind == "INTEGER" else f"length({name}) AS size_of_{name}" for name, kind in extra]
+    if table.checked:
+        listed.append(f"coalesce(sum, {UNKNOWN}) AS sum")
+    listed.append(f"length({body}) AS packed_size")
+    inner = _scan(table, ", ".join(listed), prefixed, ">= < ", False, True, mark)
+    texts = ", ".join(f"group_concat({name.split(' AS ')[-1]})" for name in listed)
+    blobs = [body, *(name for name, kind in extra if kind == "BLOB")]
+    bodies = _scan(table, ", ".join(blobs), prefixed, ">= < ", False, True, mark)
+    joined = ", ".join(f"CAST(group_concat({name}, '') AS BLOB)" for name in blobs)
+    return f"SELECT {texts} FROM ({inner})", f"SELECT {joined} FROM ({bodies})"
+
+
+@cache
+def others(table: Table[Any], numbers: tuple[str, ...], body: str, prefixed: int) -> tuple[tuple[str, str], ...]:
+    """What else of a row its checksum needs, beside the columns that are asked for: names and kinds."""
+    known = {*numbers, body, *table.key[:prefixed]}
+    return tuple((column.name, column.kind) for column in table.columns if table.checked and column.name not in known)
 
 
 def _columns(table: Table[Any]) -> str:
-    return ", ".join(column.name for column in table.columns)
+    return ", ".join(column.name for column in table.stored)
 
 
 def _match(key: tuple[str, ...], mark: str) -> str:

@@ -9,29 +9,34 @@ from __future__ import annotations
 
 import fcntl
 import os
-from array import array
 from collections import deque
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
+from functools import partial
 from importlib import resources
-from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any, Final
 
 import apsw
-import msgspec
 
 from tailrace import failpoints, limits
-from tailrace.errors import Corrupt, Error, Invalid, Unavailable
-from tailrace.storage import sql
-from tailrace.storage.engine import Packed, Tx, closed, unstorable
+from tailrace.errors import Corrupt, Invalid, Unavailable
+from tailrace.storage import modes, packing, pages, reserve, sql, vault, wal
+from tailrace.storage.checkpoints import Checkpoints, leave_log
+from tailrace.storage.engine import Packed, Tx, closed
+from tailrace.storage.presence import Presence, locked_directory, sync_directory
+from tailrace.storage.reserve import Reserve
+from tailrace.storage.scratch import Scratch
 from tailrace.storage.table import Key, R, Table
+from tailrace.storage.translation import FOREIGN, REFUSALS, refused, translate, translated
 
 FILE: Final = "tailrace.db"
+ENCRYPTED_SINCE: Final = 6  # the migration that encrypts what was in clear text
 _MARK: Final = "?"
-_INTS: Final = msgspec.json.Decoder(list[int])
 BUSY_MS: Final = 250  # how long somebody else's lock on the file is waited for; the event loop waits too
+_CHECKPOINT_PAGES: Final = 1000  # in the WAL before it is moved into the file; fewer on a small disk
 _WAL_BYTES_KEPT: Final = 64 * limits.MiB  # what a long reader made the WAL grow beyond this is given back
+_PRIVATE_FILES: Final = (FILE, "LOCK", vault.FILE, reserve.FILE)  # how their names begin
 _WRITER_CACHE_KIB: Final = 64 * 1024
 _READER_CACHE_KIB: Final = 8 * 1024
 
@@ -39,14 +44,24 @@ _READER_CACHE_KIB: Final = 8 * 1024
 class SqliteReader:
     """A read transaction on a connection of its own."""
 
-    def __init__(self, connection: apsw.Connection, now_ms: int) -> None:
+    def __init__(self, connection: apsw.Connection, now_ms: int, damaged: dict[str, None] | None = None) -> None:
         self.now_ms = now_ms
+        self.lag_ms = 0
         self.shelf: Any = None
+        self.exports: Any = None
+        self.vault: Any = None
         self._execute = connection.execute
+        self._damaged = damaged  # where rows that fail their checksum are noted; None: they are errors
+
+    @property
+    def settled_ms(self) -> int:
+        return self.now_ms - self.lag_ms
 
     def get(self, table: Table[R], *key: Any) -> R | None:
         row = self._execute(sql.select_one(table, _MARK), key).fetchone()
-        return None if row is None else table.row(*row)
+        if row is None:
+            return None
+        return table.load(row) if self._damaged is None else table.load_anyway(self._damaged, row)
 
     def scan(
         self,
@@ -59,8 +74,8 @@ class SqliteReader:
         reverse: bool = False,
     ) -> Iterator[R]:
         statement, bound = sql.scan(table, prefix, start, after, before, limit, reverse, _MARK)
-        make = table.row
-        return (make(*row) for row in self._execute(statement, bound))
+        load = table.load if self._damaged is None else partial(table.load_anyway, self._damaged)
+        return map(load, self._execute(statement, bound))
 
     def values(
         self, table: Table[Any], columns: str, *prefix: Any, start: Any = None, limit: int | None = None
@@ -79,7 +94,7 @@ class SqliteReader:
         limit: int,
         bytes_max: int,
     ) -> Packed:
-        return _packed(self._execute, table, numbers, body, prefix, start, before, limit, bytes_max)
+        return packing.read(self._execute, _MARK, table, numbers, body, prefix, start, before, limit, bytes_max)
 
 
 class SingleReader(SqliteReader):
@@ -99,66 +114,36 @@ class SingleReader(SqliteReader):
         return super().get(table, *key)
 
 
-def _packed(
-    execute: Any,
-    table: Table[Any],
-    numbers: tuple[str, ...],
-    body: str,
-    prefix: Key,
-    start: Any,
-    before: Any,
-    limit: int,
-    bytes_max: int,
-) -> Packed:
-    """Read as `Reader.packed` has it."""
-    listing, bodies = sql.packed(table, numbers, body, len(prefix), _MARK)
-    bound = (*prefix, start, before)
-    # The length of bytes stands in the row's head: what is too much is not read.
-    ((*texts, sizes),) = execute(listing, (*bound, limit)).fetchall()
-    if sizes is None:
-        return Packed(tuple(array("q") for _ in numbers), array("q"), b"")
-    taken = _fitting(_numbers(sizes), bytes_max)
-    ((together,),) = execute(bodies, (*bound, len(taken))).fetchall()
-    return Packed(tuple(_numbers(text)[: len(taken)] for text in texts), taken, together)
-
-
-def _numbers(text: str) -> array[int]:
-    return array("q", _INTS.decode(f"[{text}]"))
-
-
-def _fitting(sizes: array[int], bytes_max: int) -> array[int]:
-    """The first of them, and those that follow while all together are not too much."""
-    for count, total in enumerate(accumulate(sizes)):
-        if total > bytes_max:
-            return sizes[: max(count, 1)]
-    return sizes
-
-
 class _Opened:
     """A connection lent to a reader, in a read transaction unless single rows will do."""
 
-    __slots__ = ("_connection", "_engine", "_now_ms", "_single")
+    __slots__ = ("_connection", "_damaged", "_engine", "_now_ms", "_single")
 
-    def __init__(self, engine: SqliteEngine, now_ms: int, single: bool) -> None:
+    def __init__(self, engine: SqliteEngine, now_ms: int, single: bool, damaged: dict[str, None] | None) -> None:
         self._engine = engine
         self._now_ms = now_ms
         self._single = single
+        self._damaged = damaged
 
     def __enter__(self) -> SqliteReader:
         self._connection = self._engine.lend()
         if self._single:
-            return SingleReader(self._connection, self._now_ms, self._engine.cache)
-        with _translated():
+            single = SingleReader(self._connection, self._now_ms, self._engine.cache)
+            single.vault = self._engine.vault
+            return single
+        with translated():
             self._connection.execute("BEGIN")
-        return SqliteReader(self._connection, self._now_ms)
+        reader = SqliteReader(self._connection, self._now_ms, self._damaged)
+        reader.vault = self._engine.vault
+        return reader
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if not self._single:
-            with _translated():
+        if not self._single and not self._connection.get_autocommit():  # some errors have ended it already
+            with translated():
                 self._connection.execute("ROLLBACK")
         self._engine.take_back(self._connection)
-        if isinstance(error, _FOREIGN):
-            raise _translate(error) from error
+        if isinstance(error, FOREIGN):
+            raise translate(error) from error
 
 
 class SqliteTx(Tx):
@@ -170,11 +155,12 @@ class SqliteTx(Tx):
         self._connection = engine.writer
         self._execute = engine.writer.execute
         self._cache = engine.cache
-        with _translated():
+        self.vault = engine.vault
+        with translated():
             self._execute("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
-        with _translated():
+        with translated():
             try:
                 self._execute("COMMIT")
             except BaseException:
@@ -182,6 +168,7 @@ class SqliteTx(Tx):
                 raise
         for table, rows in self._flushed.items():
             self._engine.remember(table, rows)
+        self._engine.committed()
 
     def ended(self) -> bool:
         return self._connection.get_autocommit()
@@ -189,7 +176,7 @@ class SqliteTx(Tx):
     def rollback(self) -> None:
         self._engine.cache.clear()
         if not self._connection.get_autocommit():
-            with _translated():
+            with translated():
                 self._execute("ROLLBACK")
 
     def _load(self, table: Table[R], key: Key) -> R | None:
@@ -208,24 +195,23 @@ class SqliteTx(Tx):
         return row
 
     def _fetch(self, table: Table[R], key: Key) -> R | None:
-        with _translated():
+        with translated():
             row = self._execute(sql.select_one(table, _MARK), key).fetchone()
-        return None if row is None else table.row(*row)
+        return None if row is None else table.load(row)
 
     def _select(
         self, table: Table[R], prefix: Key, start: Any, after: Any, before: Any, limit: int | None, reverse: bool
     ) -> Iterator[R]:
         statement, bound = sql.scan(table, prefix, start, after, before, limit, reverse, _MARK)
-        with _translated():
+        with translated():
             rows = self._execute(statement, bound).fetchall()
-        make = table.row
-        return (make(*row) for row in rows)
+        return map(table.load, rows)
 
     def _select_values(
         self, table: Table[Any], columns: str, prefix: Key, start: Any, limit: int | None
     ) -> list[tuple[Any, ...]]:
         statement, bound = sql.scan(table, prefix, start, None, None, limit, False, _MARK, columns)
-        with _translated():
+        with translated():
             return self._execute(statement, bound).fetchall()
 
     def _select_packed(
@@ -239,14 +225,14 @@ class SqliteTx(Tx):
         limit: int,
         bytes_max: int,
     ) -> Packed:
-        with _translated():
-            return _packed(self._execute, table, numbers, body, prefix, start, before, limit, bytes_max)
+        with translated():
+            return packing.read(self._execute, _MARK, table, numbers, body, prefix, start, before, limit, bytes_max)
 
     def _insert(self, table: Table[Any], rows: list[Any]) -> None:
         try:
             self._connection.executemany(sql.insert(table, _MARK), map(table.values, rows))
-        except _REFUSALS as error:
-            raise _refused(table, error) from error
+        except REFUSALS as error:
+            raise refused(table, error) from error
 
     def _write(self, table: Table[Any], rows: dict[Key, Any]) -> None:
         cache = self._cache.get(table)
@@ -261,8 +247,8 @@ class SqliteTx(Tx):
             gone = [key for key, row in rows.items() if row is None]
             if gone:
                 self._connection.executemany(sql.delete(table, _MARK), gone)
-        except _REFUSALS as error:
-            raise _refused(table, error) from error
+        except REFUSALS as error:
+            raise refused(table, error) from error
 
     def _remove(self, table: Table[Any], prefix: Key, before: Any, limit: int) -> int:
         assert not table.cached, f"{table.name} is cached: delete its rows one by one"
@@ -275,20 +261,20 @@ class SqliteTx(Tx):
         # A heap's rows are deleted in the order they lie in; other tables may have no row number.
         named = "rowid" if table.heap else f"({order})"
         chosen = f"SELECT {named.strip('()')} FROM {table.name} WHERE {' AND '.join(terms)} ORDER BY {order} LIMIT ?"
-        with _translated():
+        with translated():
             self._execute(f"DELETE FROM {table.name} WHERE {named} IN ({chosen})", (*bound, limit))
             return self._connection.changes()
 
     def _savepoint(self) -> None:
-        with _translated():
+        with translated():
             self._execute("SAVEPOINT command")
 
     def _rollback_to(self) -> None:
-        with _translated():
+        with translated():
             self._execute("ROLLBACK TO command")
 
     def _release(self) -> None:
-        with _translated():
+        with translated():
             self._execute("RELEASE command")
 
 
@@ -297,24 +283,42 @@ class SqliteEngine:
 
     blocking = False
 
-    def __init__(self, directory: str | os.PathLike[str], *, read_only: bool = False, vfs: str | None = None) -> None:
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        read_only: bool = False,
+        vfs: str | None = None,
+        accept_loss: bool = False,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
         self.directory = Path(directory)
+        self._environment = environment
         self.read_only = read_only
         self.cache: dict[Table[Any], dict[Key, Any]] = {}
         self._vfs = vfs
         self._idle: deque[apsw.Connection] = deque()
         self._closed = False
         self._lock: IO[bytes] | None = None
+        self._home: int | None = None  # the directory, locked
+        self._presence: Presence | None = None
+        self._reserve: Reserve | None = None
+        self._checkpoints: Checkpoints | None = None
         if read_only:
             if not (self.directory / FILE).is_file():
                 raise Invalid(f"there is no database in {str(self.directory)!r}; name the directory given to --data")
+            modes.warn_of_exposure(self.directory, _PRIVATE_FILES)
         else:
             self._claim()
         try:
-            with _translated():
+            self._guard(accept_loss)
+            self._choose_vfs()
+            with translated():
                 self.writer = self._connect(_WRITER_CACHE_KIB)
                 try:
                     self._prepare()
+                    if not read_only:
+                        self._watch()
                 except BaseException:
                     self.writer.close()  # or a transaction stays open for as long as somebody keeps the error
                     raise
@@ -325,19 +329,26 @@ class SqliteEngine:
     def begin(self, now_ms: int) -> SqliteTx:
         return SqliteTx(self, now_ms)
 
-    def reader(self, now_ms: int = 0, *, single: bool = False) -> _Opened:
-        return _Opened(self, now_ms, single)
+    def reader(self, now_ms: int = 0, *, single: bool = False, damaged: dict[str, None] | None = None) -> _Opened:
+        """As `Engine.reader`. With `damaged`, rows that fail their checksum are noted there, and read all the same."""
+        return _Opened(self, now_ms, single, damaged)
+
+    def scratch(self) -> Scratch:
+        return Scratch(self.directory)
 
     def lend(self) -> apsw.Connection:
         """A connection to read with."""
+        self._refuse_damage()
         try:
             return self._idle.pop()
         except IndexError:
             if self._closed:
                 raise closed() from None
-            with _translated():
-                connection = self._connect(_READER_CACHE_KIB)
+            self.verify()  # or another file of that name would be read
+            with translated():
+                connection = self._connect(_READER_CACHE_KIB, create=False)
                 connection.execute("PRAGMA query_only = ON")
+                leave_log(connection)
             return connection
 
     def take_back(self, connection: apsw.Connection) -> None:
@@ -349,9 +360,88 @@ class SqliteEngine:
         self._closed = True
         try:
             self._close_idle()
+            if self._checkpoints is not None:
+                self._checkpoints.finish()
             self.writer.close()
+            if self._reserve is not None:
+                self._reserve.close()
         finally:
             self._unclaim()
+
+    # -- a disk that fills, files that go away
+
+    def verify(self) -> None:
+        """As `Engine.verify`."""
+        self._refuse_damage()
+        if self._presence is not None:
+            self._presence.verify()
+
+    def examine(self) -> None:
+        """As `Engine.examine`: the write-ahead log is looked at."""
+        if self._checkpoints is not None:
+            self._checkpoints.examine()
+
+    def committed(self) -> None:
+        """A commit is durable; the write-ahead log may be full."""
+        if self._checkpoints is not None:
+            self._checkpoints.committed()
+
+    def _refuse_damage(self) -> None:
+        if self._checkpoints is not None and self._checkpoints.damage is not None:
+            raise self._checkpoints.damage
+
+    def make_room(self, freeing: bool) -> None:
+        """As `Engine.make_room`."""
+        assert self._reserve is not None, "opened for reading"
+        assert self._checkpoints is not None
+        self.verify()
+        checkpoint = True
+        if freeing:
+            self._reserve.release()
+            # A checkpoint that the space suffices for lets the write-ahead log be written from its beginning again,
+            # which needs no more space then. One that it does not suffice for would use it up for nothing.
+            with translated():
+                grown = self._number("page_count") * self._number("page_size") - (self.directory / FILE).stat().st_size
+                checkpoint = grown < self._reserve.room() // 2
+                if checkpoint:
+                    with suppress(apsw.Error):
+                        self._checkpoints.run()
+        else:
+            self._reserve.take()
+        self._checkpoint_by_itself(checkpoint)
+
+    def roomy(self) -> bool:
+        """As `Engine.roomy`."""
+        if self._reserve is None or self._reserve.full:
+            return True
+        with translated():
+            return self._number("freelist_count") * self._number("page_size") >= self._reserve.wanted
+
+    def _checkpoint_by_itself(self, on: bool) -> None:
+        """Checkpoint before the WAL is larger than what is set aside, or not at all."""
+        assert self._reserve is not None
+        assert self._checkpoints is not None
+        pages = self._reserve.wanted // 2 // self._number("page_size") or _CHECKPOINT_PAGES
+        self._checkpoints.at = min(pages, _CHECKPOINT_PAGES) if on else 0
+
+    def _number(self, pragma: str) -> int:
+        ((value,),) = self.writer.execute(f"PRAGMA {pragma}").fetchall()
+        assert isinstance(value, int)
+        return value
+
+    def _watch(self) -> None:
+        """From now on the files must stay where they are, and some space is set aside."""
+        files = (FILE, f"{FILE}-wal", f"{FILE}-shm")
+        self._presence = Presence(self.directory, files if self._home is not None else (*files, "LOCK"))
+        self._reserve = Reserve(self.directory)
+        self._reserve.take()
+        verify = pages.verify if self._vfs == pages.VFS else None
+        self._checkpoints = Checkpoints(self.writer, self.directory / FILE, verify)
+        self._checkpoint_by_itself(True)
+        connection = self.lend()  # so that reads go on whatever happens to the names of the files
+        with translated():
+            connection.execute("SELECT 1 FROM sqlite_schema").fetchall()
+        self.take_back(connection)
 
     def _close_idle(self) -> None:
         with suppress(IndexError):  # a reader may end meanwhile, and look too
@@ -369,15 +459,45 @@ class SqliteEngine:
             else:
                 cache[key] = row
 
+    def copy_to(self, path: Path, on_progress: Callable[[int, int], None] | None = None) -> None:
+        """Copy the database as it is at this moment into a new file, page by page, while others write. Told about are
+        pages done and pages in all."""
+        with translated(), closing(pages.begin(path)) as copy:
+            copy.execute("PRAGMA synchronous = OFF").fetchall()
+            source = self.lend()
+            try:
+                # The read transaction keeps the view that the steps copy from; without it each commit starts them anew.
+                source.execute("BEGIN")
+                source.execute("SELECT 1 FROM sqlite_schema").fetchall()
+                with copy.backup("main", source, "main") as backup:
+                    done = False
+                    while not done:
+                        done = backup.step(limits.BACKUP_PAGES)
+                        if on_progress is not None:
+                            on_progress(backup.page_count - backup.remaining, backup.page_count)
+            finally:
+                source.execute("ROLLBACK")
+                self.take_back(source)
+
     def integrity(self) -> list[str]:
-        """What SQLite itself finds wrong with the file."""
-        with _translated():
+        """What is wrong with the file: pages that fail their checksum, and what SQLite itself finds."""
+        database = self.directory / FILE
+        findings: list[str] = []
+        if self.checksums:
+            bad = list(pages.damaged(database, wal.pages(database, pages.verify)))
+            named = pages.names(database, bad) if bad else {}
+            for number in bad:
+                holder = named.get(number, "not in use, or unknown")
+                findings.append(f"{str(database)!r}: page {number} ({holder}) fails its checksum")
+        try:
             found = [row[0] for row in self.writer.execute("PRAGMA integrity_check")]
-        return [] if found == ["ok"] else found
+        except apsw.Error as error:
+            found = [str(translate(error))]
+        return findings + ([] if found == ["ok"] else found)
 
     def schema(self) -> list[str]:
         """The statements that make this database, as it is."""
-        with _translated():
+        with translated():
             rows = self.writer.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY name")
             return [row[0] for row in rows]
 
@@ -389,28 +509,84 @@ class SqliteEngine:
         directory = self.directory.absolute()
         made = [path for path in (directory, *directory.parents) if not path.exists()]
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.directory / "LOCK", "wb")  # noqa: SIM115 - held until close
+            modes.claim_directory(directory, _PRIVATE_FILES)
+            self._lock = modes.open_private(directory / "LOCK", "wb")  # held until close
         except OSError as error:
             raise Invalid(f"cannot open {str(self.directory)!r} for writing: {error.strerror or error}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The directory itself is locked too: the file can be removed, and the next process would make a new one.
+            self._home = locked_directory(directory)
         except OSError:
-            self._lock.close()
+            self._unclaim()
             raise Unavailable(
                 f"another process has {str(self.directory)!r} open; stop it, or talk to its server over HTTP",
                 code="DATABASE_IN_USE",
             ) from None
+        try:
+            modes.create_private(directory / FILE)  # SQLite would make it readable for others, and its WAL alike
+        except OSError as error:
+            self._unclaim()
+            raise modes.unwritable(directory / FILE, error) from error
         for path in made:
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
+
+    def _guard(self, accept_loss: bool) -> None:
+        """Look at the WAL before SQLite does. Who reads only has not claimed the directory: a server may be writing."""
+        database = self.directory / FILE
+        if not self.read_only:
+            wal.guard(database, pages.verify, accept_loss=accept_loss)
+        elif wal.judge(database, pages.verify).damage is not None:
+            if self._claim_shared():
+                wal.guard(database, pages.verify, accept_loss=accept_loss)
+                self._unclaim()
+            elif (damage := wal.judge(database, pages.verify, live=True).damage) is not None:
+                raise wal.refusal(damage)
+
+    def _choose_vfs(self) -> None:
+        """Pages have checksums, kept by a VFS of SQLite's own; a database that was made without them gets them now."""
+        database = self.directory / FILE
+        if self._vfs is None:
+            pages.load()
+            self._vfs = pages.VFS
+            if not self.read_only:
+                with translated():
+                    pages.upgrade(database)
+        elif pages.kept(database):
+            raise Invalid(f"the pages of {str(database)!r} have checksums, which the VFS {self._vfs!r} does not keep")
+        self.checksums = self._vfs == pages.VFS and (not database.exists() or pages.kept(database))
+
+    def _claim_shared(self) -> bool:
+        """Keep others from opening the directory for writing; False if somebody has."""
+        try:
+            self._home = locked_directory(self.directory, shared=True)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise Invalid(f"cannot read {str(self.directory)!r}: {error.strerror or error}") from error
+        try:
+            self._lock = open(self.directory / "LOCK", "rb")  # noqa: SIM115 - held until `_unclaim`
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            raise Invalid(f"cannot read {str(self.directory)!r}: {error.strerror or error}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            self._unclaim()
+            return False
+        return True
 
     def _unclaim(self) -> None:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+        if self._home is not None:
+            os.close(self._home)
+            self._home = None
 
-    def _connect(self, cache_kib: int) -> apsw.Connection:
-        flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+    def _connect(self, cache_kib: int, *, create: bool = True) -> apsw.Connection:
+        flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
         connection = apsw.Connection(str(self.directory / FILE), flags=flags, vfs=self._vfs, statementcachesize=256)
         connection.set_busy_timeout(BUSY_MS)
         connection.execute(f"PRAGMA cache_size = -{cache_kib}")
@@ -420,35 +596,75 @@ class SqliteEngine:
         execute = self.writer.execute
         if self.read_only:
             execute("PRAGMA query_only = ON")
-            _refuse_other(self._version())
+            _refuse_other(self.version())
+            try:
+                self.vault = self._open_vault()
+            except Invalid as error:  # who does not need secrets can read all the rest
+                self.vault = vault.Locked(error)
             return
+        if self._vfs == pages.VFS:
+            pages.reserve(self.writer)
         execute("PRAGMA journal_mode = WAL").fetchall()
         for pragma in (
             "synchronous = FULL",
-            "wal_autocheckpoint = 1000",
             f"journal_size_limit = {_WAL_BYTES_KEPT}",
-            "secure_delete = OFF",
+            f"secure_delete = {'ON' if 0 < self.version() < ENCRYPTED_SINCE else 'OFF'}",
             "temp_store = MEMORY",
         ):
             execute(f"PRAGMA {pragma}").fetchall()
         self._migrate()
 
-    def _version(self) -> int:
-        ((version,),) = self.writer.execute("PRAGMA user_version").fetchall()
-        assert isinstance(version, int)
-        return version
+    def version(self) -> int:
+        """Of the schema."""
+        return self._number("user_version")
 
     def _migrate(self) -> None:
-        version = self._version()
+        version = self.version()
         steps = migrations()
         if version > len(steps):
             _refuse_other(version)
+        self.vault = self._open_vault()
         for number, statements in enumerate(steps[version:], start=version + 1):
             self.writer.execute("BEGIN IMMEDIATE")
             self.writer.execute(statements)
+            if number == ENCRYPTED_SINCE:
+                vault.encrypt_existing(self.writer.execute, self.vault)
             failpoints.hit("migration.step")
             self.writer.execute(f"PRAGMA user_version = {number}")
             self.writer.execute("COMMIT")
+        if 0 < version < ENCRYPTED_SINCE:
+            self._forget_old_pages()
+
+    def _open_vault(self) -> vault.Vault:
+        check: Any = None
+        if self.version() >= ENCRYPTED_SINCE:
+            found = self.writer.execute("SELECT value FROM meta WHERE name = ?", (vault.CHECK,)).fetchall()
+            if not found:
+                raise Corrupt(f"the row {vault.CHECK!r} of meta is missing; restore a backup")
+            ((check,),) = found
+        return vault.open_vault(self.directory, check, self._environment, writable=not self.read_only)
+
+    def encrypt_anew(self, fresh: vault.Vault) -> None:
+        """Encrypt all secrets with another key, in one transaction. Nobody else uses the engine meanwhile."""
+        with translated():
+            self.writer.execute("PRAGMA secure_delete = ON").fetchall()
+            self.writer.execute("BEGIN IMMEDIATE")
+            try:
+                vault.encrypt_anew(self.writer.execute, self.vault, fresh)
+                self.writer.execute("COMMIT")
+            except BaseException:
+                self.writer.execute("ROLLBACK")
+                raise
+            self.vault = fresh
+            self.cache.clear()
+            self._forget_old_pages()
+
+    def _forget_old_pages(self) -> None:
+        """Leave nothing of replaced secrets in the files: free space within pages is zeroed as rows change
+        (`secure_delete`), and old versions of pages go with the write-ahead log."""
+        self.examine()
+        self.verify()
+        self.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
 def migrations() -> list[str]:
@@ -472,61 +688,3 @@ def _refuse_other(version: int) -> None:
             f"open it once for writing (tailrace serve) to migrate it",
             code="DATABASE_TOO_OLD",
         )
-
-
-def _sync_directory(path: Path) -> None:
-    with suppress(OSError):  # not every file system lets a directory be opened; those need no sync either
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-class _Translation:
-    """What SQLite and its binding raise, as ours. One object serves all: entering costs nothing."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, _FOREIGN):
-            raise _translate(error) from error
-
-
-_FOREIGN: Final = (apsw.Error, UnicodeEncodeError)
-# What a write can fail with because of a value in it; apsw.Error is more than that.
-_REFUSALS: Final = (apsw.Error, OverflowError, TypeError, UnicodeEncodeError)
-_DATATYPES: Final = (apsw.SQLITE_CONSTRAINT_DATATYPE, apsw.SQLITE_CONSTRAINT_NOTNULL)
-
-
-def _refused(table: Table[Any], error: Exception) -> Error:
-    """Why rows were not written."""
-    if isinstance(error, apsw.ConstraintError) and getattr(error, "extendedresult", None) not in _DATATYPES:
-        return _translate(error)  # a key that must be new is there
-    if isinstance(error, apsw.Error) and not isinstance(error, apsw.ConstraintError | apsw.TooBigError):
-        return _translate(error)
-    return unstorable(table, error)
-
-
-def _translate(error: apsw.Error | UnicodeEncodeError) -> Error:
-    if isinstance(error, UnicodeEncodeError):
-        return Invalid(f"a text has half of a surrogate pair at {error.start}, which UTF-8 cannot say; leave it out")
-    if isinstance(error, apsw.FullError):
-        return Unavailable(f"the disk is full ({error}); free some space, then writes go on", code="DISK_FULL")
-    if isinstance(error, apsw.BusyError):
-        return Unavailable(
-            f"another program has locked the database ({error}); writes go on when it lets go", code="DATABASE_BUSY"
-        )
-    if isinstance(error, (apsw.CorruptError, apsw.NotADBError, apsw.ConstraintError)):
-        return Corrupt(f"the database is damaged: {error}; run `tailrace check` and restore a backup")
-    return Unavailable(f"the database cannot be used: {error}; see the log, then restart", code="STORAGE_FAILED")
-
-
-_TRANSLATION: Final = _Translation()
-
-
-def _translated() -> _Translation:
-    return _TRANSLATION

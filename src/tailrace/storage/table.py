@@ -2,17 +2,26 @@
 
 A row is a frozen `msgspec.Struct`; its fields are the columns, in order, and their types the column types
 (int, str, bytes, and ``| None`` for nullable). Rows are values: nobody changes one, so they can be shared and cached.
+
+Rows of a table that is `checked` carry a checksum, in a column that only this module knows: made when a row is written,
+verified whenever one is read, by whatever engine.
 """
 
 from __future__ import annotations
 
+import struct
 import types
 import typing
-from collections.abc import Callable
-from operator import attrgetter
-from typing import Any, Generic, TypeVar
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, repeat
+from operator import attrgetter, itemgetter
+from typing import Any, Final, Generic, TypeVar
+from zlib import crc32
 
 import msgspec
+
+from tailrace.errors import Corrupt
 
 R = TypeVar("R", bound=msgspec.Struct)
 Key = tuple[Any, ...]
@@ -26,15 +35,27 @@ class Column(msgspec.Struct, frozen=True):
     nullable: bool
 
 
+SUM: Final = Column("sum", "INTEGER", True)  # a row's checksum; NULL if it was written before there were any
+UNKNOWN: Final = -1  # stands for NULL among sums
+
+
 class Table(Generic[R]):
     """A table of rows `R`, unique by `key`.
 
     `heap`: rows are only added and removed in ranges, never replaced; stored in arrival order with an index on the
-    key. `cached`: committed rows are kept in memory where one process owns the database.
+    key. `cached`: committed rows are kept in memory where one process owns the database. `checked`: rows have a
+    checksum.
     """
 
     def __init__(
-        self, name: str, row: type[R], *, key: tuple[str, ...], heap: bool = False, cached: bool = False
+        self,
+        name: str,
+        row: type[R],
+        *,
+        key: tuple[str, ...],
+        heap: bool = False,
+        cached: bool = False,
+        checked: bool = False,
     ) -> None:
         self.name = name
         self.row = row
@@ -45,10 +66,87 @@ class Table(Generic[R]):
         names = tuple(column.name for column in self.columns)
         assert names[: len(key)] == key, f"{name}: key columns come first, in key order"
         self.key_of = _getter(key)
+        self.checked = checked
+        self.stored = (*self.columns, SUM) if checked else self.columns  # as they are in the database
         self.values = _getter(names)  # a row as the tuple that is bound to an INSERT
+        self.load: Callable[[Any], R] = lambda values: row(*values)  # and back, from what a SELECT returns
+        if checked:
+            plain, sum_of = self.values, _summing(self.columns)
+            self.values = lambda row: (*(values := plain(row)), sum_of(values))
+
+            def verified(values: tuple[Any, ...]) -> R:
+                if sum_of(values) != values[-1] and values[-1] is not None:
+                    raise self._damaged(values)
+                return row(*values[:-1])
+
+            self.load = verified
+
+    def load_anyway(self, damaged: dict[str, None], values: tuple[Any, ...]) -> R:
+        """As `load`, but a row that fails its checksum is noted and returned."""
+        try:
+            return self.load(values)
+        except Corrupt as error:
+            damaged[str(error)] = None
+            return self.row(*values[:-1])
+
+    def verify_packed(
+        self,
+        prefix: Key,
+        numbers: dict[str, array[int]],
+        blobs: dict[str, tuple[array[int], bytes]],
+        sums: array[int],
+    ) -> None:
+        """Verify many rows under a key's `prefix`: columns of numbers, and of bytes end to end with their sizes. Little
+        is done for a single row."""
+        fixed = dict(zip(self.key, prefix, strict=False))
+        columns: list[Iterable[int]] = [
+            numbers[column.name] if column.name in numbers else repeat(fixed[column.name], len(sums))
+            for column in self.columns
+            if column.kind == "INTEGER"
+        ]
+        bodies = [blobs[column.name] for column in self.columns if column.kind == "BLOB"]
+        columns += [sizes for sizes, _ in bodies]
+        found: Iterable[int] = map(crc32, map(struct.Struct(f"<{len(columns)}q").pack, *columns))
+        for sizes, together in bodies:
+            ends = list(accumulate(sizes, initial=0))
+            found = map(crc32, map(memoryview(together).__getitem__, map(slice, ends, ends[1:])), found)
+        for at, (one, stored) in enumerate(zip(found, sums, strict=True)):
+            if one != stored != UNKNOWN:
+                where = [numbers[name][at] for name in self.key[len(prefix) :] if name in numbers]
+                raise self._damaged([*prefix, *where])
+
+    def _damaged(self, fields: Sequence[Any]) -> Corrupt:
+        named = ", ".join(f"{name} {value!r}" for name, value in zip(self.key, fields, strict=False))
+        return Corrupt(
+            f"a row of {self.name} fails its checksum ({named}): it is not what was written; run `tailrace check` and "
+            "restore a backup"
+        )
 
     def __repr__(self) -> str:
         return f"Table({self.name})"
+
+
+def _summing(columns: tuple[Column, ...]) -> Callable[[Sequence[Any]], int]:
+    """What computes a row's checksum: CRC-32 over its numbers, the lengths of its bytes, and those."""
+    assert all(column.kind in ("INTEGER", "BLOB") and not column.nullable for column in columns)
+    numbers = itemgetter(*(at for at, column in enumerate(columns) if column.kind == "INTEGER"))
+    places = [at for at, column in enumerate(columns) if column.kind == "BLOB"]
+    pack = struct.Struct(f"<{len(columns)}q").pack
+    if len(places) == 1:
+        (place,) = places
+
+        def of_one(values: Sequence[Any]) -> int:
+            body = values[place]
+            return crc32(body, crc32(pack(*numbers(values), len(body))))
+
+        return of_one
+    first, second = places
+
+    def of_two(values: Sequence[Any]) -> int:
+        key, body = values[first], values[second]
+        return crc32(body, crc32(key, crc32(pack(*numbers(values), len(key), len(body)))))
+
+    return of_two
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Any], Key]:

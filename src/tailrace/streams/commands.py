@@ -69,6 +69,10 @@ class Create(Command[Created], frozen=True):
     def size(self) -> int:
         return len(self.body)
 
+    def heavy(self) -> bool:
+        # A fork inside a message takes that message apart, which may be large.
+        return len(self.body) > limits.LOOP_BYTES or (self.fork is not None and self.fork.sub > 0)
+
     def subjects(self) -> tuple[str, ...]:
         own = f"streams/{self.path}"
         return (own,) if self.fork is None else (own, f"streams/{self.fork.source}")
@@ -77,7 +81,7 @@ class Create(Command[Created], frozen=True):
         check_path(self.path)
         existing = tx.get(STREAMS, self.path)
         if existing is not None:
-            if existing.deleted or not expired(existing, tx.now_ms):
+            if existing.deleted or not expired(existing, tx.settled_ms):
                 return self._confirm(tx, existing)
             bury(tx, existing)
             if tx.get(STREAMS, self.path) is not None:
@@ -121,9 +125,9 @@ class Create(Command[Created], frozen=True):
         if source is None:
             raise NotFound(f"there is no stream {fork.source!r} to fork")
         origin = log_of(tx, source)
-        if source.deleted or (expired(source, tx.now_ms) and origin.forks):
+        if source.deleted or (expired(source, tx.settled_ms) and origin.forks):
             raise Conflict(f"stream {fork.source!r} was deleted and lives only in its forks; fork one of them")
-        if expired(source, tx.now_ms):
+        if expired(source, tx.settled_ms):
             raise NotFound(f"there is no stream {fork.source!r} to fork: it has expired")
         if self.content_type is not None and media_type(self.content_type) != media_type(source.content_type):
             raise Conflict(
@@ -225,8 +229,9 @@ class Append(Command[Appended], frozen=True, gc=False):
                 code="CONTENT_TYPE_MISMATCH",
             )
         if self.seq is not None and stream.seq is not None and self.seq.encode() <= stream.seq.encode():
-            raise Conflict(
-                f"Stream-Seq {self.seq!r} does not sort after the last one, {stream.seq!r}", code="SEQUENCE_REGRESSION"
+            raise Conflict(  # clients recognise it by its first two words
+                f"sequence conflict: Stream-Seq {self.seq!r} does not sort after the last one, {stream.seq!r}",
+                code="SEQUENCE_REGRESSION",
             )
         return json_mode.entry(self.body) if is_json(stream.content_type) else self.body
 
@@ -247,6 +252,7 @@ class Append(Command[Appended], frozen=True, gc=False):
 class Delete(Command[None], frozen=True):
     """Delete a stream. While forks read from it, its path answers 410 and stays taken."""
 
+    freeing = True
     subject = ("streams", "path")
 
     path: str
@@ -264,7 +270,7 @@ class Touch(Command[None], frozen=True):
 
     def run(self, tx: Tx) -> None:
         stream = tx.get(STREAMS, self.path)
-        if stream is not None and not stream.deleted and not expired(stream, tx.now_ms):
+        if stream is not None and not stream.deleted and not expired(stream, tx.settled_ms):
             tx.put(STREAMS, touched(stream, tx.now_ms))
 
 
@@ -275,7 +281,7 @@ def live(reader: Reader | Tx, path: str) -> Stream:
         raise NotFound(f"there is no stream {path[:200]!r}; create it with PUT")
     if stream.deleted:
         raise Gone(f"stream {path!r} was deleted and lives only in its forks")
-    if expired(stream, reader.now_ms):
+    if expired(stream, reader.settled_ms):
         if log_of(reader, stream).forks:
             raise Gone(f"stream {path!r} has expired and lives only in its forks")
         raise NotFound(f"there is no stream {path!r}: it has expired")

@@ -6,10 +6,10 @@ JSON array, whether of one entry or of many. Nothing is taken apart to be writte
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
-from typing import Final, NoReturn
+from itertools import islice
+from typing import Final
 
 import msgspec
 
@@ -18,18 +18,27 @@ from tailrace.errors import Invalid
 _ARRAY: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _VALUE: Final = msgspec.json.Decoder(msgspec.Raw)
 _SPACE: Final = b" \t\r\n"
-_SPACES: Final = re.compile(r"[ \t\r\n]*")
+_SPACES: Final = re.compile(rb"[ \t\r\n]*+")
 _WRONG: Final = (msgspec.DecodeError, ValueError)
 _NESTING_SURE: Final = 200  # a body with no more brackets than this cannot be nested too deeply for anybody
+# A match holds up all threads while it lasts, so none may be long: strings that are not short are looked through apart.
+_SHORT: Final = rb'"(?:[^"\\]{1,1024}+|\\.){0,64}+"'
+_STRING: Final = re.compile(_SHORT, re.DOTALL)
+_INSIDE: Final = re.compile(rb'(?:[^"\\]{1,1024}+|\\.){0,256}+', re.DOTALL)  # of a string that is not
+_RUN: Final = re.compile(rb'(?:[^"]{1,1024}+|' + _SHORT + rb"){1,64}+", re.DOTALL)  # from outside strings to outside
+_TOKEN: Final = re.compile(_SHORT + rb'|[][{},"]', re.DOTALL)
+_CUT_BYTES: Final = 64 * 1024  # of messages that are decoded at once, or one message: other threads wait for that
+_CUT_TOKENS: Final = 4_096  # looked at, one by one, for the end of a message
+_COUNTED_BYTES: Final = 64 * 1024  # looked through at once for commas
 _NESTING_MARGIN: Final = 150  # how much deeper in the stack a reader may be than the writer was
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-# Slow, but it takes half of a surrogate pair (`"\ud83d"`), which the grammar allows and browsers write.
-_LENIENT: Final = json.JSONDecoder(parse_constant=_no_constant)
+def _without_surrogates(body: bytes) -> bytes:
+    """The body with other characters in place of surrogates (`"\\ud83d"`): half of a pair, which the grammar allows
+    and browsers write, is not taken by the decoder. It is good JSON if and only if the body is, and every value is
+    where it was."""
+    # Escaped backslashes first: then every backslash that is left begins an escape.
+    return body.replace(rb"\\", rb"\n").replace(rb"\ud", rb"\u0").replace(rb"\uD", rb"\u0")
 
 
 def initial(body: bytes) -> bytes:
@@ -60,7 +69,7 @@ def _check(body: bytes) -> None:
     except msgspec.DecodeError:
         if b"\\u" not in body:
             raise
-        _LENIENT.decode(body.decode())
+        _VALUE.decode(_without_surrogates(body))
 
 
 def _check_from(levels: int, body: bytes) -> None:
@@ -73,31 +82,97 @@ def _check_from(levels: int, body: bytes) -> None:
 
 def messages(entry: bytes) -> list[bytes]:
     """The messages of an entry, one by one."""
+    return [bytes(message) for some in _cut(entry) for message in _messages(some)]
+
+
+def _messages(some: bytes) -> list[msgspec.Raw] | list[bytes]:
     try:
-        return [bytes(part) for part in _ARRAY.decode(b"[" + entry + b"]")]
+        return _ARRAY.decode(b"[" + some + b"]")
     except msgspec.DecodeError:
-        return list(_taken_apart(entry.decode()))
+        return _taken_apart(some)
 
 
-def _taken_apart(text: str) -> Iterator[bytes]:
+def _cut(entry: bytes) -> Iterator[bytes]:
+    """The entry in pieces, each of some messages: a call of the decoder holds up all threads while it lasts."""
+    begun = at = depth = 0
+    while len(entry) - at > _CUT_BYTES:
+        until = at + _CUT_BYTES
+        while at < until:  # quickly: only how deep it is at the end is counted
+            run = _RUN.match(entry, at)
+            if run is None:
+                at = _after_string(entry, at)
+                continue
+            bare = _STRING.sub(b"", run[0]) if b'"' in run[0] else run[0]
+            depth += bare.count(b"[") + bare.count(b"{") - bare.count(b"]") - bare.count(b"}")
+            at = run.end()
+        for token in islice(_TOKEN.finditer(entry, at), _CUT_TOKENS):
+            match token[0]:
+                case b"[" | b"{":
+                    depth += 1
+                case b"]" | b"}":
+                    depth -= 1
+                case b'"':
+                    at = token.start()
+                    break
+                case b"," if depth == 0:
+                    yield entry[begun : token.start()]
+                    begun = at = token.end()
+                    break
+            at = token.end()
+    yield entry[begun:]
+
+
+def _after_string(entry: bytes, at: int) -> int:
+    """Where a string that begins here has ended."""
+    at += 1
+    while entry[at : at + 1] != b'"':
+        inside = _INSIDE.match(entry, at)
+        assert inside is not None and inside.end() > at, "an entry is valid JSON"
+        at = inside.end()
+    return at + 1
+
+
+def _taken_apart(entry: bytes) -> list[bytes]:
+    """As `messages`, of an entry with surrogates: they are found in one without, and taken from the one that is."""
+    found: list[bytes] = []
     at = 0
-    while at < len(text):
-        at = _after_space(text, at)
-        _, end = _LENIENT.raw_decode(text, at)
-        yield text[at:end].encode()
-        at = _after_space(text, end) + 1  # and the comma
+    for part in _ARRAY.decode(b"[" + _without_surrogates(entry) + b"]"):
+        at = _after_space(entry, at)
+        end = at + len(memoryview(part))
+        found.append(entry[at:end])
+        at = _after_space(entry, end) + 1  # and the comma
+    return found
 
 
-def _after_space(text: str, at: int) -> int:
-    found = _SPACES.match(text, at)
-    assert found is not None
-    return found.end()
+def _after_space(entry: bytes, at: int) -> int:
+    blanks = _SPACES.match(entry, at)
+    assert blanks is not None
+    return blanks.end()
 
 
 def prefix(entry: bytes, count: int) -> tuple[bytes, int]:
     """The first `count` messages of an entry, and how many it has."""
-    parts = messages(entry)
-    return b",".join(parts[:count]), len(parts)
+    if not any(mark in entry for mark in (b'"', b"[", b"{")):  # every comma stands between two messages
+        whole = entry.count(b",") + 1
+        return (entry if count >= whole else entry[: _comma(entry, count)].rstrip(_SPACE) if count else b""), whole
+    first: list[bytes] = []
+    whole = 0
+    for some in _cut(entry):
+        parts = _messages(some)
+        if whole < count:
+            first.append(b",".join(parts[: count - whole]))
+        whole += len(parts)
+    return b",".join(first), whole
+
+
+def _comma(entry: bytes, count: int) -> int:
+    """Where the comma with this number is."""
+    at = 0
+    while (found := entry.count(b",", at, at + _COUNTED_BYTES)) < count:
+        count, at = count - found, at + _COUNTED_BYTES
+    for _ in range(count):
+        at = entry.index(b",", at) + 1
+    return at - 1
 
 
 def check(entry: bytes) -> None:

@@ -49,7 +49,10 @@ class Describe(Query[Described], frozen=True):
 
 
 class Read(Query[Slice], frozen=True):
-    """Entries from `position` on (None: from the earliest there is), up to `bytes_max` and `entries_max`."""
+    """Entries from `position` on (None: from the earliest there is), up to `bytes_max` and `entries_max`.
+
+    A position that lies inside a message is read from the beginning of that message, and one past the tail is the tail:
+    the official Yjs server adds one to the offset of its snapshot, and nothing may be skipped because of it."""
 
     subject = ("streams", "path")
 
@@ -62,7 +65,14 @@ class Read(Query[Slice], frozen=True):
         stream = live(reader, self.path)
         log = log_of(reader, stream)
         position = cold.earliest(reader, log) if self.position is None else self.position
-        return Slice(stream, log, position, logs.read(reader, log, position, self.bytes_max, self.entries_max))
+        if position == log.next + 1:
+            position = log.next
+        try:
+            page = logs.read(reader, log, position, self.bytes_max, self.entries_max)
+        except logs.Misaligned:
+            position = logs.message_start(reader, log, position)
+            page = logs.read(reader, log, position, self.bytes_max, self.entries_max)
+        return Slice(stream, log, position, page)
 
 
 class ListStreams(Query[list[Stream]], frozen=True):

@@ -100,8 +100,9 @@ def is_text(content_type: str) -> bool:
     return media_type(content_type).startswith("text/") or is_json(content_type)
 
 
-def expired(stream: Stream, now_ms: int) -> bool:
-    return stream.expires_ms is not None and now_ms >= stream.expires_ms
+def expired(stream: Stream, settled_ms: int) -> bool:
+    """Whether its time is over, by the settled time: what has expired is deleted for good."""
+    return stream.expires_ms is not None and settled_ms >= stream.expires_ms
 
 
 def touched(stream: Stream, now_ms: int) -> Stream:

@@ -41,7 +41,7 @@ class FindDue(Query[Due], frozen=True):
     limit: int = 100
 
     def run(self, reader: Reader) -> Due:
-        deadlines = list(reader.scan(DEADLINES, before=reader.now_ms + 1, limit=self.limit))
+        deadlines = list(reader.scan(DEADLINES, before=reader.settled_ms + 1, limit=self.limit))
         garbage = [row.log for row in reader.scan(GARBAGE, limit=self.limit)]
         paths = [row.path for row in reader.scan(RETAINED, after=self.after, limit=limits.SWEEP_STREAMS)]
         trims = [path for path in paths if _horizon(reader, path) is not None]
@@ -72,6 +72,7 @@ class Probe(Command[None], frozen=True):
 class Expire(Command[bool], frozen=True):
     """Delete the stream of a deadline if it has really expired; whether it had."""
 
+    freeing = True
     permission = Permission.ADMIN
 
     deadline: Deadline
@@ -83,7 +84,7 @@ class Expire(Command[bool], frozen=True):
         stream = tx.get(STREAMS, deadline.path)
         if stream is None or stream.deleted or stream.deadline_ms != deadline.at_ms:
             return False
-        if not expired(stream, tx.now_ms):
+        if not expired(stream, tx.settled_ms):
             watch_expiry(tx, stream)
             return False
         bury(tx, stream)
@@ -93,6 +94,7 @@ class Expire(Command[bool], frozen=True):
 class Trim(Command[None], frozen=True):
     """Let a stream start where its retention says: the stream that is at the path now, not one that was."""
 
+    freeing = True
     permission = Permission.ADMIN
 
     path: str
@@ -107,6 +109,7 @@ class Trim(Command[None], frozen=True):
 class Reclaim(Command[bool], frozen=True):
     """Remove one step's worth of a log that nobody can read; whether it is done."""
 
+    freeing = True
     permission = Permission.ADMIN
 
     log: int

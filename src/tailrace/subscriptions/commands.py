@@ -16,6 +16,7 @@ from tailrace.log.entry import LOGS
 from tailrace.log.position import offset
 from tailrace.storage.engine import Reader, Tx
 from tailrace.storage.table import META, Meta
+from tailrace.storage.vault import read_secret
 from tailrace.streams.stream import STREAMS
 from tailrace.subscriptions import grant, signing, webhook
 from tailrace.subscriptions import subscription as rules
@@ -76,6 +77,9 @@ class PutSubscription(Command[Described], frozen=True):
         named = (settings.pattern, settings.wake_stream, *settings.streams)
         return (f"subscriptions/{self.id}", *(f"streams/{path}" for path in named if path is not None))
 
+    def heavy(self) -> bool:
+        return True  # a subscription may follow very many streams, and each is looked at
+
     def run(self, tx: Tx) -> Described:
         rules.check_id(self.id)
         settings = rules.normalised(self.settings)
@@ -135,9 +139,13 @@ class ListSubscriptions(Query[list[Subscription]], frozen=True):
 class DeleteSubscription(Command[bool], frozen=True):
     """Remove a subscription; whether there was one. Whoever holds a wake of it cannot ack any more."""
 
+    freeing = True
     subject = ("subscriptions", "id")
 
     id: str
+
+    def heavy(self) -> bool:
+        return True  # a subscription may follow very many streams, and each is looked at
 
     def run(self, tx: Tx) -> bool:
         if tx.get(SUBSCRIPTIONS, self.id) is None:
@@ -160,6 +168,9 @@ class AddStreams(Command[None], frozen=True):
         named = (rules.stream_path(text, "streams") for text in self.streams)
         return (f"subscriptions/{self.id}", *(f"streams/{path}" for path in named))
 
+    def heavy(self) -> bool:
+        return True  # a subscription may follow very many streams, and each is looked at
+
     def run(self, tx: Tx) -> None:
         subscription = load(tx, self.id)
         if not self.streams:
@@ -174,6 +185,8 @@ class AddStreams(Command[None], frozen=True):
 
 class RemoveStream(Command[None], frozen=True):
     """Follow a stream by name no more. If the pattern matches it, it is followed all the same."""
+
+    freeing = True
 
     id: str
     stream: str
@@ -204,6 +217,9 @@ class Claim(Command[Claimed | None], frozen=True):
     id: str
     worker: str
 
+    def heavy(self) -> bool:
+        return True  # a subscription may follow very many streams, and each is looked at
+
     def run(self, tx: Tx) -> Claimed | None:
         rules.check_worker(self.worker)
         before = load(tx, self.id)
@@ -230,6 +246,8 @@ class Ack(Command[Acked], frozen=True):
     """Move cursors under a wake and renew its lease; with `done`, end the wake. A webhook's callback and a pull-wake's
     ack are the same thing. All acks count or none does."""
 
+    freeing = True
+
     id: str
     kind: str  # which of the two the caller takes it for
     token: str
@@ -238,16 +256,20 @@ class Ack(Command[Acked], frozen=True):
     acks: tuple[AckOf, ...] = ()
     done: bool = False
 
+    def heavy(self) -> bool:
+        return True  # a subscription may follow very many streams, and each is looked at
+
     def run(self, tx: Tx) -> Acked:
         before = _holder(tx, self.id, self.kind, self.token, self.wake_id, self.generation)
+        snapshot = rules.snapshot_of(before) if self.acks else {}  # decoded once: it may be of very many streams
         for ack in self.acks:
-            self._apply(tx, before, ack)
+            self._apply(tx, snapshot, ack)
         if not self.done:
             save(tx, before, rules.heard(before, tx.now_ms))
             return Acked(False)
         return Acked(end_wake(tx, before))
 
-    def _apply(self, tx: Tx, subscription: Subscription, ack: AckOf) -> None:
+    def _apply(self, tx: Tx, snapshot: rules.Snapshot, ack: AckOf) -> None:
         path = ack.stream.strip("/")
         try:
             position = positions.parse(ack.offset)
@@ -255,7 +277,7 @@ class Ack(Command[Acked], frozen=True):
             raise rules.invalid_offset(f"ack of {path[:80]!r}: {error}") from None
         log = log_at(tx, path)
         link = tx.get(LINKS, self.id, path)
-        rules.judge_ack(link, log, path, position, rules.snapshot_of(subscription))
+        rules.judge_ack(link, log, path, position, snapshot)
         assert link is not None and log is not None
         # Below the hot part nothing can be looked up: any position is as good as another.
         hot = tx.get(LOGS, log.id)
@@ -273,9 +295,9 @@ class CheckToken(Query[None], frozen=True):
     token: str
 
     def run(self, reader: Reader) -> None:
-        row = reader.get(META, grant.SECRET)
         # Before the first token there is no secret; none can be right then.
-        grant.verify(row.value if row is not None else secrets.token_bytes(32), self.token, self.id, reader.now_ms)
+        secret = read_secret(reader, grant.SECRET) or secrets.token_bytes(32)
+        grant.verify(secret, self.token, self.id, reader.now_ms)
 
 
 class Release(Command[None], frozen=True):
@@ -285,6 +307,9 @@ class Release(Command[None], frozen=True):
     token: str
     wake_id: str
     generation: int
+
+    def heavy(self) -> bool:
+        return True  # a subscription may follow very many streams, and each is looked at
 
     def run(self, tx: Tx) -> None:
         end_wake(tx, _holder(tx, self.id, rules.PULL_WAKE, self.token, self.wake_id, self.generation))

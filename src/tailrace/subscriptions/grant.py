@@ -16,7 +16,7 @@ import msgspec
 
 from tailrace.errors import Unauthenticated
 from tailrace.storage.engine import Tx
-from tailrace.storage.table import META, Meta
+from tailrace.storage.vault import read_secret, write_secret
 
 SECRET: Final = "subscription-secret"  # its name in META
 TOKEN_S: Final = 24 * 3600  # the lease ends a token much earlier; this is for a worker that renews it all day
@@ -38,11 +38,11 @@ _DECODER: Final = msgspec.json.Decoder(Grant)
 
 def secret(tx: Tx) -> bytes:
     """The server's secret, made when it is first needed."""
-    row = tx.get(META, SECRET)
-    if row is None:
-        row = Meta(SECRET, secrets.token_bytes(32))
-        tx.put(META, row)
-    return row.value
+    known = read_secret(tx, SECRET)
+    if known is None:
+        known = secrets.token_bytes(32)
+        write_secret(tx, SECRET, known)
+    return known
 
 
 def issue(key: bytes, subscription: str, generation: int, wake_id: str, now_ms: int) -> str:

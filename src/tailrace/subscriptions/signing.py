@@ -18,7 +18,7 @@ from tailrace.access import Permission
 from tailrace.command import Command, Query
 from tailrace.errors import TooMany
 from tailrace.storage.engine import Reader, Tx
-from tailrace.storage.table import META, Meta
+from tailrace.storage.vault import read_secret, write_secret
 
 KEYS: Final = "webhook-signing-keys"  # their name in META
 RETIRED_MS: Final = 24 * 3600 * 1000  # how long a retired key stays published; receivers accept minutes
@@ -59,14 +59,19 @@ def sign(key: SigningKey, body: bytes, at_s: int) -> str:
     return f"t={at_s},kid={key.kid},ed25519={_base64(signature)}"
 
 
-def jwks(keys: list[SigningKey]) -> dict[str, Any]:
-    return {"keys": [key.jwk() for key in keys]}
+def published(keys: list[SigningKey], now_ms: int) -> list[SigningKey]:
+    """The keys that a receiver may still meet: the active one, and those that were retired lately."""
+    return [key for key in keys if key.retired_ms is None or now_ms - key.retired_ms < RETIRED_MS]
+
+
+def jwks(keys: list[SigningKey], now_ms: int) -> dict[str, Any]:
+    return {"keys": [key.jwk() for key in published(keys, now_ms)]}
 
 
 def load(reader: Reader | Tx) -> list[SigningKey]:
     """The keys, the active one first; none before the first was needed."""
-    row = reader.get(META, KEYS)
-    return [] if row is None else _DECODER.decode(row.value)
+    keys = read_secret(reader, KEYS)
+    return [] if keys is None else _DECODER.decode(keys)
 
 
 def ensure(tx: Tx) -> list[SigningKey]:
@@ -81,42 +86,67 @@ def ensure(tx: Tx) -> list[SigningKey]:
 class EnsureSigningKey(Command[list[SigningKey]], frozen=True):
     """The keys, after making sure that there is one."""
 
-    permission = Permission.READ  # whoever may ask for the public halves; the door shows nothing else
+    permission = Permission.SYSTEM  # the private halves are in it
 
     def run(self, tx: Tx) -> list[SigningKey]:
         return ensure(tx)
 
 
 class GetSigningKeys(Query[list[SigningKey]], frozen=True):
+    """The keys, with their private halves."""
+
+    permission = Permission.SYSTEM
+
     def run(self, reader: Reader) -> list[SigningKey]:
         return load(reader)
 
 
-class RotateSigningKey(Command[SigningKey], frozen=True):
-    """Sign with a new key from now on; the new key."""
+class KeyState(msgspec.Struct, frozen=True):
+    """What may be told of a signing key."""
+
+    kid: str
+    created_ms: int
+    retired_ms: int | None  # None: it is the active one
+
+
+class ListSigningKeys(Query[list[KeyState]], frozen=True):
+    """The keys that are published, the active one first; without their halves."""
 
     permission = Permission.ADMIN
 
-    def run(self, tx: Tx) -> SigningKey:
+    now_ms: int
+
+    def run(self, reader: Reader) -> list[KeyState]:
+        return [_state(key) for key in published(load(reader), self.now_ms)]
+
+
+class RotateSigningKey(Command[KeyState], frozen=True):
+    """Sign with a new key from now on; the new key. The old one stays published for a day."""
+
+    permission = Permission.ADMIN
+
+    def run(self, tx: Tx) -> KeyState:
         now_ms = tx.now_ms
-        published: list[SigningKey] = []
-        for key in load(tx):
-            if key.retired_ms is None:
-                published.append(msgspec.structs.replace(key, d=None, retired_ms=now_ms))
-            elif now_ms - key.retired_ms < RETIRED_MS:
-                published.append(key)
-        if len(published) >= KEYS_MAX:
+        kept = [
+            key if key.retired_ms is not None else msgspec.structs.replace(key, d=None, retired_ms=now_ms)
+            for key in published(load(tx), now_ms)
+        ]
+        if len(kept) >= KEYS_MAX:
             raise TooMany(
-                f"{len(published)} keys were in use within {RETIRED_MS // 3_600_000} hours and are still published; "
+                f"{len(kept)} keys were in use within {RETIRED_MS // 3_600_000} hours and are still published; "
                 f"rotate again when the oldest has gone"
             )
         fresh = generate(now_ms)
-        _store(tx, [fresh, *published])
-        return fresh
+        _store(tx, [fresh, *kept])
+        return _state(fresh)
+
+
+def _state(key: SigningKey) -> KeyState:
+    return KeyState(key.kid, key.created_ms, key.retired_ms)
 
 
 def _store(tx: Tx, keys: list[SigningKey]) -> None:
-    tx.put(META, Meta(KEYS, msgspec.json.encode(keys)))
+    write_secret(tx, KEYS, msgspec.json.encode(keys))
 
 
 def _base64(data: bytes) -> str:

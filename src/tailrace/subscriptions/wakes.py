@@ -50,7 +50,7 @@ def require_kind(subscription: Subscription, kind: str, what: str) -> None:
 def log_at(reader: Reader | Tx, path: str) -> Log | None:
     """The log of the stream at `path`, if there is one to follow."""
     stream = reader.get(STREAMS, path)
-    if stream is None or stream.deleted or expired(stream, reader.now_ms):
+    if stream is None or stream.deleted or expired(stream, reader.settled_ms):
         return None
     log = reader.get(LOGS, stream.log)
     return None if log is None else cold.whole(reader, log)

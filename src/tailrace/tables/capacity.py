@@ -1,6 +1,8 @@
 """What an operation would cost in DynamoDB's units. Told to those who ask, never charged.
 
 A read unit covers 4 KB, half of one where the read may be stale; a write unit covers 1 KB. Transactions cost twice.
+A scan costs at least the least read of each of the service's partitions that it goes through, of which a table that is
+paid by request has four: a scan of one small item costs 2 units, a consistent one 4.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import msgspec
 
 _READ_BYTES = 4096
 _WRITE_BYTES = 1024
+_ON_DEMAND_BITS = 2  # a table that is paid by request begins with four partitions; another, with one
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -47,9 +50,27 @@ class Capacity(msgspec.Struct, frozen=True):
         return Capacity(self.table, self.read + other.read, self.write + other.write, parts)
 
 
-def read_units(size: int, consistent: bool, transactional: bool = False) -> float:
-    """Units to read `size` bytes; an empty answer costs as much as a small one."""
-    blocks = max(1, -(-size // _READ_BYTES))
+def partitions_scanned(first: bytes | None, last: bytes | None, before: bytes | None, on_demand: bool) -> int:
+    """How many of the service's partitions are between two keys, of which None is the end of the table. A scan that
+    did not come to `last`, which then is None, went up to the key `before`."""
+    if not on_demand:
+        return 1
+    start = _hash(first) if first is not None else 0
+    if last is not None:
+        end = _hash(last)
+    else:
+        end = (_hash(before) if before is not None else 1 << 64) - 1
+    return max(1, (end >> 64 - _ON_DEMAND_BITS) - (start >> 64 - _ON_DEMAND_BITS) + 1)
+
+
+def _hash(key: bytes) -> int:
+    """Where in the hash space a key is: what it begins with (see `key`)."""
+    return int.from_bytes(key[:8].ljust(8, b"\0"))
+
+
+def read_units(size: int, consistent: bool, transactional: bool = False, *, partitions: int = 1) -> float:
+    """Units to read `size` bytes; an empty answer costs as much as a small one, in each partition."""
+    blocks = max(partitions, -(-size // _READ_BYTES))
     if transactional:
         return 2.0 * blocks
     return float(blocks) if consistent else blocks / 2

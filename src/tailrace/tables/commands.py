@@ -92,6 +92,8 @@ class PutItem(ItemCommand, frozen=True, gc=False):
 class DeleteItem(ItemCommand, frozen=True, gc=False):
     """Delete the item with this key, if there is one."""
 
+    freeing = True
+
     table: str
     key: Item
 
@@ -221,6 +223,9 @@ class BatchWrite(Command[BatchWritten], frozen=True):
     def heavy(self) -> bool:
         return len(self.writes) > limits.LOOP_WRITES or self.size() > limits.LOOP_BYTES
 
+    def frees(self) -> bool:
+        return all(action.freeing for action in self.writes)
+
     def subjects(self) -> tuple[str, ...]:
         return tuple({f"tables/{action.table}" for action in self.writes})
 
@@ -278,6 +283,9 @@ class TransactWrite(Command[BatchWritten], frozen=True):
     def heavy(self) -> bool:
         return len(self.actions) > limits.LOOP_ACTIONS or self.size() > limits.LOOP_BYTES
 
+    def frees(self) -> bool:
+        return all(action.freeing for action in self.actions)
+
     def subjects(self) -> tuple[str, ...]:
         return tuple({subject for action in self.actions for subject in action.subjects()})
 
@@ -331,7 +339,7 @@ class TransactWrite(Command[BatchWritten], frozen=True):
     def _used(self, tx: Tx) -> bool:
         """Whether the token was used for just this in the last ten minutes."""
         row = tx.get(TOKENS, self._name(tx))
-        if row is None or row.at_ms + limits.TOKEN_S * 1000 <= tx.now_ms:
+        if row is None or row.at_ms + limits.TOKEN_S * 1000 <= tx.settled_ms:
             return False
         if row.digest != self.digest:
             raise TokenMismatch(

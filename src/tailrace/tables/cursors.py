@@ -64,6 +64,7 @@ class SaveCursor(Command[Cursor], frozen=True):
 class DropCursor(Command[bool], frozen=True):
     """Forget a cursor; whether there was one."""
 
+    freeing = True
     subject = ("tables", "table")
     table: str
     name: str

@@ -198,7 +198,7 @@ class TokenAgeRow(msgspec.Struct, frozen=True):
 
 
 TABLES = Table("tables", TableRow, key=("name",), cached=True)
-ITEMS = Table("items", ItemRow, key=("space", "key"))
+ITEMS = Table("items", ItemRow, key=("space", "key"), checked=True)
 INDEX_ENTRIES = Table("index_entries", IndexRow, key=("space", "key"))
 COUNTS = Table("counts", CountRow, key=("space",), cached=True)
 DROPPED_SPACES = Table("dropped_spaces", DroppedRow, key=("space",))

@@ -9,6 +9,7 @@ index (or an order of expiry) are added to it (`BACKFILLS`), and what a dropped 
 from __future__ import annotations
 
 import uuid
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -157,6 +158,7 @@ class CreateTable(Command[Described], frozen=True):
 class DeleteTable(Command[Described], frozen=True):
     """Remove a table with all that is in it. Its change stream stays readable until retention lets it go."""
 
+    freeing = True
     permission = Permission.ADMIN
     subject = ("tables", "name")
 
@@ -208,13 +210,15 @@ class DescribeTable(Query[Described], frozen=True):
 
 
 class ListTables(Query[Listed], frozen=True):
-    """The names of tables, `after` one that need not exist."""
+    """The names of tables that have so many characters at least, `after` one that need not exist."""
 
     after: str | None = None
     limit: int = LIST_MAX
+    characters_min: int = schema.NAME_MIN
 
     def run(self, reader: Reader) -> Listed:
-        names = [row.name for row in reader.scan(TABLES, after=self.after, limit=self.limit + 1)]
+        found = (row.name for row in reader.scan(TABLES, after=self.after))
+        names = list(islice((name for name in found if len(name) >= self.characters_min), self.limit + 1))
         more = len(names) > self.limit
         names = names[: self.limit]
         return Listed(names, names[-1] if more and names else None)

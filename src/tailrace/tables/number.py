@@ -22,7 +22,8 @@ MAGNITUDE_MIN: Final = -130
 EXPONENT_MAX: Final = 2**63 - 1  # beyond it, a text is not read as a number at all
 CACHED_CHARACTERS_MAX: Final = 48  # of a text that `measure` may be asked about, so that what it keeps is bounded
 
-_NUMBER: Final = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?)0*([0-9]+))?")
+# Nothing that was matched is ever given back, so a text is read once, whatever is wrong with it.
+_NUMBER: Final = re.compile(r"([+-]?)([0-9]*+)(?:\.([0-9]*+))?+(?:[eE]([+-]?)([0-9]++))?+")
 _EXACT: Final = Context(prec=DIGITS_MAX, traps=[Inexact])
 
 _EXPONENT_DIGITS: Final = len(str(EXPONENT_MAX))
@@ -54,6 +55,7 @@ def _canonical(text: str) -> str:
     point = len(whole)
     digits = whole + fraction
     if exponent is not None:
+        exponent = exponent.lstrip("0") or "0"
         if len(exponent) > _EXPONENT_DIGITS or int(exponent) > EXPONENT_MAX:
             raise _not_a_number(text)
         point += -int(exponent) if exponent_sign == "-" else int(exponent)

@@ -20,9 +20,8 @@ from tailrace.access import Permission
 from tailrace.command import Command, Query
 from tailrace.errors import ConditionFailed, InUse, Invalid
 from tailrace.storage.engine import Reader, Tx
-from tailrace.storage.table import META
-from tailrace.tables import change, commands, lifecycle, plain, queries, schema, value
-from tailrace.tables.definition import ITEMS, TABLES, Attribute, Definition, decoded, find
+from tailrace.tables import commands, lifecycle, plain, queries, schema, value
+from tailrace.tables.definition import TABLES, Attribute, Definition, decoded, find
 from tailrace.tables.expression import KeyCondition, update
 from tailrace.tables.plain import (
     Age,
@@ -48,7 +47,7 @@ from tailrace.tables.plain import (
 from tailrace.tables.write import Written
 
 TRANSACT_ACTIONS_MAX: Final = 100
-_SPOOL_BYTES: Final = 64 * limits.MiB  # of a snapshot in memory; more goes to a temporary file
+SPOOL_BYTES: Final = 64 * limits.MiB  # of a snapshot in memory; more goes to a temporary file
 
 
 # -- tables
@@ -619,25 +618,3 @@ class Snapshot:
     def close(self) -> None:
         """Give up what was not read."""
         self._spool.close()
-
-
-class TakeSnapshot(Query[Snapshot], frozen=True):
-    """Copy a table out of one view of the database; what is large goes to a temporary file, not into memory."""
-
-    subject = ("tables", "table")
-
-    table: str
-
-    def run(self, reader: Reader) -> Snapshot:
-        definition = find(reader, self.table)
-        counter = reader.get(META, f"counter/{change.SEQUENCE}")
-        spool: SpooledTemporaryFile[bytes] = SpooledTemporaryFile(_SPOOL_BYTES)  # noqa: SIM115 - the snapshot has it
-        try:
-            for row in reader.scan(ITEMS, definition.space):
-                spool.write(len(row.body).to_bytes(4))
-                spool.write(row.body)
-            spool.seek(0)
-        except BaseException:
-            spool.close()
-            raise
-        return Snapshot(int(counter.value) if counter else 0, spool)

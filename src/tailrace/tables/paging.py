@@ -24,7 +24,7 @@ import msgspec
 from tailrace import limits
 from tailrace.errors import Invalid
 from tailrace.tables import messages, value
-from tailrace.tables.capacity import Capacity, Part, read_units
+from tailrace.tables.capacity import Capacity, Part, partitions_scanned, read_units
 from tailrace.tables.definition import Definition, Index
 from tailrace.tables.value import Item, Value
 
@@ -78,6 +78,8 @@ class Page(msgspec.Struct, frozen=True):
 class Paged(Protocol):
     """What queries and scans have in common."""
 
+    @property
+    def scans(self) -> bool: ...  # whether it goes through many partitions
     @property
     def index(self) -> str | None: ...
     @property
@@ -148,11 +150,19 @@ class Pager(Generic[Q]):
 
     def _consumed(self, last: Slice) -> Capacity:
         consistent = self._query.consistent
-        units = read_units(self._size, consistent)
+        units = read_units(self._size, consistent, partitions=self._partitions(last))
         if last.index is None:
             return Capacity(last.definition.name, units)
         fetched = read_units(self._fetched, consistent) if self._fetched else 0.0
         return Capacity(last.definition.name, fetched, 0.0, {last.index.name: Part(units, 0.0, last.index.local)})
+
+    def _partitions(self, last: Slice) -> int:
+        """How many of the service's partitions a scan went through; a query is in one."""
+        if not self._query.scans:
+            return 1
+        plan = last.plan
+        first = plan.start if plan.after is None else plan.after
+        return partitions_scanned(first, last.position, plan.before, last.definition.billing == "PAY_PER_REQUEST")
 
 
 def check_select(query: Paged) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from tailrace import command, limits
-from tailrace.errors import Error, Invalid, TableNotFound, TransactionCanceled
+from tailrace.errors import Corrupt, Error, Invalid, TableNotFound, TransactionCanceled
 from tailrace.storage.engine import Reader
 from tailrace.tables import key as keys
 from tailrace.tables import messages, value
@@ -255,6 +255,7 @@ class Query(command.Query[Slice], frozen=True, kw_only=True):
     """Items of one partition of a table or index, in the order of the sort key."""
 
     subject = ("tables", "table")
+    scans = False
 
     table: str
     condition: KeyBinder
@@ -344,6 +345,7 @@ class Scan(command.Query[Slice], frozen=True, kw_only=True):
     """All items of a table or index, or of one of `total` segments of it."""
 
     subject = ("tables", "table")
+    scans = True
 
     table: str
     index: str | None = None
@@ -646,7 +648,11 @@ def _fetched(reader: Reader, definition: Definition, pointers: list[IndexRow]) -
     """The items that index entries lead to."""
     for pointer in pointers:
         row = reader.get(ITEMS, definition.space, pointer.item)
-        assert row is not None, f"an index of {definition.name} leads to an item that is not there"
+        if row is None:
+            raise Corrupt(
+                f"an index of {definition.name} leads to an item that is not there; run `tailrace check` and restore a "
+                "backup"
+            )
         yield row
 
 

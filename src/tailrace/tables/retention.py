@@ -69,7 +69,7 @@ def horizon(reader: Reader | Tx, log: Log, max_age_s: int | None, max_count: int
     """Where the log should start so that nothing older than `max_age_s` and at most `max_count` records are kept.
 
     Always between two transactions. The newest one is kept however many records it has, until it is too old."""
-    oldest_ms = reader.now_ms - max_age_s * 1000 if max_age_s is not None else 0
+    oldest_ms = reader.settled_ms - max_age_s * 1000 if max_age_s is not None else 0
     lowest = counted(reader, -log.id).items - max_count if max_count is not None else 0
 
     def kept(following: int, at_ms: int, number: int) -> bool:

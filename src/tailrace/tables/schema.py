@@ -31,7 +31,7 @@ UNITS_MAX: Final = 1_000_000_000_000  # of provisioned throughput
 TAGS_MAX: Final = 50
 TAG_KEY_MAX: Final = 128
 TAG_VALUE_MAX: Final = 256
-NAME_MIN, NAME_MAX = 3, 255
+NAME_MIN, NAME_MAX = 1, 255
 ATTRIBUTE_NAME_MAX: Final = 255
 
 
@@ -155,10 +155,10 @@ def check_table(spec: Spec) -> None:
 
 
 def check_name(name: str) -> None:
-    """Refuse a table's name that DynamoDB would not take."""
+    """Refuse a name of a table or an index. The DynamoDB API refuses shorter ones than this, as the service does."""
     if not NAME_MIN <= len(name) <= NAME_MAX or not _spelt_well(name):
         raise Invalid(
-            "Invalid table/index name.  Table/index names must be between 3 and 255 characters long, and may contain "
+            "Invalid table/index name.  Table/index names must be between 1 and 255 characters long, and may contain "
             "only the characters a-z, A-Z, 0-9, '_', '-', and '.'"
         )
 

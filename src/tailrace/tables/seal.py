@@ -1,6 +1,6 @@
 """The secret that places in change streams are sealed with before clients get them.
 
-It is made when it is first needed and kept in the database, so that what was handed out survives a restart.
+It is made when the database is first opened and kept in it, so that what was handed out survives a restart.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import secrets
 from typing import Final
 
+from tailrace.access import Permission
 from tailrace.command import Command, Query
 from tailrace.storage.engine import Reader, Tx
-from tailrace.storage.table import META, Meta
+from tailrace.storage.vault import read_secret, write_secret
 
 SECRET: Final = "iterator-secret"  # its name in META
 _SECRET_BYTES: Final = 32
@@ -19,19 +20,21 @@ _SECRET_BYTES: Final = 32
 class FindSecret(Query[bytes | None], frozen=True):
     """The secret, if there is one yet."""
 
+    permission = Permission.SYSTEM
     single = True
 
     def run(self, reader: Reader) -> bytes | None:
-        row = reader.get(META, SECRET)
-        return None if row is None else row.value
+        return read_secret(reader, SECRET)
 
 
 class MakeSecret(Command[bytes], frozen=True):
     """The secret; if there is none, it is made."""
 
+    permission = Permission.SYSTEM
+
     def run(self, tx: Tx) -> bytes:
-        row = tx.get(META, SECRET)
-        if row is None:
-            row = Meta(SECRET, secrets.token_bytes(_SECRET_BYTES))
-            tx.put(META, row)
-        return row.value
+        secret = read_secret(tx, SECRET)
+        if secret is None:
+            secret = secrets.token_bytes(_SECRET_BYTES)
+            write_secret(tx, SECRET, secret)
+        return secret

@@ -308,8 +308,9 @@ def entries_from(reader: Reader, log: Log, position: int) -> Iterator[Entry]:
     rows = reader.scan(ENTRIES, log.id, start=position)
     first = next(rows, None)
     if first is None or first.position != position:
-        return reader.scan(ENTRIES, log.id, start=retention.aligned(reader, log, position))
-    return chain((first,), rows)
+        position = retention.aligned(reader, log, position)
+        return logs.following(log, position, reader.scan(ENTRIES, log.id, start=position))
+    return logs.following(log, position, chain((first,), rows))
 
 
 def _cold_and_hot(reader: Reader, log: Log, position: int) -> Iterator[Entry]:
@@ -526,6 +527,7 @@ class EnableStream(Command[ChangeStream], frozen=True):
 class DisableStream(Command[ChangeStream], frozen=True):
     """Record no more of a table's changes. What is there stays readable."""
 
+    freeing = True
     permission = Permission.ADMIN
     subject = ("tables", "table")
 
@@ -540,6 +542,7 @@ class DisableStream(Command[ChangeStream], frozen=True):
 class AlterRetention(Command[ChangeStream], frozen=True):
     """Keep records for so long and so many of them from now on; None: no bound. What is not set stays as it is."""
 
+    freeing = True
     permission = Permission.ADMIN
     subject = ("tables", "table")
 
@@ -568,6 +571,7 @@ class Pruned(msgspec.Struct, frozen=True):
 class PruneStream(Command[Pruned], frozen=True):
     """Remove records up to and including the sequence `through` (None: all there are), cursors or not."""
 
+    freeing = True
     history = True
     permission = Permission.ADMIN
     subject = ("tables", "table")
@@ -639,7 +643,7 @@ def _plan(reader: Reader | Tx, stream: ChangeStream) -> tuple[Log, Plan, bool] |
         stream.closed_ms is not None
         and stream.max_age_s is not None
         and plan.start >= log.next
-        and stream.closed_ms + stream.max_age_s * 1000 < reader.now_ms
+        and stream.closed_ms + stream.max_age_s * 1000 < reader.settled_ms
         and cold.earliest(reader, log) >= log.start  # what is in cold storage stays readable
     )
     return (log, plan, over) if over or plan.start > log.start else None
@@ -662,6 +666,7 @@ def find_due(reader: Reader, after: tuple[str, str] | None, limit: int) -> DueSt
 class TrimChanges(Command[int], frozen=True):
     """Let a stream start where its retention says, or end it where that has passed; how many records went."""
 
+    freeing = True
     permission = Permission.ADMIN
 
     name: str

@@ -70,7 +70,7 @@ class FindDue(Query[Due], frozen=True):
         dropped = [row.space for row in reader.scan(DROPPED_SPACES, limit=self.limit)]
         steps: list[Command[bool]] = [Backfill(space) for space in fills]
         steps += [Purge(space) for space in dropped]
-        if any(True for _ in reader.scan(TOKEN_AGES, before=reader.now_ms - limits.TOKEN_S * 1000, limit=1)):
+        if any(True for _ in reader.scan(TOKEN_AGES, before=reader.settled_ms - limits.TOKEN_S * 1000, limit=1)):
             steps.append(ForgetTokens())
         expiries = []
         rows = list(reader.scan(TABLES, after=tables_after, limit=limits.SWEEP_STREAMS))
@@ -90,7 +90,7 @@ class FindDue(Query[Due], frozen=True):
 
 def _expired(reader: Reader | Tx, definition: Definition, limit: int) -> list[IndexRow]:
     """The first items whose time has come."""
-    now_s = reader.now_ms // 1000
+    now_s = reader.settled_ms // 1000
     since = number.ordered(str(max(0, now_s - EXPIRED_S_MAX)))
     until = keys.successor(number.ordered(str(now_s)))
     return list(reader.scan(INDEX_ENTRIES, definition.ttl_space, start=since, before=until, limit=limit))
@@ -106,6 +106,7 @@ class Expired(msgspec.Struct, frozen=True):
 class ExpireItems(Command[Expired], frozen=True):
     """Delete some of a table's expired items, as the TTL service."""
 
+    freeing = True
     permission = Permission.ADMIN
 
     name: str
@@ -204,6 +205,7 @@ def _add_expiry(tx: Tx, definition: Definition, rows: list[ItemRow]) -> None:
 class Purge(Command[bool], frozen=True):
     """Remove some of what a dropped table or index left behind; whether all is gone."""
 
+    freeing = True
     permission = Permission.ADMIN
 
     space: int
@@ -239,11 +241,12 @@ def _affordable(sizes: list[tuple[Any, ...]]) -> int:
 class ForgetTokens(Command[bool], frozen=True):
     """Forget some client request tokens that are too old to be repeated; whether all of those are forgotten."""
 
+    freeing = True
     permission = Permission.ADMIN
 
     def run(self, tx: Tx) -> bool:
         failpoints.hit("sweep.step")
-        old = list(tx.scan(TOKEN_AGES, before=tx.now_ms - limits.TOKEN_S * 1000, limit=STEP_ROWS))
+        old = list(tx.scan(TOKEN_AGES, before=tx.settled_ms - limits.TOKEN_S * 1000, limit=STEP_ROWS))
         for age in old:
             token = tx.get(TOKENS, age.token)
             if token is not None and token.at_ms == age.at_ms:

@@ -74,6 +74,8 @@ def do(tx: Tx, plan: Plan, capture: Capture) -> None:
     if new is None:
         if row is None:
             return
+        if tx.exports:
+            _save(tx, plan)
         tx.delete(ITEMS, definition.space, plan.key)
         _count(tx, definition.space, -1, -row.size)
         if not definition.plain:
@@ -88,6 +90,8 @@ def do(tx: Tx, plan: Plan, capture: Capture) -> None:
         return  # equal items have equally long bodies, whatever the order of their attributes
     if not definition.plain:
         _move(tx, plan)
+    if tx.exports:
+        _save(tx, plan)
     tx.put(ITEMS, ItemRow(definition.space, plan.key, plan.size, body))
     if row is None:
         _count(tx, definition.space, 1, plan.size)
@@ -102,6 +106,12 @@ def do(tx: Tx, plan: Plan, capture: Capture) -> None:
             capture.add(definition, MODIFY, *_named(plan), (row.body, row.size), (body, plan.size))
         if definition.routes:
             _send(plan, MODIFY, capture)
+
+
+def _save(tx: Tx, plan: Plan) -> None:
+    """Let those who read the table as it was have the item as it is, before it is written (`export.py`)."""
+    for export in tx.exports.get(plan.definition.space, ()):
+        export.save(plan.key, None if plan.row is None else plan.row.body)
 
 
 def _send(plan: Plan, event: int, capture: Capture) -> None:

@@ -102,6 +102,7 @@ class CreateTopic(Command[CreatedTopic], frozen=True):
 class AlterTopic(Command[Topic], frozen=True):
     """Change a topic's settings."""
 
+    freeing = True
     permission = Permission.ADMIN
 
     name: str
@@ -169,6 +170,7 @@ class DropTopic(Command[bool], frozen=True):
     """Drop a topic with its messages, groups and routes; whether it was there. A topic of the same name later inherits
     nothing."""
 
+    freeing = True
     permission = Permission.ADMIN
 
     name: str
@@ -211,6 +213,7 @@ class DropTopic(Command[bool], frozen=True):
 class ClearTopic(Command[int], frozen=True):
     """Remove all messages of a topic; how many. Offsets go on where they were."""
 
+    freeing = True
     permission = Permission.ADMIN
 
     name: str
@@ -269,6 +272,7 @@ class AddSource(Command[Route], frozen=True):
 class DropSource(Command[int], frozen=True):
     """Send a table's changes to a topic no more; how many routes that were."""
 
+    freeing = True
     permission = Permission.ADMIN
 
     topic: str

@@ -297,6 +297,7 @@ def _bury(tx: Tx, topic: Topic, partition: int, log: Log, group: str, place: Pla
 class Ack(Command[Acked], frozen=True, gc=False):
     """Acknowledge what a consumer holds, up to and including an offset."""
 
+    freeing = True
     permission = Permission.CONSUME
 
     topic: str
@@ -422,6 +423,7 @@ class ResetGroup(Command[ResetDone], frozen=True):
 class DropGroup(Command[int], frozen=True):
     """Forget a group; in how many partitions it was known."""
 
+    freeing = True
     permission = Permission.CONSUME
 
     topic: str

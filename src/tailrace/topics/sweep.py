@@ -47,6 +47,7 @@ class FindDue(Query[Due], frozen=True):
 class TrimPartition(Command[int], frozen=True):
     """Let a partition start where its topic's retention says; how many messages went."""
 
+    freeing = True
     permission = Permission.ADMIN
 
     topic: int
@@ -74,7 +75,7 @@ def _horizon(reader: Reader | Tx, topic: Topic, partition: int) -> tuple[Log, Pa
     """Where a partition should start and how many bytes that frees, if it is not where it does. One step's worth."""
     log, held = reader.get(LOGS, topic.log_of(partition)), reader.get(PARTITIONS, topic.log_of(partition))
     assert log is not None and held is not None
-    oldest_ms = None if topic.retention_seconds is None else reader.now_ms - topic.retention_seconds * 1000
+    oldest_ms = None if topic.retention_seconds is None else reader.settled_ms - topic.retention_seconds * 1000
     excess = 0 if topic.retention_max_bytes is None else held.bytes - topic.retention_max_bytes
     if log.start == log.next or (oldest_ms is None and excess <= 0):
         return None

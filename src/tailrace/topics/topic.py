@@ -19,6 +19,7 @@ import msgspec
 from tailrace.errors import Corrupt, Damaged, Invalid, NotFound
 from tailrace.log import cold
 from tailrace.log.entry import ENTRIES, LOGS, Entry, Log
+from tailrace.log.log import gap
 from tailrace.storage.engine import Reader, Tx
 from tailrace.storage.table import Table
 
@@ -170,15 +171,19 @@ def messages(
         if first < log.start:
             return
     while count > 0:
-        rows = reader.values(ENTRIES, "position, at_ms, body", log.id, start=first, limit=min(count, READ_AHEAD))
-        for offset, at_ms, body in rows:
-            left -= len(body)
-            if left < 0 and left + len(body) < bytes_max:
+        end = min(first + min(count, READ_AHEAD), log.next)
+        for entry in list(reader.scan(ENTRIES, log.id, start=first, before=end)):
+            if entry.position != first:
+                raise gap(log, first)
+            left -= len(entry.body)
+            if left < 0 and left + len(entry.body) < bytes_max:
                 return
-            yield Message(partition, offset, at_ms, attempt, opened(body))
-        if len(rows) < READ_AHEAD:
+            yield Message(partition, entry.position, entry.at_ms, attempt, opened(entry.body))
+            first, count = entry.next, count - 1
+        if first < end:
+            raise gap(log, first)
+        if end == log.next:
             return
-        first, count = rows[-1][0] + 1, count - len(rows)
 
 
 def find(reader: Reader | Tx, name: str) -> Topic:

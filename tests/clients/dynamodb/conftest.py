@@ -12,6 +12,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess
 
 REGION = "eu-central-1"
@@ -22,8 +23,8 @@ def _connect(url: str, service: str = "dynamodb", **options: Any) -> Any:
     """A client as its users make it: standard retries, and timeouts that a test can wait for."""
     config = Config(
         retries={"mode": "standard", "total_max_attempts": 3},
-        connect_timeout=5,
-        read_timeout=30,
+        connect_timeout=PATIENCE_S,
+        read_timeout=PATIENCE_S,
         max_pool_connections=32,
         **options,
     )
@@ -73,7 +74,9 @@ def resource(server: ServerProcess) -> Any:
         region_name=REGION,
         aws_access_key_id="AKIAIOSFODNN7EXAMPLE",
         aws_secret_access_key="not-a-secret",
-        config=Config(retries={"mode": "standard", "total_max_attempts": 3}, connect_timeout=5, read_timeout=30),
+        config=Config(
+            retries={"mode": "standard", "total_max_attempts": 3}, connect_timeout=PATIENCE_S, read_timeout=PATIENCE_S
+        ),
     )
 
 
@@ -183,7 +186,7 @@ def _refuses() -> type[refuses]:
     return refuses
 
 
-def _eventually(question: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+def _eventually(question: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
     deadline = time.monotonic() + timeout_s
     while True:
         answer = question()

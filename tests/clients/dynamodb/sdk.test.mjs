@@ -66,7 +66,7 @@ import {
 const endpoint = process.env.TAILRACE_URL
 assert.ok(endpoint, "TAILRACE_URL is not set: give the base URL of a running server")
 
-const timeout = 30_000
+const timeout = 120_000
 const settings = {
   endpoint,
   region: "eu-central-1",

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess
 
 pytestmark = pytest.mark.clients
@@ -46,7 +47,7 @@ def run(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Run:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "awscli", *arguments]
         return subprocess.run(
-            command, cwd=home, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+            command, cwd=home, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S
         )
 
     return run

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess
 
 pytestmark = pytest.mark.clients
@@ -122,7 +123,7 @@ def test_tags_set_at_the_same_time_all_stay(client: Any, hashed: str) -> None:
     together = threading.Barrier(4)
 
     def tag(at: int) -> None:
-        together.wait(timeout=10)
+        together.wait(timeout=PATIENCE_S)
         for turn in range(5):
             client.tag_resource(ResourceArn=arn, Tags=[{"Key": f"{at}.{turn}", "Value": "x"}])
 
@@ -139,7 +140,7 @@ def ask(server: ServerProcess, method: str, path: str = "/", **fields: str) -> H
     headers = {name.replace("_", "-"): value for name, value in fields.items()}
     request = urllib.request.Request(server.url + path, method=method, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             answer.body = answer.read()
             return answer  # type: ignore[no-any-return]
     except urllib.error.HTTPError as error:
@@ -167,17 +168,17 @@ def test_whether_the_server_is_well(server: ServerProcess) -> None:
 
 def test_a_browser_may_send_what_it_asks_to_send(server: ServerProcess) -> None:
     asked = {
-        "Origin": "http://example.com",
+        "Origin": "http://localhost:3000",
         "Access_Control_Request_Method": "POST",
         "Access_Control_Request_Headers": "x-amz-target, x-of-a-newer-sdk",
     }
     answer = ask(server, "OPTIONS", **asked)
     assert answer.status == 200
-    assert answer.headers["Access-Control-Allow-Origin"] == "*"
+    assert answer.headers["Access-Control-Allow-Origin"] == "http://localhost:3000"
     assert answer.headers["Access-Control-Allow-Headers"] == asked["Access_Control_Request_Headers"]
     assert answer.headers["Access-Control-Allow-Methods"] == "POST"
     assert int(answer.headers["Access-Control-Max-Age"]) > 0
-    answer = ask(server, "GET", Origin="http://example.com")
-    assert answer.headers["Access-Control-Allow-Origin"] == "*"
+    answer = ask(server, "GET", Origin="http://localhost:3000")
+    assert answer.headers["Access-Control-Allow-Origin"] == "http://localhost:3000"
     assert "X-Amz-Crc32" in answer.headers["Access-Control-Expose-Headers"]
     assert answer.headers["Access-Control-Max-Age"] is None

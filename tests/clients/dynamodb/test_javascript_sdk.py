@@ -13,7 +13,7 @@ from tests.support.server import ServerProcess
 CLIENTS = Path(__file__).resolve().parents[1]
 TESTS = 13
 
-pytestmark = pytest.mark.clients
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 
 
 def test_the_javascript_sdk_works(server: ServerProcess) -> None:
@@ -27,7 +27,7 @@ def test_the_javascript_sdk_works(server: ServerProcess) -> None:
             "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
             "AWS_EC2_METADATA_DISABLED": "true",
         },
-        timeout_s=100,
+        timeout_s=500,
     )
     counts = {
         name: int(count) for name, count in re.findall(r"^# (pass|fail|cancelled|skipped) (\d+)$", done.stdout, re.M)

@@ -27,6 +27,7 @@ from botocore.config import Config
 from botocore.credentials import Credentials
 
 from tests.support.node import node
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ROOT, ServerProcess, check
 
 pytestmark = pytest.mark.clients
@@ -45,7 +46,7 @@ def tailrace(*arguments: str) -> str:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         env={name: value for name, value in os.environ.items() if not name.startswith("TAILRACE_")},
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -73,7 +74,9 @@ class Locked:
             region_name=REGION,
             aws_access_key_id=access,
             aws_secret_access_key=secret,
-            config=Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=30, **options),
+            config=Config(
+                retries={"total_max_attempts": 1}, connect_timeout=PATIENCE_S, read_timeout=PATIENCE_S, **options
+            ),
         )
 
     def keys(self, *arguments: str) -> str:
@@ -92,7 +95,7 @@ def sent(request: AWSRequest, **changed: str | bytes) -> tuple[int, str, str]:
     """Send a request, its body or some of its fields changed after it was signed: status, error and message."""
     body = changed.pop("body", request.data)
     fields = dict(request.headers.items()) | {name.replace("_", "-"): value for name, value in changed.items()}
-    answer = httpx.post(request.url, headers=fields, content=body)
+    answer = httpx.post(request.url, headers=fields, content=body, timeout=PATIENCE_S)
     told = answer.json()
     return answer.status_code, told.get("__type", "").rpartition("#")[2], told.get("message", "")
 
@@ -100,7 +103,8 @@ def sent(request: AWSRequest, **changed: str | bytes) -> tuple[int, str, str]:
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locked]:
     data = tmp_path_factory.mktemp("locked") / "data"
-    key = read_key(tailrace("keys", "create", "alice", "--data", str(data)))  # before there is a server
+    # Before there is a server.
+    key = read_key(tailrace("keys", "create", "alice", "--role", "dba", "--data", str(data)))
     command = [sys.executable, "-m", "tailrace.cli", "serve", "--host", "127.0.0.1", "--port", "0"]
     server = ServerProcess([*command, "--data", str(data)], env={"TAILRACE_TOKEN": TOKEN}).start()
     try:
@@ -188,7 +192,7 @@ def test_the_command_line_and_the_javascript_sdk_are_let_in(locked: Locked, tabl
         env={"PATH": os.environ.get("PATH", ""), **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert listed.returncode == 0, listed.stderr
     assert table in listed.stdout
@@ -196,7 +200,7 @@ def test_the_command_line_and_the_javascript_sdk_are_let_in(locked: Locked, tabl
         import { DynamoDBClient, ListTablesCommand } from "@aws-sdk/client-dynamodb"
         console.log((await new DynamoDBClient({}).send(new ListTablesCommand({}))).TableNames.join("\\n"))
     """
-    done = node(CLIENTS, ["--input-type=module", "--eval", script], env=environment, timeout_s=60)
+    done = node(CLIENTS, ["--input-type=module", "--eval", script], env=environment, timeout_s=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert table in done.stdout.splitlines()
 
@@ -223,9 +227,9 @@ def test_without_a_signature_nobody_is_let_in(locked: Locked, refuses: Any) -> N
 
 def test_a_key_opens_no_other_door(locked: Locked, table: str) -> None:
     for path in (f"/v1/tables/{table}/stream", "/v1/admin/keys", "/metrics"):
-        assert httpx.get(locked.url + path).status_code == 401
+        assert httpx.get(locked.url + path, timeout=PATIENCE_S).status_code == 401
         signed = dict(locked.request("ListTables", b"{}").headers.items())
-        assert httpx.get(locked.url + path, headers=signed).status_code == 401
+        assert httpx.get(locked.url + path, headers=signed, timeout=PATIENCE_S).status_code == 401
 
 
 # -- what is signed is what counts
@@ -280,7 +284,7 @@ def test_a_claim_that_the_body_needs_no_signature_is_not_believed(locked: Locked
 
 
 def test_a_key_stops_working_at_once(locked: Locked, refuses: Any) -> None:
-    key = read_key(locked.keys("create", "mallory"))
+    key = read_key(locked.keys("create", "mallory", "--role", "dba"))
     client = locked.client(key)
     client.list_tables()
     locked.keys("disable", key[0])
@@ -297,7 +301,7 @@ def test_a_key_stops_working_at_once(locked: Locked, refuses: Any) -> None:
 
 
 def test_change_records_say_who_made_them(locked: Locked, alice: Any, table: str) -> None:
-    bob = locked.client(read_key(locked.keys("create", "bob of accounts")))
+    bob = locked.client(read_key(locked.keys("create", "bob of accounts", "--role", "dba")))
     names = [uuid.uuid4().hex for _ in range(4)]
     bob.put_item(TableName=table, Item=item(names[0]))
     alice.put_item(TableName=table, Item=item(names[1]))

@@ -67,7 +67,7 @@ def test_a_list_shows_no_secrets(db: Database) -> None:
 
 def test_disabled_enabled_deleted(db: Database) -> None:
     key = db.execute(CreateAccessKey("ann"))
-    info = KeyInfo(key.id, "ann", key.created_ms, True)
+    info = KeyInfo(key.id, "ann", key.created_ms, True, "user")
     assert db.execute(DisableAccessKey(key.id)) == info
     assert db.execute(DisableAccessKey(key.id)) == info
     assert db.execute(FindAccessKey(key.id)) is None
@@ -156,7 +156,7 @@ def test_a_users_key_has_the_users_role(db: Database) -> None:
         db.execute(CreateAccessKey("ann", "system"), DBA)
     db.execute(AlterUser(name="ann", role="user"))
     assert {key.role for key in db.execute(ListAccessKeys())} == {"user"}
-    assert db.execute(CreateAccessKey("bob")).role == "dba", "who is no user"
+    assert db.execute(CreateAccessKey("bob")).role == "user", "who is no user: the least"
     with pytest.raises(Invalid, match="no role"):
         db.execute(CreateAccessKey("bob", "emperor"))
 

@@ -14,8 +14,9 @@ from tailrace.bulk.entries import SCHEMA
 from tailrace.bulk.queries import Which
 from tailrace.clock import ManualClock
 from tailrace.database import Database
-from tailrace.errors import Gone, Invalid, Trimmed, Unavailable
+from tailrace.errors import Gone, Invalid, Trimmed
 from tailrace.streams.commands import Append, Create, Delete, Fork
+from tailrace.tables import change
 from tailrace.topics.commands import CreateTopic, Outgoing, Publish
 from tests.unit.test_cold_reads import DictShelf, clock, db, shelf, tier
 
@@ -103,6 +104,54 @@ def test_reach_comes_to_the_end(db: Database, shelf: DictShelf, clock: ManualClo
     assert steps <= 24 and (records > 1 or steps >= 20)
 
 
+@pytest.mark.parametrize("pieces", [1, 2, 5, 100])
+def test_records_are_counted_and_cut_by_their_number(
+    db: Database, shelf: DictShelf, clock: ManualClock, pieces: int
+) -> None:
+    log = fill(db, clock, TABLE)
+    for number in range(500):  # sequences that the table has no part in
+        db.table("other").put({"id": f"more-{number}"})
+    db.table("orders").put({"id": "last"})
+    told = entries(db, TABLE).to_pylist()
+    sizes = {entry["position"]: len(change.skimmed(entry["body"]).records) for entry in told}
+
+    def within(first: int, until: int) -> int:
+        return sum(size for position, size in sizes.items() if first <= position < until)
+
+    hot = tier(db, shelf, log, 10)
+    tail = told[-1]["next"]
+    for first, until in [(hot, tail), (0, tail), (hot + 5, hot + 20), (tail - 400, tail - 300), (tail, tail), (5, 5)]:
+        found = db.execute(queries.CountRecords(TABLE, first, until, pieces))
+        assert found.records == within(max(first, hot), until)
+        assert (found.cuts[0], found.cuts[-1]) == (first, until)
+        assert len(found.cuts) - 1 <= pieces
+        if first < until:
+            assert found.cuts == sorted(set(found.cuts))
+        for low, high in itertools.pairwise(found.cuts):
+            assert within(max(low, hot), high) <= -(-found.records // pieces) + max(sizes.values())
+
+
+def test_two_records_among_many_sequences_are_two(db: Database, clock: ManualClock) -> None:
+    orders = db.create_table("orders", partition_key="id", stream="NEW_IMAGE")
+    orders.put({"id": "1"})
+    other = db.create_table("other", partition_key="id", stream="KEYS_ONLY")
+    for number in range(1_000):
+        other.put({"id": str(number)})
+    orders.put({"id": "2"})
+    (part,) = db.execute(queries.find_logs(TABLE)).parts
+    assert part.log.next - part.earliest > 1_000
+    assert db.execute(queries.CountRecords(TABLE, part.earliest, part.log.next, 8)).records == 2
+
+
+def test_only_tables_are_counted(db: Database, clock: ManualClock) -> None:
+    fill(db, clock, TOPIC)
+    with pytest.raises(Invalid, match="is no table"):
+        db.execute(queries.CountRecords(TOPIC, 0, 5, 1))
+    fill(db, clock, TABLE)
+    with pytest.raises(Invalid, match="lies behind"):
+        db.execute(queries.CountRecords(TABLE, 5, 4, 1))
+
+
 def test_below_the_earliest_and_beyond_the_tail(db: Database, shelf: DictShelf, clock: ManualClock) -> None:
     fill(db, clock, TABLE)
     (part,) = db.execute(queries.find_logs(TABLE)).parts
@@ -137,12 +186,3 @@ def test_a_log_that_was_deleted_is_not_read_on(db: Database, clock: ManualClock)
     db.execute(Delete("doc"))
     with pytest.raises(Gone, match="deleted"):
         db.execute(queries.packed_entries(STREAM, log, 0, 10, 10))
-
-
-def test_a_scan_of_items_has_an_end(db: Database, clock: ManualClock) -> None:
-    fill(db, clock, TABLE)
-    with pytest.raises(Unavailable, match="not taken within"):
-        db.execute(queries.ScanItems("orders", lambda told: None, lambda bodies: True, view_s=-1))
-    batches = []
-    db.execute(queries.ScanItems("orders", lambda told: None, lambda bodies: bool(batches.append(bodies))))
-    assert len(batches) == 1, "no more is read when no more is wanted"

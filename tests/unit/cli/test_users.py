@@ -12,6 +12,7 @@ import pytest
 import tailrace
 from tailrace.auth import passwords
 from tailrace.auth.users import LoadUser, User
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess
 from tests.unit.cli.test_cli import Done, program
 
@@ -93,7 +94,7 @@ def served(data_dir: Path) -> Iterator[ServerProcess]:
 
 def test_a_server_starts_with_a_user_and_no_token_and_is_asked_for_more(served: ServerProcess, data_dir: Path) -> None:
     login = {"username": "boss", "password": "correct horse"}
-    token = httpx.post(f"{served.url}/v1/api/auth/login", json=login).json()["access_token"]
+    token = httpx.post(f"{served.url}/v1/api/auth/login", json=login, timeout=PATIENCE_S).json()["access_token"]
     at = ("--url", served.url, "--token", token)
     done(program("users", "add", "ann", "--access", "tables/a", *at, env=PASSWORD))
     assert done(program("users", "list", *at)).splitlines()[0].split()[:3] == ["ann", "user", "enabled"]
@@ -116,7 +117,9 @@ def test_a_server_starts_with_a_user_and_no_token_and_is_asked_for_more(served: 
 
 
 def logged_in(served: ServerProcess, user: str, password: str) -> bool:
-    answer = httpx.post(f"{served.url}/v1/api/auth/login", json={"username": user, "password": password})
+    answer = httpx.post(
+        f"{served.url}/v1/api/auth/login", json={"username": user, "password": password}, timeout=PATIENCE_S
+    )
     return answer.status_code == 200
 
 

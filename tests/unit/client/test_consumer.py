@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
+from tailrace import limits
 from tailrace.client import Client, Consumer, Message
 from tailrace.database import Database
 from tailrace.embedded.leases import Waiting
@@ -186,7 +189,7 @@ def test_one_loop_at_a_time(place: Place) -> None:
 
 def test_stop_ends_a_wait_at_once(place: Place) -> None:
     place.fill(1)
-    consumer = place.consumer(timeout_s=PATIENCE_S * 4)
+    consumer = place.consumer(timeout_s=limits.CONSUME_TIMEOUT_S_MAX)
     seen: list[int] = []
 
     def work() -> None:
@@ -224,7 +227,7 @@ def test_a_lost_lease_is_dropped_and_the_consumer_goes_on(place: Place) -> None:
             if message.offset == 1:
                 place.run(ResetGroup("t", "g", Start(LATEST)))
                 place.source.publish("t", b"new")
-                until(lambda: all(lease.lost for lease in consumer._held))
+                until(lambda: all(lease.lost for lease in consumer._deliveries._held))
             if message.offset == 10:
                 consumer.stop()
     assert seen == [0, 1, 10]
@@ -237,7 +240,7 @@ def test_messages_that_others_took_are_not_acknowledged(place: Place) -> None:
     consumer = place.consumer(visibility_s=PATIENCE_S)
     for message in consumer:
         if message.offset == 0:
-            held = next(iter(consumer._held))
+            held = next(iter(consumer._deliveries._held))
             place.source.nack("t", "g", consumer=consumer.consumer_id, lease=held._number)
             theirs = place.source.consume("t", "g", consumer="other")
             assert len(theirs) == 4
@@ -265,6 +268,69 @@ def test_run_goes_on_when_a_handler_fails(place: Place) -> None:
     assert [attempt for offset, attempt in seen if offset == 3] == [1, 2, 3]
     assert sorted(offset for offset, attempt in seen if attempt == 1) == list(range(7))
     assert (place.floor(), place.group().lag) == (7, 0)
+
+
+async def coroutine_function(message: Message) -> None:
+    raise AssertionError("never run")
+
+
+async def async_generator_function(message: Message) -> AsyncIterator[None]:
+    yield
+
+
+def generator_function(message: Message) -> Iterator[None]:
+    yield
+
+
+class Called:
+    async def __call__(self, message: Message) -> None:
+        raise AssertionError("never run")
+
+    async def method(self, message: Message) -> None:
+        raise AssertionError("never run")
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        coroutine_function,
+        functools.partial(coroutine_function),
+        functools.partial(functools.partial(coroutine_function)),
+        Called(),
+        Called().method,
+        AsyncMock(),
+        async_generator_function,
+        generator_function,
+        None,
+    ],
+    ids=[
+        "coroutine function",
+        "partial",
+        "partial of a partial",
+        "asynchronous call",
+        "asynchronous method",
+        "asynchronous mock",
+        "asynchronous generator",
+        "generator",
+        "nothing",
+    ],
+)
+def test_a_handler_that_would_not_run_is_refused_before_anything_is_consumed(place: Place, handler: Any) -> None:
+    place.fill(3)
+    with pytest.raises(Invalid, match="handler"):
+        place.consumer().run(handler)
+    assert place.run(ListGroups("t")) == []
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("defers", [coroutine_function, async_generator_function, generator_function])
+def test_a_handler_that_returns_work_undone_acknowledges_nothing(place: Place, defers: Any) -> None:
+    place.fill(3)
+    with pytest.raises(Invalid, match=r"AsyncConsumer") as refused:
+        place.consumer(visibility_s=3600).run(lambda message: defers(message))
+    assert refused.value.code == "HANDLER_NOT_RUN"
+    group = place.group()
+    assert (group.floor, group.in_flight, group.pending) == (0, 0, 3), "all is given back"
 
 
 def test_a_failed_message_waits_before_it_comes_again(place: Place) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tailrace import limits
 from tailrace.client import Client, Outgoing, Place
 from tailrace.errors import Conflict, Invalid, NotFound, TooLarge, Unavailable
 from tailrace.sql.error import marked
@@ -104,7 +105,7 @@ def test_an_interrupted_waiter_leaves_and_is_given_nothing(server: Served, clien
 
     def work() -> None:
         try:
-            waiter.consume("t", "g", timeout_s=PATIENCE_S * 2, **options)
+            waiter.consume("t", "g", timeout_s=limits.CONSUME_TIMEOUT_S_MAX, **options)
         except Unavailable as error:
             raised.append(error)
 
@@ -188,8 +189,8 @@ def test_ways_to_say_who_one_is() -> None:
 
 
 def test_a_user(data_dir: Path) -> None:
-    with Served(data_dir, token="s3cret") as served:
-        with Client(served.url, token="s3cret") as root:
+    with Served(data_dir, token="s3cret-s3cret-s3cret") as served:
+        with Client(served.url, token="s3cret-s3cret-s3cret") as root:
             root.sql("CREATE TOPIC t")
             root.sql("CREATE USER ann PASSWORD 'correct horse' ROLE service")
         with Client(served.url, user="ann", password="correct horse") as ann:

@@ -17,6 +17,7 @@ from tailrace.cold.compacting import Step, compact, forget, plan, replace, rewri
 from tailrace.cold.store import Store
 from tailrace.cold.writing import last_generation
 from tailrace.errors import Fenced, Invalid
+from tests.support.patience import PATIENCE_S
 from tests.unit.cold.rows import ORDERS, change_rows, entries, message_rows, positions, stream_rows, tiered, whole
 
 
@@ -154,7 +155,7 @@ def test_processes_append_and_compact_at_once(store: Store, tmp_path: Path) -> N
     for process in processes:
         process.start()
     for process in processes:
-        process.join(100)
+        process.join(PATIENCE_S)
         assert process.exitcode == 0
     assert all((tmp_path / job).exists() for job in jobs)
     assert positions(store, ORDERS, 7, 0, 240) == list(range(240))

@@ -23,6 +23,7 @@ from tailrace.cold.schemas import CHANGES, STREAMS
 from tailrace.cold.store import Store
 from tailrace.cold.writing import Written, commit, committed_metadata, last_generation, write_rows
 from tailrace.errors import Fenced, Invalid
+from tests.support.patience import PATIENCE_S
 from tests.unit.cold.rows import DATABASE, ORDERS, change_rows, entries, positions, stream_rows, tiered, whole
 
 
@@ -219,7 +220,7 @@ def test_drivers_of_several_processes_race(store: Store, tmp_path: Path) -> None
     for driver in drivers:
         driver.start()
     for driver in drivers:
-        driver.join(60)
+        driver.join(PATIENCE_S)
         assert driver.exitcode == 0
     settled(store, [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(3)], 6)
 
@@ -287,8 +288,8 @@ def test_a_driver_dies_between_files_and_commit(store: Store) -> None:
     assert compacting.vacuum(store, ORDERS) == []  # it might still be about to be committed
     committed = {Path(uri).name for uri in listed(store).file_uris()}
     (orphan,) = [path for path in place.glob("*.parquet") if path.name not in committed]
-    yesterday = time.time() - 25 * 3600
-    os.utime(orphan, (yesterday, yesterday))
+    long_ago = time.time() - (limits.COLD_VACUUM_HOURS + 1) * 3600
+    os.utime(orphan, (long_ago, long_ago))
     assert [Path(path).name for path in compacting.vacuum(store, ORDERS)] == [orphan.name]
     assert not orphan.exists()
     assert positions(store, ORDERS, 7, 0, 20) == list(range(20))

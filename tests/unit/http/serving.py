@@ -14,10 +14,10 @@ import uvloop
 
 from tailrace.http.message import Door
 from tailrace.http.transport import Server, TransportLimits
+from tests.support.patience import PATIENCE_S
 
 T = TypeVar("T")
 
-PATIENCE_S = 30.0  # how long a test waits for what must come; reached only when it fails
 COMMON = [(b"server", b"tailrace"), (b"x-content-type-options", b"nosniff")]
 
 

@@ -12,7 +12,9 @@ from typing import cast
 import pytest
 
 from tailrace import failpoints, limits
+from tailrace.auth import slowing
 from tailrace.auth.users import CreateUser, alter_user
+from tailrace.clock import ManualClock
 from tailrace.config import Config
 from tailrace.database import Database
 from tailrace.database import open as open_database
@@ -20,13 +22,10 @@ from tailrace.errors import Invalid, Unavailable
 from tailrace.http import system
 from tailrace.http.serve import allow_open_files, start
 from tailrace.metrics import NAMES
+from tests.support.patience import PATIENCE_S
 from tests.unit.http.inprocess import Up, serve
 
-SECURITY = {
-    "x-content-type-options": "nosniff",
-    "cross-origin-resource-policy": "cross-origin",
-    "access-control-allow-origin": "*",
-}
+SECURITY = {"x-content-type-options": "nosniff", "cross-origin-resource-policy": "same-origin"}
 
 
 def test_every_answer_carries_what_browsers_need(data_dir: Path) -> None:
@@ -44,6 +43,11 @@ def test_every_answer_carries_what_browsers_need(data_dir: Path) -> None:
         for answer in answers:
             for name, value in SECURITY.items():
                 assert answer.headers[name] == value
+            assert "origin" in answer.headers["vary"]
+            assert not [name for name in answer.headers if name.startswith("access-control-")]
+        up.http.headers["origin"] = "http://localhost:5173"
+        for answer in (await up.get("a"), await up.get("missing"), await up.ask("PATCH", "a")):
+            assert answer.headers["access-control-allow-origin"] == "http://localhost:5173"
             exposed = answer.headers["access-control-expose-headers"]
             for name in (
                 "Stream-Next-Offset",
@@ -63,7 +67,7 @@ def test_every_answer_carries_what_browsers_need(data_dir: Path) -> None:
 def test_preflight_names_every_field_a_client_may_send(data_dir: Path) -> None:
     async def scenario(up: Up) -> None:
         answer = await up.http.options(
-            "/v1/stream/a", headers={"origin": "https://x", "access-control-request-method": "PUT"}
+            "/v1/stream/a", headers={"origin": "http://localhost:5173", "access-control-request-method": "PUT"}
         )
         assert answer.status_code == 204
         assert answer.headers["access-control-allow-methods"] == "GET, HEAD, PUT, POST, DELETE, OPTIONS, PATCH"
@@ -112,9 +116,11 @@ def test_what_is_not_there_and_what_is_not_allowed(data_dir: Path) -> None:
     serve(data_dir, scenario)
 
 
-def test_a_token_is_asked_for(data_dir: Path) -> None:
+def test_a_token_is_asked_for(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slowing, "PEER_FREE", 1000)
+
     async def scenario(up: Up) -> None:
-        right = {"authorization": "Bearer s3cret"}
+        right = {"authorization": "Bearer s3cret-s3cret-s3cret"}
         url = "/v1/stream/a"
         assert (await up.http.put(url, headers=right)).status_code == 201
         for method in ("GET", "PUT", "POST", "HEAD", "DELETE"):
@@ -124,10 +130,10 @@ def test_a_token_is_asked_for(data_dir: Path) -> None:
             for wrong in (
                 "Bearer wrong",
                 "Bearer",
-                "Bearer s3cretx",
+                "Bearer s3cret-s3cret-s3cretx",
                 "Bearer s3cre",
-                "Basic s3cret",
-                "s3cret",
+                "Basic s3cret-s3cret-s3cret",
+                "s3cret-s3cret-s3cret",
                 "Bearer ſ",
             ):
                 answer = await up.http.request(method, url, headers={"authorization": wrong.encode()})
@@ -136,7 +142,7 @@ def test_a_token_is_asked_for(data_dir: Path) -> None:
                 challenge = 'Bearer realm="tailrace"' + ', error="invalid_token"' * invalid
                 challenge += ', Basic realm="tailrace", charset="UTF-8"'
                 assert answer.headers.get("www-authenticate") == challenge
-        for good in ("bearer s3cret", "BEARER  s3cret"):
+        for good in ("bearer s3cret-s3cret-s3cret", "BEARER  s3cret-s3cret-s3cret"):
             assert (await up.http.get(url, headers={"authorization": good})).status_code == 200
         assert (await up.http.get("/metrics")).status_code == 401
         assert (await up.http.get("/metrics", headers=right)).status_code == 200
@@ -144,12 +150,12 @@ def test_a_token_is_asked_for(data_dir: Path) -> None:
             assert (await up.http.get(path)).status_code == 200, "those who run the server need no token for these"
         assert (await up.http.options(url)).status_code == 204, "a browser's preflight carries none"
 
-    serve(data_dir, scenario, token="s3cret")
+    serve(data_dir, scenario, token="s3cret-s3cret-s3cret")
 
 
 def test_what_needed_credentials_is_not_for_public_caches(data_dir: Path) -> None:
     async def scenario(up: Up) -> None:
-        up.http.headers["authorization"] = "Bearer s3cret"
+        up.http.headers["authorization"] = "Bearer s3cret-s3cret-s3cret"
         await up.create("a", body=b"x")
         for answer in (await up.get("a"), await up.get("a", live="long-poll")):
             assert answer.headers["cache-control"].startswith("private,")
@@ -159,7 +165,7 @@ def test_what_needed_credentials_is_not_for_public_caches(data_dir: Path) -> Non
         assert again.status_code == 304
         assert again.headers["cache-control"].startswith("private,")
 
-    serve(data_dir, scenario, token="s3cret")
+    serve(data_dir, scenario, token="s3cret-s3cret-s3cret")
 
 
 def test_public_caches_may_keep_what_everyone_may_read(data_dir: Path) -> None:
@@ -273,63 +279,17 @@ def test_tls_files_that_cannot_be_used(data_dir: Path, tmp_path: Path) -> None:
 def test_readiness_tells_of_commits_that_fail(data_dir: Path) -> None:
     class Troubled:
         stopped = None
+        clock = ManualClock()
         trouble: Unavailable | None = Unavailable("the disk is full; make room", code="DISK_FULL")
+
+        def verify(self) -> None:
+            pass
 
     answer = system.ready(cast(Database, Troubled()))
     assert answer.status == 503
     assert json.loads(answer.body) == {"status": "failing", "reason": "the disk is full; make room"}
     Troubled.trouble = None
     assert system.ready(cast(Database, Troubled())).status == 200
-
-
-# -- pages of elsewhere
-
-OWN = [
-    ("POST", "/v1/api/sql"),
-    ("GET", "/v1/admin/users"),
-    ("POST", "/v1/admin/keys"),
-    ("DELETE", "/v1/admin/keys/x"),
-    ("POST", "/v1/api/auth/login"),
-    ("GET", "/v1/api/auth/me"),
-    ("POST", "/v1/api/topics/consume"),
-    ("POST", "/api/topics/publish"),
-    ("POST", "/v1/topics/news"),
-]
-NOT_OWN = [("PUT", "/v1/stream/a"), ("GET", "/v1/stream/a"), ("GET", "/v1/topics"), ("GET", "/healthz")]
-FOREIGN = [
-    "https://evil.example", "null", "http://localhost.evil.example", "http://evil.example:4437", "file://",
-    "http://127.0.0.1.evil.example", "http://localhost@evil.example", "", "http://127.0.0.2x", "ftp://localhost",
-    "http://localhost:80, https://evil.example",
-]  # fmt: skip
-LOCAL = ["http://localhost", "https://localhost:3000", "http://127.0.0.1:4437", "http://[::1]:8080", "HTTP://LOCALHOST"]
-
-
-def test_in_development_pages_of_elsewhere_drive_nothing(data_dir: Path) -> None:
-    async def scenario(up: Up) -> None:
-        for method, path in OWN:
-            for origin in FOREIGN:
-                headers = {"origin": origin, "content-type": "text/plain"}
-                answer = await up.http.request(method, path, content=b'{"sql": "CREATE TOPIC t"}', headers=headers)
-                assert answer.status_code == 403, (method, path, origin)
-                assert answer.json()["error"]["code"] == "FOREIGN_ORIGIN"
-            for headers in (*({"origin": origin} for origin in LOCAL), {}):
-                answer = await up.http.request(method, path, content=b"{}", headers=headers)
-                assert answer.status_code != 403, (method, path, headers)
-        for method, path in NOT_OWN:
-            answer = await up.http.request(method, path, headers={"origin": "https://elsewhere.example"})
-            assert answer.status_code in (200, 201), path
-
-    serve(data_dir, scenario)
-
-
-def test_where_credentials_are_needed_the_origin_does_not_matter(data_dir: Path) -> None:
-    async def scenario(up: Up) -> None:
-        headers = {"origin": "https://app.example", "authorization": "Bearer s3cret"}
-        assert (await up.http.get("/v1/admin/users", headers=headers)).status_code == 200
-        answer = await up.http.post("/v1/api/sql", json={"sql": "CREATE TOPIC t"}, headers=headers)
-        assert answer.status_code == 200
-
-    serve(data_dir, scenario, token="s3cret")
 
 
 # -- a server's life
@@ -339,18 +299,28 @@ def test_everything_stops_within_one_deadline(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Deliveries and connections that do not end are waited for at the same time, not one after the other."""
-    monkeypatch.setattr(limits, "SHUTDOWN_S", 1.0)
+    monkeypatch.setattr(limits, "SHUTDOWN_S", PATIENCE_S)
 
     async def main() -> None:
         running = await start(Config(dev=True, port=0, data=str(data_dir)))
         running._server.limits = dataclasses.replace(running._server.limits, shutdown_s=1.0)
 
-        async def slow() -> None:
-            await asyncio.sleep(0.6)
+        deliveries, connections = asyncio.Event(), asyncio.Event()
+        stop = running._server.stop
+
+        async def stop_deliveries() -> None:
+            deliveries.set()
+            await asyncio.wait_for(connections.wait(), PATIENCE_S)
             ended.append("deliveries")
 
+        async def stop_connections() -> None:
+            connections.set()
+            await asyncio.wait_for(deliveries.wait(), PATIENCE_S)
+            await stop()
+
         ended: list[str] = []
-        monkeypatch.setattr(running.app._dispatcher, "stop", slow)
+        monkeypatch.setattr(running.app._dispatcher, "stop", stop_deliveries)
+        monkeypatch.setattr(running._server, "stop", stop_connections)
         host, port = running.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /v1/stream/a HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nx")  # and never the rest
@@ -358,9 +328,7 @@ def test_everything_stops_within_one_deadline(
         while not running._server.connections:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
-        began = asyncio.get_running_loop().time()
-        await running.stop()
-        assert 0.6 < asyncio.get_running_loop().time() - began < 1.5
+        await running.stop()  # each of the two waits for the other
         assert ended == ["deliveries"]
         assert caplog.records == [], "nothing was cut off"
         assert running.db.stopped is not None

@@ -14,8 +14,11 @@ from tailrace.completion import Completion
 from tailrace.config import Config
 from tailrace.http.asgi import AsgiAdapter, AsgiSink, application, create_app
 from tailrace.http.message import Answer, Frame, Live, Request, Response, Sink, origin
+from tailrace.http.unsent import SEND_BYTES, Budget
+from tailrace.metrics import Metrics
+from tests.support.patience import PATIENCE_S
 
-PATIENCE_S = 30.0
+LOOPBACK = {"client": ("127.0.0.1", 1)}
 Event = dict[str, Any]
 
 
@@ -58,6 +61,15 @@ class Host:
     @property
     def body(self) -> bytes:
         return b"".join(event["body"] for event in self.sent[1:])
+
+
+class StalledHost(Host):
+    """A server whose client takes a head and one slice, and the rest when `takes` is set."""
+
+    async def send(self, event: Any) -> None:
+        if len(self.sent) == 2:
+            self.takes.clear()
+        await super().send(event)
 
 
 def scope(path: str = "/", method: str = "GET", **more: Any) -> Event:
@@ -139,13 +151,17 @@ def test_a_mounted_server_names_its_streams_below_the_mount(data_dir: Path) -> N
         app = create_app(dev=True, data=str(data_dir))
         async with app.lifespan():
             host = Host()
-            more = {"root_path": "/log", "headers": [(b"host", b"h"), (b"content-type", b"text/plain")]}
+            more = {
+                "root_path": "/log",
+                "headers": [(b"host", b"localhost"), (b"content-type", b"text/plain")],
+                **LOOPBACK,
+            }
             await app(scope("/log/v1/stream/a", "PUT", **more), host.receive, host.send)
             assert host.status == 201
-            assert host.headers[b"location"] == b"http://h/log/v1/stream/a"
+            assert host.headers[b"location"] == b"http://localhost/log/v1/stream/a"
             for source in (b"/log/v1/stream/a", b"/v1/stream/a"):
                 host = Host()
-                more["headers"] = [(b"host", b"h"), (b"stream-forked-from", source)]
+                more["headers"] = [(b"host", b"localhost"), (b"stream-forked-from", source)]
                 await app(scope(f"/log/v1/stream/fork{len(source)}", "PUT", **more), host.receive, host.send)
                 assert host.status == 201, host.body
 
@@ -154,11 +170,40 @@ def test_a_mounted_server_names_its_streams_below_the_mount(data_dir: Path) -> N
 
 def test_frames_sent_together_are_taken_or_dropped_together() -> None:
     async def main() -> None:
-        sink = AsgiSink(1000)
+        sink = AsgiSink(1000, Budget(1000, Metrics()))
         sink.send(Frame(b"x" * 5000), Frame(b"end"))
         assert not sink.dropped.done(), "the first may be of any size"
         sink.send(Frame(b"y"), Frame(b"z"))
         assert sink.dropped.done()
+
+    run(main())
+
+
+def test_a_long_response_is_sent_in_slices_and_the_oldest_stall_is_cut() -> None:
+    body = bytes(range(256)) * 4096  # 1 MiB
+
+    async def long(request: Request) -> Answer:
+        return Response(200, [], body)
+
+    async def main() -> None:
+        app = application(long, unsent_bytes_max=len(body) * 5 // 2)
+        reading = Host()
+        await app(scope(), reading.receive, reading.send)
+        assert reading.body == body
+        assert max(len(event["body"]) for event in reading.sent[1:]) <= SEND_BYTES
+        hosts, tasks = [], []
+        for _ in range(3):
+            host = StalledHost()
+            hosts.append(host)
+            tasks.append(asyncio.ensure_future(app(scope(), host.receive, host.send)))
+            await host.until_sent(2)
+        await tasks[0]
+        assert len(hosts[0].body) < len(body) and hosts[0].sent[-1]["more_body"]
+        assert not tasks[1].done() and not tasks[2].done()
+        for host in hosts:
+            host.takes.set()
+        await asyncio.gather(*tasks)
+        assert hosts[1].body == hosts[2].body == body
 
     run(main())
 
@@ -324,3 +369,18 @@ def test_a_failing_start_is_told_to_the_server() -> None:
 def test_other_scopes_are_not_served() -> None:
     with pytest.raises(RuntimeError, match="websocket"):
         serve(application(echo), {"type": "websocket"})
+
+
+def test_heads_are_held_to_the_limits_of_the_own_transport() -> None:
+    app = application(echo)
+    many = [(b"a%d" % at, b"b") for at in range(101)]
+    assert serve(app, scope(headers=many[:100])).status == 200
+    assert serve(app, scope(headers=many)).status == 431
+    assert serve(app, scope(headers=[(b"a", b"b")] * 101)).status == 431, "repeated ones, too"
+    assert serve(app, scope(headers=[(b"a", b"b" * 20_000)])).status == 200
+    assert serve(app, scope(headers=[(b"a", b"b" * 33_000)])).status == 431
+    assert serve(app, scope(query_string=b"b" * 33_000)).status == 431
+    target = (b"x-amz-target", b"DynamoDB_20120810.ListTables")
+    refused = serve(app, scope(headers=[target, (b"a", b"b" * 17_000)], method="POST"))
+    assert refused.status == 400, "as the service does"
+    assert json.loads(refused.body)["__type"].endswith("#SerializationException")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,15 @@ import httpx
 import jwt
 import pytest
 
-from tailrace.auth import passwords, sessions
+from tailrace import limits
+from tailrace.auth import passwords, sessions, slowing
 from tailrace.auth.users import AlterUser, CreateUser, DropUser, alter_user
 from tailrace.clock import ManualClock
 from tailrace.config import Auth
 from tests.unit.http.inprocess import Up, serve
 
 HASH = passwords.hashed("correct horse")
-TOKEN = {"authorization": "Bearer s3cret"}
+TOKEN = {"authorization": "Bearer s3cret-s3cret-s3cret"}
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -67,7 +69,7 @@ def test_logging_in(data_dir: Path) -> None:
         assert me.json() == {
             "name": "ann",
             "role": "service",
-            "permissions": ["consume", "read", "write"],
+            "permissions": ["consume", "jobs", "read", "write"],
             "access": None,
         }
         made = await up.http.put("/v1/stream/a", headers=bearer(found["access_token"]))
@@ -78,7 +80,7 @@ def test_logging_in(data_dir: Path) -> None:
         assert (await up.http.get("/v1/api/auth/me", headers=basic("ann", "correct horse"))).json()["name"] == "ann"
         assert code(await up.http.get("/v1/api/auth/me")) == "UNAUTHENTICATED"
 
-    serve(data_dir, scenario, token="s3cret")
+    serve(data_dir, scenario, token="s3cret-s3cret-s3cret")
 
 
 def test_a_login_survives_a_restart(data_dir: Path) -> None:
@@ -92,7 +94,7 @@ def test_a_login_survives_a_restart(data_dir: Path) -> None:
         assert (await up.http.get("/v1/api/auth/me", headers=bearer(kept["access_token"]))).json()["name"] == "ann"
         assert (await post(up, "refresh", {"refresh_token": kept["refresh_token"]})).status_code == 200
 
-    serve(data_dir, first, token="s3cret")
+    serve(data_dir, first, token="s3cret-s3cret-s3cret")
     serve(data_dir, second, dev=False)  # with a user that can log in no token is needed
 
 
@@ -111,7 +113,7 @@ def test_refreshing_rotates_and_reuse_ends_it_all(data_dir: Path) -> None:
             me = await up.http.get("/v1/api/auth/me", headers=bearer(token["access_token"]))
             assert code(me) == "TOKEN_REVOKED"
 
-    serve(data_dir, scenario, token="s3cret")
+    serve(data_dir, scenario, token="s3cret-s3cret-s3cret")
 
 
 def test_leaving(data_dir: Path) -> None:
@@ -128,7 +130,7 @@ def test_leaving(data_dir: Path) -> None:
         assert code(await post(up, "logout")) == "UNAUTHENTICATED"
         assert code(await post(up, "logout", **TOKEN)) == "TOKEN_MALFORMED"
 
-    serve(data_dir, scenario, token="s3cret")
+    serve(data_dir, scenario, token="s3cret-s3cret-s3cret")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +145,7 @@ def test_what_invalidates_tokens_at_once(data_dir: Path, command: Any) -> None:
         assert code(await up.http.get("/v1/api/auth/me", headers=bearer(found["access_token"]))) == "TOKEN_REVOKED"
         assert code(await post(up, "refresh", {"refresh_token": found["refresh_token"]})) == "REFRESH_UNKNOWN"
 
-    serve(data_dir, scenario, token="s3cret")
+    serve(data_dir, scenario, token="s3cret-s3cret-s3cret")
 
 
 def test_another_role_counts_for_tokens_there_are(data_dir: Path) -> None:
@@ -158,7 +160,7 @@ def test_another_role_counts_for_tokens_there_are(data_dir: Path) -> None:
         assert (await up.http.put("/v1/stream/a", headers=bearer(found["access_token"]))).status_code == 201
         assert code(await up.http.get("/metrics", headers=bearer(found["access_token"])), 403) == "NOT_GIVEN"
 
-    serve(data_dir, scenario, token="s3cret")
+    serve(data_dir, scenario, token="s3cret-s3cret-s3cret")
 
 
 def test_tokens_expire(data_dir: Path) -> None:
@@ -177,7 +179,7 @@ def test_tokens_expire(data_dir: Path) -> None:
         clock.advance(120)
         assert code(await post(up, "refresh", {"refresh_token": found["refresh_token"]})) == "REFRESH_EXPIRED"
 
-    serve(data_dir, scenario, token="s3cret", auth=Auth(access_token_s=60, refresh_token_s=120))
+    serve(data_dir, scenario, token="s3cret-s3cret-s3cret", auth=Auth(access_token_s=60, refresh_token_s=120))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +212,7 @@ def test_bad_requests(data_dir: Path, what: str, body: Any, status: int) -> None
             assert (await up.http.get(f"/v1/api/auth/{wrong}")).status_code == 405
         assert (await up.http.post("/v1/api/auth/me", headers=TOKEN)).status_code == 405
 
-    serve(data_dir, scenario, token="s3cret")
+    serve(data_dir, scenario, token="s3cret-s3cret-s3cret")
 
 
 def test_guessing_at_the_login_is_slowed(data_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -229,10 +231,14 @@ def test_guessing_at_the_login_is_slowed(data_dir: Path, caplog: pytest.LogCaptu
         assert "guess" not in caplog.text
         assert "what='login' outcome='WRONG_PASSWORD' peer='127.0.0.1'" in caplog.text
 
-    serve(data_dir, scenario, token="s3cret")
+    serve(data_dir, scenario, token="s3cret-s3cret-s3cret")
 
 
-def test_made_up_sessions_cost_no_write_and_slow_down_who_shows_them(data_dir: Path) -> None:
+def test_made_up_sessions_cost_no_write_and_slow_down_who_shows_them(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CLOCK_NOTE_S", math.inf)  # else housekeeping may write meanwhile
+
     async def scenario(up: Up) -> None:
         await add(up)
         await up.db.aexecute(CreateUser(name="bob", password=HASH))
@@ -248,10 +254,12 @@ def test_made_up_sessions_cost_no_write_and_slow_down_who_shows_them(data_dir: P
         again = await post(up, "refresh", {"refresh_token": found["refresh_token"]})
         assert again.status_code == 200, "who came in from here is not slowed by others"
 
-    serve(data_dir, scenario, token="s3cret")
+    serve(data_dir, scenario, token="s3cret-s3cret-s3cret")
 
 
-def test_leaving_a_session_that_is_none_costs_no_write(data_dir: Path) -> None:
+def test_leaving_a_session_that_is_none_costs_no_write(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CLOCK_NOTE_S", math.inf)  # else housekeeping may write meanwhile
+
     async def scenario(up: Up) -> None:
         await add(up)
         found = await login(up)
@@ -262,7 +270,7 @@ def test_leaving_a_session_that_is_none_costs_no_write(data_dir: Path) -> None:
         assert up.db.metrics.commands == commands
         assert (await up.http.get("/v1/api/auth/me", headers=bearer(found["access_token"]))).status_code == 200
 
-    serve(data_dir, scenario, token="s3cret")
+    serve(data_dir, scenario, token="s3cret-s3cret-s3cret")
 
 
 # -- the door of the users
@@ -290,7 +298,7 @@ def test_users_over_http(data_dir: Path) -> None:
         assert (await up.http.get(one)).status_code == 404
         assert (await up.http.delete(one)).status_code == 404
 
-    serve(data_dir, scenario, token="s3cret")
+    serve(data_dir, scenario, token="s3cret-s3cret-s3cret")
 
 
 @pytest.mark.parametrize(
@@ -321,7 +329,7 @@ def test_bad_requests_for_users(data_dir: Path, method: str, rest: str, body: An
         users = (await up.http.get("/v1/admin/users", headers=TOKEN)).json()["users"]
         assert [(user["name"], user["role"]) for user in users] == [("ann", "service")]
 
-    serve(data_dir, scenario, token="s3cret")
+    serve(data_dir, scenario, token="s3cret-s3cret-s3cret")
 
 
 def test_users_are_for_administrators_and_the_role_system_for_system(data_dir: Path) -> None:
@@ -344,4 +352,40 @@ def test_users_are_for_administrators_and_the_role_system_for_system(data_dir: P
         answer = await up.http.post("/v1/admin/keys", json={"principal": "root"}, headers=boss)
         assert code(answer, 403) == "NEEDS_SYSTEM"
 
-    serve(data_dir, scenario, token="s3cret")
+    serve(data_dir, scenario, token="s3cret-s3cret-s3cret")
+
+
+GUESSES = {
+    "bearer": ("GET", "/v1/topics", {"authorization": "Bearer wrong"}, b""),
+    "wake": ("POST", "/v1/stream/__ds/subscriptions/s/ack", {"authorization": "Bearer wrong"}, b""),
+    "logout": ("POST", "/v1/api/auth/logout", {"authorization": "Bearer eyJ.wrong.wrong"}, b""),
+    "tables": (
+        "POST",
+        "/",
+        {
+            "authorization": "Bearer wrong",
+            "content-type": "application/x-amz-json-1.0",
+            "x-amz-target": "DynamoDB_20120810.ListTables",
+        },
+        b"{}",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", GUESSES)
+def test_wrong_tokens_of_every_kind_are_told_to_wait(data_dir: Path, kind: str) -> None:
+    method, path, headers, body = GUESSES[kind]
+
+    async def scenario(up: Up) -> None:
+        assert (await up.http.get("/v1/topics", headers=TOKEN)).status_code == 200
+        answers = [
+            await up.http.request(method, path, headers=headers, content=body) for _ in range(slowing.PEER_FREE + 1)
+        ]
+        assert {answer.status_code for answer in answers[:-1]} == {400 if path == "/" else 401}
+        if path == "/":
+            assert answers[-1].json()["__type"].endswith("#ThrottlingException")
+        else:
+            assert answers[-1].status_code == 429 and int(answers[-1].headers["retry-after"]) >= 1
+        assert (await up.http.get("/v1/topics", headers=TOKEN)).status_code == 200, "known before, it does not wait"
+
+    serve(data_dir, scenario, token="s3cret-s3cret-s3cret")

@@ -20,12 +20,17 @@ from tailrace.access import SYSTEM
 from tailrace.completion import Completion
 from tailrace.errors import Unavailable
 from tailrace.http.asgi import application
+from tailrace.http.callers import Caller
 from tailrace.http.consuming import Consuming
 from tailrace.topics.commands import AlterTopic, Options, Outgoing, Publish
 from tailrace.topics.consuming import Consume, Nack, ResetGroup
 from tailrace.topics.group import EARLIEST, LATEST, Start
 from tailrace.topics.queries import FindTopic, ListGroups
+from tests.support.patience import AT_ONCE_S, PATIENCE_S
 from tests.unit.http.messages import GROUP, TOPIC, Topics, offsets_of, payloads_of, run
+
+ANYONE = Caller(None, None, SYSTEM)
+CONSUME = b"POST /v1/api/topics/consume HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
 
 
 def commands_of(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
@@ -100,7 +105,7 @@ def test_what_else_wakes_who_waits(data_dir: Path, event: str) -> None:
         answer = await waiting
         assert offsets_of(answer) == [0]
         assert answer["messages"][0]["attempt"] == (1 if event == "reset" else 2)
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < AT_ONCE_S
 
     run(data_dir, work)
 
@@ -234,8 +239,8 @@ def test_a_group_that_starts_at_the_latest_misses_nothing_from_then_on(data_dir:
 
 
 def request_of(**body: Any) -> bytes:
-    text = json.dumps({"topic": TOPIC, "group_id": GROUP, "timeout_seconds": 60, **body}).encode()
-    return b"POST /v1/api/topics/consume HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text)
+    text = json.dumps({"topic": TOPIC, "group_id": GROUP, "timeout_seconds": PATIENCE_S, **body}).encode()
+    return b"%b\r\nContent-Length: %d\r\n\r\n%b" % (CONSUME, len(text), text)
 
 
 @pytest.mark.parametrize("how", ["close", "abort", "half"])
@@ -288,7 +293,7 @@ def test_a_turn_that_is_not_taken_goes_to_the_next(data_dir: Path) -> None:
         claims = []
         for number in range(2):
             command = Consume(TOPIC, GROUP, consumer=f"c{number}")
-            claims.append(asyncio.create_task(consuming.claim(command, SYSTEM, 60)))
+            claims.append(asyncio.create_task(consuming.claim(command, ANYONE, 60)))
             await topics.parked(number + 1)
         topic = await topics.db.aexecute(FindTopic(TOPIC))
         unsubscribe = topics.db.tail.subscribe(topic.first_log, lambda notices: claims[0].cancel() and None)
@@ -303,7 +308,7 @@ def test_a_turn_that_is_not_taken_goes_to_the_next(data_dir: Path) -> None:
 
 def test_a_turn_that_fails_goes_to_the_next(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(topics: Topics) -> None:
-        first = asyncio.create_task(topics.post("consume", consumer_id="a", timeout_seconds=60))
+        first = asyncio.create_task(topics.post("consume", consumer_id="a", timeout_seconds=PATIENCE_S))
         await topics.parked(1)
         second = topics.waiting(consumer_id="b")
         await topics.parked(2)
@@ -340,7 +345,7 @@ def test_what_is_committed_while_nothing_is_being_answered_is_heard(
             return answers[0]
 
         monkeypatch.setattr(topics.db, "aexecute", late)
-        claim = asyncio.create_task(Consuming(topics.db).claim(Consume(TOPIC, GROUP), SYSTEM, 60))
+        claim = asyncio.create_task(Consuming(topics.db).claim(Consume(TOPIC, GROUP), ANYONE, 60))
         await topics.up.until(lambda: bool(asked) and asked[0].done())
         await topics.publish(b"a")
         answers[0].set(asked[0].result())
@@ -355,8 +360,8 @@ def test_what_is_claimed_for_who_leaves_meanwhile_is_given_back(data_dir: Path) 
     async def work(topics: Topics) -> None:
         await topics.publish(b"a")
         consuming = Consuming(topics.db)
-        for timeout_s in (0, 60):
-            leaving = asyncio.create_task(consuming.claim(Consume(TOPIC, GROUP, consumer="gone"), SYSTEM, timeout_s))
+        for timeout_s in (0, PATIENCE_S):
+            leaving = asyncio.create_task(consuming.claim(Consume(TOPIC, GROUP, consumer="gone"), ANYONE, timeout_s))
             await asyncio.sleep(0)  # now it waits for the commit
             leaving.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -391,14 +396,15 @@ def test_a_socket_that_closes_while_its_claim_is_written_gives_it_back(data_dir:
 
 def test_under_asgi_who_has_left_claims_nothing_either(data_dir: Path) -> None:
     async def work(topics: Topics) -> None:
-        body = json.dumps({"topic": TOPIC, "group_id": GROUP, "timeout_seconds": 60}).encode()
+        body = json.dumps({"topic": TOPIC, "group_id": GROUP, "timeout_seconds": PATIENCE_S}).encode()
         scope = {
             "type": "http",
             "method": "POST",
             "path": "/v1/api/topics/consume",
             "raw_path": b"/v1/api/topics/consume",
             "query_string": b"",
-            "headers": [],
+            "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+            "client": ("127.0.0.1", 1),
         }
         leaves = asyncio.Event()
         events = [{"type": "http.request", "body": body, "more_body": False}]
@@ -432,7 +438,7 @@ def test_under_asgi_who_has_left_claims_nothing_either(data_dir: Path) -> None:
 def test_a_topic_that_is_dropped_answers_who_waits(data_dir: Path, group: str | None) -> None:
     async def work(topics: Topics) -> None:
         waiting = [
-            asyncio.create_task(topics.refused("consume", timeout_seconds=60, group_id=group, start="Latest"))
+            asyncio.create_task(topics.refused("consume", timeout_seconds=PATIENCE_S, group_id=group, start="Latest"))
             for _ in range(3)
         ]
         await topics.parked(3)
@@ -456,8 +462,8 @@ def test_stopping_lets_everyone_go(data_dir: Path) -> None:
         for answer in await asyncio.gather(*waiting):
             assert answer["messages"] == []
         # Who comes now does not wait either.
-        assert (await topics.consume(timeout_seconds=60))["messages"] == []
-        assert time.monotonic() - began < 20
+        assert (await topics.consume(timeout_seconds=PATIENCE_S))["messages"] == []
+        assert time.monotonic() - began < AT_ONCE_S
 
     run(data_dir, work)
 
@@ -467,8 +473,8 @@ def test_no_more_wait_than_may(data_dir: Path, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(limits, "WAITERS_MAX", 2)
         waiting = [topics.waiting(), topics.waiting(group_id=None)]
         await topics.parked(2)
-        assert (await topics.refused("consume", timeout_seconds=60))[:2] == (429, "TOO_MANY")
-        assert (await topics.refused("consume", timeout_seconds=60, group_id=None))[0] == 429
+        assert (await topics.refused("consume", timeout_seconds=PATIENCE_S))[:2] == (429, "TOO_MANY")
+        assert (await topics.refused("consume", timeout_seconds=PATIENCE_S, group_id=None))[0] == 429
         assert (await topics.consume(timeout_seconds=0))["messages"] == []
         await topics.publish(b"a")
         for answer in await asyncio.gather(*waiting):
@@ -487,7 +493,7 @@ def test_nothing_is_missed_between_asking_and_waiting(data_dir: Path) -> None:
 
         async def consumer(number: int) -> None:
             while sum(seen.values()) < total:
-                answer = await topics.consume(consumer_id=f"c{number}", limit=3, timeout_seconds=20)
+                answer = await topics.consume(consumer_id=f"c{number}", limit=3, timeout_seconds=PATIENCE_S)
                 seen.update(offsets_of(answer))
                 if sum(seen.values()) >= total:
                     topics.up.running.app.release()
@@ -499,7 +505,7 @@ def test_nothing_is_missed_between_asking_and_waiting(data_dir: Path) -> None:
         began = time.monotonic()
         await asyncio.gather(*(consumer(number) for number in range(6)), *(publisher() for _ in range(3)))
         assert seen == Counter(range(total))
-        assert time.monotonic() - began < 20, "somebody waited for the time-out"
+        assert time.monotonic() - began < AT_ONCE_S, "somebody waited for the time-out"
 
     run(data_dir, work)
 

@@ -10,8 +10,7 @@ import pytest
 
 from tailrace.completion import Completion
 from tailrace.http.drive import Drive, start
-
-PATIENCE_S = 30.0
+from tests.support.patience import PATIENCE_S
 
 
 class Outcome:

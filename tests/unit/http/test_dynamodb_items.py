@@ -402,7 +402,7 @@ def test_batches(client: Client) -> None:
     ]
     arn = "arn:aws:dynamodb:us-east-1:123456789012:table/orders"
     got = client.do("BatchGetItem", RequestItems={arn: {"Keys": [KEY, other], "ProjectionExpression": "d"}})
-    assert got == {"Responses": {"orders": [{"d": {"S": "x"}}]}, "UnprocessedKeys": {}}
+    assert got == {"Responses": {arn: [{"d": {"S": "x"}}]}, "UnprocessedKeys": {}}, "as it was asked for"
 
 
 def test_what_a_batch_does_not_come_to_can_be_asked_for_again(client: Client) -> None:
@@ -519,7 +519,7 @@ def test_a_table_by_name_and_by_arn_in_one_batch(client: Client) -> None:
         assert (told[0], "orders" in told[1]) == ("ValidationException", True)
     assert client.do("Scan", TableName="orders")["Count"] == 0
     client.do("BatchWriteItem", RequestItems={ARN: writes("8")})
-    assert len(client.do("BatchGetItem", RequestItems={ARN: gets("8")})["Responses"]["orders"]) == 1
+    assert len(client.do("BatchGetItem", RequestItems={ARN: gets("8")})["Responses"][ARN]) == 1
 
 
 def test_requests_that_are_handled_apart(client: Client) -> None:
@@ -579,3 +579,111 @@ def test_a_cancelled_transaction(client: Client) -> None:
 def test_a_wrong_type_anywhere_is_told_first(client: Client) -> None:
     told = client.fail("PutItem", TableName="orders", Item={"p": {"S": 1}}, ConditionExpression="")
     assert told == ("SerializationException", "NUMBER_VALUE cannot be converted to String")
+
+
+def test_answers_name_a_table_by_its_arn_where_the_request_does(client: Client) -> None:
+    told = {"ReturnConsumedCapacity": "TOTAL"}
+    put = client.do("PutItem", TableName=ARN, Item=ITEM, **told)
+    assert put["ConsumedCapacity"]["TableName"] == ARN
+    for operation, more in (
+        ("GetItem", {"Key": KEY}),
+        ("UpdateItem", {"Key": KEY, "UpdateExpression": "SET zz = p"}),
+        ("Query", {"KeyConditions": {"p": EQ}}),
+        ("Scan", {}),
+        ("DeleteItem", {"Key": KEY}),
+    ):
+        answer = client.do(operation, TableName=ARN, **more, **told)
+        assert answer["ConsumedCapacity"]["TableName"] == ARN, operation
+        answer = client.do(operation, TableName="orders", **more, **told)
+        assert answer["ConsumedCapacity"]["TableName"] == "orders", operation
+    written = client.do(
+        "BatchWriteItem",
+        RequestItems={ARN: [{"PutRequest": {"Item": ITEM}}]},
+        ReturnItemCollectionMetrics="SIZE",
+        **told,
+    )
+    assert written["ConsumedCapacity"][0]["TableName"] == ARN
+    assert written["ItemCollectionMetrics"].keys() == {ARN}
+    got = client.do("TransactGetItems", TransactItems=[{"Get": {"TableName": ARN, "Key": KEY}}], **told)
+    assert got["ConsumedCapacity"][0]["TableName"] == ARN
+    assert got["Responses"] == [{"Item": ITEM}]
+    done = client.do(
+        "TransactWriteItems",
+        TransactItems=[{"Put": {"TableName": ARN, "Item": ITEM}}],
+        ReturnItemCollectionMetrics="SIZE",
+        **told,
+    )
+    assert done["ConsumedCapacity"][0]["TableName"] == ARN
+    assert done["ItemCollectionMetrics"].keys() == {ARN}
+
+
+def test_keys_that_a_batch_by_arn_does_not_come_to_are_told_by_arn(client: Client) -> None:
+    large = {"S": "x" * 390 * 1024}
+    keys = [{"p": {"S": "a"}, "c": {"N": str(i)}} for i in range(5)]
+    for key in keys:
+        client.put(key | {"d": large})
+    asked = {"Keys": keys, "ProjectionExpression": "#c", "ExpressionAttributeNames": {"#c": "c"}}
+    first = client.do("BatchGetItem", RequestItems={ARN: asked}, ReturnConsumedCapacity="TOTAL")
+    left = first["UnprocessedKeys"]
+    assert left[ARN] == asked | {"Keys": left[ARN]["Keys"]}
+    second = client.do("BatchGetItem", RequestItems=left)
+    found = first["Responses"][ARN] + second["Responses"][ARN]
+    assert sorted(item["c"]["N"] for item in found) == ["0", "1", "2", "3", "4"]
+    assert first["ConsumedCapacity"][0]["TableName"] == ARN
+
+
+def test_a_transaction_is_as_large_as_its_request_and_not_as_what_is_stored(client: Client) -> None:
+    large = {"S": "x" * 390 * 1024}
+    keys = [{"p": {"S": "a"}, "c": {"N": str(i)}} for i in range(12)]
+    for key in keys:
+        client.put(key | {"d": large})  # together more than 4 MB
+
+    def updates(value: dict[str, Any]) -> list[dict[str, Any]]:
+        values = {":v": value}
+        fields = {"TableName": "orders", "UpdateExpression": "SET e = :v", "ExpressionAttributeValues": values}
+        return [{"Update": {**fields, "Key": key}} for key in keys]
+
+    client.do("TransactWriteItems", TransactItems=updates({"N": "1"}))
+    client.do(
+        "TransactWriteItems", TransactItems=[{"Delete": {"TableName": "orders", "Key": key}} for key in keys[:11]]
+    )
+    code, message = client.fail("TransactWriteItems", TransactItems=updates(large))
+    assert (code, message) == ("ValidationException", "Transaction payload size cannot exceed 4194304 bytes")
+
+
+@pytest.mark.parametrize(("billing", "least"), [("PAY_PER_REQUEST", 4), ("PROVISIONED", 1)])
+def test_what_scans_and_queries_consume(client: Client, billing: str, least: int) -> None:
+    units = {"ProvisionedThroughput": {"ReadCapacityUnits": 1, "WriteCapacityUnits": 1}}
+    client.do(
+        "CreateTable",
+        TableName="scanned",
+        KeySchema=[{"AttributeName": "p", "KeyType": "HASH"}],
+        AttributeDefinitions=[{"AttributeName": "p", "AttributeType": "S"}],
+        BillingMode=billing,
+        **(units if billing == "PROVISIONED" else {}),
+    )
+
+    def consumed(operation: str, **more: Any) -> float:
+        answer = client.do(operation, TableName="scanned", ReturnConsumedCapacity="TOTAL", **more)
+        return float(answer["ConsumedCapacity"]["CapacityUnits"])
+
+    one = {"KeyConditionExpression": "p = :p", "ExpressionAttributeValues": {":p": {"S": "1"}}}
+    nothing = {"FilterExpression": "p = :q", "ExpressionAttributeValues": {":q": {"S": "none"}}}
+    for filled in (False, True):
+        if filled:
+            client.do("PutItem", TableName="scanned", Item={"p": {"S": "1"}, "animal": {"S": "cat"}})
+        for consistent, factor in ((True, 1.0), (False, 0.5)):
+            assert consumed("Scan", ConsistentRead=consistent) == least * factor
+            assert consumed("Scan", ConsistentRead=consistent, Select="COUNT") == least * factor
+            assert consumed("Scan", ConsistentRead=consistent, **nothing) == least * factor
+            assert consumed("Query", ConsistentRead=consistent, **one) == factor
+    segments = [consumed("Scan", Segment=each, TotalSegments=4, ConsistentRead=True) for each in range(4)]
+    assert segments == [1.0] * 4
+    assert sum(consumed("Scan", Segment=each, TotalSegments=2, ConsistentRead=True) for each in range(2)) == max(
+        2, least
+    )
+    for number in range(2, 12):
+        client.do("PutItem", TableName="scanned", Item={"p": {"S": str(number)}, "d": {"S": "x" * 4_000}})
+    assert consumed("Scan", ConsistentRead=True) == 10.0, "40 kB"
+    assert consumed("Scan") == 5.0
+    assert consumed("Scan", ConsistentRead=True, **nothing) == 10.0, "what is filtered out is read all the same"

@@ -509,6 +509,13 @@ def test_lists_go_on_where_they_stopped(at_the_desk: Run) -> None:
         }
         assert await desk.ok("ListTables", Limit=2, ExclusiveStartTableName="three") == {"TableNames": ["two"]}
         assert await desk.ok("ListTables", Limit=3) == {"TableNames": ["one", "three", "two"]}
+        for name in ("a", "p", "z"):  # such names are for SQL, and no request here could name them
+            await asyncio.to_thread(desk.db.sql, f"CREATE TABLE {name} (id TEXT PRIMARY KEY)")
+        assert await desk.ok("ListTables", Limit=2) == {
+            "TableNames": ["one", "three"],
+            "LastEvaluatedTableName": "three",
+        }
+        assert await desk.ok("ListTables", Limit=2, ExclusiveStartTableName="three") == {"TableNames": ["two"]}
         code, message = await desk.refused("ListTables", ExclusiveStartTableName="a;", Limit=500)
         assert code == "ValidationException"
         assert message.startswith("3 validation errors detected: Value 'a;' at 'exclusiveStartTableName'")
@@ -561,6 +568,12 @@ def test_what_tags_are_asked_of(at_the_desk: Run, operation: str, more: dict[str
             code, message = await refused(ResourceArn=arn)
             assert code == "AccessDeniedException"
             assert message.endswith(f"is not authorized to perform: dynamodb:{operation} on resource: {arn or '*'}")
+        assert (await refused(ResourceArn="a:" * 400))[0] == "AccessDeniedException", "at once"
+        assert (await refused(ResourceArn="a" * 1_283))[1].startswith("Invalid ResourceArn: ARNs must start with")
+        long = await refused(ResourceArn="a" * 1_284, **more)
+        assert long[1].endswith(
+            "at 'resourceArn' failed to satisfy constraint: Member must have length less than or equal to 1283"
+        )
         for member in more:
             path = member[0].lower() + member[1:]
             assert (await refused(ResourceArn="a:b:c:d:e:f/g"))[1] == f"1 validation error detected: {_null(path)}"

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tailrace.http.encoding import BINARY, HEARTBEAT, JSON, TEXT, control, encoding
+from tailrace.http.encoding import (
+    BINARY,
+    HEARTBEAT,
+    JSON,
+    PART_BYTES,
+    TEXT,
+    Encoding,
+    SharedEvent,
+    control,
+    encoding,
+)
 
 
 def parse(stream: bytes) -> list[tuple[str, str]]:
@@ -146,3 +156,26 @@ def test_control(at_tail: bool, closed: bool, facts: dict[str, object]) -> None:
 def test_a_heartbeat_is_no_event() -> None:
     assert parse(HEARTBEAT) == []
     assert HEARTBEAT.endswith(b"\n\n")
+
+
+@pytest.mark.parametrize("chosen", [TEXT, JSON, BINARY])
+@given(
+    body=st.one_of(
+        st.binary(min_size=1, max_size=60),
+        st.text(st.sampled_from("\r\n ax:"), min_size=1, max_size=60).map(str.encode),
+    )
+)
+@example(body=b"ab\r\n \r\r\n\n  x\r")
+def test_the_slices_of_an_event_are_the_event(chosen: Encoding, body: bytes) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tailrace.http.encoding.PART_BYTES", 3)
+        parts = [chosen.part(body, at) for at in range(0, len(body), 3)]
+    assert chosen.opening + b"".join(parts) + chosen.closing == chosen.event([body])
+
+
+def test_readers_of_a_large_event_share_its_slices() -> None:
+    event = SharedEvent(TEXT, b"\n" * 1_000_000)
+    assert event.part(0) is event.part(0)
+    assert event.part(PART_BYTES) is event.part(PART_BYTES)
+    for at in range(0, 1_000_000, PART_BYTES):
+        assert len(event.part(at).data) <= 6 * PART_BYTES

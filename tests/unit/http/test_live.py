@@ -12,8 +12,10 @@ import httpx
 import pytest
 
 from tailrace import limits
+from tailrace.access import SYSTEM, Principal
 from tailrace.clock import ManualClock
 from tailrace.http import cursor as cursors
+from tailrace.http.callers import Caller
 from tailrace.http.encoding import TEXT
 from tailrace.http.live import Live
 from tailrace.http.message import Frame, Request
@@ -358,6 +360,8 @@ def by_hand(work: Any) -> None:
 class Scripted:
     """A feed of 1-byte messages whose reads find, one after the other, a log of the lengths given."""
 
+    principal = SYSTEM
+
     def __init__(self, *lengths: int) -> None:
         self._lengths = list(lengths)
 
@@ -372,7 +376,10 @@ class Scripted:
 
 
 def answered(tail: Tail, live: Live, feed: Scripted, query: bytes) -> Any:
-    reading = Reading(live, ManualClock(), page_bytes=1000, long_poll_timeout_s=600, cache_scope="public")
+    def caller(_: Request, principal: Principal) -> Caller:
+        return Caller(None, None, principal)
+
+    reading = Reading(live, ManualClock(), caller, page_bytes=1000, long_poll_timeout_s=600, cache_scope="public")
     return reading.answer(Request(b"GET", b"/", query, {}, b""), feed)
 
 

@@ -17,6 +17,7 @@ from botocore.credentials import Credentials
 import tailrace
 from tailrace import Database
 from tailrace.access import EVERYTHING, ROLES, SYSTEM, Access, Permission, Principal
+from tailrace.auth import slowing
 from tailrace.auth.keys import (
     CreateAccessKey,
     DeleteAccessKey,
@@ -28,7 +29,7 @@ from tailrace.auth.keys import (
 from tailrace.auth.users import AlterUser, CreateUser, DropUser, LoadUser
 from tailrace.clock import ManualClock
 from tailrace.config import Config
-from tailrace.errors import Unauthenticated
+from tailrace.errors import Slowed, Unauthenticated
 from tailrace.http.keys import KeysDoor
 from tailrace.http.message import Request
 from tailrace.http.signature import Claimed, Signatures
@@ -88,14 +89,14 @@ def who(signatures: Signatures, request: Request) -> Principal:
 
 
 def refused(signatures: Signatures, request: Request) -> str:
-    with pytest.raises(Unauthenticated) as caught:
+    with pytest.raises((Unauthenticated, Slowed)) as caught:
         who(signatures, request)
     return caught.value.code
 
 
 def test_a_key_stands_for_its_principal(db: Database, key: NewKey) -> None:
     signatures = signatures_of(db)
-    assert who(signatures, signed(key.id, key.secret)) == Principal("ann", ROLES["dba"], "dba")
+    assert who(signatures, signed(key.id, key.secret)) == Principal("ann", ROLES["user"], "user")
     assert refused(signatures, signed(key.id, "x" * 40)) == "INVALID_SIGNATURE"
     assert refused(signatures, signed("TRKOTHER", key.secret)) == "UNRECOGNIZED_CLIENT"
     assert refused(signatures, bare()) == "MISSING_TOKEN"
@@ -165,8 +166,8 @@ def test_a_key_has_a_role(db: Database) -> None:
     assert who(signatures_of(db), signed(key.id, key.secret)) == Principal("reader", ROLES["user"], "user")
 
 
-def test_a_users_key_has_the_users_role_restrictions_and_state(db: Database, key: NewKey) -> None:
-    signatures = signatures_of(db)
+def test_a_users_key_has_the_users_role_restrictions_and_state(db: Database) -> None:
+    signatures, key = signatures_of(db), db.execute(CreateAccessKey("ann", "dba"))
     request = signed(key.id, key.secret)
     assert who(signatures, request).role == "dba"
     db.execute(CreateUser(name="ann", role="service", access=("tables/orders",)))
@@ -224,7 +225,7 @@ def test_keys_over_http(db: Database) -> None:
     status, made = asked(db, b"POST", body=b'{"principal": "ann"}')
     assert status == 201
     name, secret = str(made["id"]), made.pop("secret")
-    assert made["role"] == "dba"
+    assert made["role"] == "user"
     assert (made["principal"], made["created_at"]) == ("ann", "2023-11-14T22:13:20.000Z")
     assert isinstance(secret, str)
     assert len(secret) == 40
@@ -286,3 +287,19 @@ def test_a_dba_switches_off_no_key_of_a_system_user(db: Database) -> None:
     assert asked(db, b"PATCH", one, b'{"disabled": true}', principal=dba)[0] == 403
     assert asked(db, b"DELETE", one, principal=dba)[0] == 403
     assert asked(db, b"DELETE", one)[0] == 204
+
+
+def test_wrong_signatures_are_slowed_and_told_in_the_log(
+    db: Database, key: NewKey, caplog: pytest.LogCaptureFixture
+) -> None:
+    signatures = signatures_of(db)
+    wrong = [signed(key.id, "x" * 40), signed("TRKUNKNOWN", "x" * 40)]
+    with caplog.at_level("INFO", "tailrace.audit"):
+        for number in range(slowing.PEER_FREE):
+            assert refused(signatures, wrong[number % 2]) in ("INVALID_SIGNATURE", "UNRECOGNIZED_CLIENT")
+        told = [line for line in caplog.messages if "authenticate" in line]
+        assert len(told) == slowing.PEER_FREE and key.id in told[0]
+        for request in wrong:
+            assert refused(signatures, request) == "TOO_MANY_ATTEMPTS"
+        assert len([line for line in caplog.messages if "authenticate" in line]) == len(told)
+    assert who(signatures, signed(key.id, key.secret)).name == "ann", "a right one is not kept waiting by others"

@@ -130,7 +130,7 @@ def test_list(call: Caller) -> None:
     assert "streams" not in page["subscriptions"][0]
     status, page = call("GET", "subscriptions/?limit=2&after=b")
     assert ([item["id"] for item in page["subscriptions"]], page["next_after"]) == (["c"], None)
-    for limit in ("0", "1001", "x", "-1", "²"):
+    for limit in ("0", "1001", "x", "-1", "²", "000000001" + "9" * 5_000, "1" * 5_000, "0" * 5_000 + "1"):
         assert code(call("GET", f"subscriptions?limit={limit}")) == (400, "INVALID_REQUEST")
 
 

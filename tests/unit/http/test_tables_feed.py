@@ -284,7 +284,7 @@ def test_what_is_refused(data_dir: Path) -> None:
         assert (await orders.get(path="orders")).status_code == 404
         await orders.db.aexecute(EnableStream("orders"))
         for method in ("POST", "PUT", "DELETE"):
-            answer = await http.request(method, "/v1/tables/orders/stream", content=b"[]")
+            answer = await http.request(method, "/v1/tables/orders/stream", json=[])
             assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, PATCH, OPTIONS"), method
         assert (await orders.get("funny")).status_code == 400
         assert (await orders.get(10**9)).status_code == 400

@@ -12,6 +12,8 @@ from tailrace.http import topics as door
 from tailrace.topics.commands import ClearTopic
 from tests.unit.http.messages import GROUP, TOPIC, Topics, encoded, offsets_of, payloads_of, run
 
+JSON = {"content-type": "application/json"}
+
 
 @pytest.mark.parametrize("root", ["/api/topics", "/v1/api/topics"])
 def test_consume_and_ack_have_the_documented_shapes(data_dir: Path, root: str) -> None:
@@ -162,7 +164,7 @@ def test_bad_input_names_the_value_and_changes_nothing(data_dir: Path) -> None:
 @pytest.mark.parametrize("what", ["consume", "ack", "extend", "nack", "publish"])
 def test_a_body_that_is_no_object_is_refused(data_dir: Path, what: str, body: bytes) -> None:
     async def work(topics: Topics) -> None:
-        answer = await topics.http.post(f"/v1/api/topics/{what}", content=body)
+        answer = await topics.http.post(f"/v1/api/topics/{what}", content=body, headers=JSON)
         assert answer.status_code == 400, answer.text
 
     run(data_dir, work, make=False)
@@ -382,13 +384,13 @@ def test_a_body_is_a_message(data_dir: Path) -> None:
 def test_what_is_too_large_is_refused(data_dir: Path) -> None:
     async def work(topics: Topics) -> None:
         large = b" " * (door.PUBLISH_BODY_BYTES_MAX + 1)
-        assert (await topics.http.post("/v1/api/topics/publish", content=large)).status_code == 413
+        assert (await topics.http.post("/v1/api/topics/publish", content=large, headers=JSON)).status_code == 413
         large = b" " * (limits.CONTROL_BODY_BYTES_MAX + 1)
-        assert (await topics.http.post("/v1/api/topics/consume", content=large)).status_code == 413
+        assert (await topics.http.post("/v1/api/topics/consume", content=large, headers=JSON)).status_code == 413
         large = b" " * (limits.MESSAGE_BYTES_MAX + 1)
         assert (await topics.http.post(f"/v1/topics/{TOPIC}", content=large)).status_code == 413
         invalid = b'{"topic":"%b","messages":[{"value":"\xff"}]}' % TOPIC.encode()
-        assert (await topics.http.post("/v1/api/topics/publish", content=invalid)).status_code == 400
+        assert (await topics.http.post("/v1/api/topics/publish", content=invalid, headers=JSON)).status_code == 400
 
     run(data_dir, work)
 

@@ -29,7 +29,9 @@ class Orders:
         return await asyncio.to_thread(write, self.db, item(number))
 
     async def __call__(self, method: str, path: str, body: Any = None, **query: str) -> httpx.Response:
-        options: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {"json": body}
+        options: dict[str, Any] = {"json": body}
+        if isinstance(body, bytes):
+            options = {"content": body, "headers": {"content-type": "application/json"}}
         return await self.http.request(method, f"/v1/tables/orders/{path}", params=query, **options)
 
     async def ok(self, method: str, path: str, body: Any = None, **query: str) -> Any:
@@ -215,7 +217,7 @@ def test_nobody_is_let_in_without_the_token(data_dir: Path) -> None:
             ("PUT", "cursors/c"), ("DELETE", "cursors/c"),
         ):  # fmt: skip
             assert (await orders(method, path, {})).status_code == 401
-        orders.http.headers["authorization"] = "Bearer secret"
+        orders.http.headers["authorization"] = "Bearer a-long-secret-token"
         await orders.ok("PATCH", "stream", {"max_count": 5})
 
-    run(data_dir, work, token="secret")
+    run(data_dir, work, token="a-long-secret-token")

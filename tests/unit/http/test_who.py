@@ -21,13 +21,14 @@ import tailrace
 from tailrace import Database
 from tailrace.access import EVERYTHING, ROLES, Access, Principal
 from tailrace.auth import passwords, slowing, tokens
-from tailrace.auth.users import RESERVED, AlterUser, CreateUser, DropUser, alter_user, create_user
+from tailrace.auth.sessions import OpenSession
+from tailrace.auth.users import RESERVED, AlterUser, CreateUser, DropUser, LoadUser, alter_user, create_user
 from tailrace.clock import ManualClock
 from tailrace.config import Auth, Config, Issuer, Topics
 from tailrace.errors import Error, Invalid, Slowed, TooMany, Unauthenticated, Unavailable, WrongToken
 from tailrace.http import issuers, who
 from tailrace.http.message import Request
-from tailrace.http.who import Who, check_place, check_somebody, outside_role
+from tailrace.http.who import TOKEN, Who, check_place, check_somebody, outside_role
 
 HASH = passwords.hashed("correct horse")
 SIGNING = rsa.generate_private_key(65537, 2048)
@@ -56,7 +57,7 @@ def basic(name: str = "ann", password: str = "correct horse", peer: str = "10.0.
 
 def run(db: Database, scenario: Callable[[Who], Awaitable[None]], **settings: Any) -> None:
     async def main() -> None:
-        asked = Who(db, Config(**{"token": "s3cret", **settings}))
+        asked = Who(db, Config(**{"token": "s3cret-s3cret-s3cret", **settings}))
         try:
             await scenario(asked)
         finally:
@@ -77,11 +78,11 @@ async def refused(asked: Who, wanted: Request) -> str:
 
 def test_the_token_is_known_at_once(db: Database) -> None:
     async def scenario(asked: Who) -> None:
-        assert asked.known(request("Bearer s3cret")) == Principal("token", EVERYTHING)
-        for text in ("bearer s3cret", "BEARER   s3cret "):
+        assert asked.known(request("Bearer s3cret-s3cret-s3cret")) == Principal("token", EVERYTHING)
+        for text in ("bearer s3cret-s3cret-s3cret", "BEARER   s3cret-s3cret-s3cret "):
             assert asked.known(request(text)) is None
             assert (await asked.find(request(text))).name == "token"
-        for text in ("Bearer", "Bearer ", "Bearer s3cre", "Bearer s3cretx", "Bearer a.b.c"):
+        for text in ("Bearer", "Bearer ", "Bearer s3cre", "Bearer s3cret-s3cret-s3cretx", "Bearer a.b.c"):
             assert await refused(asked, request(text)) == "WRONG_TOKEN"
 
     run(db, scenario)
@@ -99,7 +100,7 @@ def test_without_a_token_none_is_right(db: Database) -> None:
 
 def test_no_credentials_and_unknown_kinds(db: Database) -> None:
     async def scenario(asked: Who) -> None:
-        for text in (None, "", "Digest x", "s3cret", "Negotiate abc"):
+        for text in (None, "", "Digest x", "s3cret-s3cret-s3cret", "Negotiate abc"):
             assert asked.known(request(text)) is None
             assert await refused(asked, request(text)) == "UNAUTHENTICATED"
 
@@ -284,7 +285,7 @@ def test_the_role_user_consumes_where_that_is_set(db: Database) -> None:
     db.execute(AlterUser(name="ann", role="user"))
 
     async def scenario(asked: Who) -> None:
-        assert (await asked.find(basic())).permissions == ROLES["service"]
+        assert (await asked.find(basic())).permissions == ROLES["user"] | {"consume"}
 
     run(db, scenario, topics=Topics(allow_user_role_consume=True))
 
@@ -304,6 +305,91 @@ def test_guessing_is_slowed_and_a_right_password_too_until_it_was_waited_for(db:
             assert (await asked.find(basic())).name == "ann"
             for number in range(4):
                 assert await refused(asked, basic(password=f"guess {number}")) == "WRONG_PASSWORD"
+
+    run(db, scenario)
+
+
+def test_a_guess_from_elsewhere_is_counted_although_the_user_is_known(db: Database) -> None:
+    """What is remembered is so for the address that showed it: elsewhere a right guess has to wait like others."""
+
+    async def scenario(asked: Who) -> None:
+        with mock.patch.object(passwords, "matches", lambda password, kept: password == b"correct horse"):
+            assert (await asked.find(basic())).name == "ann"
+            for number in range(5):
+                assert await refused(asked, basic(password=f"guess {number}", peer="10.6.6.6")) == "WRONG_PASSWORD"
+            with pytest.raises(Slowed):
+                await asked.find(basic(peer="10.6.6.6"))
+            assert asked.known(basic()) is not None, "who has shown it does not wait"
+
+    run(db, scenario)
+
+
+WRONG_TOKENS = ["Bearer wrong", "Bearer eyJhbGciOiJIUzI1NiJ9.e30.AAAA", "bearer eyJ.x.y", f"Bearer {'x' * 9000}"]
+
+
+def test_wrong_tokens_are_slowed_and_told_in_the_log(
+    db: Database, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(asked: Who) -> None:
+        right = request("Bearer s3cret-s3cret-s3cret", "10.0.0.7")
+        assert asked.known(right) == TOKEN
+        with caplog.at_level("INFO", "tailrace.audit"):
+            for number in range(slowing.PEER_FREE):
+                wrong = WRONG_TOKENS[number % len(WRONG_TOKENS)]
+                assert (await refused(asked, request(wrong, "10.0.0.7"))) not in ("TOO_MANY_ATTEMPTS", "")
+            told = [line for line in caplog.messages if "authenticate" in line]
+            assert len(told) == slowing.PEER_FREE and all("peer='10.0.0.7'" in line for line in told)
+            for wrong in WRONG_TOKENS:
+                with pytest.raises(Slowed) as slowed:
+                    await asked.find(request(wrong, "10.0.0.7"))
+                assert slowed.value.retry_after_s >= 1
+            assert len([line for line in caplog.messages if "authenticate" in line]) == len(told), "it does not flood"
+        for text in ("Bearer s3cret-s3cret-s3cret", "bearer s3cret-s3cret-s3cret"):
+            assert (await asked.find(request(text, "10.0.0.7"))) == TOKEN, "who has shown the token does not wait"
+        for text in ("Bearer s3cret-s3cret-s3cret", "bearer s3cret-s3cret-s3cret"):
+            assert (await asked.find(request(text, "10.0.0.8"))) == TOKEN, "nor do others elsewhere"
+        for _ in range(slowing.PEER_FREE):
+            await refused(asked, request("Bearer wrong", "10.6.6.6"))
+        for text in ("Bearer s3cret-s3cret-s3cret", "bearer s3cret-s3cret-s3cret"):
+            with pytest.raises(Slowed):  # one more guess, as far as anybody can tell
+                await asked.find(request(text, "10.6.6.6"))
+        clock.advance(slowing.WAIT_S_MAX)
+        assert (await asked.find(request("Bearer s3cret-s3cret-s3cret", "10.6.6.6"))) == TOKEN
+
+    run(db, scenario)
+
+
+def test_a_good_token_is_taken_where_others_were_wrong(db: Database, clock: ManualClock) -> None:
+    """It is signed: nobody finds one by trying, so whoever has one is not kept waiting. An expired one is no guess."""
+
+    async def scenario(asked: Who) -> None:
+        user = db.execute(LoadUser("ann"))
+        assert user is not None
+        db.execute(OpenSession("ann", user.generation, "session", b"digest", 10**9))
+        key = await asked.token_key()
+        old = tokens.issue(key, user, "session", clock.now_ms() - 120_000, 60)
+        for _ in range(slowing.PEER_FREE * 2):
+            assert await refused(asked, request(f"Bearer {old}")) == "TOKEN_EXPIRED"
+        for _ in range(slowing.PEER_FREE):
+            await refused(asked, request("Bearer wrong"))
+        with pytest.raises(Slowed):
+            await asked.find(request("Bearer wrong"))
+        good = tokens.issue(key, user, "session", clock.now_ms(), 60)
+        assert (await asked.find(request(f"Bearer {good}"))).name == "ann"
+
+    run(db, scenario)
+
+
+def test_addresses_that_are_remembered_are_bounded(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(who, "PEERS_MAX", 10)
+    monkeypatch.setattr(slowing, "TRACKED_MAX", 10)
+
+    async def scenario(asked: Who) -> None:
+        for number in range(50):
+            assert asked.known(request("Bearer s3cret-s3cret-s3cret", f"10.1.0.{number}")) == TOKEN
+            await refused(asked, request("Bearer wrong", f"10.2.0.{number}"))
+        assert len(asked._token_peers) == 10
+        assert len(asked.slowing) <= 10
 
     run(db, scenario)
 
@@ -500,7 +586,7 @@ def test_a_new_key_is_fetched_but_not_for_everyone_who_makes_one_up(
         clock.advance(issuers.REFETCH_S)
         assert (await asked.find(outside(clock, key=other, kid="k2"))).name == "olga"
         assert published.asked == 2
-        for number in range(20):
+        for number in range(15):
             assert await refused(asked, outside(clock, kid=f"made up {number}")) == "TOKEN_KEY"
         assert published.asked == 2
         assert await refused(asked, outside(clock, kid=None)) == "TOKEN_KEY", "which of the two?"

@@ -16,9 +16,11 @@ import pytest
 from tailrace import limits
 from tailrace.client import Client, pipeline
 from tailrace.errors import Conflict, Error, Forbidden, Invalid, NotFound, TooLarge, Unavailable
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess
 
 MSGPACK = {"content-type": "application/vnd.msgpack"}
+JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def client(server: ServerProcess) -> Iterator[Client]:
 
 @pytest.fixture
 def http(server: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url) as made:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as made:
         yield made
 
 
@@ -117,7 +119,7 @@ def test_what_is_wrong_is_told(client: Client, call: Callable[[Client], Any], ki
 @pytest.mark.parametrize(
     ("method", "target", "options", "status", "code"),
     [
-        ("POST", "/v1/stages", {"json": []}, 400, "INVALID_CONTENT_TYPE"),
+        ("POST", "/v1/stages", {"json": []}, 415, "WRONG_CONTENT_TYPE"),
         ("POST", "/v1/stages?stream=copy", {"content": b"", "headers": MSGPACK}, 400, "INVALID_ROWS"),
         ("POST", "/v1/stages?stream=copy", {"content": b"\x90", "headers": MSGPACK}, 400, "INVALID_ROWS"),
         ("POST", "/v1/stages?stream=copy", {"content": b"\xc1", "headers": MSGPACK}, 400, "INVALID_ROWS"),
@@ -144,7 +146,7 @@ def test_what_is_wrong_is_told(client: Client, call: Callable[[Client], Any], ki
         ("POST", "/v1/stages/x/y", {}, 404, "NOT_FOUND"),
         ("GET", "/v1/stages/commit", {}, 405, "METHOD_NOT_ALLOWED"),
         ("POST", "/v1/stages/commit", {"json": {}}, 400, "INVALID_REQUEST"),
-        ("POST", "/v1/stages/commit", {"content": b"{"}, 400, "INVALID_REQUEST"),
+        ("POST", "/v1/stages/commit", {"content": b"{", "headers": JSON}, 400, "INVALID_REQUEST"),
         (
             "POST",
             "/v1/stages/commit",
@@ -180,7 +182,13 @@ def test_what_is_wrong_is_told(client: Client, call: Callable[[Client], Any], ki
         ("PUT", "/v1/jobs/x", {"json": {"kind": "view", "more": 1}}, 400, "INVALID_REQUEST"),
         ("PUT", "/v1/jobs/x", {"json": {"kind": ""}}, 400, "INVALID_NAME"),
         ("PUT", "/v1/jobs/x", {"json": {"kind": "view", "definition": []}}, 400, "INVALID_REQUEST"),
-        ("PUT", "/v1/jobs/x", {"content": b'{"kind":"v","definition":{"n":1e999}}'}, 400, "INVALID_REQUEST"),
+        (
+            "PUT",
+            "/v1/jobs/x",
+            {"content": b'{"kind":"v","definition":{"n":1e999}}', "headers": JSON},
+            400,
+            "INVALID_REQUEST",
+        ),
         ("PUT", "/v1/jobs/" + "x" * 300, {"json": {"kind": "view"}}, 400, "INVALID_NAME"),
         ("POST", "/v1/jobs/x/report", {"json": {"state": "running"}}, 404, "JOB_NOT_FOUND"),
         ("POST", "/v1/jobs/x/pin", {"json": {"positions": {"7": -1}}}, 400, "INVALID_REQUEST"),

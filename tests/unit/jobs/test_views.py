@@ -150,9 +150,12 @@ def test_who_may_what(db: Database) -> None:
         db.execute(DropView("view"), user)
     reader = Principal("r", frozenset((Permission.READ,)), "user")
     assert db.execute(DescribeView("view"), reader).name == "view"
-    with pytest.raises(Forbidden, match="write"):  # they are rows of the sources
-        db.execute(ReadHeld("view", ()), reader)
-    assert db.execute(ReadHeld("view", ()), user) == []
+    for other in (reader, user):
+        with pytest.raises(Forbidden, match="jobs"):  # they are rows of the sources
+            db.execute(ReadHeld("view", ()), other)
+        with pytest.raises(Forbidden, match="jobs"):
+            db.execute(ApplyView("view", {}, Moves()), other)
+    assert db.execute(ReadHeld("view", ()), Principal("job", ROLES["service"], "service")) == []
 
 
 def test_the_job_of_a_view_goes_with_it(db: Database) -> None:

@@ -394,10 +394,10 @@ def test_no_text_takes_long() -> None:
         "UPDATE t SET " + "a = 1, " * 10_000,
         "SELECT " + "$1 " * 60_000,
     ):
-        began = time.perf_counter()
+        began = time.thread_time()
         with pytest.raises(SqlError):
             parse(text)
-        assert time.perf_counter() - began < 5
+        assert time.thread_time() - began < 10
 
 
 # -- anything at all

@@ -13,6 +13,7 @@ from tailrace import Database
 from tailrace.access import ROLES, Access, Principal
 from tailrace.errors import Error, Forbidden, Invalid
 from tailrace.sql import select as selecting
+from tailrace.sql import workers
 from tailrace.sql.error import SqlError
 from tailrace.sql.select import select
 from tailrace.topics.commands import CreateTopic
@@ -77,12 +78,13 @@ def test_only_queries_are_run(db: Database, text: str) -> None:
     [
         ("enable_external_access", "false"), ("lock_configuration", "true"), ("autoload_known_extensions", "false"),
         ("autoinstall_known_extensions", "false"), ("python_enable_replacements", "false"), ("temp_directory", ""),
-        ("TimeZone", "UTC"), ("threads", str(selecting.THREADS)),
+        ("TimeZone", "UTC"), ("threads", str(workers.THREADS)),
     ],
 )  # fmt: skip
 def test_duckdb_is_locked_down(setting: str, value: str) -> None:
-    with selecting._connected() as connection:
-        assert connection.execute(f"SELECT current_setting('{setting}')::VARCHAR").fetchall() == [(value,)]
+    with workers.POOL.worker() as worker:
+        _, batch = worker.run(f"SELECT current_setting('{setting}')::VARCHAR AS it", (), [], lambda: False)
+    assert batch.to_pylist() == [{"it": value}]
 
 
 def test_what_sqlglot_overlooks_duckdb_does_not(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:

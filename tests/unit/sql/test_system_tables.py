@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 import tailrace
-from tailrace import Database
+from tailrace import Database, limits
 from tailrace.auth.users import CreateUser
 from tailrace.sql import select as selecting
-from tailrace.sql import sources
+from tailrace.sql import sources, workers
 from tailrace.sql.arrow import type_name
 from tailrace.sql.functions import FUNCTIONS
 from tailrace.sql.select import select
@@ -180,10 +180,12 @@ def test_the_page_has_every_system_table_that_there_is_and_no_other() -> None:
 def test_bounds_and_functions_are_documented() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for name in (
-        "TEXT_CHARACTERS_MAX", "TOKENS_MAX", "DEPTH_MAX", "SOURCES_MAX", "ANSWER_ROWS_MAX", "ANSWER_BYTES_MAX",
-        "SELECTS_AT_ONCE_MAX", "MEMORY", "THREADS",
+        "TEXT_CHARACTERS_MAX", "TOKENS_MAX", "DEPTH_MAX", "SOURCES_MAX", "SELECT_RESULT_ROWS_MAX",
+        "SELECT_RESULT_BYTES_MAX", "SELECT_ROW_BYTES_MAX", "SELECT_ROWS_BYTES_MAX", "SELECT_RESULTS_BYTES_MAX",
+        "SELECT_COLUMNS_MAX", "SELECT_WORKERS_MAX", "SELECT_WORKER_BYTES_MAX", "SELECT_DUCKDB_BYTES_MAX",
+        "SELECT_WORKER_IDLE_S", "SELECTS_OF_ONE_MAX", "SELECTS_WAITING_MAX", "SELECT_WAIT_S", "THREADS",
     ):  # fmt: skip
-        value = getattr(selecting, name)
+        value = next(getattr(module, name) for module in (limits, selecting, workers) if hasattr(module, name))
         assert re.search(rf"^\| `{name}` \| {shown(value)} \|", text, re.M), f"{name} {shown(value)}"
     for name in ("READ_ROWS_MAX", "READ_BYTES_MAX", "SELECT_S"):
         assert re.search(rf"^\| `{name}` \| {shown(getattr(sources, name))} \|", text, re.M), name

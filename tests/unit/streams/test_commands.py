@@ -213,7 +213,7 @@ def refused_appends() -> list[Any]:
         (
             Append("a", b"x", TEXT, seq="b"),
             Conflict,
-            "'b' does not sort after the last one, 'b'",
+            "sequence conflict: Stream-Seq 'b' does not sort after the last one, 'b'",
             "SEQUENCE_REGRESSION",
         ),
         (Append("a", b"x", TEXT, seq="a"), Conflict, "does not sort after", "SEQUENCE_REGRESSION"),

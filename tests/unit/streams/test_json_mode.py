@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -190,3 +191,52 @@ def test_half_of_a_surrogate_pair_is_taken_and_can_be_taken_apart() -> None:
 def test_what_is_wrong_beside_it_stays_wrong(body: bytes) -> None:
     with pytest.raises(Invalid, match="not valid JSON"):
         json_mode.entry(body)
+
+
+_TEXTS = ['"', "\\", "a,b", "[", "]}{", "\u00e9\n", "", '\\"', "x" * 300, "\n" * 300]
+
+
+def _value(draw: random.Random, depth: int) -> Any:
+    match draw.randrange(9):
+        case 0 | 1:
+            return draw.choice(_TEXTS) * draw.randrange(4)
+        case 5 | 6 if depth < 4:
+            return [_value(draw, depth + 1) for _ in range(draw.randrange(5))]
+        case 7 | 8 if depth < 4:
+            return {str(number): _value(draw, depth + 1) for number in range(draw.randrange(4))}
+    return draw.choice([1, 0.5, None, True, -3, 10**20])
+
+
+@pytest.mark.parametrize(("size", "tokens"), [(1, 4_096), (7, 3), (50, 2), (300, 4_096)])
+def test_messages_are_found_wherever_an_entry_is_cut(size: int, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_mode, "_CUT_BYTES", size)
+    monkeypatch.setattr(json_mode, "_CUT_TOKENS", tokens)
+    for seed in range(400):
+        draw = random.Random(seed)
+        values = [_value(draw, 0) for _ in range(draw.randrange(1, 30))]
+        made = [json.dumps(each, separators=draw.choice([(",", ":"), (" , ", " : ")])).encode() for each in values]
+        entry = draw.choice([b",", b" ,\n"]).join(made)
+        assert json_mode.messages(entry) == made
+        count = draw.randrange(1, 32)
+        first, whole = json_mode.prefix(entry, count)
+        assert whole == len(made)
+        assert json_mode.messages(first) == made[:count]
+
+
+@pytest.mark.parametrize("message", [b'""', b"{}", b'{"a":[1,2]}', b'"\\ud83d"', b'["a,]",1]'])
+def test_no_call_of_the_decoder_is_long(message: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds up all threads: a call for each 64 KiB and a message or so, not one for all of an entry."""
+    sizes = []
+
+    class Watched:
+        def decode(self, text: bytes) -> Any:
+            sizes.append(len(text))
+            return decoder.decode(text)
+
+    decoder = json_mode._ARRAY
+    monkeypatch.setattr(json_mode, "_ARRAY", Watched())
+    count = 1_000_000 // len(message)
+    entry = b",".join([message] * count)
+    assert len(json_mode.messages(entry)) == count
+    assert json_mode.prefix(entry, count // 2)[1] == count
+    assert max(sizes) < 256 * 1024

@@ -14,11 +14,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 import tailrace
 from tailrace import Database
-from tailrace.access import Permission, Principal
+from tailrace.access import ROLES, Permission, Principal
 from tailrace.clock import ManualClock
 from tailrace.errors import Forbidden, TooMany
 from tailrace.subscriptions import signing
-from tailrace.subscriptions.signing import EnsureSigningKey, GetSigningKeys, RotateSigningKey, SigningKey
+from tailrace.subscriptions.signing import (
+    EnsureSigningKey,
+    GetSigningKeys,
+    ListSigningKeys,
+    RotateSigningKey,
+    SigningKey,
+)
 
 
 def unpadded(text: str) -> bytes:
@@ -29,7 +35,7 @@ def verify(header: str, body: bytes, keys: list[SigningKey]) -> None:
     """What a receiver does."""
     match = re.fullmatch(r"t=(\d+),kid=([^,]+),ed25519=([A-Za-z0-9_-]+)", header)
     assert match is not None
-    (jwk,) = (key for key in signing.jwks(keys)["keys"] if key["kid"] == match[2])
+    (jwk,) = (key for key in signing.jwks(keys, 0)["keys"] if key["kid"] == match[2])
     Ed25519PublicKey.from_public_bytes(unpadded(jwk["x"])).verify(unpadded(match[3]), f"{match[1]}.".encode() + body)
 
 
@@ -62,7 +68,7 @@ def test_the_kid_is_the_rfc_7638_thumbprint(data_dir: Path) -> None:
 def test_what_is_published_has_no_private_half(data_dir: Path) -> None:
     with open_at(data_dir) as db:
         keys = db.execute(EnsureSigningKey())
-    (jwk,) = signing.jwks(keys)["keys"]
+    (jwk,) = signing.jwks(keys, 0)["keys"]
     assert set(jwk) == {"kty", "crv", "kid", "use", "alg", "x"}
     assert (jwk["kty"], jwk["crv"], jwk["use"], jwk["alg"]) == ("OKP", "Ed25519", "sig", "EdDSA")
     assert len(unpadded(jwk["x"])) == 32
@@ -85,12 +91,15 @@ def test_a_rotated_key_stays_published_for_a_day_without_its_private_half(data_d
         new = db.execute(RotateSigningKey())
         keys = db.execute(GetSigningKeys())
         assert [key.kid for key in keys] == [new.kid, old.kid]
-        assert (keys[0].d, keys[1].d) == (new.d, None)
+        assert keys[0].d is not None and keys[1].d is None
+        assert [each["kid"] for each in signing.jwks(keys, clock.now_ms())["keys"]] == [new.kid, old.kid]
         verify(header, b"body", keys)
         verify(signing.sign(keys[0], b"body", 2), b"body", keys)
         with pytest.raises(AssertionError, match="retired"):
             signing.sign(keys[1], b"body", 1)
         clock.advance(24 * 3600 + 1)
+        assert [each["kid"] for each in signing.jwks(keys, clock.now_ms())["keys"]] == [new.kid]
+        assert [key.kid for key in db.execute(ListSigningKeys(clock.now_ms()))] == [new.kid]
         newest = db.execute(RotateSigningKey())
         assert [key.kid for key in db.execute(GetSigningKeys())] == [newest.kid, new.kid]
 
@@ -109,5 +118,12 @@ def test_keys_in_use_are_not_dropped_to_make_room(data_dir: Path) -> None:
 
 def test_rotating_needs_the_admin_permission(data_dir: Path) -> None:
     writer = Principal("writer", frozenset((Permission.READ, Permission.WRITE)))
-    with open_at(data_dir) as db, pytest.raises(Forbidden):
-        db.execute(RotateSigningKey(), writer)
+    dba = Principal("dba", ROLES["dba"], "dba")
+    with open_at(data_dir) as db:
+        for command in (RotateSigningKey(), ListSigningKeys(0)):
+            with pytest.raises(Forbidden):
+                db.execute(command, writer)
+            db.execute(command, dba)
+        for secret in (GetSigningKeys(), EnsureSigningKey()):  # these have the private half
+            with pytest.raises(Forbidden):
+                db.execute(secret, dba)

@@ -86,9 +86,9 @@ def test_patterns_by_example(pattern: str, path: str, matches: bool) -> None:
 def test_no_pattern_takes_long() -> None:
     pattern = Pattern("/".join(["**", "a"] * 32))
     path = "/".join(["a"] * 512 + ["b"])
-    began = time.perf_counter()
+    began = time.thread_time()
     assert not any(pattern.matches(path) for _ in range(20))
-    assert time.perf_counter() - began < 1.0  # backtracking would take longer than the universe
+    assert time.thread_time() - began < 10  # backtracking would take longer than the universe
 
 
 def test_what_a_pattern_says_of_all_it_matches() -> None:

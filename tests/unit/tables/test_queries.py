@@ -300,7 +300,7 @@ def test_a_page_ends_with_the_item_that_fills_it(db: Database) -> None:
 def test_many_small_items_take_several_slices(db: Database) -> None:
     put(db, "number", *({"a": "p", "b": number} for number in range(2_500)))
     steps = []
-    pager: Pager[Any] = Pager(query("number", "a = :p", _p="p", limit=2_400))
+    pager: Pager[Any] = Pager(query("number", "a = :p", _p="p", limit=2_400, slice_s=math.inf))
     while (step := pager.next()) is not None:
         steps.append(step)
         pager.add(db.execute(step))

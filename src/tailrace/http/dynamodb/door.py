@@ -23,9 +23,10 @@ import msgspec
 from tailrace.access import Principal
 from tailrace.config import Config
 from tailrace.database import Database
-from tailrace.errors import Error, Invalid, TooLarge
+from tailrace.errors import Error, Forbidden, Invalid, TooLarge
 from tailrace.http.dynamodb import errors
 from tailrace.http.dynamodb.apart import Workers, stepped
+from tailrace.http.dynamodb.arns import as_given
 from tailrace.http.dynamodb.body import CannotInflate, inflated, parsed
 from tailrace.http.dynamodb.context import Context
 from tailrace.http.dynamodb.operations import OPERATIONS
@@ -129,11 +130,13 @@ class DynamoDoor:
                 verify()
             if not body:
                 return 400, _encode(errors.body("SerializationException"))
-            data = operation.shape.check(data)
+            asked = operation.shape.check(data)
             context = self._context(principal, headers, len(body))
-            if operation.apart is not None and operation.apart(data):
+            if operation.apart is not None and operation.apart(asked):
                 return await self._workers.run(partial(self._run_apart, operation, context, data, body), len(body))
-            result = await operation.run(context, data)
+            result = await operation.run(context, asked)
+            if asked is not data:
+                result = as_given(data, result)
             return 200, result if type(result) is bytes else _encode(result)
         except Exception as error:
             return self._failed(error, operation, body)
@@ -183,15 +186,14 @@ class DynamoDoor:
             return 500, _encode(errors.body("InternalServerError", "Internal server error"))
         except Exception as error:
             return self._failed(error, operation, b"")
-        return self._run_apart(operation, self._context(principal, headers, len(body)), data, body, checked=False)
+        return self._run_apart(operation, self._context(principal, headers, len(body)), data, body)
 
-    def _run_apart(
-        self, operation: Operation, context: Context, data: Any, body: bytes, checked: bool = True
-    ) -> tuple[int, bytes | None]:
+    def _run_apart(self, operation: Operation, context: Context, data: Any, body: bytes) -> tuple[int, bytes | None]:
         try:
-            if not checked:
-                data = operation.shape.check(data)
-            result = stepped(operation.run(context.apart(), data))
+            asked = operation.shape.check(data)
+            result = stepped(operation.run(context.apart(), asked))
+            if asked is not data:
+                result = as_given(data, result)
             return 200, result if type(result) is bytes else _encode(result)
         except Exception as error:
             return self._failed(error, operation, body)
@@ -242,6 +244,11 @@ class DynamoDoor:
         if coding is not None:
             response.headers.append((b"content-encoding", coding.encode()))
         return response
+
+
+def refused(error: Forbidden) -> Response:
+    """The response to a request that is not looked at, because of where it comes from."""
+    return Response(403, [(b"content-type", _JSON_1_0)], _encode(errors.answer(error)[1]))
 
 
 def _malformed(headers: dict[bytes, bytes]) -> tuple[int, bytes | None]:

@@ -176,12 +176,13 @@ class Text(Shape):
 
 
 _table_name: Final = re.compile("[a-zA-Z0-9_.-]{3,255}").fullmatch
-_table_arn: Final = re.compile("arn:aws[a-z-]*:dynamodb:[a-z0-9-]*:[0-9]*:table/([a-zA-Z0-9_.-]{3,255})").fullmatch
+_table_arn: Final = re.compile("arn:aws[a-z-]*+:dynamodb:[a-z0-9-]*+:[0-9]*+:table/([a-zA-Z0-9_.-]{3,255})").fullmatch
+TABLE_ARN_CHARACTERS_MAX: Final = 1024  # as the service has it
 
 
 def table_name(given: str) -> str:
     """The name of the table that a TableName means: itself, or what its ARN names."""
-    if given.startswith("arn:"):
+    if given.startswith("arn:") and len(given) <= TABLE_ARN_CHARACTERS_MAX:
         found = _table_arn(given)
         if found is not None:
             return found[1]

@@ -55,7 +55,7 @@ _EVENT_VERSION: Final = "1.1"
 _EVENT_SOURCE: Final = "aws:dynamodb"
 
 _arn: Final = re.compile(
-    r"arn:aws[a-z-]*:dynamodb:[a-z0-9-]*:[0-9]*:table/([a-zA-Z0-9_.-]{3,255})/stream/([0-9T:.-]{1,40})"
+    r"arn:aws[a-z-]*:dynamodb:[a-z0-9-]*:[0-9]*:table/([a-zA-Z0-9_.-]{1,255})/stream/([0-9T:.-]{1,40})"
 ).fullmatch
 _number: Final = re.compile(r"1([0-9]{16})([0-9]{8})", re.ASCII).fullmatch
 

@@ -95,6 +95,7 @@ class _IndexUpdateAction(Structure):
 
 
 _ATTRIBUTE_NAME: Final = Text(least=1, most=255)
+NAME_CHARACTERS_MIN: Final = 3  # of a table or an index in this API, as the service has it
 _ATTRIBUTE_DEFINITIONS: Final = ListOf(
     Structure(
         "AttributeDefinition",
@@ -236,7 +237,10 @@ _UPDATE: Final = Structure(
 )
 _LIST: Final = Structure(
     "ListTablesInput",
-    {"ExclusiveStartTableName": Text(least=3, most=255, pattern=NAME), "Limit": Integer(least=1, most=LIST_MAX)},
+    {
+        "ExclusiveStartTableName": Text(least=NAME_CHARACTERS_MIN, most=255, pattern=NAME),
+        "Limit": Integer(least=1, most=LIST_MAX),
+    },
 )
 _SET_TIME_TO_LIVE: Final = Structure(
     "UpdateTimeToLiveInput",
@@ -256,9 +260,10 @@ def _of_one_table(name: str) -> Structure:
     return Structure(name, {"TableName": OwnTableName()}, required=("TableName",))
 
 
-_TAG: Final = Structure("TagResourceInput", {"ResourceArn": Text(), "Tags": _TAGS})
-_UNTAG: Final = Structure("UntagResourceInput", {"ResourceArn": Text(), "TagKeys": ListOf(Text())})
-_LIST_TAGS: Final = Structure("ListTagsOfResourceInput", {"ResourceArn": Text(), "NextToken": Text()})
+_RESOURCE_ARN: Final = Text(most=1283)  # as the service has it
+_TAG: Final = Structure("TagResourceInput", {"ResourceArn": _RESOURCE_ARN, "Tags": _TAGS})
+_UNTAG: Final = Structure("UntagResourceInput", {"ResourceArn": _RESOURCE_ARN, "TagKeys": ListOf(Text())})
+_LIST_TAGS: Final = Structure("ListTagsOfResourceInput", {"ResourceArn": _RESOURCE_ARN, "NextToken": Text()})
 
 
 # -- requests, as the database takes them
@@ -401,7 +406,9 @@ async def _describe_table(context: Context, request: Request) -> dict[str, Any]:
 
 
 async def _list_tables(context: Context, request: Request) -> dict[str, Any]:
-    listed = await context.execute(ListTables(request.get("ExclusiveStartTableName"), request.get("Limit", LIST_MAX)))
+    after, limit = request.get("ExclusiveStartTableName"), request.get("Limit", LIST_MAX)
+    # Tables with shorter names are made with SQL; this API has no requests that could name them.
+    listed = await context.execute(ListTables(after, limit, NAME_CHARACTERS_MIN))
     answer: dict[str, Any] = {"TableNames": listed.names}
     if listed.last is not None:
         answer["LastEvaluatedTableName"] = listed.last
@@ -427,8 +434,18 @@ async def _describe_time_to_live(context: Context, request: Request) -> dict[str
 
 # -- tags
 
-_is_arn: Final = re.compile(r".+:.+:.+:.+:.+:.+/.+", re.DOTALL).fullmatch
-_table_of: Final = re.compile(r"arn:aws[a-z-]*:dynamodb:[^:]+:([0-9]+):table/([^/]{3,})", re.DOTALL).fullmatch
+_table_of: Final = re.compile(r"arn:aws[a-z-]*+:dynamodb:[^:]++:([0-9]++):table/([^/]{3,}+)", re.DOTALL).fullmatch
+
+
+def _is_arn(text: str) -> bool:
+    """Whether there are six parts with colons between them and, in the last, two with a slash between them; none is
+    empty. A part may hold more colons."""
+    at = 1
+    for sign in ":::::/":
+        at = text.find(sign, at) + 2  # a part has at least one character
+        if at < 2:
+            return False
+    return at <= len(text)
 
 
 def _denied(operation: str, resource: str) -> Forbidden:

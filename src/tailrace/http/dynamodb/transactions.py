@@ -98,7 +98,7 @@ async def transact_write_items(context: Context, request: Request) -> dict[str, 
         raise Invalid(_TOO_LARGE)
     told = parameters.capacity(request)
     meant = b"" if token is None else sha256(_encode(parts)).digest()
-    batch = await context.execute(TransactWrite(tuple(actions), token, meant, told != "NONE", PAYLOAD_BYTES_MAX))
+    batch = await context.execute(TransactWrite(tuple(actions), token, meant, told != "NONE"))
     answer: dict[str, Any] = {}
     if told != "NONE":
         answer["ConsumedCapacity"] = [render.consumed(units, told, split=True) for units in batch.consumed().values()]

@@ -20,6 +20,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace import limits
 from tailrace.client import Client
 from tailrace.cold import compacting
 from tailrace.cold.compacting import Step
@@ -108,7 +109,9 @@ def compact(
             check_owner(store, known, cold["database"])
             meter.say(progress.RUNNING)
             if kept_s is not None:
-                job.forget(known, int((time.time() - kept_s) * 1000))
+                # The earlier of the two clocks: history that is forgotten because one is ahead is gone for good.
+                now_ms = min(int(time.time() * 1000), cold.get("time_ms", limits.POSITION_MAX))
+                job.forget(known, now_ms - kept_s * 1000)
             job.merge(known, target_bytes)
             job.clear(known)
             job.vacuum(known, age_s // 3600)

@@ -16,14 +16,15 @@ from typing import Any, Final
 
 import msgspec
 
+from tailrace import limits
 from tailrace.errors import Invalid
 
 FILE: Final = "pipeline.toml"
 BATCH_RECORDS: Final = 200_000
 INTERVAL_S: Final = 5.0
 AGE_S: Final = 30.0
-TARGET_BYTES: Final = 256 * 1024 * 1024
-VACUUM: Final = "7d"
+TARGET_BYTES: Final = limits.COLD_FILE_BYTES
+VACUUM: Final = f"{limits.COLD_VACUUM_HOURS // 24}d"
 VACUUM_S_MIN: Final = 3_600  # a file that is to be listed next must not be removed before
 DAY_S: Final = 86_400
 

@@ -1,0 +1,43 @@
+"""Replaces the key that the secrets of a database are encrypted with, while no server has it open."""
+
+from __future__ import annotations
+
+import base64
+import os
+from contextlib import closing, suppress
+from pathlib import Path
+
+from tailrace import failpoints
+from tailrace.errors import Invalid
+from tailrace.storage.modes import write_private
+from tailrace.storage.presence import sync_directory
+from tailrace.storage.sqlite import FILE as DATABASE
+from tailrace.storage.sqlite import SqliteEngine
+from tailrace.storage.vault import ENVIRONMENT, FILE, KEY_BYTES, NEXT, PREVIOUS, Vault, parse_key
+
+
+def rotate_secret_key(directory: Path) -> str:
+    """Encrypt all secrets with the key of TAILRACE_SECRET_KEY, or with a new one in the key file if that is not set.
+    The present key is that of TAILRACE_SECRET_KEY_OLD, or of the key file. Where the new key is now."""
+    if not (directory / DATABASE).is_file():
+        raise Invalid(f"there is no database in {str(directory)!r}; name the directory with --data")
+    wanted, present = os.environ.get(ENVIRONMENT), os.environ.get(PREVIOUS)
+    new = None if wanted is None else parse_key(wanted, f"the environment variable {ENVIRONMENT}")
+    if present is None and new is not None and not (directory / FILE).is_file():
+        raise Invalid(
+            f"there is no {FILE} in {str(directory)!r}; set {PREVIOUS} to the present key", code="SECRET_KEY_MISSING"
+        )
+    with closing(SqliteEngine(directory, environment={} if present is None else {ENVIRONMENT: present})) as engine:
+        if new is None:
+            new = os.urandom(KEY_BYTES)
+            write_private(directory / NEXT, base64.b64encode(new) + b"\n")
+        failpoints.hit("rotation.begun")
+        engine.encrypt_anew(Vault(new))
+        failpoints.hit("rotation.committed")
+        if wanted is None:
+            os.rename(directory / NEXT, directory / FILE)
+        else:
+            with suppress(FileNotFoundError):
+                (directory / FILE).unlink()
+        sync_directory(directory)
+    return f"the environment variable {ENVIRONMENT}" if wanted is not None else str(directory / FILE)

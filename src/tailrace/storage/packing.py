@@ -1,0 +1,63 @@
+"""Many rows read side by side, not one by one: numbers as texts that the database joins, bytes end to end."""
+
+from __future__ import annotations
+
+from array import array
+from itertools import accumulate
+from typing import Any, Final
+
+import msgspec
+
+from tailrace.storage import sql
+from tailrace.storage.engine import Packed
+from tailrace.storage.table import Key, Table
+
+_INTS: Final = msgspec.json.Decoder(list[int])
+
+
+def read(
+    execute: Any,
+    mark: str,
+    table: Table[Any],
+    numbers: tuple[str, ...],
+    body: str,
+    prefix: Key,
+    start: Any,
+    before: Any,
+    limit: int,
+    bytes_max: int,
+) -> Packed:
+    """Read as `Reader.packed` has it."""
+    listing, bodies = sql.packed(table, numbers, body, len(prefix), mark)
+    bound = (*prefix, start, before)
+    # The length of bytes stands in the row's head: what is too much is not read.
+    ((*texts, sizes),) = execute(listing, (*bound, limit)).fetchall()
+    if sizes is None:
+        return Packed(tuple(array("q") for _ in numbers), array("q"), b"")
+    taken = _fitting(_numbers(sizes), bytes_max)
+    ((together, *blobs),) = execute(bodies, (*bound, len(taken))).fetchall()
+    columns = [_numbers(text)[: len(taken)] for text in texts]
+    if table.checked:
+        of = dict(zip(numbers, columns, strict=False))
+        packed = {body: (taken, together)}
+        for (name, kind), column in zip(
+            sql.others(table, numbers, body, len(prefix)), columns[len(numbers) :], strict=False
+        ):
+            if kind == "BLOB":
+                packed[name] = (column, blobs.pop(0))
+            else:
+                of[name] = column
+        table.verify_packed(prefix, of, packed, columns[-1])
+    return Packed(tuple(columns[: len(numbers)]), taken, together)
+
+
+def _numbers(text: str) -> array[int]:
+    return array("q", _INTS.decode(f"[{text}]"))
+
+
+def _fitting(sizes: array[int], bytes_max: int) -> array[int]:
+    """The first of them, and those that follow while all together are not too much."""
+    for count, total in enumerate(accumulate(sizes)):
+        if total > bytes_max:
+            return sizes[: max(count, 1)]
+    return sizes
