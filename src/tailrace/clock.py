@@ -1,6 +1,7 @@
 """The only source of time. Injected, so that tests can move it.
 
-`now_ms` is wall time that never goes back within a process; `monotonic_s` measures durations.
+`now_ms` is wall time that never goes back within a process; `monotonic_s` measures durations; `wall_ms` is the wall
+clock itself, for times that are compared with the clocks of others.
 
 Theory of operation
 -------------------
@@ -63,6 +64,11 @@ class Clock:
         if ahead > self._base_ms:
             self._step(ahead, monotonic)
         return self._base_ms + monotonic
+
+    def wall_ms(self) -> int:
+        """The wall clock as it is, which may go back: after a jump that is over, `now_ms` differs from everybody
+        else's time for as long as the process runs."""
+        return self._read()[0]
 
     def monotonic_s(self) -> float:
         return time.monotonic()

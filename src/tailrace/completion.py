@@ -35,8 +35,10 @@ class Completion(Generic[T]):
         self._value = value
         self._error = error
         self._done = True
-        if self._callback is not None:
-            self._callback()
+        # Forgotten before it is called: a task that has waited, and its result, must not be kept by this in a circle.
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
 
     def done(self) -> bool:
         return self._done

@@ -147,7 +147,7 @@ def test_the_javascript_client_follows_a_table(orders: Orders, follow: subproces
     else:
         pytest.fail(f"it ended with {follow.wait()} after {len(records)} records")
     judge(records, orders.table.name)
-    assert follow.wait(30) == 0
+    assert follow.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize("live", ["long-poll", "sse"])

@@ -22,10 +22,12 @@ from tailrace.check import check_database
 from tailrace.database import Database
 from tailrace.errors import NotFound, Unavailable
 from tailrace.http import system
+from tailrace.storage.reserve import Reserve
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.streams.commands import Append, Create, Delete, Fork
 from tailrace.streams.queries import Read
 from tests.crash.load import TEXT, Connection
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess, check
 from tests.support.vfs import FaultyDisk, failed_read, failed_sync, no_space
 
@@ -452,6 +454,25 @@ def test_a_commit_that_writes_nothing_does_not_make_a_full_disk_ready(disk: Faul
     db.close()
 
 
+def test_a_small_write_that_fits_does_not_make_a_full_disk_ready(
+    disk: FaultyDisk, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It finds a place in the write-ahead log where one of some size would not."""
+    db = Database(SqliteEngine(data_dir, vfs=disk.name), housekeeping_s=None)
+    db.execute(Create("s", TEXT))
+    disk.fault = full
+    with pytest.raises(Unavailable):
+        append(db, b"refused;")
+    disk.fault = None
+    with monkeypatch.context() as almost:
+        almost.setattr(Reserve, "room", lambda self: 4096)
+        append(db, b"small;")
+        assert system.ready(db).status == 503
+    append(db, b"on;")
+    assert system.ready(db).status == 200
+    db.close()
+
+
 def fill(path: Path) -> None:
     """Leave no space on the disk that holds `path`."""
     with path.open("wb", buffering=0) as file:
@@ -484,7 +505,7 @@ def post(connection: Connection, body: bytes):  # type: ignore[no-untyped-def]
 
 def get(server: ServerProcess, path: str) -> int:
     try:
-        with urllib.request.urlopen(server.url + path, timeout=30) as answer:
+        with urllib.request.urlopen(server.url + path, timeout=PATIENCE_S) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code

@@ -131,6 +131,37 @@ def test_a_wal_that_is_missing_or_cut_off_is_refused_while_the_wal_index_knows_o
         tailrace.open(directory)
 
 
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_wal_whose_database_file_is_missing_or_empty_is_kept(
+    killed: Path, tmp_path: Path, missing: bool, index: bool
+) -> None:
+    """SQLite deletes the log of an empty database, and a new one would be served in place of what was there."""
+    directory = copied(killed, tmp_path)
+    database, log = directory / "tailrace.db", directory / "tailrace.db-wal"
+    before, logged = database.read_bytes(), log.read_bytes()
+    if missing:
+        database.unlink()
+    else:
+        os.truncate(database, 0)
+    if not index:
+        (directory / "tailrace.db-shm").unlink()
+    for _ in range(2):
+        with pytest.raises(Corrupt, match="empty or missing") as refused:
+            tailrace.open(directory)
+        assert refused.value.code == "WAL_DAMAGED"
+        with pytest.raises(Corrupt, match="empty or missing"):
+            check_database(directory)
+        assert log.read_bytes() == logged
+    database.write_bytes(before)
+    assert count_of(copied(directory, tmp_path / "whole")) == COUNT
+    os.truncate(database, 0)
+    with tailrace.open(directory, housekeeping_s=None, accept_loss=True) as db:
+        db.execute(Create("s", "text/plain"))
+    (kept,) = directory.glob("damaged-*/tailrace.db-wal")
+    assert kept.read_bytes() == logged
+
+
 def test_a_wal_that_was_begun_again_over_old_frames_is_no_damage(tmp_path: Path) -> None:
     """After a checkpoint the log starts at the front again, and the older frames stay behind it."""
     directory = tmp_path / "data"

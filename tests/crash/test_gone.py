@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from tailrace.streams.commands import Append, Create
 from tailrace.streams.queries import Read
 from tailrace.streams.stream import STREAMS
 from tests.crash.load import TEXT, Connection
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
@@ -154,6 +156,44 @@ def test_no_append_is_acknowledged_after_the_files_were_removed_under_load(data_
     db.close()
 
 
+def test_a_database_file_that_was_cut_off_is_noticed(data_dir: Path) -> None:
+    """It is the same file, and SQLite goes on writing to its log: at the next start nothing could be read."""
+    db = tailrace.open(data_dir, housekeeping_s=None)
+    db.execute(Create("s", TEXT))
+    db.execute(Append("s", b"kept;", TEXT))
+    db.verify()
+    os.truncate(data_dir / FILE, 0)
+    until = time.monotonic() + PATIENCE_S
+    while db.stopped is None:
+        assert time.monotonic() < until
+        db.verify()
+    with pytest.raises(Unavailable, match="cut off"):
+        db.execute(Append("s", b"lost;", TEXT))
+    db.close()
+
+
+def test_exports_go_on_when_the_directory_is_gone(data_dir: Path) -> None:
+    """They keep old images in a file beside the database, if they can."""
+    with ServerProcess.tailrace(data_dir) as server:
+        arrow = {"Accept": "application/vnd.apache.arrow.stream"}
+        made = urllib.request.Request(
+            f"{server.url}/v1/api/sql",
+            json.dumps(
+                {"sql": "CREATE TABLE orders (id TEXT PRIMARY KEY); INSERT INTO orders VALUES ('o-1')"}
+            ).encode(),
+            {"Content-Type": "application/json"},
+        )
+        asked = urllib.request.Request(f"{server.url}/v1/tables/orders/items", headers=arrow)
+        with urllib.request.urlopen(made, timeout=30) as answer:
+            assert answer.status == 200
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            before = answer.read()
+        shutil.rmtree(data_dir)
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            assert answer.read() == before
+        server.kill()
+
+
 def test_readers_that_open_later_never_read_another_database(data_dir: Path) -> None:
     """A connection is opened by name; what has the name now is not this database."""
     db = tailrace.open(data_dir, housekeeping_s=None)
@@ -203,7 +243,7 @@ def test_files_that_stay_are_looked_at_without_harm(data_dir: Path) -> None:
 
 def ready(server: ServerProcess) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(server.url + "/readyz", timeout=30) as answer:
+        with urllib.request.urlopen(server.url + "/readyz", timeout=PATIENCE_S) as answer:
             return int(answer.status), ""
     except urllib.error.HTTPError as error:
         return error.code, str(json.loads(error.read())["reason"])

@@ -33,6 +33,7 @@ from tailrace.jobs.commands import CommitStages
 from tailrace.jobs.stage import Target
 from tailrace.tables.commands import PutItem
 from tailrace.topics.commands import CreateTopic
+from tests.support.patience import PATIENCE_S
 from tests.unit.http.inprocess import Up, serve
 
 READ, WRITE, CONSUME, ADMIN, JOBS = (
@@ -360,7 +361,7 @@ async def ask(up: Up, row: Row, headers: dict[str, str]) -> httpx.Response:
     content = row.body if isinstance(row.body, bytes) else None
     body = None if content is not None else row.body
     return await up.http.request(
-        row.method, row.path, content=content, json=body, headers={**row.headers, **headers}, timeout=30
+        row.method, row.path, content=content, json=body, headers={**row.headers, **headers}, timeout=PATIENCE_S
     )
 
 

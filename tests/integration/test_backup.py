@@ -19,6 +19,7 @@ import pytest
 
 import tailrace
 from tailrace import backup, failpoints
+from tailrace.auth.users import CreateUser
 from tailrace.backup.manifest import Manifest, decode, digest
 from tailrace.bulk import queries
 from tailrace.check import check_database
@@ -333,7 +334,9 @@ def test_one_backup_at_a_time(db: Database, tmp_path: Path, monkeypatch: pytest.
 # -- only for the owner
 
 
-def test_files_and_directories_are_for_their_owner_alone(db: Database, data_dir: Path, tmp_path: Path) -> None:
+def test_files_and_directories_are_for_their_owner_alone(
+    db: Database, data_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tiered(db)
     key = (data_dir / "secret.key").read_bytes()
     before = os.umask(0)
@@ -349,6 +352,7 @@ def test_files_and_directories_are_for_their_owner_alone(db: Database, data_dir:
             assert mode == (0o700 if path.is_dir() else 0o600), (path, oct(mode))
     assert stat.S_IMODE((tmp_path / "one.tar.zst").stat().st_mode) == 0o600
     assert (tmp_path / "again" / "secret.key").read_bytes() == key
+    assert "not for its owner alone" not in caplog.text, "nor was anything for a moment"
 
 
 # -- what is refused
@@ -400,6 +404,22 @@ def test_a_damaged_database_is_not_backed_up(db: Database, data_dir: Path, tmp_p
     with pytest.raises(Corrupt, match="cold/streams is missing"):
         db.backup(tmp_path / "backups")
     assert len(whole(tmp_path / "backups")) == 1
+
+
+def test_a_flip_in_the_log_of_a_running_database_does_not_get_into_a_backup(
+    db: Database, data_dir: Path, tmp_path: Path
+) -> None:
+    """The copy would give the page a right checksum."""
+    db.execute(CreateUser(name="ann", role="user", access=("streams/7/*",)))
+    db.execute(CreateUser(name="bob", role="user"))
+    log = data_dir / "tailrace.db-wal"
+    content = log.read_bytes()
+    with open(log, "r+b") as file:
+        file.seek(content.rindex(b"streams/7/*") + 8)
+        file.write(b"6")
+    with pytest.raises(Corrupt, match="write-ahead log"):
+        db.backup(tmp_path / "backups")
+    assert backup.generations(tmp_path / "backups") == []
 
 
 def test_a_list_of_files_cannot_lead_out_of_the_directory(db: Database, tmp_path: Path) -> None:

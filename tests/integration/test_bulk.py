@@ -31,6 +31,7 @@ from tailrace.streams.commands import Append, Create
 from tailrace.streams.queries import Describe
 from tailrace.tables.plain import Delete, Put
 from tailrace.topics.commands import CreateTopic, Outgoing, Publish
+from tests.support.patience import AT_ONCE_S, PATIENCE_S
 from tests.unit.http.inprocess import Up, serve
 from tests.unit.test_cold_reads import All, DictShelf, Tiered
 
@@ -510,7 +511,7 @@ def test_readers_that_leave_free_their_place(data_dir: Path) -> None:
             for _ in range(2 * limits.BULK_READS_MAX):
                 async with up.http.stream("GET", path, headers=HEADERS) as answer:
                     assert answer.status_code == 200
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(AT_ONCE_S):
                 answer = await up.http.get(path, headers=HEADERS)
             assert pa.ipc.open_stream(answer.content).read_all().num_rows == 60
 
@@ -554,12 +555,21 @@ def test_what_cannot_be_finished_is_cut_off(data_dir: Path, monkeypatch: pytest.
     serve(data_dir, scenario)
 
 
-def test_a_stream_that_is_read_stays_alive(data_dir: Path) -> None:
+def test_a_stream_that_is_read_stays_alive(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(up: Up) -> None:
-        await up.create("brief", "text/plain", b"abc", stream_ttl="2")
+        ahead_ms, real = 0, up.db.clock.now_ms
+        monkeypatch.setattr(up.db.clock, "now_ms", lambda: real() + ahead_ms)
+
+        async def expires_ms() -> int | None:
+            return (await up.db.aexecute(Describe("brief"))).stream.expires_ms
+
+        await up.create("brief", "text/plain", b"abc", stream_ttl="1000")
         for _ in range(8):
-            await asyncio.sleep(0.4)
+            before = await expires_ms()
+            ahead_ms += 400_000
             assert (await read(up, "/v1/stream/brief")).num_rows == 1
+            while await expires_ms() == before:
+                await asyncio.sleep(0.01)
 
     serve(data_dir, scenario)
 
@@ -583,7 +593,7 @@ class Slow(DictShelf):
         self.answers = threading.Event()
 
     def fetch(self, missing: Missing) -> None:
-        assert self.answers.wait(60)
+        assert self.answers.wait(PATIENCE_S)
         super().fetch(missing)
 
 
@@ -608,7 +618,7 @@ def test_reads_that_wait_for_cold_storage_hold_up_no_hot_ones(data_dir: Path) ->
         waiting_at = asyncio.ensure_future(up.http.get("/v1/logs/at", params=at))
         await asyncio.sleep(0.5)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(AT_ONCE_S):
                 assert (await read(up, "/v1/stream/hot")).num_rows == 1
                 assert (await read(up, "/v1/stream/c1", offset="20")).num_rows == 2
                 for what in ({"timestamp": "0"}, {"from": '{"0":0}', "records": "1"}):
@@ -635,8 +645,10 @@ def test_a_reader_that_stalls_in_a_batch_does_not_hold_its_place_for_ever(
         await asyncio.to_thread(fill_table, up.db)
         path = "/v1/tables/wide/items"
         async with up.http.stream("GET", path, headers=HEADERS) as one, up.http.stream("GET", path, headers=HEADERS):
-            monkeypatch.setattr(limits, "EXPORT_S", 60.0)
-            async with asyncio.timeout(20):  # the places of those two are free again, though they are still there
+            monkeypatch.setattr(limits, "EXPORT_S", PATIENCE_S)
+            async with asyncio.timeout(
+                AT_ONCE_S
+            ):  # the places of those two are free again, though they are still there
                 answer = await up.http.get(path, headers=HEADERS)
             assert pa.ipc.open_stream(answer.content).read_all().num_rows == 60
             with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):

@@ -26,6 +26,7 @@ from tailrace.cold.store import Store
 from tailrace.cold.writing import committed_metadata, write_rows
 from tailrace.errors import Corrupt, Invalid, Unavailable
 from tailrace.log.cold import Missing, Tier
+from tests.support.patience import PATIENCE_S
 from tests.unit.cold.rows import ORDERS, change_rows, entries, positions, stream_rows, tiered, whole
 
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "not-to-be-shown", "AWS_REGION": "us-east-1"}
@@ -50,7 +51,7 @@ def endpoint() -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

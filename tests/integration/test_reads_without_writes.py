@@ -27,6 +27,7 @@ from tailrace.storage.sqlite import SqliteEngine
 from tailrace.streams.commands import Append
 from tests.integration import test_access_matrix as matrix
 from tests.integration.test_access_matrix import ADMIN, ARROW, CONSUME, ITEM, READ, Row, bearer, dynamodb, sql
+from tests.support.patience import PATIENCE_S
 from tests.support.vfs import FaultyDisk, failed_sync, no_space
 from tests.unit.http.inprocess import Up, serve
 
@@ -47,7 +48,7 @@ READS: tuple[Row, ...] = (
     Row("GET", "/v1/stream/idle?offset=-1", READ),
     Row("GET", "/v1/stream/idle?offset=-1", READ, headers=ARROW),
     Row("GET", "/v1/stream/a?offset=-1&live=sse", READ),
-    Row("POST", "/v1/api/topics/consume", CONSUME, {"topic": "news", "partition": 0, "timeout_seconds": 0}),
+    Row("POST", "/v1/api/topics/consume", CONSUME, {"topic": "news", "partition_id": 0, "timeout_seconds": 0}),
     dynamodb("BatchGetItem", READ, RequestItems={"orders": {"Keys": [ITEM]}}),
     dynamodb("TransactGetItems", READ, TransactItems=[{"Get": {"TableName": "orders", "Key": ITEM}}]),
     dynamodb(
@@ -189,7 +190,7 @@ def test_a_server_starts_on_a_full_disk_and_answers_reads(disk: FaultyDisk, tmp_
         disk.fault = disk_is_full
         running = await start(Config(port=0, data=str(tmp_path), dev=True))
         try:
-            async with httpx.AsyncClient(base_url=running.url, timeout=30) as http:
+            async with httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http:
                 row = dynamodb("GetItem", READ, TableName="orders", Key=ITEM)
                 got = await http.post("/", content=row.body, headers=row.headers)
                 assert json.loads(got.content)["Item"] == ITEM

@@ -158,10 +158,13 @@ def test_a_lease_lasts_sixty_seconds_unless_told(http: Way, topic: str) -> None:
 
 def test_extend_keeps_what_is_held(way: Way, topic: str) -> None:
     """The lease of the second consumer, as short as the first, marks when the first would have run out."""
-    held = way.consume(topic, "g", consumer="a", limit=5, visibility_s=1)
-    way.consume(topic, "g", consumer="b", limit=5, visibility_s=1)
-    until_ms = way.extend(topic, "g", 60, consumer="a", lease=held.lease)
-    assert until_ms > time.time() * 1000 + 50_000
+    held = way.consume(topic, "g", consumer="a", limit=5, visibility_s=600)
+    beside = way.consume(topic, "g", consumer="b", limit=5, visibility_s=600)
+    way.extend(topic, "g", SHORT_S, consumer="a", lease=held.lease)
+    way.extend(topic, "g", SHORT_S, consumer="b", lease=beside.lease)
+    before_ms = time.time() * 1000
+    until_ms = way.extend(topic, "g", 600, consumer="a", lease=held.lease)
+    assert until_ms > before_ms + 599_000
     again = way.expect(topic, "g", consumer="c")
     assert again.offsets == [5, 6, 7, 8, 9]
     assert way.consume(topic, "g", consumer="c").messages == []

@@ -59,13 +59,14 @@ def test_what_a_killed_consumer_held_is_delivered_again(site: Site, heir: str) -
     topic, way = fresh(), Way(site, "/api")
     site.sql(f"CREATE TOPIC {topic}")
     site.publish(topic, list(range(400)))
-    first = Doomed(site, topic, "g", "first", limit=200, visibility_s=2)
+    first = Doomed(site, topic, "g", "first", limit=200, visibility_s=600)
     assert first.offsets() == list(range(200))
-    held = way.drained(topic, "g", 200, consumer="second", visibility_s=60)
+    held = way.drained(topic, "g", 200, consumer="second", visibility_s=600)
     assert [offset for each in held for offset in each.offsets] == list(range(200, 400))
     assert way.ack(topic, "g", 399, consumer="second") == -1
     first.kill()
-    again = way.drained(topic, "g", 200, consumer=heir, visibility_s=60)
+    first.let_expire()
+    again = way.drained(topic, "g", 200, consumer=heir, visibility_s=600)
     assert [value for each in again for value in each.values] == list(range(200))
     assert {attempt for each in again for attempt in each.attempts} == {2}
     assert way.ack(topic, "g", 199, consumer=heir) == 399
@@ -77,11 +78,12 @@ def test_an_ack_without_consumer_leaves_what_a_killed_one_held(site: Site, kind:
     topic, way = fresh(), Way(site, kind)
     site.sql(f"CREATE TOPIC {topic}")
     site.publish(topic, list(range(20)))
-    first = Doomed(site, topic, "g", "first", limit=10, visibility_s=1)
+    first = Doomed(site, topic, "g", "first", limit=10, visibility_s=600)
     assert first.offsets() == list(range(10))
     first.kill()
     assert way.consume(topic, "g", limit=10).offsets == list(range(10, 20))
     assert way.ack(topic, "g", 19) == -1
+    first.let_expire()
     assert way.expect(topic, "g").offsets == list(range(10))
 
 
@@ -93,10 +95,11 @@ def test_what_was_held_is_delivered_again_when_the_server_was_killed(data_dir: P
         way = Way(site, "/api")
         site.sql("CREATE TOPIC t")
         site.publish("t", list(range(40)))
-        way.consume("t", "g", consumer="a", limit=20, visibility_s=2)
-        way.consume("t", "g", consumer="b", limit=20, visibility_s=2)
+        way.consume("t", "g", consumer="a", limit=20, visibility_s=600)
+        way.consume("t", "g", consumer="b", limit=20, visibility_s=600)
         assert way.ack("t", "g", 39, consumer="b") == -1
         assert way.ack("t", "g", 4, consumer="a") == 4
+        way.extend("t", "g", 2, consumer="a")
         site.close()
     finally:
         server.kill()
@@ -226,7 +229,7 @@ def test_careless_consumers_lose_nothing(site: Site, seed: int) -> None:
         second.kill()
         third.offsets()  # whatever it got hold of
         third.kill()
-        until(lambda: failed or settled(site, topic, every), "the group has acknowledged everything", deadline_s=60)
+        until(lambda: failed or settled(site, topic, every), "the group has acknowledged everything")
     finally:
         record.over.set()
         for thread in threads:

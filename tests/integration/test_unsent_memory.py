@@ -118,6 +118,24 @@ def test_100_stalled_reads_of_4_mb_pages_are_cut_oldest_first(tmp_path: Path) ->
         assert 0 < first < 100 and all(whole[first:])
 
 
+def test_stalled_long_polls_that_one_append_answers(tmp_path: Path) -> None:
+    """They read one after the other, so that what one was sent counts before the next has it in memory."""
+    body = b"x" * (limits.BODY_BYTES_MAX - 100)
+    headers = {"content-type": "text/plain"}
+    with ExitStack() as stack:
+        server = stack.enter_context(ServerProcess.tailrace(tmp_path / "data", long_poll_timeout_s=PATIENCE_S))
+        client = stack.enter_context(httpx.Client(base_url=server.url, timeout=PATIENCE_S))
+        stream = "/v1/stream/large"
+        assert client.put(stream, headers=headers).status_code == 201
+        before = memory(server, "VmRSS")
+        for _ in range(60):
+            stack.enter_context(stalled(server, f"{stream}?offset=now&live=long-poll"))
+        until(lambda: metric(server, "live_readers") == 60)
+        assert client.post(stream, content=body, headers=headers).status_code == 204
+        until(lambda: metric(server, "live_readers") == 0)
+        assert memory(server, "VmHWM") - before < limits.UNSENT_BYTES_MAX + OVERHEAD_BYTES  # and not 60 × 16 MB
+
+
 def test_stalled_exports_of_items_that_json_makes_larger(tmp_path: Path) -> None:
     """A control character is six bytes of JSON, and an export has it twice."""
     with ExitStack() as stack:

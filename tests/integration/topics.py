@@ -7,6 +7,7 @@ is right for each of them. Nothing here knows how the server works; the wire is 
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import signal
 import subprocess
@@ -332,6 +333,7 @@ class Doomed:
             "topic": topic, "group_id": group, "consumer_id": consumer, "limit": limit,
             "visibility_timeout_seconds": visibility_s, "timeout_seconds": DEADLINE_S,
         }  # fmt: skip
+        self._expire = functools.partial(Way(site, "/api").extend, topic, group, 0.1, consumer=consumer)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.integration.topics", f"{site.url}/api/topics/consume", json.dumps(body)],
             cwd=ROOT,
@@ -345,6 +347,10 @@ class Doomed:
         assert self._process.stdout is not None
         held: list[int] = json.loads(self._process.stdout.readline())
         return held
+
+    def let_expire(self) -> None:
+        """Make its lease run out now: what had to be done before it does may then take any time."""
+        self._expire()
 
     def kill(self) -> None:
         self._process.kill()

@@ -19,6 +19,7 @@ from tailrace.errors import NotFound
 from tailrace.runner import _Job
 from tailrace.streams.commands import Append, Appended, Create
 from tailrace.streams.queries import Read
+from tests.support.patience import PATIENCE_S
 
 TEXT = "text/plain"
 
@@ -85,7 +86,7 @@ def test_closing_answers_all_that_was_submitted(data_dir: Path) -> None:
     # In a thread with a time-out, since what it guards against is waiting for ever.
     thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
     thread.start()
-    thread.join(30)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive(), "closing hangs"
     with tailrace.open(data_dir, housekeeping_s=None) as again:
         assert len(bodies(again)) == 50

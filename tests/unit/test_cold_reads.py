@@ -36,7 +36,7 @@ from tailrace.topics.commands import ClearTopic, CreateTopic, Options, Outgoing,
 from tailrace.topics.consuming import Ack, Consume, ResetGroup
 from tailrace.topics.group import EARLIEST, OFFSET, TIMESTAMP, Start
 from tailrace.topics.queries import DescribeTopic, ReadPartition, ReadTopic
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import AT_ONCE_S, PATIENCE_S
 
 RUN = 3  # entries that the shelf fetches at once
 
@@ -505,7 +505,7 @@ class Stuck:
     def fetch(self, missing: Missing) -> None:
         assert threading.get_ident() != self._home, "the event loop waits for cold storage"
         self._hanging.release()
-        assert self.let_go.wait(60)
+        assert self.let_go.wait(PATIENCE_S)
         with self._one:
             self._fetch(missing)
 
@@ -535,7 +535,7 @@ def test_hot_readers_and_writers_go_on_while_all_cold_fetches_hang(
             for number in range(count)
         ]
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(AT_ONCE_S):
                 await asyncio.to_thread(stuck.until, limits.COLD_THREADS)
                 for _ in range(3):
                     piece = await db.aexecute(Read("doc", start))
@@ -569,7 +569,7 @@ def test_when_too_many_wait_for_cold_storage_the_next_is_told_so(
         waiting = [asyncio.ensure_future(asked(db, Read("doc"))) for _ in range(limits.COLD_WAITING_MAX)]
         try:
             await asyncio.to_thread(stuck.until, limits.COLD_THREADS)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(AT_ONCE_S):
                 for ask in (Read("doc"), Consume("events", "group", 0, Start(EARLIEST))):
                     with pytest.raises(Unavailable, match="wait for cold storage already") as refused:
                         await asked(db, ask)

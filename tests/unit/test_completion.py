@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -136,3 +138,28 @@ def test_it_is_set_once_and_has_one_waiter() -> None:
     completion.set(2, Invalid("late"))
     assert completion.result() == 1
     assert completion.cancel() is False
+
+
+def test_a_task_that_has_waited_is_kept_by_nothing() -> None:
+    """What it returned may be large, and the collector of circles may come late."""
+
+    async def main() -> None:
+        completion: Completion[int] = Completion()
+
+        async def work() -> int:
+            return await completion
+
+        task = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        completion.set(1)
+        assert await task == 1
+        kept = weakref.ref(task)
+        del task
+        await asyncio.sleep(0)  # the loop lets go of it
+        assert kept() is None
+
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()

@@ -51,6 +51,7 @@ from tailrace.errors import (
 )
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.tables import operations
+from tests.support.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -494,7 +495,7 @@ def test_follow_gives_what_was_and_what_comes(orders: Table) -> None:
     thread.start()
     for number in range(300):
         orders.put({"id": str(number)})
-    thread.join(30)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
     assert seen == ["before", *(str(number) for number in range(300))]
 
@@ -522,14 +523,14 @@ def test_follow_ends_with_its_stream(tmp_path: Path, end: str) -> None:
 
     thread = threading.Thread(target=follow)
     thread.start()
-    assert first.wait(30)
+    assert first.wait(PATIENCE_S)
     if end == "disable":
         orders.disable_stream()
     elif end == "drop":
         db.drop_table("orders")
     else:
         db.close()
-    thread.join(30)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
     assert seen == ["o-1"]
     assert len(db.tail) == 0
@@ -766,12 +767,14 @@ def test_a_closed_loop_is_as_none(db: Database, orders: Table) -> None:
 
     asyncio.run(main())
     seen: list[Any] = []
-    follower = threading.Thread(target=collect, args=(orders.follow("latest", timeout_s=30), seen), kwargs={"until": 1})
+    follower = threading.Thread(
+        target=collect, args=(orders.follow("latest", timeout_s=PATIENCE_S), seen), kwargs={"until": 1}
+    )
     follower.start()
     while not len(db.tail):
         assert follower.is_alive()
     assert orders.put({"id": "o-2"}) is None
-    follower.join(30)
+    follower.join(PATIENCE_S)
     assert seen == ["o-2"]
 
 

@@ -71,7 +71,7 @@ class OpenSession(Command[Opened], frozen=True):
         if user is None or user.disabled or user.generation != self.generation:
             return Opened(refused=UNKNOWN)
         open_now = sorted(tx.scan(SESSIONS, self.user), key=lambda session: session.created_ms)
-        kept = [session for session in open_now if session.expires_ms > tx.now_ms]
+        kept = [session for session in open_now if session.expires_ms > tx.settled_ms]
         ended = {session.id for session in open_now} - {session.id for session in kept}
         ended.update(session.id for session in kept[: max(0, len(kept) + 1 - SESSIONS_MAX)])
         for name in ended:
@@ -102,7 +102,8 @@ class RefreshSession(Command[Opened], frozen=True):
         if row is None or user is None or user.disabled or user.generation != row.generation:
             return Opened(refused=UNKNOWN)  # as `MayRefresh` has it
         if row.expires_ms <= tx.now_ms:
-            _end(tx, row)
+            if row.expires_ms <= tx.settled_ms:  # else the clock has jumped, and may come back
+                _end(tx, row)
             return Opened(refused=EXPIRED)
         if not hmac.compare_digest(row.secret, self.digest):
             _end(tx, row)

@@ -16,12 +16,13 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, TypeVar, Unpack
 
 from tailrace import limits
+from tailrace.embedded.consumer import deferred
 from tailrace.embedded.deliveries import ConsumerOptions, Deliveries, retry_after_s, stopped_by_signals
 from tailrace.embedded.leases import Lease, Source, logger
 from tailrace.embedded.messages import Message, check_numbers
@@ -224,13 +225,12 @@ class _Run:
         deliveries = self._deliveries
         try:
             returned = self._handler(message)
+            if isinstance(returned, Future):
+                returned = asyncio.wrap_future(returned)
             if inspect.isawaitable(returned):
-                await returned
-            elif inspect.isasyncgen(returned) or inspect.isgenerator(returned):
-                raise Invalid(
-                    f"the handler {self._handler!r} is a generator, of which nothing runs; give an async function",
-                    code="HANDLER_NOT_RUN",
-                )
+                returned = await returned
+            if deferred(returned):  # a generator, or a coroutine that the handler made and did not await
+                raise _never_run(self._handler, returned)
         except (Exception, asyncio.CancelledError) as error:
             if _cancelling() and isinstance(error, asyncio.CancelledError):
                 raise  # it is we who are cancelled; otherwise it is something that the handler waited for
@@ -283,6 +283,16 @@ class _Run:
                 cancelled = True
         if cancelled:
             raise asyncio.CancelledError
+
+
+def _never_run(handler: object, returned: object) -> Invalid:
+    if inspect.iscoroutine(returned):
+        returned.close()  # else Python warns of it, too
+    return Invalid(
+        f"the handler {handler!r} returned {type(returned).__name__!r} object, of which nothing runs; its message was "
+        "not acknowledged. Give an async function that awaits it",
+        code="HANDLER_NOT_RUN",
+    )
 
 
 def _cancelling() -> bool:

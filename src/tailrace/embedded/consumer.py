@@ -15,6 +15,7 @@ import signal
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
@@ -205,8 +206,9 @@ def refuse_deferred(handler: Callable[..., object]) -> None:
 
 
 def deferred(returned: object) -> bool:
-    """Whether a call has returned work that is still to be done."""
-    return inspect.isawaitable(returned) or inspect.isasyncgen(returned) or inspect.isgenerator(returned)
+    """Whether a call has returned work that is still to be done, or is done elsewhere: by a pool of threads, say."""
+    tests = (inspect.isawaitable, inspect.isasyncgen, inspect.isgenerator)
+    return isinstance(returned, Future) or any(test(returned) for test in tests)
 
 
 def _never_run(handler: object, returned: object = None) -> Invalid:
@@ -216,7 +218,7 @@ def _never_run(handler: object, returned: object = None) -> Invalid:
         "is a coroutine or generator function" if returned is None else f"returned {type(returned).__name__!r} object"
     )
     return Invalid(
-        f"the handler {handler!r} {what}, of which run() would do nothing; no message was acknowledged. Give a plain "
-        "function, or use AsyncConsumer (tailrace.client) or db.aio.consumer(...), which await it",
+        f"the handler {handler!r} {what}, which run() does not wait for; its message was not acknowledged. Give a "
+        "function that does the work, or use AsyncConsumer (tailrace.client) or db.aio.consumer(...), which await it",
         code="HANDLER_NOT_RUN",
     )

@@ -30,6 +30,7 @@ from tailrace.completion import Completion
 from tailrace.database import Database
 from tailrace.errors import NotFound, TooMany
 from tailrace.http.callers import Caller
+from tailrace.http.live import Turns, appended_bytes
 from tailrace.log.log import Advanced, Ended
 from tailrace.topics.consuming import Consume, Delivery, Nack
 from tailrace.topics.group import OFFSET, Moved, Start
@@ -62,6 +63,7 @@ class Line:
         self.group = group
         self.members = 0  # who entered and has not left
         self.heard = 0  # how often there was something new
+        self.heard_bytes = 0  # of the messages that were new last
         self.moved = 0  # how often the group changed, too
         self.dropped = False
         self._db = db
@@ -100,6 +102,7 @@ class Line:
             self.dismiss()
         elif messages or deliverable:
             self.heard += 1
+            self.heard_bytes = appended_bytes(notices)
             self.ring(messages or 1)
 
     def ring(self, messages: int = 1) -> None:
@@ -188,6 +191,7 @@ class Consuming:
     def __init__(self, db: Database) -> None:
         self._db = db
         self._lines: dict[Key, Line] = {}
+        self._turns = Turns()
         self._stopping = False
 
     def release(self) -> None:
@@ -323,6 +327,7 @@ class Consuming:
                 called = await self._wait(line, caller, query.limit, left, first=False)
                 if not (called or caller.changed) and not line.dropped:
                     return delivery
+                await self._turns.take(line.heard_bytes)  # without a group, all are woken at once
         finally:
             caller.close()
             self._leave(line)

@@ -106,7 +106,7 @@ class Courier:
                 "Accept": "application/json",
                 "Accept-Encoding": "identity",
                 "User-Agent": f"tailrace/{__version__}",
-                "Webhook-Signature": signing.sign(key, body, self._clock.now_ms() // 1000),
+                "Webhook-Signature": signing.sign(key, body, self._clock.wall_ms() // 1000),
             },
             content=body,
             extensions={"sni_hostname": target.host},

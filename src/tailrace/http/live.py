@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from tailrace import limits
 from tailrace.clock import Clock
+from tailrace.completion import Completion
 from tailrace.errors import TooMany
 from tailrace.http import cursor as cursors
 from tailrace.http.encoding import HEARTBEAT, Encoding, SharedEvent, control
@@ -27,6 +29,43 @@ from tailrace.metrics import Metrics
 _HEARTBEAT: Final = Frame(HEARTBEAT)
 # Below this, a copy of the data with each control event is cheaper than a second write to each reader.
 JOIN_BYTES_MAX: Final = 1024
+READ_BYTES: Final = 4 * limits.KiB  # what a read costs, beside what it finds
+
+
+class Turns:
+    """Lets readers that one commit has woken read one after the other.
+
+    In one turn of the event loop they read what a slice holds. In between, others are served, and what was read is
+    counted as unsent: else a large entry would be in memory once for each of them before anybody is disconnected."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, Completion[None]]] = deque()
+        self._left = limits.SLICE_BYTES
+        self._begun = False
+
+    async def take(self, size: int) -> None:
+        """Return when it is the caller's turn to read about `size` bytes."""
+        loop = asyncio.get_running_loop()
+        size += READ_BYTES
+        if not self._begun:
+            self._begun = True
+            loop.call_soon(self._next, loop)
+        if self._left > 0:
+            self._left -= size
+            return
+        turn: Completion[None] = Completion(loop)
+        self._waiting.append((size, turn))
+        await turn
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._left = limits.SLICE_BYTES
+        self._begun = bool(self._waiting)
+        if self._begun:
+            loop.call_soon(self._next, loop)
+        while self._waiting and self._left > 0:
+            size, turn = self._waiting.popleft()
+            self._left -= size
+            turn.set(None)
 
 
 class Reader:
@@ -105,10 +144,15 @@ class Channel:
             reader.sink.send(_HEARTBEAT)
 
 
+def appended_bytes(notices: list[Any]) -> int:
+    return sum([len(notice.entry.body) for notice in notices if type(notice) is Advanced])
+
+
 class Watch:
     """One reader that waits for one commit."""
 
     def __init__(self, stopping: set[Callable[[], None]], metrics: Metrics) -> None:
+        self.heard_bytes = 0  # appended since the last wait
         self.unsubscribe: Callable[[], None] = lambda: None
         self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stopping = stopping
@@ -116,7 +160,8 @@ class Watch:
         stopping.add(self.wake)
         metrics.live_readers += 1
 
-    def wake(self, _: object = None) -> None:
+    def wake(self, notices: list[Any] | None = None) -> None:
+        self.heard_bytes += appended_bytes(notices or [])
         if not self._future.done():
             self._future.set_result(None)
 
@@ -147,6 +192,7 @@ class Live:
         self._channels: dict[tuple[int, Encoding], Channel] = {}
         self._events: WeakValueDictionary[tuple[int, int, Encoding], SharedEvent] = WeakValueDictionary()
         self._heart: asyncio.TimerHandle | None = None
+        self.turns = Turns()
         self.stopping = False
         self._stopping: set[Callable[[], None]] = set()
 

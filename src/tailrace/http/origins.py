@@ -29,7 +29,13 @@ from tailrace.http.message import Headers, Request
 EVERY_ORIGIN: Final = "*"
 HOSTS_CACHED_MAX: Final = 64
 
-_FORWARDED: Final = (b"x-forwarded-for", b"x-forwarded-host", b"forwarded", b"via", b"x-real-ip")
+_FORWARDED: Final = frozenset(
+    (
+        b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-port", b"x-forwarded-proto",
+        b"x-forwarded-server", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-connecting-ip",
+    )
+)  # fmt: skip
+_READS: Final = frozenset((b"GET", b"HEAD"))
 _EXPOSED: Final = (
     b"access-control-expose-headers",
     b"Stream-Next-Offset, Stream-Cursor, Stream-Up-To-Date, Stream-Closed, Stream-TTL, Stream-Expires-At, "
@@ -44,7 +50,7 @@ class OriginPolicy:
 
     def __init__(self, config: Config) -> None:
         self._dev = config.dev
-        self._hosts = {name.lower() for name in config.http.allowed_hosts}
+        self._hosts = {_authority(*(host_of(text) or (text, None))) for text in config.http.allowed_hosts}
         self._origins = {origin_of(text) for text in config.http.allowed_origins if text != EVERY_ORIGIN}
         self._every_origin = EVERY_ORIGIN in config.http.allowed_origins
         public = None if config.public_url is None else origin_of("/".join(config.public_url.split("/", 3)[:3]))
@@ -65,14 +71,14 @@ class OriginPolicy:
         if origin is not None:
             return self._check_origin(request, origin)
         if headers.get(b"sec-fetch-site") == b"cross-site":
-            self._check_embedding(headers)
+            self._check_embedding(request)
         return None
 
     def _check_host(self, host: bytes | None) -> None:
         text = "" if host is None else host.decode("latin-1")
         name, port = host_of(text) or ("", None)
         allowed = self._hosts
-        known = name in allowed or (port is not None and f"{name}:{port}" in allowed)
+        known = name in allowed or _authority(name, port) in allowed
         if not name or not (known or (self._dev and is_loopback_name(name))):
             why = "a server in dev mode answers to loopback names only" if self._dev else "it is not an allowed host"
             raise Forbidden(
@@ -108,15 +114,25 @@ class OriginPolicy:
             return []
         return [(b"access-control-allow-origin", sent), _EXPOSED]
 
-    def _check_embedding(self, headers: dict[bytes, bytes]) -> None:
-        """A page elsewhere shows this as an image, a script or a frame; a link that is followed is no such thing."""
-        followed = headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") == b"document"
+    def _check_embedding(self, request: Request) -> None:
+        """A page elsewhere shows this as an image, a script or a frame, or sends a form to it; a link that is followed
+        is no such thing."""
+        headers = request.headers
+        followed = (
+            request.method in _READS
+            and headers.get(b"sec-fetch-mode") == b"navigate"
+            and headers.get(b"sec-fetch-dest") == b"document"
+        )
         if not followed and (self._dev or _has_ambient_credentials(headers)):
             raise Forbidden(
-                "pages of other sites may not embed what this server has (Sec-Fetch-Site: cross-site); fetch it with "
-                "CORS, from an origin of the setting http.allowed_origins (--allow-origin)",
+                "pages of other sites may not embed what this server has, nor send forms to it (Sec-Fetch-Site: "
+                "cross-site); fetch it with CORS, from an origin of the setting http.allowed_origins (--allow-origin)",
                 code="FOREIGN_ORIGIN",
             )
+
+
+def _authority(name: str, port: str | None) -> str:
+    return name if port is None else f"{name}:{port}"
 
 
 def _check_peer(request: Request) -> None:
@@ -128,14 +144,14 @@ def _check_peer(request: Request) -> None:
             "refused. Leave dev mode and set a token (TAILRACE_TOKEN) to serve others",
             code="FOREIGN_PEER",
         )
-    for name in _FORWARDED:
-        if name in request.headers:
-            raise Forbidden(
-                f"a server in dev mode has no authentication and is not to be used through a proxy, but the request "
-                f"has {name.decode()}. Leave dev mode and set a token (TAILRACE_TOKEN), or have the proxy leave the "
-                "field out",
-                code="FOREIGN_PEER",
-            )
+    if not _FORWARDED.isdisjoint(request.headers):
+        name = min(_FORWARDED.intersection(request.headers))
+        raise Forbidden(
+            f"a server in dev mode has no authentication and is not to be used through a proxy, but the request "
+            f"has {name.decode()}. Leave dev mode and set a token (TAILRACE_TOKEN), or have the proxy leave the "
+            "field out",
+            code="FOREIGN_PEER",
+        )
 
 
 def _has_ambient_credentials(headers: dict[bytes, bytes]) -> bool:

@@ -187,6 +187,8 @@ class Reading:
                 if piece.entries or piece.ended or left <= 0 or self._live.stopping:
                     return piece
                 await watch.wait(min(left, feed.renew_s))  # a reader that waits keeps the log alive
+                await self._live.turns.take(watch.heard_bytes)
+                watch.heard_bytes = 0
         finally:
             caller.close()
             watch.close()
@@ -248,6 +250,7 @@ class Reading:
                     await self._stay(feed, reader)
                     if not reader.behind:
                         return
+                    await self._live.turns.take(limits.EVENT_BYTES)  # it is larger than that, or was missed
                     piece = await feed.read(reader.position, limits.SLICE_BYTES)
             finally:
                 self._live.leave(log, encoding, reader)

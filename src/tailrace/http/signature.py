@@ -63,7 +63,7 @@ class Signatures:
         if self._dev and not signature.is_signed(headers, query):
             return EVERYONE, None
         claim = signature.read_claim(headers, query)
-        signature.check_time(claim, self._clock.now_ms())
+        signature.check_time(claim, self._clock.wall_ms())
         if self._dev:
             return EVERYONE, None
         signature.check_scope(claim, headers)

@@ -29,7 +29,7 @@ class SigningKeysHandler:
         if raw in (b"", b"/"):
             if request.method not in (b"GET", b"HEAD"):
                 raise asking.refused(request, "GET, HEAD, OPTIONS")
-            found = await self._db.aexecute(ListSigningKeys(self._db.clock.now_ms()), principal)
+            found = await self._db.aexecute(ListSigningKeys(), principal)
             return asking.answer({"keys": [_shown(key) for key in found]})
         if raw == b"/rotate":
             if request.method != b"POST":

@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, TypeVar
-from urllib.parse import parse_qs, quote, unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
 
@@ -27,7 +27,7 @@ from tailrace.access import SYSTEM, Principal
 from tailrace.config import Config
 from tailrace.database import Database
 from tailrace.errors import Conflict, Error, Invalid, NotAllowed, NotFound, TooLarge, Unauthenticated
-from tailrace.http import errors
+from tailrace.http import asking, errors
 from tailrace.http.message import Request, Response, origin
 from tailrace.log.position import offset
 from tailrace.streams.stream import RESERVED
@@ -172,13 +172,12 @@ class SubscriptionsDoor:
         )
 
     async def _list(self, request: Request, principal: Principal) -> Response:
-        query = parse_qs(request.query.decode("ascii", "replace"))
-        text = query.get("limit", ["100"])[-1]
+        query = asking.asked(request, "after", "limit")
+        text = query.get("limit", "100")
         limit = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
         if not 1 <= limit <= LIST_MAX:
             raise Invalid(f"limit {text[:80]!r} is not a number from 1 to {LIST_MAX}")
-        after = query["after"][-1] if "after" in query else None
-        rows = await asyncio.to_thread(self._db.execute, ListSubscriptions(after, limit), principal)
+        rows = await asyncio.to_thread(self._db.execute, ListSubscriptions(query.get("after"), limit), principal)
         base = base_url(request, self._config)
         more = rows[-1].id if len(rows) == limit else None
         items = [{**_summary(row, None, base), "link_count": row.links} for row in rows]
@@ -214,7 +213,7 @@ class SubscriptionsDoor:
         if not keys:
             keys = await self._db.aexecute(EnsureSigningKey(), SYSTEM)
         headers = [(b"content-type", b"application/jwk-set+json"), (b"cache-control", b"public, max-age=300")]
-        return Response(200, headers, _encode(jwks(keys, self._db.clock.now_ms())))
+        return Response(200, headers, _encode(jwks(keys, self._db.clock.settled_ms())))
 
 
 def _claimed(claimed: Claimed) -> Response:

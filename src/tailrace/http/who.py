@@ -297,7 +297,9 @@ class Who:
                 code=tokens.ALGORITHM,
             )
         key = await keyring.key(unread.key_id)
-        payload, expires_ms = tokens.verify_outside(unread, key, issuer.audience, self._db.clock.now_ms())
+        wall_ms = self._db.clock.wall_ms()
+        payload, expires_ms = tokens.verify_outside(unread, key, issuer.audience, wall_ms)
+        expires_ms += self._db.clock.now_ms() - wall_ms  # by our time, which does not go back
         name = _claim(payload, issuer.name_claim)
         if not isinstance(name, str) or not _nameable(name):
             raise WrongToken(f"the token does not name anybody ({issuer.name_claim})", code=tokens.CLAIMS)

@@ -106,7 +106,10 @@ def open_private(path: Path, mode: str) -> IO[Any]:
 
 def create_private(path: Path) -> None:
     """Make an empty file if there is none."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE))
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE))
+    except OSError as error:
+        raise unwritable(path, error) from error
 
 
 def write_private(path: Path, data: bytes) -> None:

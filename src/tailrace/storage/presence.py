@@ -24,10 +24,12 @@ _TRUSTED_NS: Final = 1_000_000_000  # how long the directory's time alone is tru
 
 
 class Presence:
-    """The files that must stay where they are, by device and inode as they are now."""
+    """The files that must stay where they are, by device and inode as they are now; the first never gets smaller."""
 
     def __init__(self, directory: Path, names: tuple[str, ...]) -> None:
         self._directory = os.path.abspath(directory)  # the working directory of the process may change
+        self._growing = os.path.join(self._directory, names[0])
+        self._size = 0  # of that one, when it was looked at
         self._inodes = {path: _inode(os.stat(path)) for path in (os.path.join(self._directory, name) for name in names)}
         self._home = _inode(os.stat(self._directory))
         self._mtime_ns: int | None = None
@@ -45,18 +47,22 @@ class Presence:
         if found.st_mtime_ns == self._mtime_ns and monotonic_ns - self._looked_ns < _TRUSTED_NS:
             return
         for path, inode in self._inodes.items():
-            _verify_file(path, inode)
+            self._verify_file(path, inode)
         self._looked_ns = monotonic_ns
         self._mtime_ns = found.st_mtime_ns if found.st_mtime_ns < time.time_ns() - _SETTLED_NS else None
 
-
-def _verify_file(path: str, inode: tuple[int, int]) -> None:
-    try:
-        found = os.stat(path)
-    except OSError as error:
-        raise _gone(path, error.strerror or str(error)) from error
-    if _inode(found) != inode:
-        raise _gone(path, "another file is in its place")
+    def _verify_file(self, path: str, inode: tuple[int, int]) -> None:
+        size = self._size  # before the look: another thread may look later, and note more
+        try:
+            found = os.stat(path)
+        except OSError as error:
+            raise _gone(path, error.strerror or str(error)) from error
+        if _inode(found) != inode:
+            raise _gone(path, "another file is in its place")
+        if path == self._growing:
+            if found.st_size < size:
+                raise _gone(path, f"it was cut off, from {size} to {found.st_size} bytes")
+            self._size = found.st_size
 
 
 def _inode(found: os.stat_result) -> tuple[int, int]:

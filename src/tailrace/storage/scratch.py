@@ -1,8 +1,9 @@
 """Keys and bytes that need not outlive the process, in key order: in memory while they are few, then in a file.
 
-The file lies beside the database, can be read by its owner alone and has no name any more when it is first written to,
-so that nothing is left behind by a crash. One transaction is open for as long as the scratch is: pages go to the file
-only when the cache is full. Not for use by two threads at once.
+The file lies beside the database, or among the system's temporary files if that directory is gone or cannot be written:
+reads need a scratch too. It can be read by its owner alone and has no name any more when it is first written to, so
+that nothing is left behind by a crash. One transaction is open for as long as the scratch is: pages go to the file only
+when the cache is full. Not for use by two threads at once.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class Scratch:
         self.bytes = 0  # that are kept now
         try:
             handle, path = tempfile.mkstemp(prefix=".scratch-", dir=directory)
-        except OSError as error:
-            raise _unusable(error) from error
-        os.close(handle)
+            os.close(handle)
+        except OSError:
+            path = ""  # SQLite makes a file of its own when it needs one
         try:
             self._connection = apsw.Connection(path)
             for statement in (
@@ -44,7 +45,8 @@ class Scratch:
         except apsw.Error as error:
             raise _unusable(error) from error
         finally:
-            os.unlink(path)
+            if path:
+                os.unlink(path)
 
     def keep(self, key: bytes, body: bytes | None) -> None:
         """Keep bytes for a key, unless there are some: the first ones stay."""

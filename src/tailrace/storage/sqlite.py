@@ -412,7 +412,7 @@ class SqliteEngine:
 
     def roomy(self) -> bool:
         """As `Engine.roomy`."""
-        if self._reserve is None or self._reserve.full:
+        if self._reserve is None or (self._reserve.full and self._reserve.room() >= self._reserve.wanted):
             return True
         with translated():
             return self._number("freelist_count") * self._number("page_size") >= self._reserve.wanted
@@ -435,13 +435,16 @@ class SqliteEngine:
         self._presence = Presence(self.directory, files if self._home is not None else (*files, "LOCK"))
         self._reserve = Reserve(self.directory)
         self._reserve.take()
-        verify = pages.verify if self._vfs == pages.VFS else None
-        self._checkpoints = Checkpoints(self.writer, self.directory / FILE, verify)
+        self._checkpoints = self._make_checkpoints()
         self._checkpoint_by_itself(True)
         connection = self.lend()  # so that reads go on whatever happens to the names of the files
         with translated():
             connection.execute("SELECT 1 FROM sqlite_schema").fetchall()
         self.take_back(connection)
+
+    def _make_checkpoints(self) -> Checkpoints:
+        verify = pages.verify if self._vfs == pages.VFS else None
+        return Checkpoints(self.writer, self.directory / FILE, verify)
 
     def _close_idle(self) -> None:
         with suppress(IndexError):  # a reader may end meanwhile, and look too
@@ -462,6 +465,7 @@ class SqliteEngine:
     def copy_to(self, path: Path, on_progress: Callable[[int, int], None] | None = None) -> None:
         """Copy the database as it is at this moment into a new file, page by page, while others write. Told about are
         pages done and pages in all."""
+        modes.create_private(path)
         with translated(), closing(pages.begin(path)) as copy:
             copy.execute("PRAGMA synchronous = OFF").fetchall()
             source = self.lend()
@@ -469,12 +473,16 @@ class SqliteEngine:
                 # The read transaction keeps the view that the steps copy from; without it each commit starts them anew.
                 source.execute("BEGIN")
                 source.execute("SELECT 1 FROM sqlite_schema").fetchall()
+                log = self._checkpoints or self._make_checkpoints()
                 with copy.backup("main", source, "main") as backup:
                     done = False
                     while not done:
                         done = backup.step(limits.BACKUP_PAGES)
                         if on_progress is not None:
                             on_progress(backup.page_count - backup.remaining, backup.page_count)
+                log.examine()  # the copy gives pages of the log new checksums, whatever they hold
+                if log.damage is not None:
+                    raise log.damage
             finally:
                 source.execute("ROLLBACK")
                 self.take_back(source)
@@ -525,9 +533,9 @@ class SqliteEngine:
             ) from None
         try:
             modes.create_private(directory / FILE)  # SQLite would make it readable for others, and its WAL alike
-        except OSError as error:
+        except Unavailable:
             self._unclaim()
-            raise modes.unwritable(directory / FILE, error) from error
+            raise
         for path in made:
             sync_directory(path.parent)
 

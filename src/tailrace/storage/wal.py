@@ -15,7 +15,8 @@ transaction only, the last. Hence it is *damage*, not a torn tail, if
 - a frame that continues the log lies behind a bad one, and a commit lies between them; or
 - the wal-index (``-shm``), whose header is written after the sync, counts more frames than are good; or
 - a frame continues the log but has other salts, which no torn write leaves; or
-- the header is bad, but the first frame continues it.
+- the header is bad, but the first frame continues it; or
+- there are good commits, but the database file is empty or missing: SQLite would delete the log.
 
 Everything else is a torn tail. Frames of an older log behind the end, and those of a transaction that was
 rolled back, do not continue what is before them: they prove nothing. Nothing here needs SQLite.
@@ -76,6 +77,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     frames: int  # up to the last good commit
     damage: Damage | None = None
+    commits: int = 0  # in those frames
 
 
 class Index(msgspec.Struct, frozen=True):
@@ -114,9 +116,19 @@ def judge(database: Path, verify: Verify = verify_slowly, *, live: bool = False)
         return _headless(path, index, "is missing")
     with file:
         verdict = _judge(path, file, index, verify, index.frames if live and index is not None else None)
+    if verdict.damage is None and verdict.frames and _is_empty(database):
+        what = f"it belongs to {str(database)!r}, which is empty or missing (put that file back if you have it)"
+        return Verdict(verdict.frames, Damage(str(path), what, 1, verdict.commits, 0))
     if verdict.damage is not None and live and read_index(Path(f"{database}{INDEX}")) != index:
         return Verdict(0)  # it was begun again while we looked: nothing of that is known to be wrong
     return verdict
+
+
+def _is_empty(database: Path) -> bool:
+    try:
+        return database.stat().st_size == 0
+    except FileNotFoundError:
+        return True
 
 
 def read_salts(database: Path) -> bytes:
@@ -352,7 +364,7 @@ def _judge(path: Path, file: IO[bytes], index: Index | None, verify: Verify, onl
         state = "fails its checksum" if bad <= there else "is missing"
         what = f"frame {bad} {state}, and the wal-index counts {counted} frames that were durable"
     if what is None:
-        return Verdict(scan.good)
+        return Verdict(scan.good, commits=scan.commits)
     copied = index.copied if index is not None else 0
     keep = 0 if bad <= copied else HEADER_BYTES + scan.good * shape.frame_bytes
     return Verdict(scan.good, Damage(str(path), what, bad, scan.lost(copied), keep))

@@ -59,13 +59,13 @@ def sign(key: SigningKey, body: bytes, at_s: int) -> str:
     return f"t={at_s},kid={key.kid},ed25519={_base64(signature)}"
 
 
-def published(keys: list[SigningKey], now_ms: int) -> list[SigningKey]:
+def published(keys: list[SigningKey], settled_ms: int) -> list[SigningKey]:
     """The keys that a receiver may still meet: the active one, and those that were retired lately."""
-    return [key for key in keys if key.retired_ms is None or now_ms - key.retired_ms < RETIRED_MS]
+    return [key for key in keys if key.retired_ms is None or settled_ms - key.retired_ms < RETIRED_MS]
 
 
-def jwks(keys: list[SigningKey], now_ms: int) -> dict[str, Any]:
-    return {"keys": [key.jwk() for key in published(keys, now_ms)]}
+def jwks(keys: list[SigningKey], settled_ms: int) -> dict[str, Any]:
+    return {"keys": [key.jwk() for key in published(keys, settled_ms)]}
 
 
 def load(reader: Reader | Tx) -> list[SigningKey]:
@@ -114,10 +114,8 @@ class ListSigningKeys(Query[list[KeyState]], frozen=True):
 
     permission = Permission.ADMIN
 
-    now_ms: int
-
     def run(self, reader: Reader) -> list[KeyState]:
-        return [_state(key) for key in published(load(reader), self.now_ms)]
+        return [_state(key) for key in published(load(reader), reader.settled_ms)]
 
 
 class RotateSigningKey(Command[KeyState], frozen=True):
@@ -129,7 +127,7 @@ class RotateSigningKey(Command[KeyState], frozen=True):
         now_ms = tx.now_ms
         kept = [
             key if key.retired_ms is not None else msgspec.structs.replace(key, d=None, retired_ms=now_ms)
-            for key in published(load(tx), now_ms)
+            for key in published(load(tx), tx.settled_ms)
         ]
         if len(kept) >= KEYS_MAX:
             raise TooMany(

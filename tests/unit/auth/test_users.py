@@ -324,6 +324,18 @@ def test_a_session_expires_unless_it_is_refreshed(db: Database, clock: ManualClo
     assert refused is None
     clock.advance(60)
     assert refreshed(db, token)[0] == sessions.EXPIRED
+    assert db.execute(FindSession("ann", token.session)) is None
+
+
+@pytest.mark.usefixtures("ann")
+def test_a_clock_that_jumps_ends_no_session_for_good(db: Database, clock: ManualClock) -> None:
+    """What is older by the new time is refused, and kept until the new time is confirmed."""
+    mine, other = opened(db, life_s=86_400), opened(db, life_s=86_400)
+    clock.jump_by(10 * 86_400)
+    assert refreshed(db, mine)[0] == sessions.EXPIRED
+    opened(db)  # a login removes sessions that are over
+    for token in (mine, other):
+        assert db.execute(FindSession("ann", token.session)) is not None
 
 
 @pytest.mark.usefixtures("ann")

@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -209,11 +211,11 @@ def test_a_slow_handler_keeps_its_message(place: Place) -> None:
     place.fill(1)
 
     async def handler(message: Message) -> None:
-        got = await threaded(place.source.consume, "t", "g", consumer="other", timeout_s=2.5)
-        assert not got.messages, "the lease lasts a second, and is extended"
+        got = await threaded(place.source.consume, "t", "g", consumer="other", timeout_s=4.5)
+        assert not got.messages, "the lease lasts three seconds, and is extended"
         one.stop()
 
-    one = consumer(place, visibility_s=1.0)
+    one = consumer(place, visibility_s=3.0)
     played(lambda: one.run(handler))
     assert place.floor() == 1
 
@@ -412,7 +414,39 @@ def test_a_plain_function_and_a_lambda_are_handlers_too(place: Place) -> None:
     assert place.floor() == 6
 
 
-@pytest.mark.parametrize("handler", [None, lambda message: (each for each in ())], ids=["none", "generator"])
+def test_work_in_a_pool_of_threads_is_waited_for(place: Place) -> None:
+    place.fill(3)
+    done: list[int] = []
+    released = threading.Event()
+
+    def work(message: Message) -> None:
+        if message.offset == 2:
+            assert released.wait(PATIENCE_S)
+            one.stop()
+        done.append(message.offset)
+
+    async def scenario() -> None:
+        running = asyncio.create_task(one.run(lambda message: pool.submit(work, message)))
+        await until(lambda: threaded(lambda: [group.floor for group in place.run(ListGroups("t"))] == [2]))
+        released.set()
+        await running
+
+    one = consumer(place, ack_every_s=0)
+    with ThreadPoolExecutor() as pool:
+        played(scenario)
+    assert (done, place.floor()) == ([0, 1, 2], 3)
+
+
+async def forgets_to_await(message: Message) -> object:
+    return asyncio.sleep(0)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "handler",
+    [None, lambda message: (each for each in ()), forgets_to_await],
+    ids=["none", "generator", "coroutine that is not awaited"],
+)
 def test_a_handler_that_would_not_run_acknowledges_nothing(place: Place, handler: Any) -> None:
     place.fill(3)
     with pytest.raises(Invalid, match="handler"):
@@ -457,7 +491,7 @@ async def handler(message):
         await asyncio.Event().wait()  # for ever
     print(message.offset, flush=True)
 
-asyncio.run(AsyncConsumer(sys.argv[1], "t", "g", batch=8, concurrency=8, visibility_s=1.0, ack_every_s=0).run(handler))
+asyncio.run(AsyncConsumer(sys.argv[1], "t", "g", batch=8, concurrency=8, visibility_s=3.0, ack_every_s=0).run(handler))
 """
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -208,10 +209,10 @@ def test_stop_ends_a_wait_at_once(place: Place) -> None:
 
 def test_a_slow_worker_keeps_what_it_holds(place: Place) -> None:
     place.fill(3)
-    with place.consumer(visibility_s=0.3) as consumer:
+    with place.consumer(visibility_s=3.0) as consumer:
         for message in consumer:
             if message.offset == 0:
-                others = place.source.consume("t", "g", consumer="other", timeout_s=1.2)
+                others = place.source.consume("t", "g", consumer="other", timeout_s=4.0)
                 assert others.messages == [], "a lease was not extended"
             if message.offset == 2:
                 consumer.stop()
@@ -322,8 +323,12 @@ def test_a_handler_that_would_not_run_is_refused_before_anything_is_consumed(pla
     assert place.run(ListGroups("t")) == []
 
 
+def handed_on(message: Message) -> Future[None]:
+    return Future()
+
+
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("defers", [coroutine_function, async_generator_function, generator_function])
+@pytest.mark.parametrize("defers", [coroutine_function, async_generator_function, generator_function, handed_on])
 def test_a_handler_that_returns_work_undone_acknowledges_nothing(place: Place, defers: Any) -> None:
     place.fill(3)
     with pytest.raises(Invalid, match=r"AsyncConsumer") as refused:
@@ -592,10 +597,10 @@ def test_stopping_does_not_wait_for_ever(flaky: Flaky) -> None:
 
 def test_a_heartbeat_that_fails_is_tried_again_soon(flaky: Flaky) -> None:
     flaky.away["extend"] = 3
-    consumer = Consumer(flaky, "t", "g", visibility_s=1.5)
+    consumer = Consumer(flaky, "t", "g", visibility_s=4.5)
     for message in consumer:
         if message.offset == 0:
-            assert not flaky._db.consume("t", "g", consumer="other", timeout_s=2.0).messages
+            assert not flaky._db.consume("t", "g", consumer="other", timeout_s=6.0).messages
         consumer.stop()
     assert flaky.calls.count("extend") > 3
 

@@ -133,7 +133,7 @@ def serve(data: Path, scenario: Scenario, *, cold_files: bool = True, **settings
         settings.setdefault("dev", "token" not in settings)
         running = await start(Config(port=0, data=str(data), **settings))
         try:
-            async with httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http, asyncio.timeout(90):
+            async with httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http, asyncio.timeout(PATIENCE_S):
                 await scenario(Up(running, http))
         finally:
             await running.stop()

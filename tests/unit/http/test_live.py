@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from base64 import b64decode
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tailrace.clock import ManualClock
 from tailrace.http import cursor as cursors
 from tailrace.http.callers import Caller
 from tailrace.http.encoding import TEXT
-from tailrace.http.live import Live
+from tailrace.http.live import READ_BYTES, Live, Turns
 from tailrace.http.message import Frame, Request
 from tailrace.http.reading import Piece, Reading
 from tailrace.log.entry import Entry, Log
@@ -26,6 +27,7 @@ from tailrace.log.position import offset
 from tailrace.log.tail import Tail
 from tailrace.metrics import Metrics
 from tailrace.storage.engine import Notice
+from tests.support.patience import PATIENCE_S
 from tests.unit.http.inprocess import Events, Up, serve
 
 JSON = "application/json"
@@ -528,3 +530,40 @@ def test_leaving_twice_counts_once() -> None:
         assert (metrics.live_readers, len(tail)) == (0, 0)
 
     by_hand(work)
+
+
+@pytest.mark.parametrize("size", [0, 100_000, limits.BODY_BYTES_MAX])
+def test_readers_that_are_woken_at_once_read_a_slice_in_a_turn(size: int) -> None:
+    async def main() -> None:
+        loop, turns = asyncio.get_running_loop(), Turns()
+        each = -(-limits.SLICE_BYTES // (size + READ_BYTES))
+        count, read, seen = 3 * each + 1, 0, [0]
+
+        async def reader() -> None:
+            nonlocal read
+            await turns.take(size)
+            read += 1
+
+        def look() -> None:
+            seen.append(read)
+            if read < count:
+                loop.call_soon(look)
+
+        loop.call_soon(look)
+        await asyncio.gather(*(reader() for _ in range(count)))
+        assert read == count
+        assert max(after - before for before, after in pairwise(seen)) <= each
+
+    asyncio.run(main())
+
+
+def test_a_reader_that_leaves_keeps_nobody_waiting() -> None:
+    async def main() -> None:
+        turns = Turns()
+        tasks = [asyncio.create_task(turns.take(limits.BODY_BYTES_MAX)) for _ in range(5)]
+        await asyncio.sleep(0)
+        tasks[2].cancel()
+        await asyncio.wait(tasks, timeout=PATIENCE_S)
+        assert [task.cancelled() for task in tasks] == [False, False, True, False, False]
+
+    asyncio.run(main())

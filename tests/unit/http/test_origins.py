@@ -133,6 +133,9 @@ def test_in_dev_mode_a_page_elsewhere_embeds_nothing(data_dir: Path) -> None:
         followed = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
         for headers, status in ((embedded, 403), (framed, 403), (followed, 200), ({"sec-fetch-site": "none"}, 200)):
             assert (await up.http.get("/v1/stream/a?offset=-1", headers=headers)).status_code == status
+        for method in ("POST", "PUT", "PATCH", "DELETE"):  # a form is sent by navigating, but is no link
+            answer = await up.http.request(method, "/v1/stream/a", headers={**followed, "content-type": "text/plain"})
+            assert answer.status_code == 403 and code(answer) == "FOREIGN_ORIGIN", method
 
     run(data_dir, scenario)
 
@@ -188,9 +191,13 @@ def test_the_asgi_application_in_dev_mode_serves_loopback_peers_alone(data_dir: 
             for field in (
                 "x_forwarded_for",
                 "x_forwarded_host",
+                "x_forwarded_proto",
+                "x_forwarded_port",
                 "forwarded",
                 "via",
                 "x_real_ip",
+                "x_client_ip",
+                "cf_connecting_ip",
             ):  # a proxy does not ask
                 assert await _status(app, ("127.0.0.1", 1), **{field: "127.0.0.1"}) == 403
             assert await _status(app, ("203.0.113.5", 1), x_forwarded_for="127.0.0.1") == 403
@@ -262,6 +269,15 @@ def test_listed_hosts_are_the_only_ones_where_there_are_some(data_dir: Path) -> 
         assert (await up.http.get("/healthz", headers={"host": "evil.example"})).status_code == 403
 
     run(data_dir, scenario, token=TOKEN, http=Http(allowed_hosts=("data.example",)))
+
+
+@pytest.mark.parametrize("listed", ["data.example", "Data.Example.", "DATA.example:4437", "data.example.:4437"])
+def test_a_listed_host_is_compared_as_the_host_of_a_request_is(listed: str) -> None:
+    policy = OriginPolicy(Config(http=Http(allowed_hosts=(listed,))))
+    for host in (b"data.example:4437", b"DATA.EXAMPLE:4437", b"data.example.:4437"):
+        policy.check(Request(b"GET", b"/healthz", b"", {b"host": host}, b""))
+    with pytest.raises(Forbidden):
+        policy.check(Request(b"GET", b"/healthz", b"", {b"host": b"evil.example:4437"}, b""))
 
 
 def test_without_listed_hosts_every_host_is_served(data_dir: Path) -> None:

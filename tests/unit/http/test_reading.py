@@ -466,29 +466,27 @@ def test_long_polls_chained_under_concurrent_appends_miss_nothing(data_dir: Path
 # -- TTL and reads
 
 
-def test_reads_renew_the_ttl_and_head_does_not(data_dir: Path) -> None:
+def test_reads_renew_the_ttl_and_head_does_not(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(up: Up) -> None:
+        ahead_ms, real = 0, up.db.clock.now_ms
+        monkeypatch.setattr(up.db.clock, "now_ms", lambda: real() + ahead_ms)
 
         async def expires_ms() -> int:
             found = await up.db.aexecute(Describe("a"))
             assert found.stream.expires_ms is not None
             return found.stream.expires_ms
 
-        await up.create("a", body=b"x", stream_ttl="2")
+        await up.create("a", body=b"x", stream_ttl="3600")
         for query in ("-1", "now"):
             before = await expires_ms()
-            await asyncio.sleep(0.15)  # more than a twentieth of the TTL
+            ahead_ms += 60_000  # enough to be worth a write
             await up.ask("HEAD", "a")
             await asyncio.sleep(0.05)
             assert await expires_ms() == before
             await up.get("a", query)
-            after = before
-            for _ in range(200):
-                after = await expires_ms()
-                if after > before:
-                    break
+            while await expires_ms() == before:
                 await asyncio.sleep(0.01)
-            assert after > before, query
+            assert await expires_ms() >= before + 60_000, query
 
     serve(data_dir, scenario)
 
@@ -497,12 +495,12 @@ def test_a_parked_long_poll_keeps_the_stream_alive(data_dir: Path) -> None:
     """Longer than its TTL; nothing else reads or writes it."""
 
     async def scenario(up: Up) -> None:
-        await up.http.put("/v1/stream/a", headers={"content-type": "text/plain", "stream-ttl": "1"})
+        await up.http.put("/v1/stream/a", headers={"content-type": "text/plain", "stream-ttl": "4"})
         answer = await up.http.get("/v1/stream/a", params={"offset": "now", "live": "long-poll"})
         assert answer.status_code == 204
         assert (await up.http.head("/v1/stream/a")).status_code == 200
 
-    serve(data_dir, scenario, long_poll_timeout_s=3)
+    serve(data_dir, scenario, long_poll_timeout_s=6)
 
 
 def test_a_wake_up_without_news_is_slept_over(data_dir: Path) -> None:
@@ -544,10 +542,10 @@ def test_an_event_stream_reader_keeps_the_stream_alive(data_dir: Path) -> None:
     """It gets what is appended long after the TTL, which nothing but the reader renewed."""
 
     async def scenario(up: Up) -> None:
-        await up.http.put("/v1/stream/a", headers={"content-type": "text/plain", "stream-ttl": "1"})
+        await up.http.put("/v1/stream/a", headers={"content-type": "text/plain", "stream-ttl": "4"})
         query = {"offset": "now", "live": "sse"}
         async with up.http.stream("GET", "/v1/stream/a", params=query) as answer:
-            await asyncio.sleep(3)
+            await asyncio.sleep(6)
             posted = await up.http.post("/v1/stream/a", headers={"content-type": "text/plain"}, content=b"late")
             assert posted.status_code == 204
             async for line in answer.aiter_lines():

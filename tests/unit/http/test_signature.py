@@ -103,6 +103,16 @@ def test_a_key_stands_for_its_principal(db: Database, key: NewKey) -> None:
     assert refused(signatures, bare(authorization="AWS4-x")) == "INCOMPLETE_SIGNATURE"
 
 
+def test_a_clock_that_jumped_and_came_back_refuses_nobody(db: Database, key: NewKey) -> None:
+    """Our own time does not go back, and is wrong from then on; a client's signature bears the right one."""
+    assert isinstance(db.clock, ManualClock)
+    db.clock.jump_by(10 * 86_400)
+    with pytest.raises(Unauthenticated):
+        asked_of(signatures_of(db), signed(key.id, key.secret))
+    db.clock.jump_by(-10 * 86_400)
+    assert asked_of(signatures_of(db), signed(key.id, key.secret))[0].name == "ann"
+
+
 def test_the_body_is_what_was_signed(db: Database, key: NewKey) -> None:
     request = signed(key.id, key.secret, b'{"a": 1}')
     request.body = b'{"a": 2}'

@@ -23,6 +23,7 @@ from tailrace.http.message import Request, Response
 from tailrace.http.sql import SqlDoor
 from tailrace.sql import session
 from tailrace.sql.selected import Selected, Selection
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess
 from tests.unit.http.inprocess import Up, serve
 
@@ -170,7 +171,7 @@ def test_statements_run_in_threads_and_wait_in_a_bounded_line(data_dir: Path, mo
     def slow(text: str, params: Any) -> list[Any]:
         names.append(threading.current_thread().name)
         entered.set()
-        assert leave.wait(30)
+        assert leave.wait(PATIENCE_S)
         return []
 
     monkeypatch.setattr(session, "parse", slow)
@@ -212,7 +213,7 @@ class Held:
         with self.changed:
             self.running += 1
             self.changed.notify_all()
-        assert self.leave.wait(30)
+        assert self.leave.wait(PATIENCE_S)
         return Selection("SELECT", [], [], 0, "0 rows", selected=Selected([]))
 
     async def has(self, running: int) -> None:
@@ -370,15 +371,16 @@ def test_a_server_that_stops_does_not_wait_for_a_select(data_dir: Path) -> None:
 
         thread = threading.Thread(target=select)
         thread.start()
-        deadline_s, idle_ticks = time.monotonic() + 30, _ticks(server.pid)
+        deadline_s, idle_ticks = time.monotonic() + PATIENCE_S, _ticks(server.pid)
         while _ticks(server.pid) < idle_ticks + 50 and time.monotonic() < deadline_s:  # it has nothing else to do
             time.sleep(0.05)
         assert server.terminate() == 0, server.output  # the SELECT would take much longer than that waits
-        thread.join(30)
+        thread.join(PATIENCE_S)
     assert answers in ([503], [0])
 
 
 def _ticks(pid: int) -> int:
-    """How long a process has computed, in hundredths of a second."""
-    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return int(user) + int(system)
+    """How long a process and its workers have computed, in hundredths of a second."""
+    workers = [each for path in Path(f"/proc/{pid}/task").glob("*/children") for each in path.read_text().split()]
+    stats = [Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split() for each in (pid, *workers)]
+    return sum(int(user) + int(system) for user, system in (each[11:13] for each in stats))

@@ -132,6 +132,8 @@ def test_list(call: Caller) -> None:
     assert ([item["id"] for item in page["subscriptions"]], page["next_after"]) == (["c"], None)
     for limit in ("0", "1001", "x", "-1", "²", "000000001" + "9" * 5_000, "1" * 5_000, "0" * 5_000 + "1"):
         assert code(call("GET", f"subscriptions?limit={limit}")) == (400, "INVALID_REQUEST")
+    for query in ("limt=2", "limit=2&after=a&from=b", "limit=2&limit=3"):
+        assert code(call("GET", f"subscriptions?{query}")) == (400, "INVALID_REQUEST")
 
 
 @pytest.mark.parametrize(

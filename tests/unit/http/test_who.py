@@ -536,6 +536,22 @@ def test_a_token_of_an_outside_issuer(db: Database, clock: ManualClock, publishe
     run(db, scenario, **issuer(published))
 
 
+def test_a_clock_that_jumped_and_came_back_ends_no_outside_token(
+    db: Database, clock: ManualClock, published: Published
+) -> None:
+    async def scenario(asked: Who) -> None:
+        wanted = outside(clock)
+        clock.jump_by(10 * 86_400)
+        assert await refused(asked, wanted) == "TOKEN_EXPIRED"
+        clock.jump_by(-10 * 86_400)
+        assert (await asked.find(wanted)).name == "olga"
+        assert asked.known(wanted) is not None, "else it is verified with each request"
+        clock.advance(300 + tokens.LEEWAY_S)
+        assert await refused(asked, wanted) == "TOKEN_EXPIRED"
+
+    run(db, scenario, **issuer(published))
+
+
 def test_each_fault_of_an_outside_token(db: Database, clock: ManualClock, published: Published) -> None:
     other = rsa.generate_private_key(65537, 2048)
     now_s = clock.now_ms() // 1000

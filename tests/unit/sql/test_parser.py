@@ -189,6 +189,9 @@ def test_a_long_line_is_shown_around_the_mistake() -> None:
         "USER bob 'hunter2'",
         "CREATE USR bob PASWORD 'hunter2'",
         "SHOW TOPICS; -- a user\n CREATE\nUSER bob 'hunter2'",
+        "SELECT '/*'; /* bob */ CREATE USER bob 'hunter2'",
+        "SELECT '--'; -- bob\nCREATE USER bob 'hunter2'",
+        "SELECT '; /* bob */ CREATE USER bob 'hunter2'",
     ],
 )
 def test_a_password_is_in_no_error(text: str) -> None:

@@ -36,6 +36,7 @@ from tailrace.tables.definition import (
 )
 from tailrace.tables.lifecycle import CreateTable, DeleteTable, Described, DescribeTable, SetTimeToLive, UpdateTable
 from tailrace.tables.schema import Changes, IndexChange, IndexSpec, KeyElement, Spec, StreamSpec
+from tests.support.patience import PATIENCE_S
 
 NOW_S = 1_700_000_000
 YEAR_S = 365 * 24 * 3600
@@ -382,7 +383,7 @@ def test_work_is_begun_at_once(data_dir: Path, monkeypatch: pytest.MonkeyPatch) 
         for n in range(10):
             put(db, f"item{n}", b={"S": "x"})
         index(db)
-        assert filled.wait(30.0)
+        assert filled.wait(PATIENCE_S)
         assert db.execute(DescribeTable("orders")).status == ACTIVE
         assert len(indexed(db)) == 10
     assert check_database(data_dir).findings == []
