@@ -1,9 +1,9 @@
 # Two commands do everything: `make run` and `make test`. `make help` lists the rest.
 #
-# All that is installed goes into .venv and node_modules; stamps in .make say what is up to date. Settings:
-#   PYTHON=python3.12   which Python makes .venv (3.11 or newer)
-#   PORT=4437 DATA=data where `make run` and `make serve` listen and keep their database
-#   JOBS=2              how many tests run at once
+# Everything is installed into .venv and node_modules; stamps in .make record what is up to date. Settings:
+#   PYTHON=python3.12   the Python of .venv (3.11 or newer)
+#   PORT=4437 DATA=data the port and the database of `make run` and `make serve`
+#   JOBS=2              the number of tests that run in parallel
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -37,40 +37,48 @@ help:  ## Show this list
 # -- the product
 
 .PHONY: setup
-setup: $(STAMPS)/product  ## Make .venv with the product in it
+setup: $(STAMPS)/server  ## Make .venv with the server in it
+
+.PHONY: setup-spark
+setup-spark: $(STAMPS)/spark  ## Make .venv with the server and Spark in it
 
 .PHONY: run
-run: setup  ## Start server, pipeline and a shop that writes, on port 4437 over ./data
-	@exec $(BIN)/tailrace demo --serve --port $(PORT) --data $(DATA)
+run: $(STAMPS)/server  ## Start a server on port 4437 over ./data, with a shop that writes and a pipeline
+	@exec $(BIN)/python -m examples.shop run --port $(PORT) --data $(DATA) --install 'make $(STAMPS)/spark'
 
 .PHONY: serve
-serve: setup  ## Start the server alone, for data of your own
+serve: $(STAMPS)/server  ## Start the server alone, for your own data
 	@exec $(BIN)/tailrace serve --dev --port $(PORT) --data $(DATA)
 
 .PHONY: demo
-demo: setup  ## Go the whole path once, in a minute, and check every step
-	@exec $(BIN)/tailrace demo
+demo: $(STAMPS)/spark  ## Go through every step of the demo once, in a minute, and check it
+	@exec $(BIN)/python -m examples.shop check
 
 $(STAMPS)/venv: tools/make-venv
 	@mkdir -p $(STAMPS)
 	@tools/make-venv '$(PYTHON)' $(VENV)
 	@touch $@
 
+# The server needs no Spark: it is up long before 1 GB are installed. Modules are compiled when they are first imported.
 $(STAMPS)/requirements: requirements.lock $(STAMPS)/venv
-	$(call say,'installing what the product needs')
-	@$(PIP) install --quiet --require-hashes -r requirements.lock
+	$(call say,'installing the server (into .venv)')
+	@$(PIP) install --no-compile --require-hashes -r requirements.lock
 	@touch $@
 
-$(STAMPS)/product: pyproject.toml $(STAMPS)/requirements
-	$(call say,'installing tailrace itself into .venv')
+$(STAMPS)/server: pyproject.toml $(STAMPS)/requirements
 	@$(PIP) install --quiet --no-deps --editable .
+	@touch $@
+
+$(STAMPS)/spark: requirements-spark.lock $(STAMPS)/server
+	$(call say,'installing Spark (into .venv)')
+	@$(PIP) install --no-compile --require-hashes -r requirements-spark.lock
 	@touch $@
 
 # -- what tests need
 
-$(STAMPS)/dev: requirements-dev.lock $(STAMPS)/product
-	$(call say,'installing what the tests need')
-	@$(PIP) install --quiet --require-hashes -r requirements-dev.lock
+$(STAMPS)/dev: requirements-dev.lock $(STAMPS)/server
+	$(call say,'installing Spark and the packages of the tests')
+	@$(PIP) install --no-compile --require-hashes -r requirements-dev.lock
 	@touch $@
 
 .PHONY: node-modules
@@ -85,20 +93,20 @@ $(STAMPS)/%/node_modules: %/package-lock.json %/package.json
 
 # -- tests: everything, then each part
 
-# What is not among the tests that run side by side.
-APART := conformance clients spark cluster
+# Tests that do not run in parallel with the others.
+SEPARATE := conformance clients spark cluster
 
 .PHONY: test
 test: lint types layers $(STAMPS)/dev node-modules  ## Run every check and every test
 	$(call say,'units$(,) engine$(,) properties$(,) bad input$(,) crashes')
-	@$(TEST_ENV) $(PYTEST) -q -n $(JOBS) --dist loadfile $(APART:%=--ignore tests/%) tests
+	@$(TEST_ENV) $(PYTEST) -q -n $(JOBS) --dist loadfile $(SEPARATE:%=--ignore tests/%) tests
 	@$(MAKE) lowest OFFLINE=skip
 	$(call say,'the pipeline$(,) on one Spark session')
 	@$(TEST_ENV) $(PYTEST) -q tests/spark
 	$(call say,'the official conformance suite and the official clients')
 	@$(TEST_ENV) $(PYTEST) -q tests/conformance tests/clients
 	@[ -e $(STAMPS)/lowest ] || echo 'Not tested: the lowest versions of dependencies; the package registry cannot be reached.'
-	$(call say,'all is well')
+	$(call say,'all tests passed')
 
 # A comma inside a call.
 , := ,
@@ -114,6 +122,20 @@ format: $(STAMPS)/dev  ## Put the sources into the house format
 	@$(BIN)/ruff check --fix $(PYTHON_SOURCES)
 	@$(BIN)/ruff format $(PYTHON_SOURCES)
 
+.PHONY: sync
+sync: $(STAMPS)/dev  ## Generate the synchronous Python API from the asynchronous one
+	@$(BIN)/python tools/make-sync
+
+.PHONY: endpoints
+endpoints: $(STAMPS)/dev  ## Generate the endpoint tables of docs/reference from the route table
+	@$(BIN)/python tools/make-endpoints
+
+.PHONY: docs
+docs: $(STAMPS)/dev  ## Build the documentation site into .site; fails on a broken link
+	@$(BIN)/python tools/draw-architecture
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo 'The site is in .site; read it with: $(BIN)/python -m http.server --directory .site 8000'
+
 .PHONY: types
 types: $(STAMPS)/dev  ## Check types (mypy --strict)
 	$(call say,'types')
@@ -128,8 +150,8 @@ layers: $(STAMPS)/dev  ## Check that imports point one way (import-linter)
 unit: $(STAMPS)/dev  ## Run the unit tests, the engine's contract and the house rules
 	@$(TEST_ENV) $(PYTEST) -q -n $(JOBS) --dist loadfile $(wildcard tests/unit tests/engine tests/test_*.py)
 
-# The parts that lean most on other people's interfaces. The AWS SDK and its test server are not there: they want newer
-# versions. Without a registry to install from, `make lowest` fails; `make test` goes on without it, and says so.
+# The parts that depend most on other packages' interfaces. The AWS SDK and its test server are left out: they need newer
+# versions. Without a package registry `make lowest` fails; `make test` reports it and goes on.
 LOWEST := .lowest
 LOWEST_TESTS ?= tests/unit/scalar tests/unit/sql tests/unit/cold tests/unit/test_secrets.py \
 	tests/unit/auth/test_passwords.py tests/unit/auth/test_tokens.py tests/unit/subscriptions/test_signing.py
@@ -173,12 +195,12 @@ spark: $(STAMPS)/dev  ## Run the tests of the pipeline on Spark
 	@$(TEST_ENV) $(PYTEST) -q tests/spark
 
 .PHONY: history
-history: $(STAMPS)/dev  ## Tier and trim a million records, and read them back by every door
+history: $(STAMPS)/dev  ## Tier and trim a million records, and read them back through every API
 	@$(TEST_ENV) RECORDS=1000000 $(PYTEST) -q -s tests/spark/test_history.py
 
 .PHONY: cluster-test
 cluster-test: $(STAMPS)/dev  ## Run jobs on a real Spark cluster, and kill drivers, executors and servers
-	$(call say,'a Spark master and two workers$(,) and what is killed there')
+	$(call say,'a Spark master and two workers$(,) with processes killed')
 	@$(TEST_ENV) $(PYTEST) -q -s tests/cluster
 
 # -- measurements
@@ -204,17 +226,17 @@ soak-mixed: $(STAMPS)/dev  ## Run every API at once with faults for MINUTES=60, 
 stalls: $(STAMPS)/dev  ## Fire every heavy request, and print how long the event loop and a ping had to wait
 	@$(BIN)/python -m tests.support.stalls
 
-# -- upkeep
+# -- maintenance
 
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
-EXTRAS := spark postgres
 
 .PHONY: lock
-lock: $(STAMPS)/dev  ## Write the lock files anew; UPGRADE=1 moves to the newest versions
-	$(call say,'requirements.lock and requirements-dev.lock')
+lock: $(STAMPS)/dev  ## Write the lock files; UPGRADE=1 moves to the newest versions
+	$(call say,'requirements.lock$(,) requirements-spark.lock and requirements-dev.lock')
 	@$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --all-extras -o requirements-dev.lock
-	@$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml $(EXTRAS:%=--extra %) -c requirements-dev.lock -o requirements.lock
+	@$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --extra sql --extra cold -c requirements-dev.lock -o requirements.lock
+	@$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --extra sql --extra spark --extra postgres -c requirements-dev.lock -o requirements-spark.lock
 	@tools/ensure-node
 	@for project in $(NODE_PROJECTS) $(wildcard bench); do \
 		printf '\033[1m» %s\033[0m\n' "$$project/package-lock.json"; \
@@ -222,7 +244,7 @@ lock: $(STAMPS)/dev  ## Write the lock files anew; UPGRADE=1 moves to the newest
 	done
 
 .PHONY: clean
-clean:  ## Remove all that make made; ./data stays
-	@rm -rf $(VENV) $(LOWEST) $(STAMPS) dist build $(NODE_PROJECTS:%=%/node_modules) bench/node_modules bench/.cargo \
+clean:  ## Remove everything that make created, except ./data
+	@rm -rf $(VENV) $(LOWEST) $(STAMPS) .site dist build $(NODE_PROJECTS:%=%/node_modules) bench/node_modules bench/.cargo \
 		.pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find src tests $(wildcard bench examples) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -15,5 +15,5 @@
     live.py      live readers of streams
     report.py    the tables, the JSON and the section of docs/reference/benchmarks.md
 
-The load generator for streams is `tailrace.cli.load`, the same that `tailrace bench` uses.
+The load generator for streams is `bench.load`; `python -m bench.appends` runs it alone against one server.
 """

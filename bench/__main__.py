@@ -16,6 +16,7 @@ from rich.console import Console
 
 from bench import embedded, routes, rows, tables, topics
 from bench import report as reports
+from bench.load import Failed
 from bench.machine import describe, probe
 from bench.pipeline import rows as pipeline
 from bench.queues import version_of
@@ -33,7 +34,6 @@ from bench.servers import (
     install_packages,
     version,
 )
-from tailrace.cli.load import Failed
 from tailrace.errors import Error
 
 ROWS = [*rows.ROWS, *embedded.ROWS, *tables.ROWS, *topics.ROWS, *routes.ROWS, *pipeline.ROWS]
@@ -180,12 +180,12 @@ def attempt(result: RowResult, contender: Contender, row: Row[Any], *, first: bo
     except Missing as error:
         result.missing[contender.name] = str(error)
     except (Failed, Error, OSError, EOFError) as error:
-        result.failed[contender.name] = told(error)
+        result.failed[contender.name] = describe_error(error)
     finally:
         contender.pause()
 
 
-def told(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """An error as a report has it: how it begins and ends, without the paths of this machine."""
     text = " ".join(f"{type(error).__name__}: {error}".replace(f"{ROOT}/", "").replace(f"{sys.prefix}/", "").split())
     return text if len(text) <= 300 else f"{text[:100]} … {text[-190:]}"

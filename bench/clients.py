@@ -23,7 +23,7 @@ import psycopg
 import redis.asyncio
 from psycopg.rows import tuple_row
 
-from tailrace.cli.load import END, OCTETS, Address, Failed, framed, post, request
+from bench.load import END, OCTETS, Address, Failed, framed, post, request
 
 QUEUE: Final = "bench_messages"  # the stream, the table, the topic
 CHANNEL: Final = "bench_arrivals"  # what a consumer of the PostgreSQL queue listens to
@@ -223,7 +223,7 @@ class PostgresClient(Client):
             self._listening = True
         found = await self._select(limit)
         if not found and wait_s:
-            # What was told since the LISTEN is kept by the connection, so nothing falls between the two.
+            # The connection keeps notifications since the LISTEN, so none is lost between the two.
             async for _ in self._connection.notifies(timeout=wait_s, stop_after=1):
                 pass
             found = await self._select(limit)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-from tailrace.cli.load import ANSWER_TIMEOUT_S, END, Address, Failed, Session, framed, request
+from bench.load import ANSWER_TIMEOUT_S, END, Address, Failed, Session, framed, request
 
 TABLE: Final = "bench"
 STREAM_OPERATIONS: Final = ("DescribeStream", "GetShardIterator", "GetRecords")
@@ -123,7 +123,7 @@ class Api:
         ]
 
 
-# -- what is asked for
+# -- requests
 
 
 class Wrong(Exception):
@@ -147,18 +147,18 @@ class Task:
 class Reads(Task):
     """Go round over requests; in the answer to each, a piece of text must be there so many times."""
 
-    def __init__(self, asked: Sequence[tuple[bytes, bytes]], times: int) -> None:
-        self._asked = asked
+    def __init__(self, requests: Sequence[tuple[bytes, bytes]], times: int) -> None:
+        self._requests = requests
         self._times = times
         self._at = -1
 
     def request(self) -> bytes:
-        self._at = self._at + 1 if self._at + 1 < len(self._asked) else 0
-        return self._asked[self._at][0]
+        self._at = self._at + 1 if self._at + 1 < len(self._requests) else 0
+        return self._requests[self._at][0]
 
     def accept(self, answer: bytes) -> int:
-        if answer.count(self._asked[self._at][1]) != self._times:
-            raise Wrong(f"not {self._times} × {self._asked[self._at][1].decode()}")
+        if answer.count(self._requests[self._at][1]) != self._times:
+            raise Wrong(f"not {self._times} × {self._requests[self._at][1].decode()}")
         return 1
 
 

@@ -19,9 +19,9 @@ from typing import Any, ClassVar, Final, NamedTuple
 import msgspec
 
 import tailrace
+from bench.load import pinned
 from bench.rows import Line, Row, Sample, Settings
 from bench.servers import Contender
-from tailrace.cli.load import pinned
 from tailrace.embedded import Put, Table
 
 STORES: Final = ("sqlite3", "sqlite3+json")
@@ -272,12 +272,12 @@ class Reads(StoreRow):
         spent, count = 0.0, 0
         sample = Sample()
         while spent < self.settings.short_s:
-            asked = [self.ask(order) for _ in range(BATCH)]
+            wanted = [self.ask(order) for _ in range(BATCH)]
             started = time.perf_counter()
-            found = self.read(server, asked)
+            found = self.read(server, wanted)
             spent += time.perf_counter() - started
             count += BATCH
-            wrong = sum(self.wrong(server, one, what) for one, what in zip(asked, found, strict=True))
+            wrong = sum(self.wrong(server, one, what) for one, what in zip(wanted, found, strict=True))
             if wrong:
                 sample.errors["not what was written"] = sample.errors.get("not what was written", 0) + wrong
         sample.figures["rate"] = count / spent
@@ -286,7 +286,7 @@ class Reads(StoreRow):
     def ask(self, order: random.Random) -> Document:
         return order.choice(self.documents)
 
-    def read(self, server: Store, asked: list[Document]) -> list[Any]:
+    def read(self, server: Store, wanted: list[Document]) -> list[Any]:
         raise NotImplementedError
 
     def wrong(self, server: Store, one: Document, found: Any) -> bool:
@@ -297,8 +297,8 @@ class Gets(Reads):
     name = "embedded-get"
     title = "get, 1 KB documents"
 
-    def read(self, server: Store, asked: list[Document]) -> list[Any]:
-        return [server.get(one.pk, one.sk) for one in asked]
+    def read(self, server: Store, wanted: list[Document]) -> list[Any]:
+        return [server.get(one.pk, one.sk) for one in wanted]
 
     def wrong(self, server: Store, one: Document, found: Any) -> bool:
         return bool(found != server.expected(one))
@@ -309,8 +309,8 @@ class Queries(Reads):
     title = f"query, {QUERY_ITEMS} × 1 KB documents"
     what = "queries"
 
-    def read(self, server: Store, asked: list[Document]) -> list[Any]:
-        return [server.query(one.pk) for one in asked]
+    def read(self, server: Store, wanted: list[Document]) -> list[Any]:
+        return [server.query(one.pk) for one in wanted]
 
     def wrong(self, server: Store, one: Document, found: Any) -> bool:
         first = int(one.pk[1:]) * PARTITION_ITEMS

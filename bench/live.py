@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
 
-from tailrace.cli.load import (
+from bench.load import (
     ANSWER_TIMEOUT_S,
     CONNECT_AT_ONCE_MAX,
     NO_CONTENT,
@@ -97,7 +97,7 @@ class Reader(asyncio.Protocol):
 
 
 async def follow(address: Address, readers: Sequence[Reader]) -> None:
-    """Connect the readers; returns when each has been told where it stands."""
+    """Connect the readers; returns when each has received its position."""
     loop = asyncio.get_running_loop()
     for first in range(0, len(readers), CONNECT_AT_ONCE_MAX):
         group = readers[first : first + CONNECT_AT_ONCE_MAX]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tailrace.cli.load import percentile, pinned
+from bench.load import percentile, pinned
 
 PROBE_BYTES: Final = 300
 
@@ -96,7 +96,7 @@ class Core:
         self._name = f"cpu{core} "
 
     def look(self) -> tuple[float, float]:
-        """Seconds since boot: busy, and in all. Stolen time counts as busy: somebody else had it."""
+        """Seconds since boot: busy, and in all. Stolen time counts as busy: another machine had it."""
         for line in _lines("/proc/stat"):
             if line.startswith(self._name):
                 ticks = [int(field) for field in line.split()[1:9]]

@@ -25,9 +25,9 @@ import psycopg
 import redis
 
 from bench.clients import FIELD, QUEUE
+from bench.load import Address, Failed, Session
 from bench.servers import ChildAt, Missing, Server, free_port
 from bench.workers import message
-from tailrace.cli.load import Address, Failed, Session
 
 FILL_AT_ONCE: Final = 1_000  # messages
 DEBIAN_POSTGRES: Final = Path("/usr/lib/postgresql")
@@ -220,7 +220,7 @@ class PostgresQueue(Queue):
 
 
 class Family(ChildAt):
-    """A server of several processes: what is asked of it is asked of all."""
+    """A server of several processes: each measurement sums over all."""
 
     def _members(self) -> list[int]:
         found = [self.pid]

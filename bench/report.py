@@ -172,8 +172,8 @@ def cell(row: RowResult, server: str, line: Line) -> str:
         return ""
     text = number(value) + unit(line)
     wrong = row.errors(server).total()
-    told = any(other.key == "errors" for other in row.lines)
-    if wrong and not told and not line.secondary:
+    has_errors_line = any(other.key == "errors" for other in row.lines)
+    if wrong and not has_errors_line and not line.secondary:
         text += f" ({wrong:,} error{'s' if wrong > 1 else ''})"
     return text
 

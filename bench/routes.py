@@ -18,12 +18,12 @@ import duckdb
 import tailrace
 from bench.dynamodb import Api, Puts, drive, template
 from bench.embedded import BATCH, Home
+from bench.load import pinned
 from bench.queues import sql, topic_next
 from bench.rows import Line, Row, Sample, ServerRow, Settings, run
 from bench.servers import Server
 from bench.tables import CONNECTIONS, first_version, item
 from tailrace import scalar
-from tailrace.cli.load import pinned
 from tailrace.embedded import Put
 from tailrace.topics.queries import DescribeTopic
 
@@ -243,7 +243,7 @@ class PutItemRoutes(ServerRow):
 
 
 class Filters(Row[Home]):
-    """One event after the other; DuckDB, asked for each, shows what the write path is spared."""
+    """One event after the other; DuckDB, queried for each, shows what the write path is spared."""
 
     name = "route-filter"
     group = "routes"

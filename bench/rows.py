@@ -21,11 +21,10 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import uvloop
 
-from bench import live
+from bench import live, load
+from bench.load import Session, Source
 from bench.machine import Core, probe
 from bench.servers import NAMES, Contender, Server, scratch
-from tailrace.cli import load
-from tailrace.cli.load import Session, Source
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Contender)
@@ -212,7 +211,7 @@ class Appends(ServerRow):
 
 
 async def caught_up(readers: list[live.Reader], tails: dict[str, str]) -> list[str]:
-    """Wait for live readers to be told of the tail; complaints about those that are not."""
+    """Wait for live readers to receive the tail; complaints about those that do not."""
     patience = time.monotonic() + load.ANSWER_TIMEOUT_S
     behind = readers
     while behind and time.monotonic() < patience:

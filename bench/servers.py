@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from tailrace.cli.load import START_TIMEOUT_S, Address, Child, Failed
+from bench.load import START_TIMEOUT_S, Address, Child, Failed
 
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parent
@@ -123,7 +123,7 @@ class Server(Contender):
         return ["node", str(HERE / f"{self.name}.mjs"), str(self.data)]
 
     def _command_at(self, port: int) -> list[str]:
-        """Of a server that has to be told."""
+        """The command of a server that takes its port as an option."""
         if self.name == "dynoxide":
             if not DYNOXIDE.exists():
                 raise Missing(f"not available here; to have it: {INSTALL_DYNOXIDE}")

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from bench.dynamodb import TABLE, Api, Driven, Puts, Reads, Records, Task, Typed, drive, prepared, template
+from bench.load import Failed
 from bench.rows import Line, Meter, Row, Sample, ServerRow, Settings, milliseconds, run
 from bench.servers import DURABILITY, PEERS, Missing, Server
-from tailrace.cli.load import Failed
 
 CONNECTIONS: Final = 16
 NOTE: Final = ("abcdefghijklmnopqrstuvwxyz 012345" * 29)[:946]
@@ -198,11 +198,11 @@ class GetItems(TableRow):
 
     def tasks(self, server: Server) -> list[Task]:
         order = random.Random(2).sample(range(self.settings.items), self.settings.items)
-        asked = [
+        requests = [
             (prepared("GetItem", {"TableName": TABLE, "Key": {"id": {"S": f"k{number:06d}"}}}), b'"k%06d"' % number)
             for number in order
         ]
-        return [Reads(asked[n::CONNECTIONS], 1) for n in range(CONNECTIONS)]
+        return [Reads(requests[n::CONNECTIONS], 1) for n in range(CONNECTIONS)]
 
 
 class Queries(TableRow):
@@ -240,8 +240,8 @@ class Queries(TableRow):
     def tasks(self, server: Server) -> list[Task]:
         partitions = self.settings.items // PARTITION_ITEMS
         # Each item names its partition, and so does the key where the next page begins.
-        asked = [(prepared("Query", self._query(n)), b'"p%05d"' % n) for n in range(partitions)]
-        return [Reads(asked[n % partitions :: CONNECTIONS], QUERY_ITEMS + 1) for n in range(CONNECTIONS)]
+        requests = [(prepared("Query", self._query(n)), b'"p%05d"' % n) for n in range(partitions)]
+        return [Reads(requests[n % partitions :: CONNECTIONS], QUERY_ITEMS + 1) for n in range(CONNECTIONS)]
 
 
 class GetRecords(TableRow):

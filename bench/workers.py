@@ -27,7 +27,7 @@ from typing import Any, Final
 import uvloop
 
 from bench.clients import Client, Place, connect
-from tailrace.cli.load import Failed, pinned
+from bench.load import Failed, pinned
 
 MESSAGE_BYTES: Final = 1024
 READY_TIMEOUT_S: Final = 60.0
@@ -243,7 +243,7 @@ class Crew:
 
     def _receive(self, line: Connection, timeout_s: float) -> Any:
         if not line.poll(timeout_s):
-            raise Failed(f"a client process said nothing for {timeout_s:g} s")
+            raise Failed(f"a client process printed nothing for {timeout_s:g} s")
         return line.recv()
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
 """An assistant that answers every message of a chat once, also when it is killed in the middle of its work.
 
-    python examples/ai_worker.py http://127.0.0.1:4437      be the worker; stop it with Ctrl-C
-    python examples/ai_worker.py                            show it: a server, a chat, a worker that is killed
+    .venv/bin/python examples/ai_worker.py http://127.0.0.1:4437    run the worker; stop it with Ctrl-C
+    .venv/bin/python examples/ai_worker.py                          a demonstration: a server, a chat, a killed worker
 
 Messages are rows of the table chat.messages. A route sends those of people to the topic app.new_messages, in the same
-transaction that writes them. The worker consumes the topic, thinks, and writes its answer as a row whose key is made of
-the question's: to answer twice is to write the same row twice. So "at least once" becomes "once" for whoever reads.
+transaction that writes them. The worker consumes the topic and writes its answer as a row whose key is
+derived from the key of the question: answering twice writes the same row twice, so the effect is exactly once.
 """
 
 import subprocess
@@ -28,20 +28,20 @@ VISIBILITY_S = 2.0  # how long the messages of a killed worker wait for another 
 
 
 def think(text):
-    """Where a model would be asked. It takes its time."""
+    """Stands for a call of a language model."""
     time.sleep(0.02)
     return f"You said: {text}"
 
 
 def work(url):
-    """Answer messages until somebody says to stop."""
+    """Answer messages until SIGTERM or SIGINT."""
     with Client(url) as client, Consumer(client, "app.new_messages", GROUP, visibility_s=VISIBILITY_S) as consumer:
 
         def answer(message):
-            asked = message.json()
-            row = [f"re:{asked['id']}", asked["room"], "assistant", think(asked["body"])]
+            question = message.json()
+            row = [f"re:{question['id']}", question["room"], "assistant", think(question["body"])]
             client.sql("INSERT OR REPLACE INTO chat.messages VALUES (?, ?, ?, ?)", row)
-            print(f"answered {asked['id']}, attempt {message.attempt}", flush=True)
+            print(f"answered {question['id']}, attempt {message.attempt}", flush=True)
 
         consumer.run(answer)
 

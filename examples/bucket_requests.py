@@ -1,6 +1,7 @@
-"""How many requests a commit of the job `tier` sends to a bucket; counted at an S3 API on this machine.
+"""The number of requests that a commit of the job `tier` sends to a bucket, counted at an S3 API on this machine.
 
-It needs `pip install 'moto[s3,server]'`. `python examples/bucket_requests.py 130` goes on to Delta's checkpoint.
+It needs `pip install boto3 'moto[s3,server]'`. With the argument 130 it reaches a checkpoint of
+Delta.
 """
 
 import logging
@@ -64,9 +65,9 @@ try:
         before = requests.copy()
         files = write_rows(store, "streams", [rows])
         written = requests.copy()
-        told = shown(before)
+        uploads = shown(before)
         commit(store, "streams", STREAMS, files, app="tier", generation=number, database="example")
         if number < 4 or number % 10 < 2:
-            print(f"commit {number:4}: the file {told}; its commit {shown(written)}")
+            print(f"commit {number:4}: the file {uploads}; its commit {shown(written)}")
 finally:
     server.stop()

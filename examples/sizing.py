@@ -1,7 +1,7 @@
-"""How many bytes a record takes: hot, in the database; and cold, in Parquet files.
+"""The bytes that a record takes: hot, in the database, and cold, in Parquet files.
 
-The records are orders as a shop has them, each written by itself; put items of your own into `order` to know it for
-those. `python examples/sizing.py 20000` takes more of them.
+The records are orders of a shop, each written by itself. Change `order` to measure your own items;
+`.venv/bin/python examples/sizing.py 20000` writes more of them.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from pathlib import Path
 
 import tailrace
 from tailrace.bulk.cold_rows import cold_batch
-from tailrace.bulk.queries import PackedEntries, Which, plan
+from tailrace.bulk.queries import LogSelector, PackedEntries, plan
 from tailrace.cold.schemas import place_of
 from tailrace.cold.store import Store
 from tailrace.cold.writing import write_rows
 
 ORDERS = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000
-TOGETHER = 100  # writes under way at once
+TOGETHER = 100  # concurrent writes
 chance = random.Random(7)
 
 
@@ -30,7 +30,7 @@ def order(number, status):
         "customer": f"c-{chance.randrange(ORDERS):06d}",
         "status": status,
         "total": Decimal(chance.randrange(100, 100_000)) / 100,
-        "note": chance.choice(["", "leave it at the door", "ring twice", "a present"]),
+        "note": chance.choice(["", "leave it at the gate", "ring twice", "a present"]),
     }
 
 
@@ -55,12 +55,12 @@ def hot(folder, stream=None, topic=False):
 
 def cold(folder, kind, name):
     """The bytes of the same in cold storage, as the job `tier` writes them."""
-    which = Which(kind, name)
+    which = LogSelector(kind, name)
     with tailrace.open(folder) as db:
-        asked = db.execute(plan(which, 0, None, None))
-        batches, at = [], asked.first
-        while at < asked.end:
-            run = db.execute(PackedEntries(which, asked.log, at, asked.end))
+        planned = db.execute(plan(which, 0, None, None))
+        batches, at = [], planned.first
+        while at < planned.end:
+            run = db.execute(PackedEntries(which, planned.log, at, planned.end))
             batches.append(cold_batch(kind, run.entries))
             at = run.next
     return sum(file.size for file in write_rows(Store(folder / "cold"), place_of(kind, name), batches))

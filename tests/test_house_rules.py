@@ -19,6 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "tailrace"
 MODULES = sorted(PACKAGE.rglob("*.py"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 
 MODULE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 80
@@ -139,7 +140,7 @@ def test_the_ratchet_lists_hold_only_what_is_needed() -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_nothing_waits_below_the_doors(path: Path) -> None:
+def test_nothing_waits_below_the_runner(path: Path) -> None:
     top = Path(name_of(path)).with_suffix("").parts[0]
     if top not in SYNCHRONOUS:
         return
@@ -166,7 +167,7 @@ def test_nothing_is_put_off(path: Path) -> None:
 
 
 def test_no_file_names_a_package_registry() -> None:
-    """Packages are asked for by name: which registry answers is for each machine to say."""
+    """Packages are required by name: the registry is configured on each machine."""
     for path in repository_files():
         text = (text_of(path) or "").lower()
         named = [host for host in REGISTRIES.replace(" ", ".").split("|") if host in text]
@@ -191,7 +192,7 @@ def test_the_development_lock_holds_the_product_lock() -> None:
     def pins(name: str) -> set[str]:
         return set(re.findall(r"^([a-z0-9._-]+==[^ ;\\]+)", (ROOT / name).read_text(encoding="utf-8"), re.M))
 
-    assert pins("requirements.lock") <= pins("requirements-dev.lock")
+    assert pins("requirements.lock") <= pins("requirements-spark.lock") <= pins("requirements-dev.lock")
 
 
 def test_text_files_are_tidy() -> None:

@@ -78,7 +78,7 @@ class Trim(Command[None], frozen=True):
         tx.delete(GARBAGE, self.log)
 
 
-def load(directory: Path, count: int, keys: int, told: Callable[[int], None]) -> tuple[int, float]:
+def load(directory: Path, count: int, keys: int, report: Callable[[int], None]) -> tuple[int, float]:
     """Write the history; the sequence of its first change, and the seconds it took."""
     with tailrace.open(directory) as db:
         db.create_table(TABLE, "id", stream=STREAM, max_age=None, max_count=None)
@@ -87,7 +87,7 @@ def load(directory: Path, count: int, keys: int, told: Callable[[int], None]) ->
         first = db.execute(PutOrders(0, 1, keys))
         for at in range(1, count, AT_ONCE):
             db.execute(PutOrders(at, min(AT_ONCE, count - at), keys))
-            told(at)
+            report(at)
         took = time.perf_counter() - began
     return first, took
 

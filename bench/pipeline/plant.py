@@ -19,11 +19,11 @@ from typing import Any, Final
 
 import msgspec
 
+from bench.load import Failed, pinned
 from bench.machine import Core
 from bench.pipeline import orders
 from bench.rows import Settings
 from bench.servers import ROOT, Missing, Server
-from tailrace.cli.load import Failed, pinned
 from tailrace.client import Client
 
 ANSWER_S: Final = 900.0  # one request to Spark
@@ -50,12 +50,12 @@ class Spark:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, cwd=ROOT
             )
 
-    def ask(self, do: str, **asked: Any) -> dict[str, Any]:
+    def ask(self, do: str, **parameters: Any) -> dict[str, Any]:
         """Have something done; what came of it."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            self._process.stdin.write(msgspec.json.encode({"do": do, **asked}) + b"\n")
+            self._process.stdin.write(msgspec.json.encode({"do": do, **parameters}) + b"\n")
             self._process.stdin.flush()
             if not select.select([self._process.stdout], [], [], ANSWER_S)[0]:
                 self._process.kill()

@@ -24,12 +24,12 @@ from typing import Any, ClassVar, Final
 
 import duckdb
 
+from bench import load
+from bench.load import Failed, Session, Source
 from bench.pipeline import orders
 from bench.pipeline.plant import Cores, Plant, say
 from bench.rows import BASE, CONNECTIONS, Line, Meter, Row, Sample, Settings, milliseconds, run
 from bench.servers import ROOT, Contender
-from tailrace.cli import load
-from tailrace.cli.load import Failed, Session, Source
 from tailrace.errors import Error
 
 PARQUET: Final = "parquet"  # Spark's own reader, over the same rows
@@ -188,15 +188,15 @@ class Reads(PipelineRow):
                 made = self.copy("tailrace", size)
                 if not (made / "_SUCCESS").exists():
                     raise Failed("there is no Parquet to read, since Tailrace's rows were not written")
-                asked: dict[str, Any] = {"path": str(made)}
+                parameters: dict[str, Any] = {"path": str(made)}
             else:
-                asked = {"until": self.plant.until(size), "native": self.native}
-            done = spark.ask("noop", **asked)
+                parameters = {"until": self.plant.until(size), "native": self.native}
+            done = spark.ask("noop", **parameters)
             sample.figures[f"noop {size}"] = size / done["seconds"]
-            done = spark.ask("count", **asked)
+            done = spark.ask("count", **parameters)
             sample.figures[f"count {size}"] = size / done["seconds"]
             compare(sample, f"rows counted of {size:,}", done["count"], size)
-            done = spark.ask("parquet", into=str(self.copy(server.name, size)), **asked)
+            done = spark.ask("parquet", into=str(self.copy(server.name, size)), **parameters)
             sample.figures[f"copy {size}"] = size / done["seconds"]
 
     def verify(self, server: Part, sample: Sample) -> None:
@@ -488,19 +488,19 @@ class Sinks(PipelineRow):
                 case "topic":
                     client.sql(f"CREATE TOPIC {self.target}")
                 case _:
-                    asked = {
+                    parameters = {
                         "TableName": self.target,
                         "KeySchema": [{"AttributeName": "id", "KeyType": "HASH"}],
                         "AttributeDefinitions": [{"AttributeName": "id", "AttributeType": "S"}],
                         "BillingMode": "PAY_PER_REQUEST",
                     }
-                    client.call("CreateTable", asked)
+                    client.call("CreateTable", parameters)
 
     def work(self, server: Part, sample: Sample) -> None:
         first, spent = 0, 0.0
         for size in self.sizes:
-            asked = {"kind": self.kind, "name": self.target, "first": first, "until": size}
-            spent += self.plant.spark(2).ask("sink", **asked)["seconds"]
+            parameters = {"kind": self.kind, "name": self.target, "first": first, "until": size}
+            spent += self.plant.spark(2).ask("sink", **parameters)["seconds"]
             sample.figures[f"rate {size}"] = size / spent
             first = size
             say(f"{self.name}: {size:,} rows in {spent:.0f} s")

@@ -1,4 +1,4 @@
-"""A Spark session in a process of its own, which does what it is told and says how long it took.
+"""A Spark session in a process of its own, which runs commands and reports their duration.
 
 `python -m bench.pipeline.worker URL CORES`: requests are lines of JSON on the standard input, answers lines of JSON on
 what was the standard output. Whatever Spark and its workers print goes to the standard error. A JVM cannot change its
@@ -39,18 +39,18 @@ class Work:
 
     # -- reading
 
-    def noop(self, **asked: Any) -> dict[str, Any]:
+    def noop(self, **parameters: Any) -> dict[str, Any]:
         """Read every column of every row, into nothing."""
-        frame = self._frame(**asked)
+        frame = self._frame(**parameters)
         return timed(lambda: frame.write.format("noop").mode("overwrite").save())
 
-    def count(self, **asked: Any) -> dict[str, Any]:
-        frame = self._frame(**asked)
+    def count(self, **parameters: Any) -> dict[str, Any]:
+        frame = self._frame(**parameters)
         return timed(frame.count, "count")
 
-    def parquet(self, into: str, **asked: Any) -> dict[str, Any]:
+    def parquet(self, into: str, **parameters: Any) -> dict[str, Any]:
         """Read it all, and write it as Parquet."""
-        frame = self._frame(**asked)
+        frame = self._frame(**parameters)
         return timed(lambda: frame.write.mode("overwrite").parquet(into))
 
     def _frame(self, until: int | None = None, path: str | None = None, native: bool = False) -> DataFrame:
@@ -59,10 +59,15 @@ class Work:
         if path is not None:
             return self._spark.read.parquet(path)
         assert until is not None
-        asked = {"url": self._url, "table": TABLE, "startingOffsets": "earliest", "endingOffsets": f'{{"0": {until}}}'}
+        parameters = {
+            "url": self._url,
+            "table": TABLE,
+            "startingOffsets": "earliest",
+            "endingOffsets": f'{{"0": {until}}}',
+        }
         if native:
-            return ts.history(self._spark, **asked)
-        return self._spark.read.format("tailrace").options(**asked).load()
+            return ts.history(self._spark, **parameters)
+        return self._spark.read.format("tailrace").options(**parameters).load()
 
     # -- jobs
 
@@ -146,7 +151,7 @@ class Work:
 
 
 class Laps:
-    """Who is told of a job's progress: notes when it has passed each mark."""
+    """A progress callback of a job: records when it has passed each mark."""
 
     def __init__(self, marks: list[int]) -> None:
         self._began = clock()
@@ -168,7 +173,7 @@ def timed(work: Callable[[], Any], name: str | None = None) -> dict[str, Any]:
     return done if name is None else done | {name: found}
 
 
-def told(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """What went wrong, in the words of the product, or of the last line of a Python worker's traceback."""
     from tailrace.spark import explain
 
@@ -189,12 +194,12 @@ def main() -> None:
     for line in requests:
         try:
             work = work or Work(url, cores)
-            asked: Mapping[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
-            arguments = {name: value for name, value in asked.items() if name != "do"}
-            answer = getattr(work, asked["do"])(**arguments)
+            parameters: Mapping[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
+            arguments = {name: value for name, value in parameters.items() if name != "do"}
+            answer = getattr(work, parameters["do"])(**arguments)
         except Exception as error:
             traceback.print_exc()
-            answer = {"error": told(error)}
+            answer = {"error": describe_error(error)}
         answers.write(msgspec.json.encode(answer) + b"\n")
     if work is not None:
         work.close()

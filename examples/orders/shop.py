@@ -1,9 +1,9 @@
-"""A shop that keeps its orders in a table, and three readers that know them by their changes alone.
+"""A shop that keeps its orders in a table, and three readers that see only its changes.
 
     python examples/orders/shop.py [DIRECTORY]
 
-Several tills sell at the same time. A follower keeps the turnover of each customer while they do, another a copy of the
-table; when the shop closes, a third one replays everything from the beginning. All three must agree with the table.
+Several tills sell at the same time. Meanwhile a follower maintains the turnover of each customer, and another a copy of
+the table; when the shop closes, a third replays all changes from the beginning. All three must agree with the table.
 """
 
 import random
@@ -17,8 +17,8 @@ from tailrace import Check, Put, Update
 
 ARTICLES = {"lamp": 45, "chair": 120, "desk": 300, "rug": 80}
 CUSTOMERS = ("ann", "bob", "cleo", "dora")
-TILLS, ORDERS = 3, 40  # so many tills, so many orders each
-CLOSED = "closed"  # the last order: whoever sees it has seen all
+TILLS, ORDERS = 3, 40  # the number of tills, and of orders at each
+CLOSED = "closed"  # the last order: a reader that has it has all
 
 
 def sell(db, till):
@@ -27,7 +27,7 @@ def sell(db, till):
     orders = db.table("orders")
     for number in range(ORDERS):
         name, article = choose.choice(CUSTOMERS), choose.choice(list(ARTICLES))
-        order = {"id": f"{till}-{number}", "customer": name, "article": article, "amount": ARTICLES[article]}
+        order = {"id": f"{till}-{number}", "customer": name, "status": "new", "total": ARTICLES[article]}
         try:
             db.transact_write(
                 [
@@ -39,13 +39,13 @@ def sell(db, till):
         except tailrace.errors.TransactionCanceled:
             continue  # sold out
         if choose.random() < 0.2:
-            orders.delete(order["id"])  # the customer thought better of it
+            orders.delete(order["id"])  # the customer cancels
         elif choose.random() < 0.5:
-            orders.update(order["id"], "SET amount = amount - :less", values={"less": 5})
+            orders.update(order["id"], "SET #t = #t - :less", names={"t": "total"}, values={"less": 5})
 
 
 def applied(change, copy):
-    """Make the change in a copy of the table."""
+    """Apply the change to a copy of the table."""
     if change.new is None:
         del copy[change.keys["id"]]
     else:
@@ -53,17 +53,17 @@ def applied(change, copy):
 
 
 def count(orders, sums):
-    """Keep the turnover: what was is taken back, what is is added."""
+    """Maintain the turnover: subtract the old total, add the new one."""
     for change in orders.follow():
         if change.keys["id"] == CLOSED:
             return
         for item, sign in ((change.old, -1), (change.new, 1)):
             if item is not None:
-                sums[item["customer"]] += sign * item["amount"]
+                sums[item["customer"]] += sign * item["total"]
 
 
 def mirror(orders, copy):
-    """Keep a copy: a snapshot, then everything after it."""
+    """Maintain a copy: a snapshot, then every change after it."""
     sequence, items = orders.snapshot()
     copy.update((item["id"], item) for item in items)
     for change in orders.follow(after=sequence):
@@ -73,7 +73,7 @@ def mirror(orders, copy):
 
 
 def replayed(orders):
-    """The table as its changes tell it, from the beginning."""
+    """The table, rebuilt from all its changes."""
     copy, after = {}, None
     while changes := orders.changes(after=after):
         for change in changes:
@@ -105,7 +105,7 @@ def main(directory):
         assert replayed(orders) == table, "the replay differs"
         turnover = Counter()
         for order in table.values():
-            turnover[order.get("customer")] += order.get("amount", 0)
+            turnover[order.get("customer")] += order.get("total", 0)
         assert all(turnover[name] == sums[name] for name in CUSTOMERS), "the sums differ"
 
         print(f"{len(table) - 1} orders, {orders.stream_info().count} changes; mirror, replay and sums agree")

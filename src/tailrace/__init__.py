@@ -1,6 +1,6 @@
-"""Tailrace: one ordered, durable log with several front doors.
+"""Tailrace: one ordered, durable log behind several APIs.
 
-What it gives is imported when it is first asked for: importing a part, as a client or the command line do, does not
+Its names are imported on first use: importing a part, as a client or the command line do, does not
 import the database.
 """
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from tailrace.database import Database, open
     from tailrace.embedded import (
         AsyncConsumer,
+        AsyncProducer,
+        AsyncStream,
         AsyncTable,
         Change,
         Check,
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
         Outgoing,
         Producer,
         Put,
+        Stream,
         Table,
         Update,
         begins_with,
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncConsumer",
+    "AsyncProducer",
+    "AsyncStream",
     "AsyncTable",
     "Change",
     "Check",
@@ -49,6 +54,7 @@ __all__ = [
     "Outgoing",
     "Producer",
     "Put",
+    "Stream",
     "Table",
     "Update",
     "begins_with",

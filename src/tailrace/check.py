@@ -16,15 +16,15 @@ from tailrace.auth.check import check_secrets
 from tailrace.errors import Corrupt, Invalid
 from tailrace.jobs.check import check_jobs
 from tailrace.jobs.identity import NAME as IDENTITY
-from tailrace.log.cold import PLACES, TIERS
+from tailrace.log.cold import COLD_RANGES, COLD_TABLES
 from tailrace.log.entry import ENTRIES, GARBAGE, LOGS, Log
 from tailrace.storage.engine import Reader
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.storage.table import META
-from tailrace.storage.vault import Locked
+from tailrace.storage.vault import LockedVault
 from tailrace.streams import json_mode
 from tailrace.streams.producer import PRODUCERS
-from tailrace.streams.stream import DEADLINES, OWNER, RETAINED, STREAMS, Stream, is_json
+from tailrace.streams.stream import DEADLINES, OWNER, RETAINED, STREAMS, StreamRow, is_json
 from tailrace.subscriptions.subscription import COUNT as SUBSCRIPTION_COUNT
 from tailrace.subscriptions.subscription import LINKS, SUBSCRIPTIONS
 from tailrace.tables.check import check_tables
@@ -34,7 +34,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Report(msgspec.Struct):
-    """What was looked at and what was found wrong."""
+    """The findings, and how much was checked."""
 
     findings: list[str]
     streams: int = 0
@@ -59,27 +59,27 @@ def check_database(
     without_key: bool = False,
 ) -> Report:
     """Check the database in a directory, whether or not a server has it open, and its cold storage (by default the
-    directory `cold` in it). `deep`: read all of that. `without_key`: leave out the secrets if the key that they are
-    encrypted with is not there, which is an error otherwise. `Corrupt` WAL_DAMAGED as `tailrace.open` has it."""
+    directory `cold` in it). `deep`: read all files of cold storage. `without_key`: skip the secrets if their encryption
+    key is missing, which is an error otherwise. Raises `Corrupt` WAL_DAMAGED like `tailrace.open`."""
     advance = on_progress or (lambda what, done, total: None)
     engine = SqliteEngine(path, read_only=True, accept_loss=accept_loss)
     try:
-        if isinstance(engine.vault, Locked) and not without_key:
+        if isinstance(engine.vault, LockedVault) and not without_key:
             raise engine.vault.error
         report = Report(engine.integrity())
         damaged: dict[str, None] = {}
         try:
             with engine.reader(damaged=damaged) as reader:
                 check_rows(reader, report, advance)
-                places, tiers = list(reader.scan(PLACES)), list(reader.scan(TIERS))
+                cold_tables, cold_ranges = list(reader.scan(COLD_TABLES)), list(reader.scan(COLD_RANGES))
                 known = reader.get(META, IDENTITY)
-            if tiers:  # not in the view of the database any more: this may take hours
-                from tailrace.cold import check as cold_check  # what it needs takes long to import
+            if cold_ranges:  # outside the read transaction: this may take hours
+                from tailrace.cold import check as cold_check  # slow to import
                 from tailrace.cold.store import Store
 
                 store = Store(os.path.join(path, "cold") if cold is None else cold, cold_options)
                 identity = None if known is None else known.value.decode()
-                found = cold_check.check_cold(places, tiers, store, identity, deep=deep, on_progress=advance)
+                found = cold_check.check_cold(cold_tables, cold_ranges, store, identity, deep=deep, on_progress=advance)
                 report.findings += found
         except Corrupt as error:
             if not report.findings and not damaged:
@@ -107,9 +107,9 @@ def check_rows(reader: Reader, report: Report, on_progress: Progress) -> None:
     strays = {producer.log for producer in reader.scan(PRODUCERS)} - logs.keys()
     report.findings += _check_subscriptions(reader)
     report.findings += [f"producers of log {number}, which does not exist" for number in sorted(strays)]
-    looked = check_tables(reader, on_progress)
-    report.findings += looked.findings
-    report.tables, report.items, report.records = looked.tables, looked.items, looked.records
+    checked = check_tables(reader, on_progress)
+    report.findings += checked.findings
+    report.tables, report.items, report.records = checked.tables, checked.items, checked.records
     topics = check_topics(reader)
     report.findings += topics.findings
     report.topics, report.messages = topics.topics, topics.messages
@@ -121,7 +121,7 @@ def _check_counters(reader: Reader, logs: dict[int, Log]) -> Iterator[str]:
     row = reader.get(META, "counter/log")
     last = int(row.value) if row else 0
     if logs and max(logs) > last:
-        yield f"log {max(logs)} exists but the counter is at {last}: its number could be given out again"
+        yield f"log {max(logs)} exists but the counter is at {last}: its number could be assigned again"
 
 
 def _check_families(logs: dict[int, Log]) -> Iterator[str]:
@@ -143,14 +143,14 @@ def _check_families(logs: dict[int, Log]) -> Iterator[str]:
             yield f"log {log.id}: base {log.base} is beyond the tail {parent.next} of its parent {parent.id}"
         if log.depth != parent.depth + 1:
             yield f"log {log.id}: depth {log.depth} under a parent of depth {parent.depth}"
-        if not (log.dropped and not log.forks):  # those have let go of their parent already
+        if not (log.dropped and not log.forks):  # such a log no longer refers to its parent
             forks[parent.id] += 1
     for number, count in forks.items():
         if logs[number].forks != count:
             yield f"log {number}: counts {logs[number].forks} forks, there are {count}"
 
 
-def _check_streams(streams: dict[str, Stream], logs: dict[int, Log]) -> Iterator[str]:
+def _check_streams(streams: dict[str, StreamRow], logs: dict[int, Log]) -> Iterator[str]:
     owners: dict[int, str] = {}
     for stream in streams.values():
         log = logs.get(stream.log)
@@ -171,8 +171,8 @@ def _check_streams(streams: dict[str, Stream], logs: dict[int, Log]) -> Iterator
             yield f"log {log.id} of {log.owner!r} has no stream"
 
 
-def _check_lists(reader: Reader, streams: dict[str, Stream], logs: dict[int, Log]) -> Iterator[str]:
-    """The lists of work name all there is to do."""
+def _check_lists(reader: Reader, streams: dict[str, StreamRow], logs: dict[int, Log]) -> Iterator[str]:
+    """The lists of work are complete."""
     due = {row.path for row in reader.scan(DEADLINES)}
     retained = {row.path for row in reader.scan(RETAINED)}
     garbage = {row.log for row in reader.scan(GARBAGE)}
@@ -205,7 +205,7 @@ def _check_subscriptions(reader: Reader) -> Iterator[str]:
         yield f"{len(subscriptions)} subscriptions, the counter says {counted.value.decode() if counted else 0}"
 
 
-def _check_entries(reader: Reader, log: Log, stream: Stream | None, report: Report) -> Iterator[str]:
+def _check_entries(reader: Reader, log: Log, stream: StreamRow | None, report: Report) -> Iterator[str]:
     """A log's own entries cover [max(base, start), next) without gap or overlap, in order of time."""
     expected: int | None = None
     at_ms = 0

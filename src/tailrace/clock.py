@@ -5,17 +5,17 @@ clock itself, for times that are compared with the clocks of others.
 
 Theory of operation
 -------------------
-What is deleted because of its age is gone for good, and one wrong second of the wall clock is enough to make everything
-look old. So deletion by age goes by the *settled* time, ``now_ms() - lag_ms``: wall time as far as the monotonic clock
-bears it out. A step ahead of more than CLOCK_JUMP_S is not followed at once; the settled time goes on at the pace of
-the monotonic clock, `lag_ms` behind, until the wall clock has kept to the new time for CLOCK_CONFIRM_S (`observe`, that
-housekeeping calls in every round) or has come back. The same holds for a start: a clock that is ahead of the time that
-was recorded last may be wrong, or the machine was off; `resume` waits as for a jump. What is opened now and then, and
-never for that long, is confirmed by a later start: a time that was seen once is believed when the clock is beyond it by
-CLOCK_CONFIRM_S. A step back is followed at once: it makes everything younger.
+Deletion by age cannot be undone, and one wrong second of the wall clock is enough to make everything look old. So
+deletion by age uses the *settled* time, ``now_ms() - lag_ms``: wall time as far as the monotonic clock confirms it. A
+forward step of more than CLOCK_JUMP_S is not followed at once; the settled time advances at the pace of the monotonic
+clock, `lag_ms` behind, until the wall clock has kept the new time for CLOCK_CONFIRM_S (`observe`, which housekeeping
+calls in every round) or has stepped back. The same applies when a database is opened: a clock ahead of the last
+recorded time may be wrong, or the machine was off; `resume` waits as for a jump. A database that is only opened briefly
+confirms a jump at a later start: a time that was seen once is accepted when the clock is beyond it by CLOCK_CONFIRM_S.
+A step back is followed at once: it makes everything younger.
 
-Timestamps of entries come from `now_ms`. If the clock jumps ahead and comes back, they stay in the future, since time
-never goes back in a log; what bears them is kept that much longer, and never deleted early.
+Timestamps of entries come from `now_ms`. If the clock jumps ahead and steps back, they stay in the future, since time
+never goes back in a log; such entries are kept that much longer, and never deleted early.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ _CONFIRM_MS = int(limits.CLOCK_CONFIRM_S * 1000)
 
 
 class Jump(NamedTuple):
-    """The wall clock is ahead of the settled time, and that is not confirmed yet."""
+    """An unconfirmed jump: the wall clock is ahead of the settled time."""
 
     ahead_ms: int
     confirmed_in_ms: int
 
 
 class Clock:
-    """The system's clock, made non-decreasing. When the wall clock steps back, time goes on from where it was, at the
-    pace of the monotonic clock: leases and TTLs that run must still end."""
+    """The system clock, made non-decreasing. When the wall clock steps back, time continues from its last value, at the
+    pace of the monotonic clock: running leases and TTLs must still end."""
 
     def __init__(self) -> None:
         wall_ms, monotonic_ms = self._read()
-        # What the wall clock has been ahead of the monotonic one, at the most.
+        # The greatest lead of the wall clock over the monotonic one.
         self._base_ms = wall_ms - monotonic_ms
-        self.lag_ms = 0  # how far the settled time is behind `now_ms`
-        self._jumped_ms: int | None = None  # what the wall clock is ahead of the monotonic one since its jump
-        self._since_ms = 0  # when that was first seen, by the monotonic clock
-        self.seen_ms: int | None = None  # and by the wall clock, maybe by an earlier process
+        self.lag_ms = 0  # by how much the settled time is behind `now_ms`
+        self._jumped_ms: int | None = None  # the wall clock's lead over the monotonic one since its jump
+        self._since_ms = 0  # when the jump was first seen, by the monotonic clock
+        self.seen_ms: int | None = None  # and by the wall clock, possibly by an earlier process
         self._resumed = False
         self._moving = threading.Lock()
 
@@ -74,13 +74,15 @@ class Clock:
         return time.monotonic()
 
     def _step(self, ahead_ms: int, monotonic_ms: int) -> None:
-        """The wall clock has gained on the monotonic one: a little, all the time, or much at once."""
+        """The wall clock has gained on the monotonic one: by drift, or by a jump."""
         with self._moving:
             gained = ahead_ms - self._base_ms
             if gained <= 0:
                 return  # another thread has seen it too
             if self.lag_ms or gained > _JUMP_MS:
-                self.lag_ms += gained  # before the base: what others work out now is too early rather than too late
+                self.lag_ms += (
+                    gained  # before the base: other threads then compute a time that is early rather than late
+                )
                 if self._jumped_ms is None:
                     self._suspect(ahead_ms, monotonic_ms)
             self._base_ms = ahead_ms
@@ -88,7 +90,7 @@ class Clock:
     # -- the settled time
 
     def settled_ms(self) -> int:
-        """Wall time as far as it is confirmed; it may go back, with the wall clock."""
+        """The confirmed wall time; it may go back, with the wall clock."""
         now_ms = self.now_ms()
         return now_ms - self.lag_ms
 
@@ -96,8 +98,8 @@ class Clock:
         self._jumped_ms, self._since_ms, self.seen_ms = ahead_ms, monotonic_ms, ahead_ms + monotonic_ms
 
     def resume(self, last_ms: int | None, seen_ms: int | None) -> None:
-        """Go on from the settled time that another process recorded, and the time of a jump that it was waiting for.
-        A clock that was in use before knows better."""
+        """Continue from the settled time that another process recorded, and from the jump it was waiting to confirm.
+        Ignored by a clock that was used before."""
         if self._resumed:
             return
         self._resumed = True
@@ -115,7 +117,7 @@ class Clock:
 
     @property
     def jump(self) -> Jump | None:
-        """The jump of the wall clock that waits for its confirmation, if there is one."""
+        """The unconfirmed jump of the wall clock, if there is one."""
         if self._jumped_ms is None:
             return None
         _, monotonic_ms = self._read()
@@ -123,14 +125,14 @@ class Clock:
         return Jump(ahead_ms, max(0, self._since_ms + _CONFIRM_MS - monotonic_ms))
 
     def observe(self) -> None:
-        """Look at the wall clock: a jump is confirmed, over, or goes on. Call it every now and then."""
+        """Compare the clocks: a jump is confirmed, over, or still unconfirmed. Call it regularly."""
         self.now_ms()
         with self._moving:
             wall_ms, monotonic_ms = self._read()
             ahead = wall_ms - monotonic_ms
-            behind = self._base_ms - ahead  # more than 0 where the wall clock has gone back
+            behind = self._base_ms - ahead  # above 0 if the wall clock has stepped back
             if not self.lag_ms and behind <= _JUMP_MS:
-                return  # as nearly always
+                return  # the usual case
             if behind >= self.lag_ms - _JUMP_MS:  # it agrees with the settled time, or is before it
                 self._jumped_ms, self.seen_ms, self.lag_ms = None, None, max(0, behind)
             elif self._jumped_ms is None or abs(ahead - self._jumped_ms) > _JUMP_MS:
@@ -140,7 +142,7 @@ class Clock:
 
 
 class ManualClock(Clock):
-    """A clock that moves only when told to. For tests and simulations."""
+    """A clock that moves only when the program moves it. For tests and simulations."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._wall_ms = self._monotonic_ms = now_ms

@@ -1,8 +1,8 @@
-"""A result that is not there yet, cheap enough for every request.
+"""A pending result, cheap enough for every request.
 
 A `Completion` is awaited like an asyncio future, by any task. A driver that steps a coroutine by hand (see
 `http/drive.py`) receives the completion itself and is called back directly, without a task and without a trip through
-the event loop: that is what makes a durable append cost microseconds of our own.
+the event loop. A durable append then costs only microseconds of CPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Completion(Generic[T]):
         self._callback: Callable[[], object] | None = None
 
     def set(self, value: T | None, error: BaseException | None = None) -> None:
-        if self._done:  # the waiter gave up before
+        if self._done:  # the waiter was cancelled
             return
         self._value = value
         self._error = error
@@ -58,11 +58,11 @@ class Completion(Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         if not self._done:
-            self._asyncio_future_blocking = True  # how a task knows that it may wait for what was yielded
+            self._asyncio_future_blocking = True  # tells a task that it may wait for the yielded object
             yield self
         return self.result()
 
-    # -- what an asyncio task needs to wait for it
+    # -- the interface that an asyncio task needs
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         return self._loop or asyncio.get_running_loop()
@@ -72,7 +72,7 @@ class Completion(Generic[T]):
         self.on_done(lambda: loop.call_soon(callback, self, context=context))
 
     def remove_done_callback(self, callback: Callable[[Any], object]) -> int:
-        """The waiter looks away; there is only one."""
+        """Forget the waiter; there is only one."""
         waited = self._callback is not None
         self._callback = None
         return int(waited)
@@ -81,13 +81,13 @@ class Completion(Generic[T]):
         return isinstance(self._error, asyncio.CancelledError)
 
     def exception(self) -> BaseException | None:
-        """What `result` would raise; for `asyncio.gather` and `asyncio.wait`."""
+        """The error that `result` would raise; for `asyncio.gather` and `asyncio.wait`."""
         if isinstance(self._error, asyncio.CancelledError):
             raise self._error
         return self._error
 
     def cancel(self, msg: object = None) -> bool:
-        """The waiter gives up. What was asked for happens all the same; nobody hears of it."""
+        """Cancel the waiter. The command still runs; its result is dropped."""
         if self._done:
             return False
         self.set(None, asyncio.CancelledError())

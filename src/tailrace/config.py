@@ -1,8 +1,8 @@
-"""How a server is set up: `tailrace.toml`, then the environment, then the command line; the later wins.
+"""The configuration of a server: `tailrace.toml`, overridden by the environment, overridden by the command line.
 
-Every setting is a field of `Config`; ``TAILRACE_<FIELD>`` in the environment sets it too. Fields of a section, which
-the file has as ``[topics]``, are ``TAILRACE_TOPICS_<FIELD>`` there. Outside issuers and the options of cold storage
-only the file can have.
+Every setting is a field of `Config`, and ``TAILRACE_<FIELD>`` in the environment. A field of a section, such as
+``[topics]`` in the file, is ``TAILRACE_TOPICS_<FIELD>`` there. External issuers and the options of cold storage can
+only be set in the file.
 """
 
 from __future__ import annotations
@@ -33,57 +33,59 @@ _origin = re.compile(rf"([a-z][a-z0-9+.-]{{0,30}})://{_HOST}", re.ASCII | re.IGN
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 
-class Http(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The section `[http]`: which Hosts and which pages' Origins are served; see `http/origins.py`."""
+class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The section `[http]`: the accepted Host and Origin headers; see `http/origins.py`."""
 
-    allowed_hosts: tuple[str, ...] = ()  # names, with or without a port; in dev mode besides loopback names
+    allowed_hosts: tuple[str, ...] = ()  # names, with or without a port; in dev mode in addition to loopback names
     allowed_origins: tuple[str, ...] = ()  # scheme://name[:port]; "*": all, for requests without Basic credentials
 
 
-class Topics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The section `[topics]`; its names are without units because others chose them."""
+class TopicsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The section `[topics]`; its names have no units, for compatibility."""
 
-    default_consume_timeout: float = limits.CONSUME_TIMEOUT_S  # seconds a consume waits for messages, unless told
-    max_consume_timeout: float = limits.CONSUME_TIMEOUT_S_MAX  # and the most it can be told
+    default_consume_timeout: float = limits.CONSUME_TIMEOUT_S  # seconds a consume waits for messages by default
+    max_consume_timeout: float = limits.CONSUME_TIMEOUT_S_MAX  # and at most
     allow_user_role_consume: bool = False  # whether the role user may consume and acknowledge
 
 
-class Issuer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One of `[[auth.issuers]]`: somebody else whose tokens are taken."""
+class IssuerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of `[[auth.issuers]]`: an external issuer whose tokens are accepted."""
 
-    issuer: str  # the claim iss
-    jwks_url: str  # where its keys are; https, or http on this machine
-    audience: str  # what the claim aud must hold
-    name_claim: str = "sub"  # which claim names the principal
-    role_claim: str = "role"  # which one has the role, or several
-    roles: dict[str, str] = {}  # their word to our role; empty: they use our words
-    default_role: str | None = None  # of those whose claim says nothing known; None: they are refused
-    link_users: bool = False  # a token that bears a user's name is that user; otherwise it is refused
+    issuer: str  # the value of the claim iss
+    jwks_url: str  # the URL of its keys; https, or http on this machine
+    audience: str  # the value that the claim aud must contain
+    name_claim: str = "sub"  # the claim with the principal's name
+    role_claim: str = "role"  # the claim with the role, or several roles
+    roles: dict[str, str] = {}  # maps the issuer's roles to ours; empty: the issuer uses our names
+    default_role: str | None = None  # for tokens without a known role; None: such tokens are rejected
+    link_users: bool = False  # accept a token with the name of a user as that user; otherwise it is rejected
 
 
-class Auth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The section `[auth]`."""
 
-    access_token_s: int = 3_600  # how long the token of a login lasts
-    refresh_token_s: int = 7 * 24 * 3_600  # and how long it can be refreshed after that was last done
-    issuers: tuple[Issuer, ...] = ()
+    access_token_s: int = limits.ACCESS_TOKEN_S  # lifetime of the access token of a login
+    refresh_token_s: int = limits.REFRESH_TOKEN_S  # a session ends this long after its last refresh
+    issuers: tuple[IssuerConfig, ...] = ()
 
 
-class Cold(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The section `[cold]`: where history goes that is no longer hot."""
+class ColdConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The section `[cold]`: where history is moved that is trimmed from the database."""
 
-    url: str | None = None  # a directory, or s3://bucket/prefix; None: the directory `cold` in that of the database
-    cache_bytes: int = limits.SHELF_BYTES  # of what was read from it, kept in memory
-    options: dict[str, str] = {}  # for object storage: AWS_ENDPOINT_URL and so on; the environment counts too
+    url: str | None = None  # a directory, or s3://bucket/prefix; None: the directory `cold` in the data directory
+    cache_bytes: int = limits.COLD_CACHE_BYTES  # memory of the cold cache
+    options: dict[str, str] = {}  # for object storage: AWS_ENDPOINT_URL and so on, in addition to the environment
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     data: str = "data"  # the directory of the database
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
-    dev: bool = False  # loopback only, everyone is let in
-    token: str | None = None  # what a client must send as "Authorization: Bearer ..."
-    public_url: str | None = None  # how clients reach this server, where it is not what they put into Host
+    dev: bool = False  # dev mode: authentication is off, loopback only
+    token: str | None = None  # the server token, sent as "Authorization: Bearer ..."
+    public_url: str | None = (
+        None  # the URL at which clients reach this server, if it is not the one in their Host header
+    )
     tls_certificate: str | None = None
     tls_key: str | None = None
     long_poll_timeout_s: float = limits.LONG_POLL_TIMEOUT_S
@@ -92,21 +94,28 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     body_bytes_max: int = limits.BODY_BYTES_MAX
     connections_max: int = limits.CONNECTIONS_MAX
     unsent_bytes_max: int = limits.UNSENT_BYTES_MAX
-    webhook_allow_private: bool = False  # let webhooks go to private addresses; loopback by http is always let in --dev
+    webhook_allow_private: bool = (
+        False  # allow webhooks to private addresses; http to loopback is always allowed in dev mode
+    )
     log_format: str = "text"  # one of LOG_FORMATS
     log_level: str = "info"  # one of LOG_LEVELS
-    http: Http = Http()
-    topics: Topics = Topics()
-    auth: Auth = Auth()
-    cold: Cold = Cold()
+    http: HttpConfig = HttpConfig()
+    topics: TopicsConfig = TopicsConfig()
+    auth: AuthConfig = AuthConfig()
+    cold: ColdConfig = ColdConfig()
 
 
-SECTIONS: dict[str, type[msgspec.Struct]] = {"http": Http, "topics": Topics, "auth": Auth, "cold": Cold}
-LISTS = frozenset((("http", "allowed_hosts"), ("http", "allowed_origins")))  # commas between them, in the environment
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "http": HttpConfig,
+    "topics": TopicsConfig,
+    "auth": AuthConfig,
+    "cold": ColdConfig,
+}
+LISTS = frozenset((("http", "allowed_hosts"), ("http", "allowed_origins")))  # comma-separated in the environment
 
 
-def load(path: str | None = None, *, environ: Mapping[str, str] = os.environ, **given: Any) -> Config:
-    """The settings of `path` (tailrace.toml if it is there), the environment and what was `given`."""
+def load(path: str | None = None, *, environ: Mapping[str, str] = os.environ, **overrides: Any) -> Config:
+    """The settings of `path` (by default tailrace.toml, if it exists), the environment and `overrides`."""
     settings: dict[str, Any] = {}
     file = Path(path or "tailrace.toml")
     if path is not None or file.is_file():
@@ -119,14 +128,14 @@ def load(path: str | None = None, *, environ: Mapping[str, str] = os.environ, **
         if (section, name) in LISTS and text is not None:
             text = [each.strip() for each in text.split(",") if each.strip()]
         if section:  # on the command line a setting of a section has the section's name before its own
-            text = given.pop(f"{section}_{name}", None) or text
+            text = overrides.pop(f"{section}_{name}", None) or text
         if text is None:
             continue
         if not section:
             settings[name] = text
         elif isinstance(inner := settings.setdefault(section, {}), dict):
             inner[name] = text
-    settings.update({name: value for name, value in given.items() if value is not None})
+    settings.update({name: value for name, value in overrides.items() if value is not None})
     try:
         config = msgspec.convert(settings, Config, strict=False)
     except msgspec.ValidationError as error:
@@ -135,7 +144,7 @@ def load(path: str | None = None, *, environ: Mapping[str, str] = os.environ, **
 
 
 def _names() -> Iterator[tuple[str, str]]:
-    """Section (or nothing) and name of each setting that the environment can have."""
+    """Section (or "") and name of each setting that the environment can set."""
     for field in msgspec.structs.fields(Config):
         inner = SECTIONS.get(field.name)
         if inner is None:
@@ -153,8 +162,8 @@ def _checked(config: Config) -> Config:
     check_token(config.token)
     if config.dev and config.host not in LOOPBACK:
         raise Invalid(
-            f"--dev lets everyone in, so it listens on loopback only, not on {config.host!r}; "
-            f"leave --dev out and set a token to serve others"
+            f"in dev mode authentication is off, so the server listens on loopback only, not on {config.host!r}; "
+            f"leave --dev out and set a token to serve other machines"
         )
     for name in (
         "long_poll_timeout_s",
@@ -171,15 +180,17 @@ def _checked(config: Config) -> Config:
     _check_http(config)
     _check_topics(config.topics)
     _check_cold_url(config.cold.url)
-    if config.cold.cache_bytes < limits.SHELF_BYTES_MIN:
-        raise Invalid(f"cold.cache_bytes {config.cold.cache_bytes} is too little; use {limits.SHELF_BYTES_MIN} or more")
+    if config.cold.cache_bytes < limits.COLD_CACHE_BYTES_MIN:
+        raise Invalid(
+            f"cold.cache_bytes {config.cold.cache_bytes} is too little; use {limits.COLD_CACHE_BYTES_MIN} or more"
+        )
     _check_positive("auth.access_token_s", config.auth.access_token_s)
     _check_positive("auth.refresh_token_s", config.auth.refresh_token_s)
     for issuer in config.auth.issuers:
         _check_issuer(issuer)
     names = [issuer.issuer for issuer in config.auth.issuers]
     if len(set(names)) != len(names):
-        raise Invalid("auth.issuers has the same issuer twice; leave one of them")
+        raise Invalid("auth.issuers has the same issuer twice; remove one of them")
     return config
 
 
@@ -189,41 +200,43 @@ def _check_positive(name: str, value: float) -> None:
 
 
 def _check_cold_url(url: str | None) -> None:
-    """Tell at the start, not at the first read. A URL that may have keys in it is not repeated."""
+    """Fail at the start, not at the first read. A URL that may contain keys is not repeated in the error."""
     if url is None:
         return
     if not url:
         raise Invalid("cold.url is empty; give a directory, file:///... or s3://bucket/prefix")
-    scheme, apart, rest = url.partition("://")
-    if not apart:
+    scheme, separator, rest = url.partition("://")
+    if not separator:
         return  # a directory
     host = rest.partition("/")[0]
     if scheme not in ("file", "s3", "s3a"):
-        raise Invalid(f"cold.url does not know {scheme[:20]}://; give a directory, file:///... or s3://bucket/prefix")
-    # A secret may have slashes in it, and then no parser of URLs takes it for one.
+        raise Invalid(f"cold.url does not support {scheme[:20]}://; use a directory, file:///... or s3://bucket/prefix")
+    # A secret may contain slashes; a URL parser would not recognise it as a password then.
     if "@" in host or (scheme != "file" and ("@" in rest or ":" in host)):
         raise Invalid(
-            f"cold.url has keys in it ({scheme}://…@…), and is told to everyone who may read; "
+            f"cold.url contains credentials ({scheme}://…@…), and every principal that may read can see it; "
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead"
         )
     if scheme != "file" and (not host or "?" in rest or "#" in rest):
-        raise Invalid("cold.url is no URL of a bucket; write s3://bucket/prefix, settings go into cold.options")
+        raise Invalid(
+            "cold.url is not the URL of a bucket; write s3://bucket/prefix, and put options into cold.options"
+        )
     if scheme == "file" and host not in ("", "localhost"):
         raise Invalid(f"cold.url {url!r} names another machine; a local directory is file:///path, with three slashes")
 
 
 def check_token(token: str | None) -> None:
-    """Raise where the server's token could be guessed: it may do everything."""
+    """Raise if the server token is too easy to guess: it has all permissions."""
     if token and len(token) < limits.SERVER_TOKEN_CHARACTERS_MIN:
         raise Invalid(
             f"the token has {len(token)} characters, and needs at least {limits.SERVER_TOKEN_CHARACTERS_MIN}, since it "
-            "may do everything; make one with: openssl rand -hex 32",
+            "grants all permissions; make one with: openssl rand -hex 32",
             code="WEAK_TOKEN",
         )
 
 
 def origin_of(text: str) -> str | None:
-    """An origin as it is compared, ``scheme://name[:port]`` without a default port; None if it is none."""
+    """An origin in canonical form, ``scheme://name[:port]`` without a default port; None if it is not an origin."""
     match = _origin(text)
     if match is None:
         return None
@@ -232,7 +245,7 @@ def origin_of(text: str) -> str | None:
 
 
 def host_of(text: str) -> tuple[str, str | None] | None:
-    """Name and port of a Host field; None if it is none."""
+    """Name and port of a Host header; None if it is malformed."""
     match = _host(text)
     return None if match is None else (match[1].lower().removesuffix("."), match[2])
 
@@ -240,7 +253,7 @@ def host_of(text: str) -> tuple[str, str | None] | None:
 def _check_http(config: Config) -> None:
     for text in config.http.allowed_hosts:
         if host_of(text) is None:
-            raise Invalid(f"http.allowed_hosts: {text[:100]!r} is no host name; write name or name:port")
+            raise Invalid(f"http.allowed_hosts: {text[:100]!r} is not a host name; write name or name:port")
     for text in config.http.allowed_origins:
         if text == "*" and config.dev:
             raise Invalid(
@@ -249,12 +262,12 @@ def _check_http(config: Config) -> None:
             )
         if text != "*" and origin_of(text) is None:
             raise Invalid(
-                f"http.allowed_origins: {text[:100]!r} is no origin; write scheme://name[:port] without a path, as in "
-                "https://app.example.com"
+                f"http.allowed_origins: {text[:100]!r} is not an origin; write scheme://name[:port] without a path, "
+                "as in https://app.example.com"
             )
 
 
-def _check_topics(topics: Topics) -> None:
+def _check_topics(topics: TopicsConfig) -> None:
     longest = topics.max_consume_timeout
     if not 0 < longest <= limits.CONSUME_TIMEOUT_S_MAX:
         raise Invalid(
@@ -268,12 +281,14 @@ def _check_topics(topics: Topics) -> None:
         )
 
 
-def _check_issuer(issuer: Issuer) -> None:
+def _check_issuer(issuer: IssuerConfig) -> None:
     where = f"auth.issuers, {issuer.issuer!r}"
     if not issuer.issuer or issuer.issuer == "tailrace":
-        raise Invalid(f"{where}: issuer must be what the tokens have as iss, and not 'tailrace', which is this server")
+        raise Invalid(f"{where}: issuer must be the claim iss of the tokens, and not 'tailrace', which is this server")
     if not issuer.audience:
-        raise Invalid(f"{where}: audience is empty; name what the tokens are made for, or any token of theirs would do")
+        raise Invalid(
+            f"{where}: audience is empty, so any token of the issuer would be accepted; set the claim aud to expect"
+        )
     url = urlsplit(issuer.jwks_url)
     if not url.hostname or not (url.scheme == "https" or (url.scheme == "http" and url.hostname in LOOPBACK)):
         raise Invalid(f"{where}: jwks_url {issuer.jwks_url!r} must be https, or http on this machine")
@@ -281,4 +296,4 @@ def _check_issuer(issuer: Issuer) -> None:
         if role not in ROLES:
             raise Invalid(f"{where}: there is no role {role!r}; use {', '.join(ROLES)}")
         if role == "system":
-            raise Invalid(f"{where}: the role system is not given to outsiders; use dba at most")
+            raise Invalid(f"{where}: an external issuer cannot grant the role system; use dba at most")

@@ -1,4 +1,4 @@
-"""Wires, opens and closes the parts of a database; `execute` and `aexecute` are the way in for every front door."""
+"""Wires, opens and closes the parts of a database; every API runs its commands by `execute` or `aexecute`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from tailrace.clock import Clock, Jump
 from tailrace.command import Command, Query
 from tailrace.completion import Completion
 from tailrace.config import Config
-from tailrace.embedded import TableOperations
+from tailrace.embedded import EmbeddedOperations
 from tailrace.errors import Error, Invalid, Unavailable
+from tailrace.housekeeping import Housekeeper
 from tailrace.jobs import sweep as jobs
 from tailrace.jobs.identity import Identify, LastTime, Noted, NoteTime, Provision, Provisioned
-from tailrace.log.cold import Missing, Tier
+from tailrace.log.cold import ColdMiss, ColdRange
 from tailrace.log.entry import Entry
 from tailrace.log.tail import HOUSEKEEPING, Tail
 from tailrace.metrics import Metrics
@@ -32,63 +33,64 @@ from tailrace.runner import Done, Runner
 from tailrace.sql.result import Result
 from tailrace.storage.engine import Engine
 from tailrace.storage.sqlite import SqliteEngine
-from tailrace.streams.sweep import Due, Expire, FindDue, Probe, Reclaim, Trim
+from tailrace.streams import sweep as streams
 from tailrace.tables import sweep as tables
 from tailrace.tables.export import Exports
 from tailrace.topics import sweep as topics
 from tailrace.topics.router import route
 
 if TYPE_CHECKING:
-    from tailrace.backup import Made
+    from tailrace.backup import BackupResult
 
 T = TypeVar("T")
-FETCHES_MAX = 200  # from cold storage for one answer; each brings it further
+# In this order: entries that tables and topics let go of are removed by the last task of streams.
+TASKS = (*tables.TASKS, *topics.TASKS, *jobs.TASKS, *streams.TASKS)
 logger = logging.getLogger("tailrace.database")
 
 
-class Answer(Result):
-    """The result of the last of some statements; `results` has those of all."""
+class SqlResult(Result):
+    """The result of the last statement; `results` has the results of all statements."""
 
     results: list[Result] = []
 
 
 class ColdStorage:
-    """Where a database's cold storage is, and what was read from it lately. What it needs is imported by the first who
-    reads history that is no longer hot."""
+    """The cold storage of a database, with its cache. Its dependencies are imported by the first read of trimmed
+    history."""
 
     def __init__(
-        self, url: str, *, options: Mapping[str, str] | None = None, cache_bytes: int = limits.SHELF_BYTES
+        self, url: str, *, options: Mapping[str, str] | None = None, cache_bytes: int = limits.COLD_CACHE_BYTES
     ) -> None:
         self.url = url
-        self.options = dict(options or {})  # keys may be in them: not to be logged
+        self.options = dict(options or {})  # may contain credentials: never logged
         self._cache_bytes = cache_bytes
-        self._shelf: Any = None
+        self._cache: Any = None
         self._opening = threading.Lock()
 
-    def run(self, tier: Tier, position: int) -> list[Entry]:
-        """As `log.cold.Shelf`."""
-        if self._shelf is None:
-            raise Missing(tier, position)
-        return self._shelf.run(tier, position)  # type: ignore[no-any-return]
+    def segment(self, tier: ColdRange, position: int) -> list[Entry]:
+        """As `log.cold.ColdReader`."""
+        if self._cache is None:
+            raise ColdMiss(tier, position)
+        return self._cache.segment(tier, position)  # type: ignore[no-any-return]
 
-    def first_since(self, tier: Tier, at_ms: int) -> int:
-        """As `log.cold.Shelf`."""
-        if self._shelf is None:
-            raise Missing(tier, tier.start, at_ms)
-        return self._shelf.first_since(tier, at_ms)  # type: ignore[no-any-return]
+    def first_since(self, tier: ColdRange, at_ms: int) -> int:
+        """As `log.cold.ColdReader`."""
+        if self._cache is None:
+            raise ColdMiss(tier, tier.start, at_ms)
+        return self._cache.first_since(tier, at_ms)  # type: ignore[no-any-return]
 
-    def fetch(self, missing: Missing) -> None:
-        """As `log.cold.Shelf`."""
+    def fetch(self, missing: ColdMiss) -> None:
+        """As `log.cold.ColdReader`."""
         with self._opening:
-            if self._shelf is None:
-                from tailrace.cold.shelf import Shelf
+            if self._cache is None:
+                from tailrace.cold.cache import ColdCache
                 from tailrace.cold.store import Store
 
-                self._shelf = Shelf(Store(self.url, self.options), capacity_bytes=self._cache_bytes)
-        self._shelf.fetch(missing)
+                self._cache = ColdCache(Store(self.url, self.options), capacity_bytes=self._cache_bytes)
+        self._cache.fetch(missing)
 
 
-class Database(TableOperations):
+class Database(EmbeddedOperations):
     """An open database. Thread-safe; one process at a time."""
 
     def __init__(
@@ -111,28 +113,25 @@ class Database(TableOperations):
         self._attaching = threading.Lock()
         self._cold_threads: ThreadPoolExecutor | None = None
         self._cold_waiting = 0  # requests of the loop
-        self._closing = threading.Event()
-        self._work = threading.Event()  # set when a commit has left work for the housekeeping
-        self._tables_after: tables.Place | None = None  # how far the housekeeping has looked
-        self._streams_after: str | None = None
-        self._topics_after: int | None = None
-        self._jobs_after: jobs.Place | None = None
-        self._housekeeper: threading.Thread | None = None
+        self._housekeeper = Housekeeper(
+            TASKS,
+            self.execute,
+            self.metrics,
+            before=(self._watch_clock, self._probe),
+            after=(self._note_time,),
+        )
         self._jump: Jump | None = None  # of the clock, as housekeeping has seen it last
         try:
             self._noted = self.execute(LastTime()) or Noted(0)  # the time as it was recorded last
             self.clock.resume(self._noted.settled_ms or None, self._noted.seen_ms)
             self._provisioned = self._provision()
         except BaseException:
-            engine.close()  # a database that is damaged, say: its lock is not left behind
+            engine.close()  # for example a damaged database: its lock is not left behind
             raise
         self._noted_commits = self.metrics.commits
         if housekeeping_s is not None:
-            self.tail.subscribe(HOUSEKEEPING, lambda notices: self._work.set())
-            self._housekeeper = threading.Thread(
-                target=self._keep_house, args=(housekeeping_s,), name="tailrace-housekeeping", daemon=True
-            )
-            self._housekeeper.start()
+            self.tail.subscribe(HOUSEKEEPING, lambda notices: self._housekeeper.wake())
+            self._housekeeper.start(housekeeping_s)
 
     # -- commands and queries
 
@@ -153,7 +152,7 @@ class Database(TableOperations):
         audit = None
         if command.permission not in principal.plain:
             command, audit = admit(command, principal)
-        # Asking asyncio which loop runs here takes longer than all the rest of this.
+        # Asking asyncio for the running loop takes longer than the rest of this method.
         if self._loop is None or self._thread != threading.get_ident() or not self._loop.is_running():
             self._attach_here()
         completion: Completion[T] = Completion(self._loop)
@@ -170,43 +169,43 @@ class Database(TableOperations):
             completion.set(self._query(command))
         except Error as error:
             completion.set(None, error)
-        except Missing as missing:
-            return self._apart(self._answer, command, missing)
+        except ColdMiss as missing:
+            return self._offload_cold(self._answer, command, missing)
         return completion
 
     def _query(self, query: Query[T]) -> T:
         self.metrics.queries += 1
         with self._engine.reader(self.clock.now_ms(), single=query.single) as reader:
             reader.lag_ms = self.clock.lag_ms
-            reader.shelf = self.cold
+            reader.cold = self.cold
             reader.exports = self.exports
             return query.run(reader)
 
-    # -- what needs cold storage is tried, told what is missing, and tried again when that was fetched
+    # -- reads of cold storage: on `ColdMiss` the segment is fetched, and the query or command runs again
 
-    def _answer(self, query: Query[T], missing: Missing | None = None) -> T:
-        for _ in range(FETCHES_MAX):
+    def _answer(self, query: Query[T], missing: ColdMiss | None = None) -> T:
+        for _ in range(limits.COLD_FETCHES_MAX):
             if missing is not None:
                 self._fetch(missing)
             try:
                 return self._query(query)
-            except Missing as error:
+            except ColdMiss as error:
                 missing = error
         raise _not_found(missing)
 
     def _run(self, command: Command[T], by: str) -> T:
-        missing: Missing | None = None
-        for _ in range(FETCHES_MAX):
+        missing: ColdMiss | None = None
+        for _ in range(limits.COLD_FETCHES_MAX):
             try:
                 return self._runner.execute(command, by)
-            except Missing as error:
+            except ColdMiss as error:
                 missing = error
             self._fetch(missing)
         raise _not_found(missing)
 
     def _settle(self, command: Command[Any], by: str, done: Done, value: Any, error: BaseException | None) -> None:
-        """A command that was submitted has run: it is done, or to be run again in a thread that may wait."""
-        if not isinstance(error, Missing):
+        """Complete a submitted command, or run it again in a thread that may wait for cold storage."""
+        if not isinstance(error, ColdMiss):
             done(value, error)
             return
         loop = self._loop
@@ -217,17 +216,17 @@ class Database(TableOperations):
             try:
                 self._fetch(error)
                 value = self._run(command, by)
-            except BaseException as raised:  # whoever waits is told, whatever it is
+            except BaseException as raised:  # every error reaches the caller
                 failure = raised
             loop.call_soon_threadsafe(done, value, failure)
 
         try:
-            self._apart(again)
+            self._offload_cold(again)
         except Error as refused:
             done(None, refused)
 
-    def _apart(self, work: Callable[..., T], *args: Any) -> Awaitable[T]:
-        """Do what waits for cold storage in threads of its own: others would wait with it."""
+    def _offload_cold(self, work: Callable[..., T], *args: Any) -> Awaitable[T]:
+        """Run work that waits for cold storage in its own threads, so that other work does not wait with it."""
         assert self._loop is not None
         if self._cold_threads is None:
             self._cold_threads = ThreadPoolExecutor(limits.COLD_THREADS, "tailrace-cold")
@@ -237,13 +236,13 @@ class Database(TableOperations):
             )
         self._cold_waiting += 1
         future = self._loop.run_in_executor(self._cold_threads, work, *args)
-        future.add_done_callback(self._came_back)
+        future.add_done_callback(self._cold_done)
         return future
 
-    def _came_back(self, future: Any) -> None:
+    def _cold_done(self, future: Any) -> None:
         self._cold_waiting -= 1
 
-    def _fetch(self, missing: Missing) -> None:
+    def _fetch(self, missing: ColdMiss) -> None:
         assert self.cold is not None, "nothing is missing where there is no cold storage"
         self.metrics.cold_reads += 1
         try:
@@ -252,18 +251,18 @@ class Database(TableOperations):
             self.metrics.cold_failures += 1
             raise
 
-    def sql(self, text: str, params: Sequence[Any] = (), principal: Principal = SYSTEM) -> Answer:
-        """Run SQL statements, each a transaction of its own; the result of the last, with `results` of all. The first
-        that fails ends the run: its error has `line`, `column`, and `done`, the results of those before it.
+    def sql(self, text: str, params: Sequence[Any] = (), principal: Principal = SYSTEM) -> SqlResult:
+        """Run SQL statements, each in its own transaction; returns the last result, with `results` of all. The first
+        failure ends the run: its error has `line`, `column`, and `done`, the results of the statements before it.
 
         >>> db.sql("SELECT * FROM orders WHERE amount > ?", [10]).rows
         [{'id': 'o-1', 'amount': 12}]
         """
-        from tailrace.sql.session import Session  # what it needs takes long to import, and few ask
+        from tailrace.sql.session import Session  # slow to import, and rarely used
 
-        results = Session(lambda asked: self.execute(asked, principal), caller=principal.name).run(text, params)
+        results = Session(lambda command: self.execute(command, principal), caller=principal.name).run(text, params)
         last = results[-1] if results else Result("")
-        return Answer(last.statement, last.columns, last.rows, last.row_count, last.message, last.facts, results)
+        return SqlResult(last.statement, last.columns, last.rows, last.row_count, last.message, last.facts, results)
 
     def backup(
         self,
@@ -272,10 +271,10 @@ class Database(TableOperations):
         keep: int | None = None,
         deep: bool = False,
         on_progress: Callable[[str, int, int], None] | None = None,
-    ) -> Made:
+    ) -> BackupResult:
         """Back the database up with its cold storage, while it is in use: into a directory, an archive or
-        `s3://bucket/prefix`. What the target has already is not stored again. `tailrace.backup.restore` is the way
-        back.
+        `s3://bucket/prefix`. Chunks that the target has already are not stored again. Restore it with
+        `tailrace.backup.restore`.
 
         >>> db.backup("backups", keep=7).manifest.id
         '20260416T120000-000-3f9a'
@@ -288,16 +287,16 @@ class Database(TableOperations):
         store = Store(self.cold.url, self.cold.options)
         return back_up(self._engine, target, cold=store, keep=keep, deep=deep, on_progress=on_progress)
 
-    # -- life
+    # -- opening and closing
 
     @property
     def identity(self) -> str:
-        """What tells this database from every other, copies of its files apart; assigned when it is first opened."""
+        """The unique id of this database, assigned when it is first opened. Copies of its files have the same id."""
         return self.execute(Identify())
 
     def _provision(self) -> bool:
-        """Make what every database has from its beginning; whether it is there. A database that cannot be written now
-        is opened all the same: reads go on, and housekeeping tries again."""
+        """Create the objects that every database has; True if they exist. A database that cannot be written now is
+        opened all the same: reads work, and housekeeping tries again."""
         try:
             if not self.execute(Provisioned()):
                 self.execute(Provision())
@@ -308,25 +307,25 @@ class Database(TableOperations):
 
     @property
     def stopped(self) -> Error | None:
-        """Why no more writes are taken, if so."""
+        """The error that stopped all writes, if any."""
         return self._runner.stopped
 
     @property
     def trouble(self) -> Error | None:
-        """Why the last commit failed, if it did and writes are still tried: a full disk, say."""
+        """The error of the last commit if it failed but writes are still tried, for example on a full disk."""
         return self._runner.trouble
 
     def verify(self) -> None:
-        """Stop writes if the files of the database are gone. Done after each commit too."""
+        """Stop writes if the files of the database are gone. Every commit checks this too."""
         self._runner.verify()
 
     @property
     def waiting(self) -> int:
-        """How many writes wait for the next commit."""
+        """The number of writes that wait for the next commit."""
         return self._runner.waiting
 
     def _attach_here(self) -> None:
-        """Serve the running loop; one that was served before and is closed is let go of."""
+        """Attach to the running event loop, and detach from a closed one."""
         here = _running_loop()
         if here is None:
             raise Invalid(
@@ -353,21 +352,21 @@ class Database(TableOperations):
 
     async def aclose(self) -> None:
         """Close from the event loop, when everything submitted has been answered."""
-        await asyncio.to_thread(self._stop_housekeeping)
+        await asyncio.to_thread(self._housekeeper.stop)
         if self._loop is not None:
             await asyncio.to_thread(self._runner.detach)
-            await asyncio.sleep(0)  # answers that the committer queued on the loop
+            await asyncio.sleep(0)  # let the loop deliver the results that the committer queued
             self._loop = None
         self.close()
 
     def close(self) -> None:
         """Close. Everything acknowledged is durable already."""
         self.followers.close()
-        self._stop_housekeeping()
+        self._housekeeper.stop()
         if self._loop is not None:
             self._runner.detach()
             self._loop = None
-        with suppress(Error):  # writes may be stopped: then the next start waits before it deletes by age
+        with suppress(Error):  # writes may be stopped: the next start then waits before it deletes by age
             self._note_time()
         if self._cold_threads is not None:
             self._cold_threads.shutdown(wait=True, cancel_futures=True)
@@ -386,112 +385,12 @@ class Database(TableOperations):
     # -- housekeeping
 
     def sweep(self) -> int:
-        """Do all housekeeping that is due; how many steps it took."""
+        """Do all housekeeping that is due; the number of steps."""
         self._watch_clock()
-        # What tables and topics let go of is in logs, like what streams do: those are last.
-        return self._sweep_tables() + self._sweep_topics() + self._sweep_jobs() + self._sweep_streams()
-
-    def _sweep_tables(self) -> int:
-        steps, after = 0, None
-        while not self._closing.is_set():
-            due = self.execute(tables.FindDue(after))
-            steps += self._do_tables(due)
-            if not due.trims:  # else the same change streams may have more to trim
-                after = due.looked_at
-            if not due and after is None:
-                break
-        return steps
-
-    def _sweep_topics(self) -> int:
-        steps, after = 0, None
-        while not self._closing.is_set():
-            due = self.execute(topics.FindDue(after))
-            steps += self._do_topics(due)
-            if not due.trims:  # else the same topics may have more to trim
-                after = due.looked_at
-            if not due and after is None:
-                break
-        return steps
-
-    def _sweep_jobs(self) -> int:
-        steps, after = 0, None
-        while not self._closing.is_set():
-            due = self.execute(jobs.FindDue(after))
-            for step in due.steps:
-                self.execute(step)
-            steps += len(due.steps)
-            after = due.looked_at
-            if after is None:
-                break
-        return steps
-
-    def _sweep_streams(self) -> int:
-        steps, after = 0, None
-        while not self._closing.is_set():
-            due = self.execute(FindDue(after))
-            steps += self._do(due)
-            if not due.trims:  # else the same streams may have more to trim
-                after = due.looked_at
-            if not due and after is None:
-                break
-        return steps
-
-    def _do_tables(self, due: tables.Due) -> int:
-        steps = len(due.steps) + len(due.expiries) + len(due.trims)
-        for step in due.steps:
-            while not self.execute(step) and not self._closing.is_set():
-                steps += 1
-        for expiry in due.expiries:
-            while not self._expire(expiry) and not self._closing.is_set():
-                steps += 1
-        for trim in due.trims:
-            self.execute(trim)
-            self.metrics.trimmed += 1
-        return steps
-
-    def _do_topics(self, due: topics.Due) -> int:
-        for trim in due.trims:
-            self.metrics.messages_trimmed += self.execute(trim)
-        return len(due.trims)
-
-    def _expire(self, expiry: tables.ExpireItems) -> bool:
-        expired = self.execute(expiry)
-        self.metrics.items_expired += expired.items
-        return expired.done
-
-    def _do(self, due: Due) -> int:
-        for deadline in due.deadlines:
-            self.metrics.expired += self.execute(Expire(deadline))
-        for path in due.trims:
-            self.execute(Trim(path))
-            self.metrics.trimmed += 1
-        steps = len(due.deadlines) + len(due.trims) + len(due.garbage)
-        for log in due.garbage:
-            while not self.execute(Reclaim(log)) and not self._closing.is_set():
-                steps += 1
-        return steps
-
-    def _keep_house(self, every_s: float) -> None:
-        while True:
-            self._work.wait(every_s)
-            self._work.clear()  # before looking: what comes while we look is looked at in the next round
-            if self._closing.is_set():
-                return
-            for keep in (
-                self._watch_clock, self._probe, self._keep_tables, self._keep_topics, self._keep_jobs,
-                self._keep_streams, self._note_time,
-            ):  # fmt: skip
-                try:
-                    keep()
-                except Unavailable as error:
-                    # Nothing is lost: the lists of work are in the database, and the next round looks again.
-                    logger.warning("housekeeping waits: %s", error)
-                    break
-                except Exception:
-                    logger.exception("housekeeping failed")
+        return self._housekeeper.sweep()
 
     def _watch_clock(self) -> None:
-        """Look whether the clock has jumped, or whether a jump is confirmed or over, and report it."""
+        """Check whether the clock has jumped, or a jump is confirmed or over, and log it."""
         self.clock.observe()
         before, jump = self._jump, self.clock.jump
         self.metrics.clock_ahead_seconds = self.clock.lag_ms / 1000
@@ -510,11 +409,11 @@ class Database(TableOperations):
                 self.clock.lag_ms / 1000,
             )
         elif before is not None and jump is None:
-            logger.warning("the clock's jump is confirmed; deletion by age goes by the new time")
+            logger.warning("the clock's jump is confirmed; deletion by age uses the new time")
 
     def _note_time(self) -> None:
-        """Record the time, if there were writes and it was not recorded lately, or if there is news of a jump. An idle
-        database writes nothing."""
+        """Record the time if there were writes since the last record, or if a jump began or ended. An idle database
+        writes nothing."""
         now = Noted(self.clock.settled_ms(), self.clock.seen_ms)
         written = self.metrics.commits != self._noted_commits
         if now.seen_ms != self._noted.seen_ms or (
@@ -527,41 +426,9 @@ class Database(TableOperations):
         self._engine.examine()
         self.verify()
         if self.trouble is not None:
-            self.execute(Probe())  # whoever watches /readyz may send no writes until it is well again
+            self.execute(streams.ProbeWrite())  # clients that watch /readyz may send no writes until it succeeds
         if not self._provisioned:
             self._provisioned = self._provision()
-
-    def _keep_tables(self) -> None:
-        more = True
-        while more and not self._closing.is_set():
-            due = self.execute(tables.FindDue(self._tables_after))
-            self._do_tables(due)
-            self._tables_after, more = due.looked_at, due.more
-
-    def _keep_topics(self) -> None:
-        due = self.execute(topics.FindDue(self._topics_after))
-        self._do_topics(due)
-        self._topics_after = due.looked_at
-
-    def _keep_jobs(self) -> None:
-        due = self.execute(jobs.FindDue(self._jobs_after))
-        for step in due.steps:
-            self.execute(step)
-        self._jobs_after = due.looked_at
-
-    def _keep_streams(self) -> None:
-        more = True
-        while more and not self._closing.is_set():
-            due = self.execute(FindDue(self._streams_after))
-            self._do(due)
-            self._streams_after, more = due.looked_at, due.more
-
-    def _stop_housekeeping(self) -> None:
-        self._closing.set()
-        self._work.set()
-        if self._housekeeper is not None:
-            self._housekeeper.join()
-            self._housekeeper = None
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
@@ -572,10 +439,10 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _not_found(missing: Missing | None) -> Unavailable:
+def _not_found(missing: ColdMiss | None) -> Unavailable:
     return Unavailable(
-        f"{missing}, and what was fetched is crowded out before it can be used; try again, or give cold storage a "
-        "larger cache",
+        f"{missing}, and the cold cache is thrashing: fetched entries are evicted before they are used; try again, or "
+        "set a larger cold.cache_bytes",
         code="COLD_CACHE",
     )
 
@@ -583,9 +450,9 @@ def _not_found(missing: Missing | None) -> Unavailable:
 def open(
     path: str | os.PathLike[str], *, cold: str | ColdStorage | None = None, accept_loss: bool = False, **options: Any
 ) -> Database:
-    """Open the database in a directory; it is made if it is not there. `cold` is the URL of its cold storage, by
-    default the directory `cold` in it. `accept_loss`: a damaged write-ahead log, which is refused otherwise (`Corrupt`
-    WAL_DAMAGED), is cut off where the damage begins, and a copy of it kept.
+    """Open the database in a directory; it is created if it does not exist. `cold` is the URL of its cold storage, by
+    default the directory `cold` in it. `accept_loss`: a damaged write-ahead log is truncated where the damage begins,
+    and a copy of it is kept; otherwise it is an error (`Corrupt` WAL_DAMAGED).
 
     >>> import tailrace
     >>> db = tailrace.open("data")

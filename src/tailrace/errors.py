@@ -1,37 +1,38 @@
-"""What can go wrong in the world, as opposed to our bugs (those are assertions).
+"""The errors that callers see. Bugs of Tailrace itself are assertions.
 
 Error
-├── Invalid 400              the request is wrong in itself
-├── Unauthenticated 401      who are you
-│   └── WrongToken           not who you say
-├── Forbidden 403            you may not
+├── Invalid 400              the request is invalid
+├── Unauthenticated 401      credentials are missing
+│   └── WrongToken           credentials are wrong
+├── Forbidden 403            the principal lacks a permission or a grant
 │   └── StaleEpoch           a newer session of this producer exists
 ├── NotFound 404
 │   └── TableNotFound
-├── NotAllowed 405           this resource does not take that method
-├── Conflict 409             right in itself, but not now
-│   ├── Closed               the stream takes no more
+├── NotAllowed 405           the resource does not support the method
+├── Conflict 409             a valid request, but not in the present state
+│   ├── Closed               the stream is closed
 │   ├── SequenceGap          an earlier request of this producer is missing
 │   ├── Fenced               another holder took over
 │   ├── AlreadyClaimed       another worker holds the lease
-│   ├── InUse                there is one of that name, or it is busy with something else
-│   ├── ConditionFailed      the item is not as the condition wants it
+│   ├── InUse                the name is taken, or the object is busy
+│   ├── ConditionFailed      the condition on the item is false
 │   ├── TransactionCanceled  one of a transaction's conditions failed; carries a reason per action
 │   └── TokenMismatch        a client request token was used for something else
 ├── Gone 410
-│   ├── Trimmed              the position is below what is retained
+│   ├── Trimmed              the position is no longer retained
 │   └── IteratorExpired      a shard iterator is too old
 ├── TooLarge 413
-├── WrongType 415            the body is of another content type than is taken here
+├── WrongType 415            the content type of the body is not accepted
 ├── TooMany 429
-│   ├── LimitExceeded        of tables, indexes, tags: more than a database may have
-│   └── Slowed               too many wrong passwords; carries how long to wait
+│   ├── LimitExceeded        more tables, indexes or tags than a database may have
+│   └── LoginThrottled       too many wrong passwords; carries how long to wait
+├── ExtraMissing 501         the feature needs a package that is not installed
 ├── Unavailable 503          try again; nothing was written, or the outcome is unknown and a retry is safe
-├── Damaged 500              something in cold storage cannot be read; fails who asks, and nobody else
+├── Damaged 500              a file in cold storage cannot be read; other requests are not affected
 └── Corrupt 500              stops the writer
 
-Each says what was wrong with which value and how to put it right. The status sits on the class; what a
-protocol adds (headers, body shape) lives in `http/errors.py` alone.
+Each message says which value was wrong, and how to fix it. The status sits on the class; what a protocol adds
+(headers, body shape) is in `http/errors.py` alone.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from typing import Any, ClassVar
 
 
 class Error(Exception):
-    """The root. `code` is stable and machine-readable; the message is for people; `facts` is what a program wants to
-    know besides."""
+    """The root. `code` is stable and machine-readable, the message is for people, and `facts` has further values for
+    programs."""
 
     status: ClassVar[int] = 500
     code: str = "INTERNAL"
@@ -69,7 +70,7 @@ class Unauthenticated(Error):
 
 
 class WrongToken(Unauthenticated):
-    """Credentials were sent, but not the right ones."""
+    """The credentials are wrong."""
 
     code = "WRONG_TOKEN"
 
@@ -98,7 +99,7 @@ class TableNotFound(NotFound):
     code = "TABLE_NOT_FOUND"
 
     def __init__(self, name: str, message: str | None = None) -> None:
-        super().__init__(message or f"there is no table {name!r}; create it, or list tables to see what there is")
+        super().__init__(message or f"there is no table {name!r}; create it, or list the tables")
         self.name = name
 
 
@@ -129,7 +130,7 @@ class SequenceGap(Conflict):
 
     def __init__(self, *, expected: int, received: int) -> None:
         super().__init__(
-            f"producer sequence {received} leaves a gap, {expected} is expected; send what is missing first"
+            f"producer sequence {received} leaves a gap, {expected} is expected; send the missing requests first"
         )
         self.expected = expected
         self.received = received
@@ -157,7 +158,7 @@ class ConditionFailed(Conflict):
 
     def __init__(self, item: Any = None) -> None:
         super().__init__("The conditional request failed")
-        self.item = item  # as it is, where it was asked for
+        self.item = item  # the stored item, if the caller requested it
 
 
 class TransactionCanceled(Conflict):
@@ -185,7 +186,7 @@ class Trimmed(Gone):
 
     def __init__(self, *, requested: int, earliest: int, offset: str, noun: str = "position") -> None:
         message = f"{noun} {requested} is no longer retained; the earliest offset is {offset}"
-        if noun == "sequence":  # whoever names one asked for what comes after it
+        if noun == "sequence":  # the caller reads after a sequence, not at it
             message = (
                 f"sequence {requested - 1} is no longer retained; the oldest is {earliest}: read after {earliest - 1} "
                 "or from the beginning with after=None"
@@ -205,7 +206,7 @@ class TooLarge(Error):
 
 
 class WrongType(Error):
-    """The body's Content-Type is missing, or not one that is taken here."""
+    """The Content-Type of the body is missing or not accepted."""
 
     status = 415
     code = "WRONG_CONTENT_TYPE"
@@ -220,12 +221,19 @@ class LimitExceeded(TooMany):
     code = "LIMIT_EXCEEDED"
 
 
-class Slowed(TooMany):
+class LoginThrottled(TooMany):
     code = "TOO_MANY_ATTEMPTS"
 
     def __init__(self, wait_s: float) -> None:
         self.retry_after_s = max(1, math.ceil(wait_s))
         super().__init__(f"too many attempts with wrong credentials; wait {self.retry_after_s} s and try again")
+
+
+class ExtraMissing(Error):
+    """The feature belongs to an extra (`tailrace.extras`) whose packages are not installed."""
+
+    status = 501
+    code = "EXTRA_MISSING"
 
 
 class Unavailable(Error):
@@ -234,7 +242,7 @@ class Unavailable(Error):
 
 
 class Damaged(Error):
-    """Something in cold storage cannot be read. The database itself is well, and goes on."""
+    """A file in cold storage cannot be read. The database itself is not affected."""
 
     status = 500
     code = "COLD_DAMAGED"

@@ -1,4 +1,4 @@
-"""Named places where a test can make the process die or an operation fail.
+"""Named points in the code where a test can kill the process or make an operation fail.
 
 A failpoint does nothing unless it was armed, by `arm()` or by the environment:
 ``TAILRACE_FAILPOINTS="commit.synced=kill@3"`` kills the process (SIGKILL) at the third pass. Actions are `kill`
@@ -13,13 +13,13 @@ from typing import Final
 
 from tailrace.errors import Error
 
-# Every place, in the order in which a write passes them, with what is true there.
+# Every failpoint, in the order in which a write passes them, with the state at that point.
 NAMES: Final = {
     "batch.begun": "a transaction is open, no command has run",
     "command.ran": "a command has run, its writes are buffered",
     "batch.flushed": "the rows are in the transaction, COMMIT has not been called",
-    "commit.synced": "the commit is durable, nobody has been told",
-    "batch.told": "the answers are handed to their doors, waiters are not woken yet",
+    "commit.synced": "the commit is durable, no caller has a response",
+    "batch.answered": "the results are handed to the callers, waiters are not woken yet",
     "stages.fenced": "a commit of stages is noted as done, none of its rows is written yet",
     "stages.part": "some rows of a commit of stages are written, others are not yet",
     "stages.written": "all rows of a commit of stages are written, the stages are there still",
@@ -34,7 +34,7 @@ NAMES: Final = {
 
 
 class Failure(Error):
-    """What an armed `raise` failpoint raises."""
+    """Raised by a failpoint that is armed with `raise`."""
 
     status = 503
     code = "FAILPOINT"
@@ -44,9 +44,9 @@ _armed: dict[str, tuple[str, int]] = {}
 
 
 def arm(name: str, action: str = "raise", *, at: int = 1) -> None:
-    """Let the `at`-th pass of `name` do `action`."""
+    """Do `action` at the `at`-th pass of the failpoint `name`."""
     if name not in NAMES:
-        raise ValueError(f"there is no failpoint {name!r}; there are {', '.join(NAMES)}")
+        raise ValueError(f"there is no failpoint {name!r}; use one of {', '.join(NAMES)}")
     if action not in ("kill", "raise"):
         raise ValueError(f"failpoint action {action!r} is not kill or raise")
     _armed[name] = (action, at)
@@ -57,7 +57,7 @@ def disarm() -> None:
 
 
 def hit(name: str) -> None:
-    """Pass the place `name`."""
+    """Pass the failpoint `name`."""
     if not _armed:
         return
     armed = _armed.get(name)

@@ -1,7 +1,7 @@
-"""Packages whose names are imported when they are first asked for.
+"""Packages whose names are imported on first use.
 
-Many processes need one part of a package: a worker of a job, a command of the command line. What they do not use, they
-do not wait for.
+Many processes need only a part of a package, such as a worker of a job or a CLI command. They do not wait for the
+import of the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """A package's ``__getattr__`` and ``__dir__``: each name is found in its home when it is first asked for."""
+    """A package's ``__getattr__`` and ``__dir__``: each name is imported from its home module on first use."""
 
     def find(name: str) -> Any:
         home = homes.get(name)

@@ -1,7 +1,7 @@
-"""What is counted. Plain attributes, so that counting costs nothing; read when somebody asks.
+"""Metrics. Plain attributes, so that counting costs nothing.
 
-Three tables name all there is: NAMES and HISTOGRAMS are attributes of `Metrics`; LABELLED is read from the database
-when somebody asks, for each partition or consumer group.
+Three tables list all metrics: NAMES and HISTOGRAMS are attributes of `Metrics`; LABELLED metrics are read from the
+database for each scrape, per partition or consumer group.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final
 
-# name -> (kind, what it says); every attribute of Metrics is listed here or below, and in docs/reference/metrics.md.
+# name -> (kind, help); every attribute of Metrics is listed here or below, and in docs/reference/metrics.md.
 NAMES: Final = {
     "commits": ("counter", "Durable commits."),
     "commands": ("counter", "Commands that took part in a commit, failed ones included."),
-    "commands_failed": ("counter", "Commands that were refused with an error."),
-    "commit_seconds": ("counter", "Time spent in COMMIT, the sync of the disk included."),
+    "commands_failed": ("counter", "Commands that failed with an error."),
+    "commit_seconds": ("counter", "Time spent in COMMIT, including the sync to disk."),
     "queue": ("gauge", "Commands waiting for the next commit."),
     "queries": ("counter", "Reads of committed state."),
     "entries": ("counter", "Entries appended to logs."),
@@ -22,60 +22,62 @@ NAMES: Final = {
     "live_readers": ("gauge", "Readers that wait for new entries (long-poll and SSE)."),
     "consumers_waiting": ("gauge", "Of those, consumers that wait for messages of a topic."),
     "frames": ("counter", "Frames sent to live readers."),
-    "published": ("counter", "Messages published to topics over HTTP. What routes make of table writes is not in it."),
-    "consumed": ("counter", "Messages delivered to consumers over HTTP, each time."),
+    "published": ("counter", "Messages published to topics over HTTP. Messages routed from tables are not included."),
+    "consumed": ("counter", "Messages delivered to consumers over HTTP, counting each delivery."),
     "acked": ("counter", "Messages acknowledged over HTTP."),
     "clock_ahead_seconds": (
         "gauge",
-        "How far timestamps are ahead of the time that deletion by age goes by: 0 unless the clock has jumped.",
+        "How far timestamps are ahead of the confirmed time, used for deletion by age: 0 unless the clock has jumped.",
     ),
-    "clock_jumps": ("counter", "Times that the clock was found far ahead, at a start too."),
+    "clock_jumps": ("counter", "Times that the clock was found far ahead, also at a start."),
     "expired": ("counter", "Streams deleted because they expired."),
     "items_expired": ("counter", "Items deleted because they expired (TTL)."),
     "trimmed": ("counter", "Times a stream was trimmed by its retention."),
     "messages_trimmed": ("counter", "Messages removed from topics by their retention."),
-    "cold_reads": ("counter", "Times that history was fetched from cold storage for readers here."),
-    "cold_failures": ("counter", "Of those, how often it could not be read: a file was missing or damaged, say."),
+    "cold_reads": ("counter", "Reads of cold storage for requests."),
+    "cold_failures": ("counter", "Of those, failures, for example because a file was missing or damaged."),
     "wakes": ("counter", "Subscription wakes issued."),
     "webhooks": ("counter", "Webhook deliveries tried."),
     "webhooks_failed": ("counter", "Webhook deliveries that failed and are retried."),
-    "requests": ("counter", "HTTP requests taken."),
+    "requests": ("counter", "HTTP requests received."),
     "connections": ("counter", "Connections accepted."),
-    "refusals": ("counter", "Requests and connections that the transport itself refused, with 4xx or 503."),
-    "failures": ("counter", "Requests answered 500: bugs of ours."),
-    "readers_dropped": ("counter", "Live readers dropped because they did not keep up."),
-    "unsent_bytes": ("gauge", "Bytes of responses that clients have not taken yet."),
-    "unsent_disconnects": ("counter", "Clients disconnected because too much was unsent, of theirs or in total."),
+    "refusals": ("counter", "Requests and connections that the transport rejected with 4xx or 503."),
+    "failures": ("counter", "Requests with status 500: bugs in Tailrace."),
+    "readers_dropped": ("counter", "Live readers disconnected because they did not keep up."),
+    "unsent_bytes": ("gauge", "Bytes of unsent responses."),
+    "unsent_disconnects": (
+        "counter",
+        "Clients disconnected because of too many unsent bytes, of their own or in total.",
+    ),
 }
 
-# name -> what it says
+# name -> help
 HISTOGRAMS: Final = {
     "delivery_seconds": "From a message's commit to its first delivery to a consumer over HTTP.",
-    "consume_seconds": "How long requests to consume took, their waiting for messages included.",
+    "consume_seconds": "How long requests to consume took, including the wait for messages.",
 }
-# Upper bounds in seconds, from what a commit takes to what a request may wait.
+# Upper bounds in seconds, from the time of a commit to the longest wait of a request.
 BUCKETS: Final = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0,
 )  # fmt: skip
 
 _GROUP: Final = ("topic", "group", "partition")
-# name -> (kind, what it says, labels)
+# name -> (kind, help, labels)
 LABELLED: Final = {
     "topic_messages": ("gauge", "Messages that a partition holds.", ("topic", "partition")),
     "topic_bytes": ("gauge", "Bytes of the messages that a partition holds.", ("topic", "partition")),
-    "topic_appended": ("counter", "Messages that a partition ever got.", ("topic", "partition")),
+    "topic_appended": ("counter", "Messages ever appended to a partition.", ("topic", "partition")),
     "group_lag": ("gauge", "Messages that a group has not acknowledged.", _GROUP),
     "group_in_flight": ("gauge", "Messages that a group's consumers hold.", _GROUP),
-    "group_delivered": ("counter", "Messages delivered to a group, each time.", _GROUP),
-    "group_redelivered": ("counter", "Messages delivered to a group, and not for the first time.", _GROUP),
+    "group_delivered": ("counter", "Messages delivered to a group, counting each delivery.", _GROUP),
+    "group_redelivered": ("counter", "Messages delivered to a group again.", _GROUP),
     "group_lost": ("counter", "Messages that retention removed before a group acknowledged them.", _GROUP),
 }
-SERIES_MAX: Final = 2_000  # partitions, and groups in partitions, that are told of one by one
-CUT: Final = ("series_cut", "1 if there are more partitions or groups than are told of, of either.")
+CUT: Final = ("series_cut", "1 if there are more partitions or groups than have metrics of their own.")
 
 
 class Histogram:
-    """How often a duration was within each of the bounds; the last count is of what is beyond all."""
+    """Counts of durations by upper bound; the last count is of durations above all bounds."""
 
     __slots__ = ("counts", "sum_s")
 
@@ -89,7 +91,7 @@ class Histogram:
 
 
 class Metrics:
-    """The counters of one database and the server over it."""
+    """The counters of one database and its server."""
 
     def __init__(self) -> None:
         self.commits = 0

@@ -2,24 +2,24 @@
 
 Theory of operation
 -------------------
-Commands wait in one queue. Whoever holds the *turn* takes what is there, runs it in one transaction and commits; what
-arrives meanwhile forms the next batch. There is no timer: an idle database commits at once, a busy one in groups that
-are as large as the disk is slow.
+Commands wait in one queue. The holder of the *turn* takes the waiting commands, runs them in one transaction and
+commits; commands that arrive meanwhile form the next batch. There is no timer: an idle database commits at once, a busy
+one in batches whose size follows the latency of the disk.
 
 Two kinds of callers take turns, with the same code in between:
 
-- `execute`, from any thread: queue the command, wait for the turn; by then it is either done or ours to do.
+- `execute`, from any thread: queue the command and wait for the turn; by then it is done, or this thread runs it.
 - `submit`, on an event loop's thread: the commands run on the loop, in its next turn, and only COMMIT (the write and
   the sync) happens on the committer thread, so that a slow disk never holds up readers. Where the turn is taken, the
   engine may block or a heavy command waits, the whole batch goes to the committer. On the loop a batch ends after
   BATCH_LOOP_S; what has not run by then goes back to the front of the queue.
 
-Nobody touches the connection while a COMMIT is under way: the turn covers it. Answers are given after it. A batch that
-fails before its COMMIT for a reason that is not the storage's state (a full disk, a row with a value that no column
-takes) is rolled back, and the next one is tried. While the disk is full, commands that free space run in batches of
-their own, for which the engine releases the space that it has set aside; the first batch that fails is taken apart, so
-that those in it are tried again. A COMMIT that fails with anything but a full disk leaves the outcome
-unknown: the writer stops, reads go on, and opening the database again recovers exactly what was durable.
+The turn also covers the COMMIT, so that the connection is never used meanwhile. Results are delivered after it. A batch
+that fails before its COMMIT without harm to the storage (a full disk, a row with a value that no column takes) is
+rolled back, and the next one is tried. While the disk is full, commands that free space run in batches of their own,
+for which the engine releases its reserve; the first batch that fails is split, so that such commands in it are tried
+again. A COMMIT that fails with anything but a full disk leaves the outcome unknown: the writer stops, reads continue,
+and opening the database again recovers exactly what was durable.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ SURVIVABLE = PASSING | {UNSTORABLE}
 
 
 class Loop(Protocol):
-    """What the runner needs of an event loop."""
+    """The part of an event loop that the runner uses."""
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> Any: ...
 
     def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> Any: ...
 
 
-class _Job:
-    """A command in the queue and what became of it."""
+class _QueuedCommand:
+    """A command in the queue, and its outcome."""
 
     __slots__ = ("by", "command", "done", "error", "finished", "heavy", "latch", "result", "size")
 
@@ -83,27 +83,27 @@ class _Job:
             self.wake()
 
     def wake(self) -> None:
-        """Let the waiting thread look again: the job is finished, or the turn may be its own."""
+        """Wake the waiting thread: the command is finished, or the thread may take the turn."""
         assert self.latch is not None
-        with suppress(RuntimeError):  # it was awake already
+        with suppress(RuntimeError):  # already awake
             self.latch.release()
 
 
 class _Batch:
-    """Jobs that share a commit."""
+    """Commands that share a commit."""
 
     __slots__ = ("error", "freeing", "jobs", "notices", "tx")
 
-    def __init__(self, jobs: list[_Job]) -> None:
+    def __init__(self, jobs: list[_QueuedCommand]) -> None:
         self.jobs = jobs
         self.tx: Tx | None = None
         self.notices: list[Notice] = []
         self.error: BaseException | None = None
-        self.freeing = False  # it may use the space that is set aside
+        self.freeing = False  # it may use the reserve
 
     @property
     def prepared(self) -> bool:
-        """Whether the commands ran and the turn is held. There may be none: a thread can have taken them first."""
+        """Whether the commands ran and the turn is held. There may be none: a thread may have taken them first."""
         return self.tx is not None or self.error is not None
 
 
@@ -117,29 +117,29 @@ class Runner:
         tail: Tail,
         metrics: Metrics,
         router: Callable[..., None] | None = None,
-        shelf: Any = None,
+        cold: Any = None,
     ) -> None:
-        self.exports: Mapping[int, Sequence[Any]] = {}  # as a transaction's; changed only `between` two of them
+        self.exports: Mapping[int, Sequence[Any]] = {}  # as in a transaction; changed only `between` two transactions
         self._engine = engine
         self._router = router
-        self._shelf = shelf
+        self._cold = cold
         self._clock = clock
         self._tail = tail
         self._metrics = metrics
-        self._pending: deque[_Job] = deque()
+        self._pending: deque[_QueuedCommand] = deque()
         self._pending_bytes = 0
-        self._latched = 0  # how many of the pending are waited for by a thread
-        self._heavy = 0  # how many of the pending must not run on the loop
+        self._latched = 0  # the pending commands for which a thread waits
+        self._heavy = 0  # the pending commands that must not run on the loop
         self._turn = threading.Lock()
         self._queue = threading.Lock()
         self._stopped: Error | None = None
         self._trouble: Error | None = None
         if not engine.roomy():
             self._trouble = Unavailable("the disk is almost full; free some space", code=FULL)
-        self._interrupt: KeyboardInterrupt | None = None  # to be raised when the batch it came into is handed out
+        self._interrupt: KeyboardInterrupt | None = None  # raised after the results of its batch are delivered
         self._loop: Loop | None = None
-        # A kick is scheduled, or a batch is with the committer; never both and never two, for the committer could not
-        # wait for a turn that is held for a batch behind it.
+        # A kick is scheduled, or the committer has a batch; never both and never two, since the committer could not
+        # wait for a turn that is held for a batch behind its own.
         self._kicked = False
         self._leave = threading.Lock()
         self._leaving = False
@@ -148,12 +148,12 @@ class Runner:
 
     @property
     def stopped(self) -> Error | None:
-        """Why no more writes are taken, if so."""
+        """The error that stopped all writes, if any."""
         return self._stopped
 
     @property
     def trouble(self) -> Error | None:
-        """Why the last commit failed, if it did and writes are still tried: a full disk, say."""
+        """The error of the last commit if it failed but writes are still tried, for example on a full disk."""
         return self._trouble
 
     def verify(self) -> None:
@@ -166,7 +166,7 @@ class Runner:
 
     @property
     def waiting(self) -> int:
-        """How many commands wait for the next commit."""
+        """The number of commands that wait for the next commit."""
         return len(self._pending)
 
     # -- callers
@@ -185,7 +185,7 @@ class Runner:
                 while not job.finished:  # more may be queued before it than one commit carries
                     batch = self._prepare(self._take())
                     self._commit(batch)
-                    self._hand_out(batch)
+                    self._deliver(batch)
             finally:
                 self._release_turn()
         if led:
@@ -207,8 +207,8 @@ class Runner:
             self._loop.call_soon(self._kick)
 
     def between(self, work: Callable[[], T]) -> T:
-        """What `work` returns, called while no transaction is under way: what is committed is all there is. From any
-        thread but the loop's; every writer waits for it."""
+        """Call `work` between two transactions, when everything is committed; returns its result. From any thread but
+        the loop's; every writer waits for it."""
         self._turn.acquire()
         try:
             return work()
@@ -223,8 +223,8 @@ class Runner:
         self._committer.start()
 
     def detach(self) -> None:
-        """Finish what was submitted and let go of the loop."""
-        with self._leave:  # whatever a kick has prepared is in the hand-off by now, before this
+        """Finish the submitted commands and release the loop."""
+        with self._leave:  # a batch that a kick has prepared is in the hand-off by now
             self._leaving = True
             self._handoff.put(None)
         if self._committer is not None:
@@ -234,7 +234,7 @@ class Runner:
         self._leaving = self._kicked = False
 
     def close(self) -> None:
-        """Take no more commands; returns when none is under way."""
+        """Accept no more commands; returns when none is running."""
         self._turn.acquire()
         if self._stopped is None:
             self._stopped = closed()
@@ -242,10 +242,10 @@ class Runner:
 
     # -- the queue
 
-    def _enqueue(self, command: Command[Any], by: str, done: Done | None) -> _Job:
+    def _enqueue(self, command: Command[Any], by: str, done: Done | None) -> _QueuedCommand:
         if self._stopped is not None:
             raise self._stopped
-        job = _Job(command, by, done)
+        job = _QueuedCommand(command, by, done)
         if done is None:
             job.latch = threading.Lock()
             job.latch.acquire()
@@ -261,8 +261,8 @@ class Runner:
         return job
 
     def _take(self) -> _Batch:
-        """The next batch: what is waiting, up to what one commit should carry."""
-        jobs: list[_Job] = []
+        """The next batch: the waiting commands, up to the limits of one commit."""
+        jobs: list[_QueuedCommand] = []
         size = 0
         with self._queue:
             pending = self._pending
@@ -278,8 +278,8 @@ class Runner:
             self._pending_bytes -= size
         return _Batch(jobs)
 
-    def _put_back(self, jobs: list[_Job]) -> None:
-        """Queue what was taken and has not run again, before all that came since. Only with the turn."""
+    def _put_back(self, jobs: list[_QueuedCommand]) -> None:
+        """Return commands that have not run to the front of the queue. Only with the turn."""
         with self._queue:
             self._pending.extendleft(reversed(jobs))
             for job in jobs:
@@ -287,11 +287,11 @@ class Runner:
                 self._latched += job.latch is not None
                 self._heavy += job.heavy
 
-    # -- a turn: prepare, commit, hand out
+    # -- a turn: prepare, commit, deliver
 
     def _prepare(self, batch: _Batch, within_s: float | None = None) -> _Batch:
-        """Run each command in the transaction; a failing one changes nothing and fails alone. Those that have not begun
-        `within_s` are put back."""
+        """Run each command in the transaction; a failing one changes nothing and fails alone. Commands that have not
+        begun `within_s` are put back."""
         monotonic_s = self._clock.monotonic_s
         until_s = None if within_s is None else monotonic_s() + within_s
         try:
@@ -304,7 +304,7 @@ class Runner:
             tx.lag_ms = self._clock.lag_ms
             tx.exports = self.exports
             tx.router = self._router
-            tx.shelf = self._shelf
+            tx.cold = self._cold
             failpoints.hit("batch.begun")
             for number, job in enumerate(batch.jobs, start=1):
                 try:
@@ -313,7 +313,7 @@ class Runner:
                     failpoints.hit("command.ran")
                     tx.keep()
                 except (Corrupt, Unavailable):
-                    raise  # the storage's, not the command's: the transaction may be gone, and all of the batch with it
+                    raise  # a failure of the storage: the transaction may be gone, and with it the whole batch
                 except Exception as error:
                     tx.undo()
                     job.error = error
@@ -338,7 +338,7 @@ class Runner:
             batch.tx.commit()
             failpoints.hit("commit.synced")
         except KeyboardInterrupt as interrupt:
-            # It is raised when the call that it arrived in has returned: the commit is there, and so are the others'.
+            # It is raised when the call has returned: the commit is durable, for the other commands too.
             if not batch.tx.ended():
                 self._fail(batch, interrupt)
                 return
@@ -347,11 +347,11 @@ class Runner:
             self._fail(batch, error)
             return
         try:
-            self._engine.verify()  # what was synced to a file that is gone is not durable
+            self._engine.verify()  # a commit to a deleted file is not durable
         except Error as error:
             self._fail(batch, error)
             return
-        # A commit that wrote nothing, or used what is set aside, does not show that writes work.
+        # A commit that wrote nothing, or used the reserve, does not show that writes work.
         if self._trouble is not None and batch.tx.wrote and not batch.freeing and self._engine.roomy():
             self._trouble = None
         batch.notices = batch.tx.notices
@@ -365,7 +365,7 @@ class Runner:
         metrics.commands += len(batch.jobs)
 
     def _fail(self, batch: _Batch, error: BaseException) -> None:
-        """Nothing of the batch counts. Unless the next may well succeed, nothing more is written either."""
+        """Fail the whole batch, and stop the writer unless the next batch may succeed."""
         batch.error = error
         survivable = isinstance(error, Unavailable) and error.code in SURVIVABLE
         if isinstance(error, KeyboardInterrupt):
@@ -390,7 +390,7 @@ class Runner:
             job.result, job.error = None, shown
 
     def _try_again(self, batch: _Batch) -> None:
-        """Queue those of a batch again that may use the space which is set aside."""
+        """Queue the commands of a batch again that may use the reserve."""
         freeing = [job for job in batch.jobs if job.command.frees()]
         if not freeing:
             return
@@ -400,10 +400,10 @@ class Runner:
         self._put_back(freeing)
         if self._loop is not None:
             with suppress(RuntimeError):  # closed
-                self._loop.call_soon_threadsafe(self._kick_anew)
+                self._loop.call_soon_threadsafe(self._kick_again)
 
     def _stop(self, error: BaseException) -> None:
-        """Take no more writes."""
+        """Accept no more writes."""
         logger.critical("writes are stopped: %s", error, exc_info=error)
         reason = f"writes are stopped since the last commit failed ({error}); restart the server to recover"
         if isinstance(error, Error) and error.code in (GONE, DAMAGED):
@@ -411,14 +411,14 @@ class Runner:
         self._stopped = Unavailable(reason, code="WRITES_STOPPED")
 
     def _raise_interrupt(self) -> None:
-        """Give Ctrl-C, which came while a batch was written, to the thread it is for."""
+        """Raise a KeyboardInterrupt that arrived during a write, in its thread."""
         interrupt, self._interrupt = self._interrupt, None
         if interrupt is not None:
             raise interrupt
 
     def _release_turn(self) -> None:
-        """Give the turn up, and let a thread that waits try for it. Threads wait on latches of their own, not on the
-        turn: there, those whose command is done already would queue behind the next commit."""
+        """Release the turn, and wake a thread that waits for it. Threads wait on latches of their own, not on the turn:
+        otherwise those whose command is done already would queue behind the next commit."""
         self._turn.release()
         waiting = None
         with self._queue:
@@ -427,18 +427,17 @@ class Runner:
         if waiting is not None:
             waiting.wake()
 
-    def _hand_out(self, batch: _Batch) -> None:
-        """Mark the jobs finished; tell the callers and the waiters. Called with the turn held."""
+    def _deliver(self, batch: _Batch) -> None:
+        """Mark the commands finished; deliver results and notify waiters. Called with the turn held."""
         submitted = False
         for job in batch.jobs:
             job.finish()
             submitted = submitted or job.done is not None
         if submitted or batch.notices or self._loop is None:
-            self._tell(self._answer, batch)
+            self._call_back(self._answer, batch)
 
-    def _tell(self, how: Callable[[_Batch], None], batch: _Batch) -> None:
-        """Answer on the loop. Where there is none, or it was closed, nobody there is left to be answered; those who
-        wait on threads are told all the same."""
+    def _call_back(self, how: Callable[[_Batch], None], batch: _Batch) -> None:
+        """Deliver results on the loop. Without a loop, or if it was closed, only waiting threads get theirs."""
         loop = self._loop
         if loop is not None:
             try:
@@ -446,7 +445,7 @@ class Runner:
                 return
             except RuntimeError:  # closed
                 pass
-        failpoints.hit("batch.told")
+        failpoints.hit("batch.answered")
         self._tail.publish(batch.notices)
 
     # -- the loop's side
@@ -458,15 +457,15 @@ class Runner:
             return
         with self._leave:
             if self._leaving:
-                return  # the committer takes what is left
-            troubled = self._trouble is not None  # then the disk is looked at, which takes long
+                return  # the committer takes the rest
+            troubled = self._trouble is not None  # then the disk is checked, which takes long
             if self._heavy or self._engine.blocking or troubled or not self._turn.acquire(blocking=False):
                 self._handoff.put(_Batch([]))
                 return
             self._handoff.put(self._prepare(self._take(), limits.BATCH_LOOP_S))
 
-    def _kick_anew(self) -> None:
-        """Start a batch for what was queued again, unless one is under way."""
+    def _kick_again(self) -> None:
+        """Start a batch for commands that were queued again, unless one is running."""
         if not self._kicked:
             self._kicked = True
             self._kick()
@@ -486,10 +485,10 @@ class Runner:
         for job in batch.jobs:
             job.finish()
         self._release_turn()
-        self._tell(self._finish, batch)
+        self._call_back(self._finish, batch)
 
     def _finish(self, batch: _Batch) -> None:
-        # The next batch goes to the disk before this one is answered: the sync and the sends overlap.
+        # The next batch goes to the disk before the results of this one are delivered: sync and send overlap.
         self._kick()
         self._answer(batch)
 
@@ -497,5 +496,5 @@ class Runner:
         for job in batch.jobs:
             if job.done is not None:
                 job.done(job.result, job.error)
-        failpoints.hit("batch.told")
+        failpoints.hit("batch.answered")
         self._tail.publish(batch.notices)

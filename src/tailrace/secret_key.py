@@ -1,4 +1,4 @@
-"""Replaces the key that the secrets of a database are encrypted with, while no server has it open."""
+"""Replaces the encryption key of a database's secrets, while no server has the database open."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from tailrace.storage.vault import ENVIRONMENT, FILE, KEY_BYTES, NEXT, PREVIOUS,
 
 
 def rotate_secret_key(directory: Path) -> str:
-    """Encrypt all secrets with the key of TAILRACE_SECRET_KEY, or with a new one in the key file if that is not set.
-    The present key is that of TAILRACE_SECRET_KEY_OLD, or of the key file. Where the new key is now."""
+    """Encrypt all secrets with the key in TAILRACE_SECRET_KEY, or with a new key in the key file if that is not set.
+    The present key is in TAILRACE_SECRET_KEY_OLD, or in the key file. Returns where the new key is."""
     if not (directory / DATABASE).is_file():
         raise Invalid(f"there is no database in {str(directory)!r}; name the directory with --data")
     wanted, present = os.environ.get(ENVIRONMENT), os.environ.get(PREVIOUS)
     new = None if wanted is None else parse_key(wanted, f"the environment variable {ENVIRONMENT}")
     if present is None and new is not None and not (directory / FILE).is_file():
         raise Invalid(
-            f"there is no {FILE} in {str(directory)!r}; set {PREVIOUS} to the present key", code="SECRET_KEY_MISSING"
+            f"there is no {FILE} in {str(directory)!r}; set {PREVIOUS} to the current key", code="SECRET_KEY_MISSING"
         )
     with closing(SqliteEngine(directory, environment={} if present is None else {ENVIRONMENT: present})) as engine:
         if new is None:
             new = os.urandom(KEY_BYTES)
             write_private(directory / NEXT, base64.b64encode(new) + b"\n")
         failpoints.hit("rotation.begun")
-        engine.encrypt_anew(Vault(new))
+        engine.reencrypt(Vault(new))
         failpoints.hit("rotation.committed")
         if wanted is None:
             os.rename(directory / NEXT, directory / FILE)

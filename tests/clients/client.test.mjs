@@ -191,8 +191,8 @@ test("delete: gone for readers and writers, and the path is free again", { timeo
   await assert.rejects(stream({ url: handle.url, live: false }), missing)
   await assert.rejects(handle.append("more"), missing)
   assert.equal((await DurableStream.head({ url: handle.url })).exists, false)
-  const anew = await DurableStream.create({ url: handle.url, contentType: json })
-  assert.deepEqual(await readJson(anew.url), [])
+  const recreated = await DurableStream.create({ url: handle.url, contentType: json })
+  assert.deepEqual(await readJson(recreated.url), [])
 })
 
 test("appends issued at once arrive in order", { timeout }, async () => {

@@ -38,21 +38,21 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=1000)
     parser.add_argument("--shuffle", action="store_true")
     parser.add_argument("--conf", action="append", default=[])
-    given = parser.parse_args()
-    conf = dict(each.split("=", 1) for each in given.conf)
-    conf["spark.sql.shuffle.partitions"] = str(given.partitions)
-    spark = session("killed", given.master, **conf)
+    args = parser.parse_args()
+    conf = dict(each.split("=", 1) for each in args.conf)
+    conf["spark.sql.shuffle.partitions"] = str(args.partitions)
+    spark = session("killed", args.master, **conf)
 
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    keeping = threading.Thread(target=_told, args=(keep, spark, given, stop))
+    keeping = threading.Thread(target=_run_or_exit, args=(keep, spark, args, stop))
     keeping.start()
-    _told(copy, spark, given, stop)  # Spark finds formats for writing only in the thread that made the session
+    _run_or_exit(copy, spark, args, stop)  # Spark finds formats for writing only in the thread that made the session
     keeping.join()
     spark.stop()
 
 
-def _told(query: Callable[..., None], *arguments: Any) -> None:
+def _run_or_exit(query: Callable[..., None], *arguments: Any) -> None:
     """A query that ends by itself ends the program."""
     try:
         query(*arguments)
@@ -62,33 +62,33 @@ def _told(query: Callable[..., None], *arguments: Any) -> None:
         os._exit(3)
 
 
-def keep(spark: SparkSession, given: argparse.Namespace, stop: threading.Event) -> None:
+def keep(spark: SparkSession, args: argparse.Namespace, stop: threading.Event) -> None:
     """Table -> view."""
 
-    def told(progress: Progress) -> None:
+    def print_progress(progress: Progress) -> None:
         if progress.message:
             print("view", progress.state, progress.message, flush=True)
 
     view(
-        spark, VIEW, url=given.url, checkpoint=str(given.checkpoints / "view"), interval_s=0.2,
-        max_records=given.records, stop=stop, on_progress=told,
+        spark, VIEW, url=args.url, checkpoint=str(args.checkpoints / "view"), interval_s=0.2,
+        max_records=args.records, stop=stop, on_progress=print_progress,
     )  # fmt: skip
 
 
-def copy(spark: SparkSession, given: argparse.Namespace, stop: threading.Event) -> None:
+def copy(spark: SparkSession, args: argparse.Namespace, stop: threading.Event) -> None:
     """Stream -> stream."""
     rows = (
         spark.readStream.format("tailrace")
-        .options(url=given.url, stream=STREAM, consumer=CONSUMER)
-        .options(minPartitions=given.partitions, maxRecordsPerTrigger=given.records)
+        .options(url=args.url, stream=STREAM, consumer=CONSUMER)
+        .options(minPartitions=args.partitions, maxRecordsPerTrigger=args.records)
         .load()
         .select("offset", "next_offset", "value")
     )
     query = (
-        (rows.repartition(given.partitions) if given.shuffle else rows)
+        (rows.repartition(args.partitions) if args.shuffle else rows)
         .writeStream.format("tailrace")
-        .options(url=given.url, stream=COPY, consumer=CONSUMER)
-        .option("checkpointLocation", str(given.checkpoints / "copy"))
+        .options(url=args.url, stream=COPY, consumer=CONSUMER)
+        .option("checkpointLocation", str(args.checkpoints / "copy"))
         .trigger(processingTime="200 milliseconds")
         .start()
     )

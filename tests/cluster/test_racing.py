@@ -22,7 +22,7 @@ def test_two_drivers_never_tier_a_range_twice(tmp_path: Path) -> None:
     client = server.client()
     create(client)
     load = Load(server.url, seed, tmp_path, pause_ms=4)
-    told = f"TAILRACE_SEED={seed}; the logs are in {tmp_path}"
+    context = f"TAILRACE_SEED={seed}; the logs are in {tmp_path}"
 
     def start(name: str) -> Program:
         size = source.choice(("40", "100", "300"))
@@ -38,9 +38,16 @@ def test_two_drivers_never_tier_a_range_twice(tmp_path: Path) -> None:
     def race() -> None:
         """Until both are at it: each has begun, and then there were some batches."""
         for name in drivers:
-            until(f"driver {name} tiers ({told})", lambda at=name: said(drivers[at]), *drivers.values(), load.program)  # type: ignore[misc]
+            until(
+                f"driver {name} tiers ({context})",
+                lambda at=name: reported_progress(drivers[at]),
+                *drivers.values(),
+                load.program,
+            )  # type: ignore[misc]
         before = generations()
-        until(f"ten batches are tiered ({told})", lambda: generations() >= before + 10, *drivers.values(), load.program)
+        until(
+            f"ten batches are tiered ({context})", lambda: generations() >= before + 10, *drivers.values(), load.program
+        )
 
     drivers = {name: start(name) for name in ("one", "two")}
     try:
@@ -56,7 +63,7 @@ def test_two_drivers_never_tier_a_range_twice(tmp_path: Path) -> None:
         race()
         load.end()
         until(
-            f"all is tiered ({told})",
+            f"all is tiered ({context})",
             lambda: all(
                 part["tiered"] == part["next"]
                 for kind, (name, _) in PLACES.items()
@@ -66,13 +73,13 @@ def test_two_drivers_never_tier_a_range_twice(tmp_path: Path) -> None:
         )
         for name, driver in drivers.items():
             status = driver.end()
-            assert status == 0, f"driver {name} ended with {status}: {driver.tail()}\n{told}"
+            assert status == 0, f"driver {name} ended with {status}: {driver.tail()}\n{context}"
         wrong = [
             each
             for kind, (name, place) in PLACES.items()
             for each in problems(client, server.data, kind, name, place)
         ]  # fmt: skip
-        assert not wrong, f"{wrong}\n{told}"
+        assert not wrong, f"{wrong}\n{context}"
         print(f"{generations()} generations, each range once", flush=True)
     finally:
         for driver in drivers.values():
@@ -82,6 +89,6 @@ def test_two_drivers_never_tier_a_range_twice(tmp_path: Path) -> None:
         server.end()
 
 
-def said(driver: Program) -> bool:
+def reported_progress(driver: Program) -> bool:
     """Whether this run of a driver has looked at the logs, and so takes part. It may lose every race."""
-    return '{"job":' in driver.said
+    return '{"job":' in driver.output

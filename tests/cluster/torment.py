@@ -54,12 +54,12 @@ class Torment:
             began = time.monotonic()
             self._do(what)
             self.done.append(what)
-            print(f"{len(self.done):2}. {what}, {self._partitions} partitions, {self._told()}", flush=True)
+            print(f"{len(self.done):2}. {what}, {self._partitions} partitions, {self._status()}", flush=True)
             assert time.monotonic() - began < 120
 
     def _wait_a_while(self, *, at_once: bool) -> None:
         """Mostly until both queries have gone on since the last kill, and then some; now and then at any moment.
-        But a server is there when a query starts: one that is not is taken for a wrong URL, and told."""
+        But a server is there when a query starts: a missing one is reported as a wrong URL."""
         if at_once and self.chance.random() < 0.2:
             time.sleep(self.chance.uniform(0, 8))
             return
@@ -74,16 +74,16 @@ class Torment:
             before = self._positions()
             self._until("a batch is applied", lambda: self._positions()[number] > before[number], pause_s=0.005)
 
-    def _until(self, what: str, asked: Callable[[], bool], *, pause_s: float = 0.1) -> None:
+    def _until(self, what: str, condition: Callable[[], bool], *, pause_s: float = 0.1) -> None:
         """Ask again until it is so, and look after the driver, as whoever runs one does."""
 
         def tended() -> bool:
             if self.driver.status is not None:
-                told = f"{what}: the driver ended ({self.driver.status})\n{self.driver.tail()}\n{self.explained()}"
-                assert BUSY in self.driver.said, told
+                reason = f"{what}: the driver ended ({self.driver.status})\n{self.driver.tail()}\n{self.explained()}"
+                assert BUSY in self.driver.output, reason
                 print(f"    the machine is too busy for Spark; the driver is started again ({BUSY})", flush=True)
                 self.driver = self._drive()
-            return asked()
+            return condition()
 
         programs = [] if self.ended else [self.load.program]
         until(f"{what} ({self.explained()})", tended, *programs, pause_s=pause_s)
@@ -126,7 +126,7 @@ class Torment:
         found = {each["name"]: each for each in self.client.jobs()}
         return dict(self.client.job(CONSUMER)["positions"]) if CONSUMER in found else {}
 
-    def _told(self) -> str:
+    def _status(self) -> str:
         view, copy = self._positions()
         return f"the view at {view}, the copy at {copy}"
 

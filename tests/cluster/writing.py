@@ -2,7 +2,7 @@
 
 Messages go to a JSON stream, several to an append, with a producer's numbers. Items of a table are put, changed and
 deleted on condition of the version that they had, or in a transaction with a token. So a write whose answer was lost
-can be sent again. Told to end (SIGTERM), it finishes the write at hand and leaves its model in a file.
+can be sent again. On SIGTERM it finishes the current write and leaves its model in a file.
 
     python -m tests.cluster.writing URL SEED MODEL PAUSE_MS
 """
@@ -124,8 +124,8 @@ class Writer:
             try:
                 self._client.call(operation, body)
             except Conflict:
-                asked = {"TableName": TABLE, "Key": {"id": {"S": key}}, "ConsistentRead": True}
-                found = self._client.call("GetItem", asked).get("Item")
+                parameters = {"TableName": TABLE, "Key": {"id": {"S": key}}, "ConsistentRead": True}
+                found = self._client.call("GetItem", parameters).get("Item")
                 done = found is None if wanted is None else found is not None and found["v"]["N"] == str(wanted["v"])
                 if not done:
                     raise

@@ -12,11 +12,11 @@ from tailrace.auth.keys import CreateAccessKey, ListAccessKeys
 from tailrace.auth.users import CreateUser, FindUser, ListUsers
 from tailrace.database import Database
 from tailrace.errors import Corrupt
-from tailrace.streams.commands import Append, Create, Fork
-from tailrace.streams.producer import Claim
-from tailrace.streams.queries import Describe, ListStreams, Read
+from tailrace.streams.commands import Append, CreateStream, Fork
+from tailrace.streams.producer import ProducerClaim
+from tailrace.streams.queries import DescribeStream, ListStreams, ReadStream
 from tailrace.subscriptions.commands import ListSubscriptions, PutSubscription
-from tailrace.subscriptions.subscription import Settings
+from tailrace.subscriptions.subscription import SubscriptionSettings
 from tailrace.topics.commands import AddSource
 from tailrace.topics.consuming import Ack
 from tailrace.topics.queries import ListGroups, ListPartitions, ListRoutes, ReadTopic
@@ -35,11 +35,11 @@ def fill(directory: Path) -> None:
 
 def extend(db: Database) -> None:
     for number, path in enumerate(STREAMS):
-        db.execute(Create(path, TEXT))
+        db.execute(CreateStream(path, TEXT))
         for at in range(15):
             body = b"%d-%d;" % (number, at) + b"x" * (at * 97 % 1500)
-            db.execute(Append(path, body, TEXT, Claim("p", 0, at)))
-    db.execute(Create("fork", fork=Fork("stream-1", 0)))
+            db.execute(Append(path, body, TEXT, ProducerClaim("p", 0, at)))
+    db.execute(CreateStream("fork", fork=Fork("stream-1", 0)))
     orders = db.create_table("orders", "id", stream="NEW_AND_OLD_IMAGES", indexes=[Index("by-city", "city", "id")])
     db.create_topic("news", 2)
     db.execute(AddSource("news", "orders", 0, None, None, 0))
@@ -56,19 +56,21 @@ def extend(db: Database) -> None:
         db.execute(CreateAccessKey(f"user{number}"))
     db.execute(
         PutSubscription(
-            "sub", Settings(kind="pull-wake", streams=("stream-1",), wake_stream="stream-2"), "http://localhost"
+            "sub",
+            SubscriptionSettings(kind="pull-wake", streams=("stream-1",), wake_stream="stream-2"),
+            "http://localhost",
         )
     )
     db.sweep()
 
 
 def questions(db: Database) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """What can be asked of it, each with a name."""
+    """Every kind of read of the database, each with a name."""
     do = db.execute
     yield "streams", lambda: [stream.path for stream in do(ListStreams())]
     for path in (*STREAMS, "fork"):
         yield f"read {path}", lambda path=path: entries(db, path)
-        yield f"describe {path}", lambda path=path: do(Describe(path)).log.next
+        yield f"describe {path}", lambda path=path: do(DescribeStream(path)).log.next
     yield "tables", db.tables
     table = db.table("orders")
     for number in range(ITEMS):
@@ -98,7 +100,7 @@ def entries(db: Database, path: str) -> list[bytes]:
     bodies: list[bytes] = []
     position = 0
     while True:
-        page = db.execute(Read(path, position, bytes_max=10**9)).page
+        page = db.execute(ReadStream(path, position, bytes_max=10**9)).page
         bodies += [entry.body for entry in page.entries]
         position = page.next
         if page.at_tail:
@@ -109,10 +111,10 @@ def answers(db: Database) -> dict[str, Any]:
     """Every answer; `Corrupt` stands for the question that was not answered."""
     found: dict[str, Any] = {}
     try:
-        asked = list(questions(db))
+        pairs = list(questions(db))
     except Corrupt:
         return found
-    for name, ask in asked:
+    for name, ask in pairs:
         try:
             found[name] = ask()
         except Corrupt as error:

@@ -14,8 +14,8 @@ import sys
 import threading
 
 import tailrace
-from tailrace.streams.commands import Append, Create, Delete
-from tailrace.streams.producer import Claim
+from tailrace.streams.commands import Append, CreateStream, DeleteStream
+from tailrace.streams.producer import ProducerClaim
 
 TEXT = "text/plain"
 
@@ -26,7 +26,7 @@ def say(mark: str, name: str, number: int) -> None:
 
 def command(name: str, number: int) -> Append:
     body = f"{name}.{number};".encode()
-    return Append("s", body, TEXT, Claim(name, 0, number) if name.startswith("p") else None)
+    return Append("s", body, TEXT, ProducerClaim(name, 0, number) if name.startswith("p") else None)
 
 
 def write(db: tailrace.Database, name: str, first: int) -> None:
@@ -47,17 +47,17 @@ def remake(db: tailrace.Database, first: int) -> None:
     """One path, made and deleted again and again: its content says which time it is."""
     for number in itertools.count(first):
         say("?", "make", number)
-        db.execute(Create("again", TEXT, b"%d" % number))
+        db.execute(CreateStream("again", TEXT, b"%d" % number))
         say("!", "make", number)
         say("?", "unmake", number)
-        db.execute(Delete("again"))
+        db.execute(DeleteStream("again"))
         say("!", "unmake", number)
 
 
 async def main(data: str, state: dict[str, int]) -> None:
     db = tailrace.open(data, housekeeping_s=0.05)
     db.attach(asyncio.get_running_loop())
-    await db.aexecute(Create("s", TEXT))
+    await db.aexecute(CreateStream("s", TEXT))
     for name in ("p0", "p1", "t0", "t1"):
         threading.Thread(target=write, args=(db, name, state.get(name, 0)), daemon=True).start()
     threading.Thread(target=remake, args=(db, state.get("make", 0)), daemon=True).start()

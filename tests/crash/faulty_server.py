@@ -1,4 +1,4 @@
-"""``python -m tests.crash.faulty_server CONTROL serve ...``: the real server on a disk that fails when told to.
+"""``python -m tests.crash.faulty_server CONTROL serve ...``: the real server on a disk that fails on command.
 
 While the file CONTROL/sync exists, syncs of the WAL fail. While CONTROL/full exists, no file can be written to.
 """

@@ -48,9 +48,9 @@ def both(name: str, number: int) -> TransactWrite:
     return TransactWrite((add_one(ORDERS, name), add_one(STOCK, name)), token, token.encode())
 
 
-def spec(name: str, *, view: str) -> schema.Spec:
+def spec(name: str, *, view: str) -> schema.TableSpec:
     by_group = schema.IndexSpec("by-group", (schema.KeyElement("group", "HASH"), schema.KeyElement("n", "RANGE")))
-    return schema.Spec(
+    return schema.TableSpec(
         name=name,
         attributes=(Attribute("id", "S"), Attribute("group", "S"), Attribute("n", "N")),
         keys=(schema.KeyElement("id", "HASH"),),
@@ -60,11 +60,11 @@ def spec(name: str, *, view: str) -> schema.Spec:
     )
 
 
-LIVE_INDEX = schema.Changes(
+LIVE_INDEX = schema.TableChanges(
     attributes=(Attribute("kind", "S"),),
     indexes=(schema.IndexChange(create=schema.IndexSpec(LIVE, (schema.KeyElement("kind", "HASH"),))),),
 )
-NO_INDEX = schema.Changes(indexes=(schema.IndexChange(delete=LIVE),))
+NO_INDEX = schema.TableChanges(indexes=(schema.IndexChange(delete=LIVE),))
 
 
 def prepare(db: tailrace.Database) -> None:

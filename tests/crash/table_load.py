@@ -25,10 +25,10 @@ BALLAST = 600
 class Refused(Exception):
     """The server has answered with an error."""
 
-    def __init__(self, status: int, told: dict[str, Any]) -> None:
-        super().__init__(f"{status} {told}")
+    def __init__(self, status: int, body: dict[str, Any]) -> None:
+        super().__init__(f"{status} {body}")
         self.status = status
-        self.kind = str(told.get("__type", "")).rpartition("#")[2]
+        self.kind = str(body.get("__type", "")).rpartition("#")[2]
 
 
 class Caller:
@@ -179,15 +179,15 @@ class Indexer(Client):
         self.acknowledged += 1
 
     def settle(self, call: Caller) -> None:
-        """What was begun is finished, without being told to."""
+        """Unfinished work is completed without a further command."""
         deadline = time.monotonic() + PATIENCE_S
         while any(index["IndexStatus"] != "ACTIVE" for index in self.described(call)):
             assert time.monotonic() < deadline, "the index is not filled"
             time.sleep(0.01)
         if self.LIVE in {index["IndexName"] for index in self.described(call)}:
             value = {":x": {"S": "x"}}
-            asked = {"KeyConditionExpression": "kind = :x", "ExpressionAttributeValues": value, "Select": "COUNT"}
-            assert call("Query", TableName=ORDERS, IndexName=self.LIVE, **asked)["Count"] == BALLAST
+            parameters = {"KeyConditionExpression": "kind = :x", "ExpressionAttributeValues": value, "Select": "COUNT"}
+            assert call("Query", TableName=ORDERS, IndexName=self.LIVE, **parameters)["Count"] == BALLAST
 
     def described(self, call: Caller) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = call("DescribeTable", TableName=ORDERS)["Table"]["GlobalSecondaryIndexes"]

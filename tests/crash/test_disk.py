@@ -24,8 +24,8 @@ from tailrace.errors import NotFound, Unavailable
 from tailrace.http import system
 from tailrace.storage.reserve import Reserve
 from tailrace.storage.sqlite import SqliteEngine
-from tailrace.streams.commands import Append, Create, Delete, Fork
-from tailrace.streams.queries import Read
+from tailrace.streams.commands import Append, CreateStream, DeleteStream, Fork
+from tailrace.streams.queries import ReadStream
 from tests.crash.load import TEXT, Connection
 from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess, check
@@ -51,7 +51,7 @@ def _quiet() -> Iterator[None]:
 
 
 def content(db: Database, path: str) -> bytes:
-    return b"".join(entry.body for entry in db.execute(Read(path)).page.entries)
+    return b"".join(entry.body for entry in db.execute(ReadStream(path)).page.entries)
 
 
 def append(db: Database, text: bytes) -> int:
@@ -63,7 +63,7 @@ def append(db: Database, text: bytes) -> int:
 
 def test_a_failed_sync_stops_the_writer_and_keeps_what_was_acknowledged(disk: FaultyDisk, data_dir: Path) -> None:
     db = Database(SqliteEngine(data_dir, vfs=disk.name), housekeeping_s=None)
-    db.execute(Create("s", TEXT))
+    db.execute(CreateStream("s", TEXT))
     append(db, b"acknowledged;")
 
     def fault(operation: str, path: str, offset: int, size: int) -> None:
@@ -87,9 +87,9 @@ def test_a_failed_sync_stops_the_writer_and_keeps_what_was_acknowledged(disk: Fa
 
 
 def test_a_failed_sync_fails_the_whole_batch(disk: FaultyDisk, data_dir: Path) -> None:
-    """Everyone who shared the commit hears of it, and nobody gets an answer from a commit after it."""
+    """Every caller that shared the commit gets the error, and none gets an answer from a later commit."""
     db = Database(SqliteEngine(data_dir, vfs=disk.name), housekeeping_s=None)
-    db.execute(Create("s", TEXT))
+    db.execute(CreateStream("s", TEXT))
     failing = threading.Event()
     answered: list[bytes] = []
     refused: list[bytes] = []
@@ -154,9 +154,9 @@ def test_a_server_whose_sync_fails_says_so_and_goes_on_reading(tmp_path: Path) -
 def test_a_failed_read_never_leaves_a_part_of_its_batch(nth: int, disk: FaultyDisk, data_dir: Path) -> None:
     """SQLite takes the whole transaction back when a read of it fails; what shared the batch must not be written."""
     db = Database(SqliteEngine(data_dir, vfs=disk.name), housekeeping_s=None)
-    db.execute(Create("s", TEXT))
+    db.execute(CreateStream("s", TEXT))
     append(db, b"acknowledged;")
-    db.execute(Create("big", TEXT))
+    db.execute(CreateStream("big", TEXT))
     for _ in range(40):
         db.execute(Append("big", b"x" * 20_000, TEXT))
     db.close()  # so that nothing is in memory
@@ -172,13 +172,13 @@ def test_a_failed_read_never_leaves_a_part_of_its_batch(nth: int, disk: FaultyDi
 
     disk.fault = fault
     try:
-        db.execute(Create("fork", fork=Fork("big", 20_000, 7)))
+        db.execute(CreateStream("fork", fork=Fork("big", 20_000, 7)))
     except Unavailable:
         assert all(job.error is not None for job in jobs)
         assert db.stopped is not None
         kept = b"acknowledged;"
     else:
-        assert left > 0, "a read failed and nobody was told"
+        assert left > 0, "a read failed and the failure was not reported"
         kept = b"acknowledged;0;1;"
     disk.fault = None
     assert content(db, "s") == kept
@@ -198,7 +198,7 @@ def full(operation: str, path: str, offset: int, size: int) -> None:
 
 def test_a_full_disk_refuses_writes_until_there_is_space(disk: FaultyDisk, data_dir: Path) -> None:
     db = Database(SqliteEngine(data_dir, vfs=disk.name), housekeeping_s=None)
-    db.execute(Create("s", TEXT))
+    db.execute(CreateStream("s", TEXT))
     kept = b""
     for number in range(20):
         append(db, b"%d;" % number)
@@ -206,8 +206,8 @@ def test_a_full_disk_refuses_writes_until_there_is_space(disk: FaultyDisk, data_
         disk.fault = full
         for command in (
             Append("s", b"refused;", TEXT),
-            Create("t", TEXT, b"refused"),
-            Delete("s"),
+            CreateStream("t", TEXT, b"refused"),
+            DeleteStream("s"),
             Append("s", close=True),
         ):
             with pytest.raises(Unavailable) as caught:
@@ -225,7 +225,7 @@ def test_a_full_disk_refuses_writes_until_there_is_space(disk: FaultyDisk, data_
 @pytest.mark.parametrize("nth", [1, 2, 3, 4, 5, 8])
 def test_a_disk_that_fills_during_a_commit_loses_that_commit_alone(nth: int, disk: FaultyDisk, data_dir: Path) -> None:
     db = Database(SqliteEngine(data_dir, vfs=disk.name), housekeeping_s=None)
-    db.execute(Create("s", TEXT))
+    db.execute(CreateStream("s", TEXT))
     kept = b""
     for number in range(10):
         left = nth
@@ -260,12 +260,12 @@ def test_a_disk_that_fills_in_the_middle_of_a_command_does_not_stop_the_writer(
     """A command that makes the engine flush early, in a transaction larger than SQLite's cache."""
     monkeypatch.setattr("tailrace.storage.sqlite._WRITER_CACHE_KIB", 64)
     db = Database(SqliteEngine(data_dir, vfs=disk.name), housekeeping_s=None)
-    db.execute(Create("s", TEXT))
-    db.execute(Create("gone", TEXT))
+    db.execute(CreateStream("s", TEXT))
+    db.execute(CreateStream("gone", TEXT))
     for _ in range(30):
         db.execute(Append("gone", b"x" * 20_000, TEXT))
     append(db, b"kept;")
-    db.execute(Delete("gone"))
+    db.execute(DeleteStream("gone"))
     shared = [db._runner._enqueue(Append("s", b"y" * 50_000, TEXT), "me", None) for _ in range(10)]
     disk.fault = full
     with pytest.raises(Unavailable) as caught:
@@ -395,7 +395,7 @@ def test_a_database_that_is_begun_on_a_really_full_disk_says_so_and_leaves_nothi
             assert caught.value.code == "DISK_FULL"
         (small / "full").unlink()
         with tailrace.open(data, housekeeping_s=None) as db:
-            db.execute(Create("s", TEXT))
+            db.execute(CreateStream("s", TEXT))
             append(db, b"after all")
             assert content(db, "s") == b"after all"
         assert not list(data.glob("*.tmp"))
@@ -409,8 +409,8 @@ def test_a_delete_that_shares_its_batch_with_what_finds_no_space_is_done_all_the
 ) -> None:
     """The disk is full while the reserve is there, and not when it was released."""
     db = Database(SqliteEngine(data_dir, vfs=disk.name), housekeeping_s=None)
-    db.execute(Create("s", TEXT))
-    db.execute(Create("gone", TEXT))
+    db.execute(CreateStream("s", TEXT))
+    db.execute(CreateStream("gone", TEXT))
 
     def fault(operation: str, path: str, offset: int, size: int) -> None:
         if operation == "write" and (data_dir / "RESERVE").exists():
@@ -419,7 +419,7 @@ def test_a_delete_that_shares_its_batch_with_what_finds_no_space_is_done_all_the
     disk.fault = fault
     jobs = [
         db._runner._enqueue(command, "me", None)
-        for command in (Append("s", b"a", TEXT), Delete("gone"), Append("s", b"b", TEXT))
+        for command in (Append("s", b"a", TEXT), DeleteStream("gone"), Append("s", b"b", TEXT))
     ]
     with pytest.raises(Unavailable) as caught:
         append(db, b"c")
@@ -440,7 +440,7 @@ def test_a_delete_that_shares_its_batch_with_what_finds_no_space_is_done_all_the
 
 def test_a_commit_that_writes_nothing_does_not_make_a_full_disk_ready(disk: FaultyDisk, data_dir: Path) -> None:
     db = Database(SqliteEngine(data_dir, vfs=disk.name), housekeeping_s=None)
-    db.execute(Create("s", TEXT))
+    db.execute(CreateStream("s", TEXT))
     disk.fault = full
     with pytest.raises(Unavailable):
         append(db, b"refused;")
@@ -459,7 +459,7 @@ def test_a_small_write_that_fits_does_not_make_a_full_disk_ready(
 ) -> None:
     """It finds a place in the write-ahead log where one of some size would not."""
     db = Database(SqliteEngine(data_dir, vfs=disk.name), housekeeping_s=None)
-    db.execute(Create("s", TEXT))
+    db.execute(CreateStream("s", TEXT))
     disk.fault = full
     with pytest.raises(Unavailable):
         append(db, b"refused;")

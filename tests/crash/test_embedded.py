@@ -16,8 +16,8 @@ import pytest
 import tailrace
 from tailrace.check import check_database
 from tailrace.errors import NotFound
-from tailrace.streams.commands import Delete
-from tailrace.streams.queries import Read
+from tailrace.streams.commands import DeleteStream
+from tailrace.streams.queries import ReadStream
 from tests.support.server import ROOT
 from tests.support.soak import rounds
 
@@ -25,23 +25,23 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
 
 class Ledger:
-    """What the child said: the number of each writer's last request, and how many were answered."""
+    """The output of the child: the number of each writer's last request, and how many were answered."""
 
     def __init__(self) -> None:
-        self.asked: dict[str, int] = {}
+        self.requested: dict[str, int] = {}
         self.answered: dict[str, int] = {}
         self.lost: dict[str, set[int]] = {}  # requests without an answer, of rounds before
 
-    def hear(self, line: str) -> None:
+    def note(self, line: str) -> None:
         mark, name, number = line.split()
-        known = self.asked if mark == "?" else self.answered
+        known = self.requested if mark == "?" else self.answered
         known[name] = int(number)
 
     def state(self) -> dict[str, int]:
         """With which number each writer goes on: a producer repeats what was not answered, others leave it."""
         return {
-            name: (self.answered.get(name, -1) if name.startswith("p") else asked) + 1
-            for name, asked in self.asked.items()
+            name: (self.answered.get(name, -1) if name.startswith("p") else requested) + 1
+            for name, requested in self.requested.items()
         }
 
 
@@ -53,13 +53,13 @@ def run_until_killed(data: Path, ledger: Ledger, environment: dict[str, str], an
     rest, answered = b"", 0
     try:
         # Unbuffered, so that the kill follows the answer as closely as it can.
-        while heard := os.read(child.stdout.fileno(), 65536):
-            answered += heard.count(b"!")
-            if answers is not None and answered >= answers and b"!" in heard:
+        while chunk := os.read(child.stdout.fileno(), 65536):
+            answered += chunk.count(b"!")
+            if answers is not None and answered >= answers and b"!" in chunk:
                 child.kill()
-            *lines, rest = (rest + heard).split(b"\n")
+            *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
-                ledger.hear(line.decode())
+                ledger.note(line.decode())
         assert child.wait(60) == -signal.SIGKILL
     finally:
         child.kill()
@@ -70,12 +70,12 @@ def run_until_killed(data: Path, ledger: Ledger, environment: dict[str, str], an
 def assert_kept(data: Path, ledger: Ledger) -> None:
     assert check_database(data).findings == []
     with tailrace.open(data, housekeeping_s=None) as db:
-        text = b"".join(entry.body for entry in db.execute(Read("s", bytes_max=10**9)).page.entries)
+        text = b"".join(entry.body for entry in db.execute(ReadStream("s", bytes_max=10**9)).page.entries)
         found: dict[str, list[int]] = {}
         for token in text.decode().split(";")[:-1]:
             name, number = token.split(".")
             found.setdefault(name, []).append(int(number))
-        for name, asked in ledger.asked.items():
+        for name, requested in ledger.requested.items():
             if name in ("make", "unmake"):
                 continue
             numbers, answered = found.get(name, []), ledger.answered.get(name, -1)
@@ -84,20 +84,20 @@ def assert_kept(data: Path, ledger: Ledger) -> None:
             lost = ledger.lost.setdefault(name, set())
             missing = set(range(answered + 1)) - set(numbers) - lost
             assert not missing, f"{name}: {sorted(missing)[:5]} were answered and are gone"
-            assert set(numbers) <= set(range(asked + 1))
+            assert set(numbers) <= set(range(requested + 1))
             if not name.startswith("p"):
-                lost |= set(range(answered + 1, asked + 1))
+                lost |= set(range(answered + 1, requested + 1))
         assert_remade(db, ledger)
 
 
 def assert_remade(db: tailrace.Database, ledger: Ledger) -> None:
     """The path that is made again and again holds its latest content, or nothing."""
     try:
-        found: int | None = int(db.execute(Read("again")).page.entries[0].body)
+        found: int | None = int(db.execute(ReadStream("again")).page.entries[0].body)
     except NotFound:
         found = None
-    making, made = ledger.asked.get("make", -1), ledger.answered.get("make", -1)
-    deleting, deleted = ledger.asked.get("unmake", -1), ledger.answered.get("unmake", -1)
+    making, made = ledger.requested.get("make", -1), ledger.answered.get("make", -1)
+    deleting, deleted = ledger.requested.get("unmake", -1), ledger.answered.get("unmake", -1)
     if making > made:
         allowed = {None, making}
     elif deleting > deleted:
@@ -106,8 +106,8 @@ def assert_remade(db: tailrace.Database, ledger: Ledger) -> None:
         allowed = {made} if made > deleted else {None}
     assert found in allowed or made < 0, f"found {found}, allowed {allowed}"
     if found is not None:
-        db.execute(Delete("again"))  # the child starts with making it
-    ledger.asked["make"] = ledger.answered["make"] = ledger.asked["unmake"] = ledger.answered["unmake"] = max(
+        db.execute(DeleteStream("again"))  # the child starts with making it
+    ledger.requested["make"] = ledger.answered["make"] = ledger.requested["unmake"] = ledger.answered["unmake"] = max(
         making, -1
     )
 
@@ -120,7 +120,7 @@ def test_a_killed_embedded_database_keeps_what_it_answered(data_dir: Path) -> No
         if number % 3:
             run_until_killed(data_dir, ledger, {}, answers=chance.randrange(1, 1500))
         else:
-            failpoint = chance.choice(["command.ran", "batch.flushed", "commit.synced", "batch.told", "sweep.step"])
+            failpoint = chance.choice(["command.ran", "batch.flushed", "commit.synced", "batch.answered", "sweep.step"])
             armed = f"{failpoint}=kill@{chance.randrange(2, 300)}"
             run_until_killed(data_dir, ledger, {"TAILRACE_FAILPOINTS": armed}, answers=None)
         assert_kept(data_dir, ledger)

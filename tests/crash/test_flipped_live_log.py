@@ -69,7 +69,7 @@ def test_it_is_seen_by_housekeeping_and_nothing_is_answered_from_then_on(tmp_pat
         db.execute(CreateUser(name="late", role="user"))
     assert stopped.value.code == "WRITES_STOPPED"
     db.close()
-    with pytest.raises(Corrupt, match="no torn tail"):
+    with pytest.raises(Corrupt, match="not a torn tail"):
         tailrace.open(tmp_path / "data")
 
 
@@ -84,7 +84,7 @@ def test_a_server_says_so_and_its_next_start_is_refused(tmp_path: Path) -> None:
         assert ready.status_code == 503
         assert "write-ahead log" in ready.text
         assert http.post("/v1/stream/before-the-flip", content=b"x").status_code in (500, 503)
-    with pytest.raises(Corrupt, match="no torn tail"):
+    with pytest.raises(Corrupt, match="not a torn tail"):
         check_database(data)
     with tailrace.open(data, accept_loss=True, housekeeping_s=None):
         pass
@@ -116,7 +116,7 @@ def test_many_frames_at_once_are_judged_as_single_ones_are(tmp_path: Path) -> No
     frames = (os.stat(f"{database}{wal.WAL}").st_size - HEADER) // FRAME
     assert index.frames == frames > 15, "more than are verified at once"
     for copied in (0, 1, frames - 1, frames):
-        known = wal.Index(frames, copied, index.salts)
+        known = wal.WalIndex(frames, copied, index.salts)
         assert wal.examine(database, known, pages.verify) is None
         for number in range(1, frames + 1):
             start = HEADER + (number - 1) * FRAME
@@ -126,12 +126,12 @@ def test_many_frames_at_once_are_judged_as_single_ones_are(tmp_path: Path) -> No
                 flip(tmp_path / "data" / LOG, byte * 8 + number % 8)
                 assert (found is not None) == (number > copied)
                 assert found is None or found.frame == number
-    assert wal.examine(database, wal.Index(frames, 0, b"12345678"), pages.verify) is None
-    assert wal.examine(database, wal.Index(frames + 1, 0, index.salts), pages.verify) is not None
+    assert wal.examine(database, wal.WalIndex(frames, 0, b"12345678"), pages.verify) is None
+    assert wal.examine(database, wal.WalIndex(frames + 1, 0, index.salts), pages.verify) is not None
     db.close()
 
 
-def test_a_log_that_is_written_and_begun_anew_while_it_is_looked_at_is_no_damage(tmp_path: Path) -> None:
+def test_a_log_that_is_written_and_restarted_while_it_is_checked_is_no_damage(tmp_path: Path) -> None:
     """Beside readers that keep it from being copied, too."""
     db = tailrace.open(tmp_path / "data", housekeeping_s=None)
     db._engine._checkpoints.at = 8
@@ -163,7 +163,7 @@ def test_a_log_that_is_written_and_begun_anew_while_it_is_looked_at_is_no_damage
     for thread in threads:
         thread.join()
     assert db._engine._checkpoints.damage is None
-    assert len(salts) > 5, "it was begun anew many times"
+    assert len(salts) > 5, "it was restarted many times"
     assert looks > 5
     db.close()
     assert check_database(tmp_path / "data").findings == []
@@ -193,7 +193,7 @@ def test_a_header_that_is_read_while_it_is_written_is_no_damage(
 def test_a_log_that_was_removed_is_not_complained_about_each_second(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """That it is gone is said once, when it stops writes."""
+    """The loss is reported once, when it stops writes."""
     db = tailrace.open(tmp_path / "data", housekeeping_s=None)
     make_users(db)
     (tmp_path / "data" / LOG).unlink()

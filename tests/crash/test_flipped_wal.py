@@ -16,8 +16,8 @@ import tailrace
 from tailrace.check import check_database
 from tailrace.errors import Corrupt
 from tailrace.storage import wal
-from tailrace.streams.commands import Append, Create
-from tailrace.streams.queries import Read
+from tailrace.streams.commands import Append, CreateStream
+from tailrace.streams.queries import ReadStream
 from tests.crash.bit_rot import answers
 from tests.support.soak import rounds
 
@@ -26,9 +26,9 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 COUNT = 60
 CHILD = """
 import os, signal, sys, tailrace
-from tailrace.streams.commands import Append, Create
+from tailrace.streams.commands import Append, CreateStream
 db = tailrace.open(sys.argv[1], housekeeping_s=None)
-db.execute(Create("s", "text/plain"))
+db.execute(CreateStream("s", "text/plain"))
 for number in range(int(sys.argv[2])):
     db.execute(Append("s", b"%d," % number + b"x" * (number % 4 * 1500), "text/plain"))
 os.kill(os.getpid(), signal.SIGKILL)
@@ -64,7 +64,7 @@ def flip(path: Path, bit: int) -> None:
 
 def count_of(directory: Path, **options: bool) -> int:
     with tailrace.open(directory, housekeeping_s=None, **options) as db:
-        entries = db.execute(Read("s", bytes_max=10**9)).page.entries
+        entries = db.execute(ReadStream("s", bytes_max=10**9)).page.entries
     assert [entry.body for entry in entries] == [body(number) for number in range(len(entries))]
     return len(entries)
 
@@ -157,7 +157,7 @@ def test_a_wal_whose_database_file_is_missing_or_empty_is_kept(
     assert count_of(copied(directory, tmp_path / "whole")) == COUNT
     os.truncate(database, 0)
     with tailrace.open(directory, housekeeping_s=None, accept_loss=True) as db:
-        db.execute(Create("s", "text/plain"))
+        db.execute(CreateStream("s", "text/plain"))
     (kept,) = directory.glob("damaged-*/tailrace.db-wal")
     assert kept.read_bytes() == logged
 
@@ -175,14 +175,14 @@ def test_a_wal_that_was_begun_again_over_old_frames_is_no_damage(tmp_path: Path)
     assert 0 < verdict.frames < (size - 32) // 4120, "older frames are behind it"
     (directory / "tailrace.db-shm").unlink()
     with tailrace.open(directory, housekeeping_s=None) as db:
-        assert len(db.execute(Read("s", bytes_max=10**9)).page.entries) == COUNT + 1
+        assert len(db.execute(ReadStream("s", bytes_max=10**9)).page.entries) == COUNT + 1
 
 
 def test_frames_of_a_transaction_that_was_rolled_back_are_no_damage(tmp_path: Path) -> None:
     """A large transaction writes to the WAL before it commits; rolled back, its frames stay there, with this log's
     salts, behind those of the next one."""
     with tailrace.open(tmp_path, housekeeping_s=None) as db:
-        db.execute(Create("s", "text/plain"))
+        db.execute(CreateStream("s", "text/plain"))
         writer = db._engine.writer
         writer.execute("PRAGMA cache_size = 10; BEGIN")
         for number in range(100):
@@ -201,7 +201,7 @@ def test_a_live_database_is_judged_by_what_is_durable(tmp_path: Path) -> None:
     """`check` beside a server: a flip in frames that are durable is found, the frames behind them are nobody's
     business; and a log that is written meanwhile is never taken for a damaged one."""
     with tailrace.open(tmp_path, housekeeping_s=None) as db:
-        db.execute(Create("s", "text/plain"))
+        db.execute(CreateStream("s", "text/plain"))
         for number in range(10):
             db.execute(Append("s", body(number), "text/plain"))
         assert check_database(tmp_path).findings == []

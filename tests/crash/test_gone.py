@@ -22,8 +22,8 @@ import tailrace
 from tailrace.check import check_database
 from tailrace.errors import Unavailable
 from tailrace.storage.sqlite import FILE, SqliteEngine
-from tailrace.streams.commands import Append, Create
-from tailrace.streams.queries import Read
+from tailrace.streams.commands import Append, CreateStream
+from tailrace.streams.queries import ReadStream
 from tailrace.streams.stream import STREAMS
 from tests.crash.load import TEXT, Connection
 from tests.support.patience import PATIENCE_S
@@ -44,7 +44,7 @@ def remove(data: Path) -> None:
     shutil.rmtree(data)
 
 
-def remove_and_make_anew(data: Path) -> None:
+def remove_and_recreate(data: Path) -> None:
     shutil.rmtree(data)
     data.mkdir()
 
@@ -56,7 +56,7 @@ def rename(data: Path) -> None:
 def replace_directory(data: Path) -> None:
     data.rename(data.with_name("elsewhere"))
     with tailrace.open(data, housekeeping_s=None) as other:
-        other.execute(Create("s", TEXT))
+        other.execute(CreateStream("s", TEXT))
 
 
 def remove_database(data: Path) -> None:
@@ -65,7 +65,7 @@ def remove_database(data: Path) -> None:
 
 def replace_database(data: Path) -> None:
     with tailrace.open(data.with_name("other"), housekeeping_s=None) as other:
-        other.execute(Create("s", TEXT))
+        other.execute(CreateStream("s", TEXT))
     os.replace(data.with_name("other") / FILE, data / FILE)
 
 
@@ -83,7 +83,7 @@ def remove_shm(data: Path) -> None:
 
 
 ALL = [
-    remove, remove_and_make_anew, rename, replace_directory, remove_database, replace_database, remove_wal,
+    remove, remove_and_recreate, rename, replace_directory, remove_database, replace_database, remove_wal,
     replace_wal, remove_shm,
 ]  # fmt: skip
 
@@ -126,7 +126,7 @@ def test_readiness_sees_it_before_anything_is_written(tmp_path: Path) -> None:
 
 def test_no_append_is_acknowledged_after_the_files_were_removed_under_load(data_dir: Path) -> None:
     db = tailrace.open(data_dir, housekeeping_s=None)
-    db.execute(Create("s", TEXT))
+    db.execute(CreateStream("s", TEXT))
     removed = threading.Event()
     wrong: list[int] = []
     answered = threading.Event()
@@ -159,7 +159,7 @@ def test_no_append_is_acknowledged_after_the_files_were_removed_under_load(data_
 def test_a_database_file_that_was_cut_off_is_noticed(data_dir: Path) -> None:
     """It is the same file, and SQLite goes on writing to its log: at the next start nothing could be read."""
     db = tailrace.open(data_dir, housekeeping_s=None)
-    db.execute(Create("s", TEXT))
+    db.execute(CreateStream("s", TEXT))
     db.execute(Append("s", b"kept;", TEXT))
     db.verify()
     os.truncate(data_dir / FILE, 0)
@@ -183,13 +183,13 @@ def test_exports_go_on_when_the_directory_is_gone(data_dir: Path) -> None:
             ).encode(),
             {"Content-Type": "application/json"},
         )
-        asked = urllib.request.Request(f"{server.url}/v1/tables/orders/items", headers=arrow)
+        request = urllib.request.Request(f"{server.url}/v1/tables/orders/items", headers=arrow)
         with urllib.request.urlopen(made, timeout=30) as answer:
             assert answer.status == 200
-        with urllib.request.urlopen(asked, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=30) as answer:
             before = answer.read()
         shutil.rmtree(data_dir)
-        with urllib.request.urlopen(asked, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=30) as answer:
             assert answer.read() == before
         server.kill()
 
@@ -197,20 +197,20 @@ def test_exports_go_on_when_the_directory_is_gone(data_dir: Path) -> None:
 def test_readers_that_open_later_never_read_another_database(data_dir: Path) -> None:
     """A connection is opened by name; what has the name now is not this database."""
     db = tailrace.open(data_dir, housekeeping_s=None)
-    db.execute(Create("s", TEXT))
+    db.execute(CreateStream("s", TEXT))
     db.execute(Append("s", b"kept;", TEXT))
     replace_database(data_dir)
     with ExitStack() as held, pytest.raises(Unavailable) as caught:
         for _ in range(100):
             assert held.enter_context(db._engine.reader()).get(STREAMS, "s") is not None
     assert caught.value.code == "DATABASE_GONE"
-    assert db.execute(Read("s")).page.entries[0].body == b"kept;", "the connections that were open go on"
+    assert db.execute(ReadStream("s")).page.entries[0].body == b"kept;", "the connections that were open go on"
     db.close()
 
 
 def test_a_database_whose_lock_file_was_removed_is_still_locked(data_dir: Path) -> None:
     db = tailrace.open(data_dir, housekeeping_s=None)
-    db.execute(Create("s", TEXT))
+    db.execute(CreateStream("s", TEXT))
     (data_dir / "LOCK").unlink()
     opening = f"import tailrace; tailrace.open({str(data_dir)!r})"
     other = subprocess.run([sys.executable, "-c", opening], capture_output=True, text=True, check=False)
@@ -229,13 +229,13 @@ def test_files_that_stay_are_looked_at_without_harm(data_dir: Path) -> None:
     os.chdir(data_dir.parent)
     try:
         db = tailrace.open("data", housekeeping_s=None)
-        db.execute(Create("s", TEXT))
+        db.execute(CreateStream("s", TEXT))
         os.chdir("/")
         for number in range(20):
             (data_dir / "other").write_text("x")
             db.execute(Append("s", b"%d;" % number, TEXT))
             (data_dir / "other").unlink()
-        assert len(db.execute(Read("s")).page.entries) == 20
+        assert len(db.execute(ReadStream("s")).page.entries) == 20
         db.close()
     finally:
         os.chdir(here)

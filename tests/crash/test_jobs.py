@@ -23,7 +23,8 @@ import pytest
 
 from tailrace import failpoints
 from tailrace.check import check_database
-from tailrace.client import Client, pipeline
+from tailrace.client import Client
+from tailrace.client.sync import pipeline
 from tailrace.errors import Error
 from tests.support.server import ServerProcess
 from tests.support.soak import rounds
@@ -85,11 +86,11 @@ class Driver:
             stage = client.stage([row(name, number) for number in range(first, last)], **target)
             assert stage is not None
             stages.append(stage)
-        told = client.commit_stages(
+        response = client.commit_stages(
             f"query of {name}", self.batch, stages, **target, consumer=f"copy of {name}", ranges={LOG: (start, end)}
         )
-        assert told["positions"] == {LOG: end}
-        assert told["applied"] or name in self.unsure
+        assert response["positions"] == {LOG: end}
+        assert response["applied"] or name in self.unsure
 
 
 def row(name: str, number: int) -> Any:

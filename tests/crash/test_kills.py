@@ -34,7 +34,7 @@ LATER = {
     "batch.begun": 20,
     "commit.synced": 20,
     "batch.flushed": 20,
-    "batch.told": 20,
+    "batch.answered": 20,
     "command.ran": 60,
 }
 
@@ -122,7 +122,7 @@ def test_kills_at_random_moments_lose_nothing(seed: int, data_dir: Path) -> None
     chance = random.Random(seed)
     load = Load(seed)
     for number in range(8):
-        failpoint = chance.choice([None, None, "command.ran", "batch.flushed", "commit.synced", "batch.told"])
+        failpoint = chance.choice([None, None, "command.ran", "batch.flushed", "commit.synced", "batch.answered"])
         if failpoint is not None and number:
             kill_at(data_dir, load, failpoint, chance.randrange(1, 200))
         else:

@@ -18,9 +18,9 @@ from tailrace.check import check_database
 from tailrace.database import Database
 from tailrace.errors import NotFound
 from tailrace.storage.sqlite import SqliteEngine
-from tailrace.streams.commands import Append, Create, Delete, Fork
-from tailrace.streams.producer import Claim
-from tailrace.streams.queries import Describe, Read
+from tailrace.streams.commands import Append, CreateStream, DeleteStream, Fork
+from tailrace.streams.producer import ProducerClaim
+from tailrace.streams.queries import DescribeStream, ReadStream
 from tests.support.soak import rounds
 from tests.support.vfs import LossyDisk
 
@@ -38,7 +38,7 @@ def disk() -> Iterator[LossyDisk]:
 
 
 def bodies(db: Database, path: str) -> list[bytes]:
-    return [entry.body for entry in db.execute(Read(path, bytes_max=10**9)).page.entries]
+    return [entry.body for entry in db.execute(ReadStream(path, bytes_max=10**9)).page.entries]
 
 
 @pytest.mark.parametrize("seed", range(rounds(2)))
@@ -55,32 +55,32 @@ def test_what_was_acknowledged_was_synced_before(seed: int, disk: LossyDisk, tmp
             for path, state in expected.items():
                 if state is None:
                     with pytest.raises(NotFound):
-                        found.execute(Describe(path))
+                        found.execute(DescribeStream(path))
                 else:
                     assert bodies(found, path) == state[0]
-                    assert bool(found.execute(Describe(path)).stream.closed) == state[1]
+                    assert bool(found.execute(DescribeStream(path)).stream.closed) == state[1]
         assert check_database(copy).findings == []
 
     assert_survived()
-    db.execute(Create("s", TEXT))
+    db.execute(CreateStream("s", TEXT))
     expected["s"] = ([], False)
     for number in range(90):
         assert_survived()
         body = b"%d" % number + b"x" * chance.choice([10, 5_000, 400_000, 400_000])
         match number % 6:
             case 0:
-                db.execute(Create(f"f{number}", fork=Fork("s")))
+                db.execute(CreateStream(f"f{number}", fork=Fork("s")))
                 expected[f"f{number}"] = (list(expected["s"][0]), False)  # type: ignore[index]
             case 1:
                 db.execute(Append(f"f{number - 1}", b"last", TEXT, close=True))
                 expected[f"f{number - 1}"] = ([*expected[f"f{number - 1}"][0], b"last"], True)  # type: ignore[index]
             case 2:
-                db.execute(Delete(f"f{number - 2}"))
+                db.execute(DeleteStream(f"f{number - 2}"))
                 expected[f"f{number - 2}"] = None
             case 3:
                 db.sweep()
             case _:
-                db.execute(Append("s", body, TEXT, Claim("p", number, 0)))
+                db.execute(Append("s", body, TEXT, ProducerClaim("p", number, 0)))
                 expected["s"][0].append(body)  # type: ignore[index]
     assert_survived()
     assert disk.durable_bytes(data / "tailrace.db") > 500_000, "a checkpoint was to be among what was tried"
@@ -93,7 +93,7 @@ def test_answers_to_several_writers_come_after_the_sync(seed: int, disk: LossyDi
     data, copy = tmp_path / "data", tmp_path / "copy"
     chance = random.Random(seed)
     db = Database(SqliteEngine(data, vfs=disk.name), housekeeping_s=None)
-    db.execute(Create("s", TEXT))
+    db.execute(CreateStream("s", TEXT))
     answered: list[bytes] = []
     stop = threading.Event()
     failures: list[BaseException] = []
@@ -104,7 +104,7 @@ def test_answers_to_several_writers_come_after_the_sync(seed: int, disk: LossyDi
                 if stop.is_set():
                     return
                 body = b"%d.%d" % (name, number) + b"x" * (number % 7 * 1000)
-                db.execute(Append("s", body, TEXT, Claim(str(name), 0, number)))
+                db.execute(Append("s", body, TEXT, ProducerClaim(str(name), 0, number)))
                 answered.append(body)
         except BaseException as error:
             failures.append(error)

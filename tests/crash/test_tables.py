@@ -30,7 +30,7 @@ from tailrace.check import check_database
 from tailrace.database import Database
 from tailrace.errors import Unavailable
 from tailrace.storage.sqlite import SqliteEngine
-from tailrace.tables import queries, streams
+from tailrace.tables import change_reading, queries
 from tailrace.tables.commands import DeleteItem, PutItem
 from tailrace.tables.definition import COUNTS, INDEX_ENTRIES, ITEMS, TABLES, decoded
 from tailrace.tables.lifecycle import CreateTable, DescribeTable, SetTimeToLive, UpdateTable
@@ -45,7 +45,7 @@ from tests.support.vfs import FaultyDisk, LossyDisk, failed_sync, no_space
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
 numbers = itertools.count()
-LATER = {"sweep.step": 7, "batch.begun": 40, "batch.flushed": 40, "commit.synced": 40, "batch.told": 40}
+LATER = {"sweep.step": 7, "batch.begun": 40, "batch.flushed": 40, "commit.synced": 40, "batch.answered": 40}
 FAILPOINTS = [
     name
     for name in failpoints.NAMES
@@ -57,7 +57,7 @@ FAILPOINTS = [
 
 
 def contents(db: Database, table: str) -> dict[str, Any]:
-    pager: queries.Pager[queries.Scan] = queries.Pager(queries.Scan(table=table))
+    pager: queries.Pager[queries.ScanItems] = queries.Pager(queries.ScanItems(table=table))
     items: dict[str, Any] = {}
     while True:
         while (step := pager.next()) is not None:
@@ -66,7 +66,7 @@ def contents(db: Database, table: str) -> dict[str, Any]:
         items |= {item["id"]["S"]: item for item in page.items or ()}
         if page.last_key is None:
             return items
-        pager = queries.Pager(queries.Scan(table=table, start=page.last_key))
+        pager = queries.Pager(queries.ScanItems(table=table, start=page.last_key))
 
 
 def replayed(db: Database, table: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def replayed(db: Database, table: str) -> dict[str, Any]:
     items: dict[str, Any] = {}
     after: int | None = None
     while True:
-        page = db.execute(streams.ReadChanges(table, after, 7))
+        page = db.execute(change_reading.ReadChanges(table, after, 7))
         assert page.oldest == page.stream.first, "nothing was trimmed"
         for record in page.records:
             name = record.keys["id"]["S"]
@@ -180,24 +180,24 @@ def test_kills_at_random_moments_lose_nothing(seed: int, seasoned: tuple[Path, T
 
 
 class Ledger:
-    """What the child said: the number of each writer's last request and of its last answer."""
+    """The output of the child: the number of each writer's last request and of its last answer."""
 
     def __init__(self) -> None:
-        self.asked: dict[str, int] = {}
+        self.requested: dict[str, int] = {}
         self.answered: dict[str, int] = {}
 
-    def hear(self, line: str) -> None:
+    def note(self, line: str) -> None:
         mark, name, number = line.split()
-        (self.asked if mark == "?" else self.answered)[name] = int(number)
+        (self.requested if mark == "?" else self.answered)[name] = int(number)
 
     def state(self) -> dict[str, int]:
         """With which number each writer goes on: what was not answered is sent again."""
-        return {name: self.answered.get(name, -1) + 1 for name in self.asked}
+        return {name: self.answered.get(name, -1) + 1 for name in self.requested}
 
     def possible(self, name: str) -> list[int]:
         """The numbers of which one must be the last that was carried out; -1: none."""
         answered = self.answered.get(name, -1)
-        return sorted({answered, self.asked.get(name, answered)})
+        return sorted({answered, self.requested.get(name, answered)})
 
 
 def run_until_killed(data: Path, ledger: Ledger, environment: dict[str, str], answers: int | None) -> None:
@@ -206,13 +206,13 @@ def run_until_killed(data: Path, ledger: Ledger, environment: dict[str, str], an
     assert process.stdout is not None
     rest, answered = b"", 0
     try:
-        while heard := os.read(process.stdout.fileno(), 65536):
-            answered += heard.count(b"!")
+        while chunk := os.read(process.stdout.fileno(), 65536):
+            answered += chunk.count(b"!")
             if answers is not None and answered >= answers:
                 process.kill()
-            *lines, rest = (rest + heard).split(b"\n")
+            *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
-                ledger.hear(line.decode())
+                ledger.note(line.decode())
         assert process.wait(60) == -signal.SIGKILL
     finally:
         process.kill()
@@ -362,7 +362,7 @@ def test_a_disk_that_fills_loses_the_commit_alone_and_all_of_it(nth: int, disk: 
                 db.execute(command)  # there is space again
             disk.fault = None
         assert transacted(db) == [number + 1, number + 1]
-        records = db.execute(streams.ReadChanges(child.ORDERS, sequence)).records
+        records = db.execute(change_reading.ReadChanges(child.ORDERS, sequence)).records
         assert len(records) == 1, "one for each time that it was done"
         assert records[0].sequence > sequence
         sequence = records[0].sequence

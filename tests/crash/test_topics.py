@@ -38,28 +38,28 @@ FAILPOINTS = [
     for name in failpoints.NAMES
     if name != "migration.step" and not name.startswith(("stages.", "backup.", "rotation."))
 ]
-LATER = {"sweep.step": 3, "batch.begun": 60, "batch.flushed": 60, "commit.synced": 60, "batch.told": 60}
+LATER = {"sweep.step": 3, "batch.begun": 60, "batch.flushed": 60, "commit.synced": 60, "batch.answered": 60}
 
 
 class Ledger:
-    """What the child said: of each writer the last number asked and answered; of acknowledgements, which offsets."""
+    """The output of the child: the last number requested and answered by each writer; the acknowledged offsets."""
 
     def __init__(self) -> None:
-        self.asked: dict[str, int] = {}
+        self.requested: dict[str, int] = {}
         self.answered: dict[str, int] = {}
-        self.acks_asked: set[int] = set()
+        self.acks_requested: set[int] = set()
         self.acks_answered: set[int] = set()
 
-    def hear(self, line: str) -> None:
+    def note(self, line: str) -> None:
         mark, name, number = line.split()
         if name == "ack":
-            (self.acks_asked if mark == "?" else self.acks_answered).add(int(number))
+            (self.acks_requested if mark == "?" else self.acks_answered).add(int(number))
         else:
-            (self.asked if mark == "?" else self.answered)[name] = int(number)
+            (self.requested if mark == "?" else self.answered)[name] = int(number)
 
     def state(self) -> dict[str, int]:
         """With which number each writer goes on: all of them can repeat what was not answered."""
-        return {name: self.answered.get(name, -1) + 1 for name in self.asked}
+        return {name: self.answered.get(name, -1) + 1 for name in self.requested}
 
 
 def run_until_killed(data: Path, ledger: Ledger, environment: dict[str, str], answers: int | None) -> None:
@@ -68,13 +68,13 @@ def run_until_killed(data: Path, ledger: Ledger, environment: dict[str, str], an
     assert process.stdout is not None
     rest, answered = b"", 0
     try:
-        while heard := os.read(process.stdout.fileno(), 65536):
-            answered += heard.count(b"!")
+        while chunk := os.read(process.stdout.fileno(), 65536):
+            answered += chunk.count(b"!")
             if answers is not None and answered >= answers:
                 process.kill()
-            *lines, rest = (rest + heard).split(b"\n")
+            *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
-                ledger.hear(line.decode())
+                ledger.note(line.decode())
         assert process.wait(60) == -signal.SIGKILL
     finally:
         process.kill()
@@ -85,7 +85,7 @@ def run_until_killed(data: Path, ledger: Ledger, environment: dict[str, str], an
 # -- looking
 
 
-class Told(msgspec.Struct, frozen=True, order=True):
+class LoggedChange(msgspec.Struct, frozen=True, order=True):
     """A change, as a record or as a message tells it."""
 
     sequence: int
@@ -95,18 +95,18 @@ class Told(msgspec.Struct, frozen=True, order=True):
     key: str
 
 
-def recorded(db: Database) -> list[Told]:
+def recorded(db: Database) -> list[LoggedChange]:
     """All changes of both tables. The index of a message counts the changes of its transaction over all tables; that of
     a record those of its own table, so only their order is compared."""
     found = []
     for table in (child.CHAT, child.LIKES):
         for change in db.table(table).changes(limit=10**6):
             what = OPERATIONS[CHANGES.index(change.event)]
-            found.append(Told(change.sequence, change.index, what, table, change.keys["id"]))
-    return sorted(found, key=lambda told: (told.sequence, told.table, told.index))
+            found.append(LoggedChange(change.sequence, change.index, what, table, change.keys["id"]))
+    return sorted(found, key=lambda logged: (logged.sequence, logged.table, logged.index))
 
 
-def routed(db: Database, topic: str) -> list[Told]:
+def routed(db: Database, topic: str) -> list[LoggedChange]:
     """All messages of a topic; within a partition they are in the order of their changes."""
     found = []
     for info in db.execute(ListPartitions(topic)):
@@ -120,16 +120,18 @@ def routed(db: Database, topic: str) -> list[Told]:
                 message = opened(entry.body)
                 assert message.source is not None
                 key = msgspec.json.decode(message.payload)["id"]
-                here.append(Told(message.sequence, message.index, OPERATIONS[message.operation], message.source, key))
+                here.append(
+                    LoggedChange(message.sequence, message.index, OPERATIONS[message.operation], message.source, key)
+                )
             position = run.next
-        places = [(told.sequence, told.index) for told in here]
+        places = [(change.sequence, change.index) for change in here]
         assert places == sorted(places), f"{topic}/{info.partition}: out of order"
         found += here
-    return sorted(found, key=lambda told: (told.sequence, told.table, told.index))
+    return sorted(found, key=lambda change: (change.sequence, change.table, change.index))
 
 
-def without_index(told: list[Told]) -> list[tuple[int, str, str, str]]:
-    return [(each.sequence, each.what, each.table, each.key) for each in told]
+def without_index(changes: list[LoggedChange]) -> list[tuple[int, str, str, str]]:
+    return [(each.sequence, each.what, each.table, each.key) for each in changes]
 
 
 def assert_kept(data: Path, ledger: Ledger) -> None:
@@ -138,7 +140,7 @@ def assert_kept(data: Path, ledger: Ledger) -> None:
         changes = recorded(db)
         for topic in (child.EVENTS, child.FULL):
             assert without_index(routed(db, topic)) == without_index(changes), f"{topic} tells another story"
-        keys = {(told.table, told.key) for told in changes}
+        keys = {(change.table, change.key) for change in changes}
         for name, answered in ledger.answered.items():
             for number in range(answered + 1):
                 here = f"{name}-{number}"
@@ -149,7 +151,7 @@ def assert_kept(data: Path, ledger: Ledger) -> None:
                 elif name.startswith("w"):
                     assert (child.CHAT, f"{name}-{number - number % 4}") in keys
         (short,) = db.execute(ListPartitions(child.SHORT))
-        assert ledger.answered.get("p0", -1) + 1 <= short.next <= ledger.asked.get("p0", -1) + 1
+        assert ledger.answered.get("p0", -1) + 1 <= short.next <= ledger.requested.get("p0", -1) + 1
         assert_acknowledged(db, ledger)
 
 
@@ -162,7 +164,7 @@ def assert_acknowledged(db: Database, ledger: Ledger) -> None:
     cursor, unsettled = row
     assert all(offset < cursor and offset not in unsettled for offset in ledger.acks_answered), "an ack was lost"
     settled = set(range(cursor)) - unsettled
-    assert settled <= ledger.acks_asked, f"{sorted(settled - ledger.acks_asked)[:5]} were never acknowledged"
+    assert settled <= ledger.acks_requested, f"{sorted(settled - ledger.acks_requested)[:5]} were never acknowledged"
 
 
 def _group(reader: Reader, log: int) -> tuple[int, set[int]] | None:

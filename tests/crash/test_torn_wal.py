@@ -11,9 +11,9 @@ import pytest
 import tailrace
 from tailrace.check import check_database
 from tailrace.errors import Corrupt
-from tailrace.streams.commands import Append, Create
-from tailrace.streams.producer import PRODUCERS, Claim
-from tailrace.streams.queries import Read
+from tailrace.streams.commands import Append, CreateStream
+from tailrace.streams.producer import PRODUCERS, ProducerClaim
+from tailrace.streams.queries import ReadStream
 from tests.support.soak import rounds
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
@@ -34,12 +34,12 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of a database as a kill leaves them: some commits in the file, more in the WAL."""
     root = tmp_path_factory.mktemp("torn")
     with tailrace.open(root / "data", housekeeping_s=None) as db:
-        db.execute(Create("s", TEXT))
+        db.execute(CreateStream("s", TEXT))
         for number in range(CHECKPOINTED):
-            db.execute(Append("s", body(number), TEXT, Claim("p", 0, number)))
+            db.execute(Append("s", body(number), TEXT, ProducerClaim("p", 0, number)))
     db = tailrace.open(root / "data", housekeeping_s=None)
     for number in range(CHECKPOINTED, COMMITS):
-        db.execute(Append("s", body(number), TEXT, Claim("p", 0, number)))
+        db.execute(Append("s", body(number), TEXT, ProducerClaim("p", 0, number)))
     files = root / "files"
     files.mkdir()
     for name in ("tailrace.db", "tailrace.db-wal", "secret.key"):
@@ -51,15 +51,15 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recovered(directory: Path, *, accept_loss: bool = False) -> int:
     """How many commits a damaged database opens with; that it is those, all of each, and that it can be used."""
     with tailrace.open(directory, housekeeping_s=None, accept_loss=accept_loss) as db:
-        found = db.execute(Read("s", bytes_max=10**9))
+        found = db.execute(ReadStream("s", bytes_max=10**9))
         count = len(found.page.entries)
         assert [entry.body for entry in found.page.entries] == [body(number) for number in range(count)]
         with db._engine.reader() as reader:
             producer = reader.get(PRODUCERS, found.log.id, "p")
         assert producer is not None
         assert producer.sequence == count - 1, "the producer's state commits with its entry"
-        db.execute(Append("s", body(count), TEXT, Claim("p", 0, count)))
-        assert db.execute(Append("s", body(count), TEXT, Claim("p", 0, count))).duplicate
+        db.execute(Append("s", body(count), TEXT, ProducerClaim("p", 0, count)))
+        assert db.execute(Append("s", body(count), TEXT, ProducerClaim("p", 0, count))).duplicate
     assert check_database(directory).findings == []
     return count
 

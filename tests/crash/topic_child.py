@@ -15,10 +15,10 @@ from typing import Any
 
 import tailrace
 from tailrace.errors import Conflict
-from tailrace.streams.producer import Claim
+from tailrace.streams.producer import ProducerClaim
 from tailrace.tables import value
 from tailrace.tables.commands import BatchWrite, DeleteItem, PutItem, TransactWrite
-from tailrace.topics.commands import AddSource, CreateTopic, Options, Outgoing, Publish
+from tailrace.topics.commands import AddSource, CreateTopic, Outgoing, Publish, TopicOptions
 from tailrace.topics.consuming import Ack, Consume, Nack
 
 CHAT, LIKES = "chat.messages", "chat.likes"
@@ -40,9 +40,9 @@ def prepare(db: tailrace.Database) -> None:
     for table in (CHAT, LIKES):
         db.create_table(table, partition_key="id", stream="NEW_AND_OLD_IMAGES", exist_ok=True)
     for name, partitions, options in (
-        (EVENTS, 3, Options()),
-        (FULL, 1, Options()),
-        (SHORT, 1, Options(retention_max_bytes=2_000)),
+        (EVENTS, 3, TopicOptions()),
+        (FULL, 1, TopicOptions()),
+        (SHORT, 1, TopicOptions(retention_max_bytes=2_000)),
     ):
         db.execute(CreateTopic(name, partitions, options, if_not_exists=True))
     for table in (CHAT, LIKES):
@@ -71,7 +71,7 @@ def commands(name: str, number: int) -> Any:
             return TransactWrite((put(CHAT, id=here, n=number), put(LIKES, id=here, n=number)), here, here.encode())
         case "b":  # a batch
             return BatchWrite(tuple(put(LIKES, id=f"{here}-{at}", n=number) for at in range(5)))
-    return Publish(SHORT, (Outgoing(b"%d" % number),), Claim(name, 0, number))
+    return Publish(SHORT, (Outgoing(b"%d" % number),), ProducerClaim(name, 0, number))
 
 
 def write(db: tailrace.Database, name: str, first: int) -> None:

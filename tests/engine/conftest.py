@@ -14,7 +14,7 @@ import pytest
 
 from tailrace.storage.engine import Engine
 from tailrace.storage.sqlite import SqliteEngine
-from tailrace.storage.table import Table
+from tailrace.storage.table import StorageTable
 from tests.engine.tables import TABLES
 
 NOW_MS = 1_700_000_000_000
@@ -22,10 +22,10 @@ NOW_MS = 1_700_000_000_000
 
 class Kind(NamedTuple):
     open: Callable[[Path], Engine]
-    create: Callable[[Any, Table[Any]], None]
+    create: Callable[[Any, StorageTable[Any]], None]
 
 
-def _create_in_sqlite(engine: SqliteEngine, table: Table[Any]) -> None:
+def _create_in_sqlite(engine: SqliteEngine, table: StorageTable[Any]) -> None:
     columns = [f"{column.name} {column.kind}{'' if column.nullable else ' NOT NULL'}" for column in table.stored]
     key = ", ".join(table.key)
     if table.heap:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.storage.table import Table
+from tailrace.storage.table import StorageTable
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -39,9 +39,9 @@ class Wide(msgspec.Struct, frozen=True):
     blob: bytes | None
 
 
-ITEMS = Table("test_items", Item, key=("shelf", "name"))  # a key of two columns
-HOT = Table("test_hot", Hot, key=("name",), cached=True)
-LINES = Table("test_lines", Line, key=("log", "position"), heap=True)
-MARKS = Table("test_marks", Mark, key=("at", "name"))  # nothing but its key
-WIDE = Table("test_wide", Wide, key=("id",))
-TABLES: tuple[Table[Any], ...] = (ITEMS, HOT, LINES, MARKS, WIDE)
+ITEMS = StorageTable("test_items", Item, key=("shelf", "name"))  # a key of two columns
+HOT = StorageTable("test_hot", Hot, key=("name",), cached=True)
+LINES = StorageTable("test_lines", Line, key=("log", "position"), heap=True)
+MARKS = StorageTable("test_marks", Mark, key=("at", "name"))  # nothing but its key
+WIDE = StorageTable("test_wide", Wide, key=("id",))
+TABLES: tuple[StorageTable[Any], ...] = (ITEMS, HOT, LINES, MARKS, WIDE)

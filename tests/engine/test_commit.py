@@ -163,7 +163,7 @@ def test_commit_from_another_thread(engine: Engine) -> None:
 
 
 def test_readers_see_whole_commits_while_a_writer_writes(engine: Engine) -> None:
-    """Each commit adds one line and sets two counters to how many there are: no view may show them apart."""
+    """Each commit adds one line and sets two counters to how many there are: no view may show different values."""
     write(engine, Hot("first", 0), Hot("last", 0))
     stop = threading.Event()
     failures: list[str] = []
@@ -229,7 +229,7 @@ def test_nothing_is_read_after_closing(engine: Engine, single: bool) -> None:
 
 
 @pytest.mark.parametrize("row", [Hot("a", 1.5), Hot("a", 2**70), Hot("a", None), Hot("\ud800", 1), Hot("a", "x")])  # type: ignore[arg-type]
-def test_a_value_that_no_column_takes_is_told_from_damage(engine: Engine, row: Hot) -> None:
+def test_a_value_that_no_column_takes_is_distinguished_from_damage(engine: Engine, row: Hot) -> None:
     write(engine, Hot("a", 1))
     tx = engine.begin(NOW_MS)
     tx.put(HOT, row)

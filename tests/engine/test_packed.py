@@ -40,9 +40,9 @@ def tiled(bodies: list[bytes], log: int = 7, first: int = 0) -> list[Entry]:
     return entries
 
 
-def packed(reader: Any, log: int = 7, **given: Any) -> Packed:
-    asked = {"start": 0, "before": MUCH, "limit": 1000, "bytes_max": MUCH, **given}
-    found: Packed = reader.packed(ENTRIES, ("position", "next", "at_ms"), "body", log, **asked)
+def packed(reader: Any, log: int = 7, **options: Any) -> Packed:
+    arguments = {"start": 0, "before": MUCH, "limit": 1000, "bytes_max": MUCH, **options}
+    found: Packed = reader.packed(ENTRIES, ("position", "next", "at_ms"), "body", log, **arguments)
     return found
 
 

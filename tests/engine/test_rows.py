@@ -137,7 +137,7 @@ def test_counters_never_repeat(engine: Engine, place: Place) -> None:
     tx.rollback()
 
 
-def test_the_time_of_a_transaction_is_what_it_was_given(engine: Engine) -> None:
+def test_the_time_of_a_transaction_is_the_one_passed_in(engine: Engine) -> None:
     tx = engine.begin(NOW_MS + 7)
     assert tx.now_ms == NOW_MS + 7
     tx.rollback()

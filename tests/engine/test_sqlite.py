@@ -13,7 +13,7 @@ import pytest
 from tailrace.errors import Corrupt, Error, Invalid, Unavailable
 from tailrace.storage.pages import VFS
 from tailrace.storage.sqlite import FILE, SqliteEngine, migrations
-from tailrace.storage.table import META, Meta
+from tailrace.storage.table import META, MetaRow
 from tests.engine.conftest import NOW_MS
 
 OPEN = "import sys; from tailrace.storage.sqlite import SqliteEngine; SqliteEngine(sys.argv[1])"
@@ -69,7 +69,7 @@ def test_a_commit_really_calls_fsync(directory: Path) -> None:
     for number in range(3):
         syncs.clear()
         tx = engine.begin(NOW_MS)
-        tx.put(META, Meta("test", b"%d" % number))
+        tx.put(META, MetaRow("test", b"%d" % number))
         tx.keep()
         tx.flush()
         assert syncs == []
@@ -95,7 +95,7 @@ def test_a_second_process_is_refused(directory: Path) -> None:
     assert second.returncode != 0
     assert "another process has" in second.stderr
     tx = engine.begin(NOW_MS)  # the owner did not notice
-    tx.put(META, Meta("test", b""))
+    tx.put(META, MetaRow("test", b""))
     tx.flush()
     tx.commit()
     engine.close()
@@ -112,13 +112,13 @@ def test_a_dead_owner_leaves_no_lock(directory: Path) -> None:
 def test_a_reader_may_look_while_another_process_owns_the_directory(directory: Path) -> None:
     engine = SqliteEngine(directory)
     tx = engine.begin(NOW_MS)
-    tx.put(META, Meta("test", b"seen"))
+    tx.put(META, MetaRow("test", b"seen"))
     tx.keep()
     tx.flush()
     tx.commit()
     looking = SqliteEngine(directory, read_only=True)
     with looking.reader() as reader:
-        assert reader.get(META, "test") == Meta("test", b"seen")
+        assert reader.get(META, "test") == MetaRow("test", b"seen")
     assert looking.integrity() == []
     looking.close()
     engine.close()
@@ -129,7 +129,7 @@ def test_read_only_means_read_only(directory: Path) -> None:
     looking = SqliteEngine(directory, read_only=True)
     with pytest.raises(Error):
         tx = looking.begin(NOW_MS)
-        tx.put(META, Meta("test", b""))
+        tx.put(META, MetaRow("test", b""))
         tx.flush()
         tx.commit()
     looking.close()
@@ -178,22 +178,22 @@ def test_a_file_that_is_no_database(directory: Path) -> None:
     assert (directory / FILE).stat().st_size == 8192
 
 
-def test_a_full_disk_is_told_apart_and_survived(directory: Path) -> None:
+def test_a_full_disk_is_recognized_and_survived(directory: Path) -> None:
     engine = SqliteEngine(directory)
     ((pages,),) = engine.writer.execute("PRAGMA page_count").fetchall()
     engine.writer.execute(f"PRAGMA max_page_count = {pages + 5}")
     tx = engine.begin(NOW_MS)
-    tx.put(META, Meta("test", b"x" * 1_000_000))
+    tx.put(META, MetaRow("test", b"x" * 1_000_000))
     with pytest.raises(Unavailable, match="disk is full") as full:
         tx.flush()
     assert full.value.code == "DISK_FULL"
     tx.rollback()
     tx = engine.begin(NOW_MS)
-    tx.put(META, Meta("test", b"small"))
+    tx.put(META, MetaRow("test", b"small"))
     tx.flush()
     tx.commit()
     with engine.reader() as reader:
-        assert reader.get(META, "test") == Meta("test", b"small")
+        assert reader.get(META, "test") == MetaRow("test", b"small")
     engine.close()
 
 
@@ -212,7 +212,7 @@ def test_a_row_larger_than_sqlite_takes_is_no_damage(tmp_path: Path) -> None:
     engine = SqliteEngine(tmp_path)
     engine.writer.limit(apsw.SQLITE_LIMIT_LENGTH, 1000)
     tx = engine.begin(NOW_MS)
-    tx.put(META, Meta("large", b"x" * 2000))
+    tx.put(META, MetaRow("large", b"x" * 2000))
     with pytest.raises(Unavailable, match="row of meta cannot be stored") as failed:
         tx.flush()
     assert failed.value.code == "UNSTORABLE"

@@ -1,4 +1,4 @@
-"""Bad input to the DynamoDB door: bytes, JSON, and good requests of every operation with something in them changed.
+"""Bad input to the DynamoDB API: bytes, JSON, and good requests of every operation with something in them changed.
 
 Whatever comes, the answer comes soon, is never a 5xx, carries the right checksum, and is either a result or an error
 as SDKs read it; a request that was refused has changed nothing: the rows of the database are compared before and after.
@@ -177,7 +177,7 @@ def target(operation: str) -> str:
     return ("DynamoDBStreams_20120810." if operation in STREAM_OPERATIONS else "DynamoDB_20120810.") + operation
 
 
-class Door:
+class FuzzServer:
     """A server with two tables, and a view of all its rows."""
 
     def __init__(self, served: Served) -> None:
@@ -206,8 +206,8 @@ class Door:
         arn = table["LatestStreamArn"]
         shards = self.ask("DescribeStream", {"StreamArn": arn})["StreamDescription"]["Shards"]
         shard = shards[0]["ShardId"]
-        asked = {"StreamArn": arn, "ShardId": shard, "ShardIteratorType": "TRIM_HORIZON"}
-        iterator = self.ask("GetShardIterator", asked)["ShardIterator"]
+        parameters = {"StreamArn": arn, "ShardId": shard, "ShardIteratorType": "TRIM_HORIZON"}
+        iterator = self.ask("GetShardIterator", parameters)["ShardIterator"]
         records = self.ask("GetRecords", {"ShardIterator": iterator})["Records"]
         self.tokens += 1
         self.known = {
@@ -278,40 +278,42 @@ class Door:
             assert answer == b"", shown
         elif answer or status != 200:  # operations that tell nothing answer with nothing
             assert status in (200, 400), shown
-            told = json.loads(answer)
-            assert isinstance(told, dict), shown
+            document = json.loads(answer)
+            assert isinstance(document, dict), shown
             if status == 400:
-                assert TYPE.fullmatch(told["__type"]), shown
-                message = told.get("message", told.get("Message"))
-                bare = told["__type"].endswith(("#SerializationException", "#UnknownOperationException"))
+                assert TYPE.fullmatch(document["__type"]), shown
+                message = document.get("message", document.get("Message"))
+                bare = document["__type"].endswith(("#SerializationException", "#UnknownOperationException"))
                 assert (message is None and bare) or isinstance(message, str), shown
-                assert told["__type"].endswith("#TransactionCanceledException") == ("CancellationReasons" in told)
+                assert document["__type"].endswith("#TransactionCanceledException") == (
+                    "CancellationReasons" in document
+                )
         if status >= 400:
             assert self.digest() == before, f"refused, but it changed something: {shown}"
         return status
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FuzzServer]:
     data = tmp_path_factory.mktemp("fuzz") / "data"
     with Served(data) as served:
-        made = Door(served)
+        made = FuzzServer(served)
         yield made
         made.furnish()
         made.connection.close()
     assert check_database(data).findings == []
 
 
-def test_every_operation_has_good_requests_and_they_are_good(door: Door) -> None:
+def test_every_operation_has_good_requests_and_they_are_good(server: FuzzServer) -> None:
     assert {target(name) for name, _ in GOOD} == OPERATIONS.keys()
     for name, request in GOOD:
-        door.furnish()
+        server.furnish()
         if request.get("TableName") == "made" and name == "DeleteTable":
-            door.ask("CreateTable", {**CREATE, "TableName": "made"})
-        door.learn()
-        body = json.dumps(door.filled(request)).encode()
-        status = door.judge(body, door.headers(name))
-        assert status == 200 or name in ("ListTagsOfResource", "DeleteItem"), f"{name}: {door.answer!r}"
+            server.ask("CreateTable", {**CREATE, "TableName": "made"})
+        server.learn()
+        body = json.dumps(server.filled(request)).encode()
+        status = server.judge(body, server.headers(name))
+        assert status == 200 or name in ("ListTagsOfResource", "DeleteItem"), f"{name}: {server.answer!r}"
 
 
 # -- anything
@@ -327,8 +329,8 @@ def test_every_operation_has_good_requests_and_they_are_good(door: Door) -> None
 @example(body=b"\xff\xfe", operation="DynamoDB_20120810.ListTables", kind=JSON_1_0)
 @example(body=b"null", operation="DynamoDB_20120810.ListTables", kind=JSON_1_0)
 @example(body=b'"\\ud800"', operation="DynamoDB_20120810.ListTables", kind=JSON_1_0)
-def test_bytes(door: Door, body: bytes, operation: str, kind: str) -> None:
-    door.judge(body, {"Content-Type": kind, "X-Amz-Target": operation})
+def test_bytes(server: FuzzServer, body: bytes, operation: str, kind: str) -> None:
+    server.judge(body, {"Content-Type": kind, "X-Amz-Target": operation})
 
 
 TEXTS = st.one_of(
@@ -361,8 +363,8 @@ def rendered(value: Any) -> bytes:
 
 @ours
 @given(tree=TREES, operation=st.sampled_from(sorted(OPERATIONS)))
-def test_any_json(door: Door, tree: Any, operation: str) -> None:
-    door.judge(rendered(tree), {"Content-Type": JSON_1_0, "X-Amz-Target": operation})
+def test_any_json(server: FuzzServer, tree: Any, operation: str) -> None:
+    server.judge(rendered(tree), {"Content-Type": JSON_1_0, "X-Amz-Target": operation})
 
 
 # -- good requests with something changed
@@ -418,16 +420,16 @@ def change(request: Any, chance: random.Random, junk: Any, name: str) -> Any:
 @given(
     number=st.integers(0, len(GOOD) - 1), seed=st.integers(0, 2**32), junk=TREES, name=MEMBERS, times=st.integers(1, 3)
 )
-def test_changed_requests(door: Door, number: int, seed: int, junk: Any, name: str, times: int) -> None:
-    door.furnish()
+def test_changed_requests(server: FuzzServer, number: int, seed: int, junk: Any, name: str, times: int) -> None:
+    server.furnish()
     if "*" in json.dumps(GOOD[number][1]):
-        door.learn()
+        server.learn()
     operation, request = GOOD[number]
-    request = door.filled(request)
+    request = server.filled(request)
     chance = random.Random(seed)
     for _ in range(times):
         request = change(request, chance, junk, name)
-    door.judge(rendered(request), door.headers(operation))
+    server.judge(rendered(request), server.headers(operation))
 
 
 WORDS = st.sampled_from(
@@ -449,12 +451,12 @@ EXPRESSIONS = st.lists(WORDS, min_size=1, max_size=14).flatmap(
          ("Query", "KeyConditionExpression"), ("Query", "FilterExpression"), ("Scan", "FilterExpression")]
     ),
 )  # fmt: skip
-def test_expressions(door: Door, text: str, where: tuple[str, str]) -> None:
-    door.furnish()
-    send_expression(door, text, *where)
+def test_expressions(server: FuzzServer, text: str, where: tuple[str, str]) -> None:
+    server.furnish()
+    send_expression(server, text, *where)
 
 
-def send_expression(door: Door, text: str, operation: str, parameter: str) -> int:
+def send_expression(server: FuzzServer, text: str, operation: str, parameter: str) -> int:
     request: dict[str, Any] = {"TableName": "ranged", parameter: text}
     if operation in ("GetItem", "UpdateItem"):
         request["Key"] = KEY
@@ -467,7 +469,7 @@ def send_expression(door: Door, text: str, operation: str, parameter: str) -> in
     used = {name: held for name, held in VALUES.items() if name in text + request.get("KeyConditionExpression", "")}
     if used:
         request["ExpressionAttributeValues"] = used
-    return door.judge(rendered(request), door.headers(operation))
+    return server.judge(rendered(request), server.headers(operation))
 
 
 # -- bombs
@@ -479,28 +481,28 @@ def nested(opening: str, closing: str, depth: int, inside: str = '{"S":"x"}') ->
 
 @pytest.mark.parametrize("depth", [31, 32, 33, 100, 1_000, 20_000, 100_000])
 @pytest.mark.parametrize(("opening", "closing"), [('{"L":[', "]}"), ('{"M":{"a":', "}}")])
-def test_deeply_nested_values(door: Door, depth: int, opening: str, closing: str) -> None:
-    door.furnish()
+def test_deeply_nested_values(server: FuzzServer, depth: int, opening: str, closing: str) -> None:
+    server.furnish()
     item = nested(opening, closing, depth)
     body = '{"TableName":"hashed","Item":{"pk":{"S":"deep"},"v":' + item + "}}"
-    status = door.judge(body.encode(), door.headers("PutItem"))
+    status = server.judge(body.encode(), server.headers("PutItem"))
     assert (status == 200) == (depth < 32)
     values = '{"TableName":"hashed","Key":{"pk":{"S":"deep2"}},"UpdateExpression":"SET v = :v",'
     values += '"ExpressionAttributeValues":{":v":' + item + "}}"
-    door.judge(values.encode(), door.headers("UpdateItem"))
+    server.judge(values.encode(), server.headers("UpdateItem"))
 
 
 @pytest.mark.parametrize("depth", [10, 1_000, 100_000])
 @pytest.mark.parametrize("opening", ["[", '{"a":', '{"TableName":', '{"Item":{"pk":{"L":['])
-def test_json_that_is_never_closed(door: Door, depth: int, opening: str) -> None:
+def test_json_that_is_never_closed(server: FuzzServer, depth: int, opening: str) -> None:
     for name in ("PutItem", "BatchWriteItem", "ListTables"):
-        assert door.judge(opening.encode() * depth, door.headers(name)) == 400
+        assert server.judge(opening.encode() * depth, server.headers(name)) == 400
 
 
 @pytest.mark.parametrize("depth", [500, 50_000])
 @pytest.mark.parametrize("name", sorted({name for name, _ in GOOD}))
-def test_unknown_members_that_are_deep(door: Door, depth: int, name: str) -> None:
-    door.judge(b'{"Unknown":' + b"[" * depth + b"]" * depth + b"}", door.headers(name))
+def test_unknown_members_that_are_deep(server: FuzzServer, depth: int, name: str) -> None:
+    server.judge(b'{"Unknown":' + b"[" * depth + b"]" * depth + b"}", server.headers(name))
 
 
 EXPRESSION_BOMBS = [
@@ -531,8 +533,8 @@ EXPRESSION_BOMBS = [
 
 
 @pytest.mark.parametrize("text", EXPRESSION_BOMBS, ids=lambda text: text[:12])
-def test_expressions_that_go_on_and_on(door: Door, text: str) -> None:
-    door.furnish()
+def test_expressions_that_go_on_and_on(server: FuzzServer, text: str) -> None:
+    server.furnish()
     for where in (
         ("PutItem", "ConditionExpression"),
         ("UpdateItem", "UpdateExpression"),
@@ -540,7 +542,7 @@ def test_expressions_that_go_on_and_on(door: Door, text: str) -> None:
         ("Query", "KeyConditionExpression"),
         ("Scan", "FilterExpression"),
     ):
-        send_expression(door, text, *where)
+        send_expression(server, text, *where)
 
 
 @pytest.mark.parametrize(
@@ -549,9 +551,9 @@ def test_expressions_that_go_on_and_on(door: Door, text: str) -> None:
      "", " 1", "1 ", "1_000", "١", "--1", "1e", ".", "+1", "1.", ".5", "00001", "1e+0000000001", "\0", "\ud800"],
     ids=lambda text: repr(text[:12]),
 )  # fmt: skip
-def test_numbers(door: Door, number: str) -> None:
+def test_numbers(server: FuzzServer, number: str) -> None:
     """In an item, a set, a key, an operand and a sort condition."""
-    door.furnish()
+    server.furnish()
     held = {"N": number}
     for operation, request in (
         ("PutItem", {"TableName": "hashed", "Item": {"pk": {"S": "n"}, "v": held, "s": {"NS": [number, "1"]}}}),
@@ -561,16 +563,16 @@ def test_numbers(door: Door, number: str) -> None:
         ("Query", {"TableName": "ranged", "KeyConditionExpression": "pk = :p AND sk > :v",
                    "ExpressionAttributeValues": {":p": {"S": "a"}, ":v": held}}),
     ):  # fmt: skip
-        door.judge(rendered(request), door.headers(operation))
+        server.judge(rendered(request), server.headers(operation))
 
 
 @pytest.mark.parametrize("depth", [1, 300])
-def test_arithmetic_that_overflows(door: Door, depth: int) -> None:
-    door.furnish()
+def test_arithmetic_that_overflows(server: FuzzServer, depth: int) -> None:
+    server.furnish()
     add = {"TableName": "hashed", "Key": {"pk": {"S": "big"}}, "UpdateExpression": "ADD n :v"}
     for number in ["9.9e125"] * depth:
         request = {**add, "ExpressionAttributeValues": {":v": {"N": number}}}
-        door.judge(rendered(request), door.headers("UpdateItem"))
+        server.judge(rendered(request), server.headers("UpdateItem"))
 
 
 @pytest.mark.parametrize(
@@ -599,27 +601,27 @@ def test_arithmetic_that_overflows(door: Door, depth: int) -> None:
         '"text"',
     ],
 )
-def test_json_that_is_almost_right(door: Door, body: str) -> None:
-    door.furnish()
+def test_json_that_is_almost_right(server: FuzzServer, body: str) -> None:
+    server.furnish()
     for name in ("GetItem", "DeleteItem", "UpdateItem"):
-        door.judge(body.encode(), door.headers(name))
+        server.judge(body.encode(), server.headers(name))
 
 
 @pytest.mark.parametrize("field", ["Limit", "Segment", "TotalSegments"])
 @pytest.mark.parametrize("number", [0, -1, 1.5, 2**31, 2**63, -(2**63), 2**64, 10**30, "5", True, None, [], 1e300])
-def test_counts(door: Door, field: str, number: Any) -> None:
-    door.furnish()
+def test_counts(server: FuzzServer, field: str, number: Any) -> None:
+    server.furnish()
     request = {"TableName": "ranged", "Segment": 0, "TotalSegments": 1, field: number}
-    door.judge(rendered(request), door.headers("Scan"))
+    server.judge(rendered(request), server.headers("Scan"))
 
 
-def test_large_items_and_requests(door: Door) -> None:
-    door.furnish()
+def test_large_items_and_requests(server: FuzzServer) -> None:
+    server.furnish()
     for size in (409_600, 409_700, 5_000_000):
         item = {"pk": {"S": "large"}, "v": {"S": "x" * size}}
-        assert door.judge(rendered({"TableName": "hashed", "Item": item}), door.headers("PutItem")) == 400
+        assert server.judge(rendered({"TableName": "hashed", "Item": item}), server.headers("PutItem")) == 400
         item = {"pk": {"S": "x" * size}}
-        assert door.judge(rendered({"TableName": "hashed", "Item": item}), door.headers("PutItem")) == 400
+        assert server.judge(rendered({"TableName": "hashed", "Item": item}), server.headers("PutItem")) == 400
     many = {f"a{number}": {"NULL": True} for number in range(100_000)}
     request = {"TableName": "hashed", "Item": {"pk": {"S": "m"}, **many}}
-    assert door.judge(rendered(request), door.headers("PutItem")) == 400
+    assert server.judge(rendered(request), server.headers("PutItem")) == 400

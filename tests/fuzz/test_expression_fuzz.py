@@ -217,7 +217,7 @@ def test_texts_of_expressions(caplog: pytest.LogCaptureFixture, text: str) -> No
 def test_texts_within_statements(text: str) -> None:
     for statement in (f"SELECT * FROM t WHERE {text}", f"SELECT {text} FROM t", text):
         with contextlib.suppress(Error):
-            select._Statement(statement, [1], 1, 1)
+            select._SelectQuery(statement, [1], 1, 1)
     source = view_plan.SourceTable("t", 1, keys=(("id", "S"),), columns=COLUMNS)
     for statement in (
         f"SELECT id, count(*) FROM t WHERE {text} GROUP BY id",

@@ -101,7 +101,7 @@ class Target:
         status, fields, body = self.send(raw)
         shown = raw[:500]
         assert status < 500, f"{status} to {shown!r}: {body[:500]!r}"
-        # The DynamoDB door at / has errors of its own form, and a fuzz test of its own.
+        # The DynamoDB API at / has errors of its own form, and a fuzz test of its own.
         ours = raw.split(b" ", 2)[1].partition(b"?")[0] != b"/"
         if status >= 400 and method != b"HEAD" and ours:
             assert fields.get("content-type") == "application/json", f"{status} to {shown!r}: {fields}"

@@ -1,7 +1,7 @@
-"""Every route of the server × everyone who may ask: nothing answers that should not, and nobody is kept out who may.
+"""Every route of the server × every kind of principal: each request is served or refused as the permissions say.
 
-The table of routes is written out once. A test compares it with the routes of the server, so that a new one cannot be
-forgotten here.
+The requests are written out once. A test compares them with the route table of the server, so that a new row cannot be
+forgotten here, and its permissions are those that the table documents.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 import tailrace
+from tailrace import limits
 from tailrace.access import ROLES, Permission, roles
-from tailrace.auth import passwords, slowing, tokens
+from tailrace.auth import passwords, tokens
 from tailrace.auth.users import AlterUser, CreateUser, DropUser
 from tailrace.command import Command, Query
-from tailrace.http.app import ROUTES
 from tailrace.http.dynamodb.operations import OPERATIONS
+from tailrace.http.route import ANY_METHOD, WAKE_TOKEN, Route, RouteTable
+from tailrace.http.routes import ROUTES
 from tailrace.jobs.commands import CommitStages
 from tailrace.jobs.stage import Target
 from tailrace.tables.commands import PutItem
@@ -119,6 +121,7 @@ TABLE: tuple[Row, ...] = (
     Row("GET", "/v1/topics/news", READ),
     Row("POST", "/v1/topics/news", WRITE, b"x", TEXT),
     Row("GET", "/v1/topics/news/0/stream?offset=-1", CONSUME),
+    Row("HEAD", "/v1/topics/news/0/stream", CONSUME),
     # logs in bulk
     Row("GET", "/v1/logs?table=orders", READ),
     Row("GET", "/v1/logs?stream=a", READ),
@@ -127,6 +130,7 @@ TABLE: tuple[Row, ...] = (
     Row("GET", "/v1/logs/at?topic=news&timestamp=0", CONSUME),
     Row("GET", "/v1/logs/advance?stream=a&from=%7B%220%22:0%7D&records=1", READ),
     Row("GET", "/v1/logs/advance?topic=news&from=%7B%220%22:0%7D&records=1", CONSUME),
+    Row("GET", "/v1/logs/count?table=orders&first=0&until=0", READ),
     Row("GET", "/v1/stream/a?offset=-1", READ, headers=ARROW),
     Row("GET", "/v1/tables/orders/stream?offset=-1", READ, headers=ARROW),
     Row("GET", "/v1/topics/news/0/stream?offset=-1", CONSUME, headers=ARROW),
@@ -207,6 +211,7 @@ TABLE: tuple[Row, ...] = (
     Row("GET", "/healthz", OPEN),
     Row("GET", "/readyz", OPEN),
     Row("GET", "/metrics", ANY),
+    Row("GET", "/openapi.json", OPEN),
 )
 
 Credentials = Callable[[Up], Awaitable[dict[str, str]]]
@@ -215,27 +220,36 @@ Credentials = Callable[[Up], Awaitable[dict[str, str]]]
 # -- the table is complete
 
 
-def route_of(path: str) -> bytes:
-    """Which of the server's routes answers a path."""
-    plain = path.partition("?")[0].encode()
-    return next((route.path for route in ROUTES if plain.startswith(route.path)), plain)
+ROUTE_TABLE = RouteTable(ROUTES)
+
+
+def route_of(row: Row) -> Route:
+    """The row of the server's table that answers a request."""
+    methods, _ = ROUTE_TABLE.find(row.path.partition("?")[0].encode())
+    return methods[row.method.encode()]
 
 
 def test_every_route_of_the_server_is_in_the_table() -> None:
-    known = {route_of(row.path) for row in TABLE}
-    missing = {route.path for route in ROUTES} - known
-    assert not missing, f"add rows for {missing}"
-    assert known - {route.path for route in ROUTES} == {b"/"}, "these rows are for routes that there are not"
+    known = {(route_of(row).method, route_of(row).path) for row in TABLE}
+    rows = {(route.method, route.path) for route in ROUTES if route.method != ANY_METHOD}
+    assert not rows - known, f"add requests for {rows - known}"
 
 
-def test_what_is_open_is_said_twice() -> None:
-    """A route that asks nobody is one of these few; the table says what of it is open."""
-    assert {route.path for route in ROUTES if route.open} == {
-        b"/v1/stream/__ds/", b"/v1/api/auth/", b"/healthz", b"/readyz",
-    }  # fmt: skip
+def test_the_route_table_documents_the_permissions() -> None:
+    """A route's permissions are those that its requests need, no more and no fewer."""
+    needed: dict[tuple[str, str], set[str]] = {}
+    for row in TABLE:
+        route = route_of(row)
+        if row.path != "/":  # the DynamoDB API authenticates, and has a permission for each operation
+            needed.setdefault((route.method, route.path), set()).add(row.needs)
+    for route in ROUTES:
+        if (needs := needed.get((route.method, route.path))) is not None:
+            documented = set(route.permissions) or ({WAKE} if route.access == WAKE_TOKEN else {OPEN, ANY, WAKE})
+            assert needs <= documented, f"{route.method} {route.path} needs {needs}"
+            assert needs == documented or not route.permissions, f"{route.method} {route.path} needs {needs}"
 
 
-# -- who is asking
+# -- principals
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -255,7 +269,7 @@ async def login(up: Up, name: str) -> dict[str, str]:
 async def claims_of(up: Up, name: str = "a-dba") -> tuple[dict[str, Any], bytes]:
     """What a good token says, and the key it is signed with."""
     token = (await login(up, name))["authorization"].removeprefix("Bearer ")
-    key = await up.running.app.who.token_key()
+    key = await up.running.app.services.authenticator.token_key()
     return jwt.decode(token, options={"verify_signature": False}), key
 
 
@@ -393,10 +407,10 @@ def verdict(answer: httpx.Response, row: Row) -> int:
 
 
 @pytest.fixture(autouse=True)
-def _guessing_is_not_slowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slowing, "USER_FREE", 10_000)
-    monkeypatch.setattr(slowing, "PEER_FREE", 10_000)
-    monkeypatch.setattr(slowing, "ANYWHERE_FREE", 10_000)
+def _guessing_is_not_throttled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LOGIN_USER_FREE", 10_000)
+    monkeypatch.setattr(limits, "LOGIN_PEER_FREE", 10_000)
+    monkeypatch.setattr(limits, "LOGIN_ANYWHERE_FREE", 10_000)
 
 
 @pytest.mark.parametrize("kind", REFUSED)
@@ -456,7 +470,7 @@ def test_the_token_of_the_server_does_everything(data_dir: Path) -> None:
     serve(data_dir, scenario, token=TOKEN)
 
 
-def test_who_was_given_nothing_gets_nothing(data_dir: Path) -> None:
+def test_principals_without_a_matching_grant_are_refused(data_dir: Path) -> None:
     async def scenario(up: Up) -> None:
         await prepare(up)
         await up.db.aexecute(AlterUser(name="a-dba", access=("tables/of-others",)))
@@ -486,8 +500,9 @@ JOBS_ONLY = {
     "FinishFill",
 }
 WRITES = {
-    "Append", "Create", "Delete", "Touch",
-    "PutSubscription", "DeleteSubscription", "AddStreams", "RemoveStream", "Claim", "Ack", "Release",
+    "Append", "CreateStream", "DeleteStream", "TouchStream",
+    "PutSubscription", "DeleteSubscription", "AddStreams", "RemoveStream", "ClaimWake", "SubscriptionAck",
+    "ReleaseWake",
     "ItemCommand", "PutItem", "UpdateItem", "DeleteItem", "CheckItem", "BatchWrite", "TransactWrite",
     "RowCommand", "RowsCommand", "InsertRows", "UpdateRow", "DeleteRow",
     "SaveCursor", "DropCursor", "Publish", "StageRows", "DropStage",
@@ -506,7 +521,7 @@ def commands(kind: type) -> Iterator[Any]:
         yield from commands(found)
 
 
-def test_what_each_role_may_run_is_said_twice() -> None:
+def test_what_each_role_may_run_is_listed_twice() -> None:
     """A command that is added, or whose permission changes, has to be put down here too."""
     for module in pkgutil.walk_packages(tailrace.__path__, "tailrace."):
         if not module.name.startswith(("tailrace.spark", "tailrace.cli.__main__")):

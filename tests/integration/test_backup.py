@@ -30,14 +30,15 @@ from tailrace.database import ColdStorage, Database
 from tailrace.errors import Corrupt, Error, Invalid, NotFound, Unavailable
 from tailrace.storage.engine import Reader
 from tailrace.storage.sqlite import SqliteEngine
-from tailrace.streams.commands import Append, Create
-from tailrace.streams.producer import Claim
-from tailrace.streams.queries import Read
-from tailrace.tables.streams import CHANGE_STREAMS, ChangeStream, ReadEntries
+from tailrace.streams.commands import Append, CreateStream
+from tailrace.streams.producer import ProducerClaim
+from tailrace.streams.queries import ReadStream
+from tailrace.tables.change_reading import ReadEntries
+from tailrace.tables.change_stream import CHANGE_STREAMS, ChangeStream
 from tests.crash.load import TEXT, Connection
 from tests.crash.test_disk import can_mount
 from tests.crash.test_disk import fill as fill_disk
-from tests.integration.test_cold_history import own, told, trim
+from tests.integration.test_cold_history import all_entries, own, trim
 from tests.integration.test_cold_s3 import BUCKET, KEYS, bucket, endpoint
 from tests.support.cold import Trim, store_of, tier
 from tests.support.server import ServerProcess
@@ -65,14 +66,14 @@ def tiered(db: Database, count: int = 16) -> dict[str, list[dict[str, Any]]]:
         log = fill(db, Clock(), which)  # type: ignore[arg-type]
         tier(db, which, count, files=3)
         trim(db, log)
-    return {which.kind: told(db, which) for which in WHICH}
+    return {which.kind: all_entries(db, which) for which in WHICH}
 
 
 def same(data: Path, rows: dict[str, list[dict[str, Any]]], **options: Any) -> None:
     """A restored database answers as the original did, and is sound."""
     with tailrace.open(data, housekeeping_s=None, **options) as again:
         for which in WHICH:
-            assert told(again, which) == rows[which.kind]
+            assert all_entries(again, which) == rows[which.kind]
             assert own(again, which) == [row["position"] for row in rows[which.kind]]
         assert again.metrics.cold_reads > 0, "a part came from cold storage"
     assert check_database(data, deep=True, **({"cold": options["cold"].url} if options else {})).findings == []
@@ -109,8 +110,8 @@ def test_what_is_restored_is_what_was_backed_up_cold_storage_included(
 
 def test_what_is_handed_out_before_counts_after_a_restore(db: Database, tmp_path: Path) -> None:
     """Identity, iterators, producers, groups and their leases, subscriptions: it is the same database."""
-    db.execute(Create("s", TEXT))
-    claim = Claim("p", 0, 0)
+    db.execute(CreateStream("s", TEXT))
+    claim = ProducerClaim("p", 0, 0)
     db.execute(Append("s", b"once;", TEXT, claim))
     orders = db.create_table("orders", partition_key="id", stream="NEW_AND_OLD_IMAGES")
     orders.put({"id": "o-1"})
@@ -125,7 +126,7 @@ def test_what_is_handed_out_before_counts_after_a_restore(db: Database, tmp_path
     with tailrace.open(tmp_path / "again", housekeeping_s=None) as again:
         assert again.identity == identity
         assert again.execute(Append("s", b"once;", TEXT, claim)).duplicate
-        assert [entry.body for entry in again.execute(Read("s")).page.entries] == [b"once;"]
+        assert [entry.body for entry in again.execute(ReadStream("s")).page.entries] == [b"once;"]
         assert [change.sequence for change in again.table("orders").changes()] == seen
         again.table("orders").put({"id": "o-2"})
         assert len(list(again.table("orders").changes(after=seen[-1]))) == 1
@@ -164,7 +165,7 @@ def test_a_backup_that_is_made_while_others_write_and_tier_is_a_consistent_prefi
     data_dir: Path, tmp_path: Path
 ) -> None:
     db = tailrace.open(data_dir, housekeeping_s=0.05)
-    db.execute(Create("doc", TEXT))
+    db.execute(CreateStream("doc", TEXT))
     orders = db.create_table("orders", partition_key="id", stream="NEW_IMAGE")
     stop = threading.Event()
     acknowledged = [0, 0]
@@ -233,7 +234,7 @@ def test_a_backup_that_is_made_while_others_write_and_tier_is_a_consistent_prefi
 def bodies(db: Database) -> Iterator[bytes]:
     position: int | None = None
     while True:
-        page = db.execute(Read("doc", position)).page
+        page = db.execute(ReadStream("doc", position)).page
         yield from (entry.body for entry in page.entries)
         if page.next >= page.tail:
             return
@@ -244,7 +245,7 @@ def test_history_that_is_tiered_after_the_copy_is_not_in_the_backup(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database that is restored gives those positions to other entries."""
-    db.execute(Create("doc", TEXT))
+    db.execute(CreateStream("doc", TEXT))
     for number in range(10):
         db.execute(Append("doc", b"%d;" % number, TEXT))
     tier(db, STREAM, 4)
@@ -273,7 +274,7 @@ def test_history_that_is_tiered_after_the_copy_is_not_in_the_backup(
 
 def test_a_later_backup_stores_only_what_is_new(db: Database, tmp_path: Path) -> None:
     target = tmp_path / "backups"
-    db.execute(Create("noise", "application/octet-stream"))
+    db.execute(CreateStream("noise", "application/octet-stream"))
     chance = random.Random(1)
     for _ in range(40):
         db.execute(Append("noise", chance.randbytes(500_000), "application/octet-stream"))
@@ -291,7 +292,7 @@ def test_a_later_backup_stores_only_what_is_new(db: Database, tmp_path: Path) ->
     backup.restore(target, tmp_path / "first", generation=first.id)
     same(tmp_path / "first", rows)
     with tailrace.open(tmp_path / "first", housekeeping_s=None) as again:
-        assert len(again.execute(Read("noise", 0)).page.entries) > 0
+        assert len(again.execute(ReadStream("noise", 0)).page.entries) > 0
     assert db.backup(target, keep=2).removed == (first.id, second.id)
     assert len(whole(target)) == 2
     backup.restore(target, tmp_path / "last")
@@ -389,11 +390,11 @@ def test_a_target_that_holds_something_else_is_refused(db: Database, tmp_path: P
     with pytest.raises(Invalid, match="no backups"):
         db.backup(tmp_path / "photos")
     (tmp_path / "there.tar").write_text("x")
-    with pytest.raises(Invalid, match="there already"):
+    with pytest.raises(Invalid, match="exists already"):
         db.backup(tmp_path / "there.tar")
     with pytest.raises(Invalid, match="gs://"):
         db.backup("gs://bucket/x")
-    with pytest.raises(Invalid, match="0 generations"):
+    with pytest.raises(Invalid, match="0 is not a number of generations"):
         db.backup(tmp_path / "backups", keep=0)
 
 
@@ -538,8 +539,8 @@ def test_a_backup_that_is_killed_leaves_no_generation_and_the_next_succeeds(
 
 
 @pytest.mark.skipif(not can_mount(), reason="a really full disk needs a mount, and that root")
-def test_a_full_disk_at_the_target_is_said_and_harms_nothing(db: Database, tmp_path: Path) -> None:
-    db.execute(Create("noise", "application/octet-stream"))
+def test_a_full_disk_at_the_target_is_reported_and_harms_nothing(db: Database, tmp_path: Path) -> None:
+    db.execute(CreateStream("noise", "application/octet-stream"))
     for _ in range(20):
         db.execute(Append("noise", os.urandom(500_000), "application/octet-stream"))
     small = tmp_path / "small"
@@ -585,7 +586,7 @@ def test_a_bucket_as_target_and_as_cold_storage(data_dir: Path, tmp_path: Path, 
     assert not (tmp_path / "moved" / "cold").exists()
     with tailrace.open(tmp_path / "moved", housekeeping_s=None, cold=ColdStorage(cold.url, options=options)) as moved:
         for which in WHICH:
-            assert told(moved, which) == rows[which.kind]
+            assert all_entries(moved, which) == rows[which.kind]
         third = moved.backup(tmp_path / "local", deep=True)  # from a bucket
         assert third.manifest.cold_files == second.manifest.cold_files
     backup.restore(tmp_path / "local", tmp_path / "back", deep=True)
@@ -615,7 +616,7 @@ def test_the_command_line_backs_up_beside_a_running_server_and_restores(tmp_path
             done = run("backup", target, "--data", data, "--keep", "2")
             assert done.returncode == 0, done.stderr
             assert "copying the database ..." in done.stderr
-            assert "stored anew" in done.stdout
+            assert "new bytes stored" in done.stdout
         assert connection.ask("POST", "s", {"Content-Type": TEXT}, b"after;").status == 204
         refused = run("restore", target, data)
         assert refused.returncode == 1
@@ -647,9 +648,9 @@ def test_the_check_sees_cold_storage_that_was_left_behind(db: Database, data_dir
     assert len(findings) == 3
     assert all("is missing" in finding and str(copy / "cold") in finding for finding in findings)
     assert check_database(copy, cold=data_dir / "cold", deep=True).findings == []
-    told = run("check", "--data", copy)
-    assert told.returncode == 1
-    assert "is missing" in told.stderr
+    checked = run("check", "--data", copy)
+    assert checked.returncode == 1
+    assert "is missing" in checked.stderr
     assert run("check", "--data", copy, "--cold", data_dir / "cold").returncode == 0
     settings = tmp_path / "settings.toml"
     settings.write_text(f'dev = true\n[cold]\nurl = "{data_dir}/cold"\n')

@@ -24,16 +24,16 @@ from tailrace.errors import Forbidden
 from tailrace.http import arrow
 from tailrace.http.bulk import wants_arrow
 from tailrace.http.message import Request
-from tailrace.log.cold import PLACES, Missing, Place
+from tailrace.log.cold import COLD_TABLES, ColdMiss, ColdTable
 from tailrace.log.position import offset
 from tailrace.storage.engine import Tx
-from tailrace.streams.commands import Append, Create
-from tailrace.streams.queries import Describe
+from tailrace.streams.commands import Append, CreateStream
+from tailrace.streams.queries import DescribeStream
 from tailrace.tables.plain import Delete, Put
 from tailrace.topics.commands import CreateTopic, Outgoing, Publish
 from tests.support.patience import AT_ONCE_S, PATIENCE_S
 from tests.unit.http.inprocess import Up, serve
-from tests.unit.test_cold_reads import All, DictShelf, Tiered
+from tests.unit.test_cold_reads import All, DictCache, Tiered
 
 ARROW = "application/vnd.apache.arrow.stream"
 HEADERS = {"accept": ARROW}
@@ -152,13 +152,13 @@ def test_a_topic(data_dir: Path) -> None:
         count = 0
         for partition in (0, 1):
             path = f"/v1/topics/news/{partition}/stream"
-            rows, told = await read(up, path), await feed(up, path)
+            rows, delivered = await read(up, path), await feed(up, path)
             count += rows.num_rows
-            assert rows["message_id"].to_pylist() == [each["message_id"] for each in told]
-            assert rows["offset"].to_pylist() == [each["offset"] for each in told]
-            assert rows["op"].to_pylist() == [each["op"] for each in told]
-            assert rows["mode"].to_pylist() == [each["payload_mode"] for each in told]
-            assert rows["key"].to_pylist() == [each["key"].encode() for each in told]
+            assert rows["message_id"].to_pylist() == [each["message_id"] for each in delivered]
+            assert rows["offset"].to_pylist() == [each["offset"] for each in delivered]
+            assert rows["op"].to_pylist() == [each["op"] for each in delivered]
+            assert rows["mode"].to_pylist() == [each["payload_mode"] for each in delivered]
+            assert rows["key"].to_pylist() == [each["key"].encode() for each in delivered]
             assert [row for row in rows["partition"].to_pylist() if row != partition] == []
             assert set(rows["payload"].to_pylist()) <= {each.payload for each in messages}
         assert count == 50
@@ -240,7 +240,7 @@ def test_batches_are_bounded(data_dir: Path) -> None:
     serve(data_dir, scenario)
 
 
-# -- what is asked
+# -- requests
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_batches_are_bounded(data_dir: Path) -> None:
             (400, "INVALID_REQUEST", "partition 4"),
         ),
         ("/v1/logs/nowhere", {"stream": "t"}, (404, "NOT_FOUND", "advance")),
-        ("/v1/logs/count", {"stream": "t", "first": "0", "until": "1"}, (400, "INVALID_REQUEST", "is no table")),
+        ("/v1/logs/count", {"stream": "t", "first": "0", "until": "1"}, (400, "INVALID_REQUEST", "is not a table")),
         ("/v1/logs/count", {"table": "t", "until": "1"}, (400, "INVALID_REQUEST", "first is missing")),
         (
             "/v1/logs/count",
@@ -280,7 +280,7 @@ def test_batches_are_bounded(data_dir: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_mistakes_are_reported(
     data_dir: Path, path: str, params: dict[str, str], expected: tuple[int, str, str]
 ) -> None:
     async def scenario(up: Up) -> None:
@@ -324,7 +324,7 @@ def test_arrow_is_for_those_who_may_read(data_dir: Path) -> None:
             assert (await up.http.get(path, headers=HEADERS)).status_code == 401
             assert (await up.http.get(path, headers={**HEADERS, **root})).status_code == 200
         some = Principal("reader", ROLES["user"], "user", Access(("streams/t",)))
-        topic = queries.Which("topic", "news")
+        topic = queries.LogSelector("topic", "news")
         for query in (
             queries.find_logs(topic),
             queries.plan(topic, 0, None, None),
@@ -333,12 +333,12 @@ def test_arrow_is_for_those_who_may_read(data_dir: Path) -> None:
             with pytest.raises(Forbidden):
                 await up.db.aexecute(query, Principal("user", ROLES["user"]))
         for query in (
-            queries.find_logs(queries.Which("table", "orders")),
-            queries.offsets_at(queries.Which("stream", "u"), 0),
+            queries.find_logs(queries.LogSelector("table", "orders")),
+            queries.offsets_at(queries.LogSelector("stream", "u"), 0),
         ):
             with pytest.raises(Forbidden):
                 await up.db.aexecute(query, some)
-        await up.db.aexecute(queries.find_logs(queries.Which("stream", "t")), some)
+        await up.db.aexecute(queries.find_logs(queries.LogSelector("stream", "t")), some)
 
     serve(data_dir, scenario, token="s3cret-s3cret-s3cret")
 
@@ -353,15 +353,15 @@ def test_what_there_is_of_logs(data_dir: Path) -> None:
         )
         await up.db.aexecute(CreateTopic("news", partitions=2))
         await up.create("t", "text/plain", b"abc")
-        told = (await up.http.get("/v1/logs", params={"table": "orders"})).json()
-        assert told["kind"] == "table" and told["keys"] == [["id", "S"], ["n", "N"]] and told["view"] == "NEW_IMAGE"
-        assert told["complete"] is True and told["cold"] is None and told["database"] == await identity(up)
-        (part,) = told["partitions"]
+        info = (await up.http.get("/v1/logs", params={"table": "orders"})).json()
+        assert info["kind"] == "table" and info["keys"] == [["id", "S"], ["n", "N"]] and info["view"] == "NEW_IMAGE"
+        assert info["complete"] is True and info["cold"] is None and info["database"] == await identity(up)
+        (part,) = info["partitions"]
         assert part["earliest"] == part["hot"] == part["tiered"] == part["next"]
-        told = (await up.http.get("/v1/logs", params={"topic": "news"})).json()
-        assert [part["partition"] for part in told["partitions"]] == [0, 1]
-        told = (await up.http.get("/v1/logs", params={"stream": "t"})).json()
-        assert told["content_type"] == "text/plain" and told["partitions"][0]["next"] == 3
+        info = (await up.http.get("/v1/logs", params={"topic": "news"})).json()
+        assert [part["partition"] for part in info["partitions"]] == [0, 1]
+        info = (await up.http.get("/v1/logs", params={"stream": "t"})).json()
+        assert info["content_type"] == "text/plain" and info["partitions"][0]["next"] == 3
 
     async def identity(up: Up) -> str:
         return await asyncio.to_thread(lambda: up.db.identity)
@@ -467,7 +467,7 @@ def test_items_of_an_empty_table_and_other_asks(data_dir: Path) -> None:
 
 def large(db: Any, count: int = 60) -> None:
     """A stream of 60 MB, far more than sockets hold."""
-    db.execute(Create("b", "application/octet-stream"))
+    db.execute(CreateStream("b", "application/octet-stream"))
     for number in range(count):
         db.execute(Append("b", bytes([number]) * 1_000_000, "application/octet-stream"))
 
@@ -561,7 +561,7 @@ def test_a_stream_that_is_read_stays_alive(data_dir: Path, monkeypatch: pytest.M
         monkeypatch.setattr(up.db.clock, "now_ms", lambda: real() + ahead_ms)
 
         async def expires_ms() -> int | None:
-            return (await up.db.aexecute(Describe("brief"))).stream.expires_ms
+            return (await up.db.aexecute(DescribeStream("brief"))).stream.expires_ms
 
         await up.create("brief", "text/plain", b"abc", stream_ttl="1000")
         for _ in range(8):
@@ -582,36 +582,36 @@ class Moved(Tiered, frozen=True):
 
     def run(self, tx: Tx) -> None:
         super().run(tx)
-        tx.put(PLACES, Place("somewhere", 0, 0))
+        tx.put(COLD_TABLES, ColdTable("somewhere", 0, 0))
 
 
-class Slow(DictShelf):
-    """Cold storage that answers when it is told to."""
+class Slow(DictCache):
+    """Cold storage that answers on command."""
 
     def __init__(self) -> None:
         super().__init__()
         self.answers = threading.Event()
 
-    def fetch(self, missing: Missing) -> None:
+    def fetch(self, missing: ColdMiss) -> None:
         assert self.answers.wait(PATIENCE_S)
         super().fetch(missing)
 
 
 def test_reads_that_wait_for_cold_storage_hold_up_no_hot_ones(data_dir: Path) -> None:
-    def cold_streams(db: Any, shelf: Slow, count: int) -> None:
+    def cold_streams(db: Any, cache: Slow, count: int) -> None:
         for number in range(count):
-            db.execute(Create(f"c{number}", "text/plain"))
+            db.execute(CreateStream(f"c{number}", "text/plain"))
             for _ in range(4):
                 db.execute(Append(f"c{number}", b"0123456789", "text/plain"))
-            log = db.execute(Describe(f"c{number}")).log.id
-            shelf.kept[log] = db.execute(All(log))
+            log = db.execute(DescribeStream(f"c{number}")).log.id
+            cache.kept[log] = db.execute(All(log))
             db.execute(Moved(log, 20))
 
     async def scenario(up: Up) -> None:
-        shelf = Slow()
-        up.db.cold = shelf  # type: ignore[assignment]
+        cache = Slow()
+        up.db.cold = cache  # type: ignore[assignment]
         count = limits.BULK_COLD_READS_MAX + 2 * limits.BULK_READS_MAX
-        await asyncio.to_thread(cold_streams, up.db, shelf, count)
+        await asyncio.to_thread(cold_streams, up.db, cache, count)
         await up.create("hot", "text/plain", b"abc")
         waiting = [asyncio.ensure_future(read(up, f"/v1/stream/c{number}")) for number in range(count)]
         at = {"stream": "c0", "timestamp": "0"}
@@ -626,7 +626,7 @@ def test_reads_that_wait_for_cold_storage_hold_up_no_hot_ones(data_dir: Path) ->
                     assert (await up.http.get(path, params={"stream": "hot", **what})).status_code == 200
             assert not any(each.done() for each in (*waiting, waiting_at))
         finally:
-            shelf.answers.set()
+            cache.answers.set()
         assert [(await each).num_rows for each in waiting] == [4] * count
         assert (await waiting_at).json() == {"offsets": {"0": 0}}
 
@@ -659,7 +659,7 @@ def test_a_reader_that_stalls_in_a_batch_does_not_hold_its_place_for_ever(
     serve(data_dir, scenario)
 
 
-def test_keys_in_the_url_of_cold_storage_are_not_told(data_dir: Path) -> None:
+def test_keys_in_the_url_of_cold_storage_are_not_shown(data_dir: Path) -> None:
     async def scenario(up: Up) -> None:
         await up.create("s", "text/plain", b"abc")
         await up.http.post("/v1/cold/attach", json={"stream": "s"})

@@ -14,24 +14,25 @@ import pytest
 
 import tailrace
 from tailrace.bulk import queries
-from tailrace.bulk.queries import Which
+from tailrace.bulk.queries import LogSelector
 from tailrace.check import check_database
 from tailrace.client import Client
 from tailrace.clock import ManualClock
+from tailrace.cold import cache as cold_cache
 from tailrace.cold import compacting, reading
-from tailrace.cold import shelf as shelves
-from tailrace.cold.reading import Listing
+from tailrace.cold.reading import ColdListing
 from tailrace.cold.store import Store
 from tailrace.database import Database
 from tailrace.errors import Corrupt, Error, Invalid, NotFound, Trimmed
 from tailrace.jobs.queries import ListCold
 from tailrace.jobs.tiering import ForgetCold
-from tailrace.log.cold import Tier
-from tailrace.streams.commands import Append, Create, Fork
-from tailrace.streams.queries import Read
-from tailrace.tables.streams import AlterRetention, PruneStream, ReadEntries
-from tailrace.topics.commands import ClearTopic, CreateTopic, Options
-from tailrace.topics.group import TIMESTAMP, Start
+from tailrace.log.cold import ColdRange
+from tailrace.streams.commands import Append, CreateStream, Fork
+from tailrace.streams.queries import ReadStream
+from tailrace.tables.change_reading import ReadEntries
+from tailrace.tables.change_trimming import AlterRetention, PruneStream
+from tailrace.topics.commands import ClearTopic, CreateTopic, TopicOptions
+from tailrace.topics.group import TIMESTAMP, StartPoint
 from tailrace.topics.queries import ReadPartition, ReadTopic
 from tests.support.cold import Hot, Trim, store_of, tier
 from tests.unit.bulk.test_queries import STREAM, TABLE, TOPIC, entries, fill
@@ -59,29 +60,29 @@ def trim(db: Database, log: int) -> None:
     db.sweep()
 
 
-def tier_of(db: Database, log: int) -> Tier:
+def tier_of(db: Database, log: int) -> ColdRange:
     (found,) = [each.tier for place in db.execute(ListCold()) for each in place.logs if each.tier.log == log]
     return found
 
 
-def restart_shelf(db: Database) -> None:
+def clear_cold_cache(db: Database) -> None:
     """Let nothing be remembered of what was read from cold storage."""
-    assert db.cold is not None and db.cold._shelf is not None
-    db.cold._shelf.clear()
+    assert db.cold is not None and db.cold._cache is not None
+    db.cold._cache.clear()
 
 
-def told(db: Database, which: Which) -> Rows:
+def all_entries(db: Database, which: LogSelector) -> Rows:
     """All entries that can be read, as bulk readers see them."""
     found: Rows = entries(db, which, bytes_max=1 << 20).to_pylist()
     return found
 
 
-def own(db: Database, which: Which, position: int | None = None) -> list[int]:
+def own(db: Database, which: LogSelector, position: int | None = None) -> list[int]:
     """The positions of all entries from one on (None: the earliest), by the kind's own reader."""
     found: list[int] = []
     while True:
         if which is STREAM:
-            page = db.execute(Read("doc", position)).page
+            page = db.execute(ReadStream("doc", position)).page
             got, position, end = page.entries, page.next, page.tail
         elif which is TABLE:
             changes = db.execute(ReadEntries("orders", None, position))
@@ -95,14 +96,14 @@ def own(db: Database, which: Which, position: int | None = None) -> list[int]:
             return found
 
 
-def check_moments(db: Database, which: Which, rows: Rows, end: int, *, every: int = 1) -> None:
+def check_moments(db: Database, which: LogSelector, rows: Rows, end: int, *, every: int = 1) -> None:
     """Of every moment around these entries, the first offset is the right one."""
     first_ms, last_ms = (rows[0]["at_ms"], rows[-1]["at_ms"]) if rows else (0, 0)
     for at_ms in (0, *range(first_ms - 2000, last_ms + 2000, every * 500), 10**15):
         expected = next((row["position"] for row in rows if row["at_ms"] >= at_ms), end)
         assert db.execute(queries.offsets_at(which, at_ms)) == {0: expected}, at_ms
         if which is TOPIC:
-            messages = db.execute(ReadTopic("news", 0, Start(TIMESTAMP, at_ms), 1)).messages
+            messages = db.execute(ReadTopic("news", 0, StartPoint(TIMESTAMP, at_ms), 1)).messages
             assert [each.offset for each in messages] == ([expected] if expected < end else []), at_ms
 
 
@@ -110,9 +111,11 @@ def check_moments(db: Database, which: Which, rows: Rows, end: int, *, every: in
 
 
 @KINDS
-def test_moments_in_history_that_is_compacted_and_forgotten(db: Database, clock: ManualClock, which: Which) -> None:
+def test_moments_in_history_that_is_compacted_and_forgotten(
+    db: Database, clock: ManualClock, which: LogSelector
+) -> None:
     log = fill(db, clock, which)
-    rows = told(db, which)
+    rows = all_entries(db, which)
     end = rows[-1]["next"]
     tier(db, which, 8, files=4)
     tier(db, which, 6, files=3)
@@ -129,31 +132,31 @@ def test_moments_in_history_that_is_compacted_and_forgotten(db: Database, clock:
     for kept in (3, 4, 9, 14):
         assert db.execute(ForgetCold(place, {log: rows[kept]["position"]})) == {log: rows[kept]["position"]}
         check_moments(db, which, rows[kept:], end)  # what was looked up before has moved on
-        restart_shelf(db)
+        clear_cold_cache(db)
         check_moments(db, which, rows[kept:], end)  # the files have what is forgotten, and nobody is led there
         compacting.forget(store, place, {log: rows[kept]["position"]})
         compacting.vacuum(store, place, hours=0)
-        restart_shelf(db)
+        clear_cold_cache(db)
         check_moments(db, which, rows[kept:], end)
-        assert told(db, which) == rows[kept:]
+        assert all_entries(db, which) == rows[kept:]
 
 
 def test_moments_in_history_that_is_pruned(db: Database, clock: ManualClock) -> None:
     log = fill(db, clock, TABLE)
-    rows = told(db, TABLE)
+    rows = all_entries(db, TABLE)
     tier(db, TABLE, 14, files=4)
     trim(db, log)
     check_moments(db, TABLE, rows, rows[-1]["next"])
     for kept in (5, 14, 17):  # in cold history, all of it, and a part of the hot
         db.execute(PruneStream("orders", rows[kept]["position"] - 1))
         check_moments(db, TABLE, rows[kept:], rows[-1]["next"])
-        restart_shelf(db)
+        clear_cold_cache(db)
         check_moments(db, TABLE, rows[kept:], rows[-1]["next"])
 
 
 def test_moments_where_nothing_is_hot_and_where_nothing_is_left(db: Database, clock: ManualClock) -> None:
     log = fill(db, clock, TOPIC)
-    rows = told(db, TOPIC)
+    rows = all_entries(db, TOPIC)
     tier(db, TOPIC, 24, files=5)
     trim(db, log)
     assert db.execute(Hot(log)) == []
@@ -166,20 +169,20 @@ def test_a_moment_in_files_that_are_replaced_while_it_is_looked_up(
     db: Database, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = fill(db, clock, STREAM)
-    rows = told(db, STREAM)
+    rows = all_entries(db, STREAM)
     tier(db, STREAM, 14, files=7)
     trim(db, log)
-    store, real = store_of(db), shelves.listing
+    store, real = store_of(db), cold_cache.listing
     replaced: list[int] = []
 
-    def listing(*asked: Any) -> Listing:
-        found = real(*asked)
+    def listing(*arguments: Any) -> ColdListing:
+        found = real(*arguments)
         if not replaced:
             compacting.compact(store, "streams")
             replaced.append(len(compacting.vacuum(store, "streams", hours=0)))
         return found
 
-    monkeypatch.setattr(shelves, "listing", listing)
+    monkeypatch.setattr(cold_cache, "listing", listing)
     assert db.execute(queries.offsets_at(STREAM, rows[9]["at_ms"])) == {
         0: next(row["position"] for row in rows if row["at_ms"] == rows[9]["at_ms"])
     }
@@ -191,7 +194,7 @@ def test_a_moment_in_cold_storage_that_is_not_there_is_an_error(
 ) -> None:
     """A disk that is not mounted, say. Who was led past all of it would miss it without a word."""
     log = fill(db, clock, STREAM)
-    rows = told(db, STREAM)
+    rows = all_entries(db, STREAM)
     tier(db, STREAM, 14)
     trim(db, log)
     store = store_of(db)
@@ -208,9 +211,11 @@ def test_a_moment_in_cold_storage_that_is_not_there_is_an_error(
 
 
 @KINDS
-def test_forgetting_at_any_position_loses_nothing_after_it(db: Database, clock: ManualClock, which: Which) -> None:
+def test_forgetting_at_any_position_loses_nothing_after_it(
+    db: Database, clock: ManualClock, which: LogSelector
+) -> None:
     log = fill(db, clock, which)
-    rows = told(db, which)
+    rows = all_entries(db, which)
     tier(db, which, 12, files=4)
     trim(db, log)
     tiered, place, store = rows[12]["position"], tier_of(db, log).place, store_of(db)
@@ -225,10 +230,10 @@ def test_forgetting_at_any_position_loses_nothing_after_it(db: Database, clock: 
         if position in (first + 1, tiered - 1) or position % 9 == 0:
             compacting.forget(store, place, {log: position})  # as it was asked for, as the job does
             compacting.vacuum(store, place, hours=0)
-            restart_shelf(db)
+            clear_cold_cache(db)
         assert own(db, which) == [row["position"] for row in kept]
-        assert told(db, which) == kept
-        assert tier_of(db, log) == Tier(log, earliest, tiered, place)
+        assert all_entries(db, which) == kept
+        assert tier_of(db, log) == ColdRange(log, earliest, tiered, place)
     compacting.forget(store, place, {log: tiered})
     assert reading.files(store, place, log) == [], "nothing is left there that anybody could ask for"
     with pytest.raises(Trimmed) as raised:
@@ -238,10 +243,10 @@ def test_forgetting_at_any_position_loses_nothing_after_it(db: Database, clock: 
 
 @KINDS
 def test_forgetting_what_is_hot_too_takes_nothing_from_readers_and_does_not_stop_retention(
-    db: Database, clock: ManualClock, which: Which
+    db: Database, clock: ManualClock, which: LogSelector
 ) -> None:
     log = fill(db, clock, which)
-    rows = told(db, which)
+    rows = all_entries(db, which)
     tier(db, which, 12, files=4)
     position = rows[5]["position"] + (1 if rows[5]["next"] > rows[5]["position"] + 1 else 0)
     earliest = next(row["position"] for row in rows if row["position"] >= position)
@@ -250,49 +255,49 @@ def test_forgetting_what_is_hot_too_takes_nothing_from_readers_and_does_not_stop
     assert own(db, which) == [row["position"] for row in rows], "it is hot"
     db.execute(Trim(log, rows[3]["position"]))
     db.sweep()
-    assert told(db, which) == rows[3:]
+    assert all_entries(db, which) == rows[3:]
     trim(db, log)
     assert db.execute(Hot(log))[0].position == rows[12]["position"], "all that is in cold storage, or was, may go"
     compacting.forget(store_of(db), place, {log: position})
     kept = [row for row in rows if row["position"] >= earliest]
     assert db.execute(queries.find_logs(which)).parts[0].earliest == earliest
     assert own(db, which) == [row["position"] for row in kept]
-    assert told(db, which) == kept
+    assert all_entries(db, which) == kept
 
 
 def test_what_a_fork_shares_stays_when_its_own_history_is_forgotten(db: Database, clock: ManualClock) -> None:
     fill(db, clock, STREAM, 10)
-    base = told(db, STREAM)[6]["position"]
-    db.execute(Create("fork", fork=Fork("doc", base)))
+    base = all_entries(db, STREAM)[6]["position"]
+    db.execute(CreateStream("fork", fork=Fork("doc", base)))
     for _ in range(4):
         db.execute(Append("fork", b"own", "text/plain"))
-    fork = Which("stream", "fork")
-    rows = told(db, fork)
+    fork = LogSelector("stream", "fork")
+    rows = all_entries(db, fork)
     (part,) = db.execute(queries.find_logs(fork)).parts
     tier(db, fork, 4)
     assert db.execute(ForgetCold("streams", {part.log.id: base + 4})) == {part.log.id: base + 6}
     trim(db, part.log.id)
-    assert told(db, fork) == rows
+    assert all_entries(db, fork) == rows
 
 
 def test_bad_marks_change_nothing(db: Database, clock: ManualClock) -> None:
     logs = {which: fill(db, clock, which) for which in (STREAM, TABLE)}
-    db.execute(Create("other", "text/plain", b"123"))
-    other = Which("stream", "other")
+    db.execute(CreateStream("other", "text/plain", b"123"))
+    other = LogSelector("stream", "other")
     files = {which: tier(db, which, 12, files=3) for which in (STREAM, TABLE)}
     tier(db, other, 1)
     for log in logs.values():
         trim(db, log)
-    before, rows = db.execute(ListCold()), {which: told(db, which) for which in (STREAM, TABLE, other)}
+    before, rows = db.execute(ListCold()), {which: all_entries(db, which) for which in (STREAM, TABLE, other)}
     log, beside = logs[STREAM], db.execute(queries.find_logs(other)).parts[0].log.id
     good = rows[STREAM][4]["position"] + 1
     wrong: list[tuple[str, dict[int, int], type[Error], str]] = [
-        ("streams", {log: good, beside: 4}, Invalid, "up to 3 only; 4 cannot be forgotten"),
-        ("streams", {log: rows[STREAM][12]["position"] + 1}, Invalid, "cannot be forgotten there"),
-        ("streams", {beside: 3, log: -1}, Invalid, "is no range of a log"),
-        ("streams", {beside: 3, log: 1 << 63}, Invalid, "is no range of a log"),
-        ("streams", {log: good, 0: 1}, Invalid, "is no range of a log 0"),
-        ("tables/missing", {log: good}, NotFound, "no place 'tables/missing'"),
+        ("streams", {log: good, beside: 4}, Invalid, "up to 3 only; 4 is beyond that"),
+        ("streams", {log: rows[STREAM][12]["position"] + 1}, Invalid, "is beyond that"),
+        ("streams", {beside: 3, log: -1}, Invalid, "is not a range of log"),
+        ("streams", {beside: 3, log: 1 << 63}, Invalid, "is not a range of log"),
+        ("streams", {log: good, 0: 1}, Invalid, "is not a range of log 0"),
+        ("tables/missing", {log: good}, NotFound, "no Delta table 'tables/missing'"),
     ]
     for place, starts, kind, why in wrong:
         with pytest.raises(kind, match=why):
@@ -302,7 +307,7 @@ def test_bad_marks_change_nothing(db: Database, clock: ManualClock) -> None:
     assert db.execute(ForgetCold("tables/orders", {log: good, 999: 5})) == {}
     assert db.execute(ListCold()) == before
     # Where an entry ends is looked up in cold storage; if that cannot be, nothing is forgotten.
-    restart_shelf(db)
+    clear_cold_cache(db)
     path = files[STREAM][1]
     sound = path.read_bytes()
     path.unlink()
@@ -310,14 +315,14 @@ def test_bad_marks_change_nothing(db: Database, clock: ManualClock) -> None:
         db.execute(ForgetCold("streams", {beside: 3, log: good}))
     assert db.execute(ListCold()) == before
     path.write_bytes(sound)
-    assert {which: told(db, which) for which in rows} == rows
+    assert {which: all_entries(db, which) for which in rows} == rows
     assert db.execute(ForgetCold("streams", {log: good})) == {log: rows[STREAM][5]["position"]}
 
 
 # -- what is lost or damaged
 
 
-class Doors:
+class ColdServer:
     """A server with some history of each kind, of which the first four of six entries are cold, in two files each; and
     every way to read it from its beginning."""
 
@@ -326,14 +331,14 @@ class Doors:
     def __init__(self, served: Served, client: Client) -> None:
         self.client, self.db, self.url = client, served.running.db, served.url
         self.written = 0
-        self.db.execute(Create("doc", "text/plain", max_bytes=1))
-        self.db.execute(CreateTopic("news", 1, Options(retention_max_bytes=1)))
+        self.db.execute(CreateStream("doc", "text/plain", max_bytes=1))
+        self.db.execute(CreateTopic("news", 1, TopicOptions(retention_max_bytes=1)))
         self.table = self.db.create_table("orders", partition_key="id", stream="NEW_IMAGE")
         for kind, name in self.names.items():
             client.attach(**{kind: name})  # from now on retention takes only what is in cold storage
         self.db.execute(AlterRetention("orders", max_count=1))
         self.write(6)
-        self.files = {kind: tier(self.db, Which(kind, name), 4, files=2) for kind, name in self.names.items()}
+        self.files = {kind: tier(self.db, LogSelector(kind, name), 4, files=2) for kind, name in self.names.items()}
         self.db.sweep()
         self.reads: dict[str, tuple[str, Callable[[], Any]]] = {
             "a stream": ("stream", lambda: client.read("doc").body),
@@ -369,9 +374,9 @@ class Doors:
 
 
 @pytest.fixture
-def doors(data_dir: Path) -> Iterator[Doors]:
+def server(data_dir: Path) -> Iterator[ColdServer]:
     with Served(data_dir) as served, Client(served.url) as client:
-        yield Doors(served, client)
+        yield ColdServer(served, client)
     assert check_database(data_dir).findings == []
 
 
@@ -389,46 +394,46 @@ def with_other_bytes(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [without, shorter, with_other_bytes])
-def test_a_spoilt_file_is_named_at_every_door_and_what_is_hot_stays(
-    doors: Doors, spoil: Callable[[Path], None]
+def test_a_damaged_file_is_named_by_every_api_and_hot_data_stays_readable(
+    server: ColdServer, spoil: Callable[[Path], None]
 ) -> None:
-    for kind in doors.names:
-        part = doors.part(kind)
+    for kind in server.names:
+        part = server.part(kind)
         assert part["earliest"] < part["hot"] == part["tiered"] < part["next"]
-    sound = {paths[0]: paths[0].read_bytes() for paths in doors.files.values()}
+    sound = {paths[0]: paths[0].read_bytes() for paths in server.files.values()}
     for path in sound:
         spoil(path)
-    before = {kind: doors.part(kind) for kind in doors.names}
-    for name, (kind, read) in doors.reads.items():
+    before = {kind: server.part(kind) for kind in server.names}
+    for name, (kind, read) in server.reads.items():
         with pytest.raises(Error) as caught:
             read()
-        assert caught.value.code == "CORRUPT" and str(doors.files[kind][0]) in str(caught.value), name
-    for kind in doors.names:
+        assert caught.value.code == "CORRUPT" and str(server.files[kind][0]) in str(caught.value), name
+    for kind in server.names:
         with pytest.raises(Error) as caught:
-            doors.rows(kind)
-        assert caught.value.code == "CORRUPT" and str(doors.files[kind][0]) in str(caught.value), kind
+            server.rows(kind)
+        assert caught.value.code == "CORRUPT" and str(server.files[kind][0]) in str(caught.value), kind
     # What is not in that file is read as before, and writes go on; retention takes nothing that is not in cold storage.
-    for kind in doors.names:
-        assert doors.rows(kind, before[kind]["hot"]) == 2
-    doors.write(3)
-    doors.db.sweep()
-    for kind in doors.names:
-        after = doors.part(kind)
+    for kind in server.names:
+        assert server.rows(kind, before[kind]["hot"]) == 2
+    server.write(3)
+    server.db.sweep()
+    for kind in server.names:
+        after = server.part(kind)
         assert {**after, "at_ms": 0, "next": 0} == {**before[kind], "at_ms": 0, "next": 0}
-        assert doors.rows(kind, after["hot"]) == 5
+        assert server.rows(kind, after["hot"]) == 5
     for path, body in sound.items():
         path.write_bytes(body)
-    for name, (_, read) in doors.reads.items():
+    for name, (_, read) in server.reads.items():
         assert read(), name
-    assert {kind: doors.rows(kind) for kind in doors.names} == dict.fromkeys(doors.names, 9)
+    assert {kind: server.rows(kind) for kind in server.names} == dict.fromkeys(server.names, 9)
 
 
-def test_moments_over_http_in_history_that_is_cold_and_forgotten(doors: Doors) -> None:
-    client = doors.client
-    for kind, name in doors.names.items():
+def test_moments_over_http_in_history_that_is_cold_and_forgotten(server: ColdServer) -> None:
+    client = server.client
+    for kind, name in server.names.items():
         with client.arrow(**{kind: name}, form="entries") as batches:
             rows = batches.read_all().to_pylist()
-        part, place = doors.part(kind), client.logs(**{kind: name})["cold"]["place"]
+        part, place = server.part(kind), client.logs(**{kind: name})["cold"]["place"]
         times = sorted({row["at_ms"] for row in rows})
         for kept in (rows, rows[3:]):
             for at_ms in (0, times[0] - 1, *times, *(each + 1 for each in times), times[-1] + 10**6):
@@ -439,12 +444,12 @@ def test_moments_over_http_in_history_that_is_cold_and_forgotten(doors: Doors) -
             if kept is rows:
                 assert client.forget(place, {part["log"]: inside})["starts"] == {str(part["log"]): expected}
                 client.forget(place, {part["log"]: rows[3]["position"]})
-                assert doors.part(kind)["earliest"] == rows[3]["position"]
+                assert server.part(kind)["earliest"] == rows[3]["position"]
 
 
 @pytest.mark.parametrize("spoil", [without, shorter])
 def test_what_was_not_written_well_is_not_marked_and_nothing_of_it_is_trimmed(
-    doors: Doors, spoil: Callable[[Path], None]
+    server: ColdServer, spoil: Callable[[Path], None]
 ) -> None:
     pytest.importorskip("pyspark")
     from tests.spark.histories import driver, here
@@ -466,19 +471,19 @@ def test_what_was_not_written_well_is_not_marked_and_nothing_of_it_is_trimmed(
                 spoil(path)
         return found
 
-    doors.write(5)
-    before = {kind: doors.part(kind) for kind in doors.names}
-    patterns = {f"{kind}s": [name] for kind, name in doors.names.items()}
+    server.write(5)
+    before = {kind: server.part(kind) for kind in server.names}
+    patterns = {f"{kind}s": [name] for kind, name in server.names.items()}
     for carried in (badly, here):  # the second finds what the first has committed
-        work = driver(doors.url, doors.client, carried=carried, **patterns)
+        work = driver(server.url, server.client, run_tasks=carried, **patterns)
         work.round(flush=True)
         assert len(spoilt) == len(work.failures) == 3
         for path in spoilt:
-            failed = work.failures[str(path.relative_to(store_of(doors.db).uri("")).parent)]
+            failed = work.failures[str(path.relative_to(store_of(server.db).uri("")).parent)]
             assert isinstance(failed, Corrupt) and path.name in str(failed)
-        doors.db.sweep()
-        assert {kind: doors.part(kind) for kind in doors.names} == before
+        server.db.sweep()
+        assert {kind: server.part(kind) for kind in server.names} == before
     for path, data in sound.items():  # the database is checked in the end
         path.write_bytes(data)
-        assert {kind: doors.rows(kind, before[kind]["hot"]) for kind in doors.names} == dict.fromkeys(doors.names, 7)
-    assert {kind: doors.rows(kind) for kind in doors.names} == dict.fromkeys(doors.names, 11)
+        assert {kind: server.rows(kind, before[kind]["hot"]) for kind in server.names} == dict.fromkeys(server.names, 7)
+    assert {kind: server.rows(kind) for kind in server.names} == dict.fromkeys(server.names, 11)

@@ -20,12 +20,12 @@ import pytest
 from deltalake import DeltaTable
 
 from tailrace.cold import compacting, reading
+from tailrace.cold.cache import ColdCache
 from tailrace.cold.schemas import place_of
-from tailrace.cold.shelf import Shelf
 from tailrace.cold.store import Store
 from tailrace.cold.writing import committed_metadata, write_rows
 from tailrace.errors import Corrupt, Invalid, Unavailable
-from tailrace.log.cold import Missing, Tier
+from tailrace.log.cold import ColdMiss, ColdRange
 from tests.support.patience import PATIENCE_S
 from tests.unit.cold.rows import ORDERS, change_rows, entries, positions, stream_rows, tiered, whole
 
@@ -150,13 +150,13 @@ def test_compaction_retention_and_vacuum(store: Store, bucket: Any) -> None:
     assert positions(store, ORDERS, 7, 25, 60) == list(range(25, 60))
 
 
-def test_the_shelf_reads_a_bucket(store: Store) -> None:
+def test_the_cold_cache_reads_a_bucket(store: Store) -> None:
     tiered(store, "streams", [stream_rows(entries(3, 0, 700, width=7)), stream_rows(entries(4, 0, 90))], 1)
-    shelf, tier = Shelf(store), Tier(3, 0, 700, "streams")
-    with pytest.raises(Missing) as missing:
-        shelf.run(tier, 10)
-    shelf.fetch(missing.value)
-    assert shelf.run(tier, 10) == entries(3, 0, 700, width=7)[1:]
+    cache, tier = ColdCache(store), ColdRange(3, 0, 700, "streams")
+    with pytest.raises(ColdMiss) as missing:
+        cache.segment(tier, 10)
+    cache.fetch(missing.value)
+    assert cache.segment(tier, 10) == entries(3, 0, 700, width=7)[1:]
 
 
 def test_lost_and_damaged_objects_are_named(store: Store, bucket: Any) -> None:
@@ -175,7 +175,7 @@ def test_lost_and_damaged_objects_are_named(store: Store, bucket: Any) -> None:
     assert positions(store, ORDERS, 7, 0, 1000) == list(range(1000))
 
 
-def test_no_such_bucket_and_nobody_there(store: Store, endpoint: str) -> None:
+def test_a_missing_bucket_and_an_unreachable_server(store: Store, endpoint: str) -> None:
     missing = Store("s3://no-such-bucket/x", KEYS | {"AWS_ENDPOINT_URL": endpoint})
     for use in (lambda: missing.delta(ORDERS), lambda: tiered(missing, ORDERS, [change_rows(entries(7, 0, 1))], 1)):
         with pytest.raises(Unavailable, match="no bucket 'no-such-bucket'; create it"):
@@ -183,14 +183,14 @@ def test_no_such_bucket_and_nobody_there(store: Store, endpoint: str) -> None:
     tiered(store, ORDERS, [change_rows(entries(7, 0, 10))], 1)
     files = reading.files(store, ORDERS, 7)
     away = Store(store.url, KEYS | {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "max_retries": "0"})
-    with pytest.raises(Unavailable, match="does not answer") as caught:  # and not Corrupt: the file is not to blame
+    with pytest.raises(Unavailable, match="cannot be used; check") as caught:  # not Corrupt: the file is fine
         list(reading.read(away, files, 7, 0, 10))
     assert "not-to-be-shown" not in str(caught.value)
 
 
 def test_another_database_is_refused(store: Store) -> None:
     tiered(store, ORDERS, [change_rows(entries(7, 0, 10))], 1)
-    with pytest.raises(Invalid, match="database db-1, and this is database db-2"):
+    with pytest.raises(Invalid, match="database db-1, but this is database db-2"):
         tiered(store, ORDERS, [change_rows(entries(7, 0, 10))], 2, database="db-2")
 
 

@@ -188,7 +188,7 @@ def test_items_of_many_different_attributes_are_refused_with_what_to_do(served: 
     before = served.peak(afresh=True)
     status, answer = served.sql("SELECT * FROM sparse")
     assert (status, answer["error"]["code"]) == (413, "SELECT_TOO_LARGE"), answer
-    assert "name the columns" in answer["error"]["message"]
+    assert "name only the columns" in answer["error"]["message"]
     assert served.peak() - before < 64 * limits.MiB
     status, answer = served.sql("SELECT count(*) AS n, max(a7x3) AS v FROM sparse")
     assert answer["results"][0]["rows"] == [{"n": 2_000, "v": "v"}]

@@ -17,7 +17,7 @@ from tests.unit.http.inprocess import Up, serve
 HEADERS = {"accept": "application/vnd.apache.arrow.stream"}
 ITEMS = 1_500
 ROUNDS = 12
-# SQLite begins anew at the start of its log after 1,000 pages (4 MiB), if nobody reads from it; a commit may be large.
+# SQLite restarts at the beginning of its log after 1,000 pages (4 MiB), if nobody reads from it; a commit may be large.
 WAL_BYTES_MAX = 24 * limits.MiB
 
 
@@ -26,7 +26,7 @@ def item(number: int, draw: random.Random) -> dict[str, Any]:
 
 
 class Reader:
-    """Somebody who takes the items a little at a time."""
+    """A client that reads the items a little at a time."""
 
     def __init__(self, answer: httpx.Response, expected: dict[str, int]) -> None:
         self._parts = answer.aiter_raw(256 * 1024)

@@ -1,4 +1,4 @@
-"""Subscriptions on the real server: a worker hears of everything, though the server is killed again and again."""
+"""Subscriptions on the real server: a worker is woken for every append, though the server is killed again and again."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ JSON = {"content-type": "application/json"}
 
 
 class Worker:
-    """A webhook's receiver that fails now and then, finishes at once or by callback, and notes how far it was told."""
+    """A webhook's receiver that fails now and then, finishes at once or by callback, and records the last offsets."""
 
     def __init__(self, chance: random.Random) -> None:
         worker = self
-        self.told: dict[str, str] = {}
+        self.received: dict[str, str] = {}
         self.generations: list[int] = []
         self.reliable = False
 
@@ -52,7 +52,7 @@ class Worker:
             return 500, {}
         self.generations.append(body["generation"])
         pending = {item["path"]: item["tail_offset"] for item in body["streams"] if item["has_pending"]}
-        self.told.update(pending)
+        self.received.update(pending)
         if dice < 0.6:
             return 200, {"done": True}
         acks = [{"stream": path, "offset": tail} for path, tail in pending.items()]
@@ -77,7 +77,7 @@ def worker() -> Iterator[Worker]:
 
 
 @pytest.mark.crash
-def test_no_append_goes_unheard_though_the_server_is_killed(tmp_path: Path, worker: Worker) -> None:
+def test_no_append_goes_undelivered_though_the_server_is_killed(tmp_path: Path, worker: Worker) -> None:
     data = tmp_path / "data"
     chance = random.Random(3)
     server = ServerProcess.tailrace(data).start()
@@ -87,13 +87,13 @@ def test_no_append_goes_unheard_though_the_server_is_killed(tmp_path: Path, work
         for round_number in range(4):
             root = f"{server.url}/v1/stream"
             with httpx.Client(timeout=PATIENCE_S) as http:
-                asked = {
+                settings = {
                     "type": "webhook",
                     "pattern": "events/**",
                     "webhook": {"url": worker.url},
                     "lease_ttl_ms": 1000,
                 }
-                put = http.put(f"{root}/__ds/subscriptions/s", json=asked)
+                put = http.put(f"{root}/__ds/subscriptions/s", json=settings)
                 assert put.status_code == (200 if round_number else 201)
                 for _ in range(30):
                     path = f"events/{chance.randrange(6)}"
@@ -108,7 +108,7 @@ def test_no_append_goes_unheard_though_the_server_is_killed(tmp_path: Path, work
                     break
             server.kill()
             server = ServerProcess.tailrace(data, port=port).start()
-        assert worker.told == tails
+        assert worker.received == tails
     finally:
         assert server.terminate() == 0, server.output
     checked = check(data)
@@ -127,7 +127,7 @@ def _wait_until_acked(http: httpx.Client, root: str, tails: dict[str, str]) -> N
     raise AssertionError(f"acked is {acked}, the tails are {tails}")
 
 
-def test_a_token_lets_workers_call_back_without_the_servers(tmp_path: Path) -> None:
+def test_workers_call_back_with_their_own_token(tmp_path: Path) -> None:
     command = ServerProcess.tailrace(tmp_path / "data").command
     command.remove("--dev")
     with (
@@ -137,9 +137,9 @@ def test_a_token_lets_workers_call_back_without_the_servers(tmp_path: Path) -> N
         root = f"{server.url}/v1/stream"
         credentials = {"authorization": "Bearer s3cret-s3cret-s3cret"}
         subscription = f"{root}/__ds/subscriptions/s"
-        asked = {"type": "pull-wake", "pattern": "events/*", "wake_stream": "wake/pool"}
-        assert http.put(subscription, json=asked).status_code == 401
-        assert http.put(subscription, json=asked, headers=credentials).status_code == 201
+        settings = {"type": "pull-wake", "pattern": "events/*", "wake_stream": "wake/pool"}
+        assert http.put(subscription, json=settings).status_code == 401
+        assert http.put(subscription, json=settings, headers=credentials).status_code == 201
         assert http.get(subscription).status_code == 401
         assert http.get(f"{root}/__ds/jwks.json").status_code == 200
         http.put(f"{root}/events/a", json={"n": 1}, headers=credentials)

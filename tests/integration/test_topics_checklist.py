@@ -139,7 +139,7 @@ def test_create_topic_twice_is_refused_unless_if_not_exists(site: Site, topic: s
 
 
 def test_everything_about_a_topic_is_there_after_a_restart(data_dir: Path) -> None:
-    """Metadata, routes, messages, group positions and the next offset; the server is killed, not asked."""
+    """Metadata, routes, messages, group positions and the next offset; the server is killed, not stopped."""
     name, alias = fresh(), fresh("alias")
     first = ServerProcess.tailrace(data_dir).start()
     try:
@@ -222,9 +222,9 @@ def test_a_route_that_is_dropped_makes_no_messages(site: Site, topic: str) -> No
 # -- change events append to topic logs
 
 
-def write(site: Site, table: str, op: str, door: str) -> None:
+def write(site: Site, table: str, op: str, api: str) -> None:
     """Make the change `op` of the row m-1."""
-    if door == "dynamodb":
+    if api == "dynamodb":
         name, request = DYNAMODB[op]
         headers = {"x-amz-target": f"DynamoDB_20120810.{name}", "content-type": "application/x-amz-json-1.0"}
         answer(site.http.post("/", headers=headers, content=json.dumps({"TableName": table, **request})))
@@ -236,16 +236,16 @@ def write(site: Site, table: str, op: str, door: str) -> None:
         site.sql(f"DELETE FROM {table} WHERE id = 'm-1'")
 
 
-@pytest.mark.parametrize("door", ["sql", "dynamodb"])
+@pytest.mark.parametrize("api", ["sql", "dynamodb"])
 @pytest.mark.parametrize(("op", "mode", "payload"), PAYLOADS, ids=[f"{op}-{mode}" for op, mode, _ in PAYLOADS])
 def test_change_events_append_to_topic_logs(
-    site: Site, topic: str, op: str, mode: str, payload: dict[str, Any], door: str
+    site: Site, topic: str, op: str, mode: str, payload: dict[str, Any], api: str
 ) -> None:
-    """Written over either door, read over every way: the same message, and only for the operation of the route."""
+    """Written through either API, read through every one: the same message, and only for the operation of the route."""
     table = make_table(site)
     site.sql(f"ALTER TOPIC {topic} ADD SOURCE {table} ON {op} WITH (payload='{mode}')")
     for each in ("INSERT", "UPDATE", "DELETE"):
-        write(site, table, each, door)
+        write(site, table, each, api)
     for kind in WAYS:
         delivered = Way(site, kind).consume(topic, f"g-{kind.replace('/', '')}")
         (message,) = delivered.messages
@@ -260,7 +260,7 @@ def test_change_events_append_to_topic_logs(
         assert message["ts"] > 1_700_000_000_000
 
 
-def test_the_payload_is_the_key_unless_told(site: Site, topic: str) -> None:
+def test_the_payload_is_the_key_by_default(site: Site, topic: str) -> None:
     table = make_table(site)
     site.sql(f"ALTER TOPIC {topic} ADD SOURCE {table} ON INSERT")
     write(site, table, "INSERT", "sql")
@@ -340,7 +340,7 @@ def test_consume_by_alias_is_the_same_topic_and_group(site: Site, way: Way) -> N
     assert way.consume(name, "g").offsets == [1]
 
 
-def test_consume_is_limited_to_a_hundred_unless_told(site: Site, topic: str, way: Way) -> None:
+def test_consume_is_limited_to_a_hundred_by_default(site: Site, topic: str, way: Way) -> None:
     site.publish(topic, list(range(150)))
     first = way.consume(topic, "g")
     assert (len(first.messages), first.next_offset, first.has_more) == (100, 100, True)
@@ -375,7 +375,7 @@ def test_ack_counts_for_its_partition_only(site: Site, way: Way) -> None:
 
 @pytest.mark.parametrize("what", ["consume", "ack"])
 @pytest.mark.parametrize("prefix", HTTP_WAYS)
-def test_what_is_not_there_is_said(site: Site, topic: str, prefix: str, what: str) -> None:
+def test_missing_topics_and_partitions_are_reported(site: Site, topic: str, prefix: str, what: str) -> None:
     body: dict[str, Any] = {"topic": fresh(), "group_id": "g"} | ({"upto_offset": 0} if what == "ack" else {})
     response = site.http.post(f"{prefix}/topics/{what}", json=body)
     assert (response.status_code, response.json()["error"]["code"]) == (404, "TOPIC_NOT_FOUND")
@@ -579,12 +579,12 @@ def test_example_consume_over_http(made: Site, prefix: str, start: str, offsets:
     if start == '"Latest"':
         with made.meanwhile(lambda: post(made, f"{prefix}/topics/consume", CONSUME_BODY % start)) as waiting:
             made.publish("app.new_messages", [0])
-        told = waiting.result()
+        delivered = waiting.result()
     else:
-        told = post(made, f"{prefix}/topics/consume", CONSUME_BODY % start)
-    assert [message["offset"] for message in told["messages"]] == list(offsets)
-    assert told["next_offset"] == offsets[-1] + 1
-    assert told["has_more"] is (start == '"Earliest"')
+        delivered = post(made, f"{prefix}/topics/consume", CONSUME_BODY % start)
+    assert [message["offset"] for message in delivered["messages"]] == list(offsets)
+    assert delivered["next_offset"] == offsets[-1] + 1
+    assert delivered["has_more"] is (start == '"Earliest"')
 
 
 @pytest.mark.parametrize("prefix", HTTP_WAYS)
@@ -592,12 +592,12 @@ def test_example_consume_response(made: Site, prefix: str) -> None:
     """The fields and the kinds of values of the specification; others may be there too."""
     made.sql(ADD_KEY)
     made.sql("INSERT INTO chat.messages (id) VALUES (7)")
-    told = post(made, f"{prefix}/topics/consume", CONSUME_BODY % '"Earliest"')
-    (message,) = told["messages"]
+    delivered = post(made, f"{prefix}/topics/consume", CONSUME_BODY % '"Earliest"')
+    (message,) = delivered["messages"]
     assert message.keys() >= MESSAGE_FIELDS
     assert (message["source_table"], message["op"], message["payload_mode"]) == ("chat.messages", "Insert", "Key")
     assert message["payload"] == "eyJpZCI6N30="  # {"id":7}
-    assert (told["next_offset"], told["has_more"]) == (1, False)
+    assert (delivered["next_offset"], delivered["has_more"]) == (1, False)
 
 
 def test_example_ack_over_sql(made: Site) -> None:

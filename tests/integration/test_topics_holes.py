@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tailrace import limits
-from tailrace.config import Topics
+from tailrace.config import TopicsConfig
 from tests.integration.topics import AT_ONCE_S, DEADLINE_S, HTTP_WAYS, Delivered, Refused, Site, Way, fresh, until
 from tests.support.server import ServerProcess
 
@@ -147,7 +147,7 @@ def test_a_lease_that_runs_out_is_delivered_again_to_another(way: Way, topic: st
     assert way.site.group(topic, "g")["redelivered"] == 10
 
 
-def test_a_lease_lasts_sixty_seconds_unless_told(http: Way, topic: str) -> None:
+def test_a_lease_lasts_sixty_seconds_by_default(http: Way, topic: str) -> None:
     """Extending without saying how long gives as much as consuming without saying it."""
     before_ms = time.time() * 1000
     held = http.consume(topic, "g", consumer="a")
@@ -226,7 +226,7 @@ def test_ack_covers_only_what_its_consumer_holds(way: Way, topic: str) -> None:
 def test_ack_of_one_who_holds_nothing_acknowledges_nothing(way: Way, topic: str) -> None:
     way.consume(topic, "g", consumer="a")
     assert way.ack(topic, "g", 9, consumer="stranger") == -1
-    assert way.ack(topic, "g", 9) == -1, "nor of one without a name, who is somebody else"
+    assert way.ack(topic, "g", 9) == -1, "nor of one without a name, which is another consumer"
     assert way.site.group(topic, "g")["in_flight"] == 10
 
 
@@ -497,9 +497,9 @@ def test_long_poll_of_at_most_300_seconds(http: Way, empty: str) -> None:
         assert "timeout_seconds" in refused.value.error["message"]
 
 
-def test_long_poll_waits_30_seconds_unless_told(http: Way, empty: str) -> None:
+def test_long_poll_waits_30_seconds_by_default(http: Way, empty: str) -> None:
     """The default is in the settings; that a request without a time-out waits is seen, not how long."""
-    assert (Topics().default_consume_timeout, Topics().max_consume_timeout) == (30, 300)
+    assert (TopicsConfig().default_consume_timeout, TopicsConfig().max_consume_timeout) == (30, 300)
     with http.site.meanwhile(lambda: http.consume(empty, "g", timeout_s=None)) as waiting:
         http.site.publish(empty, ["here"])
     assert waiting.result().values == ["here"]
@@ -534,7 +534,7 @@ def test_drop_answers_those_who_wait_with_404_at_once(http: Way, empty: str, gro
 
 
 def test_drop_answers_those_who_wait_though_the_name_is_taken_again(http: Way, empty: str) -> None:
-    """Dropped and made anew in one request: the waiter was at the old one."""
+    """Dropped and recreated in one request: the waiter was at the old one."""
     with http.site.meanwhile(lambda: http.consume(empty, "g", timeout_s=DEADLINE_S)) as waiting:
         http.site.sql(f"DROP TOPIC {empty}; CREATE TOPIC {empty}; PUBLISH TO {empty} VALUES ('1')")
     with pytest.raises(Refused) as refused:

@@ -1,7 +1,7 @@
 """No message is lost: consumers die, give back and acknowledge out of order, and each message is still processed.
 
 Consumers that die do so for good: a process gets SIGKILL while it holds messages. How much is done is bounded by the
-number of messages; whoever waits does it with long-polls. What has to go (retention, too many attempts) is told.
+number of messages; waiting is done with long-polls. Messages that retention or too many attempts remove are reported.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Careless:
         topic, place = self._record.topic, {"partition": one.partition, "consumer": self._name, "lease": one.lease}
         act = self._random.choice(["ack", "ack", "ack", "ack some", "ack some", "nack", "nack some", "crash"])
         self._record.count(act)
-        if act == "crash":  # all that it had in mind is gone, and it comes back as somebody else
+        if act == "crash":  # its state is gone, and it comes back as another consumer
             self._lives += 1
             self._held.clear()
         elif act == "nack":
@@ -286,7 +286,7 @@ def overtake(site: Site, topic: str) -> int:
     return start
 
 
-def test_retention_that_overtakes_a_group_is_said_and_counted(way: Way, topic: str) -> None:
+def test_retention_that_overtakes_a_group_is_reported_and_counted(way: Way, topic: str) -> None:
     way.consume(topic, "g", limit=3)
     way.ack(topic, "g", 2)
     start = overtake(way.site, topic)
@@ -295,7 +295,7 @@ def test_retention_that_overtakes_a_group_is_said_and_counted(way: Way, topic: s
     assert delivered.skipped == start - 3
     assert way.site.group(topic, "g")["lost"] == start - 3
     following = way.consume(topic, "g", limit=2)
-    assert (following.offsets, following.skipped) == ([start + 2, start + 3], 0), "it is said once"
+    assert (following.offsets, following.skipped) == ([start + 2, start + 3], 0), "it is reported once"
     assert way.ack(topic, "g", start + 3) == start + 3
 
 
@@ -399,7 +399,7 @@ def test_too_many_attempts_of_very_many_messages(site: Site, empty: str) -> None
     assert site.partition(empty)["next_offset"] == 2500
 
 
-def test_attempts_are_not_counted_against_a_message_unless_asked(way: Way, topic: str) -> None:
+def test_attempts_are_not_counted_against_a_message_by_default(way: Way, topic: str) -> None:
     exhaust(way, topic, 12)
     assert way.consume(topic, "g", consumer="a", limit=1).attempts == [13]
 

@@ -16,8 +16,8 @@ from tests.support.patience import PATIENCE_S
 from tests.support.server import UVICORN_READY, ServerProcess
 
 
-@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
-def test_an_event_stream_a_long_poll_and_a_consumer_do_not_hold_up_the_end(tmp_path: Path, asked: int) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_an_event_stream_a_long_poll_and_a_consumer_do_not_hold_up_the_end(tmp_path: Path, signum: int) -> None:
     command = [sys.executable, "-m", "uvicorn", "--factory", "tailrace.http.asgi:create_app"]
     command += ["--host", "127.0.0.1", "--port", "0", "--no-access-log"]  # and no limit to a graceful shutdown
     settings = {"TAILRACE_DEV": "1", "TAILRACE_DATA": str(tmp_path / "data"), "TAILRACE_LONG_POLL_TIMEOUT_S": "300"}
@@ -41,7 +41,7 @@ def test_an_event_stream_a_long_poll_and_a_consumer_do_not_hold_up_the_end(tmp_p
             waiting.append(sock)
         _until_waiting(server, 3)
         began = time.monotonic()
-        server.send(asked)
+        server.send(signum)
         server.wait()
         assert time.monotonic() - began < 45, "readers live for about a minute"
         answers = [_all_of(sock) for sock in waiting]

@@ -1,4 +1,4 @@
-"""What the tests of topics share: the three ways to consume, told apart by name, and waiting on what the server tells.
+"""Shared by the tests of topics: the three ways to consume, each with a name, and waiting for the server's responses.
 
 A way is a path prefix of HTTP (`/api`, `/v1/api`) or SQL. All answer with the same shapes, so that one test says what
 is right for each of them. Nothing here knows how the server works; the wire is all there is.
@@ -159,13 +159,13 @@ class Outcome(Generic[T]):
 class Delivered:
     """An answer to a consume: the same whichever way it came."""
 
-    def __init__(self, told: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+    def __init__(self, response: dict[str, Any], messages: list[dict[str, Any]]) -> None:
         self.messages = messages
-        self.next_offset: int = told["next_offset"]
-        self.has_more: bool = told["has_more"]
-        self.skipped: int = told["skipped"]
-        self.lease: str | None = told["lease_id"]
-        self.partition: int = told["partition_id"]
+        self.next_offset: int = response["next_offset"]
+        self.has_more: bool = response["has_more"]
+        self.skipped: int = response["skipped"]
+        self.lease: str | None = response["lease_id"]
+        self.partition: int = response["partition_id"]
 
     @property
     def offsets(self) -> list[int]:
@@ -209,14 +209,14 @@ class Way:
                 ("GROUP", group and f"'{group}'"), ("PARTITION", partition), ("FROM", first), ("LIMIT", limit),
                 ("CONSUMER", consumer and f"'{consumer}'"), ("VISIBILITY", visibility_s),
             ]  # fmt: skip
-            told = self.site.sql(f"CONSUME FROM {topic}{worded(clauses)}")
-            return Delivered(told, told["rows"])
+            response = self.site.sql(f"CONSUME FROM {topic}{worded(clauses)}")
+            return Delivered(response, response["rows"])
         body = {
             "topic": topic, "group_id": group, "start": start, "limit": limit, "partition_id": partition,
             "consumer_id": consumer, "visibility_timeout_seconds": visibility_s, "timeout_seconds": timeout_s,
         }  # fmt: skip
-        told = self._post("consume", body)
-        return Delivered(told, told["messages"])
+        response = self._post("consume", body)
+        return Delivered(response, response["messages"])
 
     def ack(
         self,
@@ -238,9 +238,9 @@ class Way:
             clauses += [("LEASE", lease and f"'{lease}'"), ("UPTO OFFSET", upto)]
             return int(self.site.sql(f"ACK {topic}{worded(clauses)}")["acknowledged_offset"])
         body = {"topic": topic, "group_id": group, "partition_id": partition, "upto_offset": upto}
-        told = self._post("ack", body | {"consumer_id": consumer, "lease_id": lease})
-        assert told["success"] is True
-        return int(told["acknowledged_offset"])
+        response = self._post("ack", body | {"consumer_id": consumer, "lease_id": lease})
+        assert response["success"] is True
+        return int(response["acknowledged_offset"])
 
     def nack(
         self,
@@ -285,17 +285,17 @@ class Way:
         body = {"topic": topic, "group_id": group, "consumer_id": consumer, "lease_id": lease}
         return int(self._post("extend", body | {"visibility_timeout_seconds": visibility_s})["lease_until"])
 
-    def drained(self, topic: str, group: str, count: int, **given: Any) -> list[Delivered]:
+    def drained(self, topic: str, group: str, count: int, **options: Any) -> list[Delivered]:
         """Deliveries until there were `count` messages; each is asked for until it comes."""
         deliveries: list[Delivered] = []
         while (missing := count - sum(len(each.messages) for each in deliveries)) > 0:
-            deliveries.append(self.expect(topic, group, **{"limit": missing, **given}))
+            deliveries.append(self.expect(topic, group, **{"limit": missing, **options}))
         return deliveries
 
-    def expect(self, topic: str, group: str, **given: Any) -> Delivered:
+    def expect(self, topic: str, group: str, **options: Any) -> Delivered:
         """The next delivery with messages: a long-poll over HTTP, over SQL asked for again and again."""
         return until(
-            lambda: found if (found := self.consume(topic, group, timeout_s=5, **given)).messages else None,
+            lambda: found if (found := self.consume(topic, group, timeout_s=5, **options)).messages else None,
             f"a delivery of {topic}",
         )
 

@@ -26,16 +26,16 @@ from tailrace.jobs.tiering import AttachTier, MoveTiered
 from tailrace.storage.modes import write_private
 from tailrace.storage.sqlite import FILE, SqliteEngine, migrations
 from tailrace.storage.vault import FILE as KEY_FILE
-from tailrace.streams.commands import Append, Create, Delete, Fork
-from tailrace.streams.producer import Claim
+from tailrace.streams.commands import Append, CreateStream, DeleteStream, Fork
+from tailrace.streams.producer import ProducerClaim
 from tailrace.subscriptions.commands import PutSubscription
-from tailrace.subscriptions.subscription import Settings
+from tailrace.subscriptions.subscription import SubscriptionSettings
+from tailrace.tables import change_stream, schema, value
 from tailrace.tables import cursors as named
-from tailrace.tables import schema, streams, value
 from tailrace.tables.commands import DeleteItem, PutItem, TransactWrite
 from tailrace.tables.definition import Attribute
 from tailrace.tables.lifecycle import CreateTable, DeleteTable, SetTimeToLive, UpdateTable
-from tailrace.topics.commands import AddSource, CreateTopic, DropTopic, Options, Outgoing, Publish
+from tailrace.topics.commands import AddSource, CreateTopic, DropTopic, Outgoing, Publish, TopicOptions
 from tailrace.topics.consuming import Ack, Consume, Nack
 
 HERE = Path(__file__).parent
@@ -57,26 +57,26 @@ def fill(directory: str) -> None:
     write_private(Path(directory) / KEY_FILE, KEY)
     db = Database(SqliteEngine(directory), clock=clock, housekeeping_s=None)
     do = db.execute
-    do(Create("source", "text/plain", b"first"))
+    do(CreateStream("source", "text/plain", b"first"))
     clock.advance(1)
-    do(Append("source", b"second", "text/plain", Claim("writer", 0, 0), seq="a"))
-    do(Append("source", b"third", "text/plain", Claim("writer", 0, 1), seq="b"))
-    do(Create("fork", fork=Fork("source", 5)))
+    do(Append("source", b"second", "text/plain", ProducerClaim("writer", 0, 0), seq="a"))
+    do(Append("source", b"third", "text/plain", ProducerClaim("writer", 0, 1), seq="b"))
+    do(CreateStream("fork", fork=Fork("source", 5)))
     do(Append("fork", b" branch", "text/plain"))
-    do(Create("json", "application/json", '[{"n":1},"ä"]'.encode()))
+    do(CreateStream("json", "application/json", '[{"n":1},"ä"]'.encode()))
     do(Append("json", b"[2,3]", "application/json"))
-    do(Create("closed", "application/octet-stream", b"\0\xff", closed=True))
-    do(Create("ttl", "text/plain", b"x", ttl_s=10**9))
-    do(Create("retained", "text/plain", b"0123456789", max_age_s=10**9, max_bytes=4))
+    do(CreateStream("closed", "application/octet-stream", b"\0\xff", closed=True))
+    do(CreateStream("ttl", "text/plain", b"x", ttl_s=10**9))
+    do(CreateStream("retained", "text/plain", b"0123456789", max_age_s=10**9, max_bytes=4))
     do(Append("retained", b"abcd", "text/plain"))
-    settings = Settings(kind="pull-wake", streams=("source", "ttl"), wake_stream="json")
+    settings = SubscriptionSettings(kind="pull-wake", streams=("source", "ttl"), wake_stream="json")
     do(PutSubscription("workers", settings, "http://localhost:4437"))
     make_topics(db)
     fill_tables(db)
     fill_topics(db)
     db.sweep()
-    do(Create("gone", "text/plain", b"x"))
-    do(Delete("gone"))
+    do(CreateStream("gone", "text/plain", b"x"))
+    do(DeleteStream("gone"))
     leave_work(db)
     fill_jobs(db)
     db.close()
@@ -95,7 +95,7 @@ def fill_tables(db: Database) -> None:
     do = db.execute
     kinds = {"id": "S", "number": "N", "status": "S", "total": "N", "code": "B"}
     attributes = {name: Attribute(name, kind) for name, kind in kinds.items()}
-    orders = schema.Spec(
+    orders = schema.TableSpec(
         name="orders",
         attributes=(attributes["id"], attributes["status"], attributes["total"]),
         keys=(schema.KeyElement("id", "HASH"),),
@@ -104,7 +104,7 @@ def fill_tables(db: Database) -> None:
         stream=schema.StreamSpec(True, "NEW_AND_OLD_IMAGES", None, 1000),
         tags={"team": "sales"},
     )
-    lines = schema.Spec(
+    lines = schema.TableSpec(
         name="lines",
         attributes=(attributes["id"], attributes["number"], attributes["code"]),
         keys=(schema.KeyElement("id", "HASH"), schema.KeyElement("number", "RANGE")),
@@ -125,8 +125,8 @@ def fill_tables(db: Database) -> None:
     actions = (put("orders", id="o-4", status="open", total=1), put("lines", id="o-4", number=1, code=b"\0\xff"))
     do(TransactWrite(actions, "token-1", b"digest"))
     do(put("lines", id="o-4", number=Decimal("-1.5")))
-    do(streams.DisableStream("lines"))
-    do(streams.EnableStream("lines", "NEW_IMAGE"))
+    do(change_stream.DisableStream("lines"))
+    do(change_stream.EnableStream("lines", "NEW_IMAGE"))
     do(put("lines", id="o-4", number=2))
     do(named.SaveCursor("orders", "mailer", 2, 1_000_000))
     do(CreateAccessKey("somebody", "dba"))
@@ -134,13 +134,13 @@ def fill_tables(db: Database) -> None:
 
 def make_topics(db: Database) -> None:
     db.execute(CreateTopic("dead"))
-    options = Options(alias="app.p", retention_seconds=10**9, max_attempts=5, dead_letter="dead")
+    options = TopicOptions(alias="app.p", retention_seconds=10**9, max_attempts=5, dead_letter="dead")
     db.execute(CreateTopic("app.places", 2, options))
 
 
 def fill_topics(db: Database) -> None:
     do = db.execute
-    do(Publish("app.p", tuple(Outgoing(b"%d" % at, partition=0) for at in range(10)), Claim("publisher", 1, 0)))
+    do(Publish("app.p", tuple(Outgoing(b"%d" % at, partition=0) for at in range(10)), ProducerClaim("publisher", 1, 0)))
     do(Consume("app.places", "workers", limit=4, consumer="ann"))
     do(Consume("app.places", "workers", limit=4, consumer="bob"))
     do(Ack("app.places", "workers", 6, consumer="bob"))
@@ -152,7 +152,7 @@ def fill_topics(db: Database) -> None:
 
 
 def fill_jobs(db: Database) -> None:
-    """A stream of which a part is said to be in cold storage, a job's position, a committed and a waiting stage."""
+    """A stream with a part marked as being in cold storage, a job's position, a committed and a waiting stage."""
     source = Target("streams", "source")
     (tier,) = db.execute(AttachTier(source))
     db.execute(MoveTiered("streams", 1, {tier.log: (0, 5)}))
@@ -171,10 +171,10 @@ def leave_work(db: Database) -> None:
     """What the sweep has not come to: a table that was dropped, an index that is being filled."""
     attributes = (Attribute("id", "S"),)
     keys = (schema.KeyElement("id", "HASH"),)
-    db.execute(CreateTable(schema.Spec(name="gone", attributes=attributes, keys=keys, throughput=(1, 1))))
+    db.execute(CreateTable(schema.TableSpec(name="gone", attributes=attributes, keys=keys, throughput=(1, 1))))
     db.execute(put("gone", id="x"))
     db.execute(DeleteTable("gone"))
-    changes = schema.Changes(
+    changes = schema.TableChanges(
         attributes=(Attribute("until", "N"),), indexes=(schema.IndexChange(create=index("by-until", "until")),)
     )
     db.execute(UpdateTable("orders", changes))

@@ -24,11 +24,11 @@ from tailrace.jobs.stage import Target
 from tailrace.storage.modes import write_private
 from tailrace.storage.sqlite import ENCRYPTED_SINCE, FILE, SqliteEngine, migrations
 from tailrace.storage.vault import FILE as KEY_FILE
-from tailrace.streams.commands import Append, Create
-from tailrace.streams.producer import Claim
+from tailrace.streams.commands import Append, CreateStream
+from tailrace.streams.producer import ProducerClaim
 from tailrace.streams.queries import ListStreams
+from tailrace.tables import change_info, change_reading, queries, value
 from tailrace.tables import cursors as named
-from tailrace.tables import queries, streams, value
 from tailrace.tables import schema as table_schema
 from tailrace.tables.commands import DeleteItem
 from tailrace.tables.definition import Attribute
@@ -83,7 +83,7 @@ def test_migrating_from(version: int, data_dir: Path) -> None:
     db = Database(SqliteEngine(data_dir), housekeeping_s=None)
     paths = [stream.path for stream in db.execute(ListStreams())]
     assert paths == (STREAMS if version else [])
-    db.execute(Create("after", "text/plain"))
+    db.execute(CreateStream("after", "text/plain"))
     assert db.execute(Append("after", b"x", "text/plain")).tail == 1
     if version >= TABLES_SINCE:
         assert_tables(db)
@@ -106,7 +106,7 @@ def test_migrating_from(version: int, data_dir: Path) -> None:
 
 
 def items(db: Database, table: str, name: str | None = None) -> list[dict[str, Any]]:
-    pager: queries.Pager[queries.Scan] = queries.Pager(queries.Scan(table=table, index=name))
+    pager: queries.Pager[queries.ScanItems] = queries.Pager(queries.ScanItems(table=table, index=name))
     while (step := pager.next()) is not None:
         pager.add(db.execute(step))
     return [value.item_to_plain(item) for item in pager.page().items or ()]
@@ -123,9 +123,9 @@ def assert_tables(db: Database) -> None:
     }  # fmt: skip
     assert {item["id"] for item in items(db, "orders", "by-status")} == {"o-1", "o-2", "o-4"}
     assert [item["code"] for item in items(db, "lines", "by-code")] == [b"\0\xff"]
-    records = db.execute(streams.ReadChanges("orders")).records
+    records = db.execute(change_reading.ReadChanges("orders")).records
     assert [record.event for record in records] == ["INSERT", "INSERT", "MODIFY", "INSERT", "REMOVE", "INSERT"]
-    assert len(db.execute(streams.ListChangeStreams("lines"))) == 2
+    assert len(db.execute(change_info.ListTableStreams("lines"))) == 2
     assert [cursor.name for cursor in db.execute(named.ListCursors("orders"))] == ["mailer"]
     written = db.execute(put("orders", id="o-5", until=4_000_000_000))
     assert written.sequence is not None
@@ -139,8 +139,8 @@ def assert_jobs(db: Database) -> None:
     """What jobs left is as it was, and goes on."""
     (place,) = db.execute(ListCold())
     assert [(each.tier.start, each.tier.tiered) for each in place.logs] == [(0, 5)] and place.place.generation == 1
-    told = db.execute(GetJob("copy"))
-    assert (told.job.kind, told.job.state, told.job.rows, list(told.positions.values())) == (
+    described = db.execute(GetJob("copy"))
+    assert (described.job.kind, described.job.state, described.job.rows, list(described.positions.values())) == (
         "replicate", "running", 12, [3],
     )  # fmt: skip
     assert db.execute(CommitStages("first", 8, Target("streams", "source"), ())).applied
@@ -153,10 +153,10 @@ def assert_topics(db: Database) -> None:
     assert (info.group, info.cursor, info.floor, info.lag) == ("workers", 8, 0, 8)
     delivery = db.execute(Consume("app.p", "workers", consumer="cid"))
     assert [message.offset for message in delivery.messages] == [0, 1, 2, 3, 7, 8, 9, 10], "one of them was routed"
-    assert db.execute(Publish("app.places", (Outgoing(b"x"),), Claim("publisher", 1, 0))).duplicate
-    assert db.execute(Publish("app.places", (Outgoing(b"x", partition=0),), Claim("publisher", 1, 1))).places == [
-        (0, 11)
-    ]
+    assert db.execute(Publish("app.places", (Outgoing(b"x"),), ProducerClaim("publisher", 1, 0))).duplicate
+    assert db.execute(
+        Publish("app.places", (Outgoing(b"x", partition=0),), ProducerClaim("publisher", 1, 1))
+    ).offsets == [(0, 11)]
     (route,) = db.execute(ListRoutes())
     assert (route.topic, route.table, route.route.filter) == ("app.places", "orders", "total > 1")
     before = sum(part.next for part in db.execute(ListPartitions("app.places")))
@@ -178,7 +178,7 @@ def assert_takes_topics(db: Database) -> None:
 
 def assert_takes_tables(db: Database) -> None:
     """However old the database is, tables can be made and used."""
-    spec = table_schema.Spec(
+    spec = table_schema.TableSpec(
         name="new-table",
         attributes=(Attribute("id", "S"), Attribute("n", "N")),
         keys=(table_schema.KeyElement("id", "HASH"),),
@@ -189,7 +189,7 @@ def assert_takes_tables(db: Database) -> None:
     db.execute(CreateTable(spec))
     db.execute(put("new-table", id="x", n=1))
     assert items(db, "new-table", "by-n") == [{"id": "x", "n": 1}]
-    assert len(db.execute(streams.ReadChanges("new-table")).records) == 1
+    assert len(db.execute(change_reading.ReadChanges("new-table")).records) == 1
 
 
 @pytest.mark.parametrize("version", range(CURRENT))
@@ -217,7 +217,7 @@ def test_a_crash_in_a_later_migration_keeps_the_earlier_ones(tmp_path: Path) -> 
 
 
 def test_a_failed_opening_leaves_the_directory_free(data_dir: Path) -> None:
-    """Also while somebody still holds the error: its traceback knows the half-open engine."""
+    """Also while a caller still holds the error: its traceback knows the half-open engine."""
     failpoints.arm("migration.step")
     with pytest.raises(failpoints.Failure) as failed:
         SqliteEngine(data_dir)

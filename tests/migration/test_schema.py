@@ -11,20 +11,20 @@ import pytest
 
 import tailrace
 from tailrace.storage.sqlite import migrations
-from tailrace.storage.table import Table
+from tailrace.storage.table import StorageTable
 from tests.migration import schema
 
 AGAIN = "the migrations and schema.sql differ; run `python -m tests.migration.schema` and look at the difference"
 
 
-def declared() -> dict[str, Table[Any]]:
+def declared() -> dict[str, StorageTable[Any]]:
     """Every Table in the package, found by importing all of it."""
-    found: dict[str, Table[Any]] = {}
+    found: dict[str, StorageTable[Any]] = {}
     for module in pkgutil.walk_packages(tailrace.__path__, "tailrace."):
         if module.name.endswith("__main__"):
             continue
         for value in vars(importlib.import_module(module.name)).values():
-            if isinstance(value, Table):
+            if isinstance(value, StorageTable):
                 assert found.setdefault(value.name, value) is value, f"table {value.name} is declared twice"
     return found
 

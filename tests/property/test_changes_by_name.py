@@ -13,20 +13,20 @@ from tailrace.check import check_database
 from tailrace.clock import ManualClock
 from tailrace.database import Database
 from tailrace.errors import Error
+from tailrace.tables import change_reading, value
 from tailrace.tables import schema as schemas
-from tailrace.tables import streams, value
 from tailrace.tables.change import BOTH, NEW_IMAGE
 from tailrace.tables.commands import BatchWrite, ItemCommand, PutItem, TransactWrite
 from tailrace.tables.definition import Attribute
 from tailrace.tables.lifecycle import CreateTable
-from tailrace.tables.schema import KeyElement, Spec, StreamSpec
+from tailrace.tables.schema import KeyElement, StreamSpec, TableSpec
 from tests.support.table_model import Plain, plain_item, wire_item
 
 
 @pytest.fixture
 def db(tmp_path: Any) -> Iterator[Database]:
     with tailrace.open(tmp_path / "data", clock=ManualClock(), housekeeping_s=None) as db:
-        spec = Spec(
+        spec = TableSpec(
             name="orders",
             attributes=(Attribute("pk", "S"),),
             keys=(KeyElement("pk", "HASH"),),
@@ -56,7 +56,7 @@ def test_a_read_of_100_records_in_the_middle_of_a_150_item_transaction_loses_not
     sizes: list[int] = []
     after: int | None = None
     while True:
-        page = db.execute(streams.ReadChanges("orders", after, 100))
+        page = db.execute(change_reading.ReadChanges("orders", after, 100))
         if not page.records:
             break
         names += [record.keys["pk"]["S"] for record in page.records]
@@ -68,7 +68,7 @@ def test_a_read_of_100_records_in_the_middle_of_a_150_item_transaction_loses_not
 
 
 def test_a_transaction_over_two_tables_has_one_sequence_and_is_one_in_each_stream(db: Database) -> None:
-    spec = Spec(
+    spec = TableSpec(
         name="lines",
         attributes=(Attribute("pk", "S"),),
         keys=(KeyElement("pk", "HASH"),),
@@ -79,7 +79,7 @@ def test_a_transaction_over_two_tables_has_one_sequence_and_is_one_in_each_strea
     other = PutItem("lines", *value.item_from_plain({"pk": "l"}))
     actions: tuple[ItemCommand, ...] = (put("a"), other, put("b"))
     written = db.execute(TransactWrite(actions)).written
-    read: Callable[[str], list[Any]] = lambda name: db.execute(streams.ReadChanges(name)).records  # noqa: E731
+    read: Callable[[str], list[Any]] = lambda name: db.execute(change_reading.ReadChanges(name)).records  # noqa: E731
     assert {record.sequence for name in ("orders", "lines") for record in read(name)} == {written[0].sequence}
     assert [(record.index, record.last) for record in read("orders")] == [(0, False), (1, True)]
     assert [(record.index, record.last) for record in read("lines")] == [(0, True)]

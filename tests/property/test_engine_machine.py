@@ -30,8 +30,8 @@ from tailrace.metrics import Metrics
 from tailrace.runner import Runner
 from tailrace.storage.engine import Tx
 from tailrace.storage.sqlite import SqliteEngine
-from tailrace.storage.table import META, Meta, Table
-from tailrace.streams.producer import PRODUCERS, Producer
+from tailrace.storage.table import META, MetaRow, StorageTable
+from tailrace.streams.producer import PRODUCERS, ProducerState
 from tailrace.streams.stream import DEADLINES, Deadline
 from tests.support.directories import scratch_directory
 from tests.support.patience import PATIENCE_S
@@ -41,14 +41,14 @@ from tests.support.vfs import FaultyDisk, no_space
 numbers = itertools.count()
 
 # A cached table, a cached one that is scanned, two plain ones, and the heap.
-TABLES: list[Table[Any]] = [META, PRODUCERS, DEADLINES, GARBAGE, ENTRIES]
-Rows = dict[Table[Any], dict[tuple[Any, ...], Any]]
+TABLES: list[StorageTable[Any]] = [META, PRODUCERS, DEADLINES, GARBAGE, ENTRIES]
+Rows = dict[StorageTable[Any], dict[tuple[Any, ...], Any]]
 Step = tuple[Any, ...]
 
 SMALL = st.integers(1, 3)
 STEPS = st.one_of(
-    st.tuples(st.just("put"), st.builds(Meta, st.sampled_from("abc"), st.sampled_from([b"0", b"1"])), st.just(META)),
-    st.tuples(st.just("put"), st.builds(Producer, SMALL, st.sampled_from("pq"), SMALL, SMALL), st.just(PRODUCERS)),
+    st.tuples(st.just("put"), st.builds(MetaRow, st.sampled_from("abc"), st.sampled_from([b"0", b"1"])), st.just(META)),
+    st.tuples(st.just("put"), st.builds(ProducerState, SMALL, st.sampled_from("pq"), SMALL, SMALL), st.just(PRODUCERS)),
     st.tuples(st.just("put"), st.builds(Deadline, SMALL, st.sampled_from("xy")), st.just(DEADLINES)),
     st.tuples(st.just("put"), st.builds(Garbage, SMALL), st.just(GARBAGE)),
     st.tuples(st.just("delete"), st.tuples(st.sampled_from("abc")), st.just(META)),
@@ -129,7 +129,7 @@ def play(rows: Rows, step: Step) -> Any:
         case "id":
             known = rows[META].get((f"counter/{what}",))
             number = int(known.value) + 1 if known else 1
-            rows[META][f"counter/{what}",] = Meta(f"counter/{what}", b"%d" % number)
+            rows[META][f"counter/{what}",] = MetaRow(f"counter/{what}", b"%d" % number)
             return number
     return None
 
@@ -162,7 +162,7 @@ class Engines(RuleBasedStateMachine):
         self.directory = scratch_directory()
         self.disk = FaultyDisk(f"engine{next(numbers)}")
         self.rows: Rows = {table: {} for table in TABLES}
-        self.told: list[Any] = []
+        self.notices: list[Any] = []
         self.clock = ManualClock()
         self.open()
         with self.engine.reader() as reader:
@@ -175,21 +175,21 @@ class Engines(RuleBasedStateMachine):
         self.loop = Loop()
         self.runner.attach(self.loop)
         for log in (1, 2, 3):
-            self.tail.subscribe(log, lambda items, log=log: self.told.extend((log, item) for item in items))
+            self.tail.subscribe(log, lambda items, log=log: self.notices.extend((log, item) for item in items))
 
     # -- batches
 
     @rule(scripts=st.lists(SCRIPTS, min_size=1, max_size=6))
     def submit(self, scripts: list[tuple[list[Step], bool]]) -> None:
         """Several commands of one loop: they share a commit."""
-        expected, told = self.expect(scripts)
+        expected, notices = self.expect(scripts)
         self.compare(self.run(scripts), expected)
-        self.settle_notices(told)
+        self.settle_notices(notices)
 
     @rule(script=SCRIPTS)
     def execute(self, script: tuple[list[Step], bool]) -> None:
         """One command of a thread."""
-        expected, told = self.expect([script])
+        expected, notices = self.expect([script])
         seen: list[Any] = []
         error: BaseException | None = None
         try:
@@ -197,7 +197,7 @@ class Engines(RuleBasedStateMachine):
         except Error as caught:
             error = caught
         self.compare([(seen, error)], expected)
-        self.settle_notices(told)
+        self.settle_notices(notices)
 
     @rule(scripts=st.lists(SCRIPTS, min_size=1, max_size=4), kept=st.integers(0, 6))
     def submit_on_a_full_disk(self, scripts: list[tuple[list[Step], bool]], kept: int) -> None:
@@ -211,7 +211,7 @@ class Engines(RuleBasedStateMachine):
                 raise no_space()
 
         before = self.rows
-        expected, told = self.expect(scripts)
+        expected, notices = self.expect(scripts)
         self.disk.fault = fault
         answers = self.run(scripts)
         self.disk.fault = None
@@ -222,7 +222,7 @@ class Engines(RuleBasedStateMachine):
             self.settle_notices([])
         else:
             self.compare(answers, expected)
-            self.settle_notices(told)
+            self.settle_notices(notices)
 
     @rule(scripts=st.lists(SCRIPTS, min_size=1, max_size=4), place=st.sampled_from(["batch.begun", "batch.flushed"]))
     def stop(self, scripts: list[tuple[list[Step], bool]], place: str) -> None:
@@ -248,16 +248,16 @@ class Engines(RuleBasedStateMachine):
     # -- comparing
 
     def expect(self, scripts: list[tuple[list[Step], bool]]) -> tuple[list[tuple[list[Any], bool]], list[Any]]:
-        """What each script reads and whether it fails, and of what the waiters are told; the model moves on."""
+        """The reads of each script, whether it fails, and the expected notices; the model moves on."""
         expected: list[tuple[list[Any], bool]] = []
-        told: list[Any] = []
+        notices: list[Any] = []
         for steps, fails in scripts:
             trial = {table: dict(rows) for table, rows in self.rows.items()}
             expected.append(([play(trial, step) for step in steps], fails))
             if not fails:
                 self.rows = trial
-                told += [(step[1], step[2]) for step in steps if step[0] == "notify"]
-        return expected, told
+                notices += [(step[1], step[2]) for step in steps if step[0] == "notify"]
+        return expected, notices
 
     def run(self, scripts: list[tuple[list[Step], bool]]) -> list[tuple[list[Any], BaseException | None]]:
         answers: list[tuple[list[Any], BaseException | None]] = [([], None) for _ in scripts]
@@ -284,12 +284,12 @@ class Engines(RuleBasedStateMachine):
             assert seen == reads
             assert isinstance(error, Invalid) if fails else error is None, repr(error)
 
-    def settle_notices(self, told: list[Any]) -> None:
-        """The waiters heard of what was committed, in order, and of nothing else."""
-        self.loop.turn_until(lambda: len(self.told) >= len(told))
+    def settle_notices(self, notices: list[Any]) -> None:
+        """The waiters were notified of the commits, in order, and of nothing else."""
+        self.loop.turn_until(lambda: len(self.notices) >= len(notices))
         for log in (1, 2, 3):
-            assert [item for item in self.told if item[0] == log] == [item for item in told if item[0] == log]
-        self.told.clear()
+            assert [item for item in self.notices if item[0] == log] == [item for item in notices if item[0] == log]
+        self.notices.clear()
 
     @invariant()
     def committed(self) -> None:

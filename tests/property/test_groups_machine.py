@@ -2,7 +2,7 @@
 
 The model knows of every offset whether it was never delivered, is held and by whom, waits to be delivered again, or was
 acknowledged. A consume must deliver exactly what the model says, and at the end, when the crashed are timed out and
-somebody drains the topic, every message has been acknowledged by a consumer that held it: none is lost, none is
+a consumer drains the topic, every message has been acknowledged by a consumer that held it: none is lost, none is
 acknowledged for another. Order holds within a partition: what one answer has is ascending, and what is delivered for
 the first time comes in the order of publishing.
 """
@@ -23,7 +23,7 @@ from tailrace.clock import ManualClock
 from tailrace.errors import Conflict, Invalid
 from tailrace.topics.commands import CreateTopic, Outgoing, Publish
 from tailrace.topics.consuming import Ack, Consume, Extend, Nack, ResetGroup
-from tailrace.topics.group import Start
+from tailrace.topics.group import StartPoint
 from tailrace.topics.queries import ListGroups
 from tests.support.directories import scratch_directory
 from tests.support.soak import examples
@@ -72,7 +72,7 @@ class GroupMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 12))
     def publish(self, count: int) -> None:
         messages = tuple(Outgoing(b"%d" % (self.published + at)) for at in range(count))
-        places = self.db.execute(Publish(TOPIC, messages)).places
+        places = self.db.execute(Publish(TOPIC, messages)).offsets
         assert places == [(0, self.published + at) for at in range(count)]
         self.published += count
 
@@ -179,7 +179,7 @@ class GroupMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def reset(self, data: st.DataObject) -> None:
         to = data.draw(st.integers(0, self.published))
-        self.db.execute(ResetGroup(TOPIC, GROUP, Start("offset", to)))
+        self.db.execute(ResetGroup(TOPIC, GROUP, StartPoint("offset", to)))
         self.cursor = to
         self.held.clear()
         self.acked = {offset for offset in self.acked if offset < to} | set(
@@ -189,7 +189,7 @@ class GroupMachine(RuleBasedStateMachine):
     # -- what holds
 
     @invariant()
-    def told(self) -> None:
+    def group_info_is_right(self) -> None:
         infos = self.db.execute(ListGroups(TOPIC)) if self.published else []
         if not infos:
             return

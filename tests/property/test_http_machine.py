@@ -1,4 +1,4 @@
-"""The Durable Streams door against the model, over real HTTP: statuses, headers, pages, entity tags.
+"""The Durable Streams API against the model, over real HTTP: statuses, headers, pages, entity tags.
 
 The server answers in pages of a few bytes, so that every read has several. Time stands still here: what depends on
 it is in `test_streams_machine.py`.
@@ -42,7 +42,7 @@ def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     assert checked.returncode == 0, f"tailrace check:\n{checked.stdout}{checked.stderr}"
 
 
-class Door(RuleBasedStateMachine):
+class StreamsHttpMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.root = f"/v1/stream/run{next(runs)}"
@@ -229,5 +229,5 @@ class Door(RuleBasedStateMachine):
             self.read_from(stream, 0)
 
 
-TestDoor = Door.TestCase
+TestDoor = StreamsHttpMachine.TestCase
 TestDoor.settings = settings(max_examples=examples(50), stateful_step_count=25)

@@ -16,9 +16,9 @@ import pytest
 import tailrace
 from tailrace import limits
 from tailrace.errors import NotFound
-from tailrace.runner import _Job
-from tailrace.streams.commands import Append, Appended, Create
-from tailrace.streams.queries import Read
+from tailrace.runner import _QueuedCommand
+from tailrace.streams.commands import Append, Appended, CreateStream
+from tailrace.streams.queries import ReadStream
 from tests.support.patience import PATIENCE_S
 
 TEXT = "text/plain"
@@ -30,13 +30,13 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bodies(db: tailrace.Database) -> list[bytes]:
-    return [entry.body for entry in db.execute(Read("s", bytes_max=10**9)).page.entries]
+    return [entry.body for entry in db.execute(ReadStream("s", bytes_max=10**9)).page.entries]
 
 
 @pytest.mark.usefixtures("small_batches")
 def test_execute_waits_for_its_own_command_however_many_are_before_it(data_dir: Path) -> None:
     with tailrace.open(data_dir, housekeeping_s=None) as db:
-        db.execute(Create("s", TEXT))
+        db.execute(CreateStream("s", TEXT))
         for number in range(7):
             db._runner._enqueue(Append("s", b"%d" % number, TEXT), "me", None)
         assert db.execute(Append("s", b"mine", TEXT)) == Appended(11, False)
@@ -47,7 +47,7 @@ def test_execute_waits_for_its_own_command_however_many_are_before_it(data_dir: 
 def test_threads_and_a_loop_each_get_their_own_results(data_dir: Path) -> None:
     async def main() -> None:
         db = tailrace.open(data_dir, housekeeping_s=0.001)
-        await db.aexecute(Create("s", TEXT))
+        await db.aexecute(CreateStream("s", TEXT))
         tails: list[int] = []
 
         def write(name: int) -> None:
@@ -77,7 +77,7 @@ def test_threads_and_a_loop_each_get_their_own_results(data_dir: Path) -> None:
 def test_closing_answers_all_that_was_submitted(data_dir: Path) -> None:
     async def main() -> None:
         db = tailrace.open(data_dir, housekeeping_s=None)
-        await db.aexecute(Create("s", TEXT))
+        await db.aexecute(CreateStream("s", TEXT))
         waiting: list[Any] = [db.aexecute(Append("s", b"x", TEXT)) for _ in range(50)]
         await db.aclose()
         assert [each.done() for each in waiting] == [True] * 50
@@ -95,7 +95,7 @@ def test_closing_answers_all_that_was_submitted(data_dir: Path) -> None:
 def test_a_turn_for_which_nothing_is_left_does_no_harm(data_dir: Path) -> None:
     """A thread may take the whole queue between the loop's look at it and the loop's turn."""
 
-    class LookedAtBefore(deque[_Job]):
+    class LookedAtBefore(deque[_QueuedCommand]):
         looks = 1
 
         def __bool__(self) -> bool:
@@ -104,7 +104,7 @@ def test_a_turn_for_which_nothing_is_left_does_no_harm(data_dir: Path) -> None:
 
     async def main() -> None:
         db = tailrace.open(data_dir, housekeeping_s=None)
-        await db.aexecute(Create("s", TEXT))
+        await db.aexecute(CreateStream("s", TEXT))
         db._runner._pending = LookedAtBefore()
         db._runner._kicked = True  # as it is whenever a kick runs
         db._runner._kick()
@@ -118,7 +118,7 @@ def test_a_turn_for_which_nothing_is_left_does_no_harm(data_dir: Path) -> None:
 def test_a_result_that_is_awaited_behaves_as_asyncio_wants(data_dir: Path) -> None:
     async def main() -> None:
         db = tailrace.open(data_dir, housekeeping_s=None)
-        await db.aexecute(Create("s", TEXT))
+        await db.aexecute(CreateStream("s", TEXT))
         good, bad = await asyncio.gather(
             db.aexecute(Append("s", b"x", TEXT)), db.aexecute(Append("t", b"x", TEXT)), return_exceptions=True
         )

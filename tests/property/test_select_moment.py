@@ -17,13 +17,13 @@ from tailrace import limits
 from tailrace.database import Database
 from tailrace.errors import Error, Gone, NotFound, TooLarge
 from tailrace.sql.select import run
-from tailrace.sql.sources import Budget
+from tailrace.sql.sources import ReadBudget
 
-# SQLite begins anew at the start of its log after 1,000 pages (4 MiB), if nobody reads from it; a commit may be large.
+# SQLite restarts at the beginning of its log after 1,000 pages (4 MiB), if nobody reads from it; a commit may be large.
 WAL_BYTES_MAX = 16 * limits.MiB
 
 
-class Busy(Budget):
+class Busy(ReadBudget):
     """A budget of a statement that others write beside."""
 
     def __init__(self, write: Callable[[], None], **bounds: Any) -> None:
@@ -169,7 +169,7 @@ def test_a_table_that_is_dropped_while_it_is_read(db: Database, small_pages: Non
         with suppress(NotFound):  # the second time
             db.drop_table("orders")
 
-    with pytest.raises(Gone, match="'orders' was dropped while the statement read it") as raised:
+    with pytest.raises(Gone, match="'orders' was dropped while the statement was reading it") as raised:
         run(db.execute, "SELECT 1,\n count(*) FROM orders", (), Busy(drop))
     assert vars(raised.value)["line"] == 2
 

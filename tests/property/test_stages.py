@@ -23,13 +23,14 @@ from tailrace import failpoints, limits
 from tailrace.check import check_database
 from tailrace.clock import ManualClock
 from tailrace.errors import Fenced, NotFound
+from tailrace.housekeeping import FindDueWork
 from tailrace.jobs import sweep
 from tailrace.jobs.commands import CommitStages, StageRows
 from tailrace.jobs.queries import FindTarget, GetJob
 from tailrace.jobs.stage import STREAM, Target
 from tailrace.jobs.target import checked
-from tailrace.streams.commands import Create
-from tailrace.streams.queries import Read
+from tailrace.streams.commands import CreateStream
+from tailrace.streams.queries import ReadStream
 from tests.support.directories import scratch_directory
 from tests.support.soak import examples
 
@@ -65,7 +66,7 @@ class StageMachine(RuleBasedStateMachine):
 
     @initialize()
     def create(self) -> None:
-        self.db.execute(Create("copy", "application/json"))
+        self.db.execute(CreateStream("copy", "application/json"))
         self.drivers = {name: Driver(name, at=dict.fromkeys(LOGS, 0)) for name in ("ann", "bob")}
 
     def staged(self, rows: list[str], parts: int) -> tuple[str, ...]:
@@ -86,7 +87,7 @@ class StageMachine(RuleBasedStateMachine):
     def plan(self, driver: Driver, ahead: tuple[int, int]) -> dict[int, tuple[int, int]]:
         return {log: (driver.at[log], driver.at[log] + more) for log, more in zip(LOGS, ahead, strict=True)}
 
-    def told(self, planned: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+    def committed_ranges(self, planned: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
         """The ranges that the commit of this batch has; if it has none, there is nothing to commit."""
         return planned
 
@@ -111,7 +112,7 @@ class StageMachine(RuleBasedStateMachine):
             for number in range(start, end)
             if self.kept(log, number)
         ]
-        ranges, refused = self.told(planned), False
+        ranges, refused = self.committed_ranges(planned), False
         if ranges:
             command = CommitStages(
                 driver.query, driver.batch, TARGET, self.staged(rows, parts), "copy", ranges, self.strict
@@ -209,13 +210,14 @@ class StageMachine(RuleBasedStateMachine):
     @rule(hours=st.sampled_from([1, 30]))
     def wait(self, hours: int) -> None:
         self.clock.advance(hours * 3600)
-        for step in self.db.execute(sweep.FindDue()).steps:
-            self.db.execute(step)
+        for task in sweep.TASKS:
+            for command in self.db.execute(FindDueWork(task)).commands:
+                self.db.execute(command)
         assert limits.STAGE_S <= 30 * 3600
 
     @invariant()
     def every_number_once(self) -> None:
-        entries = self.db.execute(Read("copy", bytes_max=10**9)).page.entries if hasattr(self, "drivers") else []
+        entries = self.db.execute(ReadStream("copy", bytes_max=10**9)).page.entries if hasattr(self, "drivers") else []
         found = msgspec.json.decode(b"[" + b",".join(entry.body for entry in entries) + b"]", type=list[str])
         assert found == self.written
         for log in LOGS:
@@ -258,7 +260,7 @@ class SiftMachine(StageMachine):
             return planned
         return {log: (start, min(end, max(start, known.get(log, 0)))) for log, (start, end) in planned.items()}
 
-    def told(self, planned: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+    def committed_ranges(self, planned: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
         ranges = {}
         for log, (start, end) in planned.items():
             if numbers := [number for number in range(start, end) if self.kept(log, number)]:

@@ -20,10 +20,10 @@ from tailrace.check import check_database
 from tailrace.clock import ManualClock
 from tailrace.errors import Error
 from tailrace.streams import commands
-from tailrace.streams.commands import Append, Appended, Create, Created, Delete, Touch
+from tailrace.streams.commands import Append, Appended, CreatedStream, CreateStream, DeleteStream, TouchStream
 from tailrace.streams.json_mode import array
-from tailrace.streams.producer import Claim
-from tailrace.streams.queries import Describe, Read
+from tailrace.streams.producer import ProducerClaim
+from tailrace.streams.queries import DescribeStream, ReadStream
 from tests.support.directories import scratch_directory
 from tests.support.model import Answer, Fork, Model, Stream
 from tests.support.soak import examples
@@ -66,7 +66,7 @@ class Streams(RuleBasedStateMachine):
     def begin(self, kinds: list[tuple[str, Any]], data: st.DataObject) -> None:
         """Some streams with content, so that little time is spent on what is not there."""
         for path, (kind, kept) in zip(NAMES, kinds, strict=False):
-            command = Create(path, kind, **kept)
+            command = CreateStream(path, kind, **kept)
             self.compare(path, self.model.create(path, kind, **kept), lambda command=command: self.db.execute(command))
             for _ in range(data.draw(st.integers(0, 4), label="messages")):
                 self._append(path, data)
@@ -89,7 +89,9 @@ class Streams(RuleBasedStateMachine):
         body = data.draw(st.just(b"") | (JSON if kind == "application/json" else BYTES), label="body")
         life = self.life(life)
         answer = self.model.create(path, kind, body, closed=closed, **life, **kept)
-        self.compare(path, answer, lambda: self.db.execute(Create(path, kind, body, closed=closed, **life, **kept)))
+        self.compare(
+            path, answer, lambda: self.db.execute(CreateStream(path, kind, body, closed=closed, **life, **kept))
+        )
 
     @precondition(lambda self: self.model.streams)
     @rule(data=st.data())
@@ -102,7 +104,7 @@ class Streams(RuleBasedStateMachine):
         life = {"ttl_s": stream.ttl_s} if stream.ttl_s is not None else {"expires_ms": stream.expires_ms}
         kept = {"max_age_s": stream.max_age_s, "max_bytes": stream.max_bytes}
         answer = self.model.create(path, stream.content_type, **life, **kept)
-        self.compare(path, answer, lambda: self.db.execute(Create(path, stream.content_type, **life, **kept)))
+        self.compare(path, answer, lambda: self.db.execute(CreateStream(path, stream.content_type, **life, **kept)))
 
     @rule(life=LIVES, kept=RETENTIONS, closed=RARELY, data=st.data())
     def fork(self, life: Any, kept: Any, closed: bool, data: st.DataObject) -> None:
@@ -112,7 +114,7 @@ class Streams(RuleBasedStateMachine):
         index = data.draw(st.none() | st.integers(0, places - 1) | st.integers(0, places), label="index")
         sub = 0 if index is None else data.draw(st.sampled_from([0, 0, 0, 1, 1, 2, 3, 13]), label="sub")
         kind = None if stream is None else data.draw(st.sampled_from([None] * 5 + [stream.content_type, "a/b"]))
-        # The offset between an inherited part and a body is told to nobody, so the model could not know it.
+        # The offset between an inherited part and a body is never returned, so the model could not know it.
         body = b"" if sub else data.draw(st.sampled_from([b"", b"", b"1", b"[2,3]"]), label="body")
         position = None
         if index is not None:
@@ -121,7 +123,7 @@ class Streams(RuleBasedStateMachine):
         branch, origin = Fork(source, index, sub), commands.Fork(source, position, sub)
         for _ in range(data.draw(st.integers(1, 2), label="times")):  # a retry finds what it made
             answer = self.model.create(path, kind, body, closed=closed, fork=branch, **life, **kept)
-            command = Create(path, kind, body, closed=closed, fork=origin, **life, **kept)
+            command = CreateStream(path, kind, body, closed=closed, fork=origin, **life, **kept)
             self.compare(path, answer, lambda command=command: self.db.execute(command))
 
     @precondition(lambda self: len(self.model.live()) > 2)
@@ -129,7 +131,7 @@ class Streams(RuleBasedStateMachine):
     def delete(self, data: st.DataObject) -> None:
         path = self.some(data)
         answer = self.model.delete(path)
-        self.compare(path, answer, lambda: self.db.execute(Delete(path)))
+        self.compare(path, answer, lambda: self.db.execute(DeleteStream(path)))
 
     # -- writes
 
@@ -162,7 +164,7 @@ class Streams(RuleBasedStateMachine):
         body = b"" if empty else data.draw(JSON if stream is not None and stream.json else BYTES, label="body")
         answer = self.model.append(path, body, kind, **options)
         producer = options.pop("producer", None)
-        claim = None if producer is None else Claim(*producer)
+        claim = None if producer is None else ProducerClaim(*producer)
         self.compare(path, answer, lambda: self.db.execute(Append(path, body, kind, claim, **options)))
 
     # -- time
@@ -176,14 +178,14 @@ class Streams(RuleBasedStateMachine):
     def touch(self, data: st.DataObject) -> None:
         path = self.some(data)
         self.model.touch(path)
-        self.db.execute(Touch(path))
+        self.db.execute(TouchStream(path))
 
     @rule()
     def sweep(self) -> None:
         self.db.sweep()
         self.model.sweep()
         for stream in self.model.live():
-            log = self.db.execute(Describe(stream.path)).log
+            log = self.db.execute(DescribeStream(stream.path)).log
             if log.start != stream.start:
                 self.model.trimmed(stream, log.start)
             if stream.source is None and stream.messages:
@@ -208,21 +210,23 @@ class Streams(RuleBasedStateMachine):
         path = self.some(data)
         status, stream = self.model.find(path)
         if status != 200 or stream is None:
-            assert_fails(status, lambda: self.db.execute(Read(path)))
+            assert_fails(status, lambda: self.db.execute(ReadStream(path)))
             return
         index = data.draw(st.integers(0, len(stream.messages)), label="from")
         self.assert_reads(stream, index, bytes_max)
         if stream.start > 0:
-            assert_fails(410, lambda: self.db.execute(Read(path, stream.start - 1)))
-        assert self.db.execute(Read(path, stream.tail + 1)).position == stream.tail, "one past the tail is the tail"
-        assert_fails(400, lambda: self.db.execute(Read(path, stream.tail + 2)))
+            assert_fails(410, lambda: self.db.execute(ReadStream(path, stream.start - 1)))
+        assert self.db.execute(ReadStream(path, stream.tail + 1)).position == stream.tail, (
+            "one past the tail is the tail"
+        )
+        assert_fails(400, lambda: self.db.execute(ReadStream(path, stream.tail + 2)))
 
     def assert_reads(self, stream: Stream, index: int, bytes_max: int) -> None:
         """From the `index`-th offset on, in pages: all of it, once, in order; closed exactly at the end."""
         at = stream.offsets[index]
         bodies: list[bytes] = []
         while True:
-            found = self.db.execute(Read(stream.path, at, bytes_max))
+            found = self.db.execute(ReadStream(stream.path, at, bytes_max))
             page = found.page
             assert page.tail == stream.tail
             assert page.next in stream.offsets
@@ -242,11 +246,11 @@ class Streams(RuleBasedStateMachine):
             status, stream = self.model.find(path)
             if status == 200 and stream is not None:
                 self.assert_reads(stream, 0, 16)
-                described = self.db.execute(Describe(path))
+                described = self.db.execute(DescribeStream(path))
                 assert bool(described.stream.closed) == stream.closed
                 assert (described.stream.ttl_s, described.stream.expires_ms) == (stream.ttl_s, stream.expires_ms)
             else:
-                assert_fails(status, lambda path=path: self.db.execute(Describe(path)))
+                assert_fails(status, lambda path=path: self.db.execute(DescribeStream(path)))
 
     def teardown(self) -> None:
         self.db.close()
@@ -270,10 +274,10 @@ class Streams(RuleBasedStateMachine):
             assert error.status == answer.status, f"{error!r}, expected {answer.status}"
             return
         match done:
-            case Created():
+            case CreatedStream():
                 status, tail, closed = (201 if done.fresh else 200), done.tail, bool(done.stream.closed)
             case Appended():
-                # 200 where a producer's data was accepted, as the door has it.
+                # 200 where a producer's data was accepted, as in the HTTP API.
                 accepted = done.sequence is not None and not done.duplicate and answer.status == 200
                 status, tail, closed = (200 if accepted else 204), done.tail, done.closed
             case _:

@@ -22,20 +22,29 @@ from hypothesis import note, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import tailrace
+from tailrace import limits
 from tailrace.access import EVERYTHING, Principal
 from tailrace.check import Report, check_database, check_rows
 from tailrace.clock import ManualClock
 from tailrace.errors import ConditionFailed, Invalid, NotFound, TokenMismatch, TransactionCanceled, Trimmed
+from tailrace.tables import change_info, change_reading, change_stream, change_trimming, queries, sweep, value
 from tailrace.tables import cursors as named
-from tailrace.tables import queries, streams, sweep, value
 from tailrace.tables import schema as schemas
 from tailrace.tables.change import BOTH, KEYS_ONLY, OLD_IMAGE, VIEWS
 from tailrace.tables.commands import BatchWrite, CheckItem, DeleteItem, PutItem, TransactWrite, UpdateItem
 from tailrace.tables.definition import BACKFILLS, Attribute
 from tailrace.tables.expression import KeyCondition, Placeholders, condition, update
 from tailrace.tables.lifecycle import CreateTable, DeleteTable, DescribeTable, SetTimeToLive, UpdateTable
-from tailrace.tables.schema import Changes, IndexChange, IndexSpec, KeyElement, ProjectionSpec, Spec, StreamSpec
-from tailrace.tables.write import Written
+from tailrace.tables.schema import (
+    IndexChange,
+    IndexSpec,
+    KeyElement,
+    ProjectionSpec,
+    StreamSpec,
+    TableChanges,
+    TableSpec,
+)
+from tailrace.tables.write import WrittenItem
 from tests.support.directories import scratch_directory
 from tests.support.soak import examples
 from tests.support.table_model import (
@@ -123,8 +132,8 @@ class Tables(RuleBasedStateMachine):
         # Cursors are cut off as part of the play; the test's end puts the level back.
         logging.getLogger("tailrace").setLevel(logging.CRITICAL + 1)
         self.small = [
-            mock.patch.object(sweep, "STEP_ITEMS", 3),
-            mock.patch.object(sweep, "STEP_ROWS", 3),
+            mock.patch.object(limits, "SWEEP_ITEMS", 3),
+            mock.patch.object(limits, "SWEEP_ROWS", 3),
             mock.patch.object(queries, "_POINTERS", 2),
             mock.patch("tailrace.limits.SLICE_ENTRIES", 3),
         ]
@@ -152,7 +161,7 @@ class Tables(RuleBasedStateMachine):
         used = [part for index in table.indexes.values() for part in (index.hash, index.range)]
         local = tuple(index_spec(index) for index in table.indexes.values() if index.local)
         shared = tuple(index_spec(index) for index in table.indexes.values() if not index.local)
-        spec = Spec(
+        spec = TableSpec(
             name=name,
             attributes=attributes(*table.keys, *used),
             keys=keys_of(*table.keys),
@@ -197,13 +206,13 @@ class Tables(RuleBasedStateMachine):
         """Make an index of a table with items in it, or delete it, filled or not."""
         table = self.model.tables[name]
         if LIVE in table.indexes:
-            self.db.execute(UpdateTable(name, Changes(indexes=(IndexChange(delete=LIVE),))))
+            self.db.execute(UpdateTable(name, TableChanges(indexes=(IndexChange(delete=LIVE),))))
             del table.indexes[LIVE]
             return
         index = Index(LIVE, "l" if name == "hashed" else "g", "h" if ranged else None, projection)
         index.active = not table.items
         used = attributes(index.hash, index.range)
-        changes = Changes(attributes=used, indexes=(IndexChange(create=index_spec(index)),))
+        changes = TableChanges(attributes=used, indexes=(IndexChange(create=index_spec(index)),))
         self.db.execute(UpdateTable(name, changes))
         table.indexes[LIVE] = index
 
@@ -285,7 +294,7 @@ class Tables(RuleBasedStateMachine):
             with pytest.raises(Invalid):
                 self.db.execute(command, who)
         else:
-            written: Written = self.db.execute(command, who)
+            written: WrittenItem = self.db.execute(command, who)
             assert plain_item(written.attributes) == old
             assert written.sequence == self.model.write([action], results, self.clock.now_ms(), who.name)
 
@@ -419,7 +428,7 @@ class Tables(RuleBasedStateMachine):
             found = dict.fromkeys(missing)
             if table.stream is not None and missing:
                 # Retention may have let go of some already; those are the oldest.
-                page = self.db.execute(streams.StreamInfo(name))
+                page = self.db.execute(change_info.DescribeChangeStream(name))
                 for record in self.read(name, table.stream, max(self.model.sequence, page.log.start - 1)):
                     found[tuple(part for _, part in record.keys)] = record.sequence
                 unseen = [key for key, sequence in found.items() if sequence is None]
@@ -444,7 +453,7 @@ class Tables(RuleBasedStateMachine):
         with self.db._engine.reader() as reader:
             work = [row.space for row in reader.scan(BACKFILLS) if row.owner == name]
         for space in work[:1]:
-            self.db.execute(sweep.Backfill(space))
+            self.db.execute(sweep.BackfillIndex(space))
         described = self.db.execute(DescribeTable(name)).definition
         if LIVE in described.by_name:
             self.model.tables[name].indexes[LIVE].active = described.by_name[LIVE].status == "ACTIVE"
@@ -462,10 +471,10 @@ class Tables(RuleBasedStateMachine):
         """Disable the stream, or enable one: a change of the view is both."""
         table = self.model.tables[name]
         if table.stream is not None:
-            self.db.execute(streams.DisableStream(name))
+            self.db.execute(change_stream.DisableStream(name))
             self.close_stream(table)
             return
-        made = self.db.execute(streams.EnableStream(name, view, age, count))
+        made = self.db.execute(change_stream.EnableStream(name, view, age, count))
         self.opened(table, made.label, view, age, count)
 
     @rule(name=st.sampled_from(["hashed", "ranged"]), age=st.sampled_from([None, 30, 1000]),
@@ -473,7 +482,7 @@ class Tables(RuleBasedStateMachine):
     def alter_retention(self, name: str, age: int | None, count: int | None, swept: bool) -> None:
         stream = self.model.tables[name].stream
         if stream is not None:
-            self.db.execute(streams.AlterRetention(name, age, count))
+            self.db.execute(change_trimming.AlterRetention(name, age, count))
             stream.max_age_s, stream.max_count = age, count
             if swept:
                 self.sweep()
@@ -486,7 +495,7 @@ class Tables(RuleBasedStateMachine):
         most = min(stream.next + 1, self.model.sequence)
         through = data.draw(st.none() | st.integers(min(stream.start, most), most), label="through")
         before = len(stream.records)
-        pruned = self.db.execute(streams.PruneStream(name, through))
+        pruned = self.db.execute(change_trimming.PruneStream(name, through))
         stream.trim(stream.next if through is None else min(stream.aligned(through + 1), stream.next))
         assert pruned.records == before - len(stream.records)
 
@@ -518,7 +527,7 @@ class Tables(RuleBasedStateMachine):
 
     # -- reads
 
-    def pages(self, query: Any) -> Iterator[queries.Page]:
+    def pages(self, query: Any) -> Iterator[queries.ItemPage]:
         while True:
             pager: queries.Pager[Any] = queries.Pager(query)
             while (step := pager.next()) is not None:
@@ -539,7 +548,7 @@ class Tables(RuleBasedStateMachine):
 
     def contents(self, name: str) -> dict[Key, Plain]:
         table = self.model.tables[name]
-        found = self.all_of(queries.Scan(table=name))
+        found = self.all_of(queries.ScanItems(table=name))
         items = {table.key_of(item): item for item in found}
         assert len(items) == len(found), "an item was returned twice"
         return items
@@ -550,7 +559,7 @@ class Tables(RuleBasedStateMachine):
         """All pages of all segments of a table or an index, each item once."""
         table = self.model.tables[name]
         index = data.draw(st.sampled_from([None, *table.indexes.values()]), label="index")
-        question = queries.Scan(table=name, index=index.name if index else None, limit=limit)
+        question = queries.ScanItems(table=name, index=index.name if index else None, limit=limit)
         if index is not None and not index.active:
             with pytest.raises(Invalid):
                 self.all_of(question)
@@ -581,7 +590,7 @@ class Tables(RuleBasedStateMachine):
         given = [value.from_plain(operand) for operand in operands]
         bound = KeyCondition([value.from_plain(wanted)], given, None, []) if given and op == "=" else None
         bound = bound or KeyCondition([value.from_plain(wanted)], [], op if given else None, given)
-        question = queries.Query(
+        question = queries.QueryItems(
             table=name, condition=lambda *_: bound, index=index.name if index else None, limit=limit, reverse=reverse
         )
         if index is not None and not index.active:
@@ -607,7 +616,7 @@ class Tables(RuleBasedStateMachine):
         number = 0
         while True:
             limit = limits[number % len(limits)] if limits else 1000
-            page = self.db.execute(streams.ReadChanges(name, after, limit, label=stream.label))
+            page = self.db.execute(change_reading.ReadChanges(name, after, limit, label=stream.label))
             records = [expected_record(record) for record in page.records]
             assert not records or (records[-1].last and records[0].index == 0), "a transaction was split"
             assert not records or len(records) < limit + 100
@@ -649,9 +658,9 @@ class Tables(RuleBasedStateMachine):
     def records_agree(self) -> None:
         """Each stream holds what the model expects, and leads from its beginning to the table as it is."""
         for name, table in self.model.tables.items():
-            known = self.db.execute(streams.ListChangeStreams(name))
+            known = self.db.execute(change_info.ListTableStreams(name))
             both = [*self.model.orphans.get(name, []), *table.streams]
-            assert [stream.label for stream in known] == [stream.label for stream in both]
+            assert [info.stream.label for info in known] == [stream.label for stream in both]
             for stream in both:
                 found = self.read(name, stream, None)
                 assert found == seen(stream.records, stream.view)

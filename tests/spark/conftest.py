@@ -1,4 +1,7 @@
-"""One Spark session and one server for all tests of Spark: each takes seconds to start."""
+"""One Spark session and one server process for all tests of Spark: each takes seconds to start.
+
+Tests that need a database of their own have a server in a thread (`served`).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import pytest
 
 from tailrace.client import Client
 from tests.support.server import ServerProcess, check
+from tests.unit.threaded import Served
 
 pytest.importorskip("pyspark")
 if TYPE_CHECKING:
@@ -39,6 +43,9 @@ def spark() -> Iterator[SparkSession]:
             "spark.sql.shuffle.partitions": "1",
             "spark.driver.memory": "1g",
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            # For a few rows, generating and compiling code takes longer than running the query.
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.adaptive.enabled": "false",
             # On a busy machine a Python worker may need more than the usual 15 s to connect back.
             "spark.python.authenticate.socketTimeout": "180s",
             "spark.python.worker.reuse": "true",
@@ -62,6 +69,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     assert status == 0, f"the server ended with {status}:\n{process.output}"
     checked = check(data)
     assert checked.returncode == 0, f"tailrace check:\n{checked.stdout}{checked.stderr}"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """A server with a database of the test's own, in this process."""
+    with Served(tmp_path / "data") as running:
+        yield running
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from tailrace.client import Client
-from tailrace.spark.jobs import carrying
-from tailrace.spark.jobs.carrying import Found, Load, Reached
-from tailrace.spark.jobs.tier import Driver
+from tailrace.spark.jobs import tasks
+from tailrace.spark.jobs.tasks import Task, TaskEndpoints, TaskResult
+from tailrace.spark.jobs.tier import TierDriver
 from tests.support.patience import PATIENCE_S
 
 Entry = tuple[int, int, int, int, bytes]  # log, position, next, at_ms, body
@@ -94,16 +94,16 @@ def _entries(table: pa.Table) -> list[Entry]:
     return sorted(row for row in rows if row[4] is not None)
 
 
-def here(loads: list[Load], reached: Reached, write: bool) -> list[Found]:
-    """Carry without Spark: for races of drivers, whose executors do not matter."""
-    return [carrying.done(number, load, reached, write) for number, load in enumerate(loads)]
+def here(todo: list[Task], endpoints: TaskEndpoints, write: bool) -> list[TaskResult]:
+    """Run tasks without Spark: for races of drivers, whose executors do not matter."""
+    return [tasks.run_task(number, task, endpoints, write) for number, task in enumerate(todo)]
 
 
-def driver(url: str, client: Client, **options: Any) -> Driver:
+def driver(url: str, client: Client, **options: Any) -> TierDriver:
     """A driver of tiering without Spark."""
     patterns = {kind: tuple(options.pop(f"{kind}s", ())) for kind in ("table", "topic", "stream")}
-    carried = options.pop("carried", here)
-    return Driver(client, carried, patterns, reached=Reached(url, None, ""), **options)
+    run_tasks = options.pop("run_tasks", here)
+    return TierDriver(client, run_tasks, patterns, endpoints=TaskEndpoints(url, None, ""), **options)
 
 
 def until(holds: Any, within_s: float = PATIENCE_S, every_s: float = 0.05) -> None:

@@ -125,7 +125,7 @@ class History:
         self.items: Model = {}
         self.states: list[tuple[int, Model]] = []  # sequence, and the items then
         self._keys = keys
-        asked: dict[str, Any] = {
+        parameters: dict[str, Any] = {
             "TableName": table,
             "KeySchema": [{"AttributeName": "id", "KeyType": "HASH"}, {"AttributeName": "at", "KeyType": "RANGE"}],
             "AttributeDefinitions": [
@@ -141,8 +141,8 @@ class History:
             "BillingMode": "PAY_PER_REQUEST",
         }
         if stream is not None:
-            asked["StreamSpecification"] = {"StreamEnabled": True, "StreamViewType": stream}
-        client.call("CreateTable", asked)
+            parameters["StreamSpecification"] = {"StreamEnabled": True, "StreamViewType": stream}
+        client.call("CreateTable", parameters)
 
     def enable(self, view: str = "NEW_AND_OLD_IMAGES") -> None:
         specification = {"StreamEnabled": True, "StreamViewType": view}

@@ -28,7 +28,7 @@ TOKEN = "the-token-of-this-server"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that asks who somebody is."""
+    """A server with authentication."""
     data = tmp_path_factory.mktemp("audit") / "data"
     command = [sys.executable, "-m", "tailrace.cli", "serve", "--port", "0", "--data", str(data)]
     with ServerProcess(command, env={"TAILRACE_TOKEN": TOKEN}) as process:
@@ -42,7 +42,7 @@ def client(server: ServerProcess) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def told(spark: Spark, server: ServerProcess) -> dict[str, Any]:
+def recorded(spark: Spark, server: ServerProcess) -> dict[str, Any]:
     """A history whose first half is in cold storage only."""
     with Client(server.url, token=TOKEN) as client:
         client.sql(
@@ -81,7 +81,7 @@ def rows(frame: Any) -> list[Any]:
     return sorted(frame.collect(), key=lambda row: (row.sequence, row.index))
 
 
-def test_who_changed_what(spark: Spark, server: ServerProcess, told: dict[str, Any]) -> None:
+def test_who_changed_what(spark: Spark, server: ServerProcess, recorded: dict[str, Any]) -> None:
     found = rows(audit(spark, table=TABLE, url=server.url, token=TOKEN))
     assert [(row.event, row.principal, json.loads(row["keys"]), row.table) for row in found] == [
         ("INSERT", "ann", {"who": "ann", "n": 1}, TABLE),
@@ -96,21 +96,21 @@ def test_who_changed_what(spark: Spark, server: ServerProcess, told: dict[str, A
     assert [tuple(each) for each in found[4].changed] == [("a", "2", None), ("b", '["p","q"]', None)]
 
 
-def test_filters(spark: Spark, server: ServerProcess, told: dict[str, Any]) -> None:
-    def count(**asked: Any) -> int:
-        return int(audit(spark, table=TABLE, url=server.url, token=TOKEN, **asked).count())  # type: ignore[union-attr]
+def test_filters(spark: Spark, server: ServerProcess, recorded: dict[str, Any]) -> None:
+    def count(**filters: Any) -> int:
+        return int(audit(spark, table=TABLE, url=server.url, token=TOKEN, **filters).count())  # type: ignore[union-attr]
 
     assert count(principal="ann") == 3
     assert count(events="remove") == 1 and count(events=["INSERT", "REMOVE"]) == 4
     assert count(key={"who": "ann", "n": 1}) == 3 and count(key='["ann", 2]') == 1
     assert count(key="ann") == 4 and count(key="an") == 0
-    assert count(since=told["middle"]) == 2 and count(until=told["middle"].isoformat()) == 3
-    assert count(since=told["middle"], principal="ann", events="INSERT") == 1
+    assert count(since=recorded["middle"]) == 2 and count(until=recorded["middle"].isoformat()) == 3
+    assert count(since=recorded["middle"], principal="ann", events="INSERT") == 1
     for wrong, match in (
-        ({"events": "TRUNCATE"}, "is no event"),
-        ({"key": {"x": 1}}, "is no key of the table"),
-        ({"since": "yesterday"}, "is no time"),
-        ({"output": "x.xlsx"}, "no format"),
+        ({"events": "TRUNCATE"}, "is not an event"),
+        ({"key": {"x": 1}}, "is not a key of the table"),
+        ({"since": "yesterday"}, "is not a time"),
+        ({"output": "x.xlsx"}, "not a format"),
     ):
         with pytest.raises(Invalid, match=match):
             audit(spark, table=TABLE, url=server.url, token=TOKEN, **wrong)
@@ -118,7 +118,7 @@ def test_filters(spark: Spark, server: ServerProcess, told: dict[str, Any]) -> N
         audit(spark, url=server.url, token=TOKEN)
 
 
-def test_files(spark: Spark, server: ServerProcess, told: dict[str, Any], tmp_path: Path) -> None:
+def test_files(spark: Spark, server: ServerProcess, recorded: dict[str, Any], tmp_path: Path) -> None:
     for name in ("a.csv", "a.json", "a.parquet"):
         done = audit(spark, table=TABLE, url=server.url, token=TOKEN, output=str(tmp_path / name))
         assert done.rows == 5 and sorted(each.name for each in tmp_path.iterdir())[-1] == name  # type: ignore[union-attr]
@@ -137,7 +137,7 @@ def test_files(spark: Spark, server: ServerProcess, told: dict[str, Any], tmp_pa
     }  # fmt: skip
     times = [datetime.fromisoformat(row["time"]) for row in table]
     assert times == [datetime.fromisoformat(row["time"]) for row in objects] == [row["time"] for row in parquet]
-    assert times[2] <= told["middle"] <= times[3]
+    assert times[2] <= recorded["middle"] <= times[3]
 
 
 def test_a_topic(spark: Spark, server: ServerProcess, client: Client) -> None:

@@ -19,7 +19,7 @@ from tailrace.spark.jobs import compact as module
 from tailrace.spark.jobs.compact import compact
 from tests.spark.histories import cold_entries, delta, driver, duck_entries, hot, make_table, put_rows
 from tests.support.patience import PATIENCE_S
-from tests.support.server import ServerProcess
+from tests.unit.threaded import Served
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,13 +28,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess.tailrace(tmp_path / "data") as process:
-        yield process
-
-
-@pytest.fixture
-def client(served: ServerProcess) -> Iterator[Client]:
+def client(served: Served) -> Iterator[Client]:
     with Client(served.url) as found:
         yield found
 
@@ -44,7 +38,7 @@ def cold(tmp_path: Path) -> Path:
     return tmp_path / "data" / "cold"
 
 
-def filled(served: ServerProcess, client: Client, batches: int, first: int = 0) -> None:
+def filled(served: Served, client: Client, batches: int, first: int = 0) -> None:
     """So many commits, each a small file for the table and one for the streams."""
     work = driver(served.url, client, tables=["orders"], streams=["s/*"])
     for number in range(first, first + batches):
@@ -56,7 +50,7 @@ def filled(served: ServerProcess, client: Client, batches: int, first: int = 0) 
 
 
 @pytest.fixture
-def small_files(served: ServerProcess, client: Client) -> None:
+def small_files(served: Served, client: Client) -> None:
     make_table(client, "orders")
     client.create("s/1")
     client.create("s/2")
@@ -65,12 +59,12 @@ def small_files(served: ServerProcess, client: Client) -> None:
 
 @pytest.mark.usefixtures("small_files")
 def test_small_files_become_one_with_the_same_rows(
-    spark: SparkSession, served: ServerProcess, client: Client, cold: Path
+    spark: SparkSession, served: Served, client: Client, cold: Path
 ) -> None:
     before = cold_entries(cold, "tables/orders"), cold_entries(cold, "streams")
     assert len(delta(cold, "tables/orders").file_uris()) == 8
-    told = []
-    done = compact(spark, url=served.url, on_progress=told.append)
+    reports = []
+    done = compact(spark, url=served.url, on_progress=reports.append)
     assert (done.merged, done.written) == (16, 2)
     assert done.rows == 80 + 16
     assert done.removed == done.forgotten == 0
@@ -79,7 +73,7 @@ def test_small_files_become_one_with_the_same_rows(
     assert duck_entries(cold, "tables/orders") == before[0] == hot(client, "table", "orders")
     order = delta(cold, "streams").to_pyarrow_table().select(["log", "position"]).to_pylist()
     assert order == sorted(order, key=lambda row: (row["log"], row["position"]))
-    assert told[-1].state == "done"
+    assert reports[-1].state == "done"
     # Again: nothing is small any more.
     assert compact(spark, url=served.url).merged == 0
     # Tiering goes on where it was, and what nothing lists goes.
@@ -96,7 +90,7 @@ def test_small_files_become_one_with_the_same_rows(
 
 @pytest.mark.usefixtures("small_files")
 def test_compactions_and_tiering_at_once_lose_and_double_nothing(
-    spark: SparkSession, served: ServerProcess, client: Client, cold: Path
+    spark: SparkSession, served: Served, client: Client, cold: Path
 ) -> None:
     errors: list[BaseException] = []
     stop = threading.Event()
@@ -133,7 +127,7 @@ def test_compactions_and_tiering_at_once_lose_and_double_nothing(
 
 @pytest.mark.usefixtures("small_files")
 def test_history_past_its_retention_is_forgotten_on_the_server_and_then_in_the_files(
-    spark: SparkSession, served: ServerProcess, client: Client, cold: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, served: Served, client: Client, cold: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time.sleep(1.1)
     cut_s = time.time()
@@ -145,8 +139,10 @@ def test_history_past_its_retention_is_forgotten_on_the_server_and_then_in_the_f
 
     ours, servers = cut_s + 3600, None
     monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: ours, monotonic=time.monotonic))
-    asked = Client.cold
-    monkeypatch.setattr(Client, "cold", lambda self: asked(self) | ({} if servers is None else {"time_ms": servers}))
+    original_cold = Client.cold
+    monkeypatch.setattr(
+        Client, "cold", lambda self: original_cold(self) | ({} if servers is None else {"time_ms": servers})
+    )
     # Only the driver's clock is ahead: nothing is forgotten.
     assert compact(spark, url=served.url, retention="1h").forgotten == 0
     servers = int(ours * 1000)
@@ -173,7 +169,7 @@ def test_history_past_its_retention_is_forgotten_on_the_server_and_then_in_the_f
 
 @pytest.mark.usefixtures("small_files")
 def test_what_the_server_no_longer_has_goes_from_the_files(
-    spark: SparkSession, served: ServerProcess, client: Client, cold: Path
+    spark: SparkSession, served: Served, client: Client, cold: Path
 ) -> None:
     orders, streams = cold_entries(cold, "tables/orders"), cold_entries(cold, "streams")
     first, second = sorted({row[0] for row in streams})
@@ -197,7 +193,7 @@ def test_what_the_server_no_longer_has_goes_from_the_files(
 
 
 @pytest.mark.usefixtures("small_files")
-def test_snapshots_are_left_alone(spark: SparkSession, served: ServerProcess, client: Client, cold: Path) -> None:
+def test_snapshots_are_left_alone(spark: SparkSession, served: Served, client: Client, cold: Path) -> None:
     from tailrace.spark.jobs.snapshot import snapshot
 
     one = snapshot(spark, table="orders", url=served.url)
@@ -215,7 +211,7 @@ def test_snapshots_are_left_alone(spark: SparkSession, served: ServerProcess, cl
 
 @pytest.mark.usefixtures("small_files")
 def test_a_damaged_or_missing_file_is_named_and_nothing_is_done(
-    spark: SparkSession, served: ServerProcess, cold: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, served: Served, cold: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = delta(cold, "tables/orders").version()
     path = Path(delta(cold, "tables/orders").file_uris()[3].removeprefix("file://"))
@@ -229,8 +225,8 @@ def test_a_damaged_or_missing_file_is_named_and_nothing_is_done(
     # An hour later every file is past a retention of one second, however fast the steps above were.
     later = time.time() + 3600
     monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: later, monotonic=time.monotonic))
-    asked = Client.cold
-    monkeypatch.setattr(Client, "cold", lambda self: asked(self) | {"time_ms": int(later * 1000)})
+    original_cold = Client.cold
+    monkeypatch.setattr(Client, "cold", lambda self: original_cold(self) | {"time_ms": int(later * 1000)})
     with pytest.raises(Corrupt, match=path.name):
         compact(spark, url=served.url, places=["tables/orders"], retention="1s")
     assert delta(cold, "tables/orders").version() == version
@@ -253,7 +249,7 @@ def test_ages_are_of_each_log(cold: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_files")
-def test_the_history_of_another_database_is_not_touched(served: ServerProcess, client: Client, cold: Path) -> None:
+def test_the_history_of_another_database_is_not_touched(served: Served, client: Client, cold: Path) -> None:
     database = client.cold()["database"]
     assert database == client.logs(table="orders")["database"]
     module.check_owner(Store(str(cold)), ["tables/orders", "streams", "tables/nothing"], database)
@@ -261,7 +257,7 @@ def test_the_history_of_another_database_is_not_touched(served: ServerProcess, c
         module.check_owner(Store(str(cold)), ["tables/orders"], "another")
 
 
-def test_bad_input_is_told_in_a_line(spark: SparkSession, served: ServerProcess) -> None:
+def test_bad_input_is_reported_in_one_line(spark: SparkSession, served: Served) -> None:
     with pytest.raises(NotFound, match="tables/nowhere"):
         compact(spark, url=served.url, places=["tables/nowhere"])
     with pytest.raises(Invalid, match="retention 'soon'"):

@@ -1,10 +1,10 @@
-"""The first five minutes: the demo goes the whole path and checks it; the one that serves says what is true, and leaves
-nothing behind."""
+"""The shop of `make run` and `make demo`: every step passes, printed commands work, no process is left behind."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.cli import demo_parts, demo_shop, demo_steps
+from examples.shop import orders, walkthrough
+from examples.shop.installing import Installation
+from examples.shop.processes import Program
 from tailrace.client import Client
 from tailrace.errors import Conflict, NotFound
 from tests.support.patience import PATIENCE_S
@@ -50,13 +52,14 @@ def until(there: Callable[[], object], within_s: float, what: Callable[[], str])
 
 
 class Demo:
-    """`tailrace demo --serve` over a directory, on a free port."""
+    """`make run` without make, over a directory, on a free port."""
 
-    def __init__(self, folder: Path, *before: Path) -> None:
+    def __init__(self, folder: Path, *before: Path, install: str | None = None) -> None:
         self.folder = folder
         self._log = folder / "demo.log"
+        options = ["--port", "0", "--data", str(folder / "data")] + (["--install", install] if install else [])
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tailrace.cli", "demo", "--serve", "--port", "0", "--data", str(folder / "data")],
+            [sys.executable, "-m", "examples.shop", "run", *options],
             stdin=subprocess.DEVNULL,
             stdout=self._log.open("wb"),
             stderr=subprocess.STDOUT,
@@ -65,19 +68,19 @@ class Demo:
         )
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self._log.read_text()
 
     @property
     def url(self) -> str:
         self.until("Tailrace is up at")
-        found = re.search(r"Tailrace is up at (\S+);", self.said)
+        found = re.search(r"Tailrace is up at (\S+);", self.output)
         assert found is not None
         return found[1]
 
     def until(self, text: str, within_s: float = LONG_S) -> None:
-        until(lambda: text in self.said or self.process.poll() is not None, within_s, lambda: self.said)
-        assert text in self.said, self.said
+        until(lambda: text in self.output or self.process.poll() is not None, within_s, lambda: self.output)
+        assert text in self.output, self.output
 
     def end(self, number: int = signal.SIGINT) -> int:
         self.process.send_signal(number)
@@ -91,8 +94,8 @@ class Demo:
 def demo(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
     made: list[Demo] = []
 
-    def start(*before: Path) -> Demo:
-        made.append(Demo(tmp_path, *before))
+    def start(*before: Path, install: str | None = None) -> Demo:
+        made.append(Demo(tmp_path, *before, install=install))
         return made[-1]
 
     yield start
@@ -104,15 +107,15 @@ def demo(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
 
 @pytest.fixture
 def no_spark(tmp_path: Path) -> Path:
-    """A folder that hides PySpark from whoever has it in front of its path."""
+    """A folder that hides PySpark from a process that has it first on its path."""
     hiding = tmp_path / "hiding" / "pyspark"
     hiding.mkdir(parents=True)
     (hiding / "__init__.py").write_text('raise ImportError("hidden")\n')
     return hiding.parent
 
 
-def test_the_demo_goes_the_whole_path(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tailrace.cli", "demo", "--timeout", str(LONG_S)]
+def test_every_step_of_the_walkthrough_passes(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "examples.shop", "check", "--timeout", str(LONG_S)]
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=tmp_path, timeout=850, check=False,
         env={**environment(), "TMPDIR": str(tmp_path)},
@@ -120,22 +123,20 @@ def test_the_demo_goes_the_whole_path(tmp_path: Path) -> None:
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
     steps = re.findall(r"^ *[\d.]+ s  (\w+)", done.stdout, re.M)
     assert " ".join(steps) == "server tables spark live write topic view view cold trim open check done", done.stdout
-    assert not done.stderr, "nothing of Spark is shown"
+    assert not done.stderr, "no output of Spark is shown"
     assert not list(tmp_path.glob("tailrace-demo-*"))
     assert not running(str(tmp_path))
 
 
-def test_what_the_serving_demo_prints_can_be_typed(demo: Callable[..., Demo]) -> None:
+def test_the_printed_commands_work(demo: Callable[..., Demo]) -> None:
     started = demo()
-    url = started.url
-    started.until("the pipeline is up")
-    with Client(url) as client:
-        until(lambda: len(client.sql(f"SELECT * FROM {demo_shop.VIEW}")[-1].rows) == 3, LONG_S, lambda: started.said)
-        place = started.folder / "data" / "cold" / "tables" / demo_shop.TABLE
-        until(lambda: list(place.glob("*.parquet")), LONG_S, lambda: started.said)
-    typed = [line.strip() for line in started.said.splitlines() if line.startswith("    ")]
-    assert len(typed) == 8
-    for line in typed:
+    assert started.url
+    assert "pipeline status" not in started.output, "a command is printed before it works"
+    started.until("the view is filled")
+    started.until("history is in cold storage")
+    commands = [line.strip() for line in started.output.splitlines() if line.startswith("    ")]
+    assert len(commands) == 9
+    for line in commands:
         live = "live=sse" in line
         done = subprocess.run(
             ["timeout", "3" if live else "120", "bash", "-c", line],
@@ -143,9 +144,9 @@ def test_what_the_serving_demo_prints_can_be_typed(demo: Callable[..., Demo]) ->
         )  # fmt: skip
         assert done.returncode == (124 if live else 0), f"{line}\n{done.stdout}{done.stderr}"
         assert done.stdout.strip(), line
-    assert "incubator" not in started.said
-    assert "Traceback" not in started.said
-    assert started.end() == 0, started.said
+    assert "incubator" not in started.output
+    assert "Traceback" not in started.output
+    assert started.end() == 0, started.output
     assert started.gone()
 
 
@@ -153,16 +154,49 @@ def test_without_spark_the_server_stays_up_and_says_why(demo: Callable[..., Demo
     started = demo(no_spark)
     url = started.url
     started.until("the server stays up")
-    assert "this needs Spark; pip install 'tailrace[spark]'" in started.said
+    assert "tailrace[spark]" in started.output
     with Client(url) as client:
-        rows = f"SELECT * FROM {demo_shop.TABLE}"
+        rows = f"SELECT * FROM {orders.TABLE}"
         before = client.sql(rows)[-1].rows
-        until(lambda: client.sql(rows)[-1].rows != before, 30, lambda: started.said)
+        until(lambda: client.sql(rows)[-1].rows != before, 30, lambda: started.output)
     assert started.end(signal.SIGTERM) == 0
     assert started.gone()
 
 
-def test_who_is_killed_leaves_nobody_behind(demo: Callable[..., Demo], no_spark: Path) -> None:
+def test_the_pipeline_waits_for_the_installation(demo: Callable[..., Demo], no_spark: Path, tmp_path: Path) -> None:
+    go_on = tmp_path / "go-on"
+    script = f"echo 'Downloading spark-1.0.whl'; until [ -e {go_on} ]; do sleep 0.1; done"
+    started = demo(no_spark, install=f"bash -c {shlex.quote(script)}")
+    started.until("installing Spark: Downloading spark-1.0.whl")
+    assert started.url, "the server is up meanwhile"
+    assert "the pipeline is starting" not in started.output
+    go_on.touch()
+    started.until("the pipeline is starting")
+    assert started.end() == 0
+
+
+def test_a_failed_installation_is_reported_and_the_server_stays_up(demo: Callable[..., Demo], no_spark: Path) -> None:
+    started = demo(no_spark, install="bash -c 'echo ERROR: no such package; exit 1'")
+    started.until("Spark could not be installed: ERROR: no such package")
+    with Client(started.url) as client:
+        assert client.topics()
+    assert started.end() == 0
+
+
+def test_an_installation_shows_the_progress_of_pip() -> None:
+    lines: list[str] = []
+    bar = "Downloading pyspark-4.3.0.tar.gz (455.9 MB)\n   ━━━━━╸   120.5/455.9 MB 20.1 MB/s eta 0:00:17\rsleep"
+    installation = Installation(f"bash -c {shlex.quote(f'printf {shlex.quote(bar)}; sleep 60')}", lines.append)
+    try:
+        until(lambda: "120.5/455.9 MB" in installation.progress, 30, lambda: installation.progress)
+        assert "pyspark" in installation.progress
+        assert lines == ["installing Spark: Downloading pyspark-4.3.0.tar.gz (455.9 MB)"]
+    finally:
+        installation.stop()
+    assert installation.status is not None
+
+
+def test_a_killed_demo_leaves_no_process_behind(demo: Callable[..., Demo], no_spark: Path) -> None:
     started = demo(no_spark)
     assert started.url
     assert not started.gone()
@@ -175,16 +209,16 @@ def test_a_table_of_that_name_is_left_alone(demo: Callable[..., Demo], no_spark:
     with ServerProcess.tailrace(tmp_path / "data") as server, Client(server.url) as client:
         client.sql("CREATE TABLE orders (id TEXT PRIMARY KEY); INSERT INTO orders VALUES ('mine')")
     started = demo(no_spark)
-    started.until("which the demo did not make and leaves alone")
+    started.until("which this demo did not create and leaves alone")
     with Client(started.url) as client:
         time.sleep(2)
         assert client.sql("SELECT * FROM orders")[-1].rows == [{"id": "mine"}]
         assert client.topics() == []
 
 
-def test_a_server_that_cannot_start_is_told_in_a_line(tmp_path: Path) -> None:
+def test_a_server_that_cannot_start_is_reported_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file")
-    command = [sys.executable, "-m", "tailrace.cli", "demo", "--serve", "--port", "0", "--data", str(tmp_path / "data")]
+    command = [sys.executable, "-m", "examples.shop", "run", "--port", "0", "--data", str(tmp_path / "data")]
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=tmp_path, env=environment(), timeout=PATIENCE_S, check=False
     )
@@ -193,35 +227,35 @@ def test_a_server_that_cannot_start_is_told_in_a_line(tmp_path: Path) -> None:
 
 
 def test_the_shop_is_bounded_and_knows_its_table(client: Client) -> None:
-    demo_shop.prepare(client, 50)
-    demo_shop.prepare(client, 50)  # what is there stays
+    orders.prepare(client, 50)
+    orders.prepare(client, 50)  # what is there stays
     try:
-        shop = demo_shop.Shop(client, seed=3)
+        shop = orders.Shop(client, seed=3)
         for _ in range(400):
             shop.write()
-        assert len(shop.orders) <= demo_shop.ORDERS_MAX
+        assert len(shop.orders) <= orders.ORDERS_MAX
         rows = client.sql("SELECT * FROM orders ORDER BY id")[-1].rows
-        assert demo_shop.exact(rows) == demo_shop.exact(sorted(shop.orders.values(), key=lambda row: str(row["id"])))
-        later = demo_shop.Shop(client)
+        assert orders.exact(rows) == orders.exact(sorted(shop.orders.values(), key=lambda row: str(row["id"])))
+        later = orders.Shop(client)
         later.resume()
         assert later.orders == shop.orders
         client.sql("DROP MATERIALIZED VIEW app.totals; DROP TABLE orders; CREATE TABLE orders (id TEXT PRIMARY KEY)")
-        with pytest.raises(Conflict, match="did not make"):
-            demo_shop.prepare(client)
+        with pytest.raises(Conflict, match="did not create"):
+            orders.prepare(client)
     finally:
         client.sql(
             "DROP MATERIALIZED VIEW IF EXISTS app.totals; DROP TOPIC IF EXISTS app.new_orders; DROP TABLE orders"
         )
 
 
-def test_what_is_not_as_it_should_be_ends_the_demo(client: Client, tmp_path: Path) -> None:
-    """A view that does not come is told; a pipeline that has ended is told with its own words."""
-    ended = demo_parts.Part("pipeline", "run", "--config", str(tmp_path / "none.toml"))
+def test_a_difference_ends_the_walkthrough(client: Client, tmp_path: Path) -> None:
+    """So does a pipeline that has ended, with its own message."""
+    ended = Program("pipeline", "run", "--config", str(tmp_path / "none.toml"))
     until(lambda: ended.status is not None, 60, lambda: "it still runs")
-    steps = demo_steps.Demo(client, "http://127.0.0.1:9", tmp_path, ended, lambda step, text: None, 0.5)
+    steps = walkthrough.Walkthrough(client, "http://127.0.0.1:9", tmp_path, ended, lambda step, text: None, 0.5)
     with pytest.raises(Exception, match=r"the pipeline has ended: cannot read the pipeline in .*none\.toml"):
         steps._until("the view", lambda: False)
-    with pytest.raises(demo_steps.Wrong, match="the messages: found 1, and expected 2"):
+    with pytest.raises(walkthrough.StepFailed, match="the messages: found 1, and expected 2"):
         steps._same("the messages", 1, 2)
     with pytest.raises(NotFound):
         steps._rows()

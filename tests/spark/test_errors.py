@@ -1,4 +1,4 @@
-"""What is wrong is said in our words, in one line, before anything of Spark's."""
+"""Errors are reported in our words, in one line, before Spark's own output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Load = Callable[..., "DataFrame"]
 
 
-def told(action: Callable[[], Any]) -> str:
+def error_of(action: Callable[[], Any]) -> str:
     """The message that a user sees; ours is in its first two lines, and there is no stack."""
     with pytest.raises(Exception) as caught:
         action()
@@ -41,14 +41,14 @@ def free_port() -> int:
         return port
 
 
-def test_a_url_where_nobody_listens(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_url_without_a_server(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    message = told(lambda: spark.read.format("tailrace").options(url=url, table="orders").load())
+    message = error_of(lambda: spark.read.format("tailrace").options(url=url, table="orders").load())
     assert message.startswith(f"cannot reach {url}")
 
 
 def test_a_url_that_is_none(spark: SparkSession) -> None:
-    message = told(lambda: spark.read.format("tailrace").options(url="orders:80", table="orders").load())
+    message = error_of(lambda: spark.read.format("tailrace").options(url="orders:80", table="orders").load())
     assert message.startswith("'orders:80' is not a server's URL")
 
 
@@ -57,30 +57,34 @@ def test_a_wrong_token(spark: SparkSession, tmp_path: Path) -> None:
     serve.command.remove("--dev")
     strict = ServerProcess(serve.command, env={"TAILRACE_TOKEN": "right-token-of-the-server-1234"})
     with strict:
-        message = told(
+        message = error_of(
             lambda: spark.read.format("tailrace").options(url=strict.url, token="wrong", table="orders").load()
         )
     assert "token" in message
 
 
 def test_what_is_not_there(load: Load, server: ServerProcess) -> None:
-    assert "no_such" in told(lambda: load(table="no_such"))
-    assert "no_such" in told(lambda: load(topic="no_such"))
-    assert "no_such" in told(lambda: load(stream="no_such"))
+    assert "no_such" in error_of(lambda: load(table="no_such"))
+    assert "no_such" in error_of(lambda: load(topic="no_such"))
+    assert "no_such" in error_of(lambda: load(stream="no_such"))
 
 
 def test_wrong_options(load: Load, table: str) -> None:
-    assert told(lambda: load(table=table, startingOffset=5)).startswith("there is no option 'startingoffset'; did you")
-    assert told(lambda: load()).startswith("give one of the options table, topic and stream")
-    assert told(lambda: load(table=table, startingOffsets='{"3": 1}').count()).startswith("startingOffsets names parti")
-    assert "is beyond its end" in told(lambda: load(table=table, startingOffsets="999999").count())
+    assert error_of(lambda: load(table=table, startingOffset=5)).startswith(
+        "there is no option 'startingoffset'; did you"
+    )
+    assert error_of(lambda: load()).startswith("give exactly one of the options table, topic and stream")
+    assert error_of(lambda: load(table=table, startingOffsets='{"3": 1}').count()).startswith(
+        "startingOffsets names parti"
+    )
+    assert "is beyond its end" in error_of(lambda: load(table=table, startingOffsets="999999").count())
 
 
 def test_wrong_schemas(client: Client, load: Load, table: str, put: Callable[..., None]) -> None:
     put(1)
-    message = told(lambda: load("id string, _offset string", table=table).count())
+    message = error_of(lambda: load("id string, _offset string", table=table).count())
     assert message.startswith("the column '_offset' is string in the schema and bigint in table")
-    message = told(lambda: load("id string, n boolean", table=table).collect())
+    message = error_of(lambda: load("id string, n boolean", table=table).collect())
     assert "'n'" in message
 
 
@@ -90,7 +94,7 @@ def test_wrong_frames(spark: SparkSession, server: ServerProcess, client: Client
 
     def save(statement: str, mode: str = "append", **options: str) -> str:
         frame = spark.sql(statement)
-        return told(lambda: frame.write.format("tailrace").options(url=server.url, **options).mode(mode).save())
+        return error_of(lambda: frame.write.format("tailrace").options(url=server.url, **options).mode(mode).save())
 
     assert save("SELECT 1 AS n", table=table).startswith("the frame has no column 'id', which is a key of table")
     assert save("SELECT 1 AS id", table=table).startswith("the column 'id' is int; cast it to string, since the key")
@@ -105,7 +109,7 @@ def test_wrong_frames(spark: SparkSession, server: ServerProcess, client: Client
 
 
 def test_a_streaming_query_that_cannot_go_on(follow: Load, run: Callable[..., Any], table: str) -> None:
-    message = told(lambda: run(follow(table=table, startingOffsets="999999"), stream="no_such"))
+    message = error_of(lambda: run(follow(table=table, startingOffsets="999999"), stream="no_such"))
     assert "no_such" in message or "beyond its end" in message
 
 

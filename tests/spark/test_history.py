@@ -1,4 +1,4 @@
-"""Tier, trim, read: history that is no longer in the database reads as it did before, by every door.
+"""Tier, trim, read: history that is no longer in the database reads as it did before, through every API.
 
 A table with both images, a topic that it is routed to, and a raw stream; copies of all of them are taken through the
 doors while they are hot, by clients that nobody here wrote where there are some. Then the pipeline tiers them,
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,11 +23,12 @@ from durable_streams import stream as open_stream
 import tailrace
 from tailrace.client import Client
 from tailrace.command import Command
+from tailrace.spark.jobs.tier import tier
 from tailrace.storage.engine import Tx
-from tailrace.streams.commands import Append, Create
+from tailrace.streams.commands import Append, CreateStream
 from tailrace.tables import value
+from tailrace.tables.change_trimming import AlterRetention
 from tailrace.tables.commands import PutItem
-from tailrace.tables.streams import AlterRetention
 from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess, check
 
@@ -68,7 +67,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         db.sql("ALTER TOPIC app.orders ADD SOURCE orders ON UPDATE WITH (payload = 'full')")
         for first in range(0, RECORDS, STEP):
             db.execute(Load(first, min(STEP, RECORDS - first)))
-        db.execute(Create("docs/notes", "application/json"))
+        db.execute(CreateStream("docs/notes", "application/json"))
         for number in range(min(RECORDS, 5_000)):
             db.execute(Append("docs/notes", b'{"n": %d, "text": "%s"}' % (number, b"x" * 40), "application/json"))
     return path
@@ -120,9 +119,9 @@ def by_boto3(url: str) -> tuple[int, str]:
     while read.count < RECORDS:
         page = streams.get_records(ShardIterator=at)
         for record in page["Records"]:
-            told = record["dynamodb"]
+            image = record["dynamodb"]
             read.add(
-                (record["eventName"], told["SequenceNumber"], told["Keys"], told.get("OldImage"), told["NewImage"])
+                (record["eventName"], image["SequenceNumber"], image["Keys"], image.get("OldImage"), image["NewImage"])
             )
         at = page["NextShardIterator"]
     return read.value
@@ -162,7 +161,7 @@ def by_arrow(url: str) -> tuple[int, str]:
     return read.value
 
 
-DOORS: dict[str, Callable[[SparkSession, str, str], tuple[int, str]]] = {
+READERS: dict[str, Callable[[SparkSession, str, str], tuple[int, str]]] = {
     "durable streams, the table's feed": lambda spark, url, turn: by_durable_streams(f"{url}/v1/tables/orders/stream"),
     "durable streams, a topic's partition": lambda spark, url, turn: by_durable_streams(
         f"{url}/v1/topics/app.orders/0/stream"
@@ -173,14 +172,6 @@ DOORS: dict[str, Callable[[SparkSession, str, str], tuple[int, str]]] = {
     "Arrow": lambda spark, url, turn: by_arrow(url),
     "Spark": lambda spark, url, turn: by_spark(spark, url),
 }
-
-
-def tier(url: str) -> None:
-    """`tailrace pipeline tier`, as a process of its own."""
-    what = ["--table", "orders", "--topic", "app.orders", "--stream", "docs/notes"]
-    command = [sys.executable, "-m", "tailrace.cli", "pipeline", "tier", "--url", url, "--once", *what]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1_500)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def trimmed(url: str) -> None:
@@ -198,9 +189,9 @@ def trimmed(url: str) -> None:
     raise AssertionError(f"not trimmed: {table}, {topic}")
 
 
-def all_doors(spark: SparkSession, url: str, turn: str) -> dict[str, tuple[int, str]]:
+def read_all(spark: SparkSession, url: str, turn: str) -> dict[str, tuple[int, str]]:
     found = {}
-    for name, read in DOORS.items():
+    for name, read in READERS.items():
         began = time.monotonic()
         found[name] = read(spark, url, turn)
         print(f"{turn}, {name}: {found[name][0]:,} in {time.monotonic() - began:.0f} s", flush=True)
@@ -208,11 +199,11 @@ def all_doors(spark: SparkSession, url: str, turn: str) -> dict[str, tuple[int, 
 
 
 def test_all_history_reads_as_before_it_was_tiered_and_trimmed(spark: SparkSession, server: ServerProcess) -> None:
-    before = all_doors(spark, server.url, "before")
+    before = read_all(spark, server.url, "before")
     assert before["Spark"][0] == before["boto3 GetRecords"][0] == before["CONSUME FROM EARLIEST"][0] == RECORDS
-    tier(server.url)
+    tier(spark, url=server.url, tables=["orders"], topics=["app.orders"], streams=["docs/notes"], once=True)
     trimmed(server.url)
-    after = all_doors(spark, server.url, "after")
+    after = read_all(spark, server.url, "after")
     assert after == before
     metrics = httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text
     reads = [line for line in metrics.splitlines() if line.startswith("tailrace_cold_reads_total")]

@@ -25,19 +25,19 @@ from pyspark.sql.datasource import (
 
 from tailrace.errors import Gone, Invalid
 from tailrace.spark import options
-from tailrace.spark.connection import Facts, Part
-from tailrace.spark.filters import Narrowing
-from tailrace.spark.planning import TASKS_PER_CORE_MAX, Range, checked, cold_cuts, resolved, split, tasks_wanted
-from tailrace.spark.streaming import journaled, same_logs, until_applied
+from tailrace.spark.connection import SourceInfo, SourceLog
+from tailrace.spark.filters import PushedFilters
+from tailrace.spark.planning import TASKS_PER_CORE_MAX, OffsetRange, checked, cold_cuts, resolved, split, tasks_wanted
+from tailrace.spark.streaming import checkpointed, same_logs, until_applied
 from tests.support.server import ROOT
 
 
-def part(partition: int = 0, log: int = 7, earliest: int = 10, tail: int = 100) -> Part:
-    return Part(partition, log, earliest, earliest, earliest, tail)
+def part(partition: int = 0, log: int = 7, earliest: int = 10, tail: int = 100) -> SourceLog:
+    return SourceLog(partition, log, earliest, earliest, earliest, tail)
 
 
-def facts(*parts: Part, database: str = "db") -> Facts:
-    return Facts("table", "orders", database, list(parts))
+def facts(*parts: SourceLog, database: str = "db") -> SourceInfo:
+    return SourceInfo("table", "orders", database, list(parts))
 
 
 # -- splitting
@@ -48,7 +48,7 @@ def facts(*parts: Part, database: str = "db") -> Facts:
     st.integers(1, 20),
 )
 def test_cuts_lose_and_double_nothing(spans: list[tuple[int, int]], wanted: int) -> None:
-    ranges = [Range(number, number, start, start + size) for number, (start, size) in enumerate(spans)]
+    ranges = [OffsetRange(number, number, start, start + size) for number, (start, size) in enumerate(spans)]
     cut = split(ranges, wanted)
     for each in ranges:
         mine = [piece for piece in cut if piece.log == each.log]
@@ -60,7 +60,7 @@ def test_cuts_lose_and_double_nothing(spans: list[tuple[int, int]], wanted: int)
 
 
 def test_one_log_is_cut_into_equal_tasks() -> None:
-    cut = split([Range(0, 7, 0, 1_000)], 4)
+    cut = split([OffsetRange(0, 7, 0, 1_000)], 4)
     assert [(each.start, each.end) for each in cut] == [(0, 250), (250, 500), (500, 750), (750, 1_000)]
 
 
@@ -98,8 +98,8 @@ def test_cold_cuts_follow_the_rows_and_not_the_positions() -> None:
 # -- options
 
 
-def read(**given: str) -> options.Options:
-    return options.read({"table": "orders", **given})
+def read(**source_options: str) -> options.SourceOptions:
+    return options.read({"table": "orders", **source_options})
 
 
 def test_options_in_any_case() -> None:
@@ -117,7 +117,7 @@ def test_times_are_milliseconds_or_iso() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("source_options", "message"),
     [
         ({"startingOffset": "earliest"}, "did you mean 'startingOffsets'"),
         ({"startingOffsets": "first"}, "startingOffsets is 'first'; give 'earliest', 'latest' or JSON"),
@@ -130,16 +130,16 @@ def test_times_are_milliseconds_or_iso() -> None:
         ({"minPartitions": "many"}, "minPartitions is 'many'"),
         ({"failOnDataLoss": "no"}, "give true or false"),
         ({"images": "raw"}, "give plain"),
-        ({"topic": "t"}, "given was table='orders' and topic='t'"),
-        ({"table": ""}, "given was none"),
-        ({"table": "", "topic": "t", "label": "x"}, "label names a change stream of a table"),
+        ({"topic": "t"}, "given: table='orders' and topic='t'"),
+        ({"table": ""}, "given: none"),
+        ({"table": "", "topic": "t", "label": "x"}, "label selects a change stream of a table"),
         ({"keyColumn": "k"}, "there is no option 'keycolumn'"),
     ],
 )
-def test_wrong_options(given: dict[str, str], told: str) -> None:
+def test_wrong_options(source_options: dict[str, str], message: str) -> None:
     with pytest.raises(Invalid) as caught:
-        read(**given)
-    assert told in str(caught.value)
+        read(**source_options)
+    assert message in str(caught.value)
 
 
 def test_offsets_of_partitions() -> None:
@@ -151,13 +151,15 @@ def test_offsets_of_partitions() -> None:
         resolved({"2": 20}, parts, "earliest", "startingOffsets", "topic 't'")
 
 
-def test_lost_data_is_told_or_passed_over() -> None:
-    with pytest.raises(Gone, match="offset 3 of table 'orders', partition 0, is no longer there: the earliest is 10"):
+def test_lost_data_is_reported_or_skipped() -> None:
+    with pytest.raises(
+        Gone, match="offset 3 of table 'orders', partition 0, is no longer available: the earliest is 10"
+    ):
         checked({0: 3}, [part()], "table 'orders'", fail=True)
     with pytest.raises(Gone, match=r"offset 300 .* is beyond its end 100"):
         checked({0: 300}, [part()], "table 'orders'", fail=True)
     assert checked({0: 3}, [part()], "table 'orders'", fail=False)[0] == {0: 10}
-    assert checked({0: 3}, [part()], "table 'orders'", fail=False)[1].endswith("reading goes on at 10")
+    assert checked({0: 3}, [part()], "table 'orders'", fail=False)[1].endswith("reading continues at 10")
     assert checked({0: 50}, [part()], "table 'orders'", fail=True) == ({0: 50}, "")
 
 
@@ -165,16 +167,14 @@ def test_lost_data_is_told_or_passed_over() -> None:
 
 
 def test_a_checkpoint_of_another_log_is_noticed() -> None:
-    journal = journaled(facts(part(log=7)), {0: 50})
+    journal = checkpointed(facts(part(log=7)), {0: 50})
     assert same_logs(facts(part(log=7)), journal, "table 'orders'", fail=True) == ({0: 50}, "")
-    with pytest.raises(
-        Gone, match=r"table 'orders' is not the one .* dropped and created again; start with a new check"
-    ):
+    with pytest.raises(Gone, match=r"table 'orders' is not the one .* dropped and recreated; start with a new check"):
         same_logs(facts(part(log=9)), journal, "table 'orders'", fail=True)
     with pytest.raises(Gone, match="in another database"):
         same_logs(facts(part(log=7), database="other"), journal, "table 'orders'", fail=True)
     assert same_logs(facts(part(log=9)), journal, "table 'orders'", fail=False)[0] == {}
-    with pytest.raises(Invalid, match="no offset of table 'orders'"):
+    with pytest.raises(Invalid, match="not an offset of table 'orders'"):
         same_logs(facts(part()), {"0": 5}, "table 'orders'", fail=True)
 
 
@@ -190,8 +190,8 @@ def test_batches_end_where_the_consumer_was() -> None:
 # -- filters
 
 
-def pushed(kind: str, *filters: Any, is_typed: bool = False) -> tuple[Narrowing, list[Any]]:
-    narrowing = Narrowing(kind, is_typed=is_typed)
+def pushed(kind: str, *filters: Any, is_typed: bool = False) -> tuple[PushedFilters, list[Any]]:
+    narrowing = PushedFilters(kind, is_typed=is_typed)
     return narrowing, narrowing.push(filters)
 
 
@@ -211,9 +211,9 @@ def test_several_bounds_leave_the_narrowest() -> None:
 
 def test_times_are_narrowed_and_looked_at_again() -> None:
     at = datetime(2026, 1, 31, 12, 0, 0, 500, tzinfo=UTC)
-    asked = GreaterThan(("timestamp",), at)
-    narrowing, left = pushed("table", asked)
-    assert left == [asked]
+    condition = GreaterThan(("timestamp",), at)
+    narrowing, left = pushed("table", condition)
+    assert left == [condition]
     assert narrowing.low["timestamp"] == 1_769_860_800_000_501
 
 

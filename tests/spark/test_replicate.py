@@ -22,7 +22,7 @@ from tailrace.errors import Conflict, Error, Fenced, Invalid, TooLarge, Unavaila
 from tailrace.spark.jobs import fold
 from tailrace.spark.jobs import replicate as module
 from tailrace.spark.jobs.progress import Meter
-from tailrace.spark.jobs.replicas import Source
+from tailrace.spark.jobs.replicas import ReplicaSource
 from tailrace.spark.jobs.replicas import postgres as postgres_module
 from tailrace.spark.jobs.replicas.delta import DeltaReplica
 from tailrace.spark.jobs.replicas.postgres import PostgresReplica
@@ -84,9 +84,9 @@ def target(request: pytest.FixtureRequest, places: dict[str, Target]) -> Target:
     return places[request.param]
 
 
-def copying(spark: Spark, server: ServerProcess, client: Client, table: str, target: Target) -> module._Copying:
+def copying(spark: Spark, server: ServerProcess, client: Client, table: str, target: Target) -> module._Replication:
     """What `replicate` makes of its arguments, for batches of our own."""
-    return module._Copying(
+    return module._Replication(
         spark, client, table, target.to(table), target.kind, table, table, url=server.url, token=None,
         target_token=None, max_records=1000, meter=Meter("test", "replicate"),
     )  # fmt: skip
@@ -122,7 +122,7 @@ def test_batches_that_come_twice_overlap_or_are_ahead(
         assert known is not None
 
         def batch(start: int, end: int) -> None:
-            work.batch(changes(spark, known, server.url, None, start, end), 0)
+            work.apply_batch(changes(spark, known, server.url, None, start, end))
 
         def is_at(end: int) -> None:
             assert work._replica is not None and work._replica.fence() == end
@@ -176,19 +176,18 @@ def test_a_lost_and_a_kept_checkpoint(
         )  # fmt: skip
 
     # It dies when a batch is written, before Spark notes that in its checkpoint.
-    batch = module._Copying.batch
+    apply = module._Replication.apply_batch
     count = [0]
 
-    def dying(self: Any, frame: Any, number: int) -> None:
-        batch(self, frame, number)
+    def dying(self: Any, frame: Any) -> None:
+        apply(self, frame)
         count[0] += 1
         if count[0] == 3:
-            self.error = RuntimeError("killed")
-            raise self.error
+            raise RuntimeError("killed")
 
     with monkeypatch.context() as patched:
-        patched.setattr(module._Copying, "batch", dying)
-        with pytest.raises(RuntimeError, match="killed"):
+        patched.setattr(module._Replication, "apply_batch", dying)
+        with pytest.raises(Error, match="killed"):
             go()
     assert target.items(table) != same_items(history.items)
     go()
@@ -230,7 +229,7 @@ def test_a_first_copy_of_a_table_with_items(
     assert target.items(table) == same_items(history.items)
 
 
-def test_a_first_copy_that_died_begins_anew(
+def test_a_first_copy_that_died_is_restarted(
     spark: Spark, server: ServerProcess, client: Client, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = f"unfinished-{target.kind}"
@@ -261,7 +260,7 @@ def test_a_first_copy_that_died_begins_anew(
     assert target.items(table) == same_items(history.items)
 
 
-def test_what_is_somebody_elses_is_refused(
+def test_objects_of_another_owner_are_refused(
     spark: Spark, server: ServerProcess, client: Client, places: dict[str, Target], tmp_path: Path
 ) -> None:
     history = History(client, "guarded", 57)
@@ -287,7 +286,7 @@ def test_what_is_somebody_elses_is_refused(
         go((tmp_path / "theirs").as_uri())
     with pytest.raises(Invalid, match="cannot be a copy of itself"):
         go(server.url)
-    with pytest.raises(Invalid, match="no place for a copy"):
+    with pytest.raises(Invalid, match="cannot be the target of a copy"):
         go("ftp://example.org/x")
     with pytest.raises(Unavailable, match="PostgreSQL cannot be reached"):
         go("postgresql://nobody:secret@127.0.0.1:1/none")
@@ -300,11 +299,11 @@ def test_what_is_somebody_elses_is_refused(
 def test_psycopg_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "psycopg", None)
     with pytest.raises(Error, match=r"pip install 'tailrace\[postgres\]'"):
-        PostgresReplica("postgresql://x/y", "a", "b", Source("d", "t", 1, (("id", "S"),)))
+        PostgresReplica("postgresql://x/y", "a", "b", ReplicaSource("d", "t", 1, (("id", "S"),)))
 
 
 def test_what_postgresql_cannot_hold(places: dict[str, Target]) -> None:
-    source = Source("database", "odd", 7, (("id", "S"),))
+    source = ReplicaSource("database", "odd", 7, (("id", "S"),))
 
     def rows(key: str, text: str) -> pa.Table:
         typed = {"id": {"S": key}, "t": {"S": text}}
@@ -330,7 +329,7 @@ def test_what_postgresql_cannot_hold(places: dict[str, Target]) -> None:
 @pytest.mark.parametrize("kind", ["delta", "postgresql"])
 def test_two_writers_of_one_copy(kind: str, places: dict[str, Target], tmp_path: Path) -> None:
     """Each range is written once, whoever comes first."""
-    source = Source("database", f"shared-{kind}", 8, (("id", "S"),))
+    source = ReplicaSource("database", f"shared-{kind}", 8, (("id", "S"),))
 
     def opened() -> Any:
         if kind == "delta":

@@ -18,11 +18,12 @@ from tailrace.client import Client
 from tailrace.errors import Unavailable
 from tailrace.spark.jobs import run as module
 from tailrace.spark.jobs.progress import Progress
-from tailrace.spark.jobs.run import Worker, run
-from tailrace.spark.jobs.settings import Compact, Settings, Snapshot, Tier, Views
+from tailrace.spark.jobs.run import JobThread, run
+from tailrace.spark.jobs.settings import CompactSettings, PipelineSettings, SnapshotSettings, TierSettings, ViewSettings
 from tests.spark.histories import cold_entries, delta, hot, make_table, put_rows, until
 from tests.support.patience import PATIENCE_S
 from tests.support.server import ROOT, ServerProcess
+from tests.unit.threaded import Served
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,13 +32,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess.tailrace(tmp_path / "data") as process:
-        yield process
-
-
-@pytest.fixture
-def client(served: ServerProcess) -> Iterator[Client]:
+def client(served: Served) -> Iterator[Client]:
     with Client(served.url) as found:
         yield found
 
@@ -57,21 +52,21 @@ def _count(client: Client, view: str) -> int | None:
 class Running:
     """`run` in a thread of the tests' own session."""
 
-    def __init__(self, spark: SparkSession, settings: Settings) -> None:
-        self.told: list[Progress] = []
+    def __init__(self, spark: SparkSession, settings: PipelineSettings) -> None:
+        self.reports: list[Progress] = []
         self.error: BaseException | None = None
         self.stop = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(spark, settings))
         self._thread.start()
 
-    def _run(self, spark: SparkSession, settings: Settings) -> None:
+    def _run(self, spark: SparkSession, settings: PipelineSettings) -> None:
         try:
-            run(spark, settings=settings, on_progress=self.told.append, stop=self.stop)
+            run(spark, settings=settings, on_progress=self.reports.append, stop=self.stop)
         except BaseException as error:
             self.error = error
 
     def latest(self, job: str) -> Progress | None:
-        return next((each for each in reversed(self.told) if each.job == job), None)
+        return next((each for each in reversed(self.reports) if each.job == job), None)
 
     def __enter__(self) -> Running:
         return self
@@ -83,20 +78,28 @@ class Running:
         assert self.error is None
 
 
-def settings(url: str, **sections: Any) -> Settings:
-    tier = Tier(interval_s=0.1, age_s=0.0)
-    return Settings(
-        **{"url": url, "tier": tier, "compact": Compact(enabled=False), "views": Views(poll_s=0.3), **sections}
+def settings(url: str, **sections: Any) -> PipelineSettings:
+    tier = TierSettings(interval_s=0.1, age_s=0.0)
+    return PipelineSettings(
+        **{
+            "url": url,
+            "tier": tier,
+            "compact": CompactSettings(enabled=False),
+            "views": ViewSettings(poll_s=0.3),
+            **sections,
+        }
     )
 
 
 def test_all_jobs_run_together(
-    spark: SparkSession, served: ServerProcess, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, served: Served, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tailrace.spark.jobs.tier.LIST_S", 0.5)
     cold = tmp_path / "data" / "cold"
     make_table(client, "orders")
-    wanted = settings(served.url, compact=Compact(every="1s"), snapshot=Snapshot(tables=("orders",), every="1s"))
+    wanted = settings(
+        served.url, compact=CompactSettings(every="1s"), snapshot=SnapshotSettings(tables=("orders",), every="1s")
+    )
     with Running(spark, wanted) as running:
         for number in range(10):
             put_rows(client, "orders", 20, first=number * 20)
@@ -120,7 +123,7 @@ def test_a_job_that_fails_is_started_again_and_holds_up_no_other(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PAUSE_S", 0.05)
-    told: list[Progress] = []
+    reports: list[Progress] = []
     tries = {"bad": 0, "good": 0}
 
     def bad(stop: threading.Event) -> None:
@@ -132,20 +135,20 @@ def test_a_job_that_fails_is_started_again_and_holds_up_no_other(
         tries["good"] += 1
 
     workers = [
-        Worker(spark, "bad", "test", bad, told.append, None),
-        Worker(spark, "good", "test", good, told.append, 0.05),
+        JobThread(spark, "bad", "test", bad, reports.append, None),
+        JobThread(spark, "good", "test", good, reports.append, 0.05),
     ]
     until(lambda: tries["bad"] >= 3 and tries["good"] >= 3)
     for each in workers:
         each.stop.set()
     assert all(each.ended(20) for each in workers)
-    messages = [each.message for each in told if each.state == "retrying"]
+    messages = [each.message for each in reports if each.state == "retrying"]
     assert {"a page of a stack", "the server is away"} <= set(messages)
-    assert all(each.job == "bad" for each in told if each.state == "retrying")
-    assert {each.job for each in told if each.state == "stopped"} == {"bad", "good"}
+    assert all(each.job == "bad" for each in reports if each.state == "retrying")
+    assert {each.job for each in reports if each.state == "stopped"} == {"bad", "good"}
 
 
-def test_a_wrong_url_is_told_at_once(spark: SparkSession) -> None:
+def test_a_wrong_url_is_reported_at_once(spark: SparkSession) -> None:
     with pytest.raises(Unavailable, match="is the server running"):
         run(spark, settings=settings("http://127.0.0.1:1"))
 
@@ -168,11 +171,20 @@ def environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": paths, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_the_program_runs_a_toml_outlives_the_server_and_stops_when_it_is_told_to(
-    tmp_path: Path, how: signal.Signals
-) -> None:
+def test_a_signal_stops_a_job_and_a_second_one_interrupts_it(how: signal.Signals) -> None:
+    from tailrace.cli.pipeline import _signals
+
+    stop = threading.Event()
+    with _signals(stop):
+        signal.raise_signal(how)
+        assert stop.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(how)
+
+
+@pytest.mark.slow
+def test_the_program_runs_a_toml_outlives_the_server_and_stops_at_a_signal(tmp_path: Path) -> None:
     data = tmp_path / "data"
     process = ServerProcess.tailrace(data).start()
     (tmp_path / "pipeline.toml").write_text(
@@ -200,7 +212,7 @@ def test_the_program_runs_a_toml_outlives_the_server_and_stops_when_it_is_told_t
             process = ServerProcess.tailrace(data, port=port).start()
             put_rows(client, "orders", 50, first=50)
             until(lambda: tiered(client, "orders"))
-            child.send_signal(how)
+            child.send_signal(signal.SIGINT)
             out, err = child.communicate(timeout=PATIENCE_S)
         finally:
             child.kill()
@@ -208,8 +220,8 @@ def test_the_program_runs_a_toml_outlives_the_server_and_stops_when_it_is_told_t
         assert "stopped" in err
         assert "Traceback" not in err
         assert "java" not in err
-        told = [json.loads(line) for line in out.splitlines()]
-        assert {"tier/tables/orders"} <= {each["job"] for each in told}
+        reports = [json.loads(line) for line in out.splitlines()]
+        assert {"tier/tables/orders"} <= {each["job"] for each in reports}
         assert cold_entries(data / "cold", "tables/orders") == hot(client, "table", "orders")
         status = subprocess.run(
             [sys.executable, "-m", "tailrace.cli", "pipeline", "status", "--url", process.url],

@@ -145,7 +145,7 @@ def test_an_active_session_is_used_again(spark: SparkSession) -> None:
 def test_the_package_is_shipped_whole(tmp_path: Path) -> None:
     with zipfile.ZipFile(packed(tmp_path)) as archive:
         names = set(archive.namelist())
-    assert {"tailrace/__init__.py", "tailrace/spark/source.py", "tailrace/client/pipeline.py"} <= names
+    assert {"tailrace/__init__.py", "tailrace/spark/source.py", "tailrace/client/sync/pipeline.py"} <= names
     assert not [name for name in names if "__pycache__" in name]
     ran = subprocess.run(
         [sys.executable, "-c", "import tailrace.spark.source as s; print(s.__file__)"],
@@ -171,7 +171,7 @@ def test_register_refuses_versions_that_are_not_supported(version: str, monkeypa
 
     monkeypatch.setattr(pyspark, "__version__", version)
     for make in (lambda: tailrace.spark.register(Session()), tailrace.spark.session):  # type: ignore[arg-type]
-        with pytest.raises(Unavailable, match=rf"PySpark {version} is not supported, but 4\.2 and 4\.3 are") as refused:
+        with pytest.raises(Unavailable, match=rf"PySpark {version} is not supported, only 4\.2 and 4\.3") as refused:
             make()
         assert refused.value.code == "NO_SPARK"
 
@@ -180,5 +180,5 @@ def test_register_refuses_a_cluster_of_another_version() -> None:
     class Session:
         version = "4.0.2"  # as a session of Spark Connect has it from the server
 
-    with pytest.raises(Unavailable, match=r"Spark 4\.0\.2 is not supported, but 4\.2 and 4\.3 are"):
+    with pytest.raises(Unavailable, match=r"Spark 4\.0\.2 is not supported, only 4\.2 and 4\.3"):
         tailrace.spark.register(Session())  # type: ignore[arg-type]

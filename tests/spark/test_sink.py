@@ -22,8 +22,8 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from tailrace.client import Client
 from tailrace.errors import Fenced, Invalid
 from tailrace.spark import explain, rows
-from tailrace.spark.sink import Staged, grouped, merged
-from tailrace.spark.source import Source
+from tailrace.spark.sink import StagedRows, grouped, merged
+from tailrace.spark.source import TailraceSource
 from tests.spark.conftest import create_table
 from tests.support.server import ServerProcess
 
@@ -102,7 +102,9 @@ def test_columns_become_typed_attributes() -> None:
             "map": pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())),
         }
     )
-    one, two = (msgspec.msgpack.decode(row) for row in rows.Items("t", batch.schema.names, ["id"], None).rows(batch))
+    one, two = (
+        msgspec.msgpack.decode(row) for row in rows.ItemEncoder("t", batch.schema.names, ["id"], None).rows(batch)
+    )
     assert one == [
         "PUT",
         {
@@ -126,38 +128,45 @@ def test_columns_become_typed_attributes() -> None:
 
 def test_what_no_table_can_hold() -> None:
     with pytest.raises(Invalid, match="the column 'f' is NaN or infinite"):
-        rows.Items("t", ["f"], [], None).rows(pa.record_batch({"f": [1.0, float("nan")]}))
+        rows.ItemEncoder("t", ["f"], [], None).rows(pa.record_batch({"f": [1.0, float("nan")]}))
     with pytest.raises(Invalid, match="the column 'l' holds nan"):
-        rows.Items("t", ["l"], [], None).rows(pa.record_batch({"l": [[float("nan")]]}))
+        rows.ItemEncoder("t", ["l"], [], None).rows(pa.record_batch({"l": [[float("nan")]]}))
     with pytest.raises(Invalid, match="the column 'id' is null in a row, and it is a key of table 't'"):
-        rows.Items("t", ["id"], ["id"], None).rows(pa.record_batch({"id": ["a", None]}))
+        rows.ItemEncoder("t", ["id"], ["id"], None).rows(pa.record_batch({"id": ["a", None]}))
     with pytest.raises(Invalid, match="the column '_op' is 'UPSERT' in a row"):
-        rows.Items("t", ["id"], ["id"], "_op").rows(pa.record_batch({"id": ["a"], "_op": ["UPSERT"]}))
+        rows.ItemEncoder("t", ["id"], ["id"], "_op").rows(pa.record_batch({"id": ["a"], "_op": ["UPSERT"]}))
 
 
 def test_documents_keep_their_digits() -> None:
     batch = pa.record_batch({"a": [1], "d": pa.array([Decimal("1.10")], pa.decimal128(20, 2)), "b": [b"\x01"]})
-    assert rows.Documents(batch.schema.names).rows(batch) == [b'{"a":1,"d":1.10,"b":"AQ=="}']
+    assert rows.DocumentEncoder(batch.schema.names).rows(batch) == [b'{"a":1,"d":1.10,"b":"AQ=="}']
 
 
 def test_large_batches_are_cut() -> None:
     batch = pa.record_batch({"v": ["x" * 1_000] * 100})
     for rows_max, bytes_max in ((1_000, 10_000), (10, 1_000_000)):
-        cut = list(rows.pieces(iter([batch]), rows_max, bytes_max))
+        cut = list(rows.slices(iter([batch]), rows_max, bytes_max))
         assert sum(each.num_rows for each in cut) == 100
         assert max(each.num_rows for each in cut) <= 10
-    assert list(rows.pieces(iter([batch.slice(0, 0)]), 10, 10)) == []
+    assert list(rows.slices(iter([batch.slice(0, 0)]), 10, 10)) == []
 
 
 def test_sizes_are_those_that_are_sent() -> None:
     batch = pa.record_batch({"id": ["a" * 100] * 10, "payload": [b"x" * 50] * 10})
-    for shape in (rows.Items("t", ["id"], ["id"], None), rows.Messages("payload", "id", None), rows.Values("id")):
+    for shape in (
+        rows.ItemEncoder("t", ["id"], ["id"], None),
+        rows.MessageEncoder("payload", "id", None),
+        rows.ValueEncoder("id"),
+    ):
         made = shape.rows(batch)
         assert 0.9 < rows.size_of(made) / len(msgspec.msgpack.encode(made)) < 1.1
 
 
 def test_ranges_of_tasks_are_merged() -> None:
-    tasks = [Staged(["a"], [(1, 9)], "q", 0, {7: (5, 9)}), Staged(["b"], [(1, 9)], "q", 0, {7: (2, 6), 8: (1, 2)})]
+    tasks = [
+        StagedRows(["a"], [(1, 9)], "q", 0, {7: (5, 9)}),
+        StagedRows(["b"], [(1, 9)], "q", 0, {7: (2, 6), 8: (1, 2)}),
+    ]
     assert merged(tasks) == {7: (2, 9), 8: (1, 2)}
 
 
@@ -317,7 +326,7 @@ def test_a_range_that_was_applied_in_part_is_refused(
     part = client.logs(table=table)["partitions"][0]
     client.pin(table, {part["log"]: part["earliest"] + 3})
     target = json_stream(client, f"{table}/out")
-    sink = Source(CaseInsensitiveDict({"url": server.url, "stream": target, "consumer": table}))
+    sink = TailraceSource(CaseInsensitiveDict({"url": server.url, "stream": target, "consumer": table}))
     from pyspark.sql.types import LongType, StructField, StructType
 
     schema = StructType([StructField(name, LongType()) for name in ("offset", "next_offset", "n")])

@@ -174,14 +174,14 @@ def test_incremental_and_from_scratch_agree(
     assert stored(str(scratch)) == stored(second.place) == live(client, "twice")
 
 
-def test_what_cannot_be_had_is_said(spark: Spark, server: ServerProcess, client: Client) -> None:
+def test_unavailable_sequences_are_reported(spark: Spark, server: ServerProcess, client: Client) -> None:
     history = History(client, "ranged", 13)
     history.run(12)
     tail = history.sequence
-    with pytest.raises(Invalid, match=rf"sequence {tail + 1} is not in the changes .* to {tail} can be asked for"):
+    with pytest.raises(Invalid, match=rf"sequence {tail + 1} is not in the changes .* to {tail} are available"):
         snapshot(spark, table="ranged", url=server.url, at=tail + 1)
     snapshot(spark, table="ranged", url=server.url, at=history.states[6][0])
-    with pytest.raises(Invalid, match=r"snapshots only go forward.*restore"):
+    with pytest.raises(Invalid, match=r"cannot be of an earlier sequence.*restore"):
         snapshot(spark, table="ranged", url=server.url, at=history.states[3][0])
     keys_only = History(client, "keysonly", 14, stream="KEYS_ONLY")
     keys_only.run(2)
@@ -212,7 +212,7 @@ def test_a_table_that_had_items_before_its_stream(spark: Spark, server: ServerPr
     assert (second.how, stored(second.place)) == ("folded", same_items(history.items))
 
 
-def test_history_that_was_lost_begins_anew(spark: Spark, server: ServerProcess, client: Client) -> None:
+def test_a_snapshot_starts_over_after_lost_history(spark: Spark, server: ServerProcess, client: Client) -> None:
     history = History(client, "pruned", 18)
     history.run(10)
     client.prune("pruned", history.states[5][0])

@@ -36,9 +36,9 @@ from tailrace.cold.store import Store
 from tailrace.cold.writing import commit, write_rows
 from tailrace.errors import Conflict, Corrupt, Gone, Invalid
 from tailrace.spark import explain
-from tailrace.spark.planning import Task
-from tailrace.spark.reading import Reader
-from tailrace.spark.source import Source
+from tailrace.spark.planning import ReadTask
+from tailrace.spark.reading import BatchReader
+from tailrace.spark.source import TailraceSource
 from tests.spark.conftest import create_table
 from tests.support.server import ServerProcess
 
@@ -63,19 +63,19 @@ CHANGES = [
 ]
 
 
-def source(server: ServerProcess, **options: str) -> Source:
-    return Source(CaseInsensitiveDict({"url": server.url, **options}))
+def source(server: ServerProcess, **options: str) -> TailraceSource:
+    return TailraceSource(CaseInsensitiveDict({"url": server.url, **options}))
 
 
-def reader(server: ServerProcess, **options: str) -> Reader:
+def reader(server: ServerProcess, **options: str) -> BatchReader:
     """The reader as Spark's planner makes it, in this process."""
     opened = source(server, **options)
     made = opened.reader(opened.schema())
-    assert isinstance(made, Reader)
+    assert isinstance(made, BatchReader)
     return made
 
 
-def rows(made: Reader, tasks: list[Task] | None = None) -> list[dict[str, Any]]:
+def rows(made: BatchReader, tasks: list[ReadTask] | None = None) -> list[dict[str, Any]]:
     planned = made.partitions() if tasks is None else tasks
     return [row for task in planned for batch in made.read(task) for row in batch.to_pylist()]
 
@@ -233,7 +233,7 @@ def test_tasks_that_lie_within_one_entry(client: Client, name: str, server: Serv
 
 
 @pytest.mark.parametrize("again", [0, 2, 9])
-def test_a_stream_that_was_made_anew_between_planning_and_reading(
+def test_a_stream_recreated_between_planning_and_reading(
     client: Client, name: str, server: ServerProcess, again: int
 ) -> None:
     client.create(name, "text/plain")
@@ -273,13 +273,13 @@ def test_filters_ask_for_less(client: Client, table: str, put: Put, load: Load, 
             made = reader(server, table=table)
             assert list(made.pushFilters([filter_(("sequence",), sequence)])) == []
             assert [row["sequence"] for row in rows(made)] == [each for each in sequences if keep(each, sequence)]
-    asked = everything[8]
+    middle = everything[8]
     made = reader(server, table=table)
-    assert list(made.pushFilters([GreaterThanOrEqual(("offset",), asked["offset"])])) == []
+    assert list(made.pushFilters([GreaterThanOrEqual(("offset",), middle["offset"])])) == []
     assert len(rows(made)) == 4  # no more was asked for
     made = reader(server, table=table)
-    assert len(list(made.pushFilters([LessThan(("timestamp",), asked["timestamp"])]))) == 1  # Spark looks again
-    assert len(rows(made)) == len([row for row in everything if row["timestamp"] < asked["timestamp"]])
+    assert len(list(made.pushFilters([LessThan(("timestamp",), middle["timestamp"])]))) == 1  # Spark looks again
+    assert len(rows(made)) == len([row for row in everything if row["timestamp"] < middle["timestamp"]])
     frame = load(table=table).where(f"sequence > {sequences[3]} and sequence <= {sequences[6]} and event = 'INSERT'")
     assert [row.sequence for row in frame.orderBy("sequence").collect()] == sequences[4:7]
 
@@ -304,8 +304,8 @@ def test_a_schema_is_inferred(client: Client, name: str, load: Load) -> None:
         "application/json",
     )
     frame = load(stream=name, inferSchema=True)
-    told = {each.name: each.dataType.simpleString() for each in frame.schema.fields}
-    assert told == {
+    types = {each.name: each.dataType.simpleString() for each in frame.schema.fields}
+    assert types == {
         "id": "string",
         "n": "bigint",
         "x": "decimal(38,18)",
@@ -357,12 +357,12 @@ def test_what_was_trimmed_after_planning_is_read_from_cold_storage(
     tasks = made.partitions()
     tier(client, table=table)
     hot = keep(client, table, 3)
-    asked = made._fetch._entries
+    fetch = made._fetch._entries
 
     def refused(wanted: Any, at: int) -> Any:
         if at < hot:  # as a server answers that has no cold storage at hand
             raise Gone("trimmed", code="OFFSET_TRIMMED")
-        return asked(wanted, at)
+        return fetch(wanted, at)
 
     monkeypatch.setattr(made._fetch, "_entries", refused)
     assert len(rows(made, tasks)) == 10
@@ -449,7 +449,7 @@ def test_lost_data_is_an_error_or_passed_over(client: Client, table: str, put: P
     with pytest.raises(Exception) as caught:
         load(table=table, startingOffsets=start).count()
     assert explain(caught.value).startswith(
-        f"offset {first} of table '{table}', partition 0, is no longer there: the ear"
+        f"offset {first} of table '{table}', partition 0, is no longer available: the ear"
     )
     assert load(table=table, startingOffsets=start, failOnDataLoss=False).count() == 4
     assert load(table=table).count() == 4
@@ -535,7 +535,7 @@ def test_a_consumer_is_of_one_source(client: Client, table: str, put: Put, serve
     plain = source(server, table=other)
     theirs = plain.streamReader(plain.schema()).initialOffset()
 
-    def refused(opened: Source, journal: Any) -> None:
+    def refused(opened: TailraceSource, journal: Any) -> None:
         for ask in (
             lambda made: made.initialOffset(),
             lambda made: made.latestOffset(journal, ReadAllAvailable()),  # a run that has its checkpoint
@@ -549,8 +549,8 @@ def test_a_consumer_is_of_one_source(client: Client, table: str, put: Put, serve
     assert here.streamReader(here.schema()).initialOffset() == start
     client.call("DeleteTable", {"TableName": table})
     create_table(client, table)
-    made_anew = source(server, table=table)
-    refused(here, made_anew.streamReader(made_anew.schema()).initialOffset())
+    recreated = source(server, table=table)
+    refused(here, recreated.streamReader(recreated.schema()).initialOffset())
     client.drop_job(consumer)
     (log,) = elsewhere.streamReader(elsewhere.schema()).initialOffset()["logs"].values()
     assert list(client.job(consumer)["positions"]) == [log]
@@ -579,7 +579,7 @@ def test_data_lost_under_a_checkpoint(client: Client, table: str, put: Put, foll
     shutil.copytree(tmp_path / "c", tmp_path / "d")
     with pytest.raises(Exception) as caught:
         batches(follow(table=table), tmp_path / "c")
-    assert "is no longer there: the earliest is" in explain(caught.value)
+    assert "is no longer available: the earliest is" in explain(caught.value)
     assert [len(each) for each in batches(follow(table=table, failOnDataLoss=False), tmp_path / "d")] == [2]
 
 
@@ -608,5 +608,5 @@ def test_inferring_needs_objects(client: Client, name: str, server: ServerProces
     with pytest.raises(Invalid, match="found no records"):
         source(server, stream=name, inferSchema="true").schema()
     client.append(name, b"[1, 2]", "application/json")
-    with pytest.raises(Invalid, match="needs records that are JSON objects, and there is '1'"):
+    with pytest.raises(Invalid, match="needs records that are JSON objects, and found '1'"):
         source(server, stream=name, inferSchema="true").schema()

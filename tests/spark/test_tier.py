@@ -31,6 +31,7 @@ from tests.spark.histories import (
 )
 from tests.support.patience import PATIENCE_S
 from tests.support.server import ROOT, ServerProcess
+from tests.unit.threaded import Served
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,13 +40,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess.tailrace(tmp_path / "data") as process:
-        yield process
-
-
-@pytest.fixture
-def client(served: ServerProcess) -> Iterator[Client]:
+def client(served: Served) -> Iterator[Client]:
     with Client(served.url) as found:
         yield found
 
@@ -67,7 +62,7 @@ def all_tiered(client: Client, kind: str, name: str) -> bool:
 
 
 def test_tables_topics_and_streams_are_in_cold_storage_byte_for_byte(
-    spark: SparkSession, served: ServerProcess, client: Client, cold: Path
+    spark: SparkSession, served: Served, client: Client, cold: Path
 ) -> None:
     make_table(client, "orders")
     put_rows(client, "orders", 200)
@@ -107,9 +102,9 @@ def test_tables_topics_and_streams_are_in_cold_storage_byte_for_byte(
 
 
 def test_a_batch_is_split_over_tasks_and_still_whole(
-    spark: SparkSession, served: ServerProcess, client: Client, cold: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, served: Served, client: Client, cold: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tailrace.spark.jobs.pieces.TASK_RECORDS", 10)
+    monkeypatch.setattr("tailrace.spark.jobs.ranges.TASK_RECORDS", 10)
     make_table(client, "orders")
     put_rows(client, "orders", 300)
     wanted = hot(client, "table", "orders")
@@ -119,7 +114,7 @@ def test_a_batch_is_split_over_tasks_and_still_whole(
     assert cold_entries(cold, "tables/orders") == wanted
 
 
-def test_all_means_all_and_what_is_made_later_too(served: ServerProcess, client: Client, cold: Path) -> None:
+def test_all_means_all_and_what_is_made_later_too(served: Served, client: Client, cold: Path) -> None:
     make_table(client, "aaa")
     client.create("s/1")
     work = driver(served.url, client, tables=["*"], topics=["*"], streams=["s/*"], clock=(clock := Clock()))
@@ -146,14 +141,16 @@ class Clock:
         return self.now
 
 
-def test_less_than_a_batch_waits_for_more(served: ServerProcess, client: Client, cold: Path) -> None:
+def test_less_than_a_batch_waits_for_more(served: Served, client: Client, cold: Path) -> None:
     make_table(client, "orders")
-    clock, told = Clock(), []
-    work = driver(served.url, client, tables=["orders"], batch_records=50, age_s=30, clock=clock, told=told.append)
+    clock, reports = Clock(), []
+    work = driver(
+        served.url, client, tables=["orders"], batch_records=50, age_s=30, clock=clock, on_progress=reports.append
+    )
     put_rows(client, "orders", 10)
     work.round()
     assert work.done.commits == 0
-    assert (told[-1].state, told[-1].lag) == ("waiting", 10)
+    assert (reports[-1].state, reports[-1].lag) == ("waiting", 10)
     clock.now += 29
     work.round()
     assert work.done.commits == 0
@@ -167,7 +164,7 @@ def test_less_than_a_batch_waits_for_more(served: ServerProcess, client: Client,
     work.round(flush=True)
     work.round(flush=True)
     assert work.done.rows == 130
-    assert told[-1].state in ("running", "waiting")
+    assert reports[-1].state in ("running", "waiting")
     assert cold_entries(cold, "tables/orders") == hot(client, "table", "orders")
 
 
@@ -179,7 +176,7 @@ class Died(Exception):
 
 
 def test_a_driver_that_died_between_commit_and_mark_is_finished_by_the_next(
-    served: ServerProcess, client: Client, cold: Path, monkeypatch: pytest.MonkeyPatch
+    served: Served, client: Client, cold: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_table(client, "orders")
     put_rows(client, "orders", 40)
@@ -207,14 +204,14 @@ def test_a_driver_that_died_between_commit_and_mark_is_finished_by_the_next(
 
 
 def test_entries_that_differ_from_the_servers_are_not_marked(
-    served: ServerProcess, client: Client, cold: Path, monkeypatch: pytest.MonkeyPatch
+    served: Served, client: Client, cold: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_table(client, "orders")
     put_rows(client, "orders", 40)
     first = driver(served.url, client, tables=["orders"])
     monkeypatch.setattr(first, "_mark", lambda *_: None)
     first.round(flush=True)
-    work = driver(served.url, client, tables=["orders"], carried=_otherwise)
+    work = driver(served.url, client, tables=["orders"], run_tasks=_otherwise)
     before = marks(client, "table", "orders")
     work.round(flush=True)
     error = work.failures["tables/orders"]
@@ -225,7 +222,7 @@ def test_entries_that_differ_from_the_servers_are_not_marked(
 
 
 def test_a_file_that_was_lost_or_damaged_since_its_commit_is_named_and_not_marked(
-    served: ServerProcess, client: Client, cold: Path, monkeypatch: pytest.MonkeyPatch
+    served: Served, client: Client, cold: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_table(client, "orders")
     put_rows(client, "orders", 40)
@@ -261,7 +258,7 @@ def _otherwise(loads: Any, reached: Any, write: bool) -> Any:
     return [msgspec.structs.replace(each, spans=span) for each, span in zip(found, spans, strict=True)]
 
 
-def test_drivers_that_race_write_no_range_twice(served: ServerProcess, client: Client, cold: Path) -> None:
+def test_drivers_that_race_write_no_range_twice(served: Served, client: Client, cold: Path) -> None:
     make_table(client, "orders")
     for path in ("s/1", "s/2"):
         client.create(path)
@@ -310,6 +307,8 @@ import sys
 from tailrace.spark.session import session
 from tailrace.spark.jobs.tier import tier
 spark = session("race", "local[1]")
+print("ready", flush=True)
+sys.stdin.readline()
 done = tier(spark, url=sys.argv[1], tables=["orders"], once=True, batch_records=150)
 print(done.rows, done.commits)
 spark.stop()
@@ -317,26 +316,28 @@ spark.stop()
 
 
 @pytest.mark.slow
-def test_two_applications_of_spark_race(served: ServerProcess, client: Client, cold: Path) -> None:
+def test_two_applications_of_spark_race(spark: SparkSession, served: Served, client: Client, cold: Path) -> None:
     make_table(client, "orders")
     put_rows(client, "orders", 600)
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, served.url],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
+    other = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, served.url],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert other.stdin is not None and other.stdout is not None
     try:
-        told = [each.communicate(timeout=1000) for each in both]
+        assert other.stdout.readline() == "ready\n"
+        other.stdin.write("go\n")
+        other.stdin.flush()
+        done = tier(spark, url=served.url, tables=["orders"], once=True, batch_records=150)
+        out, err = other.communicate(timeout=1000)
     finally:
-        for each in both:
-            each.kill()
-    assert [each.returncode for each in both] == [0, 0], told
-    rows = sum(int(out.split()[0]) for out, _ in told)
+        other.kill()
+    assert other.returncode == 0, err
+    rows = done.rows + int(out.split()[0])
     assert rows <= 600  # a batch that one of them finished for the other counts for neither
     assert cold_entries(cold, "tables/orders") == hot(client, "table", "orders")
     assert delta(cold, "tables/orders").to_pyarrow_table().num_rows == 600
@@ -346,7 +347,7 @@ def test_a_server_that_is_restarted_in_the_middle_is_waited_for(spark: SparkSess
     data = tmp_path / "data"
     process = ServerProcess.tailrace(data).start()
     port = process.port
-    told: list[Progress] = []
+    reports: list[Progress] = []
     stop = threading.Event()
     result: list[Any] = []
     with Client(process.url) as client:
@@ -359,7 +360,7 @@ def test_a_server_that_is_restarted_in_the_middle_is_waited_for(spark: SparkSess
                 result.append(
                     tier(
                         spark, url=url, tables=["orders"], interval_s=0.1, age_s=0.0, batch_records=50, stop=stop,
-                        on_progress=told.append,
+                        on_progress=reports.append,
                     )
                 )  # fmt: skip
             except BaseException as error:
@@ -370,7 +371,7 @@ def test_a_server_that_is_restarted_in_the_middle_is_waited_for(spark: SparkSess
         try:
             until(lambda: all_tiered(client, "table", "orders"))
             process.kill()
-            until(lambda: any(each.state == "retrying" for each in told))
+            until(lambda: any(each.state == "retrying" for each in reports))
             process = ServerProcess.tailrace(data, port=port).start()
             put_rows(client, "orders", 100, first=100)
             until(lambda: all_tiered(client, "table", "orders"))
@@ -380,13 +381,13 @@ def test_a_server_that_is_restarted_in_the_middle_is_waited_for(spark: SparkSess
             thread.join(PATIENCE_S)
             process.terminate()
     assert result[0].rows == 200
-    assert told[-1].state == "stopped"
+    assert reports[-1].state == "stopped"
 
 
 # -- what goes wrong
 
 
-def test_a_table_that_is_dropped_and_made_again_is_another(served: ServerProcess, client: Client, cold: Path) -> None:
+def test_a_table_that_is_dropped_and_made_again_is_another(served: Served, client: Client, cold: Path) -> None:
     make_table(client, "orders")
     put_rows(client, "orders", 10)
     work = driver(served.url, client, tables=["*"])
@@ -412,7 +413,7 @@ def stream(client: Client, table: str, enabled: bool) -> None:
     client.call("UpdateTable", {"TableName": table, "StreamSpecification": wanted})
 
 
-def test_what_is_left_of_closed_change_streams_is_tiered(served: ServerProcess, client: Client, cold: Path) -> None:
+def test_what_is_left_of_closed_change_streams_is_tiered(served: Served, client: Client, cold: Path) -> None:
     make_table(client, "orders")
     put_rows(client, "orders", 10)
     driver(served.url, client, tables=["orders"]).round(flush=True)
@@ -433,11 +434,11 @@ def test_what_is_left_of_closed_change_streams_is_tiered(served: ServerProcess, 
     assert all(each["tiered"] == each["next"] and each["table"] == "orders" for each in logs)
     assert cold_entries(cold, "tables/orders") == sorted(history + hot(client, "table", "orders"))
     (place,) = work.look()
-    assert len(place.members) == 1  # the others are all there, and not asked for again
+    assert len(place.sources) == 1  # the others are all there, and not asked for again
 
 
 def test_what_is_left_of_a_table_that_is_gone_is_tiered_by_a_driver_that_comes_later(
-    served: ServerProcess, client: Client, cold: Path
+    served: Served, client: Client, cold: Path
 ) -> None:
     make_table(client, "orders")
     client.attach(table="orders")
@@ -458,7 +459,7 @@ def test_what_is_left_of_a_table_that_is_gone_is_tiered_by_a_driver_that_comes_l
 
 
 def test_one_place_that_fails_does_not_hold_up_the_others(
-    served: ServerProcess, client: Client, cold: Path, tmp_path: Path
+    served: Served, client: Client, cold: Path, tmp_path: Path
 ) -> None:
     for name in ("aaa", "bbb"):
         make_table(client, name)
@@ -479,7 +480,7 @@ def test_one_place_that_fails_does_not_hold_up_the_others(
 
 
 def test_what_the_server_leaves_out_is_noticed_and_nothing_is_committed(
-    served: ServerProcess, client: Client, cold: Path
+    served: Served, client: Client, cold: Path
 ) -> None:
     make_table(client, "orders")
     put_rows(client, "orders", 40)
@@ -491,14 +492,14 @@ def test_what_the_server_leaves_out_is_noticed_and_nothing_is_committed(
         spans = [[msgspec.structs.replace(span, next=span.next - 1) for span in each.spans] for each in found]
         return [msgspec.structs.replace(each, spans=span) for each, span in zip(found, spans, strict=True)]
 
-    work = driver(served.url, client, tables=["orders"], carried=lossy)
+    work = driver(served.url, client, tables=["orders"], run_tasks=lossy)
     work.round(flush=True)
     assert isinstance(work.failures["tables/orders"], Corrupt)
     assert not (cold / "tables" / "orders" / "_delta_log").exists()
     assert all(tiered == 0 or tiered < end for tiered, end in marks(client, "table", "orders").values())
 
 
-def test_bad_input_is_told_in_a_line(spark: SparkSession, served: ServerProcess) -> None:
+def test_bad_input_is_reported_in_one_line(spark: SparkSession, served: Served) -> None:
     with pytest.raises(Invalid, match="nothing to tier"):
         tier(spark, url=served.url)
     with pytest.raises(NotFound, match="nowhere"):

@@ -156,7 +156,7 @@ def test_what_does_not_change_the_view_leaves_no_record(world: World) -> None:
 def test_retractions(world: World) -> None:
     source = random.Random(1)
     names = [world.create(AGGREGATES, "a"), world.create(ROWS, "b"), world.create(LEFT, "c")]
-    for count in (40, 25):
+    for count in (24, 12):
         world.load(source, count)
         for name in names:
             world.view(name, max_records=source.choice([7, 1000]))
@@ -236,38 +236,38 @@ def test_a_lost_thread_is_found_again_by_filling(world: World) -> None:
 
 def test_a_batch_that_is_too_large_is_cut(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.create("SELECT id, count(*) AS n, max(total) AS most FROM {o} GROUP BY id")
-    world.load(random.Random(8), 30)
+    world.load(random.Random(8), 10)
     monkeypatch.setattr(limits, "VIEW_ENTRIES", 3)
-    assert world.view().rows > 20
+    assert world.view().rows > 8
     world.check()
 
 
 def test_two_at_once_and_a_checkpoint_that_is_behind(world: World, tmp_path: Any) -> None:
     world.create(AGGREGATES)
     source = random.Random(9)
-    world.load(source, 20)
-    world.view(checkpoint=str(tmp_path / "behind"), max_records=5)
-    world.load(source, 20)
-    world.view(max_records=3)  # with a cursor of its own
     world.load(source, 10)
+    world.view(checkpoint=str(tmp_path / "behind"), max_records=5)
+    world.load(source, 8)
+    world.view(max_records=4)  # with a cursor of its own
+    world.load(source, 8)
     world.view(checkpoint=str(tmp_path / "behind"), max_records=100)
     world.check()
 
 
-def test_it_goes_on_until_it_is_stopped_and_tells_how_it_is(world: World) -> None:
+def test_it_goes_on_until_it_is_stopped_and_reports_progress(world: World) -> None:
     world.create(AGGREGATES)
-    told: list[Any] = []
+    reports: list[Any] = []
     stop = threading.Event()
     result: list[Any] = []
     thread = threading.Thread(
         target=lambda: result.append(
-            world.view(once=False, interval_s=0.2, stop=stop, on_progress=lambda each: told.append(each))
+            world.view(once=False, interval_s=0.2, stop=stop, on_progress=lambda each: reports.append(each))
         )
     )
     thread.start()
     try:
         world.load(random.Random(10), 15)
-        _until(lambda: sum(each.batch_rows for each in told if each.batch_rows) > 0)
+        _until(lambda: sum(each.batch_rows for each in reports if each.batch_rows) > 0)
         world.load(random.Random(11), 15)
         _until(lambda: all(s["position"] == s["next"] for s in world.client.view(world.name)["sources"]))
     finally:
@@ -275,7 +275,7 @@ def test_it_goes_on_until_it_is_stopped_and_tells_how_it_is(world: World) -> Non
         thread.join(PATIENCE_S)
     world.check()
     assert result and result[0].rows > 15
-    assert {"running", "stopped"} <= {each.state for each in told}
+    assert {"running", "stopped"} <= {each.state for each in reports}
 
 
 def _until(met: Any, within_s: float = 60.0) -> None:
@@ -287,7 +287,7 @@ def _until(met: Any, within_s: float = 60.0) -> None:
         time.sleep(0.1)
 
 
-def test_what_is_wrong_is_told_in_our_words(world: World) -> None:
+def test_errors_are_reported_in_our_words(world: World) -> None:
     with pytest.raises(NotFound, match="there is no materialized view 'nope'"):
         world.view("nope")
     with pytest.raises(Invalid, match="max_records"):

@@ -110,9 +110,9 @@ class Cluster:
         ready = _READY[name.rstrip("0123456789")]
         end = time.monotonic() + _START_S
         while (found := ready.search(log.read_text(errors="replace"))) is None:
-            said = log.read_text(errors="replace")[-4000:]
-            assert daemon.poll() is None, f"Spark's {name} ended with {daemon.returncode}:\n{said}"
-            assert time.monotonic() < end, f"Spark's {name} was not ready in {_START_S:g} s:\n{said}"
+            logged = log.read_text(errors="replace")[-4000:]
+            assert daemon.poll() is None, f"Spark's {name} ended with {daemon.returncode}:\n{logged}"
+            assert time.monotonic() < end, f"Spark's {name} was not ready in {_START_S:g} s:\n{logged}"
             time.sleep(0.1)
         return found[1]
 

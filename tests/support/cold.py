@@ -8,7 +8,7 @@ from typing import Final
 from tailrace.access import Permission
 from tailrace.bulk.cold_rows import cold_batch
 from tailrace.bulk.entries import batch
-from tailrace.bulk.queries import Which, find_logs
+from tailrace.bulk.queries import LogSelector, find_logs
 from tailrace.cold.schemas import SCHEMAS
 from tailrace.cold.store import Store
 from tailrace.cold.writing import commit, write_rows
@@ -58,7 +58,7 @@ def store_of(db: Database) -> Store:
     return Store(db.cold.url)
 
 
-def tier(db: Database, which: Which, count: int, *, files: int = 1) -> list[Path]:
+def tier(db: Database, which: LogSelector, count: int, *, files: int = 1) -> list[Path]:
     """Put the next `count` entries of a log into cold storage, in so many files, and move its mark; where the files
     are. The hot log is as it was."""
     (now,) = db.execute(AttachTier(Target(KINDS[which.kind], which.name)))

@@ -1,4 +1,4 @@
-"""How the cost of something grows with its size, told in CPU time: the clock of a busy machine says nothing.
+"""How the cost of something grows with its size, measured in CPU time: the clock of a busy machine says nothing.
 
 `check_growth` doubles the size until the cost is well above the noise and then holds one doubling against the bound:
 work that is linear takes twice as long, with a margin three times; work that is quadratic takes four times.

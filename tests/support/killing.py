@@ -32,9 +32,9 @@ SMALL = {  # what a Spark needs that lives for seconds
 
 
 def chance() -> tuple[int, random.Random]:
-    """A seed, told, and what it decides."""
-    given = os.environ.get("TAILRACE_SEED")
-    seed = int(given) if given else random.SystemRandom().randrange(1_000_000)
+    """A seed, printed, and the random choices it decides."""
+    text = os.environ.get("TAILRACE_SEED")
+    seed = int(text) if text else random.SystemRandom().randrange(1_000_000)
     print(f"seed {seed} (TAILRACE_SEED={seed} kills the same in the same order)", flush=True)
     return seed, random.Random(seed)
 
@@ -99,12 +99,12 @@ class Program:
             self.kill()
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """All that this run of it has printed."""
         return self.log.read_bytes()[self._began :].decode(errors="replace")
 
     def tail(self, lines: int = 40) -> str:
-        """The last that it said."""
+        """The last lines of its output."""
         return f"{self.log}:\n" + "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 
@@ -115,7 +115,7 @@ class Server:
         self.data = folder / "data"
         self._process = ServerProcess.tailrace(self.data).start()
         self.url, self._port = self._process.url, self._process.port
-        self._said: list[str] = []
+        self._outputs: list[str] = []
 
     def client(self) -> Client:
         return Client(self.url)
@@ -123,7 +123,7 @@ class Server:
     def kill(self, away_s: float = 0.0) -> None:
         """SIGKILL, and a start again after a while."""
         self._process.kill()
-        self._said.append(self._process.output)
+        self._outputs.append(self._process.output)
         time.sleep(away_s)
         self._process = ServerProcess.tailrace(self.data, port=self._port).start(timeout_s=60)
 
@@ -132,11 +132,11 @@ class Server:
 
     @property
     def output(self) -> str:
-        return "\n--- killed\n".join([*self._said, self._process.output])
+        return "\n--- killed\n".join([*self._outputs, self._process.output])
 
 
 class Load:
-    """The writer: a process that writes to a stream and a table of the server, until it is told to stop."""
+    """The writer: a process that writes to a stream and a table of the server, until it is stopped."""
 
     def __init__(self, url: str, seed: int, folder: Path, *, pause_ms: int = 20) -> None:
         self._model = folder / "model.json"
@@ -152,13 +152,13 @@ class Load:
 
 
 def until(
-    what: str, asked: Callable[[], bool], *programs: Program, timeout_s: float = PATIENCE_S, pause_s: float = 0.1
+    what: str, condition: Callable[[], bool], *programs: Program, timeout_s: float = PATIENCE_S, pause_s: float = 0.1
 ) -> None:
-    """Ask again until it is so. A server that is away is asked again too; a program that ended is an error."""
+    """Poll the condition until it holds. A server that is away is polled too; a program that ended is an error."""
     end = time.monotonic() + timeout_s
     while True:
         try:
-            if asked():
+            if condition():
                 return
         except Error as error:
             if error.status not in (429, 503):
@@ -166,8 +166,8 @@ def until(
         for each in programs:
             assert each.status is None, f"waiting until {what}, {each.arguments} ended ({each.status}): {each.tail()}"
         if time.monotonic() > end:
-            said = "\n".join(each.tail() for each in programs)
-            raise AssertionError(f"{what}: not in {timeout_s:g} s.\n{said}")
+            outputs = "\n".join(each.tail() for each in programs)
+            raise AssertionError(f"{what}: not in {timeout_s:g} s.\n{outputs}")
         time.sleep(pause_s)
 
 

@@ -91,7 +91,7 @@ class Model:
     def copy(self) -> Model:
         return copy.deepcopy(self)
 
-    # -- what can be asked
+    # -- queries
 
     def find(self, path: str) -> tuple[int, Stream | None]:
         """200 and the stream, or 404, or 410 for one that only its forks can read."""
@@ -130,8 +130,8 @@ class Model:
             return Answer(409)
         if status == 200:
             assert there is not None
-            asked = self._config(content_type, ttl_s, expires_ms, fork, max_age_s, max_bytes)
-            same = _matches(asked, there.config, forked=fork is not None) and closed == there.closed
+            wanted = self._config(content_type, ttl_s, expires_ms, fork, max_age_s, max_bytes)
+            same = _matches(wanted, there.config, forked=fork is not None) and closed == there.closed
             return Answer(200 if same else 409, there.closed)
         made = Stream(path, content_type or "application/octet-stream", closed=closed)
         made.ttl_s, made.expires_ms, made.max_age_s, made.max_bytes = ttl_s, expires_ms, max_age_s, max_bytes
@@ -306,9 +306,9 @@ class Model:
         return kind, branch, (ttl_s, None if ttl_s is not None else expires_ms), (max_age_s, max_bytes)
 
 
-def _matches(asked: tuple[Any, ...], there: tuple[Any, ...], *, forked: bool) -> bool:
+def _matches(wanted: tuple[Any, ...], there: tuple[Any, ...], *, forked: bool) -> bool:
     """Whether a re-creation asks for what is there. A fork need not repeat what it inherited."""
-    kind, branch, life, kept = asked
+    kind, branch, life, kept = wanted
     if forked:
         kind = kind or there[0]
         life = there[2] if life == (None, None) else life

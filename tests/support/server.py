@@ -60,7 +60,7 @@ class ServerProcess:
 
     @classmethod
     def uvicorn(cls, data: Path, *, long_poll_timeout_s: float = 3) -> ServerProcess:
-        """The same doors through the ASGI adapter, mounted in uvicorn."""
+        """The same handlers through the ASGI adapter, mounted in uvicorn."""
         command = [sys.executable, "-m", "uvicorn", "--factory", "tailrace.http.asgi:create_app"]
         command += ["--host", "127.0.0.1", "--port", "0", "--lifespan", "on", "--no-access-log"]
         command += ["--timeout-graceful-shutdown", "5"]

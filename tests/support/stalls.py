@@ -28,7 +28,7 @@ from tailrace.config import Config
 from tailrace.database import Database
 from tailrace.http.serve import start
 from tailrace.jobs.commands import RegisterJob
-from tailrace.streams.commands import Append, Create
+from tailrace.streams.commands import Append, CreateStream
 from tailrace.tables.plain import Put
 from tailrace.topics.commands import CreateTopic
 
@@ -101,7 +101,7 @@ class Site:
 
     def streams(self, prefix: str, count: int) -> list[str]:
         names = [f"{prefix}/{number}" for number in range(count)]
-        self.many(iter([Create(name, "text/plain", b"x") for name in names]))
+        self.many(iter([CreateStream(name, "text/plain", b"x") for name in names]))
         return names
 
 
@@ -241,7 +241,7 @@ def a_deep_chain_of_forks_is_made_and_read(site: Site) -> Iterator[None]:
 
 @case
 def a_stream_of_very_many_small_entries_is_read(site: Site) -> Iterator[None]:
-    site.db.execute(Create("small", "text/plain"))
+    site.db.execute(CreateStream("small", "text/plain"))
     site.many(iter([Append("small", b"%d;" % number, "text/plain") for number in range(site.count(60_000))]))
     yield
     site.ask("GET", "/v1/stream/small?offset=-1")
@@ -544,7 +544,7 @@ class Pings:
         self._connection.close()
 
 
-def measure(directory: Path, scale: float, told: Callable[[Stall], None], ping: bool = True) -> list[Stall]:
+def measure(directory: Path, scale: float, report: Callable[[Stall], None], ping: bool = True) -> list[Stall]:
     """Fire every case, in order; what each did."""
 
     async def main() -> list[Stall]:
@@ -567,7 +567,7 @@ def measure(directory: Path, scale: float, told: Callable[[Stall], None], ping: 
                 if pings is not None:
                     await asyncio.to_thread(pings.stop)
                 found.append(Stall(name, worst_s, 0.0 if pings is None else pings.worst_s))
-                told(found[-1])
+                report(found[-1])
         finally:
             await running.stop()
         return found

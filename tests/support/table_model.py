@@ -1,7 +1,7 @@
 """What tables, their indexes and their change streams must do, on dicts.
 
 Values are plain: text, `Decimal`, bytes, None, frozenset (of text) and tuple; two of them are equal exactly if the
-items are. Nothing here is told by the database: the model says which sequence a transaction gets and what its records
+items are. Nothing here comes from the database: the model says which sequence a transaction gets and what its records
 hold. Only what happens in no order that anybody promises is adopted (`expire`), once it was found to be right.
 """
 
@@ -392,14 +392,14 @@ def twice(actions: list[Action]) -> bool:
     return len(set(places)) < len(places)
 
 
-def assert_reasons(told: list[str], reasons: list[str], misfits: list[bool]) -> None:
-    """Conditions that fail are told all; what is wrong in itself is told alone."""
-    if "ValidationError" in told:
-        assert Counter(told) == {"ValidationError": 1, "None": len(told) - 1} or len(told) == 1
-        at = told.index("ValidationError")
+def assert_reasons(actual: list[str], reasons: list[str], misfits: list[bool]) -> None:
+    """All failed conditions are reported; an invalid operation is reported alone."""
+    if "ValidationError" in actual:
+        assert Counter(actual) == {"ValidationError": 1, "None": len(actual) - 1} or len(actual) == 1
+        at = actual.index("ValidationError")
         assert reasons[at] == "refused" or misfits[at]
     else:
-        assert told == [{"": "None", "condition": "ConditionalCheckFailed"}[reason] for reason in reasons]
+        assert actual == [{"": "None", "condition": "ConditionalCheckFailed"}[reason] for reason in reasons]
 
 
 def counted(items: list[Plain]) -> Counter[str]:

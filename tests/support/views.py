@@ -11,18 +11,18 @@ import pytest
 
 from tailrace.command import Query
 from tailrace.database import Database
-from tailrace.jobs.apply import Applied, ApplyView, Moves, ReadHeld
-from tailrace.jobs.view import Described, DescribeView
+from tailrace.jobs.apply import Applied, ApplyView, EncodedDelta, ReadHeld
+from tailrace.jobs.view import DescribeView, ViewDescription
 from tailrace.jobs.view_delta import Delta, join, key_item, unpack
 from tailrace.jobs.view_fill import BeginFill, ClearRows, FillRows, FinishFill
-from tailrace.jobs.view_plan import AVG, Plan, plan
+from tailrace.jobs.view_plan import AVG, ViewPlan, plan
 from tailrace.scalar import to_attribute
 from tailrace.sql.session import Session
 from tailrace.storage.engine import Reader
 from tailrace.storage.table import META
 from tailrace.tables import change
+from tailrace.tables.change_reading import ReadEntries
 from tailrace.tables.definition import ITEMS, find
-from tailrace.tables.streams import ReadEntries
 from tailrace.tables.value import Item, decode
 
 
@@ -41,16 +41,16 @@ def run(db: Database, text: str, *params: Any) -> list[dict[str, Any]]:
     return Session(db.execute).run(text, params)[-1].rows
 
 
-def planned(described: Described) -> Plan:
+def planned(described: ViewDescription) -> ViewPlan:
     return plan(described.sql, described.tables)
 
 
-def moves(wire: dict[str, Any]) -> Moves:
+def moves(wire: dict[str, Any]) -> EncodedDelta:
     """What the server makes of what was sent."""
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(wire), type=Moves)
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(wire), type=EncodedDelta)
 
 
-def work_out(db: Database, name: str, plan_: Plan, delta: Delta, *, asks: bool = True) -> Delta:
+def work_out(db: Database, name: str, plan_: ViewPlan, delta: Delta, *, asks: bool = True) -> Delta:
     """The delta with what its changes mean through the join, as another process has it. Not `asks`: the view has
     nothing yet."""
     delta = unpack(plan_, delta.packed())
@@ -96,7 +96,7 @@ def advance(db: Database, name: str, entries: int = 1_000_000) -> Applied | None
 
 
 def fill(db: Database, name: str, piece: int = 3) -> None:
-    """Fill a view anew."""
+    """Refill a view."""
     fill_ = db.execute(BeginFill(name))
     while db.execute(ClearRows(name, fill_)):
         pass

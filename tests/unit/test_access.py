@@ -12,14 +12,15 @@ import tailrace
 from tailrace import Database
 from tailrace.access import EVERYTHING, ROLES, SYSTEM, Access, Permission, Principal, check_patterns, check_role, roles
 from tailrace.errors import Forbidden, Invalid
-from tailrace.streams.commands import Append, Create, Delete, Fork
-from tailrace.streams.queries import Describe, ListStreams, Read
-from tailrace.subscriptions.commands import AddStreams, Claim, GetSubscription, PutSubscription, RemoveStream
-from tailrace.subscriptions.subscription import Settings
+from tailrace.streams.commands import Append, CreateStream, DeleteStream, Fork
+from tailrace.streams.queries import DescribeStream, ListStreams, ReadStream
+from tailrace.subscriptions.commands import AddStreams, ClaimWake, GetSubscription, PutSubscription, RemoveStream
+from tailrace.subscriptions.subscription import SubscriptionSettings
+from tailrace.tables.change_info import DescribeChangeStream, ListRecentStreams
+from tailrace.tables.change_reading import ReadChanges
 from tailrace.tables.commands import BatchWrite, DeleteItem, PutItem, TransactWrite
 from tailrace.tables.lifecycle import DeleteTable, DescribeTable, ListTables
-from tailrace.tables.queries import BatchGet, GetItem, TransactGet, Wanted
-from tailrace.tables.streams import ReadChanges, RecentStreams, StreamInfo
+from tailrace.tables.queries import BatchGet, BatchGetKeys, GetItem, TransactGet
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def db(data_dir: Path) -> Iterator[Database]:
         yield db
 
 
-def given(*patterns: str, role: str = "user") -> Principal:
+def restricted(*patterns: str, role: str = "user") -> Principal:
     return Principal("ann", ROLES[role], role, Access(patterns))
 
 
@@ -67,7 +68,7 @@ def test_what_a_pattern_covers(pattern: str, subject: str, covered: bool) -> Non
     "pattern", ["", "*", "orders", "tables/", "tables", "things/x", "tables/a*b", "tables/**", "users/ann", "tables/\n"]
 )
 def test_what_is_no_pattern(pattern: str) -> None:
-    with pytest.raises(Invalid, match="does not name what may be used"):
+    with pytest.raises(Invalid, match="is not an access pattern"):
         check_patterns([pattern])
 
 
@@ -81,16 +82,16 @@ def test_patterns_are_bounded_and_not_repeated() -> None:
 
 def test_permissions_are_checked(db: Database) -> None:
     reader = Principal("r", frozenset((Permission.READ,)), "user")
-    with pytest.raises(Forbidden, match="'r' may not Create: it needs the write permission"):
-        db.execute(Create("a"), reader)
-    db.execute(Create("a"), Principal("w", ROLES["user"], "user"))
-    assert db.execute(Describe("a"), reader).stream.path == "a"
+    with pytest.raises(Forbidden, match="'r' may not CreateStream: it needs the write permission"):
+        db.execute(CreateStream("a"), reader)
+    db.execute(CreateStream("a"), Principal("w", ROLES["user"], "user"))
+    assert db.execute(DescribeStream("a"), reader).stream.path == "a"
 
 
 ITEM: Any = {"id": {"S": "x"}}
 PUT = PutItem("orders", ITEM, 3)
 OTHER = DeleteItem("secret", ITEM)
-PULL = Settings(kind="pull-wake", pattern="/docs/**", streams=("other/x/",), wake_stream="wakes/w")
+PULL = SubscriptionSettings(kind="pull-wake", pattern="/docs/**", streams=("other/x/",), wake_stream="wakes/w")
 
 
 @pytest.mark.parametrize(
@@ -100,21 +101,24 @@ PULL = Settings(kind="pull-wake", pattern="/docs/**", streams=("other/x/",), wak
         (BatchWrite((PUT, OTHER)), {"tables/orders", "tables/secret"}),
         (TransactWrite((PUT, OTHER)), {"tables/orders", "tables/secret"}),
         (GetItem("orders", ITEM), {"tables/orders"}),
-        (BatchGet((Wanted("orders", (ITEM,)), Wanted("secret", (ITEM,)))), {"tables/orders", "tables/secret"}),
+        (
+            BatchGet((BatchGetKeys("orders", (ITEM,)), BatchGetKeys("secret", (ITEM,)))),
+            {"tables/orders", "tables/secret"},
+        ),
         (TransactGet((GetItem("a", ITEM), GetItem("b", ITEM))), {"tables/a", "tables/b"}),
         (DescribeTable("orders"), {"tables/orders"}),
         (DeleteTable("orders"), {"tables/orders"}),
         (ReadChanges("orders"), {"tables/orders"}),
-        (StreamInfo("orders"), {"tables/orders"}),
-        (RecentStreams("orders"), {"tables/orders"}),
-        (RecentStreams(), set()),
+        (DescribeChangeStream("orders"), {"tables/orders"}),
+        (ListRecentStreams("orders"), {"tables/orders"}),
+        (ListRecentStreams(), set()),
         (ListTables(), set()),
         (ListStreams(), set()),
         (Append("docs/a"), {"streams/docs/a"}),
-        (Read("docs/a"), {"streams/docs/a"}),
-        (Delete("docs/a"), {"streams/docs/a"}),
-        (Create("docs/a"), {"streams/docs/a"}),
-        (Create("docs/a", fork=Fork("other/b")), {"streams/docs/a", "streams/other/b"}),
+        (ReadStream("docs/a"), {"streams/docs/a"}),
+        (DeleteStream("docs/a"), {"streams/docs/a"}),
+        (CreateStream("docs/a"), {"streams/docs/a"}),
+        (CreateStream("docs/a", fork=Fork("other/b")), {"streams/docs/a", "streams/other/b"}),
         (
             PutSubscription("s", PULL, "http://x"),
             {"subscriptions/s", "streams/docs/**", "streams/other/x", "streams/wakes/w"},
@@ -122,31 +126,33 @@ PULL = Settings(kind="pull-wake", pattern="/docs/**", streams=("other/x/",), wak
         (AddStreams("s", ("/a/",)), {"subscriptions/s", "streams/a"}),
         (RemoveStream("s", "/a"), {"subscriptions/s", "streams/a"}),
         (GetSubscription("s"), {"subscriptions/s"}),
-        (Claim("s", "w"), {"subscriptions/s"}),
+        (ClaimWake("s", "w"), {"subscriptions/s"}),
     ],
 )
 def test_what_a_command_says_it_touches(db: Database, command: Any, subjects: set[str]) -> None:
     assert set(command.subjects()) == subjects
     with pytest.raises(Forbidden) as refused:
-        db.execute(command, given("tables/nothing", role="dba"))
+        db.execute(command, restricted("tables/nothing", role="dba"))
     assert refused.value.code == "NOT_GIVEN"
     for subject in subjects:  # all but one are not enough
         rest = sorted(subjects - {subject})
-        with pytest.raises(Forbidden, match="was not given that" if rest else "may not"):
-            db.execute(command, given(*(text.replace("**", "*") for text in rest or ["tables/nothing"]), role="dba"))
+        with pytest.raises(Forbidden, match="was not granted access" if rest else "may not"):
+            db.execute(
+                command, restricted(*(text.replace("**", "*") for text in rest or ["tables/nothing"]), role="dba")
+            )
 
 
-def test_a_restricted_principal_does_what_it_was_given(db: Database) -> None:
+def test_a_restricted_principal_uses_what_it_is_granted(db: Database) -> None:
     db.create_table("orders", partition_key="id")
     db.create_table("secret", partition_key="id")
-    ann = given("tables/orders", "streams/docs/*")
+    ann = restricted("tables/orders", "streams/docs/*")
     db.execute(PUT, ann)
     assert db.execute(GetItem("orders", ITEM), ann).item == ITEM
-    db.execute(Create("docs/a"), ann)
-    db.execute(Create("private"), SYSTEM)
+    db.execute(CreateStream("docs/a"), ann)
+    db.execute(CreateStream("private"), SYSTEM)
     for command in (
         PutItem("secret", ITEM, 3), TransactWrite((PUT, DeleteItem("secret", ITEM))), Append("private", b"x"),
-        Create("docs/b", fork=Fork("private")), ListTables(), ListStreams(), DescribeTable("secret"),
+        CreateStream("docs/b", fork=Fork("private")), ListTables(), ListStreams(), DescribeTable("secret"),
     ):  # fmt: skip
         with pytest.raises(Forbidden) as refused:
             db.execute(command, ann)  # type: ignore[arg-type]
@@ -159,10 +165,10 @@ def test_the_same_from_an_event_loop(db: Database) -> None:
     import asyncio
 
     async def main() -> None:
-        ann = given("streams/docs/*")
-        await db.aexecute(Create("docs/a"), ann)
-        assert (await db.aexecute(Describe("docs/a"), ann)).stream.path == "docs/a"
-        for command in (Create("other"), ListStreams()):
+        ann = restricted("streams/docs/*")
+        await db.aexecute(CreateStream("docs/a"), ann)
+        assert (await db.aexecute(DescribeStream("docs/a"), ann)).stream.path == "docs/a"
+        for command in (CreateStream("other"), ListStreams()):
             with pytest.raises(Forbidden):
                 await db.aexecute(command, ann)  # type: ignore[arg-type]
 
@@ -172,4 +178,4 @@ def test_the_same_from_an_event_loop(db: Database) -> None:
 def test_the_unrestricted_pass_at_a_glance() -> None:
     assert Principal("ann", ROLES["service"], "service").plain == ROLES["service"]
     assert Principal("bob", ROLES["dba"], "dba").plain == ROLES["service"], "what administers is audited"
-    assert given("tables/a").plain == frozenset()
+    assert restricted("tables/a").plain == frozenset()

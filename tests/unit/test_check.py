@@ -18,30 +18,30 @@ from tailrace.errors import Corrupt, Invalid
 from tailrace.storage.engine import Tx
 from tailrace.storage.pages import VFS
 from tailrace.storage.sqlite import FILE, SqliteEngine
-from tailrace.streams.commands import Append, Create, Delete, Fork
-from tailrace.streams.producer import Claim
+from tailrace.streams.commands import Append, CreateStream, DeleteStream, Fork
+from tailrace.streams.producer import ProducerClaim
 from tailrace.tables import key as keys
 from tailrace.tables import value, write
 from tailrace.tables.change import Capture
 from tailrace.tables.cursors import SaveCursor
 from tailrace.tables.definition import Attribute, find
 from tailrace.tables.lifecycle import CreateTable, DeleteTable, SetTimeToLive, UpdateTable
-from tailrace.tables.schema import Changes, IndexChange, IndexSpec, KeyElement, Spec, StreamSpec
+from tailrace.tables.schema import IndexChange, IndexSpec, KeyElement, StreamSpec, TableChanges, TableSpec
 
 
 @pytest.fixture
 def sound(data_dir: Path) -> Path:
     """A database with one of everything: logs 1 a, 2 json, 3 fork of a, 4 ttl, 5 retained, 6 dropped."""
     db = Database(SqliteEngine(data_dir), clock=ManualClock(), housekeeping_s=None)
-    db.execute(Create("a", "text/plain", b"hello"))
-    db.execute(Append("a", b"world", "text/plain", Claim("p", 0, 0)))
-    db.execute(Create("json", "application/json", b'[{"n": 1}, 2]'))
-    db.execute(Create("fork", fork=Fork("a", 5)))
+    db.execute(CreateStream("a", "text/plain", b"hello"))
+    db.execute(Append("a", b"world", "text/plain", ProducerClaim("p", 0, 0)))
+    db.execute(CreateStream("json", "application/json", b'[{"n": 1}, 2]'))
+    db.execute(CreateStream("fork", fork=Fork("a", 5)))
     db.execute(Append("fork", b"!", "text/plain"))
-    db.execute(Create("ttl", ttl_s=60))
-    db.execute(Create("retained", "text/plain", b"xy", max_bytes=10))
-    db.execute(Create("gone", "text/plain", b"x"))
-    db.execute(Delete("gone"))
+    db.execute(CreateStream("ttl", ttl_s=60))
+    db.execute(CreateStream("retained", "text/plain", b"xy", max_bytes=10))
+    db.execute(CreateStream("gone", "text/plain", b"x"))
+    db.execute(DeleteStream("gone"))
     db.close()
     return data_dir
 
@@ -52,11 +52,11 @@ def test_a_sound_database_is_clean(sound: Path) -> None:
     assert (report.streams, report.logs, report.entries, report.bytes) == (5, 6, 6, 5 + 5 + 11 + 1 + 2 + 1)
 
 
-def test_progress_is_told(sound: Path) -> None:
-    told: list[tuple[str, int, int]] = []
-    check_database(sound, on_progress=lambda *step: told.append(step))
-    assert [done for _, done, _ in told] == list(range(1, 7))
-    assert {total for _, _, total in told} == {6}
+def test_progress_is_reported(sound: Path) -> None:
+    reports: list[tuple[str, int, int]] = []
+    check_database(sound, on_progress=lambda *step: reports.append(step))
+    assert [done for _, done, _ in reports] == list(range(1, 7))
+    assert {total for _, _, total in reports} == {6}
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_there_must_be_a_database(tmp_path: Path) -> None:
 
 def test_while_a_server_has_it_open(data_dir: Path) -> None:
     with Database(SqliteEngine(data_dir)) as db:
-        db.execute(Create("a", "text/plain", b"x"))
+        db.execute(CreateStream("a", "text/plain", b"x"))
         assert check_database(data_dir).findings == []
         db.execute(Append("a", b"y", "text/plain"))
         assert check_database(data_dir).entries == 2
@@ -167,7 +167,7 @@ def tabled(data_dir: Path) -> Path:
     db = Database(SqliteEngine(data_dir), clock=ManualClock(), housekeeping_s=None)
     stream = StreamSpec(enabled=True, view="NEW_AND_OLD_IMAGES")
     for name, attributes, indexes in (("full", "ab", (byb("byb"),)), ("filling", "a", None), ("gone", "a", None)):
-        spec = Spec(
+        spec = TableSpec(
             name=name,
             attributes=tuple(Attribute(letter, "S") for letter in attributes),
             keys=(KeyElement("a", "HASH"),),
@@ -181,7 +181,7 @@ def tabled(data_dir: Path) -> Path:
         db.execute(Put(name, (item("one", b={"S": "x"}), item("two"), item("three", ttl={"N": "9999999999"}))))
         if name == "filling":
             change = IndexChange(create=byb("byb"))
-            db.execute(UpdateTable(name, Changes(attributes=(Attribute("b", "S"),), indexes=(change,))))
+            db.execute(UpdateTable(name, TableChanges(attributes=(Attribute("b", "S"),), indexes=(change,))))
     db.execute(Put("full", (item("one", b={"S": "y"}),)))
     db.execute(SaveCursor("full", "reader", 1))
     db.execute(DeleteTable("gone"))
@@ -217,10 +217,10 @@ def test_sound_tables_are_clean(tabled: Path) -> None:
          "index 'byb': the entry at 00 is not that of the item it leads to"),
         ("INSERT INTO index_entries VALUES (3, X'00', X'00')", "expiry: the entry at 00 is not that of the item"),
         ("INSERT INTO index_entries VALUES (5, X'00', X'00')", "'filling': index 'byb': the entry at 00 is not that"),
-        ("INSERT INTO items VALUES (77, X'00', 1, X'00', NULL)", "items of space 77, which nobody has"),
-        ("INSERT INTO index_entries VALUES (77, X'00', X'00')", "index_entries of space 77, which nobody has"),
-        ("INSERT INTO counts VALUES (77, 1, 1)", "counts of space 77, which nobody has"),
-        ("DELETE FROM dropped_spaces", "items of space 6, which nobody has"),
+        ("INSERT INTO items VALUES (77, X'00', 1, X'00', NULL)", "items of space 77, which has no owner"),
+        ("INSERT INTO index_entries VALUES (77, X'00', X'00')", "index_entries of space 77, which has no owner"),
+        ("INSERT INTO counts VALUES (77, 1, 1)", "counts of space 77, which has no owner"),
+        ("DELETE FROM dropped_spaces", "items of space 6, which has no owner"),
         ("INSERT INTO dropped_spaces VALUES (2)", "space 2 is listed as dropped, but belongs to table 'full'"),
         ("UPDATE meta SET value = X'33' WHERE name = 'counter/space'", "space 5 exists but the counter is at 3"),
         ("DELETE FROM backfills", "table 'filling': index 'byb' is CREATING but not listed to be filled"),

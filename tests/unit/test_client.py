@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tailrace.client import Client, Page
+from tailrace.client import Client, StreamPage
 from tailrace.errors import Conflict, Error, Forbidden, Gone, Invalid, NotFound, TooLarge, Unauthenticated, Unavailable
 from tailrace.log.position import offset
 from tests.unit.threaded import PATIENCE_S, Served
@@ -32,10 +32,10 @@ def test_create_append_head_read_delete(client: Client) -> None:
     assert client.append("a/b c", b"hello") == offset(5)
     assert client.create("a/b c", "text/plain") == offset(5)
     assert client.head("a/b c")["stream-next-offset"] == offset(5)
-    assert client.read("a/b c") == Page(b"hello", "text/plain", offset(5), True, False)
-    assert client.read("a/b c", "now") == Page(b"", "text/plain", offset(5), True, False)
+    assert client.read("a/b c") == StreamPage(b"hello", "text/plain", offset(5), True, False)
+    assert client.read("a/b c", "now") == StreamPage(b"", "text/plain", offset(5), True, False)
     client.append("a/b c", b"!", close=True)
-    assert client.read("a/b c", offset(5)) == Page(b"!", "text/plain", offset(6), True, True)
+    assert client.read("a/b c", offset(5)) == StreamPage(b"!", "text/plain", offset(6), True, True)
     client.delete("a/b c")
     with pytest.raises(NotFound):
         client.read("a/b c")
@@ -104,13 +104,13 @@ def test_follow_from_now(server: Served, client: Client) -> None:
 
     def follow() -> None:
         with Client(server.url) as other:
-            original = other.read
+            original = other._read
 
-            def read(*args: Any, **options: Any) -> Page:
+            def read(*args: Any, **options: Any) -> StreamPage:
                 following.set()
                 return original(*args, **options)
 
-            other.read = read  # type: ignore[method-assign]
+            other._read = read  # type: ignore[method-assign]
             found.extend(page.body for page in other.follow("a", "now"))
 
     thread = threading.Thread(target=follow)
@@ -185,16 +185,16 @@ def test_follow_survives_a_restart(data_dir: Path, monkeypatch: pytest.MonkeyPat
         client.create("a")
         client.append("a", b"one")
         client.append("a", b"two", close=True)
-        original, calls = client.read, []
+        original, calls = client._read, []
 
-        def read(path: str, at: str = "-1", *, wait: bool = False) -> Page:
+        def read(target: str, at: str, wait: bool, parameters: Mapping[str, str]) -> StreamPage:
             calls.append(at)
             if len(calls) in (2, 3):
                 raise Unavailable("gone for a moment")
-            page = original(path, at, wait=wait)
-            return Page(page.body[:3], page.content_type, offset(int(at != "-1") * 3 + 3), at != "-1", at != "-1")
+            page = original(target, at, wait, parameters)
+            return StreamPage(page.body[:3], page.content_type, offset(int(at != "-1") * 3 + 3), at != "-1", at != "-1")
 
-        monkeypatch.setattr(client, "read", read)
+        monkeypatch.setattr(client, "_read", read)
         monkeypatch.setattr("time.sleep", delays.append)
         assert [page.body for page in client.follow("a")] == [b"one", b"two"]
     assert calls == ["-1", offset(3), offset(3), offset(3)]

@@ -20,11 +20,11 @@ from tailrace.jobs.queries import FindTarget
 from tailrace.jobs.stage import STAGES
 from tailrace.jobs.target import Target
 from tailrace.storage.sqlite import SqliteEngine
-from tailrace.streams.commands import Append, Create
-from tailrace.streams.queries import Read
+from tailrace.streams.commands import Append, CreateStream
+from tailrace.streams.queries import ReadStream
+from tailrace.tables.change_stream import CHANGE_STREAMS
 from tailrace.tables.commands import PutItem, TransactWrite
 from tailrace.tables.definition import TOKENS
-from tailrace.tables.streams import CHANGE_STREAMS
 from tailrace.topics.queries import ListPartitions
 
 DAY_S = 24 * 3600
@@ -54,8 +54,8 @@ def filled(db: Database) -> None:
     db.create_topic("news", retention_seconds=DAY_S)
     for number in range(50):
         db.publish("news", number)
-    db.execute(Create("kept", TEXT, max_age_s=DAY_S))
-    db.execute(Create("short", TEXT, b"here", ttl_s=DAY_S))
+    db.execute(CreateStream("kept", TEXT, max_age_s=DAY_S))
+    db.execute(CreateStream("short", TEXT, b"here", ttl_s=DAY_S))
     for number in range(50):
         db.execute(Append("kept", b"%d;" % number, TEXT))
     kept = db.execute(FindTarget(Target("streams", "kept")))
@@ -78,7 +78,7 @@ def state(db: Database) -> dict[str, int]:
             "tokens": len(list(reader.scan(TOKENS))),
         }
     try:
-        short = len(db.execute(Read("short")).page.entries)
+        short = len(db.execute(ReadStream("short")).page.entries)
     except NotFound:
         short = 0
     (partition,) = db.execute(ListPartitions(limit=2))
@@ -87,7 +87,7 @@ def state(db: Database) -> dict[str, int]:
         "changes": len(list(orders.changes())),
         "items": sum(1 for _ in orders.scan()),
         "messages": partition.next - partition.start,
-        "entries": len(db.execute(Read("kept")).page.entries),
+        "entries": len(db.execute(ReadStream("kept")).page.entries),
         "short": short,
     }
 
@@ -163,8 +163,8 @@ def test_an_expired_path_is_not_taken_over_after_a_jump(data_dir: Path, clock: M
     with opened(data_dir, clock) as db:
         filled(db)
         clock.jump_by(TEN_DAYS_S)
-        assert not db.execute(Create("short", TEXT, ttl_s=DAY_S)).fresh
-        assert len(db.execute(Read("short")).page.entries) == 1
+        assert not db.execute(CreateStream("short", TEXT, ttl_s=DAY_S)).fresh
+        assert len(db.execute(ReadStream("short")).page.entries) == 1
 
 
 # -- at a start
@@ -254,15 +254,15 @@ def test_readiness_reports_a_jump_and_stays_ready(data_dir: Path, clock: ManualC
         clock.jump_by(TEN_DAYS_S)
         db.sweep()
         answer = system.ready(db)
-        told = msgspec.json.decode(answer.body)
-        assert (answer.status, told["status"]) == (200, "ready")
-        assert told["clock"]["ahead_s"] == TEN_DAYS_S
-        assert told["clock"]["confirmed_in_s"] == limits.CLOCK_CONFIRM_S
+        report = msgspec.json.decode(answer.body)
+        assert (answer.status, report["status"]) == (200, "ready")
+        assert report["clock"]["ahead_s"] == TEN_DAYS_S
+        assert report["clock"]["confirmed_in_s"] == limits.CLOCK_CONFIRM_S
         clock.jump_by(-TEN_DAYS_S)
         db.sweep()
-        told = msgspec.json.decode(system.ready(db).body)
-        assert told["clock"]["confirmed_in_s"] is None
-        assert "restart" in told["clock"]["reason"]
+        report = msgspec.json.decode(system.ready(db).body)
+        assert report["clock"]["confirmed_in_s"] is None
+        assert "restart" in report["clock"]["reason"]
 
 
 # -- the system's clock

@@ -38,7 +38,7 @@ def test_an_error_is_raised_where_it_is_awaited(early: bool) -> None:
     asyncio.run(main())
 
 
-def test_a_waiter_that_was_cancelled_hears_nothing_more() -> None:
+def test_a_cancelled_waiter_is_notified_no_more() -> None:
     async def main() -> None:
         completion: Completion[int] = Completion()
         steps = []
@@ -103,13 +103,13 @@ def test_with_what_asyncio_offers() -> None:
 
 
 def test_by_hand() -> None:
-    """How a door's coroutine is driven: it yields the completion itself, and goes on when called back."""
+    """How a handler's coroutine is driven: it yields the completion itself, and goes on when called back."""
     completion: Completion[str] = Completion()
 
-    async def door() -> str:
+    async def handler() -> str:
         return await completion + "!"
 
-    coroutine = door()
+    coroutine = handler()
     assert coroutine.send(None) is completion
     called = []
     completion.on_done(lambda: called.append(True))

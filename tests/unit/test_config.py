@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tailrace.config import DEFAULT_PORT, Auth, Config, Issuer, Topics, load
+from tailrace.config import DEFAULT_PORT, AuthConfig, Config, IssuerConfig, TopicsConfig, load
 from tailrace.errors import Invalid
-from tailrace.http.who import check_place
+from tailrace.http.authentication import check_data_directory
 
 
 @pytest.fixture(autouse=True)
@@ -19,8 +19,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def loaded(*, environ: dict[str, str] | None = None, **given: Any) -> Config:
-    return load(environ=environ or {}, **given)
+def loaded(*, environ: dict[str, str] | None = None, **settings: Any) -> Config:
+    return load(environ=environ or {}, **settings)
 
 
 def test_the_defaults() -> None:
@@ -57,7 +57,7 @@ def test_the_environment_sets_every_kind(text: str, dev: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("settings", "message"),
     [
         ({"dev": True, "host": "0.0.0.0"}, r"loopback only, not on '0\.0\.0\.0'; leave --dev out and set a token"),
         ({"dev": True, "host": "example.com"}, "loopback only, not on 'example.com'"),
@@ -91,9 +91,9 @@ def test_the_environment_sets_every_kind(text: str, dev: bool) -> None:
         ({"dev": True, "nonsense": 1}, "a setting is wrong: .*nonsense.*docs/reference/configuration.md"),
     ],
 )
-def test_what_is_refused(given: dict[str, Any], message: str) -> None:
+def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(Invalid, match=message):
-        loaded(**given)
+        loaded(**settings)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_token_that_could_be_guessed_is_refused(token: str, tmp_path: Path) ->
         lambda: loaded(token=token),
         lambda: loaded(environ={"TAILRACE_TOKEN": token}),
         lambda: load(str(file), environ={}),
-        lambda: check_place(Config(token=token, data=str(tmp_path))),  # settings that were made in Python
+        lambda: check_data_directory(Config(token=token, data=str(tmp_path))),  # settings that were made in Python
     ):
         with pytest.raises(Invalid, match=f"has {len(token)} characters.* openssl rand -hex 32"):
             wrong()
@@ -156,9 +156,9 @@ def test_a_token_may_serve_everyone() -> None:
 
 
 def test_sections_of_the_file_and_of_the_environment(tmp_path: Path) -> None:
-    assert loaded() == Config(topics=Topics(), auth=Auth())
-    assert (Topics().default_consume_timeout, Topics().max_consume_timeout) == (30, 300)
-    assert not Topics().allow_user_role_consume
+    assert loaded() == Config(topics=TopicsConfig(), auth=AuthConfig())
+    assert (TopicsConfig().default_consume_timeout, TopicsConfig().max_consume_timeout) == (30, 300)
+    assert not TopicsConfig().allow_user_role_consume
     file = tmp_path / "some.toml"
     file.write_text("[topics]\ndefault_consume_timeout = 5\nmax_consume_timeout = 60\n[auth]\naccess_token_s = 60\n")
     environ = {
@@ -167,8 +167,10 @@ def test_sections_of_the_file_and_of_the_environment(tmp_path: Path) -> None:
         "TAILRACE_AUTH_REFRESH_TOKEN_S": "120",
     }
     config = load(str(file), environ=environ)
-    assert config.topics == Topics(default_consume_timeout=7, max_consume_timeout=60, allow_user_role_consume=True)
-    assert config.auth == Auth(access_token_s=60, refresh_token_s=120)
+    assert config.topics == TopicsConfig(
+        default_consume_timeout=7, max_consume_timeout=60, allow_user_role_consume=True
+    )
+    assert config.auth == AuthConfig(access_token_s=60, refresh_token_s=120)
 
 
 ISSUER = {"issuer": "https://i", "jwks_url": "https://i/keys", "audience": "tailrace"}
@@ -193,7 +195,7 @@ audience = "here"
 """
     )
     first, second = load(str(file), environ={}).auth.issuers
-    assert first == Issuer(
+    assert first == IssuerConfig(
         issuer="https://i", jwks_url="https://i/keys", audience="here", role_claim="groups", roles={"admins": "dba"},
         default_role="user",
     )  # fmt: skip
@@ -207,11 +209,11 @@ audience = "here"
         ({"jwks_url": "ftp://example.com/keys"}, "must be https"),
         ({"jwks_url": "keys"}, "must be https"),
         ({"audience": ""}, "audience is empty"),
-        ({"issuer": ""}, "issuer must be what the tokens have"),
-        ({"issuer": "tailrace"}, "issuer must be what the tokens have"),
+        ({"issuer": ""}, "issuer must be the claim iss"),
+        ({"issuer": "tailrace"}, "issuer must be the claim iss"),
         ({"default_role": "emperor"}, "there is no role 'emperor'"),
         ({"roles": {"x": "emperor"}}, "there is no role 'emperor'"),
-        ({"roles": {"x": "system"}}, "the role system is not given to outsiders"),
+        ({"roles": {"x": "system"}}, "an external issuer cannot grant the role system"),
         ({"nonsense": 1}, "nonsense"),
     ],
 )
@@ -226,21 +228,21 @@ def test_an_issuer_twice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("s3://KEY:Hidden@bucket", "AWS_SECRET_ACCESS_KEY"),
         ("s3://KEY:a/Hidden@bucket/x", "AWS_SECRET_ACCESS_KEY"),
         ("s3a://Hidden@bucket", "AWS_SECRET_ACCESS_KEY"),
         ("s3://KEY:Hidden/bucket", "AWS_SECRET_ACCESS_KEY"),
-        ("s3://bucket/x?secret=Hidden", "no URL of a bucket"),
-        ("https://key:Hidden@bucket", "does not know https://"),
-        ("s3://", "no URL of a bucket"),
+        ("s3://bucket/x?secret=Hidden", "not the URL of a bucket"),
+        ("https://key:Hidden@bucket", "does not support https://"),
+        ("s3://", "not the URL of a bucket"),
         ("file://elsewhere/x", "three slashes"),
         ("", "is empty"),
     ],
 )
-def test_a_url_of_cold_storage_that_cannot_be_is_told_at_the_start_without_its_keys(url: str, said: str) -> None:
-    with pytest.raises(Invalid, match=said) as caught:
+def test_a_bad_url_of_cold_storage_is_reported_at_the_start_without_its_keys(url: str, message: str) -> None:
+    with pytest.raises(Invalid, match=message) as caught:
         loaded(environ={"TAILRACE_COLD_URL": url})
     assert "Hidden" not in str(caught.value)
 

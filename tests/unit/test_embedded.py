@@ -29,7 +29,6 @@ from tailrace.embedded import (
     Index,
     Put,
     Table,
-    TableOperations,
     Update,
     begins_with,
     between,
@@ -39,6 +38,9 @@ from tailrace.embedded import (
     le,
     lt,
 )
+from tailrace.embedded.running import AsyncFacade, Facade
+from tailrace.embedded.sync.database import Operations
+from tailrace.embedded.sync.tables import TableOperations
 from tailrace.errors import (
     ConditionFailed,
     InUse,
@@ -309,7 +311,7 @@ def test_indexes_of_a_table_in_use(db: Database, orders: Table) -> None:
     assert [item["id"] for item in orders.query("paid", ge(5), index="by-state")] == ["o-1"]
     orders.drop_index("by-state")
     assert orders.describe().indexes == []
-    with pytest.raises(Invalid, match="such an index is made with its table"):
+    with pytest.raises(Invalid, match="a local index is created with its table"):
         orders.add_index(Index("local", sort_key="amount", local=True))
     with pytest.raises(Invalid, match="has no partition_key"):
         orders.add_index(Index("none"))
@@ -380,12 +382,12 @@ def test_keeping_a_stream(db: Database, orders: Table) -> None:
     assert (info.oldest, info.latest, info.count, info.enabled, info.view) == (2, 6, 5, True, "NEW_AND_OLD_IMAGES")
     assert orders.prune_stream(before=4) == 2
     assert orders.stream_info().oldest == 4
-    with pytest.raises(Trimmed) as told:
+    with pytest.raises(Trimmed) as caught:
         orders.changes(after=2)
-    assert str(told.value) == (
+    assert str(caught.value) == (
         "sequence 2 is no longer retained; the oldest is 4: read after 3 or from the beginning with after=None"
     )
-    assert (told.value.earliest, len(orders.changes(after=3))) == (4, 3)
+    assert (caught.value.earliest, len(orders.changes(after=3))) == (4, 3)
     orders.alter_stream_retention(max_count=2)
     assert (orders.stream_info().max_count, orders.stream_info().max_age_s) == (2, 7 * 24 * 3600)
     orders.alter_stream_retention(max_age=timedelta(days=1))
@@ -441,7 +443,7 @@ def test_cursors(orders: Table) -> None:
     assert (orders.drop_cursor("mailer"), orders.drop_cursor("mailer"), orders.cursors()) == (True, False, [])
 
 
-def test_a_failed_condition_tells_of_the_item(orders: Table) -> None:
+def test_a_failed_condition_returns_the_item(orders: Table) -> None:
     item = {"id": "o-1", "amount": Decimal("1.5"), "tags": {"x"}}
     orders.put(item)
     never = "attribute_not_exists(id)"
@@ -450,15 +452,15 @@ def test_a_failed_condition_tells_of_the_item(orders: Table) -> None:
         lambda **how: orders.update("o-1", "REMOVE tags", condition=never, **how),
         lambda **how: orders.delete("o-1", condition=never, **how),
     ):
-        with pytest.raises(ConditionFailed) as told:
+        with pytest.raises(ConditionFailed) as caught:
             attempt(on_failure=True)
-        assert told.value.item == item
-        with pytest.raises(ConditionFailed) as told:
+        assert caught.value.item == item
+        with pytest.raises(ConditionFailed) as caught:
             attempt()
-        assert told.value.item is None
-    with pytest.raises(ConditionFailed) as told:
+        assert caught.value.item is None
+    with pytest.raises(ConditionFailed) as caught:
         orders.delete("nothing", condition="attribute_exists(id)", on_failure=True)
-    assert told.value.item is None
+    assert caught.value.item is None
 
 
 def test_a_snapshot_and_what_follows_it_make_the_table(db: Database, orders: Table) -> None:
@@ -538,7 +540,7 @@ def test_follow_ends_with_its_stream(tmp_path: Path, end: str) -> None:
         db.close()
 
 
-def test_nobody_is_left_subscribed(db: Database, orders: Table) -> None:
+def test_no_subscriber_is_left(db: Database, orders: Table) -> None:
     orders.put({"id": "o-1"})
     following = orders.follow()
     next(following)
@@ -579,9 +581,9 @@ def test_async(tmp_path: Path) -> None:
         assert await orders.cursors() == [saved]
         assert await orders.drop_cursor("mailer")
         assert [stream.label for stream in await orders.streams()] == [(await orders.stream_info()).label]
-        with pytest.raises(ConditionFailed) as told:
+        with pytest.raises(ConditionFailed) as failed:
             await orders.put({"id": "o-1"}, condition="attribute_not_exists(id)", on_failure=True)
-        assert told.value.item == {"id": "o-1", "amount": 2}
+        assert failed.value.item == {"id": "o-1", "amount": 2}
         assert await orders.prune_stream() == 6
         await orders.disable_stream()
         await orders.enable_stream("NEW_IMAGE")
@@ -628,10 +630,10 @@ def signatures(of: type) -> dict[str, list[inspect.Parameter]]:
 def test_sync_and_async_are_called_alike() -> None:
     assert signatures(AsyncTable) == signatures(Table)
     assert len(signatures(Table)) > 15
-    expected = signatures(TableOperations)
-    del expected["execute"], expected["aexecute"]
-    assert signatures(AsyncOperations) == expected
-    for of in (Table, AsyncTable, TableOperations, AsyncOperations):
+    for asynchronous, synchronous in zip(AsyncOperations.__mro__, Operations.__mro__, strict=True):
+        if (asynchronous, synchronous) != (AsyncFacade, Facade):
+            assert signatures(asynchronous) == signatures(synchronous)
+    for of in (Table, AsyncTable, *Operations.__mro__, *AsyncOperations.__mro__):
         assert all(getattr(of, name).__doc__ for name in signatures(of))
 
 
@@ -705,7 +707,7 @@ HALF = "\ud800"  # of a surrogate pair: a str to Python, nothing that UTF-8 can 
         lambda db, orders: db.transact_write([Put("orders", {"id": "a"})], token=5),
     ],
 )
-def test_a_senseless_argument_is_refused_and_harms_nobody(db: Database, orders: Table, wrong: Any) -> None:
+def test_a_senseless_argument_is_refused_and_changes_nothing(db: Database, orders: Table, wrong: Any) -> None:
     orders.put({"id": "o-1"})
     with pytest.raises(Invalid):
         wrong(db, orders)
@@ -760,7 +762,7 @@ def test_a_token_stands_for_all_of_its_transaction(db: Database, orders: Table, 
 
 
 def test_a_closed_loop_is_as_none(db: Database, orders: Table) -> None:
-    """A put is answered, and those who follow on threads hear of it."""
+    """A put is answered, and followers on threads receive it."""
 
     async def main() -> None:
         await (await db.aio.table("orders")).put({"id": "o-1"})
@@ -778,7 +780,7 @@ def test_a_closed_loop_is_as_none(db: Database, orders: Table) -> None:
     assert seen == ["o-2"]
 
 
-def test_a_second_loop_at_once_is_told_so(db: Database, orders: Table) -> None:
+def test_a_second_loop_at_once_is_refused(db: Database, orders: Table) -> None:
     async def put() -> None:
         await (await db.aio.table("orders")).put({"id": "o-1"})
 

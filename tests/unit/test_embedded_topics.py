@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 
 from tailrace.database import Database
-from tailrace.embedded import Delivery, Outgoing, Place
-from tailrace.embedded.topics import TopicOperations
+from tailrace.embedded import ConsumeRequest, Delivery, Outgoing, PublishedMessage
 from tailrace.errors import Conflict, InUse, Invalid, NotFound, TooLarge, Unavailable
 from tailrace.sql.error import SqlError
 from tailrace.storage.sqlite import SqliteEngine
-from tailrace.streams.producer import Claim
+from tailrace.streams.producer import ProducerClaim
 from tailrace.topics.commands import AddSource
 from tailrace.topics.consuming import Consume
 from tests.support.patience import PATIENCE_S
@@ -73,8 +72,12 @@ def test_topics_are_made_listed_and_dropped(db: Database) -> None:
 
 def test_what_is_published_is_consumed(db: Database) -> None:
     db.create_topic("t")
-    assert db.publish("t", b"bytes") == Place(0, 0)
-    assert db.publish("t", ["text", {"a": [1, None]}, 7]) == [Place(0, 1), Place(0, 2), Place(0, 3)]
+    assert db.publish("t", b"bytes") == PublishedMessage(0, 0)
+    assert db.publish("t", ["text", {"a": [1, None]}, 7]) == [
+        PublishedMessage(0, 1),
+        PublishedMessage(0, 2),
+        PublishedMessage(0, 3),
+    ]
     got = db.consume("t", "g", limit=3, consumer="c")
     assert payloads(got) == [b"bytes", b"text", b'{"a":[1,null]}']
     assert (got.partition, got.next_offset, got.has_more, len(got)) == (0, 3, True, 3)
@@ -94,14 +97,14 @@ def test_keys_choose_the_partition_and_messages_their_own(db: Database) -> None:
     assert db.publish("t", b"x", key=b"user-7").partition in places
     assert db.publish("t", b"x", key="user-7", partition=5).partition == 5
     done = db.publish_many("t", [Outgoing(b"a", partition=3), "b", Outgoing(b"c", key=b"user-7")], partition=2)
-    assert [place.partition for place in done.places] == [3, 2, 2]
+    assert [place.partition for place in done.messages] == [3, 2, 2]
     assert db.consume("t", None, partition=places.pop()).messages[0].key == "user-7"
 
 
 def test_a_claim_is_published_once(db: Database) -> None:
     db.create_topic("t")
-    assert not db.publish_many("t", [b"x"], claim=Claim("p", 0, 0)).duplicate
-    assert db.publish_many("t", [b"x"], claim=Claim("p", 0, 0)).duplicate
+    assert not db.publish_many("t", [b"x"], claim=ProducerClaim("p", 0, 0)).duplicate
+    assert db.publish_many("t", [b"x"], claim=ProducerClaim("p", 0, 0)).duplicate
     assert len(db.consume("t", None)) == 1
 
 
@@ -149,7 +152,7 @@ def test_a_group_begins_at_a_time(db: Database) -> None:
     assert len(db.consume("t", "h", start=late - timedelta(hours=2))) == 1
 
 
-def test_any_partition_is_asked_in_turn(db: Database) -> None:
+def test_all_partitions_are_polled_in_turn(db: Database) -> None:
     """A partition that always has something must not keep the others waiting."""
     db.create_topic("t", 3)
     for partition in range(3):
@@ -249,17 +252,17 @@ def test_a_closed_database_ends_the_wait(tmp_path: Path, pool: ThreadPoolExecuto
         found.result(PATIENCE_S)
 
 
-def test_other_groups_wake_nobody(db: Database, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_groups_wake_no_consumer(db: Database, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     db.create_topic("t")
     db.publish("t", b"x")
     db.consume("t", "g", consumer="holds")
     found = waiting(db, pool)
-    asked: list[str] = []
+    groups: list[str] = []
     execute = db.execute
 
     def counted(command: Any) -> Any:
         if isinstance(command, Consume) and command.consumer == "waits":
-            asked.append(command.group)
+            groups.append(command.group)
         return execute(command)
 
     monkeypatch.setattr(db, "execute", counted)
@@ -268,19 +271,19 @@ def test_other_groups_wake_nobody(db: Database, pool: ThreadPoolExecutor, monkey
         db.nack("t", "other")
     db.nack("t", "g", consumer="holds")
     assert len(found.result(PATIENCE_S)) == 1
-    assert len(asked) <= 2, "once more for what was given back; the first time may be counted too"
+    assert len(groups) <= 2, "once more for what was given back; the first time may be counted too"
 
 
 def test_an_interrupted_waiter_waits_no_more(db: Database, pool: ThreadPoolExecutor) -> None:
     db.create_topic("t")
     waiter = db.waiter()
-    options: dict[str, Any] = {"limit": 1, "consumer": "c", "start": "earliest", "partition": 0, "visibility_s": 1.0}
-    found = pool.submit(waiter.consume, "t", "g", timeout_s=PATIENCE_S, **options)
+    request = ConsumeRequest("t", "g", limit=1, consumer="c", timeout_s=PATIENCE_S)
+    found = pool.submit(waiter.consume, request)
     until(lambda: len(db.tail) > 0)
     waiter.interrupt()
     assert not found.result(PATIENCE_S).messages
     began = time.monotonic()
-    assert not waiter.consume("t", "g", timeout_s=PATIENCE_S, **options).messages
+    assert not waiter.consume(request).messages
     assert time.monotonic() - began < PATIENCE_S / 2
 
 
@@ -295,7 +298,7 @@ def test_all_of_it_on_an_event_loop(db: Database) -> None:
         consuming = asyncio.create_task(aio.consume("t", "g", partition="any", timeout_s=PATIENCE_S, consumer="c"))
         while not len(db.tail):
             await asyncio.sleep(0)
-        assert await aio.publish("t", b"x", partition=1) == Place(1, 0)
+        assert await aio.publish("t", b"x", partition=1) == PublishedMessage(1, 0)
         got = await consuming
         assert (payloads(got), got.partition) == ([b"x"], 1)
         assert await aio.extend("t", "g", partition=1, consumer="c", lease=got.lease) == 1
@@ -303,7 +306,7 @@ def test_all_of_it_on_an_event_loop(db: Database) -> None:
         again = await aio.consume("t", "g", partition=1, consumer="c")
         assert again.messages[0].attempt == 2
         assert await aio.ack("t", "g", 0, partition=1, consumer="c") == 0
-        assert [place.offset for place in (await aio.publish_many("t", [b"y", b"z"])).places] == [0, 1]
+        assert [place.offset for place in (await aio.publish_many("t", [b"y", b"z"])).messages] == [0, 1]
         assert len(await aio.publish("t", [b"1", b"2"])) == 2
         assert len((await aio.describe_topic("t")).partitions) == 2
         assert not (await aio.consume("t", "g", partition=1, timeout_s=0.05)).messages
@@ -441,7 +444,7 @@ def test_the_examples_of_methods_work(db: Database) -> None:
     names: dict[str, Any] = {"db": db}
     count = 0
     for name in ("create_topic", "publish", "consume", "ack"):
-        text = inspect.getdoc(getattr(TopicOperations, name)) or ""
+        text = inspect.getdoc(getattr(Database, name)) or ""
         parsed = doctest.DocTestParser().get_doctest(text, names, name, None, None)
         count += len(parsed.examples)
         assert doctest.DocTestRunner().run(parsed, clear_globs=False).failed == 0

@@ -1,4 +1,4 @@
-"""One writer that shares commits: who shares, who fails, who is told, and when.
+"""One writer that shares commits: which commands share one, which fail, and when waiters are notified.
 
 Most tests hold a commit open on a fake engine, so that what arrives meanwhile is known and not hoped for.
 """
@@ -29,7 +29,7 @@ from tailrace.metrics import Metrics
 from tailrace.runner import Runner
 from tailrace.storage.engine import Tx
 from tailrace.storage.sqlite import SqliteEngine
-from tailrace.storage.table import META, Meta
+from tailrace.storage.table import META, MetaRow
 from tailrace.tables.commands import BatchWrite, DeleteItem, PutItem, TransactWrite
 from tailrace.tables.definition import COUNTS, CountRow
 from tests.support.patience import PATIENCE_S
@@ -317,13 +317,13 @@ def test_a_commit_that_fails_stops_the_writer(
     fixture: Fixture, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     fixture.engine.commit_error = error
-    heard: list[Any] = []
-    fixture.tail.subscribe(1, heard.append)
+    received: list[Any] = []
+    fixture.tail.subscribe(1, received.append)
     with caplog.at_level(logging.CRITICAL, "tailrace.runner"), pytest.raises(Error) as failed:
         fixture.runner.execute(Note("a", tells=1))
     assert failed.value is error or failed.value.code == "WRITES_STOPPED"
     assert "writes are stopped" in caplog.text
-    assert heard == []
+    assert received == []
     assert fixture.engine.txs[0].events[-1] == "rollback"
     fixture.engine.commit_error = None
     with pytest.raises(Unavailable, match="restart the server to recover") as refused:
@@ -369,7 +369,7 @@ def test_damage_found_by_a_command_fails_the_batch_and_stops_the_writer(fixture:
         fixture.runner.execute(Note("b"))
 
 
-def test_all_of_a_failed_batch_are_told(fixture: Fixture) -> None:
+def test_all_of_a_failed_batch_get_the_error(fixture: Fixture) -> None:
     errors: list[Error] = []
 
     def run(name: str) -> None:
@@ -416,15 +416,15 @@ def test_close_waits_for_what_is_under_way(fixture: Fixture) -> None:
 
 
 def test_waiters_are_woken_after_the_commit_and_never_before(fixture: Fixture) -> None:
-    heard: list[Any] = []
-    fixture.tail.subscribe(5, heard.append)
+    received: list[Any] = []
+    fixture.tail.subscribe(5, received.append)
     fixture.engine.gate.clear()
     writer = started(lambda: fixture.runner.execute(Note("a", tells=5)))
     assert fixture.engine.committing.wait(PATIENCE_S)
-    assert heard == []
+    assert received == []
     fixture.release()
     writer.join(PATIENCE_S)
-    assert heard == [["a"]]
+    assert received == [["a"]]
 
 
 # -- the event loop
@@ -481,7 +481,7 @@ def test_submissions_during_a_commit_share_the_next(blocking: bool) -> None:
 
 @pytest.mark.parametrize("blocking", [False, True])
 def test_threads_and_a_loop_at_once(blocking: bool) -> None:
-    """Everyone gets the answer to what they asked, exactly once, and everything is committed exactly once."""
+    """Every caller gets the answer to its request exactly once, and everything is committed exactly once."""
     fixture = Fixture(FakeEngine(blocking=blocking))
     results: list[str] = []
 
@@ -529,11 +529,11 @@ def test_one_that_stands_behind_more_than_a_batch_waits_for_its_own(
 def test_a_thread_wakes_the_waiters_of_the_loop_on_the_loop(fixture: Fixture) -> None:
     async def main() -> None:
         fixture.runner.attach(asyncio.get_running_loop())
-        heard: list[Any] = []
-        fixture.tail.subscribe(5, lambda items: heard.append((items, threading.current_thread())))
+        received: list[Any] = []
+        fixture.tail.subscribe(5, lambda items: received.append((items, threading.current_thread())))
         await asyncio.to_thread(fixture.runner.execute, Note("a", tells=5))
-        await auntil(lambda: bool(heard))
-        assert heard == [(["a"], threading.current_thread())]
+        await auntil(lambda: bool(received))
+        assert received == [(["a"], threading.current_thread())]
         await asyncio.to_thread(fixture.runner.detach)
 
     asyncio.run(main())
@@ -589,26 +589,26 @@ class Set(Command[None], frozen=True):
     value: bytes
 
     def run(self, tx: Any) -> None:
-        tx.put(META, Meta("test", self.value))
+        tx.put(META, MetaRow("test", self.value))
 
 
 @pytest.mark.parametrize(
     "name", [name for name in failpoints.NAMES if name.startswith(("batch.", "command.", "commit."))]
 )
 def test_after_a_failure_at_any_place_the_database_is_whole(tmp_path: Path, name: str) -> None:
-    """Before the commit nothing is there; after it everything is, whoever was or was not told."""
+    """Before the commit nothing is there; after it everything is, whether or not the caller got its answer."""
     fixture = Fixture(SqliteEngine(tmp_path))
     fixture.runner.execute(Set(b"old"))
     failpoints.arm(name)
     with pytest.raises(Error):
         fixture.runner.execute(Set(b"new"))
-    stops = name not in ("command.ran", "batch.told")
+    stops = name not in ("command.ran", "batch.answered")
     assert (fixture.runner.stopped is not None) == stops
     fixture.engine.close()
     engine = SqliteEngine(tmp_path)
     with engine.reader() as reader:
-        kept = name in ("commit.synced", "batch.told")
-        assert reader.get(META, "test") == Meta("test", b"new" if kept else b"old")
+        kept = name in ("commit.synced", "batch.answered")
+        assert reader.get(META, "test") == MetaRow("test", b"new" if kept else b"old")
     engine.close()
 
 
@@ -741,10 +741,10 @@ def test_a_closed_loop_is_as_none(fixture: Fixture) -> None:
     loop = asyncio.new_event_loop()
     fixture.runner.attach(loop)
     loop.close()
-    heard: list[Any] = []
-    fixture.tail.subscribe(5, heard.append)
+    received: list[Any] = []
+    fixture.tail.subscribe(5, received.append)
     assert fixture.runner.execute(Note("a", tells=5)) == "a!"
-    assert heard == [["a"]]
+    assert received == [["a"]]
     fixture.runner.detach()
 
 
@@ -808,7 +808,7 @@ def test_every_command_that_removes_something_may_use_the_reserve_of_a_full_disk
             found[kind.__name__] = kind.freeing
     verbs = ("Delete", "Drop", "Trim", "Prune", "Purge", "Reclaim", "Forget", "Clear", "Remove", "Disable")
     removing = {name for name in found if name.startswith(verbs)}
-    assert {"Delete", "DeleteItem", "DropTopic", "PruneStream", "Trim", "Reclaim"} <= removing
+    assert {"DeleteStream", "DeleteItem", "DropTopic", "PruneStream", "TrimStream", "ReclaimLog"} <= removing
     assert sorted(name for name in removing if not found[name]) == []
     assert not found["Append"] and not found["PutItem"] and not found["Publish"]
 

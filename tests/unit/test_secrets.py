@@ -33,8 +33,8 @@ from tailrace.storage.modes import write_private
 from tailrace.storage.sqlite import ENCRYPTED_SINCE, FILE, SqliteEngine, migrations
 from tailrace.storage.vault import ENVIRONMENT, NEXT, PREVIOUS, Vault, read_secret
 from tailrace.storage.vault import FILE as KEY_FILE
-from tailrace.streams.commands import Append, Create
-from tailrace.subscriptions import grant, signing
+from tailrace.streams.commands import Append, CreateStream
+from tailrace.subscriptions import signing, wake_tokens
 from tailrace.tables.seal import FindSecret
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,7 +74,7 @@ def make_secrets(db: Database) -> dict[str, bytes]:
 
 class MakeGrantSecret(Command[bytes], frozen=True):
     def run(self, tx: Any) -> bytes:
-        return grant.secret(tx)
+        return wake_tokens.secret(tx)
 
 
 def contents(directory: Path) -> Iterator[tuple[Path, bytes]]:
@@ -301,7 +301,7 @@ def _open_umask() -> Iterator[None]:
 def test_every_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     directory = tmp_path / "above" / "data"
     with opened(directory) as db:
-        db.execute(Create("s", "text/plain"))
+        db.execute(CreateStream("s", "text/plain"))
         db.execute(Append("s", b"x", "text/plain"))
         names = {path.name for path in directory.iterdir()}
         assert {FILE, f"{FILE}-wal", f"{FILE}-shm", "LOCK", KEY_FILE} <= names
@@ -316,7 +316,7 @@ def test_every_file_is_for_its_owner_alone(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_open_umask")
 def test_what_is_looser_is_repaired_with_a_warning(data_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     with opened(data_dir) as db:
-        db.execute(Create("s", "text/plain"))
+        db.execute(CreateStream("s", "text/plain"))
     os.chmod(data_dir, 0o755)
     for path in data_dir.iterdir():
         os.chmod(path, 0o644)
@@ -337,7 +337,7 @@ def test_what_is_looser_is_repaired_with_a_warning(data_dir: Path, caplog: pytes
 
 def test_what_is_looser_is_named_by_who_only_reads(data_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     with opened(data_dir) as db:
-        db.execute(Create("s", "text/plain"))
+        db.execute(CreateStream("s", "text/plain"))
     with caplog.at_level(logging.WARNING, "tailrace"):
         assert not check_database(data_dir).findings
         assert not caplog.records
@@ -369,7 +369,7 @@ def reachable() -> Iterator[Path]:
         yield Path(name)
 
 
-AS_NOBODY = """
+AS_UNPRIVILEGED_USER = """
 import os, sys
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 try:
@@ -391,16 +391,19 @@ sys.exit(f"the directory can be listed: {found}")
 def test_another_user_reads_nothing(reachable: Path) -> None:
     directory = reachable / "data"
     with opened(directory) as db:
-        db.execute(Create("s", "text/plain"))
+        db.execute(CreateStream("s", "text/plain"))
         names = [path.name for path in directory.iterdir()]
         ran = subprocess.run(
-            [sys.executable, "-c", AS_NOBODY, str(directory), *names], capture_output=True, text=True, cwd="/"
+            [sys.executable, "-c", AS_UNPRIVILEGED_USER, str(directory), *names],
+            capture_output=True,
+            text=True,
+            cwd="/",
         )
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_loose_directory_of_somebody_else_is_refused_with_the_fix(reachable: Path) -> None:
+def test_a_loose_directory_of_another_user_is_refused_with_the_fix(reachable: Path) -> None:
     directory = reachable / "data"
     directory.mkdir()
     os.chmod(directory, 0o777)

@@ -1,1 +1,1 @@
-"""Who may come in: access keys, and the signatures that are made with them."""
+"""Authentication: users, passwords, sessions and tokens, access keys and request signatures, login throttling."""

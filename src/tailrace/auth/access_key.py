@@ -1,8 +1,8 @@
-"""An access key as it is stored, and what becomes of a principal's keys when a user of that name comes or goes.
+"""The row of an access key, and the fate of a principal's keys when a user of that name is created or dropped.
 
-A key for a principal that is no user has its own role. A user's key has the user's role, whatever is stored with it.
-So that nobody gains by the difference, a user's keys go with the user, and a user that would give keys of its name more
-than they have is not made.
+A key for a principal that is not a user has its own role. A user's key has the user's role, whatever is stored with it.
+To rule out privilege escalation, a user's keys are deleted with the user, and a user is not created if its role would
+raise that of existing keys for the same name.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tailrace.access import ROLES
 from tailrace.errors import InUse
 from tailrace.log.tail import KEYS_CHANGED
 from tailrace.storage.engine import Tx
-from tailrace.storage.table import Table
+from tailrace.storage.table import StorageTable
 
-DEFAULT_ROLE: Final = "user"  # the least; of a key that is made without a role, for no user
+DEFAULT_ROLE: Final = "user"  # the lowest; for a key without a role whose principal is not a user
 
 
 class AccessKey(msgspec.Struct, frozen=True):
-    """A key as it is stored. Not for the eyes of anyone."""
+    """A key as it is stored. Never shown."""
 
     id: str
     secret: str  # encrypted, as it is stored; `FindAccessKey` decrypts it
@@ -32,34 +32,34 @@ class AccessKey(msgspec.Struct, frozen=True):
 
 
 class KeyChanged(msgspec.Struct, frozen=True, gc=False):
-    """A key was made, disabled, enabled or deleted; whoever remembers keys forgets this one."""
+    """The notice that a key was created, disabled, enabled or deleted: caches must drop it."""
 
     id: str
 
 
-ACCESS_KEYS = Table("access_keys", AccessKey, key=("id",), cached=True)
+ACCESS_KEYS = StorageTable("access_keys", AccessKey, key=("id",), cached=True)
 
 
 def store_key(tx: Tx, row: AccessKey) -> None:
-    """Keep a key as it is now."""
+    """Store a key."""
     tx.put(ACCESS_KEYS, row)
     tx.notify(KEYS_CHANGED, KeyChanged(row.id))
 
 
 def delete_key(tx: Tx, row: AccessKey) -> None:
-    """Forget a key."""
+    """Delete a key."""
     tx.delete(ACCESS_KEYS, row.id)
     tx.notify(KEYS_CHANGED, KeyChanged(row.id))
 
 
 def delete_keys_of(tx: Tx, principal: str) -> None:
-    """Forget all keys of a principal."""
+    """Delete all keys of a principal."""
     for row in _keys_of(tx, principal):
         delete_key(tx, row)
 
 
 def check_no_gain(tx: Tx, principal: str, role: str) -> None:
-    """Raise where a user of this name and role would give more to keys that were made for the name before."""
+    """Raise if a user of this name and role would raise the role of existing keys for the name."""
     for row in _keys_of(tx, principal):
         if not ROLES[role] <= ROLES[row.role]:
             raise InUse(

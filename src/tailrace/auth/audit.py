@@ -1,7 +1,8 @@
-"""Who may run a command that is not let through at a glance, and a line in the log for each that administers.
+"""Authorization of commands, and the audit log of administrative ones.
 
-`Database` asks here for what administers and for principals that were given only some things; all else passes without.
-A line says who, what, about what and how it ended. What a command carries is not in it: it may be a password's hash.
+`Database` calls this for administrative commands and for principals with a grant; other commands need only the
+permission. An audit line has the principal, the command, its subjects and the outcome, but no arguments: they may
+contain the hash of a password.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from tailrace.errors import Error, Forbidden
 
 T = TypeVar("T")
 Done = Callable[[Any, BaseException | None], None]
-SUBJECTS_TOLD: int = 10
+SUBJECTS_MAX: int = 10  # in one line
 
 logger = logging.getLogger("tailrace.audit")
 
 
 class Audit:
-    """A command under way whose outcome will be told."""
+    """A running command whose outcome will be logged."""
 
     __slots__ = ("_subjects", "_what", "_who")
 
@@ -32,16 +33,16 @@ class Audit:
         self._what = what
         self._subjects = subjects
 
-    def tell(self, error: BaseException | None) -> None:
-        """It ended so."""
+    def report(self, error: BaseException | None) -> None:
+        """Log the outcome."""
         outcome = "done" if error is None else error.code if isinstance(error, Error) else type(error).__name__
-        told(self._who, self._what, " ".join(self._subjects[:SUBJECTS_TOLD]), outcome)
+        record_outcome(self._who, self._what, " ".join(self._subjects[:SUBJECTS_MAX]), outcome)
 
     def then(self, done: Done) -> Done:
-        """A callback that tells, and then calls `done`."""
+        """A callback that logs the outcome, and then calls `done`."""
 
         def both(result: Any, error: BaseException | None = None) -> None:
-            self.tell(error)
+            self.report(error)
             done(result, error)
 
         return both
@@ -52,18 +53,18 @@ class Audit:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.tell(error)
+        self.report(error)
 
 
-def told(who: str, what: str, subject: str, outcome: str, **more: str) -> None:
-    """Leave a line. Names are quoted: whoever chose one cannot make a line of their own with it."""
+def record_outcome(who: str, what: str, subject: str, outcome: str, **more: str) -> None:
+    """Write an audit line. Names are quoted, so that a name cannot forge a line."""
     facts = {"who": who, "what": what, "subject": subject, "outcome": outcome, **more}
     text = " ".join(f"{name}={value!r}" for name, value in facts.items() if value)
     logger.info("%s", text, extra={"facts": facts})
 
 
 def admit(command: Command[T] | Query[T], principal: Principal) -> tuple[Any, Audit | None]:
-    """The command as this principal runs it, and what tells of its outcome if that is to be told; or `Forbidden`."""
+    """The command as this principal runs it, and its `Audit` if it is logged. Raises `Forbidden`."""
     permission, what = command.permission, type(command).__name__
     administers = permission in ADMINISTRATIVE
     try:
@@ -73,16 +74,16 @@ def admit(command: Command[T] | Query[T], principal: Principal) -> tuple[Any, Au
             principal.check_subjects(command.subjects(), what)
     except Forbidden as error:
         if administers:
-            told(principal.name, what, " ".join(_named(command)), error.code)
+            record_outcome(principal.name, what, " ".join(_named(command)), error.code)
         raise
     if not administers or isinstance(command, Query):
         return command, None
     audit = None if principal is SYSTEM else Audit(principal.name, what, _named(command))
-    return command.asked_by(principal), audit
+    return command.for_principal(principal), audit
 
 
 def _named(command: Command[T] | Query[T]) -> tuple[str, ...]:
-    """What a command is about, for the log: never a reason to fail."""
+    """The subjects of a command for the log; never fails."""
     try:
         return command.subjects()
     except Error:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from tailrace.auth.access_key import ACCESS_KEYS
 from tailrace.errors import Corrupt
 from tailrace.storage.engine import Reader
-from tailrace.storage.vault import SEALED, Locked, access_key_label, read_secret
+from tailrace.storage.vault import SEALED, LockedVault, access_key_label, read_secret
 
 
 def check_secrets(reader: Reader) -> Iterator[str]:
-    """What is wrong with the secrets; nothing is known of them without the key."""
-    if isinstance(reader.vault, Locked):
+    """Findings about the secrets. Nothing can be checked without the key."""
+    if isinstance(reader.vault, LockedVault):
         return
     for name in SEALED:
         try:

@@ -1,10 +1,10 @@
-"""Access keys: what requests to the DynamoDB door are signed with.
+"""Access keys, which sign requests to the DynamoDB API.
 
-A key is an id, which travels with every request, and a secret, which never does. The secret is stored encrypted and
-not hashed, since verifying a signature takes the secret itself; it is shown once, when the key is made, and by no query
-afterwards but the one that the server verifies with. A key stands for a principal by name; several may stand for the
-same one, so that a key can be replaced without a gap. A key has a role; where there is a user of the principal's name,
-the user's role, restrictions and state count instead, and the key goes when the user is dropped.
+A key has an id, sent with every request, and a secret, never sent. The secret is stored encrypted and not hashed,
+since verifying a signature takes the secret itself; it is shown once, when the key is created, and only the server
+reads it afterwards. A key is for a principal, by name; several keys may be for the same principal, so that a key can be
+replaced without downtime. A key has a role. If there is a user of the principal's name, the user's role, grant and
+state apply instead, and the key is deleted with the user.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from tailrace import limits
 from tailrace.access import Permission, Principal, check_role
 from tailrace.auth.access_key import ACCESS_KEYS, DEFAULT_ROLE, AccessKey, delete_key, store_key
 from tailrace.auth.users import RESERVED, USERS, User, check_system
@@ -26,15 +27,13 @@ from tailrace.storage.vault import access_key_label
 ID_PREFIX: Final = "TRK"
 ID_LENGTH: Final = 20
 SECRET_LENGTH: Final = 40
-ACCESS_KEYS_MAX: Final = 1_000  # of one database; a list of them is one answer
-PRINCIPAL_BYTES_MAX: Final = 256
 
 _ID_LETTERS: Final = string.ascii_uppercase + string.digits
 _SECRET_LETTERS: Final = string.ascii_letters + string.digits + "+/"
 
 
 class KeyInfo(msgspec.Struct, frozen=True):
-    """What may be told of a key."""
+    """A key without its secret."""
 
     id: str
     principal: str
@@ -44,7 +43,7 @@ class KeyInfo(msgspec.Struct, frozen=True):
 
 
 class NewKey(msgspec.Struct, frozen=True):
-    """A key that was just made, with the secret that is shown this once."""
+    """A new key with its secret, which is shown only once."""
 
     id: str
     secret: str
@@ -54,15 +53,15 @@ class NewKey(msgspec.Struct, frozen=True):
 
 
 class CreateAccessKey(Command[NewKey], frozen=True):
-    """A new key for a principal. `role` None: the user's of that name, or the least if there is none."""
+    """Create a key for a principal. `role` None: the role of the user of that name, or the lowest role."""
 
     permission = Permission.ADMIN
 
     principal: str
     role: str | None = None
-    by_system: bool = False  # whoever runs it may make keys of role system; set where permissions are checked
+    by_system: bool = False  # the caller may create keys of role system; set by `for_principal`
 
-    def asked_by(self, principal: Principal) -> CreateAccessKey:
+    def for_principal(self, principal: Principal) -> CreateAccessKey:
         return msgspec.structs.replace(self, by_system=Permission.SYSTEM in principal.permissions)
 
     def subjects(self) -> tuple[str, ...]:
@@ -71,8 +70,8 @@ class CreateAccessKey(Command[NewKey], frozen=True):
     def run(self, tx: Tx) -> NewKey:
         _check_principal(self.principal)
         role = self._role(tx.get(USERS, self.principal))
-        if sum(1 for _ in tx.scan(ACCESS_KEYS, limit=ACCESS_KEYS_MAX)) >= ACCESS_KEYS_MAX:
-            raise LimitExceeded(f"there are {ACCESS_KEYS_MAX} access keys, the most there may be; delete some first")
+        if sum(1 for _ in tx.scan(ACCESS_KEYS, limit=limits.ACCESS_KEYS_MAX)) >= limits.ACCESS_KEYS_MAX:
+            raise LimitExceeded(f"there are {limits.ACCESS_KEYS_MAX} access keys, the maximum; delete some first")
         name = _new_id()
         while tx.get(ACCESS_KEYS, name) is not None:
             name = _new_id()
@@ -84,13 +83,13 @@ class CreateAccessKey(Command[NewKey], frozen=True):
 
     def _role(self, user: User | None) -> str:
         """The role that the key will have."""
-        asked = None if self.role is None else check_role(self.role)
-        role = user.role if user is not None else asked or DEFAULT_ROLE
-        for each in (role, asked or role):
+        requested = None if self.role is None else check_role(self.role)
+        role = user.role if user is not None else requested or DEFAULT_ROLE
+        for each in (role, requested or role):
             check_system(each, by_system=self.by_system)
-        if asked is not None and asked != role:
+        if requested is not None and requested != role:
             raise Invalid(
-                f"the user {self.principal!r} has the role {role}, and so have its keys; ask for no other role, "
+                f"the user {self.principal!r} has the role {role}, and so have its keys; leave the role out, "
                 f"or alter the user",
                 code="ROLE_OF_USER",
             )
@@ -98,7 +97,7 @@ class CreateAccessKey(Command[NewKey], frozen=True):
 
 
 class DeleteAccessKey(Command[KeyInfo], frozen=True):
-    """Forget a key; what it signs is refused from now on. The key that was."""
+    """Delete a key: requests signed with it are rejected from now on. Returns the deleted key."""
 
     freeing = True
     permission = Permission.ADMIN
@@ -107,17 +106,17 @@ class DeleteAccessKey(Command[KeyInfo], frozen=True):
     id: str
     by_system: bool = False
 
-    def asked_by(self, principal: Principal) -> DeleteAccessKey:
+    def for_principal(self, principal: Principal) -> DeleteAccessKey:
         return msgspec.structs.replace(self, by_system=Permission.SYSTEM in principal.permissions)
 
     def run(self, tx: Tx) -> KeyInfo:
         row = _existing(tx, self.id, by_system=self.by_system)
         delete_key(tx, row)
-        return _told(tx, row)
+        return _key_info(tx, row)
 
 
 class DisableAccessKey(Command[KeyInfo], frozen=True):
-    """Refuse what a key signs until it is enabled again."""
+    """Reject requests signed with a key until it is enabled again."""
 
     freeing = True
     permission = Permission.ADMIN
@@ -126,7 +125,7 @@ class DisableAccessKey(Command[KeyInfo], frozen=True):
     id: str
     by_system: bool = False
 
-    def asked_by(self, principal: Principal) -> DisableAccessKey:
+    def for_principal(self, principal: Principal) -> DisableAccessKey:
         return msgspec.structs.replace(self, by_system=Permission.SYSTEM in principal.permissions)
 
     def run(self, tx: Tx) -> KeyInfo:
@@ -134,7 +133,7 @@ class DisableAccessKey(Command[KeyInfo], frozen=True):
 
 
 class EnableAccessKey(Command[KeyInfo], frozen=True):
-    """Let a key in again that was disabled."""
+    """Accept a disabled key again."""
 
     permission = Permission.ADMIN
     subject = ("keys", "id")
@@ -142,7 +141,7 @@ class EnableAccessKey(Command[KeyInfo], frozen=True):
     id: str
     by_system: bool = False
 
-    def asked_by(self, principal: Principal) -> EnableAccessKey:
+    def for_principal(self, principal: Principal) -> EnableAccessKey:
         return msgspec.structs.replace(self, by_system=Permission.SYSTEM in principal.permissions)
 
     def run(self, tx: Tx) -> KeyInfo:
@@ -155,11 +154,11 @@ class ListAccessKeys(Query[list[KeyInfo]], frozen=True):
     permission = Permission.ADMIN
 
     def run(self, reader: Reader) -> list[KeyInfo]:
-        return [_told(reader, row) for row in reader.scan(ACCESS_KEYS, limit=ACCESS_KEYS_MAX)]
+        return [_key_info(reader, row) for row in reader.scan(ACCESS_KEYS, limit=limits.ACCESS_KEYS_MAX)]
 
 
 class FindAccessKey(Query[AccessKey | None], frozen=True):
-    """A key with its secret, to verify with; None if there is none, or it is disabled."""
+    """A key with its secret, to verify a signature; None if it does not exist or is disabled."""
 
     permission = Permission.SYSTEM
 
@@ -177,11 +176,11 @@ def _switch(tx: Tx, name: str, *, disabled: int, by_system: bool) -> KeyInfo:
     if row.disabled != disabled:
         row = msgspec.structs.replace(row, disabled=disabled)
         store_key(tx, row)
-    return _told(tx, row)
+    return _key_info(tx, row)
 
 
 def _existing(tx: Tx, name: str, *, by_system: bool) -> AccessKey:
-    """A key that is there and that whoever asks may change."""
+    """An existing key that the caller may change."""
     row = tx.get(ACCESS_KEYS, name)
     if row is None:
         raise NotFound(f"there is no access key {name[:64]!r}; list the keys to see which there are")
@@ -190,22 +189,22 @@ def _existing(tx: Tx, name: str, *, by_system: bool) -> AccessKey:
 
 
 def _role_of(reader: Reader, row: AccessKey) -> str:
-    """The role that counts."""
+    """The effective role: the user's if there is a user of that name."""
     user = reader.get(USERS, row.principal)
     return row.role if user is None else user.role
 
 
-def _told(reader: Reader, row: AccessKey) -> KeyInfo:
+def _key_info(reader: Reader, row: AccessKey) -> KeyInfo:
     return KeyInfo(row.id, row.principal, row.created_ms, bool(row.disabled), _role_of(reader, row))
 
 
 def _check_principal(name: str) -> None:
     if not name or not name.isprintable() or name.strip() != name:
-        raise Invalid(f"{name[:64]!r} cannot name who a key is for; use printable text without blanks around it")
-    if len(name.encode("utf-8", "replace")) > PRINCIPAL_BYTES_MAX:
-        raise Invalid(f"the name of who a key is for is longer than {PRINCIPAL_BYTES_MAX} bytes; use a shorter one")
+        raise Invalid(f"{name[:64]!r} is not a valid principal; use printable text without surrounding blanks")
+    if len(name.encode("utf-8", "replace")) > limits.PRINCIPAL_BYTES_MAX:
+        raise Invalid(f"the name of the principal is longer than {limits.PRINCIPAL_BYTES_MAX} bytes; use a shorter one")
     if name in RESERVED:
-        raise Invalid(f"{name!r} stands for somebody else in the records; use another name", code="INVALID_NAME")
+        raise Invalid(f"the name {name!r} is reserved; use another name", code="INVALID_NAME")
 
 
 def _new_id() -> str:

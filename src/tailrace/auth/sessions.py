@@ -1,10 +1,11 @@
-"""Sessions: logins that last, by a refresh token that works once.
+"""Login sessions, extended by refresh tokens that work once.
 
 A refresh token is ``trr.<user>.<session>.<secret>``, user and secret in base64url. The database keeps the SHA-256 of
-the session's id and of the secret. Each use gives a new secret; the session ends when any other is shown, since then
-two parties have had the token and nobody can tell which of them is the thief.
+the session's id and of the secret. Each refresh replaces the secret; the session ends when an older one is sent, since
+then two parties have had the token and one of them stole it.
 
-`RefreshSession` answers with a reason instead of raising: ending a session is a change, and an error changes nothing.
+`RefreshSession` returns a reason instead of raising: ending a session is a write, and a command that raises writes
+nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import Final
 
 import msgspec
 
+from tailrace import limits
 from tailrace.access import Permission
-from tailrace.auth.users import SESSIONS, SESSIONS_MAX, USERS, Session, User, UserChanged
+from tailrace.auth.users import SESSIONS, USERS, LoginSession, User, UserChanged
 from tailrace.command import Command, Query
 from tailrace.errors import WrongToken
 from tailrace.log.tail import USERS_CHANGED
@@ -27,28 +29,27 @@ from tailrace.storage.vault import stored_session
 
 MARK: Final = "trr"
 SECRET_BYTES: Final = 32
-REFRESH_BYTES_MAX: Final = 1_024
 
-# How a refresh ended where it was refused.
+# The reasons for which a refresh is refused.
 UNKNOWN: Final = "REFRESH_UNKNOWN"
 REUSED: Final = "REFRESH_REUSED"
 EXPIRED: Final = "REFRESH_EXPIRED"
 
 
 class RefreshToken(msgspec.Struct, frozen=True):
-    """What a client shows to go on with a session."""
+    """The token with which a client continues a session."""
 
     user: str
     session: str
     secret: bytes
 
     def text(self) -> str:
-        """As it is sent."""
-        return f"{MARK}.{_told(self.user.encode())}.{self.session}.{_told(self.secret)}"
+        """The token in its wire form."""
+        return f"{MARK}.{_encoded(self.user.encode())}.{self.session}.{_encoded(self.secret)}"
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """A session that goes on, and the user as it is now; or why there is none."""
+    """An open session and its user, or the reason why it was refused."""
 
     user: User | None = None
     session: str = ""
@@ -56,7 +57,7 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 class OpenSession(Command[Opened], frozen=True):
-    """A new session of a user who has just shown the password, which must still be what it was then."""
+    """Open a session for a user whose password was just verified and has not changed since."""
 
     permission = Permission.SYSTEM
 
@@ -73,7 +74,7 @@ class OpenSession(Command[Opened], frozen=True):
         open_now = sorted(tx.scan(SESSIONS, self.user), key=lambda session: session.created_ms)
         kept = [session for session in open_now if session.expires_ms > tx.settled_ms]
         ended = {session.id for session in open_now} - {session.id for session in kept}
-        ended.update(session.id for session in kept[: max(0, len(kept) + 1 - SESSIONS_MAX)])
+        ended.update(session.id for session in kept[: max(0, len(kept) + 1 - limits.SESSIONS_MAX)])
         for name in ended:
             tx.delete(SESSIONS, self.user, name)
         if ended:
@@ -81,13 +82,13 @@ class OpenSession(Command[Opened], frozen=True):
         expires_ms = tx.now_ms + self.life_ms
         tx.put(
             SESSIONS,
-            Session(self.user, stored_session(self.session), self.digest, tx.now_ms, expires_ms, user.generation),
+            LoginSession(self.user, stored_session(self.session), self.digest, tx.now_ms, expires_ms, user.generation),
         )
         return Opened(user, self.session)
 
 
 class RefreshSession(Command[Opened], frozen=True):
-    """Go on with a session under a new secret, or end it if the one shown is not the present one."""
+    """Continue a session under a new secret, or end it if the secret is not the current one."""
 
     permission = Permission.SYSTEM
 
@@ -100,7 +101,7 @@ class RefreshSession(Command[Opened], frozen=True):
     def run(self, tx: Tx) -> Opened:
         row, user = tx.get(SESSIONS, self.user, stored_session(self.session)), tx.get(USERS, self.user)
         if row is None or user is None or user.disabled or user.generation != row.generation:
-            return Opened(refused=UNKNOWN)  # as `MayRefresh` has it
+            return Opened(refused=UNKNOWN)  # as in `MayRefresh`
         if row.expires_ms <= tx.now_ms:
             if row.expires_ms <= tx.settled_ms:  # else the clock has jumped, and may come back
                 _end(tx, row)
@@ -114,7 +115,7 @@ class RefreshSession(Command[Opened], frozen=True):
 
 
 class MayRefresh(Query[str | None], frozen=True):
-    """Why a refresh would be refused without changing anything; None: ask `RefreshSession`, which then has to write."""
+    """The reason to refuse a refresh without a write; None: run `RefreshSession`, which decides."""
 
     permission = Permission.SYSTEM
 
@@ -127,7 +128,7 @@ class MayRefresh(Query[str | None], frozen=True):
 
 
 class CloseSession(Command[bool], frozen=True):
-    """End a session; whether there was one. `digest` None: whoever asks has shown an access token of it."""
+    """End a session; True if it existed. `digest` None: the caller has an access token of the session."""
 
     freeing = True
     permission = Permission.SYSTEM
@@ -144,8 +145,8 @@ class CloseSession(Command[bool], frozen=True):
         return True
 
 
-class FindSession(Query["Session | None"], frozen=True):
-    """A session, if it goes on."""
+class FindSession(Query["LoginSession | None"], frozen=True):
+    """A session, if it has not ended."""
 
     permission = Permission.SYSTEM
     single = True
@@ -153,28 +154,28 @@ class FindSession(Query["Session | None"], frozen=True):
     user: str
     session: str
 
-    def run(self, reader: Reader) -> Session | None:
+    def run(self, reader: Reader) -> LoginSession | None:
         return reader.get(SESSIONS, self.user, stored_session(self.session))
 
 
 def new_token(user: str, session: str | None = None) -> RefreshToken:
-    """A refresh token with a new secret, of a new session unless it is told."""
+    """A refresh token with a new secret; for a new session if `session` is None."""
     return RefreshToken(user, session or secrets.token_urlsafe(16), secrets.token_bytes(SECRET_BYTES))
 
 
-def opens(session: Session | None, token: RefreshToken) -> bool:
-    """Whether the token is the present one of the session."""
+def opens(session: LoginSession | None, token: RefreshToken) -> bool:
+    """Whether the token is the current one of the session."""
     return session is not None and hmac.compare_digest(session.secret, digest_of(token))
 
 
 def digest_of(token: RefreshToken) -> bytes:
-    """What the database keeps of the secret: it is random, so one hash is enough."""
+    """The hash of the secret that the database stores. The secret is random, so one SHA-256 is enough."""
     return hashlib.sha256(token.secret).digest()
 
 
 def read_token(text: str) -> RefreshToken:
-    """A refresh token as it was sent; its form is right, nothing else is known yet."""
-    parts = text.split(".") if len(text) <= REFRESH_BYTES_MAX else []
+    """Parse a refresh token. Only its form is checked."""
+    parts = text.split(".") if len(text) <= limits.REFRESH_TOKEN_BYTES_MAX else []
     try:
         mark, user, session, secret = parts
         token = RefreshToken(_read(user).decode(), session, _read(secret))
@@ -186,15 +187,15 @@ def read_token(text: str) -> RefreshToken:
 
 
 def _malformed() -> WrongToken:
-    return WrongToken("this is no refresh token; send the one that login or the last refresh gave", code=UNKNOWN)
+    return WrongToken("this is not a refresh token; send the one from the login or the last refresh", code=UNKNOWN)
 
 
-def _end(tx: Tx, row: Session) -> None:
+def _end(tx: Tx, row: LoginSession) -> None:
     tx.delete(SESSIONS, row.principal, row.id)
     tx.notify(USERS_CHANGED, UserChanged(row.principal))
 
 
-def _told(data: bytes) -> str:
+def _encoded(data: bytes) -> str:
     return urlsafe_b64encode(data).rstrip(b"=").decode()
 
 

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-Client and server each boil a request down to the same bytes, the *canonical request*:
+Client and server each reduce a request to the same bytes, the *canonical request*:
 
     POST                                       the method
     /                                          the path: dot segments removed, percent-encoded once more than sent
@@ -17,13 +17,13 @@ Its SHA-256 goes into the *string to sign*, with the algorithm, the time and the
 (``20260102/us-east-1/dynamodb/aws4_request``). That is signed (HMAC-SHA256) with a key derived from the secret and
 the scope in four steps. The derived key changes once a day, so `SigningKeys` keeps it.
 
-What a request claims is in its Authorization header, or, for a presigned URL, in X-Amz-* parameters of the
-query. `read_claim` reads either into a `Claim`. Checks come in the order in which the service makes them, since a
-request that is wrong in several ways must get the same answer: form (`read_claim`), time (`check_time`), what was
-signed and for whom (`check_scope`), the key (the caller's), the signature (`verify`).
+A request carries its signature in the Authorization header or, for a presigned URL, in X-Amz-* parameters of the query.
+`read_claim` parses either into a `SignatureClaim`. Checks come in the order of the service, since a request with
+several mistakes must get the same error: form (`read_claim`), time (`check_time`), algorithm, signed fields and scope
+(`check_scope`), the key (looked up by the caller), the signature (`verify`).
 
 The body's hash is always computed, never taken from X-Amz-Content-SHA256; so a client that signs ``UNSIGNED-PAYLOAD``
-is refused, as the service refuses it. X-Amz-Security-Token is just another header here: keys are not temporary.
+is rejected, as by the service. X-Amz-Security-Token is just another header here: keys are not temporary.
 
 A field that was sent twice is signed as ``a,b``, but arrives here joined as ``a, b``, which may also be what was sent
 and signed. `verify` accepts either.
@@ -44,15 +44,13 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import msgspec
 
+from tailrace import limits
 from tailrace.errors import Unauthenticated
 
 ALGORITHM: Final = "AWS4-HMAC-SHA256"
 TERMINATOR: Final = "aws4_request"
-SKEW_S: Final = 15 * 60  # how far apart the clocks of client and server may be
-EXPIRES_S_MAX: Final = 7 * 24 * 3600  # how long a presigned URL may live
-SIGNING_KEYS_MAX: Final = 1_024  # derived keys remembered
 
-# The codes of errors; the door of a protocol gives them its own names.
+# Error codes; the DynamoDB API maps them to its own names.
 MISSING_TOKEN: Final = "MISSING_TOKEN"
 INCOMPLETE_SIGNATURE: Final = "INCOMPLETE_SIGNATURE"
 UNRECOGNIZED_CLIENT: Final = "UNRECOGNIZED_CLIENT"
@@ -67,15 +65,15 @@ _USUAL_HEADER: Final = re.compile(
     r"(AWS4-[^, ]+) +Credential=([^, ]+)[, ]+SignedHeaders=([^, ]+)[, ]+Signature=([^, ]+)"
 )
 _STAMP: Final = re.compile(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z", re.ASCII)
-_DIGITS: Final = re.compile("[0-9]{1,6}")  # as many as EXPIRES_S_MAX has
+_DIGITS: Final = re.compile("[0-9]{1,6}")  # as many as PRESIGNED_S_MAX has
 _BLANKS: Final = re.compile(rb"[ \t]+")
 _QUERY_FORM: Final = ("X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Signature", "X-Amz-SignedHeaders", "X-Amz-Date")
 
 Pairs = list[tuple[bytes, bytes]]
 
 
-class Claim(msgspec.Struct, frozen=True):
-    """What a request says of its signature. Its form is right; nothing else is known yet."""
+class SignatureClaim(msgspec.Struct, frozen=True):
+    """The signature of a request with its parameters. Only the form is checked."""
 
     algorithm: str
     credential: str
@@ -92,57 +90,57 @@ class Claim(msgspec.Struct, frozen=True):
 
     @property
     def scope(self) -> str:
-        """What the key was derived for: date, region, service, terminator."""
+        """The scope of the derived key: date, region, service, terminator."""
         return self.credential.rstrip("/").partition("/")[2]
 
 
 def is_signed(headers: Mapping[bytes, bytes], query: bytes) -> bool:
-    """Whether a request carries credentials of any kind, also such as will be refused."""
+    """Whether a request carries credentials of any kind, valid or not."""
     return b"authorization" in headers or b"X-Amz-" in query
 
 
-def read_claim(headers: Mapping[bytes, bytes], query: bytes) -> Claim:
-    """What the request claims, in its header or in its query; `headers` have lower-case names."""
-    given = headers.get(b"authorization")
-    if not query and given is not None:
-        return _header_claim(given.decode("latin-1"), headers, None)
+def read_claim(headers: Mapping[bytes, bytes], query: bytes) -> SignatureClaim:
+    """Parse the signature in the header or the query; `headers` have lower-case names."""
+    header = headers.get(b"authorization")
+    if not query and header is not None:
+        return _header_claim(header.decode("latin-1"), headers, None)
     pairs = _pairs(query)
-    asked = any(name == b"X-Amz-Algorithm" for name, _ in pairs)
-    if given is not None and asked:
+    presigned = any(name == b"X-Amz-Algorithm" for name, _ in pairs)
+    if header is not None and presigned:
         raise _invalid("Found both 'X-Amz-Algorithm' as a query-string param and 'Authorization' as HTTP header.")
-    if given is not None:
-        return _header_claim(given.decode("latin-1"), headers, pairs)
-    if not asked:
+    if header is not None:
+        return _header_claim(header.decode("latin-1"), headers, pairs)
+    if not presigned:
         raise missing_token()
     return _query_claim(pairs)
 
 
-def check_time(claim: Claim, now_ms: int) -> None:
-    """That the request was signed about now, or within the life of its presigned URL."""
+def check_time(claim: SignatureClaim, now_ms: int) -> None:
+    """Raise unless the request was signed recently, or within the lifetime of its presigned URL."""
     at_s, now_s = _seconds(claim.stamp), now_ms // 1000
-    life_s = SKEW_S if claim.expires_s is None else claim.expires_s
+    life_s = limits.SIGNATURE_SKEW_S if claim.expires_s is None else claim.expires_s
     if at_s < now_s - life_s:
         raise _invalid(
             f"Signature expired: {claim.stamp} is now earlier than {_stamp(now_s - life_s)} "
             f"({_stamp(now_s)} - {life_s // 60} min.)"
         )
-    if at_s > now_s + SKEW_S:
+    if at_s > now_s + limits.SIGNATURE_SKEW_S:
         raise _invalid(
-            f"Signature not yet current: {claim.stamp} is still later than {_stamp(now_s + SKEW_S)} "
-            f"({_stamp(now_s)} + {SKEW_S // 60} min.)"
+            f"Signature not yet current: {claim.stamp} is still later than {_stamp(now_s + limits.SIGNATURE_SKEW_S)} "
+            f"({_stamp(now_s)} + {limits.SIGNATURE_SKEW_S // 60} min.)"
         )
 
 
 def check_scope(
-    claim: Claim, headers: Mapping[bytes, bytes], services: frozenset[str] = frozenset(("dynamodb",))
+    claim: SignatureClaim, headers: Mapping[bytes, bytes], services: frozenset[str] = frozenset(("dynamodb",))
 ) -> None:
-    """That enough was signed, with a known algorithm, for this service. Any region will do."""
+    """Raise unless the required fields were signed, with a known algorithm, for this service. Any region is valid."""
     if b"host" not in claim.signed:
         raise _invalid("'Host' must be a 'SignedHeader' in the AWS Authorization.")
     if claim.by_field and b"x-amz-date" not in claim.signed:
         raise _invalid("'X-Amz-Date' must be a 'SignedHeader' in the AWS Authorization.")
     if b"x-amz-target" in headers and b"x-amz-target" not in claim.signed:
-        # It names the operation: unsigned, whoever sees a request could make another one of it.
+        # It names the operation: unsigned, an attacker could replay the request as another operation.
         raise _invalid("'X-Amz-Target' must be a 'SignedHeader' in the AWS Authorization.")
     if claim.algorithm != ALGORITHM:
         raise _incomplete(f"Unsupported AWS 'algorithm': '{claim.algorithm}' (only {ALGORITHM} for now). ")
@@ -170,10 +168,17 @@ def check_scope(
 
 
 def verify(
-    claim: Claim, key: bytes, *, method: bytes, path: bytes, query: bytes, headers: Mapping[bytes, bytes], body: bytes
+    claim: SignatureClaim,
+    key: bytes,
+    *,
+    method: bytes,
+    path: bytes,
+    query: bytes,
+    headers: Mapping[bytes, bytes],
+    body: bytes,
 ) -> None:
-    """That the request was signed with `key`, a derived one (`SigningKeys`), and is as it was then. From any thread:
-    the hash of a large body takes a while."""
+    """Raise unless the request was signed with `key`, a derived key (`SigningKeys`), and has not changed since. For any
+    thread: hashing a large body takes long."""
     fields = [(name, headers.get(name, b"")) for name in claim.signed]
     payload = hashlib.sha256(body).hexdigest().encode()
     pairs = _pairs(query) if claim.query is None else claim.query
@@ -188,7 +193,7 @@ def verify(
     raise _invalid(_MISMATCH)
 
 
-def _signed(claim: Claim, key: bytes, request: bytes) -> bytes:
+def _signed(claim: SignatureClaim, key: bytes, request: bytes) -> bytes:
     return hmac.digest(key, string_to_sign(claim.stamp, claim.scope, request), "sha256").hex().encode()
 
 
@@ -218,7 +223,7 @@ def signing_key(secret: str, scope: str) -> bytes:
 
 
 class SigningKeys:
-    """Derived keys that are remembered: four HMACs cost more than all the rest of a check."""
+    """A cache of derived keys: their four HMACs cost more than the rest of a check."""
 
     def __init__(self) -> None:
         self._keys: dict[tuple[str, str], bytes] = {}
@@ -227,7 +232,7 @@ class SigningKeys:
         """The key of this id for this scope, which holds date, region and service."""
         key = self._keys.get((key_id, scope))
         if key is None:
-            if len(self._keys) >= SIGNING_KEYS_MAX:
+            if len(self._keys) >= limits.SIGNING_KEYS_MAX:
                 self._keys.clear()
             key = self._keys[key_id, scope] = signing_key(secret, scope)
         return key
@@ -264,7 +269,7 @@ def canonical_query(pairs: Pairs) -> bytes:
 
 
 def folded(value: bytes) -> bytes:
-    """A field's value without blanks around it, and one where there are many."""
+    """A field's value without surrounding blanks, and with runs of blanks folded into one."""
     value = value.strip(b" \t")
     return _BLANKS.sub(b" ", value) if b"  " in value or b"\t" in value else value
 
@@ -281,26 +286,28 @@ def _pairs(query: bytes) -> Pairs:
 # -- the two forms of a claim
 
 
-def _header_claim(given: str, headers: Mapping[bytes, bytes], query: Pairs | None) -> Claim:
-    if not given.lstrip().startswith("AWS4-"):
+def _header_claim(header: str, headers: Mapping[bytes, bytes], query: Pairs | None) -> SignatureClaim:
+    if not header.lstrip().startswith("AWS4-"):
         raise missing_token()
     dated = headers.get(b"x-amz-date")
     stamp = dated or headers.get(b"date")
-    usual = _USUAL_HEADER.fullmatch(given) if stamp else None
-    algorithm, credential, names, signature = usual.groups() if usual else _header_parts(given, stamp)
+    usual = _USUAL_HEADER.fullmatch(header) if stamp else None
+    algorithm, credential, names, signature = usual.groups() if usual else _header_parts(header, stamp)
     at = _read_stamp((stamp or b"").decode("latin-1").strip())
-    return Claim(algorithm, credential, _names(names), signature.encode("latin-1"), at, dated is not None, None, query)
+    return SignatureClaim(
+        algorithm, credential, _names(names), signature.encode("latin-1"), at, dated is not None, None, query
+    )
 
 
-def _header_parts(given: str, stamp: bytes | None) -> tuple[str, str, str, str]:
-    """A header whose parts come in any order, or are not all there: says all that is missing."""
-    algorithm, *rest = _SEPARATORS.split(given.strip())
+def _header_parts(header: str, stamp: bytes | None) -> tuple[str, str, str, str]:
+    """Parse a header whose parts are in any order; the error names all missing parts."""
+    algorithm, *rest = _SEPARATORS.split(header.strip())
     found: dict[str, str] = {}
     for pair in rest:
         name, equals, value = pair.partition("=")
         if pair and not equals:
             raise _incomplete(
-                f"'{pair}' not a valid key=value pair (missing equal-sign) in Authorization header: '{given}'."
+                f"'{pair}' not a valid key=value pair (missing equal-sign) in Authorization header: '{header}'."
             )
         found[name] = value
     missing = "".join(
@@ -311,7 +318,7 @@ def _header_parts(given: str, stamp: bytes | None) -> tuple[str, str, str, str]:
     if not stamp:
         missing += "Authorization header requires existence of either a 'X-Amz-Date' or a 'Date' header. "
     if missing:
-        raise _incomplete(f"{missing}Authorization={given}")
+        raise _incomplete(f"{missing}Authorization={header}")
     return algorithm, found["Credential"], found["SignedHeaders"], found["Signature"]
 
 
@@ -320,7 +327,7 @@ def _names(text: str) -> tuple[bytes, ...]:
     return tuple(sorted({name.encode("latin-1", "replace") for name in text.lower().split(";") if name}))
 
 
-def _query_claim(pairs: Pairs) -> Claim:
+def _query_claim(pairs: Pairs) -> SignatureClaim:
     found = {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
     missing = "".join(
         f"AWS query-string parameters must include '{name}'. " for name in _QUERY_FORM if not found.get(name)
@@ -328,9 +335,11 @@ def _query_claim(pairs: Pairs) -> Claim:
     if missing:
         raise _incomplete(f"{missing}Re-examine the query-string parameters.")
     expires = found.get("X-Amz-Expires")
-    if expires is not None and not (_DIGITS.fullmatch(expires) and int(expires) <= EXPIRES_S_MAX):
-        raise _incomplete(f"X-Amz-Expires must be a number of seconds from 0 to {EXPIRES_S_MAX}, not '{expires[:32]}'.")
-    return Claim(
+    if expires is not None and not (_DIGITS.fullmatch(expires) and int(expires) <= limits.PRESIGNED_S_MAX):
+        raise _incomplete(
+            f"X-Amz-Expires must be a number of seconds from 0 to {limits.PRESIGNED_S_MAX}, not '{expires[:32]}'."
+        )
+    return SignatureClaim(
         found["X-Amz-Algorithm"],
         found["X-Amz-Credential"],
         _names(found["X-Amz-SignedHeaders"]),
@@ -347,7 +356,7 @@ def _query_claim(pairs: Pairs) -> Claim:
 
 @lru_cache(maxsize=256)
 def _read_stamp(text: str) -> str:
-    """The time as it is signed; a Date field may have HTTP's own form."""
+    """The time in its signed form; a Date field may use the format of HTTP."""
     if _STAMP.fullmatch(text):
         try:
             _seconds(text)
@@ -386,7 +395,7 @@ def missing_token() -> Unauthenticated:
 
 
 def unrecognized_client() -> Unauthenticated:
-    """The key is not one of ours, or no longer."""
+    """The access key does not exist or is disabled."""
     return Unauthenticated("The security token included in the request is invalid.", code=UNRECOGNIZED_CLIENT)
 
 

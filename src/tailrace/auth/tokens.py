@@ -1,9 +1,9 @@
-"""JSON Web Tokens: our own, made at login, and how those of outside issuers are looked at. Pure: no clock, no network.
+"""JSON Web Tokens: issued by this server at login, or by external issuers. Pure: no clock, no network.
 
-Our own are signed with HMAC-SHA256 under a key that is made when it is first needed and kept in the database. Which
-algorithm a token is verified with is never the token's choice: ours take HS256 alone, an outside issuer's key only the
-algorithms of its kind, none of which is symmetric. So ``alg: none`` and a public key used as an HMAC secret are refused
-before anything is computed. Whatever is wrong has a code of its own, all of them 401.
+Tokens of this server are signed with HMAC-SHA256 under a key that is created on first use and stored in the database.
+A token never chooses the algorithm that verifies it: ours accept HS256 alone, and an external issuer's key accepts only
+the algorithms of its type, none of which is symmetric. So ``alg: none`` and a public key used as an HMAC secret are
+rejected before anything is computed. Each kind of failure has its own code, all with status 401.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import jwt
 import msgspec
 from jwt.algorithms import get_default_algorithms
 
+from tailrace import limits
 from tailrace.access import Permission
 from tailrace.auth.users import User
 from tailrace.command import Command, Query
@@ -27,11 +28,8 @@ ISSUER: Final = "tailrace"
 OWN_ALGORITHM: Final = "HS256"
 KEY_NAME: Final = "token-key"  # in META
 KEY_BYTES: Final = 32
-TOKEN_BYTES_MAX: Final = 8 * 1024
-LEEWAY_S: Final = 30  # how far an outside issuer's clock may be off; our own is our own
-RSA_BITS_MIN: Final = 2_048
 
-# By the kind of key (and its curve): what may be verified with it.
+# The algorithms that a type of key (and curve) may verify.
 ALGORITHMS: Final[dict[tuple[str, str | None], tuple[str, ...]]] = {
     ("RSA", None): ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
     ("EC", "P-256"): ("ES256",),
@@ -40,7 +38,7 @@ ALGORITHMS: Final[dict[tuple[str, str | None], tuple[str, ...]]] = {
     ("OKP", "Ed25519"): ("EdDSA",),
 }
 
-# The claims are looked at here: by the database's clock, and with a code for each fault.
+# The claims are checked here: by the database's clock, and with a code for each fault.
 _CLAIMS: Final = ("exp", "nbf", "iat", "aud", "iss", "sub", "jti")
 _SIGNATURE_ALONE: Final[Any] = {"verify_signature": True, **{f"verify_{claim}": False for claim in _CLAIMS}}
 
@@ -56,8 +54,8 @@ REVOKED: Final = "TOKEN_REVOKED"
 UNKNOWN_KEY: Final = "TOKEN_KEY"
 
 
-class Claims(msgspec.Struct, frozen=True):
-    """What one of our own tokens says."""
+class TokenClaims(msgspec.Struct, frozen=True):
+    """The claims of a token of this server."""
 
     user: str
     session: str
@@ -65,8 +63,8 @@ class Claims(msgspec.Struct, frozen=True):
     expires_ms: int
 
 
-class Unread(msgspec.Struct, frozen=True):
-    """A token that was taken apart; nothing of it is to be believed yet."""
+class UnverifiedToken(msgspec.Struct, frozen=True):
+    """A parsed token whose signature is not verified yet."""
 
     text: str
     algorithm: str
@@ -75,14 +73,14 @@ class Unread(msgspec.Struct, frozen=True):
 
 
 class PublicKey(msgspec.Struct, frozen=True):
-    """An outside issuer's key, ready to verify with."""
+    """An external issuer's key, ready to verify with."""
 
     key: Any
     algorithms: tuple[str, ...]
 
 
 class FindTokenKey(Query[bytes | None], frozen=True):
-    """The key of our own tokens, if there is one yet."""
+    """The key for tokens of this server, if it exists yet."""
 
     permission = Permission.SYSTEM
     single = True
@@ -92,7 +90,7 @@ class FindTokenKey(Query[bytes | None], frozen=True):
 
 
 class MakeTokenKey(Command[bytes], frozen=True):
-    """The key of our own tokens; if there is none, it is made."""
+    """The key for tokens of this server; created if it does not exist."""
 
     permission = Permission.SYSTEM
 
@@ -105,7 +103,7 @@ class MakeTokenKey(Command[bytes], frozen=True):
 
 
 def looks_like(text: bytes) -> bool:
-    """Whether this could be such a token at all."""
+    """Whether this has the form of a token."""
     return text.count(b".") == 2 and text.startswith(b"eyJ")
 
 
@@ -125,49 +123,51 @@ def issue(key: bytes, user: User, session: str, now_ms: int, life_s: int) -> str
     return jwt.encode(claims, key, algorithm=OWN_ALGORITHM)
 
 
-def unread(text: str) -> Unread:
-    """Take a token apart."""
-    if len(text) > TOKEN_BYTES_MAX:
-        raise WrongToken(f"the token is longer than {TOKEN_BYTES_MAX} bytes", code=MALFORMED)
+def unread(text: str) -> UnverifiedToken:
+    """Parse a token without verifying it."""
+    if len(text) > limits.ACCESS_TOKEN_BYTES_MAX:
+        raise WrongToken(f"the token is longer than {limits.ACCESS_TOKEN_BYTES_MAX} bytes", code=MALFORMED)
     try:
         whole = jwt.decode_complete(text, options={"verify_signature": False})
         header, payload = whole["header"], whole["payload"]
     except (jwt.PyJWTError, ValueError, RecursionError):
-        raise WrongToken("the token cannot be read; ask for a new one", code=MALFORMED) from None
+        raise WrongToken("the token is malformed; request a new one", code=MALFORMED) from None
     algorithm, key_id, issuer = header.get("alg"), header.get("kid"), payload.get("iss")
     if not isinstance(algorithm, str) or not isinstance(key_id, str | None) or "crit" in header:
-        raise WrongToken("the token's header asks for what is not done here", code=MALFORMED)
+        raise WrongToken(
+            "the token's header is malformed, or uses an extension (crit) that is not supported", code=MALFORMED
+        )
     if not isinstance(issuer, str):
-        raise WrongToken("the token does not say who issued it (iss)", code=WRONG_ISSUER)
-    return Unread(text, algorithm, key_id, issuer)
+        raise WrongToken("the token has no issuer (claim iss)", code=WRONG_ISSUER)
+    return UnverifiedToken(text, algorithm, key_id, issuer)
 
 
-def verify_own(token: Unread, key: bytes, now_ms: int) -> Claims:
-    """What one of our own tokens says, if it is one and of now."""
+def verify_own(token: UnverifiedToken, key: bytes, now_ms: int) -> TokenClaims:
+    """The claims of a token of this server, if it is valid now."""
     payload = _verified(token, key, (OWN_ALGORITHM,))
     expires_s = check_times(payload, now_ms, leeway_s=0)
     user, session, generation = payload.get("sub"), payload.get("sid"), payload.get("generation")
     if payload.get("iss") != ISSUER:
-        raise WrongToken("the token is not of this server", code=WRONG_ISSUER)
+        raise WrongToken("the token was not issued by this server", code=WRONG_ISSUER)
     if not isinstance(user, str) or not isinstance(session, str) or type(generation) is not int:
-        raise WrongToken("the token lacks claims that this server puts into its own; log in again", code=CLAIMS)
-    return Claims(user, session, generation, int(expires_s * 1000))
+        raise WrongToken("the token lacks claims of this server; log in again", code=CLAIMS)
+    return TokenClaims(user, session, generation, int(expires_s * 1000))
 
 
-def verify_outside(token: Unread, key: PublicKey, audience: str, now_ms: int) -> tuple[dict[str, Any], int]:
-    """What an outside issuer's token says, and when (in ms) it ends to be true."""
+def verify_outside(token: UnverifiedToken, key: PublicKey, audience: str, now_ms: int) -> tuple[dict[str, Any], int]:
+    """The claims of an external issuer's token, and when it expires (in ms)."""
     payload = _verified(token, key.key, key.algorithms)
-    expires_s = check_times(payload, now_ms, leeway_s=LEEWAY_S)
-    given = payload.get("aud")
-    if audience not in (given if isinstance(given, list) else [given]):
+    expires_s = check_times(payload, now_ms, leeway_s=limits.TOKEN_LEEWAY_S)
+    claimed = payload.get("aud")
+    if audience not in (claimed if isinstance(claimed, list) else [claimed]):
         raise WrongToken(
             f"the token is not for {audience!r} (aud); ask the issuer for one that is", code=WRONG_AUDIENCE
         )
-    return payload, int((expires_s + LEEWAY_S) * 1000)
+    return payload, int((expires_s + limits.TOKEN_LEEWAY_S) * 1000)
 
 
 def check_times(payload: Mapping[str, Any], now_ms: int, *, leeway_s: int) -> float:
-    """When the token ends, if it has begun and not ended. One that never ends is none."""
+    """The expiry of a token that is valid now. A token without expiry is rejected."""
     now_s = now_ms / 1000
     for name in ("exp", "nbf", "iat"):
         value: Any = payload.get(name)
@@ -179,7 +179,7 @@ def check_times(payload: Mapping[str, Any], now_ms: int, *, leeway_s: int) -> fl
             )
     for name in ("nbf", "iat"):
         if payload.get(name) is not None and payload[name] > now_s + max(leeway_s, 1):
-            raise WrongToken(f"the token is not valid yet ({name}); look at the clocks of both sides", code=NOT_YET)
+            raise WrongToken(f"the token is not valid yet ({name}); compare the clocks of both sides", code=NOT_YET)
     expires_s: float = payload["exp"]
     if expires_s + leeway_s <= now_s:
         raise WrongToken("the token has expired; refresh it or log in again", code=EXPIRED)
@@ -187,7 +187,7 @@ def check_times(payload: Mapping[str, Any], now_ms: int, *, leeway_s: int) -> fl
 
 
 def public_key(facts: Mapping[str, Any]) -> tuple[str | None, PublicKey] | None:
-    """A key of a JWKS with its id; None: not one to verify with (symmetric, for encryption, unknown or too short)."""
+    """A key of a JWKS with its id; None: it cannot verify tokens (symmetric, for encryption, unknown or too short)."""
     kind, curve, use = facts.get("kty"), facts.get("crv"), facts.get("use")
     allowed = ALGORITHMS.get((str(kind), None if kind == "RSA" else str(curve)))
     if allowed is None or use not in (None, "sig"):
@@ -203,15 +203,15 @@ def public_key(facts: Mapping[str, Any]) -> tuple[str | None, PublicKey] | None:
         key = get_default_algorithms()[allowed[0]].from_jwk(public)
     except (jwt.PyJWTError, ValueError, TypeError):
         return None
-    if kind == "RSA" and key.key_size < RSA_BITS_MIN:
+    if kind == "RSA" and key.key_size < limits.RSA_BITS_MIN:
         return None
     return key_id, PublicKey(key, allowed)
 
 
-def _verified(token: Unread, key: Any, algorithms: tuple[str, ...]) -> dict[str, Any]:
+def _verified(token: UnverifiedToken, key: Any, algorithms: tuple[str, ...]) -> dict[str, Any]:
     if token.algorithm not in algorithms:
         raise WrongToken(
-            f"the token's algorithm {token.algorithm[:20]!r} is not taken; this issuer's are {', '.join(algorithms)}",
+            f"the token's algorithm {token.algorithm[:20]!r} is not accepted; use {', '.join(algorithms)}",
             code=ALGORITHM,
         )
     try:

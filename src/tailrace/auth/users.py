@@ -1,11 +1,12 @@
-"""Users: a name, a role, perhaps a password, perhaps a list of what they were given.
+"""Users: a name, a role, optionally a password and a grant.
 
-A user without a password comes in by access keys, or by tokens of an outside issuer that is told to link users. Every
-change that should end what a user has open (another password, disabled, dropped) gives it a new *generation*, a number
-that is never used again; tokens carry the one they were made under. Each change is told in its commit's notices, so
-that whoever remembers users forgets this one.
+A user without a password authenticates with access keys, or with tokens of an external issuer that links users. A
+change that must end a user's sessions (a new password, disabling, dropping) gives it a new *generation*, a number that
+is never used again; tokens carry the generation in which they were issued. Each change is announced in the notices of
+its commit, so that caches drop the user.
 
-Commands carry the hash of a password, never the password: `create_user` and `alter_user` make them, off the event loop.
+Commands carry the hash of a password, never the password: `create_user` and `alter_user` build them, off the event
+loop.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from tailrace import limits
 from tailrace.access import Access, Permission, Principal, check_patterns, check_role
 from tailrace.auth import passwords
 from tailrace.auth.access_key import check_no_gain, delete_keys_of
@@ -23,18 +25,15 @@ from tailrace.command import Command, Query
 from tailrace.errors import Corrupt, Forbidden, InUse, Invalid, LimitExceeded, NotFound
 from tailrace.log.tail import USERS_CHANGED
 from tailrace.storage.engine import Reader, Tx
-from tailrace.storage.table import Table
+from tailrace.storage.table import StorageTable
 
-USERS_MAX: Final = 10_000  # of one database; a list of them is one answer
-NAME_BYTES_MAX: Final = 256
-SESSIONS_MAX: Final = 50  # of one user; the oldest ends when another begins
-# Who else is told in records: the server, its token, those let in with --dev and at open doors, and who removes what
-# has expired, here and in the words of DynamoDB. No user, key or outside token bears such a name.
-RESERVED: Final = frozenset(("system", "token", "everyone", "nobody", "ttl", "dynamodb.amazonaws.com"))
+# Principals that are not users, as they appear in change records: the server, its token, callers in dev mode, anonymous
+# callers, and the TTL service under its own name and DynamoDB's. No user, key or external token may have such a name.
+RESERVED: Final = frozenset(("system", "token", "everyone", "anonymous", "nobody", "ttl", "dynamodb.amazonaws.com"))
 
 
 class User(msgspec.Struct, frozen=True):
-    """A user as it is stored. Not for the eyes of anyone."""
+    """A user as it is stored. Never shown."""
 
     name: str
     role: str
@@ -46,44 +45,44 @@ class User(msgspec.Struct, frozen=True):
     generation: int
 
 
-class Session(msgspec.Struct, frozen=True):
+class LoginSession(msgspec.Struct, frozen=True):
     """A login that can be refreshed."""
 
     principal: str
-    id: str  # a hash of the id that tokens of the session have: `stored_session`
-    secret: bytes  # SHA-256 of what the refresh token holds now
+    id: str  # a hash of the session's id in its tokens: `stored_session`
+    secret: bytes  # SHA-256 of the secret in the current refresh token
     created_ms: int
     expires_ms: int
     generation: int  # the user's
 
 
 class UserInfo(msgspec.Struct, frozen=True):
-    """What may be told of a user."""
+    """A user without the hash of its password."""
 
     name: str
     role: str
     access: tuple[str, ...] | None  # None: no restriction
-    password: bool  # whether there is one
+    password: bool  # whether the user has one
     disabled: bool
     created_ms: int
     updated_ms: int
 
 
 class UserChanged(msgspec.Struct, frozen=True, gc=False):
-    """Whoever remembers this user forgets it."""
+    """The notice that caches must drop this user."""
 
     name: str
 
 
-USERS = Table("users", User, key=("name",), cached=True)
-SESSIONS = Table("sessions", Session, key=("principal", "id"))
+USERS = StorageTable("users", User, key=("name",), cached=True)
+SESSIONS = StorageTable("sessions", LoginSession, key=("principal", "id"))
 
 
 # -- commands
 
 
 class CreateUser(Command[UserInfo], frozen=True, kw_only=True):
-    """A new user; `password` is a hash. `create_user` makes this of a password."""
+    """Create a user; `password` is a hash. `create_user` builds this from a password."""
 
     permission = Permission.ADMIN
 
@@ -92,9 +91,9 @@ class CreateUser(Command[UserInfo], frozen=True, kw_only=True):
     password: str | None = None
     access: tuple[str, ...] | None = None
     if_not_exists: bool = False
-    by_system: bool = False  # whoever runs it may make users of role system; set where permissions are checked
+    by_system: bool = False  # the caller may create users of role system; set by `for_principal`
 
-    def asked_by(self, principal: Principal) -> CreateUser:
+    def for_principal(self, principal: Principal) -> CreateUser:
         return msgspec.structs.replace(self, by_system=Permission.SYSTEM in principal.permissions)
 
     def subjects(self) -> tuple[str, ...]:
@@ -109,8 +108,8 @@ class CreateUser(Command[UserInfo], frozen=True, kw_only=True):
             if self.if_not_exists:
                 return info(existing)
             raise InUse(f"there is a user {self.name!r}; alter it, or choose another name", code="USER_EXISTS")
-        if len(tx.values(USERS, "role", limit=USERS_MAX)) >= USERS_MAX:
-            raise LimitExceeded(f"there are {USERS_MAX} users, the most there may be; drop some first")
+        if len(tx.values(USERS, "role", limit=limits.USERS_MAX)) >= limits.USERS_MAX:
+            raise LimitExceeded(f"there are {limits.USERS_MAX} users, the maximum; drop some first")
         check_no_gain(tx, self.name, self.role)
         access = _encoded(self.access)
         row = User(self.name, self.role, self.password, access, tx.now_ms, tx.now_ms, 0, _generation(tx))
@@ -118,18 +117,18 @@ class CreateUser(Command[UserInfo], frozen=True, kw_only=True):
 
 
 class AlterUser(Command[UserInfo], frozen=True, kw_only=True):
-    """Change what is set; the rest stays. `alter_user` makes this of a password."""
+    """Change the fields that are set. `alter_user` builds this from a password."""
 
     permission = Permission.ADMIN
 
     name: str
     role: str | UnsetType = UNSET
-    password: str | UnsetType | None = UNSET  # a hash; None: it has no password from now on
+    password: str | UnsetType | None = UNSET  # a hash; None: remove the password
     access: tuple[str, ...] | UnsetType | None = UNSET  # None: no restriction
     disabled: bool | UnsetType = UNSET
     by_system: bool = False
 
-    def asked_by(self, principal: Principal) -> AlterUser:
+    def for_principal(self, principal: Principal) -> AlterUser:
         return msgspec.structs.replace(self, by_system=Permission.SYSTEM in principal.permissions)
 
     def subjects(self) -> tuple[str, ...]:
@@ -158,7 +157,7 @@ class AlterUser(Command[UserInfo], frozen=True, kw_only=True):
 
 
 class DropUser(Command[bool], frozen=True, kw_only=True):
-    """Forget a user, with all its sessions and access keys; whether there was one."""
+    """Drop a user, with all its sessions and access keys; True if it existed."""
 
     freeing = True
     permission = Permission.ADMIN
@@ -167,7 +166,7 @@ class DropUser(Command[bool], frozen=True, kw_only=True):
     if_exists: bool = False
     by_system: bool = False
 
-    def asked_by(self, principal: Principal) -> DropUser:
+    def for_principal(self, principal: Principal) -> DropUser:
         return msgspec.structs.replace(self, by_system=Permission.SYSTEM in principal.permissions)
 
     def subjects(self) -> tuple[str, ...]:
@@ -185,16 +184,16 @@ class DropUser(Command[bool], frozen=True, kw_only=True):
 
 
 class ListUsers(Query[list[UserInfo]], frozen=True):
-    """All users by name, without what is kept of their passwords."""
+    """All users by name, without the hashes of their passwords."""
 
     permission = Permission.ADMIN
 
     def run(self, reader: Reader) -> list[UserInfo]:
-        return [info(row) for row in reader.scan(USERS, limit=USERS_MAX)]
+        return [info(row) for row in reader.scan(USERS, limit=limits.USERS_MAX)]
 
 
 class FindUser(Query["UserInfo | None"], frozen=True):
-    """A user, if there is one of this name."""
+    """The user of this name, or None."""
 
     permission = Permission.ADMIN
 
@@ -206,7 +205,7 @@ class FindUser(Query["UserInfo | None"], frozen=True):
 
 
 class LoadUser(Query["User | None"], frozen=True):
-    """A user with what is kept of its password, to verify with."""
+    """A user with the hash of its password, to verify it."""
 
     permission = Permission.SYSTEM
     single = True
@@ -226,7 +225,7 @@ class AnyoneCanLogIn(Query[bool], frozen=True):
         return any(row.password is not None and not row.disabled for row in reader.scan(USERS))
 
 
-# -- making commands of passwords; slow, and not for an event loop
+# -- building commands from passwords; slow, and not for an event loop
 
 
 def create_user(
@@ -237,13 +236,13 @@ def create_user(
     *,
     if_not_exists: bool = False,
 ) -> CreateUser:
-    """The command that makes a user with this password (None: it has none). What is wrong with a name, a role or a
-    pattern is said before the password is hashed."""
+    """The command that creates a user with this password (None: without one). Name, role and patterns are checked
+    before the password is hashed."""
     check_name(name)
     check_role(role)
-    given = None if access is None else check_patterns(access)
+    patterns = None if access is None else check_patterns(access)
     kept = None if password is None else passwords.hashed(password)
-    return CreateUser(name=name, role=role, password=kept, access=given, if_not_exists=if_not_exists)
+    return CreateUser(name=name, role=role, password=kept, access=patterns, if_not_exists=if_not_exists)
 
 
 def alter_user(
@@ -254,52 +253,54 @@ def alter_user(
     access: Iterable[str] | UnsetType | None = UNSET,
     disabled: bool | UnsetType = UNSET,
 ) -> AlterUser:
-    """The command that changes what is set, and gives a user this password."""
+    """The command that changes the fields that are set, `password` among them."""
     if role is not UNSET:
         check_role(role)
-    given = access if access is None or access is UNSET else check_patterns(access)
+    patterns = access if access is None or access is UNSET else check_patterns(access)
     kept = passwords.hashed(password) if isinstance(password, str) else password
-    return AlterUser(name=name, role=role, password=kept, access=given, disabled=disabled)
+    return AlterUser(name=name, role=role, password=kept, access=patterns, disabled=disabled)
 
 
 # -- rules
 
 
 def check_name(name: str) -> str:
-    """The name, if a user can have it."""
+    """Return the name if it is valid for a user; raise `Invalid` otherwise."""
     if not name or not name.isprintable() or name.strip() != name or ":" in name:
         raise Invalid(
-            f"{name[:64]!r} cannot name a user; use printable text without colons and without blanks around it",
+            f"{name[:64]!r} is not a valid user name; use printable text without colons and surrounding blanks",
             code="INVALID_NAME",
         )
-    if len(name.encode()) > NAME_BYTES_MAX:
-        raise Invalid(f"the name is longer than {NAME_BYTES_MAX} bytes; use a shorter one", code="INVALID_NAME")
+    if len(name.encode()) > limits.USER_NAME_BYTES_MAX:
+        raise Invalid(
+            f"the name is longer than {limits.USER_NAME_BYTES_MAX} bytes; use a shorter one", code="INVALID_NAME"
+        )
     if name in RESERVED:
-        raise Invalid(f"{name!r} stands for somebody else in the records; use another name", code="INVALID_NAME")
+        raise Invalid(f"the name {name!r} is reserved; use another name", code="INVALID_NAME")
     return name
 
 
 def check_system(role: str, *, by_system: bool) -> None:
-    """Only the system permission gives, changes or takes the role system."""
+    """Raise unless the caller may grant, change or revoke the role system."""
     if role == "system" and not by_system:
         raise Forbidden(
-            "whoever makes or changes what has the role system needs the system permission; use the server's token",
+            "creating or changing a user or key of role system needs the system permission; use the server's token",
             code="NEEDS_SYSTEM",
         )
 
 
 def access_of(row: User) -> Access | None:
-    """What a user was given."""
+    """The grant of a user; None: unrestricted."""
     if not row.access:
         return None
     try:
         return Access(msgspec.json.decode(row.access, type=tuple[str, ...]))
     except msgspec.DecodeError as error:
-        raise Corrupt(f"what user {row.name!r} was given cannot be read: {error}") from error
+        raise Corrupt(f"the access patterns of user {row.name!r} cannot be read: {error}") from error
 
 
 def info(row: User) -> UserInfo:
-    """What may be told of a user."""
+    """A user without the hash of its password."""
     access = access_of(row)
     return UserInfo(
         row.name,
@@ -313,7 +314,7 @@ def info(row: User) -> UserInfo:
 
 
 def existing_user(tx: Tx, name: str) -> User:
-    """The user's row, which must be there."""
+    """The user's row; raises `NotFound` if there is none."""
     row = tx.get(USERS, name)
     if row is None:
         raise NotFound(f"there is no user {name[:64]!r}; list the users to see which there are", code="USER_NOT_FOUND")
@@ -336,7 +337,7 @@ def _encoded(access: tuple[str, ...] | None) -> bytes:
 
 def _check_hash(kept: str | None) -> None:
     if kept is not None and not passwords.is_hash(kept):
-        raise Invalid("a command takes the hash of a password, never the password; make it with create_user")
+        raise Invalid("a command takes the hash of a password, not the password; build it with create_user")
 
 
 def _store(tx: Tx, row: User) -> UserInfo:

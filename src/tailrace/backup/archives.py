@@ -12,7 +12,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from tailrace.backup.targets import disk_told, make_folder, sync, write_file
+from tailrace.backup.targets import make_folder, sync, translated_disk_errors, write_file
 from tailrace.errors import Corrupt, Invalid, NotFound
 
 SUFFIXES: Final = {".tar": None, ".tar.gz": "gzip", ".tgz": "gzip", ".tar.zst": "zstd"}
@@ -27,14 +27,14 @@ def is_archive(url: str | os.PathLike[str]) -> bool:
 
 def must_be_new(path: Path) -> None:
     if path.exists():
-        raise Invalid(f"{str(path)!r} is there already; name another file, or a directory for one backup after another")
+        raise Invalid(f"{str(path)!r} exists already; name another file, or a directory for several backups")
 
 
 def pack_archive(folder: Path, path: Path) -> None:
-    """Write all that is in a folder into a new archive: whole, or not at all."""
+    """Write the contents of a folder into a new archive, atomically."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with disk_told(str(path)):
+        with translated_disk_errors(str(path)):
             os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             with (
                 pa.output_stream(str(temporary), compression=_codec(path)) as stream,
@@ -54,10 +54,10 @@ def pack_archive(folder: Path, path: Path) -> None:
 
 
 def unpack_archive(path: Path, folder: Path) -> None:
-    """Write all that an archive has into a folder. `Corrupt` where it is damaged or cut off."""
+    """Write the contents of an archive into a folder. Raises `Corrupt` if it is damaged or truncated."""
     if not path.is_file():
         raise NotFound(f"there is no archive {str(path)!r}")
-    damaged = Corrupt(f"the archive {str(path)!r} is damaged or cut off; restore another backup")
+    damaged = Corrupt(f"the archive {str(path)!r} is damaged or truncated; restore another backup")
     try:
         with (
             pa.input_stream(str(path), compression=_codec(path)) as stream,
@@ -65,12 +65,12 @@ def unpack_archive(path: Path, folder: Path) -> None:
         ):
             for member in archive:
                 if not member.isreg() or not _MEMBER.fullmatch(member.name):
-                    raise Corrupt(f"the archive {str(path)!r} has {member.name[:200]!r} in it: we did not make it")
+                    raise Corrupt(f"the archive {str(path)!r} contains {member.name[:200]!r}: Tailrace did not make it")
                 content = archive.extractfile(member)
                 assert content is not None
                 data = content.read()
                 target = folder / member.name
-                with disk_told(str(folder)):
+                with translated_disk_errors(str(folder)):
                     make_folder(target.parent)
                     write_file(target, data)
     except (tarfile.TarError, EOFError, OSError, pa.ArrowException) as error:

@@ -1,4 +1,4 @@
-"""Making a backup: copy the database, check the copy, store what is not there yet, and then list it all."""
+"""Making a backup: copy the database, check the copy, store new chunks, and write the manifest."""
 
 from __future__ import annotations
 
@@ -36,33 +36,33 @@ from tailrace.backup.manifest import (
     pack,
     unpack,
 )
-from tailrace.backup.targets import Target, disk_told, open_target
+from tailrace.backup.targets import BackupTarget, open_target, translated_disk_errors
 from tailrace.check import check_database
 from tailrace.cold.store import Store
 from tailrace.errors import Corrupt, Error, Invalid, Unavailable
 from tailrace.jobs.identity import NAME as IDENTITY
-from tailrace.log.cold import TIERS
+from tailrace.log.cold import COLD_RANGES
 from tailrace.storage.modes import write_private
 from tailrace.storage.sqlite import FILE, SqliteEngine
 from tailrace.storage.table import META
 
 T = TypeVar("T")
 R = TypeVar("R")
-Progress = Callable[[str, int, int], None]  # what, done, in all
-SECRET_KEY: Final = "secret.key"  # beside the database, where secrets are encrypted with a key of a file
+Progress = Callable[[str, int, int], None]  # step, done, total
+SECRET_KEY: Final = "secret.key"  # beside the database, if its encryption key is in a file
 
 
 def open_source(data: str | os.PathLike[str]) -> SqliteEngine:
-    """The database in a directory, to be backed up; a server may have it open."""
+    """Open the database in a directory for a backup; a server may have it open."""
     return SqliteEngine(data, read_only=True)
 
 
-class Made(msgspec.Struct, frozen=True):
-    """A backup that was made."""
+class BackupResult(msgspec.Struct, frozen=True):
+    """The outcome of a backup."""
 
     target: str
     manifest: Manifest
-    removed: tuple[str, ...]  # generations that were more than to be kept
+    removed: tuple[str, ...]  # generations beyond `keep`
 
 
 def back_up(
@@ -74,14 +74,14 @@ def back_up(
     deep: bool = False,
     options: Mapping[str, str] | None = None,
     on_progress: Progress | None = None,
-) -> Made:
+) -> BackupResult:
     """Back up a database with its cold storage, while it is in use; returns when all of it is durable and was checked.
 
-    `keep`: remove all but so many generations afterwards. `deep`: read cold storage whole while checking it, and read
-    back every object that the generation refers to. `options`: of the target, if it is a bucket."""
+    `keep`: the number of generations to keep; older ones are removed afterwards. `deep`: read all of cold storage while
+    checking it, and read back every object of the generation. `options`: of the target, if it is a bucket."""
     advance = on_progress or (lambda what, done, total: None)
     if keep is not None and keep < 1:
-        raise Invalid(f"{keep} generations cannot be kept; keep at least the one that is made")
+        raise Invalid(f"{keep} is not a number of generations to keep; use 1 or more")
     if not is_archive(target):
         with closing(open_target(target, writing=True, options=options)) as opened:
             return _Backup(engine, cold, opened, deep, advance).make(keep)
@@ -100,21 +100,21 @@ def back_up(
 
 
 class _Backup:
-    """One generation in the making."""
+    """A backup in progress."""
 
-    def __init__(self, engine: SqliteEngine, cold: Store, target: Target, deep: bool, advance: Progress) -> None:
+    def __init__(self, engine: SqliteEngine, cold: Store, target: BackupTarget, deep: bool, advance: Progress) -> None:
         self._engine, self._cold, self._target = engine, cold, target
         self._deep, self._advance = deep, advance
         self._written = 0
         self._done = self._total = 0
-        self._readable = True  # whether all lists of files that are there could be read
+        self._readable = True  # whether all existing manifests could be read
         self._earlier = self._manifests()
         present = target.list("objects")
         known = {digest: stored for each in self._earlier for digest, stored in each.chunks().items()}
-        # What no generation refers to may be of a backup that was interrupted in a bucket: it is written again.
+        # An object without a generation may be of an interrupted backup to a bucket, and incomplete: write it again.
         self._known = {digest: stored for digest, stored in known.items() if present.get(object_name(digest)) == stored}
 
-    def make(self, keep: int | None) -> Made:
+    def make(self, keep: int | None) -> BackupResult:
         snapshots = cold_files.snapshots_now(self._cold)
         scratch = self._target.scratch()
         try:
@@ -125,7 +125,7 @@ class _Backup:
         self._verify(manifest)
         self._target.write(manifest_name(manifest.id), encode(manifest))
         removed = self._prune(manifest, keep)
-        return Made(self._target.url, manifest, removed)
+        return BackupResult(self._target.url, manifest, removed)
 
     def _manifests(self) -> list[Manifest]:
         found = []
@@ -135,7 +135,7 @@ class _Backup:
             try:
                 found.append(decode(self._target.read(name), f"{self._target.url}/{name}"))
             except Error:
-                self._readable = False  # it is left alone, and so is all that it could refer to
+                self._readable = False  # it is kept, and so are all objects that it may refer to
         return found
 
     # -- the copy
@@ -161,8 +161,10 @@ class _Backup:
         with closing(SqliteEngine(scratch, read_only=True)) as opened, opened.reader() as reader:
             known = reader.get(META, IDENTITY)
             schema = opened.version()
-            places = cold_files.places_of(reader, self._cold, snapshots) if tiered or snapshots else []
-        sources = [(place, source) for place in places for source in cold_files.files_of(self._cold, place)]
+            cold_tables = cold_files.tables_of(reader, self._cold, snapshots) if tiered or snapshots else []
+        sources = [
+            (cold_table, source) for cold_table in cold_tables for source in cold_files.files_of(self._cold, cold_table)
+        ]
         self._total = copy.stat().st_size + sum(source.size for _, source in sources)
         files = [self._file(DATABASE, _local_chunks(copy), limits.BACKUP_CHUNK_BYTES)]
         key = scratch / SECRET_KEY
@@ -176,14 +178,14 @@ class _Backup:
             engine="sqlite",
             schema=schema,
             identity=None if known is None else known.value.decode(),
-            cold_url=self._cold.url if places else None,
-            places=tuple(places),
+            cold_url=self._cold.url if cold_tables else None,
+            places=tuple(cold_tables),
             files=tuple(files),
             written_bytes=self._written,
         )
 
     def _check(self, scratch: Path) -> bool:
-        """Refuse to keep a database that is damaged; whether it counts on cold storage."""
+        """Raise if the copy is damaged; True if it refers to cold storage."""
         report = check_database(
             scratch,
             on_progress=self._advance,
@@ -198,7 +200,7 @@ class _Backup:
                 "findings); run `tailrace check`, and restore an earlier backup"
             )
         with closing(SqliteEngine(scratch, read_only=True)) as opened, opened.reader() as reader:
-            return next(reader.scan(TIERS, limit=1), None) is not None
+            return next(reader.scan(COLD_RANGES, limit=1), None) is not None
 
     # -- chunks
 
@@ -251,7 +253,7 @@ class _Backup:
     # -- the end
 
     def _verify(self, manifest: Manifest) -> None:
-        """All objects are there, of their size; `deep`: and have the content that they should have."""
+        """Check that all objects exist and have the right size; `deep`: and the right content."""
         present = self._target.list("objects")
         for file in manifest.files:
             for chunk in file.chunks:
@@ -265,7 +267,7 @@ class _Backup:
             verify_objects(self._target, manifest, self._advance)
 
     def _prune(self, manifest: Manifest, keep: int | None) -> tuple[str, ...]:
-        """Remove generations that are more than to be kept, and then objects that none refers to."""
+        """Remove generations beyond `keep`, and then objects without a generation."""
         if not self._readable:
             return ()
         everything = sorted([*self._earlier, manifest], key=lambda each: each.id)
@@ -280,8 +282,8 @@ class _Backup:
         return tuple(each.id for each in gone)
 
 
-def verify_objects(target: Target, manifest: Manifest, advance: Progress) -> None:
-    """Read every object of a generation. `Corrupt` names the one that is damaged."""
+def verify_objects(target: BackupTarget, manifest: Manifest, advance: Progress) -> None:
+    """Read every object of a generation. Raises `Corrupt` with the name of a damaged one."""
     total, done = manifest.bytes, 0
     for file in manifest.files:
         for data in in_parallel(partial(read_part, target, file), parts_of(file)):
@@ -295,8 +297,8 @@ def parts_of(file: BackupFile) -> Iterator[tuple[Chunk, int]]:
         yield chunk, min(file.chunk_bytes, file.size - number * file.chunk_bytes)
 
 
-def read_part(target: Target, file: BackupFile, part: tuple[Chunk, int]) -> bytes:
-    """The content of a chunk, or `Corrupt`."""
+def read_part(target: BackupTarget, file: BackupFile, part: tuple[Chunk, int]) -> bytes:
+    """The content of a chunk; raises `Corrupt` if it is damaged."""
     chunk, size = part
     where = f"{target.url}/{chunk.object}"
     try:
@@ -306,14 +308,14 @@ def read_part(target: Target, file: BackupFile, part: tuple[Chunk, int]) -> byte
     data = unpack(stored, size)
     if data is None or digest(data) != chunk.hash:
         raise Corrupt(
-            f"the backup is damaged: {where} is not what was stored, a part of {file.path!r}; restore another "
+            f"the backup is damaged: {where} was changed, a part of {file.path!r}; restore another "
             "generation, or remove that object and back up again"
         )
     return data
 
 
 def in_parallel(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """The results in order; a few are worked on at once, and no more are held."""
+    """The results in order; a few items are processed at once, and no more are held in memory."""
     with ThreadPoolExecutor(limits.BACKUP_THREADS, "tailrace-backup") as pool:
         under_way: deque[Future[R]] = deque()
         try:
@@ -329,13 +331,13 @@ def in_parallel(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
 
 
 def _local_chunks(path: Path) -> Iterator[bytes]:
-    with disk_told(str(path)), path.open("rb") as file:
+    with translated_disk_errors(str(path)), path.open("rb") as file:
         while data := file.read(limits.BACKUP_CHUNK_BYTES):
             yield data
 
 
 def _new_id(made_ms: int, earlier: list[Manifest]) -> str:
-    """A name that sorts by time, also after a clock that was set back."""
+    """A name that sorts by time, also after the clock was set back."""
     last = max((each.made_ms for each in earlier), default=0)
     at_s, ms = divmod(max(made_ms, last + 1), 1000)
     return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(at_s))}-{ms:03d}-{secrets.token_hex(2)}"

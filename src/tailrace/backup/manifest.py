@@ -1,6 +1,6 @@
-"""The list of files of one generation, and the chunks that they are made of.
+"""The manifest of a generation: its files and their chunks.
 
-The first line of the file is the hash of the rest, so that a list that was damaged or cut off is recognised.
+The first line of the manifest is the hash of the rest, so that damage and truncation are detected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tailrace.errors import Corrupt, Invalid
 
 FORMAT: Final = 1
 DATABASE: Final = "database/tailrace.db"
-COLD: Final = "cold/"  # what is below is below the root of cold storage
+COLD: Final = "cold/"  # the prefix of files in cold storage
 KEY: Final = "keys/secret.key"
 _NAME: Final = re.compile(r"[^/\x00]+(?:/[^/\x00]+)*")
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
@@ -37,7 +37,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BackupFile(msgspec.Struct, frozen=True):
-    """A file, cut into chunks of one size but for the last."""
+    """A file in chunks of one size; the last one may be smaller."""
 
     path: str
     size: int
@@ -46,8 +46,8 @@ class BackupFile(msgspec.Struct, frozen=True):
     chunks: tuple[Chunk, ...]
 
 
-class BackupPlace(msgspec.Struct, frozen=True):
-    """A Delta table of cold storage, as it was when the database was copied."""
+class BackupTable(msgspec.Struct, frozen=True):
+    """A Delta table in cold storage, and its version in the backup."""
 
     name: str
     version: int
@@ -64,7 +64,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     schema: int  # the version of its tables
     identity: str | None
     cold_url: str | None  # where its cold storage was
-    places: tuple[BackupPlace, ...] = ()
+    places: tuple[BackupTable, ...] = ()
     files: tuple[BackupFile, ...] = ()
     written_bytes: int = 0  # what was stored for this generation
 
@@ -99,14 +99,14 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes, where: str) -> Manifest:
-    """`Corrupt` unless it is whole and as it was written."""
+    """Read a manifest; raises `Corrupt` if it is damaged or truncated."""
     line, _, body = data.partition(b"\n")
     if len(data) > limits.BACKUP_MANIFEST_BYTES_MAX or line.decode("ascii", "replace") != digest(body):
         raise Corrupt(f"the backup's list of files {where} is damaged; restore another generation")
     try:
         version = msgspec.json.decode(body).get("format")
         if version != FORMAT:
-            raise Invalid(f"{where} has format {version}, this Tailrace knows {FORMAT}; upgrade to restore it")
+            raise Invalid(f"{where} has format {version}, this Tailrace supports {FORMAT}; upgrade to restore it")
         manifest = msgspec.json.decode(body, type=Manifest)
     except (msgspec.MsgspecError, AttributeError) as error:
         raise Corrupt(f"the backup's list of files {where} cannot be read: {error}") from error
@@ -116,26 +116,26 @@ def decode(data: bytes, where: str) -> Manifest:
 
 
 def _check_file(file: BackupFile, where: str) -> None:
-    """Whoever can write to the target must not be able to write anywhere else."""
+    """Raise for paths outside a database: write access to the target must not give write access elsewhere."""
     parts = file.path.split("/")
     outside = ".." in parts or "." in parts or not _NAME.fullmatch(file.path)
     if outside or not (file.path in (DATABASE, KEY) or file.path.startswith(COLD)):
-        raise Corrupt(f"{where} names the file {file.path[:200]!r}, which is none of a database; it was not made by us")
+        raise Corrupt(f"{where} names the file {file.path[:200]!r}, which no database has")
     count = -(-file.size // file.chunk_bytes) if file.chunk_bytes > 0 else -1
     if file.size < 0 or count != len(file.chunks) or file.chunk_bytes > limits.BACKUP_COLD_CHUNK_BYTES:
         raise Corrupt(f"{where}: {file.path!r} of {file.size} bytes has {len(file.chunks)} chunks")
     if not all(_HASH.fullmatch(chunk.hash) for chunk in file.chunks):
-        raise Corrupt(f"{where}: {file.path!r} has a chunk whose name is no hash")
+        raise Corrupt(f"{where}: {file.path!r} has a chunk whose name is not a hash")
 
 
 def pack(data: bytes) -> bytes:
-    """A chunk as it is stored: compressed, if that makes it smaller."""
+    """The stored form of a chunk: compressed, if that makes it smaller."""
     packed = pa.compress(data, codec="zstd", asbytes=True)
     return _ZSTD + packed if len(packed) < len(data) else _RAW + data
 
 
 def unpack(stored: bytes, size: int) -> bytes | None:
-    """A chunk of that size again; None if that cannot be."""
+    """The content of a stored chunk; None if it does not have that size."""
     kind, body = stored[:1], stored[1:]
     if kind == _RAW:
         return body if len(body) == size else None

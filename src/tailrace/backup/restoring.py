@@ -1,4 +1,4 @@
-"""Restoring a backup: into a directory beside the one that is wanted, verified, and only then under its name."""
+"""Restoring a backup: into a temporary directory, which is verified and then renamed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pyarrow.fs
 from tailrace.backup.archives import is_archive, unpack_archive
 from tailrace.backup.making import SECRET_KEY, Progress, in_parallel, parts_of, read_part
 from tailrace.backup.manifest import COLD, DATABASE, BackupFile, Manifest, decode
-from tailrace.backup.targets import Target, disk_told, make_folder, open_target, sync
+from tailrace.backup.targets import BackupTarget, make_folder, open_target, sync, translated_disk_errors
 from tailrace.check import check_database
 from tailrace.cold.store import Store
 from tailrace.cold.writing import hand_over
@@ -25,21 +25,21 @@ from tailrace.errors import Corrupt, Error, Invalid, NotFound
 from tailrace.jobs.identity import BecomeAnother
 from tailrace.storage.sqlite import FILE, SqliteEngine
 
-Step = Callable[[int], None]  # bytes that are done
+Step = Callable[[int], None]  # bytes done
 
 
-class Restored(msgspec.Struct, frozen=True):
-    """A database that was restored."""
+class RestoreResult(msgspec.Struct, frozen=True):
+    """The outcome of a restore."""
 
     data: str
     manifest: Manifest
-    cold_url: str | None  # where its cold storage is now; None where it has none
+    cold_url: str | None  # the URL of its cold storage; None if it has none
 
 
 def generations(
     source: str | os.PathLike[str], *, options: Mapping[str, str] | None = None
 ) -> list[Manifest | Corrupt]:
-    """The backups that are there, the oldest first. In place of a list of files that is damaged is what is wrong."""
+    """The backups in a target, the oldest first. A damaged manifest is represented by its error."""
     with _opened(source, Path(source).absolute().parent if is_archive(source) else None, options) as target:
         return _found(target)
 
@@ -54,18 +54,18 @@ def restore(
     deep: bool = False,
     options: Mapping[str, str] | None = None,
     on_progress: Progress | None = None,
-) -> Restored:
-    """Restore a database into a directory that is not there or empty; the newest generation, unless one is named.
+) -> RestoreResult:
+    """Restore a database into a new or empty directory; the newest generation, unless one is named.
 
-    Cold storage goes to the directory `cold` in it, or to `cold`, where nothing may be. Every chunk is compared with
-    its hash, and the database is checked, before the directory has its name. `deep`: cold storage is read whole.
+    Cold storage is restored to the directory `cold` in it, or to `cold`, which must be empty. Every chunk is compared
+    with its hash, and the database is checked, before the directory gets its name. `deep`: all of cold storage is read.
 
-    It is the same database again: what was handed out before counts. `as_copy`: it is another one, beside the original,
-    with an identity of its own, and refuses iterators of the original."""
+    The restored database has the same identity: offsets and iterators of the original stay valid. `as_copy`: it gets a
+    new identity, for use beside the original, and rejects iterators of the original."""
     advance = on_progress or (lambda what, done, total: None)
     path = Path(data).absolute()
     _refuse_existing(path, str(data))
-    with disk_told(str(path.parent)):
+    with translated_disk_errors(str(path.parent)):
         make_folder(path.parent)
     with _opened(source, path.parent, options) as target:
         manifest = _chosen(_found(target), generation, target.url)
@@ -74,7 +74,7 @@ def restore(
         scratch = path.with_name(f".{path.name}.restoring-{secrets.token_hex(4)}")
         made: list[str] = []
         try:
-            with disk_told(str(scratch)):
+            with translated_disk_errors(str(scratch)):
                 scratch.mkdir(0o700)
             if cold is not None:
                 _refuse_used(cold)
@@ -82,7 +82,7 @@ def restore(
             if as_copy:
                 _become_another(scratch, manifest, Store(scratch / "cold") if cold is None else cold, made)
             _check(scratch, manifest, cold, deep, advance)
-            with disk_told(str(path)):
+            with translated_disk_errors(str(path)):
                 _refuse_existing(path, str(data))
                 os.rename(scratch, path)  # onto an empty directory, if there is one
                 sync(path.parent)
@@ -94,25 +94,25 @@ def restore(
     where = None
     if manifest.cold_files:
         where = str(path / "cold") if cold is None else cold.url
-    return Restored(str(path), manifest, where)
+    return RestoreResult(str(path), manifest, where)
 
 
 def _refuse_existing(path: Path, named: str) -> None:
     if path.is_dir() and not any(path.iterdir()):
         return
     if path.exists() or path.is_symlink():
-        raise Invalid(f"{named!r} is not empty; name a directory that is not there, and put it in place afterwards")
+        raise Invalid(f"{named!r} is not empty; restore into a new directory, and move it afterwards")
 
 
 def _refuse_used(cold: Store) -> None:
-    with cold.told(""):
+    with cold.wrap_errors(""):
         found = cold.filesystem().get_file_info(pyarrow.fs.FileSelector("", allow_not_found=True))
     if found:
-        raise Invalid(f"cold storage at {cold.url!r} is not empty; name a place where nothing is")
+        raise Invalid(f"cold storage at {cold.url!r} is not empty; name an empty directory or prefix")
 
 
 def _remove(cold: Store, made: list[str]) -> None:
-    """Remove what was put into a place that was empty."""
+    """Remove the files that were restored into cold storage."""
     for name in made:
         try:
             cold.filesystem().delete_file(name)
@@ -121,8 +121,10 @@ def _remove(cold: Store, made: list[str]) -> None:
 
 
 @contextmanager
-def _opened(source: str | os.PathLike[str], beside: Path | None, options: Mapping[str, str] | None) -> Iterator[Target]:
-    """The target; an archive is unpacked for as long as it is used."""
+def _opened(
+    source: str | os.PathLike[str], beside: Path | None, options: Mapping[str, str] | None
+) -> Iterator[BackupTarget]:
+    """The target; an archive is unpacked into a temporary directory."""
     if not is_archive(source):
         with closing(open_target(source, writing=False, options=options)) as target:
             yield target
@@ -130,7 +132,7 @@ def _opened(source: str | os.PathLike[str], beside: Path | None, options: Mappin
     assert beside is not None
     folder = beside / f".{Path(source).name}.unpacked-{secrets.token_hex(4)}"
     try:
-        with disk_told(str(folder)):
+        with translated_disk_errors(str(folder)):
             make_folder(folder / "generations")
         unpack_archive(Path(source), folder)
         with closing(open_target(folder, writing=False)) as target:
@@ -140,7 +142,7 @@ def _opened(source: str | os.PathLike[str], beside: Path | None, options: Mappin
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _found(target: Target) -> list[Manifest | Corrupt]:
+def _found(target: BackupTarget) -> list[Manifest | Corrupt]:
     found: list[Manifest | Corrupt] = []
     for name in sorted(target.list("generations")):
         if name.endswith(".json"):
@@ -159,15 +161,15 @@ def _chosen(found: list[Manifest | Corrupt], generation: str | None, where: str)
             raise NotFound(f"{where!r} has no backup {generation!r} that can be read; list them with --list")
         return named[0]
     if not found:
-        raise NotFound(f"there are no backups in {where!r}; one that was interrupted is none")
+        raise NotFound(f"there are no backups in {where!r}; interrupted ones do not count")
     last = found[-1]
-    if isinstance(last, Corrupt):  # an older one is chosen by name only: whoever restores must know that it is older
+    if isinstance(last, Corrupt):  # an older one must be named explicitly, so that the operator knows that it is older
         raise last
     return last
 
 
 def _write_all(
-    target: Target, manifest: Manifest, scratch: Path, cold: Store | None, made: list[str], advance: Progress
+    target: BackupTarget, manifest: Manifest, scratch: Path, cold: Store | None, made: list[str], advance: Progress
 ) -> None:
     total, done = manifest.bytes, 0
 
@@ -194,7 +196,7 @@ def _place(file: BackupFile) -> str:
 
 def _write_local(path: Path, file: BackupFile, content: Iterator[bytes], step: Step) -> None:
     whole = blake2b(digest_size=32)
-    with disk_told(str(path)):
+    with translated_disk_errors(str(path)):
         make_folder(path.parent)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(handle, "wb") as out:
@@ -210,15 +212,15 @@ def _write_local(path: Path, file: BackupFile, content: Iterator[bytes], step: S
 
 def _write_cold(cold: Store, file: BackupFile, name: str, content: Iterator[bytes], step: Step) -> None:
     whole = blake2b(digest_size=32)
-    place, _, path = name.rpartition("/")
-    output = cold.create(place, path)
+    folder, _, path = name.rpartition("/")
+    output = cold.create(folder, path)
     try:
         for data in content:
             whole.update(data)
-            with cold.told(place):
+            with cold.wrap_errors(folder):
                 output.write(data)
             step(len(data))
-        with cold.told(place):
+        with cold.wrap_errors(folder):
             output.close()
     except BaseException:
         output.abandon()
@@ -228,7 +230,7 @@ def _write_cold(cold: Store, file: BackupFile, name: str, content: Iterator[byte
 
 def _compare(file: BackupFile, found: str) -> None:
     if found != file.hash:
-        raise Corrupt(f"the backup is damaged: {file.path!r} has another hash than was noted; restore another")
+        raise Corrupt(f"the backup is damaged: {file.path!r} has another hash than in the manifest; restore another")
 
 
 def _become_another(scratch: Path, manifest: Manifest, cold: Store, made: list[str]) -> None:
@@ -237,16 +239,16 @@ def _become_another(scratch: Path, manifest: Manifest, cold: Store, made: list[s
         identity = BecomeAnother().run(tx)
         tx.flush()
         tx.commit()
-    for place in manifest.places:
-        hand_over(cold, place.name, identity)
-        made.append(f"{place.name}/_delta_log/{place.version + 1:020d}.json")
+    for cold_table in manifest.places:
+        hand_over(cold, cold_table.name, identity)
+        made.append(f"{cold_table.name}/_delta_log/{cold_table.version + 1:020d}.json")
     for path in (scratch / "LOCK", *scratch.rglob("*.json")):
         if path.exists():
             path.chmod(0o600)
 
 
 def _check(scratch: Path, manifest: Manifest, cold: Store | None, deep: bool, advance: Progress) -> None:
-    """The database that was restored is sound, and finds its cold storage."""
+    """Check the restored database and its cold storage."""
     try:
         report = check_database(
             scratch,
@@ -257,9 +259,9 @@ def _check(scratch: Path, manifest: Manifest, cold: Store | None, deep: bool, ad
             without_key=True,
         )
     except Error as error:
-        raise Corrupt(f"what was restored cannot be opened: {error}") from error
+        raise Corrupt(f"the restored database cannot be opened: {error}") from error
     if report.findings:
         raise Corrupt(
-            f"what was restored is damaged: {report.findings[0]} ({len(report.findings)} findings); restore another "
-            f"generation than {manifest.id}"
+            f"the restored database is damaged: {report.findings[0]} ({len(report.findings)} findings); restore "
+            f"another generation than {manifest.id}"
         )

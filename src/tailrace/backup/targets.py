@@ -1,6 +1,6 @@
-"""Where backups are kept: a directory, or a bucket. An archive is a directory in one file (`archives.py`).
+"""Targets of backups: a directory, or a bucket. An archive is a directory in one file (`archives.py`).
 
-A name is written whole or not at all, and is durable when `write` returns. Files are readable by their owner only.
+Writes are atomic, and durable when `write` returns. Files are readable by their owner only.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tailrace.errors import Error, Invalid, NotFound, Unavailable
 _PARTIAL: Final = ".partial-"
 
 
-class Target(Protocol):
-    """A place for objects and lists of files."""
+class BackupTarget(Protocol):
+    """Stores objects and manifests."""
 
     url: str
 
     def read(self, name: str) -> bytes:
-        """FileNotFoundError where there is none."""
+        """Raises `FileNotFoundError` if there is none."""
 
     def write(self, name: str, data: bytes) -> None: ...
 
@@ -40,32 +40,34 @@ class Target(Protocol):
         """Names below a folder, and sizes."""
 
     def remove(self, name: str, *, unused: bool = False) -> None:
-        """`unused`: nothing refers to it, but somebody may be about to."""
+        """`unused`: nothing refers to it now, but a backup in progress may."""
 
     def scratch(self) -> Path:
-        """A new directory of this machine with room for a copy of the database."""
+        """A new local directory with room for a copy of the database."""
 
     def close(self) -> None: ...
 
 
-def open_target(url: str | os.PathLike[str], *, writing: bool, options: Mapping[str, str] | None = None) -> Target:
-    """The target of that name. For writing it is made if it is not there, and locked."""
+def open_target(
+    url: str | os.PathLike[str], *, writing: bool, options: Mapping[str, str] | None = None
+) -> BackupTarget:
+    """Open a target. For writing it is created if it does not exist, and locked."""
     text = os.fspath(url)
     if text.startswith(("s3://", "s3a://")):
         return BucketTarget(text, options)
     if "://" in text and not text.startswith("file://"):
-        raise Invalid(f"backups cannot be kept at {text!r}; name a directory, an archive (.tar, .tar.zst) or s3://...")
+        raise Invalid(f"{text!r} is not a backup target; name a directory, an archive (.tar, .tar.zst) or s3://...")
     return DirectoryTarget(Path(text.removeprefix("file://")), writing)
 
 
 class DirectoryTarget:
-    """A directory of this machine."""
+    """A local directory."""
 
     def __init__(self, path: Path, writing: bool) -> None:
         self.url = str(path)
         self._root = path.absolute()
         self._lock: IO[bytes] | None = None
-        with self._told():
+        with self._translated_errors():
             if writing:
                 if self._root.is_dir() and any(self._root.iterdir()) and not (self._root / "generations").is_dir():
                     raise Invalid(
@@ -76,21 +78,21 @@ class DirectoryTarget:
                 for stale in self._root.glob(f"{_PARTIAL}*"):  # of a backup that was killed
                     shutil.rmtree(stale, ignore_errors=True)
             elif not (self._root / "generations").is_dir():
-                raise NotFound(f"there are no backups in {self.url!r}; name what was given to `tailrace backup`")
+                raise NotFound(f"there are no backups in {self.url!r}; name the target of `tailrace backup`")
 
     def read(self, name: str) -> bytes:
-        with self._told():
+        with self._translated_errors():
             return (self._root / name).read_bytes()
 
     def write(self, name: str, data: bytes) -> None:
         path = self._root / name
-        with self._told():
+        with self._translated_errors():
             make_folder(path.parent)
             write_file(path, data)
 
     def list(self, folder: str) -> dict[str, int]:
         found: dict[str, int] = {}
-        with self._told():
+        with self._translated_errors():
             for where, _, names in os.walk(self._root / folder):
                 for name in names:
                     path = Path(where, name)
@@ -99,11 +101,11 @@ class DirectoryTarget:
         return found
 
     def remove(self, name: str, *, unused: bool = False) -> None:
-        with self._told(), suppress(FileNotFoundError):
+        with self._translated_errors(), suppress(FileNotFoundError):
             (self._root / name).unlink()
 
     def scratch(self) -> Path:
-        with self._told():
+        with self._translated_errors():
             return Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=self._root))
 
     def close(self) -> None:
@@ -118,12 +120,12 @@ class DirectoryTarget:
         except BlockingIOError:
             self.close()
             raise Unavailable(
-                f"another backup to {self.url!r} is under way; wait for its end", code="BACKUP_IN_USE"
+                f"another backup to {self.url!r} is running; wait for its end", code="BACKUP_IN_USE"
             ) from None
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        with disk_told(self.url):
+    def _translated_errors(self) -> Iterator[None]:
+        with translated_disk_errors(self.url):
             yield
 
 
@@ -137,7 +139,7 @@ class BucketTarget:
 
     def read(self, name: str) -> bytes:
         try:
-            with self._store.told(""), self._files.open_input_stream(name) as stream:
+            with self._store.wrap_errors(""), self._files.open_input_stream(name) as stream:
                 data: bytes = stream.read()
                 return data
         except Error as error:
@@ -146,16 +148,16 @@ class BucketTarget:
             raise
 
     def write(self, name: str, data: bytes) -> None:
-        with self._store.told(""), self._files.open_output_stream(name) as stream:
+        with self._store.wrap_errors(""), self._files.open_output_stream(name) as stream:
             stream.write(data)
 
     def list(self, folder: str) -> dict[str, int]:
         selector = pyarrow.fs.FileSelector(folder, recursive=True, allow_not_found=True)
-        with self._store.told(""):
+        with self._store.wrap_errors(""):
             return {info.path: info.size for info in self._files.get_file_info(selector) if info.is_file}
 
     def remove(self, name: str, *, unused: bool = False) -> None:
-        with self._store.told(""):
+        with self._store.wrap_errors(""):
             if unused:
                 made_ns = self._files.get_file_info(name).mtime_ns
                 if made_ns is None or time.time_ns() - made_ns < limits.BACKUP_UNUSED_S * 10**9:
@@ -163,18 +165,18 @@ class BucketTarget:
             self._files.delete_file(name)
 
     def scratch(self) -> Path:
-        with disk_told(tempfile.gettempdir()):
+        with translated_disk_errors(tempfile.gettempdir()):
             return Path(tempfile.mkdtemp(prefix="tailrace-backup-"))
 
     def close(self) -> None:
         pass
 
 
-# -- files of this machine
+# -- local files
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all, for its owner only; durable afterwards."""
+    """Write a file atomically, readable by its owner only; durable afterwards."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -200,7 +202,7 @@ def sync(path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a directory for its owner only, with those above it; their names are durable."""
+    """Create a directory and its missing parents, accessible to the owner only; durable afterwards."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -210,8 +212,8 @@ def make_folder(folder: Path) -> None:
 
 
 @contextmanager
-def disk_told(where: str) -> Iterator[None]:
-    """What goes wrong with a disk, as one of our errors."""
+def translated_disk_errors(where: str) -> Iterator[None]:
+    """Translate errors of the file system into `Error`s."""
     try:
         yield
     except FileNotFoundError:
@@ -219,9 +221,9 @@ def disk_told(where: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise Unavailable(
-                f"there is no space left at {where!r}; free some, or name another place, and run the command again",
+                f"there is no space left at {where!r}; free some, or name another target, and run the command again",
                 code="BACKUP_DISK_FULL",
             ) from error
         raise Unavailable(
-            f"cannot use {where!r}: {error.strerror or error}; look at its permissions", code="BACKUP_FAILED"
+            f"cannot use {where!r}: {error.strerror or error}; check its permissions", code="BACKUP_FAILED"
         ) from error

@@ -1,4 +1,4 @@
-"""Rows for cold storage, of entries: the public columns, after those of the entry, and before its exact bytes."""
+"""Rows for cold storage from entries: the columns of the entry, the public columns, and the exact bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def cold_batch(
     stream: str | None = None,
     content_type: str | None = None,
 ) -> pa.RecordBatch:
-    """The rows of these entries as they lie in cold storage. `stream` and `content_type` are facts of a stream."""
+    """The rows of these entries as they are stored in cold storage. `stream` and `content_type` are for streams."""
     if kind == TABLE:
         return _changes(entries)
     if kind == TOPIC:
@@ -37,7 +37,7 @@ def _changes(entries: pa.RecordBatch) -> pa.RecordBatch:
     if rows.num_rows != entries.num_rows:
         spread = pc.index_in(rows["offset"], entries["position"])
         entries = entries.take(spread)
-        # The row with index 0 has the bytes; to repeat them would cost as much as the entry has records.
+        # Only the row with index 0 has the bytes: repeating them would multiply their size by the number of records.
         where = pc.if_else(pc.equal(rows["index"], 0), spread, pa.scalar(None, spread.type))
         body = body.take(where)
     return _of(CHANGES, entries, rows, {"body": body})

@@ -1,8 +1,8 @@
 """From entries to rows: the public columns of tables, topics and streams.
 
-Change records of common shapes are made into rows all together (`shapes`). The others, and all else, are decoded many
-at a time, one call for a run of them. Runs are short, so that what a run makes is still in the processor's caches when
-it is encoded, and so that other threads need not wait long for their turn.
+Change records of common shapes are converted to rows together (`shapes`). All others are decoded many at a time, one
+call for a chunk of them. Chunks are small, so that the decoded values are still in the processor's caches when they are
+encoded, and so that other threads do not wait long for their turn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tailrace.streams.stream import DEFAULT_CONTENT_TYPE, is_json, is_text
 from tailrace.tables.change import EVENTS, HEAD_BYTES
 from tailrace.topics.topic import MODES, OPERATIONS, Envelope
 
-NUMPY = find_spec("numpy") is not None  # it comes with Spark; without it everything is decoded one by one
+NUMPY = find_spec("numpy") is not None  # installed with Spark; without it everything is decoded one by one
 if NUMPY:
     from tailrace.bulk import shapes
 
@@ -35,8 +35,8 @@ STREAM: Final = "stream"
 KINDS: Final = (TABLE, TOPIC, STREAM)
 PLAIN: Final = "plain"
 TYPED: Final = "typed"
-RUN_ENTRIES: Final = 256  # decoded by one call
-RUN_BYTES: Final = 256 * 1024  # likewise, where entries are large
+CHUNK_ENTRIES: Final = 256  # decoded in one call
+CHUNK_BYTES: Final = 256 * 1024  # the same, for large entries
 
 CHANGES: Final = pa.schema(
     [
@@ -78,8 +78,8 @@ TEXTS: Final = pa.schema([*_VALUES, ("value", pa.string())])
 BYTES: Final = pa.schema([*_VALUES, ("value", pa.binary())])
 
 
-class _Record(msgspec.Struct, array_like=True, gc=False):
-    """As `tables.change.Stored`, with values that cost little."""
+class _ChangeRecord(msgspec.Struct, array_like=True, gc=False):
+    """As `tables.change.StoredRecord`, with cheaper values."""
 
     event: int
     size: int
@@ -88,13 +88,13 @@ class _Record(msgspec.Struct, array_like=True, gc=False):
     new: TypedItem | None
 
 
-class _Entry(msgspec.Struct, array_like=True, gc=False):
+class _ChangeEntry(msgspec.Struct, array_like=True, gc=False):
     by: str
-    records: list[_Record]
+    records: list[_ChangeRecord]
 
 
 T = TypeVar("T")
-_entries: Final = msgspec.msgpack.Decoder(list[_Entry])
+_entries: Final = msgspec.msgpack.Decoder(list[_ChangeEntry])
 _envelopes: Final = msgspec.msgpack.Decoder(list[Envelope])
 _items: Final = msgspec.msgpack.Decoder(list[TypedItem])
 _messages: Final = msgspec.json.Decoder(list[list[msgspec.Raw]])
@@ -108,7 +108,7 @@ def schema_of(kind: str, content_type: str | None = None) -> pa.Schema:
         return MESSAGES
     if kind == STREAM:
         return TEXTS if is_text(content_type or DEFAULT_CONTENT_TYPE) else BYTES
-    raise Invalid(f"there are no logs of kind {kind!r}; use one of {', '.join(KINDS)}")
+    raise Invalid(f"unknown kind of log {kind!r}; use one of {', '.join(KINDS)}")
 
 
 def rows_of(
@@ -119,7 +119,7 @@ def rows_of(
     content_type: str | None = None,
     images: str = PLAIN,
 ) -> pa.RecordBatch:
-    """The rows of these entries. `images`: items as plain JSON, or as DynamoDB writes them."""
+    """The rows of these entries. `images`: items as plain JSON, or as DynamoDB JSON."""
     if images not in (PLAIN, TYPED):
         raise Invalid(f"images={images!r} is unknown; use {PLAIN} or {TYPED}", code="INVALID_IMAGES")
     schema = schema_of(kind, content_type)
@@ -141,11 +141,11 @@ def timestamps(at_ms: pa.Array) -> pa.Array:
 
 
 def _changes(entries: pa.RecordBatch, *, plain: bool) -> pa.RecordBatch:
-    """Those of common shapes all at once, the others one by one. Entries are of one log, in order."""
+    """Records of common shapes together, the others one by one. Entries are of one log, in order."""
     body = entries["body"]
     if not NUMPY or not shapes.suits(body):
         return _one_by_one(entries, plain=plain)
-    found = shapes.Batch(data_of(body), bounds_of(body), HEAD_BYTES).changes(plain=plain)
+    found = shapes.ShapeBatch(data_of(body), bounds_of(body), HEAD_BYTES).changes(plain=plain)
     if found is None:
         return _one_by_one(entries, plain=plain)
     mine = entries.take(found.fit) if len(found.others) else entries
@@ -163,16 +163,16 @@ def _one_by_one(entries: pa.RecordBatch, *, plain: bool) -> pa.RecordBatch:
     principals: list[str] = []
     beheaded = pc.binary_slice(entries["body"], HEAD_BYTES, 2**31 - 1)  # without an end it fails
     texts = ItemTexts(3, plain=plain)
-    for run in _decoded(beheaded, _entries, "a change record"):
-        records = [record for entry in run for record in entry.records]
-        counts += [len(entry.records) for entry in run]
-        principals += [entry.by for entry in run]
+    for chunk in _decoded(beheaded, _entries, "a change record"):
+        records = [record for entry in chunk for record in entry.records]
+        counts += [len(entry.records) for entry in chunk]
+        principals += [entry.by for entry in chunk]
         events += [record.event for record in records]
         texts.add(
             [record.keys for record in records], [record.old for record in records], [record.new for record in records]
         )
     if any(not 0 <= event < len(EVENTS) for event in set(events)):
-        raise Corrupt(f"a change record has an event that there is not, of {set(events)}; run tailrace check")
+        raise Corrupt(f"a change record has an unknown event, one of {set(events)}; run tailrace check")
     return _change_rows(entries, counts, bytes(events), pa.array(principals, pa.string()), texts.arrays())
 
 
@@ -197,7 +197,7 @@ def _change_rows(
 
 
 class _Rows:
-    """Which entry each row is of. Most entries have one row; then there is nothing to do."""
+    """The entry of each row. If each entry has one row, there is nothing to do."""
 
     def __init__(self, entries: pa.RecordBatch, counts: list[int]) -> None:
         self._take: pa.Array | None = None
@@ -215,12 +215,12 @@ class _Rows:
 
 
 def _decoded(bodies: pa.Array, decoder: msgspec.msgpack.Decoder[list[T]], what: str) -> Iterator[list[T]]:
-    """Bodies decoded, a run at a time: MessagePack of many values is an array of them once it has an array's head."""
+    """Bodies decoded, a chunk at a time: MessagePack of many values is an array of them once it has an array's head."""
     data, bounds = data_of(bodies), bounds_of(bodies)
     count, first, base = len(bodies), 0, bounds[0] if len(bodies) else 0
     while first < count:
-        end = min(first + RUN_ENTRIES, count)
-        while end > first + 1 and bounds[end] - bounds[first] > RUN_BYTES:
+        end = min(first + CHUNK_ENTRIES, count)
+        while end > first + 1 and bounds[end] - bounds[first] > CHUNK_BYTES:
             end = first + (end - first) // 2
         head = b"\xdd" + struct.pack(">I", end - first)
         try:
@@ -228,7 +228,7 @@ def _decoded(bodies: pa.Array, decoder: msgspec.msgpack.Decoder[list[T]], what: 
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Corrupt(f"{what} cannot be read: {error}; run tailrace check") from error
         first = end
-        time.sleep(0)  # a server's loop may wait for its turn
+        time.sleep(0)  # lets the event loop of a server run
 
 
 def _named(codes: bytes, names: tuple[str, ...]) -> pa.Array:
@@ -243,8 +243,8 @@ def _named(codes: bytes, names: tuple[str, ...]) -> pa.Array:
 def _messages_of(entries: pa.RecordBatch, partition: int) -> pa.RecordBatch:
     found: list[Envelope] = []
     bodies = entries["body"]
-    for run in _decoded(bodies, _envelopes, "a message"):
-        found += run
+    for chunk in _decoded(bodies, _envelopes, "a message"):
+        found += chunk
     offsets = entries["position"]
     sequences = pa.array([each.sequence for each in found], pa.int64())
     indexes = pa.array([each.index for each in found], pa.int64())
@@ -280,7 +280,7 @@ def _values(entries: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     if schema is TEXTS:
         try:
             value = value.cast(pa.string())
-        except pa.ArrowInvalid:  # not all of it is UTF-8; nobody checked when it was appended
+        except pa.ArrowInvalid:  # not all of it is UTF-8, which is not checked by append
             value = pa.array([each.as_py().decode("utf-8", "replace") for each in value], pa.string())
     return _value_rows(entries, [1] * entries.num_rows, value, schema)
 
@@ -289,12 +289,12 @@ def _json_values(entries: pa.RecordBatch) -> pa.RecordBatch:
     bodies = entries["body"].to_pylist()
     counts: list[int] = []
     values: list[bytes] = []
-    for first in range(0, len(bodies), RUN_ENTRIES):
-        run = bodies[first : first + RUN_ENTRIES]
+    for first in range(0, len(bodies), CHUNK_ENTRIES):
+        chunk = bodies[first : first + CHUNK_ENTRIES]
         try:
-            split = [[bytes(raw) for raw in each] for each in _messages.decode(b"[[" + b"],[".join(run) + b"]]")]
+            split = [[bytes(raw) for raw in each] for each in _messages.decode(b"[[" + b"],[".join(chunk) + b"]]")]
         except msgspec.DecodeError:  # half of a surrogate pair, say
-            split = [json_mode.messages(body) for body in run]
+            split = [json_mode.messages(body) for body in chunk]
         counts += map(len, split)
         for each in split:
             values += each
@@ -317,10 +317,10 @@ ITEMS: Final = pa.schema([("keys", pa.string()), ("item", pa.string()), ("typed"
 
 
 def items_of(bodies: pa.Array, keys: tuple[str, ...]) -> pa.RecordBatch:
-    """Items of a table as they are stored: their keys, and all of them, plain and as DynamoDB writes them."""
+    """Stored items as rows: their keys, and the items as plain JSON and as DynamoDB JSON."""
     if not NUMPY or not shapes.suits(bodies):
         return _items_one_by_one(bodies, keys)
-    found = shapes.Batch(data_of(bodies), bounds_of(bodies)).items(keys)
+    found = shapes.ShapeBatch(data_of(bodies), bounds_of(bodies)).items(keys)
     if found is None:
         return _items_one_by_one(bodies, keys)
     made = pa.RecordBatch.from_arrays(found.texts, schema=ITEMS)
@@ -332,10 +332,10 @@ def items_of(bodies: pa.Array, keys: tuple[str, ...]) -> pa.RecordBatch:
 
 def _items_one_by_one(bodies: pa.Array, keys: tuple[str, ...]) -> pa.RecordBatch:
     plain, typed = ItemTexts(2, plain=True), ItemTexts(1, plain=False)
-    for run in _decoded(bodies, _items, "an item"):
+    for chunk in _decoded(bodies, _items, "an item"):
         try:
-            plain.add([{name: item[name] for name in keys} for item in run], run)
+            plain.add([{name: item[name] for name in keys} for item in chunk], chunk)
         except KeyError as error:
             raise Corrupt(f"an item lacks its key {error}; run tailrace check") from None
-        typed.add(run)
+        typed.add(chunk)
     return pa.RecordBatch.from_arrays([*plain.arrays(), *typed.arrays()], schema=ITEMS)

@@ -1,4 +1,4 @@
-"""Entries of a log as an Arrow batch: what the server sends undecoded, and what all rows are made of."""
+"""Entries of a log as an Arrow batch: sent by the server undecoded, and the source of all rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def packed_batch(
     *,
     logs: array[int] | None = None,
 ) -> pa.RecordBatch:
-    """A batch over these numbers and bytes, which are not copied."""
+    """A batch of these numbers and bytes, which are not copied."""
     count = len(positions)
     columns = [
         int64s(array("q", [log]) * count if logs is None else logs),
@@ -54,18 +54,18 @@ def packed_batch(
 
 
 def int64s(numbers: Any) -> pa.Array:
-    """Whole numbers of 64 bits as an Arrow array, which looks at the same memory."""
+    """64-bit integers as an Arrow array that shares their memory."""
     buffer = pa.py_buffer(numbers)
     return pa.Array.from_buffers(pa.int64(), buffer.size // 8, [None, buffer])
 
 
 def same_numbers(number: int, count: int) -> pa.Array:
-    """So many times the same number, of 32 bits."""
+    """An array of `count` times the same 32-bit integer."""
     return pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(array("i", [number]) * count)])
 
 
 def binaries(sizes: array[int], body: bytes, kind: pa.DataType | None = None) -> pa.Array:
-    """Pieces of `body` of these sizes, end to end."""
+    """Consecutive slices of `body` with these sizes."""
     assert len(body) < 2**31, "a batch holds less than 2 GiB"
     offsets = array("i", accumulate(sizes, initial=0))
     assert offsets.itemsize == 4 and sys.byteorder == "little", "Arrow's own layout"
@@ -73,7 +73,7 @@ def binaries(sizes: array[int], body: bytes, kind: pa.DataType | None = None) ->
 
 
 def data_of(column: pa.Array) -> memoryview:
-    """The bytes of a binary or string column, end to end."""
+    """The bytes of a binary or string column, concatenated."""
     _, offsets, data = column.buffers()
     if data is None or not len(column):
         return memoryview(b"")
@@ -82,5 +82,5 @@ def data_of(column: pa.Array) -> memoryview:
 
 
 def bounds_of(column: pa.Array) -> memoryview:
-    """Where each piece of `data_of` begins, and where the last one ends; counted from the column's own first offset."""
+    """Where each value of `data_of` begins, and where the last one ends; relative to the column's own first offset."""
     return memoryview(column.buffers()[1]).cast("i")[column.offset : column.offset + len(column) + 1]

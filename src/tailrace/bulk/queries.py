@@ -1,7 +1,7 @@
-"""What is asked of logs in bulk: which there are, a range of one, where a moment lies, how far some records reach.
+"""Bulk queries of logs: which logs there are, a range of one, the offset of a time, how far some records reach.
 
-A range [first, end) has the entries whose position lies in it, so that ranges may be cut anywhere, between entries or
-not, and lose and double nothing.
+A range [first, end) has the entries whose position is in it, so that ranges may be cut anywhere, between entries or
+within one, and no entry is lost or duplicated.
 """
 
 from __future__ import annotations
@@ -26,21 +26,20 @@ from tailrace.storage.engine import Reader
 from tailrace.streams.commands import live
 from tailrace.streams.commands import log_of as log_of_stream
 from tailrace.streams.stream import touch_due
-from tailrace.tables import change, streams
+from tailrace.tables import change, change_stream
 from tailrace.tables.definition import TABLES, decoded, find
 from tailrace.tables.export import Export, ReadExport
 from tailrace.topics import topic as topics
 
 T = TypeVar("T")
 
-COUNTED_MAX: Final = 100_000  # entries that are counted one by one; how far more of them reach is reckoned from those
-_AFTER_ALL: Final = b"\xff" * 8192  # keys of items are shorter
+COUNTED_MAX: Final = 100_000  # entries that are counted; beyond that, the rest is extrapolated
 _COLUMNS: Final = ("position", "next", "at_ms")
 
 
 class Ready(Query[T | None], frozen=True):
-    """The answer to a question, unless something has to be fetched from cold storage for it: then None, so that whoever
-    asks can ask again where waiting holds up nobody else."""
+    """The result of a query, or None if entries have to be fetched from cold storage: then the caller runs the query
+    again in a thread, where waiting blocks nothing else."""
 
     query: Query[T]
 
@@ -50,7 +49,7 @@ class Ready(Query[T | None], frozen=True):
     def run(self, reader: Reader) -> T | None:
         try:
             return self.query.run(reader)
-        except cold.Missing:
+        except cold.ColdMiss:
             return None
 
 
@@ -62,47 +61,47 @@ def ready(query: Query[T]) -> Ready[T]:
     return (ReadyMessages if query.permission == Permission.CONSUME else Ready)(query)
 
 
-class Which(msgspec.Struct, frozen=True):
-    """The logs of a table, a topic or a stream."""
+class LogSelector(msgspec.Struct, frozen=True):
+    """Selects the logs of a table, a topic or a stream."""
 
     kind: str
     name: str
-    label: str | None = None  # of a table's change stream; None: the present one, or the last
+    label: str | None = None  # of a table's change stream; None: the current one, or the last
 
     @property
     def subject(self) -> str:
         return f"{self.kind}s/{self.name}"
 
 
-class Part(msgspec.Struct, frozen=True):
-    """A log, as it was."""
+class PartitionLog(msgspec.Struct, frozen=True):
+    """The log of a partition."""
 
     partition: int
     log: Log
     earliest: int  # hot or cold
-    tier: cold.Tier | None
+    tier: cold.ColdRange | None
 
 
-class Facts(msgspec.Struct, frozen=True):
-    """What a table, topic or stream is, and its logs."""
+class LogInfo(msgspec.Struct, frozen=True):
+    """A table, topic or stream, and its logs."""
 
-    which: Which
-    parts: list[Part]
+    which: LogSelector
+    parts: list[PartitionLog]
     label: str | None = None
     view: str | None = None
     content_type: str | None = None
     keys: tuple[tuple[str, str], ...] = ()
     columns: tuple[tuple[str, str], ...] = ()
     complete: bool = False
-    place: cold.Place | None = None
-    idle: bool = False  # a stream that would expire if nobody read it, and is due for a sign of life
+    place: cold.ColdTable | None = None
+    idle: bool = False  # a stream that expires unless it is read, and whose last access has to be recorded
 
 
-def _found(reader: Reader, which: Which, partition: int | None = None) -> Facts:
+def _found(reader: Reader, which: LogSelector, partition: int | None = None) -> LogInfo:
     if which.kind == STREAM:
         stream = live(reader, which.name)
         part = _part(reader, 0, log_of_stream(reader, stream))
-        return Facts(
+        return LogInfo(
             which,
             [part],
             content_type=stream.content_type,
@@ -113,44 +112,44 @@ def _found(reader: Reader, which: Which, partition: int | None = None) -> Facts:
         topic = topics.find(reader, which.name)
         numbers = range(topic.partitions) if partition is None else (partition,)
         parts = [_part(reader, number, topics.partition_log(reader, topic, number)) for number in numbers]
-        return Facts(which, parts, place=_place(reader, parts))
-    change_stream = streams.find_stream(reader, which.name, which.label)
-    part = _part(reader, 0, streams.log_of(reader, change_stream))
+        return LogInfo(which, parts, place=_place(reader, parts))
+    changes = change_stream.find_stream(reader, which.name, which.label)
+    part = _part(reader, 0, change_stream.log_of(reader, changes))
     row = reader.get(TABLES, which.name)
-    columns = () if row is None or row.space != change_stream.space else decoded(row).columns
-    return Facts(
+    columns = () if row is None or row.space != changes.space else decoded(row).columns
+    return LogInfo(
         which,
         [part],
-        change_stream.label,
-        change_stream.view,
-        keys=change_stream.keys,
+        changes.label,
+        changes.view,
+        keys=changes.keys,
         columns=tuple((column.name, column.kind) for column in columns),
-        complete=change_stream.complete and part.earliest <= change_stream.first,
+        complete=changes.complete and part.earliest <= changes.first,
         place=_place(reader, [part]),
     )
 
 
-def _part(reader: Reader, number: int, log: Log) -> Part:
-    return Part(number, log, cold.earliest(reader, log), cold.tier_of(reader, log.id))
+def _part(reader: Reader, number: int, log: Log) -> PartitionLog:
+    return PartitionLog(number, log, cold.earliest(reader, log), cold.tier_of(reader, log.id))
 
 
-def _place(reader: Reader, parts: list[Part]) -> cold.Place | None:
+def _place(reader: Reader, parts: list[PartitionLog]) -> cold.ColdTable | None:
     for part in parts:
         if part.tier is not None:
-            return reader.get(cold.PLACES, part.tier.place)
+            return reader.get(cold.COLD_TABLES, part.tier.place)
     return None
 
 
-class FindLogs(Query[Facts], frozen=True):
-    """What it is, and its logs: all, or one partition's."""
+class FindLogs(Query[LogInfo], frozen=True):
+    """The table, topic or stream, and its logs: all, or that of one partition."""
 
-    which: Which
+    which: LogSelector
     partition: int | None = None
 
     def subjects(self) -> tuple[str, ...]:
         return (self.which.subject,)
 
-    def run(self, reader: Reader) -> Facts:
+    def run(self, reader: Reader) -> LogInfo:
         return _found(reader, self.which, self.partition)
 
 
@@ -158,16 +157,16 @@ class FindTopicLogs(FindLogs, frozen=True):
     permission = Permission.CONSUME
 
 
-def find_logs(which: Which, partition: int | None = None) -> FindLogs:
-    """The question with the permission that reading takes: messages are consumed, whoever sees them."""
+def find_logs(which: LogSelector, partition: int | None = None) -> FindLogs:
+    """The query with the required permission: reading a topic needs CONSUME."""
     return (FindTopicLogs if which.kind == TOPIC else FindLogs)(which, partition)
 
 
 # -- ranges
 
 
-class Range(msgspec.Struct, frozen=True):
-    """What is read: the entries of a log in [first, end)."""
+class LogRange(msgspec.Struct, frozen=True):
+    """The range of a log to read: the entries in [first, end)."""
 
     log: int
     first: int
@@ -177,10 +176,10 @@ class Range(msgspec.Struct, frozen=True):
     idle: bool
 
 
-class Plan(Query[Range], frozen=True):
-    """Which entries a read is about: from `first` (None: the earliest) to `until` (None: the tail)."""
+class PlanRange(Query[LogRange], frozen=True):
+    """The range of a read: from `first` (None: the earliest) to `until` (None: the tail)."""
 
-    which: Which
+    which: LogSelector
     partition: int = 0
     first: int | None = None
     until: int | None = None
@@ -188,43 +187,43 @@ class Plan(Query[Range], frozen=True):
     def subjects(self) -> tuple[str, ...]:
         return (self.which.subject,)
 
-    def run(self, reader: Reader) -> Range:
+    def run(self, reader: Reader) -> LogRange:
         facts = _found(reader, self.which, self.partition)
         (part,) = facts.parts
         log = part.log
         first = part.earliest if self.first is None else self.first
         if first < part.earliest:
             raise Trimmed(requested=first, earliest=part.earliest, offset=offset(part.earliest))
-        # A sequence that another table has is beyond this table's log, and yet one that was handed out.
-        tail = max(log.next, streams.given_out(reader) + 1) if self.which.kind == TABLE else log.next
+        # The last sequence may be of another table: beyond this table's log, and still a valid offset.
+        tail = max(log.next, change_stream.last_sequence(reader) + 1) if self.which.kind == TABLE else log.next
         if first > tail:
             raise Invalid(
-                f"offset {offset(first)} is beyond the tail {offset(log.next)}; read from an offset this log returned",
+                f"offset {offset(first)} is beyond the tail {offset(log.next)}; use an offset returned for this log",
                 code="INVALID_OFFSET",
             )
         end = log.next if self.until is None else min(self.until, log.next)
-        return Range(log.id, first, max(end, first), log.next, facts.content_type, facts.idle)
+        return LogRange(log.id, first, max(end, first), log.next, facts.content_type, facts.idle)
 
 
-class PlanTopic(Plan, frozen=True):
+class PlanTopicRange(PlanRange, frozen=True):
     permission = Permission.CONSUME
 
 
-def plan(which: Which, partition: int, first: int | None, until: int | None) -> Plan:
-    return (PlanTopic if which.kind == TOPIC else Plan)(which, partition, first, until)
+def plan(which: LogSelector, partition: int, first: int | None, until: int | None) -> PlanRange:
+    return (PlanTopicRange if which.kind == TOPIC else PlanRange)(which, partition, first, until)
 
 
-class Run(msgspec.Struct, frozen=True):
-    """Some entries of a range, and where the rest of it begins."""
+class EntryBatch(msgspec.Struct, frozen=True):
+    """The first entries of a range, and where the rest begins."""
 
     entries: pa.RecordBatch
     next: int
 
 
-class PackedEntries(Query[Run], frozen=True):
+class PackedEntries(Query[EntryBatch], frozen=True):
     """The first entries of a range: at least one if there is any, then up to `entries_max` and `bytes_max`."""
 
-    which: Which
+    which: LogSelector
     log: int
     first: int
     end: int
@@ -234,15 +233,15 @@ class PackedEntries(Query[Run], frozen=True):
     def subjects(self) -> tuple[str, ...]:
         return (self.which.subject,)
 
-    def run(self, reader: Reader) -> Run:
+    def run(self, reader: Reader) -> EntryBatch:
         log = reader.get(LOGS, self.log)
         if log is None or log.dropped:
-            raise Gone(f"{self.which.subject!r} was deleted while it was read; what came before this is whole")
+            raise Gone(f"{self.which.subject!r} was deleted while it was read; the entries before this are complete")
         if self.first < log.start:
             entries = list(_cold(reader, log, self.first, self.end, self.entries_max, self.bytes_max))
             if entries:
-                return Run(batch(entries), entries[-1].next)
-            return Run(batch([]), min(max(log.start, self.first), self.end))
+                return EntryBatch(batch(entries), entries[-1].next)
+            return EntryBatch(batch([]), min(max(log.start, self.first), self.end))
         holder, until = logs.holder(reader, log, self.first)
         before = min(until, self.end)
         found = reader.packed(
@@ -253,24 +252,24 @@ class PackedEntries(Query[Run], frozen=True):
         if positions[1:] != nexts[:-1]:
             missing = next(at for at, place in zip(nexts, positions[1:], strict=False) if at != place)
             raise logs.gap(log, missing)
-        elsewhere = not positions or positions[0] != self.first  # inside an entry; or the one that covers it is lost
+        elsewhere = not positions or positions[0] != self.first  # within an entry; or the covering entry is lost
         if elsewhere and self.first < before and logs.uncovered(reader, holder, self.first):
             raise logs.gap(log, self.first)
         made = packed_batch(self.log, positions, nexts, times, found.sizes, found.body)
-        return Run(made, nexts[-1] if nexts else before)
+        return EntryBatch(made, nexts[-1] if nexts else before)
 
 
 class PackedMessages(PackedEntries, frozen=True):
     permission = Permission.CONSUME
 
 
-def packed_entries(which: Which, log: int, first: int, end: int, bytes_max: int) -> PackedEntries:
+def packed_entries(which: LogSelector, log: int, first: int, end: int, bytes_max: int) -> PackedEntries:
     kind = PackedMessages if which.kind == TOPIC else PackedEntries
     return kind(which, log, first, end, bytes_max=bytes_max)
 
 
 def _cold(reader: Reader, log: Log, first: int, end: int, entries_max: int, bytes_max: int) -> Iterator[Entry]:
-    """Entries of the range below the log's start. Where the next one has to be fetched, it ends if there was one."""
+    """Entries of the range below the log's start, up to the first one that has to be fetched; at least one."""
     earliest = cold.earliest(reader, log)
     if first < earliest:
         raise Trimmed(requested=first, earliest=earliest, offset=offset(earliest))
@@ -278,25 +277,25 @@ def _cold(reader: Reader, log: Log, first: int, end: int, entries_max: int, byte
     try:
         for entry in cold.entries(reader, log, first):
             if entry.position < first:
-                continue  # it covers `first` and began before it: of another range
+                continue  # it covers `first` and belongs to another range
             if entry.position >= min(end, log.start) or (count and len(entry.body) > left):
                 return
             yield entry
             count, left = count + 1, left - len(entry.body)
             if count == entries_max or left <= 0:
                 return
-    except cold.Missing:
+    except cold.ColdMiss:
         if not count:
             raise
 
 
-# -- where a moment lies
+# -- the offset of a time
 
 
-class Offsets(Query[dict[int, int]], frozen=True):
-    """Of each partition the first offset whose entry is not older than `at_ms`; the next one if there is none."""
+class OffsetsAt(Query[dict[int, int]], frozen=True):
+    """The first offset of each partition whose entry is not older than `at_ms`; the tail if there is none."""
 
-    which: Which
+    which: LogSelector
     at_ms: int
 
     def subjects(self) -> tuple[str, ...]:
@@ -307,16 +306,16 @@ class Offsets(Query[dict[int, int]], frozen=True):
         return {part.partition: _at(reader, part, self.at_ms) for part in facts.parts}
 
 
-class TopicOffsets(Offsets, frozen=True):
+class TopicOffsetsAt(OffsetsAt, frozen=True):
     permission = Permission.CONSUME
 
 
-def offsets_at(which: Which, at_ms: int) -> Offsets:
-    return (TopicOffsets if which.kind == TOPIC else Offsets)(which, at_ms)
+def offsets_at(which: LogSelector, at_ms: int) -> OffsetsAt:
+    return (TopicOffsetsAt if which.kind == TOPIC else OffsetsAt)(which, at_ms)
 
 
-def _at(reader: Reader, part: Part, at_ms: int) -> int:
-    """By bisection: times of a log never decrease. The hot part first, which takes no fetching."""
+def _at(reader: Reader, part: PartitionLog, at_ms: int) -> int:
+    """By bisection: times of a log never decrease. The hot part first, which needs no fetch."""
     low, high = part.log.start, part.log.next
     first = _entry_at(reader, part.log, low)
     if part.earliest < low and (first is None or first[2] >= at_ms):
@@ -326,7 +325,7 @@ def _at(reader: Reader, part: Part, at_ms: int) -> int:
         middle = (low + high) // 2
         found = _entry_at(reader, part.log, middle)
         if found is None or found[0] >= high:
-            high = middle  # nothing begins from there on
+            high = middle  # no entry begins from there on
         elif found[2] < at_ms:
             low = found[1]
         else:
@@ -350,9 +349,9 @@ def _entry_at(reader: Reader, log: Log, position: int) -> tuple[int, int, int] |
 
 
 class Advance(Query[dict[int, int]], frozen=True):
-    """How far about `records` records reach from these offsets, shared out over the partitions by how much is there."""
+    """How far about `records` records reach from these offsets, distributed over the partitions by their backlog."""
 
-    which: Which
+    which: LogSelector
     offsets: dict[int, int]
     records: int
 
@@ -363,7 +362,9 @@ class Advance(Query[dict[int, int]], frozen=True):
         parts = {part.partition: part for part in _found(reader, self.which).parts}
         for partition in self.offsets:
             if partition not in parts:
-                raise Invalid(f"{self.which.subject!r} has no partition {partition}; it has {len(parts)}, from 0 on")
+                raise Invalid(
+                    f"{self.which.subject!r} has no partition {partition}; it has {len(parts)}, numbered from 0"
+                )
         behind = {number: max(parts[number].log.next - at, 0) for number, at in self.offsets.items()}
         total = sum(behind.values())
         reached = {}
@@ -372,14 +373,14 @@ class Advance(Query[dict[int, int]], frozen=True):
             reached[number] = self._reach(reader, parts[number], at, share) if behind[number] else at
         return reached
 
-    def _reach(self, reader: Reader, part: Part, first: int, records: int) -> int:
+    def _reach(self, reader: Reader, part: PartitionLog, first: int, records: int) -> int:
         log = part.log
         if first < part.earliest:
             raise Trimmed(requested=first, earliest=part.earliest, offset=offset(part.earliest))
         if self.which.kind == TOPIC:
             return min(first + max(records, 1), log.next)
         if first < log.start:
-            return _reckoned(reader, log, first, records, self.which.kind)
+            return _extrapolated(reader, log, first, records, self.which.kind)
         if self.which.kind == TABLE:
             return _counted(reader, log, first, records)
         return _measured(reader, log, first, records)
@@ -389,19 +390,19 @@ class AdvanceTopic(Advance, frozen=True):
     permission = Permission.CONSUME
 
 
-def advance(which: Which, offsets: dict[int, int], records: int) -> Advance:
+def advance(which: LogSelector, offsets: dict[int, int], records: int) -> Advance:
     return (AdvanceTopic if which.kind == TOPIC else Advance)(which, offsets, records)
 
 
-def _reckoned(reader: Reader, log: Log, first: int, records: int, kind: str) -> int:
-    """From the run of cold entries that comes first."""
+def _extrapolated(reader: Reader, log: Log, first: int, records: int, kind: str) -> int:
+    """Extrapolated from the first segment of cold entries."""
     count, end = 0, first
     for entry in _cold(reader, log, first, log.start, COUNTED_MAX, limits.BULK_BYTES):
         count += len(change.skimmed(entry.body).records) if kind == TABLE else 1
         end = entry.next
         if count >= records:
             return end
-    if not count:  # nothing begins between `first` and the hot part
+    if not count:  # no entry begins between `first` and the hot part
         return log.start
     return min(first + (end - first) * records // count, log.next)
 
@@ -409,18 +410,18 @@ def _reckoned(reader: Reader, log: Log, first: int, records: int, kind: str) -> 
 # -- how many records there are
 
 
-class Counted(msgspec.Struct, frozen=True):
-    """How many records a range has, and offsets that cut it into ranges of about as many each."""
+class RecordCount(msgspec.Struct, frozen=True):
+    """The number of records in a range, and offsets that cut it into ranges of about the same number."""
 
     records: int
     cuts: list[int]
 
 
-class CountRecords(Query[Counted], frozen=True):
-    """How many records of a table's change stream lie in [first, until), and where to cut that into `pieces` of about
-    as many each: offsets say nothing of it, as they are those of all tables. Only what is in the database counts."""
+class CountRecords(Query[RecordCount], frozen=True):
+    """The number of records of a table's change stream in [first, until), and where to cut it into `pieces` of about
+    the same number: offsets do not give it, because all tables share them. Only entries in the hot log count."""
 
-    which: Which
+    which: LogSelector
     first: int
     until: int
     pieces: int
@@ -428,37 +429,37 @@ class CountRecords(Query[Counted], frozen=True):
     def subjects(self) -> tuple[str, ...]:
         return (self.which.subject,)
 
-    def run(self, reader: Reader) -> Counted:
+    def run(self, reader: Reader) -> RecordCount:
         if self.which.kind != TABLE:
             raise Invalid(
-                f"{self.which.subject!r} is no table: offsets of a topic count messages and those of a stream bytes; "
-                "cut them anywhere"
+                f"{self.which.subject!r} is not a table; offsets of topics count messages and those of streams "
+                "count bytes, so they can be cut anywhere"
             )
         if self.first > self.until:
-            raise Invalid(f"first={self.first} lies behind until={self.until}; give a range in order")
+            raise Invalid(f"first={self.first} is greater than until={self.until}; give first <= until")
         (part,) = _found(reader, self.which).parts
         log = part.log
         low, high = max(self.first, log.start), min(self.until, log.next)
         rows = reader.values(ENTRIES, "substr(body, 1, 8)", log.id, start=low, limit=1) if low < high else []
         if not rows:
-            return Counted(0, [self.first, self.until])
+            return RecordCount(0, [self.first, self.until])
         begin, end = change.before(rows[0][0]), _records_before(reader, log, high)
         cuts = [self.first]
         for number in range(1, self.pieces):
             at = _preceded(reader, log, max(low, cuts[-1]), high, begin + (end - begin) * number // self.pieces)
             if cuts[-1] < at < high:
                 cuts.append(at)
-        return Counted(end - begin, [*cuts, self.until])
+        return RecordCount(end - begin, [*cuts, self.until])
 
 
 def _records_before(reader: Reader, log: Log, position: int) -> int:
-    """How many records the entries of a change stream have that begin below a position; one of them is there."""
+    """The number of records in entries of a change stream that begin below a position; there is at least one."""
     last = next(reader.scan(ENTRIES, log.id, before=position, limit=1, reverse=True))
     return change.before(last.body) + len(change.skimmed(last.body).records)
 
 
 def _counted(reader: Reader, log: Log, first: int, records: int) -> int:
-    """Where the entry is that so many records lie before, from `first` on: an entry further at least."""
+    """The position after so many records, from `first` on; at least one entry further."""
     rows = reader.values(ENTRIES, "next, substr(body, 1, 8)", log.id, start=first, limit=1)
     if not rows:
         return log.next
@@ -466,8 +467,8 @@ def _counted(reader: Reader, log: Log, first: int, records: int) -> int:
 
 
 def _preceded(reader: Reader, log: Log, low: int, high: int, wanted: int) -> int:
-    """The first position in [low, high] whose entry has `wanted` records before it. Each entry of a change stream says
-    how many it has: so it is found by bisection."""
+    """The first position in [low, high] whose entry has `wanted` records before it, by bisection: each entry of a
+    change stream has the number of records before it."""
     while low < high:
         middle = (low + high) // 2
         rows = reader.values(ENTRIES, "position, next, substr(body, 1, 8)", log.id, start=middle, limit=1)
@@ -479,14 +480,14 @@ def _preceded(reader: Reader, log: Log, low: int, high: int, wanted: int) -> int
 
 
 def _measured(reader: Reader, log: Log, first: int, records: int) -> int:
-    """A stream's entries are counted; beyond many of them, reckoned by the bytes of those."""
+    """Count the entries of a stream; beyond `COUNTED_MAX`, extrapolate by their bytes."""
     holder, until = logs.holder(reader, log, first)
     rows = reader.values(ENTRIES, "position", holder, start=first, limit=min(records, COUNTED_MAX) + 1)
     starts = [position for (position,) in rows if position < until]
     if len(starts) > records:
         return int(starts[records])
     if len(starts) <= COUNTED_MAX:
-        return until  # of a fork: what it shares; the next range has what is its own
+        return until  # of a fork: the shared entries; its own are in the next range
     return int(min(first + (starts[-1] - first) * records // len(starts), until))
 
 
@@ -494,7 +495,7 @@ def _measured(reader: Reader, log: Log, first: int, records: int) -> int:
 
 
 class CheckTable(Query[None], frozen=True):
-    """Whether the table is there."""
+    """Raise unless the table exists."""
 
     single = True
     subject = ("tables", "table")
@@ -506,7 +507,7 @@ class CheckTable(Query[None], frozen=True):
 
 
 class ReadItems(Query[pa.Array | None], frozen=True):
-    """The next stored items of an export, as `ReadExport`; None: there are no more."""
+    """The next stored items of an export, as `ReadExport`; None: no more."""
 
     permission = Permission.SYSTEM
 

@@ -1,13 +1,13 @@
-"""Records and items of one shape, thousands at once: their JSON is put together from pieces of the stored bytes.
+"""Records and items of one shape, thousands at once: their JSON is assembled from slices of the stored bytes.
 
 Items of a table mostly have the same attributes of the same types. Then they differ in a few texts, and the bytes
-around those are always the same: they are the *shape*. One item is taken for an example and looked at byte by byte.
-Then all are followed at the same time, from text to text, in as many steps as the shape has texts. Those whose fixed
-bytes are the example's are of its shape; the others are held against the next one's. Their JSON is the fixed parts of
-the example's JSON with the texts in between: slices of one buffer, which Arrow copies together.
+between these are always the same: they are the *shape*. One item is taken as an example and parsed byte by byte. Then
+all items are compared with it at the same time, from text to text, in as many steps as the shape has texts. Those with
+the same fixed bytes have the shape; the others are compared with the next example. Their JSON is the fixed parts of the
+example's JSON with the texts in between: slices of one buffer, which Arrow concatenates.
 
-What has bytes in it, or a text that JSON has to escape, or a shape that too few others have, is left to `columns`,
-which decodes it value by value.
+Items with bytes, with a text that JSON has to escape, or with a rare shape are left to `columns`, which decodes them
+value by value.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ import pyarrow as pa
 from tailrace.bulk.entries import int64s
 from tailrace.tables.change import EVENTS
 
-ROWS_MIN: Final = 64  # fewer are decoded one by one sooner
-ROUND_MIN: Final = 128  # likewise, of entries that have another record
+ROWS_MIN: Final = 64  # fewer are faster to decode one by one
+ROUND_MIN: Final = 128  # the same, for entries with another record
 BYTES_MAX: Final = 1 << 30
-SHAPES_MAX: Final = 12  # looked for in one batch
-SAMPLE: Final = 256  # of what is left is held against a new shape first
-SHARE_MIN: Final = 0.05  # of them have it, or it was looked for in vain
-VAIN_MAX: Final = 3  # times in a row; then the rest is left
-FIXED_MAX: Final = 4096  # bytes, and as many of JSON: a larger shape is none
+SHAPES_MAX: Final = 12  # per batch
+SAMPLE: Final = 256  # records that are compared with a new shape first
+SHARE_MIN: Final = 0.05  # of the sample that must have the shape
+VAIN_MAX: Final = 3  # failed searches in a row; then the rest is decoded one by one
+FIXED_MAX: Final = 4096  # bytes, and as many of JSON; larger shapes are not used
 VALUES_MAX: Final = 200
-BLOCK_VALUES: Final = 400_000  # followed at a time, which bounds the memory for them
-_ROOM: Final = 2 * FIXED_MAX * SHAPES_MAX + 1024  # behind the stored bytes, for pieces of JSON; what is read too far
+BLOCK_VALUES: Final = 400_000  # compared at a time, which bounds the memory
+_ROOM: Final = (
+    2 * FIXED_MAX * SHAPES_MAX + 1024
+)  # after the stored bytes: for parts of JSON, and for reads past the end
 
 _TEXT, _FLAG, _COUNT = range(3)  # kinds of values: a text, true or false, a number that is passed over
 _QUOTE, _BACKSLASH, _SPACE = 0x22, 0x5C, 0x20
@@ -45,24 +47,24 @@ Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 
 
-class Unfit(Exception):
-    """There is no shape to be had of this."""
+class NoShape(Exception):
+    """The record or item has no usable shape."""
 
 
 # -- JSON with gaps
 
 
 @dataclass
-class Text:
-    """JSON with values left out: what stands before each of them and behind the last, and their numbers."""
+class TextTemplate:
+    """JSON without its values: the text before each value and after the last, and the numbers of the values."""
 
     pieces: list[bytes] = field(default_factory=lambda: [b""])
     values: list[int] = field(default_factory=list)
 
 
-def joined(*parts: bytes | int | Text) -> Text:
-    """Fixed parts, values by their numbers, and texts, one behind the other."""
-    made = Text()
+def joined(*parts: bytes | int | TextTemplate) -> TextTemplate:
+    """The concatenation of fixed parts, values by their numbers, and templates."""
+    made = TextTemplate()
     for part in parts:
         match part:
             case bytes():
@@ -70,44 +72,44 @@ def joined(*parts: bytes | int | Text) -> Text:
             case int():
                 made.values.append(part)
                 made.pieces.append(b"")
-            case Text():
+            case TextTemplate():
                 made.pieces[-1] += part.pieces[0]
                 made.pieces += part.pieces[1:]
                 made.values += part.values
     return made
 
 
-def array(elements: list[Text]) -> Text:
-    return joined(b"[", *_apart(elements), b"]")
+def array(elements: list[TextTemplate]) -> TextTemplate:
+    return joined(b"[", *_comma_separated(elements), b"]")
 
 
-def mapping(members: Mapping[str, Text]) -> Text:
+def mapping(members: Mapping[str, TextTemplate]) -> TextTemplate:
     return joined(
-        b"{", *_apart([joined(msgspec.json.encode(name), b":", text) for name, text in members.items()]), b"}"
+        b"{", *_comma_separated([joined(msgspec.json.encode(name), b":", text) for name, text in members.items()]), b"}"
     )
 
 
-def _apart(texts: list[Text]) -> list[Text | bytes]:
+def _comma_separated(texts: list[TextTemplate]) -> list[TextTemplate | bytes]:
     return [part for text in texts for part in (b",", text)][1:]
 
 
 @dataclass
-class Shape:
-    """What some have in common."""
+class RecordShape:
+    """The common bytes and JSON of records or items."""
 
     event: int  # of change records
     fixed: list[bytes]  # before each value, and behind the last
     kinds: list[int]  # of each value
-    texts: list[Text | None]  # the columns
+    texts: list[TextTemplate | None]  # the columns
 
 
 # -- one example, byte by byte
 
-Both = tuple[Text, Text]  # plain, and as DynamoDB writes it
+Both = tuple[TextTemplate, TextTemplate]  # plain JSON, and DynamoDB JSON
 
 
-class Example:
-    """Reads what is stored, and notes its shape."""
+class ExampleRecord:
+    """Parses a stored record or item, and records its shape."""
 
     def __init__(self, data: memoryview, at: int) -> None:
         self._data = data
@@ -116,13 +118,13 @@ class Example:
         self._fixed: list[bytes] = []
         self._kinds: list[int] = []
 
-    def change(self, *, plain: bool) -> Shape:
+    def change(self, *, plain: bool) -> RecordShape:
         """A change record; the columns are its keys and images."""
         if self._next() != 0x95:
-            raise Unfit
+            raise NoShape
         event = self._next()
         if event >= len(EVENTS):
-            raise Unfit
+            raise NoShape
         self._value(_COUNT, lambda: self._skip(_COUNT_BYTES[self._data[self._at]]))
         images = [self._item(), self._item_or_none(), self._item_or_none()]
         style = 0 if plain else 1
@@ -131,19 +133,19 @@ class Example:
             event,
         )
 
-    def item(self, keys: tuple[str, ...]) -> Shape:
-        """An item; the columns are its keys, and all of it in both ways."""
+    def item(self, keys: tuple[str, ...]) -> RecordShape:
+        """An item; the columns are its keys, and the item in both forms."""
         found = self._item()
         if not all(name in found for name in keys):
-            raise Unfit
+            raise NoShape
         plain, typed = ({name: both[style] for name, both in found.items()} for style in (0, 1))
         return self._shape([mapping({name: plain[name] for name in keys}), mapping(plain), mapping(typed)])
 
-    def _shape(self, texts: list[Text | None], event: int = 0) -> Shape:
+    def _shape(self, texts: list[TextTemplate | None], event: int = 0) -> RecordShape:
         self._note_fixed()
         if sum(len(piece) for text in texts if text is not None for piece in text.pieces) > FIXED_MAX:
-            raise Unfit
-        return Shape(event, self._fixed, self._kinds, texts)
+            raise NoShape
+        return RecordShape(event, self._fixed, self._kinds, texts)
 
     # -- items
 
@@ -158,7 +160,7 @@ class Example:
 
     def _attribute(self) -> Both:
         if self._next() != 0x81 or self._at - self._begun > self._left:
-            raise Unfit
+            raise NoShape
         match kind := self._string():
             case "S":
                 plain = typed = joined(b'"', self._text(), b'"')
@@ -169,7 +171,7 @@ class Example:
                 plain = typed = joined(self._value(_FLAG, lambda: self._skip(_FLAG_BYTES[self._data[self._at]])))
             case "NULL":
                 if self._next() != 0xC3:
-                    raise Unfit
+                    raise NoShape
                 plain, typed = joined(b"null"), joined(b"true")
             case "M":
                 members = self._item()
@@ -182,17 +184,17 @@ class Example:
                 typed = array([joined(b'"', number, b'"') for number in numbers])
                 plain = typed if kind == "SS" else array([joined(number) for number in numbers])
             case _:
-                raise Unfit
+                raise NoShape
         return plain, joined(b'{"' + kind.encode() + b'":', typed, b"}")
 
     # -- MessagePack
 
     def _value(self, kind: int, pass_over: Callable[[], object]) -> int:
-        """Note that a value is here, and go on behind it; its number."""
+        """Record a value, and continue after it; its number."""
         self._note_fixed()
         self._kinds.append(kind)
         if len(self._kinds) > VALUES_MAX:
-            raise Unfit
+            raise NoShape
         pass_over()
         self._begun = self._at
         return len(self._kinds) - 1
@@ -201,7 +203,7 @@ class Example:
         self._fixed.append(bytes(self._data[self._begun : self._at]))
         self._left -= len(self._fixed[-1])
         if self._left < 0:
-            raise Unfit
+            raise NoShape
 
     def _text(self) -> int:
         return self._value(_TEXT, self._string)
@@ -218,13 +220,13 @@ class Example:
         if head & 0xF0 == few:
             return head & 0x0F
         if head != many:
-            raise Unfit
+            raise NoShape
         return self._next() << 8 | self._next()
 
     def _string(self) -> str:
         head = self._next()
         if not _IS_TEXT[head]:
-            raise Unfit
+            raise NoShape
         size = int(_SIZES[head])
         if head == 0xD9:
             size = self._next()
@@ -234,10 +236,10 @@ class Example:
         try:
             return str(self._data[self._at - size : self._at], "utf-8")
         except UnicodeDecodeError:
-            raise Unfit from None
+            raise NoShape from None
 
 
-# By the first byte of a text: its own size, the size of the text if that is in it, and whether it is one at all.
+# By the first byte of a text: the size of the head, the size of the text if the head has it, and whether it is a text.
 _HEAD_BYTES = np.ones(256, np.int64)
 _HEAD_BYTES[0xD9], _HEAD_BYTES[0xDA] = 2, 3
 _SIZES = np.zeros(256, np.int64)
@@ -245,11 +247,11 @@ _SIZES[0xA0:0xC0] = np.arange(32)
 _IS_TEXT = np.zeros(256, np.bool_)
 _IS_TEXT[0xA0:0xC0] = True
 _IS_TEXT[[0xD9, 0xDA]] = True
-# By the first byte of a number, its size; what is none is too large for anything.
+# By the first byte of a number, its size; other bytes have a size that never fits.
 _COUNT_BYTES = np.full(256, BYTES_MAX, np.int64)
 _COUNT_BYTES[:0x80] = 1
 _COUNT_BYTES[[0xCC, 0xCD, 0xCE, 0xCF]] = 2, 3, 5, 9
-# Of a flag there are two.
+# The two flags, true and false.
 _FLAG_BYTES = np.full(256, BYTES_MAX, np.int64)
 _FLAG_BYTES[[0xC2, 0xC3]] = 1
 
@@ -258,20 +260,20 @@ _FLAG_BYTES[[0xC2, 0xC3]] = 1
 
 
 @dataclass
-class Changes:
-    """The records of those entries whose records all have a shape that others have too, in order."""
+class ShapedChanges:
+    """The records of entries whose records all have a common shape, in order."""
 
-    fit: pa.Array  # which entries that are, by number
-    others: pa.Array  # which are not
-    counts: list[int]  # of records in each of them
-    principals: pa.Array  # likewise
+    fit: pa.Array  # the numbers of these entries
+    others: pa.Array  # the numbers of the other entries
+    counts: list[int]  # of records per entry
+    principals: pa.Array  # per entry
     events: bytes
     images: list[pa.Array]  # keys, old image, new image
 
 
 @dataclass
-class Items:
-    """Those items that have a shape which others have too, in order."""
+class ShapedItems:
+    """The items with a common shape, in order."""
 
     fit: pa.Array  # by number
     others: pa.Array
@@ -279,7 +281,7 @@ class Items:
 
 
 @dataclass
-class _Group:
+class _ShapeGroup:
     """Records of one shape: the ones with this index in these entries."""
 
     entries: Numbers
@@ -288,10 +290,10 @@ class _Group:
     images: list[pa.Array]
 
 
-class _Known:
-    """A shape that was met: how its fixed bytes are compared, and where the pieces of its JSON are."""
+class _KnownShape:
+    """A shape in use: how its fixed bytes are compared, and where the parts of its JSON are."""
 
-    def __init__(self, shape: Shape, room: Bytes, at: int) -> None:
+    def __init__(self, shape: RecordShape, room: Bytes, at: int) -> None:
         self.shape = shape
         self.uses = 0
         self.fixed = [(len(fixed), _words(fixed)) for fixed in shape.fixed]
@@ -303,7 +305,7 @@ class _Known:
 
 
 def _words(fixed: bytes) -> list[tuple[int, np.uint64, np.uint64 | None]]:
-    """Where eight bytes are compared, with what, and which bits of them; None: all."""
+    """The comparisons of eight bytes: offset, value and mask; None: all bits."""
     size = len(fixed)
     if size < 8:
         mask = np.uint64((1 << 8 * size) - 1)
@@ -314,12 +316,12 @@ def _words(fixed: bytes) -> list[tuple[int, np.uint64, np.uint64 | None]]:
 
 
 def suits(bodies: pa.Array) -> bool:
-    """Whether it is worth while to look for shapes."""
+    """Whether it is worthwhile to search for shapes."""
     return len(bodies) >= ROWS_MIN and bodies.nbytes < BYTES_MAX
 
 
-class Batch:
-    """What is stored, end to end; the first `head` bytes of each are passed over."""
+class ShapeBatch:
+    """Stored bodies in one buffer; the first `head` bytes of each are skipped."""
 
     def __init__(self, stored: memoryview, bounds: memoryview, head: int = 0) -> None:
         limits = np.frombuffer(bounds, np.int32).astype(np.int64)
@@ -331,11 +333,11 @@ class Batch:
         self._stored = self._bytes.data[: self._size]
         self._used = self._size
         self._eight = np.ndarray((len(self._bytes) - 7,), "<u8", self._bytes.data, strides=(1,))  # from any byte on
-        self._shapes: list[_Known] = []
+        self._shapes: list[_KnownShape] = []
         self._tries = SHAPES_MAX
-        self._groups: list[_Group] = []
+        self._groups: list[_ShapeGroup] = []
 
-    def changes(self, *, plain: bool) -> Changes | None:
+    def changes(self, *, plain: bool) -> ShapedChanges | None:
         """The change records of these entries; None where none have a shape."""
         at = np.minimum(self._starts, self._size)
         fit = self._bytes[at] == 0x92
@@ -355,24 +357,26 @@ class Batch:
         principals = self._slices(by[fit].ravel()).take(int64s(np.arange(0, 2 * int(fit.sum()), 2)))
         try:
             events, images = self._put_together(fit)
-            return Changes(*_told(fit), counts[fit].tolist(), principals.cast(pa.string()), events, images)
-        except pa.ArrowInvalid:  # not UTF-8; whoever decodes it says so
+            return ShapedChanges(
+                *_fit_and_others(fit), counts[fit].tolist(), principals.cast(pa.string()), events, images
+            )
+        except pa.ArrowInvalid:  # not UTF-8; decoding one by one raises the error
             return None
 
-    def items(self, keys: tuple[str, ...]) -> Items | None:
+    def items(self, keys: tuple[str, ...]) -> ShapedItems | None:
         """These items; None where none have a shape."""
         at, fit = self._starts.copy(), np.ones(len(self._starts), np.bool_)
         self._round(np.arange(len(at)), at, 0, fit, lambda example: example.item(keys))
         fit &= at == self._ends
         try:
-            return Items(*_told(fit), self._put_together(fit)[1]) if fit.any() else None
+            return ShapedItems(*_fit_and_others(fit), self._put_together(fit)[1]) if fit.any() else None
         except pa.ArrowInvalid:
             return None
 
     # -- from text to text
 
     def _texts(self, at: Numbers, fit: Mask) -> tuple[Numbers, Numbers]:
-        """Where texts begin and end, and where they end. Whatever has none there is not fit."""
+        """Where texts begin and end, and where they end. Rows without a text there do not fit."""
         heads = self._bytes[at]
         fit &= _IS_TEXT[heads]
         begin, sizes = at + _HEAD_BYTES[heads], _SIZES[heads]
@@ -386,14 +390,14 @@ class Batch:
         return np.stack((np.minimum(begin, end), end), axis=1), end
 
     def _members(self, at: Numbers, fit: Mask) -> tuple[Numbers, Numbers]:
-        """How many elements arrays have, and where the first one is."""
+        """The number of elements of arrays, and where the first one is."""
         heads, high, low = (self._bytes[at + each].astype(np.int64) for each in (0, 1, 2))
         many = heads == 0xDC
         fit &= many | (heads & 0xF0 == 0x90)
         return np.where(many, high << 8 | low, heads & 0x0F), np.minimum(at + np.where(many, 3, 1), self._size)
 
     def _is(self, at: Numbers, words: list[tuple[int, np.uint64, np.uint64 | None]]) -> Mask:
-        """Whether these bytes are there."""
+        """Whether these bytes are at these positions."""
         found = np.ones(len(at), np.bool_)
         for offset, word, mask in words:
             there = self._eight[at + offset]
@@ -402,9 +406,11 @@ class Batch:
 
     # -- records
 
-    def _round(self, entries: Numbers, at: Numbers, index: int, fit: Mask, look: Callable[[Example], Shape]) -> None:
-        """Take one record of each of these entries, which is at `at`, and note there where the next one is. Entries
-        whose record has no shape are not fit."""
+    def _round(
+        self, entries: Numbers, at: Numbers, index: int, fit: Mask, look: Callable[[ExampleRecord], RecordShape]
+    ) -> None:
+        """Process one record of each of these entries, at `at`, and store there where the next one begins. Entries
+        whose record has no shape do not fit."""
         left = entries
         for known in sorted(self._shapes, key=lambda each: -each.uses):
             left = self._take(known, left, at, index, fit)
@@ -412,8 +418,10 @@ class Batch:
         while len(left) and self._tries and vain < VAIN_MAX:
             self._tries -= 1
             vain += 1
-            with suppress(Unfit, IndexError, RecursionError):
-                known = self._learn(look(Example(self._stored, int(at[left[0]]))), at[left[:: -(-len(left) // SAMPLE)]])
+            with suppress(NoShape, IndexError, RecursionError):
+                known = self._learn(
+                    look(ExampleRecord(self._stored, int(at[left[0]]))), at[left[:: -(-len(left) // SAMPLE)]]
+                )
                 left = self._take(known, left, at, index, fit)
                 vain = 0
                 continue
@@ -421,16 +429,16 @@ class Batch:
             left = left[1:]
         fit[left] = False
 
-    def _learn(self, shape: Shape, sample: Numbers) -> _Known:
-        known = _Known(shape, self._bytes, self._used)
+    def _learn(self, shape: RecordShape, sample: Numbers) -> _KnownShape:
+        known = _KnownShape(shape, self._bytes, self._used)
         if np.count_nonzero(self._follow(known, sample)[0]) < SHARE_MIN * len(sample):
-            raise Unfit
+            raise NoShape
         self._used = known.end
         self._shapes.append(known)
         return known
 
-    def _take(self, known: _Known, entries: Numbers, at: Numbers, index: int, fit: Mask) -> Numbers:
-        """Take the records that have this shape; the entries that are left."""
+    def _take(self, known: _KnownShape, entries: Numbers, at: Numbers, index: int, fit: Mask) -> Numbers:
+        """Process the records with this shape; the remaining entries."""
         blocks = -(-len(entries) * len(known.shape.kinds) // BLOCK_VALUES)
         if blocks > 1:
             parts = np.array_split(entries, min(blocks, len(entries)))
@@ -446,12 +454,12 @@ class Batch:
             images = [image.take(int64s(np.flatnonzero(~wrong))) for image in images]
             mine = mine[~wrong]
         known.uses += len(mine)
-        self._groups.append(_Group(mine, index, known.shape.event, images))
+        self._groups.append(_ShapeGroup(mine, index, known.shape.event, images))
         return entries[~same]
 
-    def _follow(self, known: _Known, there: Numbers) -> tuple[Mask, Numbers, Numbers]:
-        """What begins at these places, from value to value: whether it has the shape, where its values are, and where
-        it ends."""
+    def _follow(self, known: _KnownShape, there: Numbers) -> tuple[Mask, Numbers, Numbers]:
+        """Compare the records at these positions, value by value: whether they have the shape, where their values are,
+        and where they end."""
         same = np.ones(len(there), np.bool_)
         places = np.empty((len(there), len(known.shape.kinds), 2), np.int64)
         for number, kind in enumerate(known.shape.kinds):
@@ -473,12 +481,12 @@ class Batch:
         same &= there <= self._size
         return same, places, there
 
-    def _images(self, known: _Known, places: Numbers) -> tuple[list[pa.Array], Mask | None]:
-        """The JSON of records of this shape whose values are there, and which of it is wrong; None: none."""
+    def _images(self, known: _KnownShape, places: Numbers) -> tuple[list[pa.Array], Mask | None]:
+        """The JSON of records of this shape with these values, and which of it is invalid; None: all is valid."""
         rows, values, _ = places.shape
         cuts = np.concatenate((places.ravel(), known.cuts))
         slices = self._slices(cuts)
-        first = 2 * rows * values  # the first piece of JSON, behind what lies between
+        first = 2 * rows * values  # the first part of JSON, after the values
         yes, no, piece = first, first + 1, first + 2
         flags = {
             number: np.where(self._bytes[places[:, number, 0]] == 0xC3, yes, no)
@@ -509,12 +517,12 @@ class Batch:
         return images, wrong
 
     def _slices(self, cuts: Numbers) -> pa.Array:
-        """What lies between two cuts, as an array; nothing is copied."""
+        """The bytes between consecutive cuts, as an array; nothing is copied."""
         buffers = [None, pa.py_buffer(cuts.astype(np.int32)), pa.py_buffer(self._bytes)]
         return pa.Array.from_buffers(pa.binary(), len(cuts) - 1, buffers)
 
     def _put_together(self, fit: Mask) -> tuple[bytes, list[pa.Array]]:
-        """Events and texts of what is fit, in order. Raises ArrowInvalid where a text is none."""
+        """Events and texts of the rows that fit, in order. Raises ArrowInvalid for a text that is not UTF-8."""
         sizes = [len(group.entries) for group in self._groups]
         entries = np.concatenate([group.entries for group in self._groups])
         events = np.repeat(np.array([group.event for group in self._groups], np.uint8), sizes)
@@ -527,12 +535,12 @@ class Batch:
         return events.tobytes(), texts
 
 
-def _told(fit: Mask) -> tuple[pa.Array, pa.Array]:
+def _fit_and_others(fit: Mask) -> tuple[pa.Array, pa.Array]:
     return int64s(np.flatnonzero(fit)), int64s(np.flatnonzero(~fit))
 
 
 def _unescaped(joined: Bytes, bounds: npt.NDArray[np.int32], pieces: bytes) -> Mask | None:
-    """Which texts have in them what JSON has to escape; None: none of them. `pieces` is what each has anyway."""
+    """Which texts have characters that JSON has to escape; None: none of them. `pieces` are the fixed parts of each."""
     rows = len(bounds) - 1
     joined = joined[: bounds[-1]]
     wrong: Mask | None = None

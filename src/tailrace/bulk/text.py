@@ -1,4 +1,4 @@
-"""Items as JSON, as DynamoDB writes them and as plain values, many at a time."""
+"""Items as JSON, in DynamoDB's form and as plain values, many at a time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from msgspec import UNSET, UnsetType
 
 from tailrace.errors import Corrupt
 
-INT_DIGITS_MAX: Final = 18  # what surely fits in 64 bits
+INT_DIGITS_MAX: Final = 18  # always fit in 64 bits
 
 
 class TypedValue(msgspec.Struct, gc=False, omit_defaults=True):
-    """A value of an item. One field is set; the garbage collector need not look at it, which a dict cannot say."""
+    """A value of an item. One field is set. Unlike a dict, it is not tracked by the garbage collector."""
 
     S: str | UnsetType = UNSET
     N: str | UnsetType = UNSET
@@ -38,14 +38,14 @@ _NULL: Final = b"null"
 
 
 class ItemTexts:
-    """Columns of items that are added in runs and become texts."""
+    """Columns of items that are added in chunks and become texts."""
 
     def __init__(self, columns: int, *, plain: bool) -> None:
         self._columns: list[list[bytes]] = [[] for _ in range(columns)]
         self._plain = plain
 
     def add(self, *columns: list[TypedItem] | list[TypedItem | None]) -> None:
-        """Take some more items of each column."""
+        """Add items of each column."""
         for texts, items in zip(self._columns, columns, strict=True):
             if self._plain:
                 try:

@@ -1,7 +1,7 @@
-"""Rows with the attributes of items as columns, of a schema that is given.
+"""Rows with the attributes of items as columns, for a given schema.
 
-The JSON of all rows is parsed at once where Arrow's parser takes it. What it does not take (a number where a text is
-wanted, a map, a date) is read value by value, which is slower and says what is wrong: column, value, and where.
+The JSON of all rows is parsed at once where Arrow's parser supports it. Otherwise (a number where a text is expected, a
+map, a date) it is parsed value by value, which is slower and gives a precise error: column, value, and position.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _QUICK: Final = (
     pa.types.is_decimal,
     pa.types.is_timestamp,
 )
-MARK: Final = "_"  # what the names of metadata begin with
+MARK: Final = "_"  # the prefix of metadata columns
 _object: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encode: Final = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def typed(kind: str, rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Rows of `rows_of`, with plain images, as these columns: what begins with ``_`` is metadata, all else attributes
-    of the item, or of the JSON object that a message is. An attribute that is not there is null."""
+    """Rows of `rows_of`, with plain images, as these columns: names with ``_`` are metadata, all others attributes of
+    the item, or of the JSON object of a message. A missing attribute is null."""
     names = set(rows.schema.names)
     meta = {field.name for field in schema if field.name[:1] == MARK and field.name[1:] in names}
     wanted = pa.schema([field.with_nullable(True) for field in schema if field.name not in meta])
@@ -71,8 +71,8 @@ def _quick(kind: pa.DataType) -> bool:
 
 
 def _objects(texts: pa.Array) -> bool:
-    """Whether each of them is one JSON object. Nobody checked what was published, and two halves in two messages must
-    not be read as one."""
+    """Whether each of them is one JSON object. Published messages are not checked, and two halves in two messages must
+    not be parsed as one."""
     try:
         for text in texts.to_pylist():
             _object.decode(text)
@@ -82,7 +82,7 @@ def _objects(texts: pa.Array) -> bool:
 
 
 def _parsed(texts: pa.Array, schema: pa.Schema) -> dict[str, pa.Array] | None:
-    """The columns, or None where the parser stumbles."""
+    """The columns, or None where the parser fails."""
     if not len(texts):
         return {field.name: pa.array([], field.type) for field in schema}
     lines = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts), b"\n")
@@ -113,7 +113,7 @@ def _one_by_one(rows: pa.RecordBatch, texts: pa.Array, schema: pa.Schema) -> dic
             document = None
         if not isinstance(document, dict):
             raise Invalid(
-                f"{_where(rows, number)} is {_shown(text)}, which is no JSON object and has no columns; read it "
+                f"{_where(rows, number)} is {_shown(text)}, which is not a JSON object and has no columns; read it "
                 "without a schema",
                 code="NOT_TYPED",
             )
@@ -130,7 +130,7 @@ def _array(rows: pa.RecordBatch, values: list[Any], field: pa.Field) -> pa.Array
     try:
         return pa.array(values, field.type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, ValueError):
-        for number, value in enumerate(values):  # one of them is too large for the type
+        for number, value in enumerate(values):  # find the value that does not fit
             try:
                 pa.array([value], field.type)
             except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, ValueError):
@@ -139,7 +139,7 @@ def _array(rows: pa.RecordBatch, values: list[Any], field: pa.Field) -> pa.Array
 
 
 def _convert(value: Any, kind: pa.DataType) -> Any:
-    """A JSON value as pyarrow takes it for this type; ValueError, TypeError or ArithmeticError if it is none."""
+    """A JSON value for pyarrow and this type; ValueError, TypeError or ArithmeticError if it does not fit."""
     if value is None:
         return None
     if pa.types.is_struct(kind):
@@ -190,7 +190,7 @@ def _boolean(value: Any, kind: pa.DataType) -> bool:
 
 
 def _string(value: Any, kind: pa.DataType) -> str:
-    """A text as it is, anything else as JSON."""
+    """A text unchanged, anything else as JSON."""
     return value if isinstance(value, str) else _encode(value).decode()
 
 
@@ -223,7 +223,7 @@ _CONVERTERS: Final[tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any, pa.
 )
 
 
-# -- what is wrong
+# -- errors
 
 
 def _where(rows: pa.RecordBatch, number: int) -> str:
@@ -231,7 +231,7 @@ def _where(rows: pa.RecordBatch, number: int) -> str:
         return f"the item of sequence {rows['sequence'][number]}, record {rows['index'][number]},"
     if "partition" in rows.schema.names:
         return f"the message at offset {rows['offset'][number]} of partition {rows['partition'][number]}"
-    return f"what is at offset {rows['offset'][number]}"
+    return f"the value at offset {rows['offset'][number]}"
 
 
 def _shown(value: Any) -> str:

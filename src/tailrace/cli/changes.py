@@ -1,22 +1,25 @@
-"""``tailrace changes``: what happened to a table, and what is happening."""
+"""``tailrace tables changes``: the change records of a table."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
 from tailrace.cli.items import typed_option
-from tailrace.cli.streams import connect, quietly_ended, server_options
+from tailrace.cli.names import table_argument
+from tailrace.cli.options import connect, server_options
+from tailrace.cli.pipes import quietly_ended
 from tailrace.errors import Gone, Invalid, Trimmed
 from tailrace.limits import POSITION_MAX
 from tailrace.log.position import BEGINNING, NOW, offset
 
 if TYPE_CHECKING:
-    from tailrace.client import Client, Page
+    from tailrace.client import Client, StreamPage
 
 _raws: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _record: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -25,32 +28,32 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 @click.command()
-@click.argument("table")
+@table_argument
 @click.option("--follow", is_flag=True, help="Wait for more instead of stopping at the last change.")
-@click.option("--after", metavar="SEQUENCE", help="Begin after this one, or now; without it at the oldest there is.")
-@click.option("--limit", type=click.IntRange(1), help="Stop after so many records.")
-@click.option("--json", "as_json", is_flag=True, help="The records as JSON, one to a line.")
+@click.option("--after", metavar="SEQUENCE", help="Start after this sequence, or now (default: at the oldest record).")
+@click.option("--limit", type=click.IntRange(1), help="Stop after this many records.")
+@click.option("--json", "as_json", is_flag=True, help="Print the records as JSON, one per line.")
 @typed_option
 @server_options
 def changes(
     table: str, follow: bool, after: str | None, limit: int | None, as_json: bool, typed: bool, url: str,
     token: str | None,
 ) -> None:  # fmt: skip
-    """Print the changes of TABLE, the oldest first; with --follow until you interrupt.
+    """Print the changes of TABLE, oldest first; with --follow until interrupted.
 
-    A line holds the sequence, the time, what happened, the key, and what is new or was there.
+    Each line has the sequence, the time, the event, the key, the changed attributes and the principal.
     """
     start = _offset(after)
     try:
         with connect(url, token) as client, quietly_ended():
-            pages = client.follow_changes(table, start, typed=typed) if follow else _there(client, table, start, typed)
-            _show(pages, limit, as_json)
+            read = client.follow_changes if follow else partial(_pages_to_end, client)
+            _show(read(table, start, typed=typed), limit, as_json)
     except Gone as error:
         if error.code != Trimmed.code:
             raise
         raise Gone(
-            f"changes after {after or 'those shown'} are no longer retained; leave --after out to begin at the oldest, "
-            f"which tailrace stream {table} names",
+            f"changes after {after or 'those shown'} are no longer retained; leave out --after to start at the oldest "
+            f"(tailrace tables change-stream {table} shows its sequence)",
             code=error.code,
         ) from None
     except KeyboardInterrupt:
@@ -59,7 +62,7 @@ def changes(
 
 
 def _offset(after: str | None) -> str:
-    """Where to begin reading. A record's sequence is its place in the stream, so what follows it is one further."""
+    """Where to start reading. A record's sequence is its position in the log, so the next record is one further."""
     if after is None:
         return BEGINNING
     if after == NOW:
@@ -69,8 +72,8 @@ def _offset(after: str | None) -> str:
     return offset(int(after) + 1)
 
 
-def _there(client: Client, table: str, start: str, typed: bool) -> Iterator[Page]:
-    """Pages up to the last change as it is now."""
+def _pages_to_end(client: Client, table: str, start: str, *, typed: bool) -> Iterator[StreamPage]:
+    """Pages up to the present last change."""
     page = client.changes(table, start, typed=typed)
     yield page
     while not page.up_to_date:
@@ -78,7 +81,7 @@ def _there(client: Client, table: str, start: str, typed: bool) -> Iterator[Page
         yield page
 
 
-def _show(pages: Iterator[Page], limit: int | None, as_json: bool) -> None:
+def _show(pages: Iterator[StreamPage], limit: int | None, as_json: bool) -> None:
     out = sys.stdout.buffer
     left = limit
     for page in pages:
@@ -92,26 +95,26 @@ def _show(pages: Iterator[Page], limit: int | None, as_json: bool) -> None:
 
 
 def _line(raw: msgspec.Raw) -> bytes:
-    """A record for people."""
+    """A record as a line for people."""
     record = _record.decode(raw)
     sequence, event, at, by = (msgspec.json.decode(record[name]) for name in ("sequence", "event", "at", "by"))
     old, new = (_values.decode(record[name]) for name in ("old", "new"))
-    parts = [str(sequence), at, f"{event:6}", bytes(record["keys"]).decode(), _told(old, new)]
+    parts = [str(sequence), at, f"{event:6}", bytes(record["keys"]).decode(), _difference(old, new)]
     line = "  ".join(part for part in parts if part)
     return f"{line}  by {_printable(by)}".encode()
 
 
-def _told(old: dict[str, Any] | None, new: dict[str, Any] | None) -> str:
-    """What changed: the attributes that differ where both images are there, else the one that is."""
+def _difference(old: dict[str, Any] | None, new: dict[str, Any] | None) -> str:
+    """The attributes that differ between both images, else the one image there is."""
     if old is None or new is None:
         image = new if new is not None else old
         return "" if image is None else _encode(image).decode()
-    told = []
+    parts = []
     for name in {**old, **new}:
         before, after = (bytes(image[name]).decode() if name in image else "–" for image in (old, new))
         if before != after:
-            told.append(f"{_encode(name).decode()}: {before} → {after}")
-    return ", ".join(told)
+            parts.append(f"{_encode(name).decode()}: {before} → {after}")
+    return ", ".join(parts)
 
 
 def _printable(text: str) -> str:

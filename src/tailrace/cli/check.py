@@ -16,11 +16,13 @@ from tailrace.errors import Corrupt
 
 
 @click.command()
-@click.option("--data", type=click.Path(), default="data", show_default=True, help="The directory.")
-@click.option("--cold", metavar="URL", help="Its cold storage, if not as in the settings: a directory, or s3://...")
-@click.option("--config", "file", type=click.Path(dir_okay=False), help="Settings; tailrace.toml if it is there.")
-@click.option("--deep", is_flag=True, help="Read cold storage whole.")
-@click.option("--accept-loss", is_flag=True, help="Open a damaged write-ahead log up to the damage; a copy is kept.")
+@click.option("--data", type=click.Path(), default="data", show_default=True, help="The data directory.")
+@click.option("--cold", metavar="URL", help="Its cold storage, if not that of the settings: a directory, or s3://...")
+@click.option(
+    "--config", "file", type=click.Path(dir_okay=False), help="The settings (default: tailrace.toml, if it exists)."
+)
+@click.option("--deep", is_flag=True, help="Read all of cold storage.")
+@click.option("--accept-loss", is_flag=True, help="Open a damaged write-ahead log up to the damage; keeps a copy.")
 def check(data: str, cold: str | None, file: str | None, deep: bool, accept_loss: bool) -> None:
     """Check every invariant of the database in a directory, and its cold storage. Reads only; a server may be running
     on it."""
@@ -33,7 +35,7 @@ def check(data: str, cold: str | None, file: str | None, deep: bool, accept_loss
         def advance(what: str, done: int, total: int) -> None:
             progress.update(task, description=what, completed=done, total=total)
 
-        report = _checked(
+        report = _report(
             partial(
                 check_database,
                 data,
@@ -55,10 +57,10 @@ def check(data: str, cold: str | None, file: str | None, deep: bool, accept_loss
         sys.exit(1)
 
 
-def _checked(checking: Callable[[], Report]) -> Report:
-    """The report; where damage goes so deep that rows cannot be read at all, that is said in one line."""
+def _report(check_all: Callable[[], Report]) -> Report:
+    """The report; damage that makes rows unreadable is one line."""
     try:
-        return checking()
+        return check_all()
     except Corrupt as error:  # SQLite quotes a damaged schema line by line
         raise Corrupt(" ".join(str(error).split()), code=error.code, facts=error.facts) from error
     except (ValueError, TypeError) as error:  # text that is not UTF-8, NULL where a number was

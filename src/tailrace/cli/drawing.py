@@ -1,7 +1,7 @@
-"""Tables drawn in the terminal: rows of an answer as a person wants to see them.
+"""Tables in the terminal.
 
-Numbers stand to the right, NULL is dim, and what is too wide for the terminal is cut; without a terminal nothing
-is. It takes rich, which is slow to import: commands that may have nothing to draw import this when they do.
+Numbers are right-aligned, NULL is dim, and wide values are cut to the terminal; without a terminal nothing is cut. It
+imports rich, which is slow: commands import this module when they draw.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from rich.text import Text
 
 from tailrace.cli.text import Columns, Rows, numeric, plain, safe
 
-WIDE: Final = 10_000  # columns of an output that is no terminal: nothing is folded
+WIDE: Final = 10_000  # columns of an output that is not a terminal: nothing is folded
 CELL_CHARACTERS_MAX: Final = 2_000  # of a value in a table on a terminal; it is cut to the width anyway
-COLUMN_WIDTH_MIN: Final = 12  # of a column of longer texts; where there is less, rows are shown one value to a line
+COLUMN_WIDTH_MIN: Final = 12  # of a column of longer texts; with less room, rows are shown one value per line
 GAP: Final = 3  # between two columns
-LOOKED_AT: Final = 100  # rows, to see whether they fit
+LOOKED_AT: Final = 100  # rows that decide whether a table fits
 
 NUMBER: Final = "bright_cyan"
 NULL: Final = Text("NULL", style="dim italic")
 
 
 def terminal(file: IO[str] | None = None) -> Console:
-    """Where to draw: as wide as the terminal, or as wide as it takes where there is none."""
+    """A console as wide as the terminal, or as wide as needed without one."""
     out = sys.stdout if file is None else file
     return Console(file=out, width=None if out.isatty() else WIDE, markup=False, highlight=False, emoji=False)
 
@@ -38,7 +38,7 @@ def terminal(file: IO[str] | None = None) -> Console:
 
 
 def cell(value: Any, kind: str = "", *, lines: bool = False, characters_max: int | None = None) -> Text:
-    """A value as it is drawn."""
+    """A value as the cell of a table."""
     if value is None:
         return NULL
     text = plain(value, kind)
@@ -51,7 +51,7 @@ def cell(value: Any, kind: str = "", *, lines: bool = False, characters_max: int
 
 
 def grid(columns: Columns, rows: Rows, width: int | None = None) -> Table:
-    """Rows below each other. With a `width`, text is cut to fit; a number never is: a part of it is another."""
+    """A table of rows. With a `width`, text is cut to fit; numbers never are: a part of a number is another number."""
     bound = None if width is None else CELL_CHARACTERS_MAX
     drawn = [[cell(row.get(name), kind, characters_max=bound) for name, kind in columns] for row in rows]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
@@ -67,7 +67,7 @@ def grid(columns: Columns, rows: Rows, width: int | None = None) -> Table:
 
 
 def cut(natural: Sequence[int], whole: Sequence[bool], width: int) -> list[int]:
-    """The widths of columns in a terminal: the widest of those that need not be `whole` are cut, all to one width."""
+    """The widths of columns in a terminal: the widest columns that need not be `whole` are cut to one width."""
     left = width - GAP * (len(natural) - 1)
     low, high = 1, max(natural, default=1)
     while low < high:  # the widest that all of them can have
@@ -84,7 +84,7 @@ def _cut(natural: Sequence[int], whole: Sequence[bool], most: int) -> list[int]:
 
 
 def records(columns: Columns, rows: Rows, first: int = 1) -> Iterable[RenderableType]:
-    """Each row with a line (or more) for each value: `\\x`."""
+    """Each row with one line (or more) per value: `\\x`."""
     for number, row in enumerate(rows, start=first):
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column(style="bold", no_wrap=True)
@@ -96,7 +96,7 @@ def records(columns: Columns, rows: Rows, first: int = 1) -> Iterable[Renderable
 
 
 def fits(columns: Columns, rows: Rows, width: int) -> bool:
-    """Whether a grid of this width says something: numbers are whole, and of each text there is a beginning."""
+    """Whether a table of this width is readable: numbers are whole, and texts have a readable beginning."""
     wanted = [
         max([len(name), *(len(plain(row.get(name), kind)) for row in rows[:LOOKED_AT])]) for name, kind in columns
     ]
@@ -111,7 +111,7 @@ def listed(
     *,
     header: bool = True,
 ) -> Table:
-    """A list as the commands draw it: titles in bold, those in `right` to the right."""
+    """A list: titles in bold, the columns in `right` right-aligned."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), show_header=header)
     numbers = set(right)
     for title in titles:
@@ -122,5 +122,5 @@ def listed(
 
 
 def titled(title: str, inner: RenderableType) -> Group:
-    """A part of a longer answer."""
+    """A titled part of a longer output."""
     return Group(Text(title, style="bold"), Padding(inner, (0, 0, 1, 2), expand=False))

@@ -1,7 +1,7 @@
-"""``tailrace put``, ``get``, ``delete``, ``query`` and ``scan``: the items of a table of a running server.
+"""``tailrace put``, ``get`` and ``tables`` query, scan and delete-item: the items of a table of a running server.
 
-Items are plain JSON on both sides, one to a line, or with ``--typed`` exactly as DynamoDB writes them. A key is
-given as the values of its attributes, in the order of the table's key; the table says of which type they are.
+Items are plain JSON in both directions, one per line, or with ``--typed`` exactly as DynamoDB writes them. A key is
+given as the values of its attributes, in the order of the table's key; their types come from the table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 import msgspec
 
-from tailrace.cli.streams import connect, quietly_ended, server_options
+from tailrace.cli.names import table_argument
+from tailrace.cli.options import connect, server_options
+from tailrace.cli.pipes import quietly_ended
 from tailrace.errors import Conflict, Invalid, NotFound
 from tailrace.tables import value
 
@@ -31,33 +33,33 @@ _plain: Final = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal)
 _typed: Final = msgspec.json.Decoder(dict[str, dict[str, Any]])
 
 typed_option: Final = click.option(
-    "--typed", is_flag=True, help='Values as DynamoDB writes them, {"n": {"N": "1"}}, instead of plain JSON.'
+    "--typed", is_flag=True, help='Use DynamoDB\'s typed JSON, {"n": {"N": "1"}}, instead of plain JSON.'
 )
 
 
 def expression_options(command: Wrapped) -> Wrapped:
-    """The options that expressions need for their placeholders."""
-    with_names = click.option("--names", metavar="JSON", help='What #placeholders stand for, {"#n": "name"}.')(command)
-    return click.option("--values", metavar="JSON", help='What :placeholders stand for, {":x": 1}.')(with_names)
+    """The options for the placeholders of expressions."""
+    with_names = click.option("--names", metavar="JSON", help='The names of #placeholders, {"#n": "name"}.')(command)
+    return click.option("--values", metavar="JSON", help='The values of :placeholders, {":x": 1}.')(with_names)
 
 
 # -- JSON
 
 
 def read_item(text: str | bytes, typed: bool) -> Typed:
-    """An item, or anything else of named values, as DynamoDB's JSON."""
+    """An item, or another set of named values, as DynamoDB's JSON."""
     try:
-        found = _typed.decode(text) if typed else _plain.decode(text)
+        item = _typed.decode(text) if typed else _plain.decode(text)
         if isinstance(text, bytes):
             text.decode()
     except (msgspec.DecodeError, UnicodeError, RecursionError, DecimalException, ValueError) as error:
         what = "an item in DynamoDB's JSON" if typed else "a JSON object"
-        raise Invalid(f"that is not {what}: {error}") from None
-    return found if typed else value.item_from_plain(found)[0]
+        raise Invalid(f"the input is not {what}: {error}") from None
+    return item if typed else value.item_from_plain(item)[0]
 
 
-def shown(item: Typed, typed: bool) -> bytes:
-    """An item that the server sent, as a line."""
+def item_line(item: Typed, typed: bool) -> bytes:
+    """An item of the server as a line of JSON."""
     return msgspec.json.encode(item if typed else value.item_to_json(value.read_item(item)[0])) + b"\n"
 
 
@@ -65,14 +67,14 @@ def show_all(items: Iterator[Typed], typed: bool) -> None:
     with quietly_ended():
         out = sys.stdout.buffer
         for item in items:
-            out.write(shown(item, typed))
+            out.write(item_line(item, typed))
         out.flush()
 
 
 # -- keys
 
 
-class Schema(msgspec.Struct, frozen=True):
+class KeyAttributes(msgspec.Struct, frozen=True):
     """The key of a table or of an index, and the types of its attributes."""
 
     hash: tuple[str, ...]
@@ -84,65 +86,65 @@ class Schema(msgspec.Struct, frozen=True):
         return {self.kinds[name]: text}
 
 
-def schema(client: Client, table: str, index: str | None = None) -> Schema:
-    """What the server says of the table's key, or of the index's."""
+def key_attributes(client: Client, table: str, index: str | None = None) -> KeyAttributes:
+    """The key of the table, or of its index."""
     described = client.call("DescribeTable", {"TableName": table})["Table"]
     keys = described["KeySchema"]
     if index is not None:
         indexes = [*described.get("GlobalSecondaryIndexes", ()), *described.get("LocalSecondaryIndexes", ())]
-        found = {each["IndexName"]: each["KeySchema"] for each in indexes}
-        if index not in found:
-            there = ", ".join(sorted(found)) or "none"
-            raise NotFound(f"table {table!r} has no index {index!r}; its indexes: {there}")
-        keys = found[index]
+        schemas = {each["IndexName"]: each["KeySchema"] for each in indexes}
+        if index not in schemas:
+            names = ", ".join(sorted(schemas)) or "none"
+            raise NotFound(f"table {table!r} has no index {index!r}; its indexes: {names}")
+        keys = schemas[index]
     kinds = {each["AttributeName"]: each["AttributeType"] for each in described["AttributeDefinitions"]}
     parts = {
         kind: tuple(each["AttributeName"] for each in keys if each["KeyType"] == kind) for kind in ("HASH", "RANGE")
     }
-    return Schema(parts["HASH"], parts["RANGE"], kinds)
+    return KeyAttributes(parts["HASH"], parts["RANGE"], kinds)
 
 
 def read_key(client: Client, table: str, given: Sequence[str], typed: bool) -> Typed:
-    """The key that was given: as values in order, or as one JSON object."""
+    """The key on the command line: values in order, or one JSON object."""
     if len(given) == 1 and given[0].startswith("{"):
         return read_item(given[0], typed)
-    found = schema(client, table)
-    names = found.hash + found.range
+    key = key_attributes(client, table)
+    names = key.hash + key.range
     if len(given) != len(names):
         raise Invalid(f"the key of {table!r} is {' and '.join(names)}: give {len(names)} values, not {len(given)}")
-    return {name: found.value(name, text) for name, text in zip(names, given, strict=True)}
+    return {name: key.value(name, text) for name, text in zip(names, given, strict=True)}
 
 
 # -- expressions
 
 
 def placeholders(names: str | None, values: str | None, typed: bool) -> Parameters:
-    """The parameters that say what placeholders stand for."""
-    found: Parameters = {}
+    """The parameters for the placeholders of expressions."""
+    parameters: Parameters = {}
     if names is not None:
         try:
-            found["ExpressionAttributeNames"] = msgspec.json.decode(names, type=dict[str, str])
+            parameters["ExpressionAttributeNames"] = msgspec.json.decode(names, type=dict[str, str])
         except (msgspec.DecodeError, UnicodeError) as error:
             raise Invalid(f"--names is not a JSON object of names: {error}") from None
     if values is not None:
-        found["ExpressionAttributeValues"] = read_item(values, typed)
-    return found
+        parameters["ExpressionAttributeValues"] = read_item(values, typed)
+    return parameters
 
 
 def conditional(condition: str | None, names: str | None, values: str | None, typed: bool) -> Parameters:
-    found = placeholders(names, values, typed)
+    parameters = placeholders(names, values, typed)
     if condition is not None:
-        found["ConditionExpression"] = condition
-    return found
+        parameters["ConditionExpression"] = condition
+    return parameters
 
 
 # -- commands
 
 
 @click.command()
-@click.argument("table")
+@table_argument
 @click.argument("item")
-@click.option("--condition", metavar="EXPRESSION", help="Put only if this holds, attribute_not_exists(pk) say.")
+@click.option("--condition", metavar="EXPRESSION", help="Put only if this is true, e.g. attribute_not_exists(pk).")
 @expression_options
 @typed_option
 @server_options
@@ -150,7 +152,7 @@ def put(
     table: str, item: str, condition: str | None, names: str | None, values: str | None, typed: bool, url: str,
     token: str | None,
 ) -> None:  # fmt: skip
-    """Put ITEM, a JSON object (or - for standard input), into TABLE; it replaces the one with its key."""
+    """Put ITEM, a JSON object (or - for standard input), into TABLE. It replaces an item with the same key."""
     text = sys.stdin.buffer.read() if item == "-" else os.fsencode(item)
     parameters = {"TableName": table, "Item": read_item(text, typed)}
     with connect(url, token) as client:
@@ -158,35 +160,35 @@ def put(
 
 
 @click.command()
-@click.argument("table")
+@table_argument
 @click.argument("key", nargs=-1, required=True)
 @typed_option
 @server_options
 def get(table: str, key: tuple[str, ...], typed: bool, url: str, token: str | None) -> None:
     """Print the item of TABLE with this KEY: its values in order, or one JSON object."""
     with connect(url, token) as client:
-        asked = {"TableName": table, "Key": read_key(client, table, key, typed), "ConsistentRead": True}
-        found = client.call("GetItem", asked).get("Item")
-    if found is None:
+        parameters = {"TableName": table, "Key": read_key(client, table, key, typed), "ConsistentRead": True}
+        item = client.call("GetItem", parameters).get("Item")
+    if item is None:
         raise NotFound(f"table {table!r} has no item with the key {' '.join(key)}")
-    show_all(iter([found]), typed)
+    show_all(iter([item]), typed)
 
 
-@click.command()
-@click.argument("table")
+@click.command("delete-item")
+@table_argument
 @click.argument("key", nargs=-1, required=True)
-@click.option("--condition", metavar="EXPRESSION", help="Delete only if this holds.")
+@click.option("--condition", metavar="EXPRESSION", help="Delete only if this is true.")
 @expression_options
 @typed_option
 @server_options
-def delete(
+def delete_item(
     table: str, key: tuple[str, ...], condition: str | None, names: str | None, values: str | None, typed: bool,
     url: str, token: str | None,
 ) -> None:  # fmt: skip
-    """Delete the item of TABLE with this KEY; prints what it was. One that is not there is no error."""
+    """Delete the item of TABLE with this KEY and print it. A missing item is not an error."""
     with connect(url, token) as client:
-        asked = {"TableName": table, "Key": read_key(client, table, key, typed), "ReturnValues": "ALL_OLD"}
-        old = _conditionally(client, "DeleteItem", asked | conditional(condition, names, values, typed))
+        parameters = {"TableName": table, "Key": read_key(client, table, key, typed), "ReturnValues": "ALL_OLD"}
+        old = _conditionally(client, "DeleteItem", parameters | conditional(condition, names, values, typed))
     if "Attributes" in old:
         show_all(iter([old["Attributes"]]), typed)
 
@@ -196,20 +198,20 @@ def _conditionally(client: Client, operation: str, parameters: Parameters) -> Pa
         return client.call(operation, parameters)
     except Conflict as error:
         if error.code == "ConditionalCheckFailedException":
-            raise Conflict("the condition does not hold; nothing was changed", code=error.code) from None
+            raise Conflict("the condition is false; nothing was changed", code=error.code) from None
         raise
 
 
 @click.command()
-@click.argument("table")
+@table_argument
 @click.argument("key", nargs=-1, required=True)
-@click.option("--index", help="Ask this index instead of the table itself.")
-@click.option("--begins-with", metavar="TEXT", help="Only sort keys that begin with this.")
-@click.option("--from", "first", metavar="VALUE", help="Only sort keys from this on.")
-@click.option("--to", "last", metavar="VALUE", help="Only sort keys up to this one, included.")
-@click.option("--reverse", is_flag=True, help="The highest sort key first.")
-@click.option("--limit", type=click.IntRange(1), help="At most so many items.")
-@click.option("--filter", "condition", metavar="EXPRESSION", help="Only items of which this holds.")
+@click.option("--index", help="Read this index instead of the table.")
+@click.option("--begins-with", metavar="TEXT", help="Only sort keys with this prefix.")
+@click.option("--from", "first", metavar="VALUE", help="Only sort keys from this value on.")
+@click.option("--to", "last", metavar="VALUE", help="Only sort keys up to and including this value.")
+@click.option("--reverse", is_flag=True, help="Descending order of sort keys.")
+@click.option("--limit", type=click.IntRange(1), help="Print at most this many items.")
+@click.option("--filter", "condition", metavar="EXPRESSION", help="Only items for which this is true.")
 @expression_options
 @typed_option
 @server_options
@@ -218,25 +220,24 @@ def query(
     last: str | None, reverse: bool, limit: int | None, condition: str | None, names: str | None, values: str | None,
     typed: bool, url: str, token: str | None,
 ) -> None:  # fmt: skip
-    """Print the items of TABLE with this partition KEY, in the order of their sort keys, one to a line.
+    """Print the items of TABLE with this partition KEY in the order of their sort keys, one per line.
 
-    KEY may go on with the sort key's value, too.
+    KEY may also include the value of the sort key.
     """
     if begins_with is not None and (first is not None or last is not None):
-        raise click.UsageError("--begins-with does not go with --from and --to")
+        raise click.UsageError("--begins-with excludes --from and --to")
     with connect(url, token) as client:
-        found = schema(client, table, index)
-        wanted = placeholders(names, values, typed)
-        _add_key_condition(wanted, found, key, begins_with, first, last)
-        asked: Parameters = {"TableName": table, **wanted, "ScanIndexForward": not reverse}
-        show_all(pages(client, "Query", _narrowed(asked, index, condition), limit), typed)
+        parameters: Parameters = {"TableName": table, **placeholders(names, values, typed)}
+        _add_key_condition(parameters, key_attributes(client, table, index), key, begins_with, first, last)
+        parameters["ScanIndexForward"] = not reverse
+        show_all(pages(client, "Query", _narrowed(parameters, index, condition), limit), typed)
 
 
 @click.command()
-@click.argument("table")
-@click.option("--index", help="Ask this index instead of the table itself.")
-@click.option("--limit", type=click.IntRange(1), help="At most so many items.")
-@click.option("--filter", "condition", metavar="EXPRESSION", help="Only items of which this holds.")
+@table_argument
+@click.option("--index", help="Read this index instead of the table.")
+@click.option("--limit", type=click.IntRange(1), help="Print at most this many items.")
+@click.option("--filter", "condition", metavar="EXPRESSION", help="Only items for which this is true.")
 @expression_options
 @typed_option
 @server_options
@@ -244,35 +245,36 @@ def scan(
     table: str, index: str | None, limit: int | None, condition: str | None, names: str | None, values: str | None,
     typed: bool, url: str, token: str | None,
 ) -> None:  # fmt: skip
-    """Print all items of TABLE, one to a line."""
-    asked: Parameters = {"TableName": table, **placeholders(names, values, typed)}
+    """Print all items of TABLE, one per line."""
+    parameters: Parameters = {"TableName": table, **placeholders(names, values, typed)}
     with connect(url, token) as client:
-        show_all(pages(client, "Scan", _narrowed(asked, index, condition), limit), typed)
+        show_all(pages(client, "Scan", _narrowed(parameters, index, condition), limit), typed)
 
 
-def _narrowed(asked: Parameters, index: str | None, condition: str | None) -> Parameters:
+def _narrowed(parameters: Parameters, index: str | None, condition: str | None) -> Parameters:
     if index is not None:
-        asked["IndexName"] = index
+        parameters["IndexName"] = index
     if condition is not None:
-        asked["FilterExpression"] = condition
-    return asked
+        parameters["FilterExpression"] = condition
+    return parameters
 
 
 def _add_key_condition(
-    wanted: Parameters, found: Schema, key: Sequence[str], begins_with: str | None, first: str | None, last: str | None
-) -> None:
-    """Add what KEY and the options on the sort key ask for."""
-    attributes = found.hash + found.range
-    if not len(found.hash) <= len(key) <= len(attributes):
+    parameters: Parameters, keys: KeyAttributes, key: Sequence[str], begins_with: str | None, first: str | None,
+    last: str | None,
+) -> None:  # fmt: skip
+    """Add the key condition of KEY and of the options on the sort key."""
+    attributes = keys.hash + keys.range
+    if not len(keys.hash) <= len(key) <= len(attributes):
         raise Invalid(
-            f"the key is {' and '.join(attributes)}: give {len(found.hash)} to {len(attributes)} values, not {len(key)}"
+            f"the key is {' and '.join(attributes)}: give {len(keys.hash)} to {len(attributes)} values, not {len(key)}"
         )
-    names: dict[str, str] = wanted.setdefault("ExpressionAttributeNames", {})
-    values: Typed = wanted.setdefault("ExpressionAttributeValues", {})
+    names: dict[str, str] = parameters.setdefault("ExpressionAttributeNames", {})
+    values: Typed = parameters.setdefault("ExpressionAttributeValues", {})
 
     def placed(name: str, text: str) -> tuple[str, str]:
         number = len(values)
-        names[f"#key_{number}"], values[f":key_{number}"] = name, found.value(name, text)
+        names[f"#key_{number}"], values[f":key_{number}"] = name, keys.value(name, text)
         return f"#key_{number}", f":key_{number}"
 
     terms = ["{} = {}".format(*placed(name, text)) for name, text in zip(attributes, key, strict=False)]
@@ -290,7 +292,7 @@ def _add_key_condition(
             terms.append("{} >= {}".format(*placed(name, first)))
         else:
             terms.append("{} <= {}".format(*placed(name, last or "")))
-    wanted["KeyConditionExpression"] = " AND ".join(terms)
+    parameters["KeyConditionExpression"] = " AND ".join(terms)
 
 
 def pages(client: Client, operation: str, parameters: Parameters, limit: int | None = None) -> Iterator[Typed]:

@@ -1,7 +1,7 @@
-"""``tailrace pipeline``: the jobs that work on history, on Spark.
+"""``tailrace pipeline``: the jobs on history, which run on Spark.
 
-Everything that takes Spark is imported when a job is asked for. What goes wrong ends with one line of ours, whoever
-raised it: a page of a JVM's stack helps nobody at a keyboard.
+Spark is imported when a job starts. Every failure ends with one line, also one of the JVM: its stack trace does not
+help at a keyboard.
 """
 
 from __future__ import annotations
@@ -10,63 +10,47 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from tailrace.cli.names import complete, table_argument
+from tailrace.cli.options import PROFILE, TOKEN, URL, ServerOption, applied, connect, server_options
 from tailrace.cli.text import json_line
 from tailrace.errors import Conflict, Error, Invalid, Unavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tailrace.cli.pipeline_board import Shown
+    from tailrace.cli.pipeline_board import ProgressDisplay
 
-Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
-_URL: Final = "http://127.0.0.1:4437"
 _STATUS: Final = "SELECT * FROM system.pipelines ORDER BY name"
 
 
-def _options(*options: Callable[[Any], Any]) -> Callable[[Wrapped], Wrapped]:
-    def with_options(command: Wrapped) -> Wrapped:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return with_options
-
-
-_SERVER: Final = (
-    click.option("--url", default=_URL, envvar="TAILRACE_URL", show_default=True, help="The server."),
-    click.option("--token", envvar="TAILRACE_TOKEN", help="The bearer token, if the server wants one."),
-)
 _SPARK: Final = (
     click.option(
-        "--master", help="Where Spark runs: local[4], spark://host:7077, yarn, k8s://...; or on this machine."
+        "--master", help="Spark's master: local[4], spark://host:7077, yarn, k8s://... (default: this machine)."
     ),
-    click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; several times for several."),
-    click.option("--ship", is_flag=True, help="Send this package to the executors, where it is not installed."),
-    click.option("--json", "as_json", is_flag=True, help="Progress, or rows, as JSON; one object per line."),
-    click.option("--quiet", is_flag=True, help="No progress."),
+    click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; can be repeated."),
+    click.option("--ship", is_flag=True, help="Send this package to executors that do not have it."),
+    click.option("--json", "as_json", is_flag=True, help="Print progress, or rows, as JSON, one object per line."),
+    click.option("--quiet", is_flag=True, help="Print no progress."),
 )
-_ONCE: Final = click.option("--once", is_flag=True, help="Do what there is now, and end.")
-job_options = _options(*_SERVER, *_SPARK)
+_ONCE: Final = click.option("--once", is_flag=True, help="Process the existing data, then end.")
+job_options = applied(URL, PROFILE, TOKEN, *_SPARK)
 
 
-@click.group()
-def pipeline() -> None:
-    """Jobs on history: cold storage, snapshots, views, copies. They run on Spark: pip install 'tailrace[spark]'."""
+class JobContext:
+    """The environment of a job: the Spark session, the progress display, the stop event, the server."""
 
-
-class Running:
-    """What a job is given: a session, who shows its progress, and when to stop."""
-
-    def __init__(self, spark: SparkSession, shown: Shown, stop: threading.Event, server: dict[str, Any]) -> None:
+    def __init__(
+        self, spark: SparkSession, display: ProgressDisplay, stop: threading.Event, server: dict[str, Any]
+    ) -> None:
         self.spark = spark
-        self.shown = shown
+        self.display = display
         self.stop = stop
         self.server = server
 
@@ -75,40 +59,40 @@ class Running:
 def _running(
     job: str, url: str, token: str | None, master: str | None, conf: tuple[str, ...], ship: bool, as_json: bool,
     quiet: bool, more: Mapping[str, Any] | None = None,
-) -> Iterator[Running]:  # fmt: skip
-    """A Spark session for the time of a job; its errors are ours. SIGINT and SIGTERM stop it cleanly."""
+) -> Iterator[JobContext]:  # fmt: skip
+    """A Spark session for one job; its errors become the product's. SIGINT and SIGTERM stop it cleanly."""
     settings = {**(more or {}), **_settings(conf)}
-    _reach(url, token)
+    _check_server(url, token)
     from tailrace.spark.session import session
 
     with _explained():
-        from tailrace.cli.pipeline_board import Shown
+        from tailrace.cli.pipeline_board import ProgressDisplay
 
         stop = threading.Event()
-        shown = Shown(as_json=as_json, quiet=quiet)
-        with _signals(stop):  # until the session is there: to interrupt its start shows a page of a stack
-            _still_java()
+        display = ProgressDisplay(as_json=as_json, quiet=quiet)
+        with _signals(stop):  # while the session starts: an interrupt would show its stack trace
+            _quieten_java()
             spark = session(f"tailrace {job}", master, ship=ship, **settings)
         try:
-            with _signals(stop), shown:
-                yield Running(spark, shown, stop, {"url": url, "token": token, "on_progress": shown})
+            with _signals(stop), display:
+                yield JobContext(spark, display, stop, {"url": url, "token": token, "on_progress": display})
         finally:
             spark.stop()
 
 
-def _still_java() -> None:
-    """Let Java say nothing when it starts: it warns of the incubator's module, which no job uses."""
+def _quieten_java() -> None:
+    """Suppress Java's warning about the incubator module, which no job uses."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started it
         return
     from tailrace.spark import java
 
     home = java.provide()
-    found = Path(home) / "bin" / "java" if home is not None else Path(shutil.which("java") or "java")
-    os.environ["JAVA_HOME"] = str(java.wrapped(found))
+    program = Path(home) / "bin" / "java" if home is not None else Path(shutil.which("java") or "java")
+    os.environ["JAVA_HOME"] = str(java.wrapped(program))
 
 
-def _reach(url: str, token: str | None) -> None:
-    """Ask the server something, before seconds go by in which Spark starts: a wrong URL or token is told at once."""
+def _check_server(url: str, token: str | None) -> None:
+    """Send a request before Spark takes seconds to start: a wrong URL or token is reported at once."""
     from tailrace.client import Client
 
     with Client(url, token=token) as client:
@@ -129,14 +113,14 @@ def _explained() -> Iterator[None]:
 
 @contextmanager
 def _signals(stop: threading.Event) -> Iterator[None]:
-    """Let SIGINT and SIGTERM set `stop`; the second one is meant."""
+    """Let SIGINT and SIGTERM set `stop`; the second one interrupts."""
 
-    def asked(number: int, frame: object) -> None:
+    def handle(number: int, frame: object) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
 
-    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
@@ -145,35 +129,43 @@ def _signals(stop: threading.Event) -> Iterator[None]:
 
 
 def _settings(conf: tuple[str, ...]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for each in conf:
         name, equals, value = each.partition("=")
         if not equals or not name.startswith("spark."):
-            raise click.UsageError(f"--conf {each!r} is no setting of Spark; give one like spark.executor.memory=4g")
-        found[name] = value
-    return found
+            raise click.UsageError(f"--conf {each!r} is not a setting of Spark; give one like spark.executor.memory=4g")
+        settings[name] = value
+    return settings
 
 
 # -- cold storage
 
 
-@pipeline.command()
-@click.option("--table", "tables", multiple=True, metavar="NAME", help="A table; * in a name stands for anything.")
-@click.option("--topic", "topics", multiple=True, metavar="NAME", help="A topic.")
+@click.command()
+@click.option(
+    "--table",
+    "tables",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=complete("tables"),
+    help="A table; * in a name matches anything.",
+)
+@click.option("--topic", "topics", multiple=True, metavar="NAME", help="A topic; can be repeated, like the others.")
 @click.option("--stream", "streams", multiple=True, metavar="PATH", help="A stream.")
 @click.option("--all", "everything", is_flag=True, help="All tables, topics and streams.")
 @_ONCE
-@click.option("--interval", type=click.FloatRange(0.05), help="Seconds between two looks at the server (5).")
-@click.option("--batch-records", type=click.IntRange(1), help="Records of one commit (200000).")
-@click.option("--age", type=click.FloatRange(0), help="Seconds that less than a batch waits for more (30).")
+@click.option("--interval", type=click.FloatRange(0.05), help="Seconds between two polls of the server (5).")
+@click.option("--batch-records", type=click.IntRange(1), help="Records per commit (200000).")
+@click.option("--age", type=click.FloatRange(0), help="Seconds that an incomplete batch waits for more (30).")
 @job_options
 def tier(
     tables: tuple[str, ...], topics: tuple[str, ...], streams: tuple[str, ...], everything: bool, once: bool,
     interval: float | None, batch_records: int | None, age: float | None, **common: Any,
 ) -> None:  # fmt: skip
-    """Follow logs into cold storage; what is there may be trimmed from the hot log, and is read from there."""
+    """Copy logs to cold storage, continuously or with --once. Copied history may be trimmed from the hot log; it is
+    then read from cold storage."""
     if not (tables or topics or streams or everything):
-        raise click.UsageError("say what to tier: --table, --topic, --stream or --all")
+        raise click.UsageError("nothing to tier: give --table, --topic, --stream or --all")
     given: dict[str, Any] = {"interval_s": interval, "batch_records": batch_records, "age_s": age}
     with _running("tier", **common) as job:
         from tailrace.spark.jobs.progress import size
@@ -183,23 +175,27 @@ def tier(
             job.spark, tables=tables, topics=topics, streams=streams, all=everything, once=once, stop=job.stop,
             **{name: value for name, value in given.items() if value is not None}, **job.server,
         )  # fmt: skip
-    _say(common, f"{done.rows:,} rows tiered: {done.commits:,} commits, {done.files:,} files, {size(done.bytes)}")
+    _summarize(common, f"{done.rows:,} rows tiered: {done.commits:,} commits, {done.files:,} files, {size(done.bytes)}")
 
 
-@pipeline.command()
+@click.command()
 @click.option(
-    "--place", "places", multiple=True, metavar="PLACE", help="As tables/orders or streams; all, if none is given."
+    "--place",
+    "places",
+    multiple=True,
+    metavar="PLACE",
+    help="E.g. tables/orders or streams; can be repeated (default: all).",
 )
-@click.option("--target-bytes", metavar="SIZE", help="How large files become: 256MiB, or a number.")
-@click.option("--retention", metavar="TIME", help="Forget history that is older, as 365d; without it, none.")
-@click.option("--vacuum", metavar="TIME", help="Remove files that nothing has listed for so long (7d).")
-@click.option("--alone", is_flag=True, help="Nobody else reads or writes: --vacuum may be less than an hour.")
+@click.option("--target-bytes", metavar="SIZE", help="The size that files are merged to: 256MiB, or a number.")
+@click.option("--retention", metavar="TIME", help="Delete history older than this, e.g. 365d (default: keep all).")
+@click.option("--vacuum", metavar="TIME", help="Remove files unreferenced for this long (7d).")
+@click.option("--alone", is_flag=True, help="No other job or reader is active: --vacuum may be less than an hour.")
 @job_options
 def compact(
     places: tuple[str, ...], target_bytes: str | None, retention: str | None, vacuum: str | None, alone: bool,
     **common: Any,
 ) -> None:  # fmt: skip
-    """Merge small files of cold storage, forget what is past its retention, remove what nothing lists."""
+    """Merge small files of cold storage, delete history past its retention, remove unreferenced files."""
     from tailrace.spark.jobs import settings
 
     given: dict[str, Any] = {"retention": retention, "alone": alone}
@@ -214,9 +210,9 @@ def compact(
         from tailrace.spark.jobs.compact import compact as work
 
         done = work(job.spark, places=places, stop=job.stop, **given, **job.server)
-    _say(
+    _summarize(
         common,
-        f"{done.merged:,} files merged into {done.written:,}, {done.forgotten:,} rows forgotten, "
+        f"{done.merged:,} files merged into {done.written:,}, {done.forgotten:,} rows deleted, "
         f"{done.removed:,} files removed",
     )
 
@@ -224,55 +220,55 @@ def compact(
 # -- states
 
 
-@pipeline.command()
-@click.argument("table")
+@click.command()
+@table_argument
 @click.option(
-    "--at", "at", type=click.IntRange(0), metavar="SEQUENCE", help="As of this transaction; now, if not given."
+    "--at", "at", type=click.IntRange(0), metavar="SEQUENCE", help="The state after this transaction (default: now)."
 )
 @job_options
 def snapshot(table: str, at: int | None, **common: Any) -> None:
-    """Fold the changes of TABLE to its state, from the last snapshot on, and keep that in cold storage."""
+    """Fold the changes of TABLE to its state, starting from the last snapshot, and store it in cold storage."""
     with _running("snapshot", **common) as job:
         from tailrace.spark.jobs.snapshot import snapshot as work
 
         done = work(job.spark, table=table, at=at, **job.server)
-    _say(common, f"{done.rows:,} items of {table} at sequence {done.sequence} ({done.how}): {done.place}")
+    _summarize(common, f"{done.rows:,} items of {table} at sequence {done.sequence} ({done.how}): {done.place}")
 
 
-@pipeline.command()
-@click.argument("table")
-@click.option("--into", required=True, metavar="TABLE", help="The table that is made, or empty.")
-@click.option("--at-sequence", type=click.IntRange(0), metavar="SEQUENCE", help="As it was after this transaction.")
-@click.option("--at-time", metavar="TIME", help="As it was then: ISO 8601, or milliseconds since 1970.")
+@click.command()
+@table_argument
+@click.option("--into", required=True, metavar="TABLE", help="The table to create, or an empty one.")
+@click.option("--at-sequence", type=click.IntRange(0), metavar="SEQUENCE", help="The state after this transaction.")
+@click.option("--at-time", metavar="TIME", help="The state at this time: ISO 8601, or milliseconds since 1970.")
 @job_options
 def restore(table: str, into: str, at_sequence: int | None, at_time: str | None, **common: Any) -> None:
-    """Rebuild TABLE as it was, or is, in another table. (A whole database comes back from a backup with `tailrace
-    restore`.)"""
+    """Rebuild TABLE as of an earlier time, in another table. (`tailrace restore` restores a whole database from a
+    backup.)"""
     if at_sequence is not None and at_time is not None:
-        raise click.UsageError("--at-sequence and --at-time both say when; give one of them")
+        raise click.UsageError("--at-sequence and --at-time exclude each other")
     with _running("restore", **common) as job:
         from tailrace.spark.jobs.restore import restore as work
 
         done = work(job.spark, table=table, into=into, at_sequence=at_sequence, at_time=at_time, **job.server)
-    _say(common, f"{done.rows:,} items of {table} as of sequence {done.sequence} are in {done.into}")
+    _summarize(common, f"{done.rows:,} items of {table} as of sequence {done.sequence} are in {done.into}")
 
 
-# -- views, copies and questions
+# -- views, copies and audits
 
 
-@pipeline.command()
-@click.argument("name")
+@click.command()
+@click.argument("name", shell_complete=complete("views"))
 @_ONCE
-@click.option("--refill", is_flag=True, help="Begin by filling it anew from the items of its sources.")
-@click.option("--checkpoint", metavar="DIR", help="Where Spark keeps its cursor; a temporary place, if not given.")
-@click.option("--max-records", type=click.IntRange(1), help="Changes of one batch (20000).")
+@click.option("--refill", is_flag=True, help="Rebuild it from the items of its sources first.")
+@click.option("--checkpoint", metavar="DIR", help="Where Spark keeps its cursor (default: a temporary directory).")
+@click.option("--max-records", type=click.IntRange(1), help="Changes per batch (20000).")
 @click.option("--interval", type=click.FloatRange(0.05), help="Seconds between two batches (1).")
 @job_options
 def view(
     name: str, once: bool, refill: bool, checkpoint: str | None, max_records: int | None, interval: float | None,
     **common: Any,
 ) -> None:  # fmt: skip
-    """Keep the materialized view NAME, which was declared with CREATE MATERIALIZED VIEW."""
+    """Maintain the materialized view NAME, declared with CREATE MATERIALIZED VIEW."""
     given: dict[str, Any] = {"max_records": max_records, "interval_s": interval}
     with _running("view", **common) as job:
         from tailrace.spark.jobs.view import view as work
@@ -282,29 +278,27 @@ def view(
             **{each: value for each, value in given.items() if value is not None}, **job.server,
         )  # fmt: skip
     filled = f", filled with {done.filled:,} items" if done.filled else ""
-    _say(common, f"{done.rows:,} changes in {done.batches:,} batches{filled}")
+    _summarize(common, f"{done.rows:,} changes in {done.batches:,} batches{filled}")
 
 
-@pipeline.command()
-@click.argument("table")
+@click.command()
+@table_argument
 @click.option(
     "--to", required=True, metavar="URL", help="file:///path, s3://bucket/prefix, postgresql://... or http://..."
 )
-@click.option("--name", help="What the copy is called, where a table has several.")
-@click.option("--target-table", metavar="TABLE", help="What the table is called there; the same, if not given.")
-@click.option(
-    "--target-token", envvar="TAILRACE_TARGET_TOKEN", help="The bearer token of a Tailrace that is copied to."
-)
+@click.option("--name", help="The copy's name, where a table has several.")
+@click.option("--target-table", metavar="TABLE", help="The table's name there (default: the same).")
+@click.option("--target-token", envvar="TAILRACE_TARGET_TOKEN", help="The bearer token of the target server.")
 @_ONCE
-@click.option("--checkpoint", metavar="DIR", help="Where Spark keeps its cursor; a temporary place, if not given.")
-@click.option("--max-records", type=click.IntRange(1), help="Changes of one batch (50000).")
+@click.option("--checkpoint", metavar="DIR", help="Where Spark keeps its cursor (default: a temporary directory).")
+@click.option("--max-records", type=click.IntRange(1), help="Changes per batch (50000).")
 @click.option("--interval", type=click.FloatRange(0.05), help="Seconds between two batches (1).")
 @job_options
 def replicate(
     table: str, to: str, name: str | None, target_table: str | None, target_token: str | None, once: bool,
     checkpoint: str | None, max_records: int | None, interval: float | None, **common: Any,
 ) -> None:  # fmt: skip
-    """Keep a copy of TABLE elsewhere: in Delta, in PostgreSQL or in another Tailrace; in order, each change once."""
+    """Maintain a copy of TABLE in Delta, in PostgreSQL or on another Tailrace server; in order, each change once."""
     given: dict[str, Any] = {"max_records": max_records, "interval_s": interval}
     with _running("replicate", **common) as job:
         from tailrace.spark.jobs.replicate import replicate as work
@@ -314,80 +308,79 @@ def replicate(
             checkpoint=checkpoint, stop=job.stop,
             **{each: value for each, value in given.items() if value is not None}, **job.server,
         )  # fmt: skip
-    _say(common, f"{done.rows:,} changes in {done.batches:,} batches; the copy is at {done.position}")
+    _summarize(common, f"{done.rows:,} changes in {done.batches:,} batches; the copy is at {done.position}")
 
 
-@pipeline.command()
-@click.option("--table", metavar="NAME", help="What was changed in this table.")
-@click.option("--topic", metavar="NAME", help="What was sent to this topic.")
-@click.option("--key", help="Of this item: its key, or JSON of it.")
-@click.option("--principal", metavar="NAME", help="By this one.")
+@click.command()
+@click.option("--table", metavar="NAME", shell_complete=complete("tables"), help="Changes of this table.")
+@click.option("--topic", metavar="NAME", shell_complete=complete("topics"), help="Messages of this topic.")
+@click.option("--key", help="Only this item: its key, or the key as JSON.")
+@click.option("--principal", metavar="NAME", help="Only changes by this principal.")
 @click.option(
-    "--event", "events", multiple=True, metavar="EVENT", help="INSERT, MODIFY or REMOVE; several times for several."
+    "--event", "events", multiple=True, metavar="EVENT", help="Only INSERT, MODIFY or REMOVE; can be repeated."
 )
-@click.option("--since", metavar="TIME", help="From then on: ISO 8601, or milliseconds since 1970.")
-@click.option("--until", metavar="TIME", help="Before then.")
-@click.option("--output", metavar="FILE", help="A file instead of the terminal: .csv, .json or .parquet.")
+@click.option("--since", metavar="TIME", help="From this time on: ISO 8601, or milliseconds since 1970.")
+@click.option("--until", metavar="TIME", help="Before this time.")
+@click.option("--output", metavar="FILE", help="Write to a file: .csv, .json or .parquet.")
 @click.option(
-    "--format", "form", metavar="FORMAT", help="What FILE is, where its name does not say: csv, json, parquet."
+    "--format", "form", metavar="FORMAT", help="The format of FILE, if not by its suffix: csv, json, parquet."
 )
-@click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="Rows that are shown at most.")
+@click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="Show at most this many rows.")
 @job_options
 def audit(
     table: str | None, topic: str | None, key: str | None, principal: str | None, events: tuple[str, ...],
     since: str | None, until: str | None, output: str | None, form: str | None, limit: int, **common: Any,
 ) -> None:  # fmt: skip
-    """Tell who changed what, when, over all history, hot and cold."""
+    """Report who changed what, and when, over the whole history, hot and cold."""
     if (table is None) == (topic is None):
-        raise click.UsageError("say whose history: --table or --topic")
+        raise click.UsageError("give --table or --topic")
     with _running("audit", **common) as job:
         from tailrace.spark.jobs.audit import Audited
         from tailrace.spark.jobs.audit import audit as work
 
-        found = work(
+        result = work(
             job.spark, url=common["url"], token=common["token"], table=table, topic=topic, key=key, principal=principal,
             events=events or None, since=since, until=until, output=output, format=form,
         )  # fmt: skip
-        if isinstance(found, Audited):
-            click.echo(f"{found.rows:,} rows are in {found.path}", err=common["as_json"])
+        if isinstance(result, Audited):
+            click.echo(f"{result.rows:,} rows written to {result.path}", err=common["as_json"])
             return
-        rows = [row.asDict(recursive=True) for row in found.limit(limit).collect()]
+        rows = [row.asDict(recursive=True) for row in result.limit(limit).collect()]
     if common["as_json"]:
         for row in rows:
             click.echo(json_line(row), nl=False)
         return
     from tailrace.cli import pipeline_board
 
-    pipeline_board.show(pipeline_board.audited(rows))
+    pipeline_board.show(pipeline_board.audit_rows(rows))
     if len(rows) == limit:
-        click.echo(f"these are the first {limit:,}; --limit shows more, --output writes all", err=True)
+        click.echo(f"the first {limit:,} rows; raise --limit, or write all with --output", err=True)
 
 
-# -- all of them
+# -- the pipeline as a whole
 
 
-@pipeline.command()
-@click.option("--config", "config", metavar="FILE", help="The settings; pipeline.toml if it is there.")
-@click.option("--url", envvar="TAILRACE_URL", help="The server, instead of the file's.")
-@_SERVER[1]
-@_options(*_SPARK)
+@click.command()
+@click.option("--config", metavar="FILE", help="The settings (default: pipeline.toml, if it exists).")
+@click.option("--url", cls=ServerOption, envvar="TAILRACE_URL", help="The server's URL (default: the file's).")
+@applied(PROFILE, TOKEN, *_SPARK)
 def run(config: str | None, url: str | None, token: str | None, master: str | None, **common: Any) -> None:
     """Run all jobs of a pipeline.toml in one Spark application, until interrupted."""
     from tailrace.spark.jobs import settings as pipeline_settings
 
-    found = pipeline_settings.load(config, url=url, master=master)
-    more = {"spark.scheduler.mode": "FAIR", **found.spark}
-    with _running("run", found.url, token, found.master, more=more, **common) as job:
+    settings = pipeline_settings.load(config, url=url, master=master)
+    more = {"spark.scheduler.mode": "FAIR", **settings.spark}
+    with _running("run", settings.url, token, settings.master, more=more, **common) as job:
         from tailrace.spark.jobs.run import run as work
 
-        work(job.spark, settings=found, token=token, on_progress=job.shown, stop=job.stop)
-    _say(common, "stopped; what was not finished goes on with the next run")
+        work(job.spark, settings=settings, token=token, on_progress=job.display, stop=job.stop)
+    _summarize(common, "stopped; unfinished work continues with the next run")
 
 
-@pipeline.command()
+@click.command()
 @click.argument("file", default="pipeline.toml")
 def init(file: str) -> None:
-    """Write a pipeline.toml that shows every setting; FILE is where."""
+    """Write FILE, a pipeline.toml with every setting and its default."""
     from tailrace.spark.jobs.settings import EXAMPLE
 
     try:
@@ -395,32 +388,30 @@ def init(file: str) -> None:
         with open(handle, "w", encoding="utf-8") as out:
             out.write(EXAMPLE)
     except FileExistsError:
-        raise Conflict(f"there is a {file!r} already; give another name, or remove it") from None
+        raise Conflict(f"{file!r} exists already; give another name, or remove it") from None
     except OSError as error:
         raise Invalid(f"cannot write {file!r}: {error.strerror}") from error
     click.echo(f"wrote {file}; start it with tailrace pipeline run --config {file}")
 
 
-@pipeline.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per job and line.")
-@_options(*_SERVER)
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per job and line.")
+@server_options
 def status(as_json: bool, url: str, token: str | None) -> None:
-    """Show the jobs that the server knows of: what they do, how they are, and how far."""
-    from tailrace.client import Client
-
-    with Client(url, token=token) as client:
-        found = client.sql(_STATUS)[-1].rows
+    """List the jobs registered with the server: source, target, state and progress."""
+    with connect(url, token) as client:
+        jobs = client.sql(_STATUS)[-1].rows
     if as_json:
-        for each in found:
+        for each in jobs:
             click.echo(json_line(each), nl=False)
-    elif found:
+    elif jobs:
         from tailrace.cli import pipeline_board
 
-        pipeline_board.show(pipeline_board.stored(found))
+        pipeline_board.show(pipeline_board.stored_jobs(jobs))
     else:
         click.echo("no job has run yet; start one with tailrace pipeline run", err=True)
 
 
-def _say(common: dict[str, Any], text: str) -> None:
-    """The last word of a job, for people."""
+def _summarize(common: dict[str, Any], text: str) -> None:
+    """The summary of a job, for people."""
     click.echo(text, err=bool(common.get("as_json")))

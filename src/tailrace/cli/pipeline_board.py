@@ -1,7 +1,7 @@
-"""The jobs of the pipeline, drawn: what ``tailrace pipeline`` shows while they run, and ``status`` shows of them.
+"""The jobs of the pipeline as tables: progress while they run, and their status.
 
-On a terminal a table is drawn again and again. Elsewhere there is a line for each job that has something new to say,
-every few seconds; for programs these are JSON.
+On a terminal a table is redrawn continuously. Elsewhere each job with progress prints a line every few seconds, as text
+or as JSON.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _STYLES: Final = {
     "running": "green", "waiting": "dim", "starting": "dim", "retrying": "yellow", "failed": "bold red",
     "done": "green", "stopped": "dim", "registered": "dim",
 }  # fmt: skip
-_ENDS: Final = ("retrying", "failed", "done", "stopped")  # states that are told at once
+_ENDS: Final = ("retrying", "failed", "done", "stopped")  # states that are printed at once
 
 
-class Shown:
-    """Shows what jobs tell, while it is entered. Call it with what they tell."""
+class ProgressDisplay:
+    """Shows the progress of jobs while it is entered. Jobs call it with their progress."""
 
     def __init__(self, *, as_json: bool = False, quiet: bool = False, every_s: float = LINE_S) -> None:
         self._as_json = as_json
@@ -51,7 +51,7 @@ class Shown:
         if self._live is None and not self._quiet:
             self._write(progress)
 
-    def __enter__(self) -> Shown:
+    def __enter__(self) -> ProgressDisplay:
         if self._live is not None:
             self._live.start()
         return self
@@ -64,7 +64,7 @@ class Shown:
             self._live.stop()
 
     def _write(self, progress: Progress) -> None:
-        """Write a line, if there is something new and the last one was some time ago."""
+        """Print a line, if there is progress and the last line is old enough."""
         with self._lock:
             at, last = self._written.get(progress.job, (-self._every_s, None))
             turned = last is None or last.state != progress.state
@@ -80,12 +80,12 @@ class Shown:
                 click.echo(safe(line(progress)), err=True)
 
     def _drawn(self) -> RenderableType:
-        return jobs(self._board.jobs())
+        return running_jobs(self._board.jobs())
 
 
-def jobs(found: Sequence[Progress]) -> RenderableType:
-    """Jobs below each other, as they are now."""
-    if not found:
+def running_jobs(progress: Sequence[Progress]) -> RenderableType:
+    """One line per running job."""
+    if not progress:
         return Text("starting Spark", style="dim")
     titles = ("job", "state", "rows", "rows/s", "lag", "last batch", "cold", "")
     rows = [
@@ -95,13 +95,13 @@ def jobs(found: Sequence[Progress]) -> RenderableType:
             Text(f"{each.batch_rows:,} in {each.batch_s:.1f} s" if each.batch_rows else ""),
             Text("" if each.cold_bytes is None else size(each.cold_bytes)), Text(safe(each.message), style="yellow"),
         )
-        for each in found
+        for each in progress
     ]  # fmt: skip
     return drawing.listed(titles, rows, titles[2:7])
 
 
-def stored(found: Sequence[dict[str, Any]]) -> RenderableType:
-    """Jobs as the server knows them."""
+def stored_jobs(jobs: Sequence[dict[str, Any]]) -> RenderableType:
+    """One line per job registered with the server."""
     titles = ("job", "kind", "source", "target", "state", "rows", "updated", "message")
     rows = [
         [
@@ -109,26 +109,26 @@ def stored(found: Sequence[dict[str, Any]]) -> RenderableType:
             Text(each["state"], style=_STYLES.get(each["state"], "")), Text(f"{each.get('rows') or 0:,}"),
             Text(str(each["updated_at"])), Text(safe(each.get("message") or "")),
         ]
-        for each in found
+        for each in jobs
     ]  # fmt: skip
     return drawing.listed(titles, rows, ("rows",))
 
 
-def audited(found: Sequence[dict[str, Any]]) -> RenderableType:
-    """What was changed, below each other."""
-    if not found:
-        return Text("nothing was changed", style="dim")
-    titles = [name for name in found[0] if name not in ("table", "index")]
-    rows = [[Text(safe(_told(each[name]))) for name in titles] for each in found]
+def audit_rows(changes: Sequence[dict[str, Any]]) -> RenderableType:
+    """One line per change."""
+    if not changes:
+        return Text("no changes", style="dim")
+    titles = [name for name in changes[0] if name not in ("table", "index")]
+    rows = [[Text(safe(_cell(each[name]))) for name in titles] for each in changes]
     return drawing.listed(titles, rows, ("sequence", "offset", "partition", "bytes"))
 
 
-def _told(value: Any) -> str:
+def _cell(value: Any) -> str:
     if isinstance(value, list):  # attributes that differ
         return ", ".join(f"{each['name']}: {each['before'] or '–'} → {each['after'] or '–'}" for each in value)
     return plain(value)
 
 
 def show(drawn: RenderableType) -> None:
-    """Draw it."""
+    """Print a table to the terminal."""
     drawing.terminal().print(drawn)

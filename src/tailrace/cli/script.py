@@ -1,7 +1,7 @@
-"""The statements of an SQL text: where each begins, and whether it has ended.
+"""Splits an SQL text into statements: where each begins, and whether it has ended.
 
-Statements are sent one by one, so what the server says of a line and column is told of one statement; here it becomes a
-place in the text that a person wrote. Nothing is judged: what is not SQL is for the server to refuse.
+Statements are sent one by one, so a line and column in an error are relative to one statement; here they become a
+location in the whole text. Nothing is validated: that is the server's work.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _PART: Final = re.compile(
     """,
     re.X | re.S,
 )
-LINE_WIDTH: Final = 120  # of the line that a mistake shows, where there is no terminal
+LINE_WIDTH: Final = 120  # of the line that an error shows, without a terminal
 _PLACED: Final = re.compile(r"line (\d+), column (\d+): ")
 
 
-class Statement(NamedTuple):
-    """One statement without its semicolon. `start` is where it begins in the text, which may go on after it."""
+class SourceStatement(NamedTuple):
+    """One statement without its semicolon. `start` is where it begins in the text."""
 
     text: str
     start: int
     ended: bool  # by a semicolon
 
 
-def statements(text: str) -> list[Statement]:
-    """The statements of a text; what a statement begins with is neither white space nor a comment."""
-    found: list[Statement] = []
+def statements(text: str) -> list[SourceStatement]:
+    """The statements of a text, without the white space and comments before them."""
+    found: list[SourceStatement] = []
     begins: int | None = None
     ends = 0
     for part in _PART.finditer(text):
@@ -45,35 +45,35 @@ def statements(text: str) -> list[Statement]:
             continue
         if kind == "end":
             if begins is not None:
-                found.append(Statement(text[begins:ends], begins, True))
+                found.append(SourceStatement(text[begins:ends], begins, True))
             begins = None
             continue
         if begins is None:
             begins = part.start()
         if kind == "open":  # a text, name or comment without an end: all that follows is in it
-            return [*found, Statement(text[begins:], begins, False)]
+            return [*found, SourceStatement(text[begins:], begins, False)]
         ends = part.end()
     if begins is not None:
-        found.append(Statement(text[begins:ends], begins, False))
+        found.append(SourceStatement(text[begins:ends], begins, False))
     return found
 
 
 def complete(text: str) -> bool:
-    """Whether all that was begun has ended: there is nothing to wait for."""
+    """Whether the last statement has ended with a semicolon."""
     found = statements(text)
     return not found or found[-1].ended
 
 
-class Mistake(NamedTuple):
-    """What is wrong with a statement. Line and column count from 1, in the whole text; None: it has no place there."""
+class StatementError(NamedTuple):
+    """An error of a statement. Line and column count from 1, in the whole text; None: it has no location there."""
 
     message: str
     line: int | None
     column: int | None
-    shown: str  # the line with a caret below the column; empty where it may hold a password, or there is no place
+    shown: str  # the line with a caret below the column; empty where it may hold a password, or has no location
 
-    def told(self, source: str | None = None) -> str:
-        """The mistake as text, with the name of what it was read from."""
+    def text(self, source: str | None = None) -> str:
+        """The error with its location, and the name of the file."""
         if self.line is None:
             head = self.message if source is None else f"{source}: {self.message}"
         elif source is None:
@@ -83,8 +83,8 @@ class Mistake(NamedTuple):
         return f"{head}\n{self.shown}" if self.shown else head
 
 
-def mistake(text: str, statement: Statement, error: Error, width: int = LINE_WIDTH) -> Mistake:
-    """What an error says of a statement, told of the text that it stands in; its line is cut to a terminal's width."""
+def located(text: str, statement: SourceStatement, error: Error, width: int = LINE_WIDTH) -> StatementError:
+    """An error of a statement with its location in the whole text; the line is cut to a terminal's width."""
     message = str(error)
     line, column = getattr(error, "line", None), getattr(error, "column", None)
     placed = _PLACED.match(message)
@@ -93,10 +93,10 @@ def mistake(text: str, statement: Statement, error: Error, width: int = LINE_WID
         # The server shows the line too, but it knows one statement only.
         message = message[placed.end() :].partition("\n")[0]
     if not isinstance(line, int) or not isinstance(column, int):
-        return Mistake(message, None, None, "")
+        return StatementError(message, None, None, "")
     at = min(_at(statement.text, line, column), len(statement.text)) + statement.start
     shown = "" if secret(statement.text) else pointed(text, at, width)
-    return Mistake(message, text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at), shown)
+    return StatementError(message, text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at), shown)
 
 
 def pointed(text: str, at: int, width: int = LINE_WIDTH) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +17,37 @@ import click
 import msgspec
 
 from tailrace import config as settings
+from tailrace.errors import Invalid, Unavailable
 from tailrace.http import serve as server
 
 
 @click.command()
-@click.option("--config", "file", type=click.Path(dir_okay=False), help="Settings; tailrace.toml if it is there.")
-@click.option("--data", type=click.Path(file_okay=False), help="The database's directory (./data).")
+@click.option(
+    "--config", "file", type=click.Path(dir_okay=False), help="The settings (default: tailrace.toml, if it exists)."
+)
+@click.option("--data", type=click.Path(file_okay=False), help="The data directory (./data).")
 @click.option("--host", help="The address to listen on (127.0.0.1).")
 @click.option("--port", type=int, help="The port to listen on (4437); 0 for any free one.")
-@click.option("--dev", is_flag=True, default=None, help="Let everyone in, from this machine only.")
-@click.option("--token", help="What clients must send as bearer token. Better given as TAILRACE_TOKEN.")
-@click.option("--public-url", help="How clients reach this server, for the links it hands out.")
-@click.option("--allow-host", "http_allowed_hosts", multiple=True, help="A Host to answer to, beside loopback names.")
+@click.option("--dev", is_flag=True, default=None, help="Dev mode: no authentication, loopback only.")
+@click.option("--token", help="The bearer token of clients; better set TAILRACE_TOKEN.")
+@click.option("--public-url", help="The URL by which clients reach this server.")
+@click.option(
+    "--allow-host", "http_allowed_hosts", multiple=True, help="A Host header to accept, besides loopback names."
+)
 @click.option("--allow-origin", "http_allowed_origins", multiple=True, help="An origin whose pages may use the server.")
 @click.option("--tls-certificate", type=click.Path(), help="A certificate chain (PEM); serves HTTPS.")
 @click.option("--tls-key", type=click.Path(), help="The certificate's private key (PEM).")
-@click.option("--long-poll-timeout", "long_poll_timeout_s", type=float, help="Seconds a long-poll waits (30).")
-@click.option("--log-format", type=click.Choice(["text", "json"]), help="How log lines look (text).")
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="(info)")
-@click.option("--accept-loss", is_flag=True, help="Open a damaged write-ahead log up to the damage; a copy is kept.")
+@click.option("--long-poll-timeout", "long_poll_timeout_s", type=float, help="Seconds that a long-poll waits (30).")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="The format of log lines (text).")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="The lowest level that is logged (info).",
+)
+@click.option("--accept-loss", is_flag=True, help="Open a damaged write-ahead log up to the damage; keeps a copy.")
 def serve(file: str | None, accept_loss: bool, **given: Any) -> None:
     """Serve a database over HTTP until interrupted."""
-    os.umask(0o077)  # what libraries write for us (Delta logs) is for us alone too
+    os.umask(0o077)  # files that libraries write (Delta logs) are private, too
     config = settings.load(file, **given)
     set_up_logging(config.log_format, config.log_level)
 
@@ -44,15 +56,39 @@ def serve(file: str | None, accept_loss: bool, **given: Any) -> None:
         if config.dev:
             click.echo(_welcome(running.url, config.data))
 
-    server.run(config, on_up, accept_loss=accept_loss)
+    with _explained(config):
+        server.run(config, on_up, accept_loss=accept_loss)
     logging.getLogger("tailrace").info("stopped")
+
+
+@contextmanager
+def _explained(config: settings.Config) -> Iterator[None]:
+    """When the port or the directory is taken, the message says how to go on."""
+    try:
+        yield
+    except Unavailable as error:
+        if error.code != "DATABASE_IN_USE":
+            raise
+        raise Unavailable(
+            f"the data directory {config.data!r} is open in another process, probably a running server; "
+            f"use that one (tailrace server status), stop it, or serve another directory: --data DIR",
+            code=error.code,
+        ) from None
+    except Invalid as error:
+        if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EADDRINUSE:
+            raise
+        raise Unavailable(
+            f"port {config.port} of {config.host} is taken by another process; "
+            f"stop it, or choose another port: --port N (0 for any free one)",
+            code="PORT_IN_USE",
+        ) from None
 
 
 def _welcome(url: str, data: str) -> str:
     stream = f"{url}/v1/stream/hello"
     command = _command()
     return f"""
-Tailrace is up; its database is in {data!r}. Everyone on this machine is let in (--dev).
+Tailrace is up; its database is in {data!r}. Dev mode: authentication is off, loopback only.
 
 Try it from another terminal:
 
@@ -63,25 +99,25 @@ and from a third one, watch this arrive in the second:
 
   curl -X POST {stream} -H 'Content-Type: text/plain' -d 'hello, world'
 
-Topics: rows of a table become messages, in the same transaction; consumers take them in groups:
+Topics: rows of a table become messages in the same transaction; groups consume them:
 
   export TAILRACE_URL={url}
-  {command} sql -c "CREATE TABLE chat (id TEXT PRIMARY KEY, body TEXT); CREATE TOPIC news;
+  {command} sql "CREATE TABLE chat (id TEXT PRIMARY KEY, body TEXT); CREATE TOPIC news;
     ALTER TOPIC news ADD SOURCE chat ON INSERT WITH (payload = 'full'); INSERT INTO chat VALUES ('m-1', 'hello')"
-  {command} consume news --group me
+  {command} topics consume news --group me
   {command} sql                  # a shell
 
-Tables, for any AWS SDK (here boto3); their changes are at {url}/v1/tables/<name>/stream:
+Tables, for any AWS SDK (here boto3); their change streams are at {url}/v1/tables/<name>/stream:
 
   python -c "import boto3; print(boto3.client('dynamodb', endpoint_url='{url}', region_name='local',
     aws_access_key_id='any', aws_secret_access_key='any').list_tables()['TableNames'])"
 
-How it is doing: {url}/metrics        Stop it with Ctrl-C.
+Metrics: {url}/metrics        Stop the server with Ctrl-C.
 """
 
 
 def _command() -> str:
-    """How this very program is called from a terminal in the same directory: it may be in no PATH."""
+    """How to call this program from a terminal in the same directory: it may not be on the PATH."""
     beside = Path(sys.executable).with_name("tailrace")
     if shutil.which("tailrace") or not beside.exists():
         return "tailrace"
@@ -107,7 +143,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        facts.update(getattr(record, "facts", {}))  # what an audit line says, by name
+        facts.update(getattr(record, "facts", {}))  # the fields of an audit line
         if record.exc_info:
             facts["traceback"] = self.formatException(record.exc_info)
         return msgspec.json.encode(facts).decode()

@@ -1,8 +1,8 @@
-"""The SQL shell: what a person types at ``tailrace sql``, until they leave.
+"""The interactive SQL shell, ``tailrace sql`` on a terminal.
 
-Enter runs what was typed once its last statement has ended with a semicolon, and is a new line before that. Ctrl-C
-forgets the line, or stops waiting for an answer; Ctrl-D leaves. What was typed is kept in a file of the person's own,
-but for statements that may hold a password.
+Enter runs the input once its last statement ends with a semicolon, and is a new line before that. Ctrl-C discards the
+line, or stops waiting for a result; Ctrl-D quits. The history is kept in a file that only the user can read, without
+statements that may hold a password.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from prompt_toolkit.styles import Style
 from rich.text import Text
 
 from tailrace import __version__
-from tailrace.cli.asking import Answer, Asked
-from tailrace.cli.completing import KEYWORDS, Names, SqlCompleter
-from tailrace.cli.meta import HELP, Left, Meta
-from tailrace.cli.script import complete, mistake, statements
+from tailrace.cli.meta import HELP, MetaCommands, Quit
+from tailrace.cli.script import complete, located, statements
+from tailrace.cli.session import SqlSession, StatementResult
 from tailrace.cli.sql import Output
+from tailrace.cli.sql_completion import KEYWORDS, DatabaseNames, SqlCompleter
 from tailrace.cli.text import safe
 from tailrace.errors import Error
 from tailrace.limits import MiB
 from tailrace.sql.error import secret
 
-HISTORY_BYTES_MAX: Final = 1 * MiB  # of the file; when it is longer, the older half is forgotten
+HISTORY_BYTES_MAX: Final = 1 * MiB  # of the file; when it is longer, the older half is removed
 PROMPT: Final = "tailrace> "
+WORDS: Final = {"help": "\\?", "exit": "\\q", "quit": "\\q"}  # that need no backslash and no semicolon
 _STYLE: Final = Style.from_dict(
     {
         "prompt": "bold ansigreen",
@@ -66,8 +67,8 @@ _TOKEN: Final = re.compile(
 )
 
 
-class Colours(Lexer):
-    """Colours what is typed."""
+class SqlLexer(Lexer):
+    """Highlights the input."""
 
     def lex_document(self, document: Document) -> Callable[[int], StyleAndTextTuples]:
         lines = list(split_lines(coloured(document.text)))
@@ -75,16 +76,16 @@ class Colours(Lexer):
 
 
 def coloured(text: str) -> StyleAndTextTuples:
-    """The text in pieces, each with its style."""
+    """The text in parts, each with its style."""
     if text.startswith("\\"):
         name, space, rest = text.partition(" ")
         return [("class:command", name), ("", space + rest)]
     found: StyleAndTextTuples = []
     for token in _TOKEN.finditer(text):
-        kind, said = token.lastgroup or "", token.group()
+        kind, word = token.lastgroup or "", token.group()
         if kind == "word":
-            kind = "keyword" if said.upper() in KEYWORDS else ""
-        found.append((f"class:{kind}" if kind in ("comment", "text", "number", "keyword") else "", said))
+            kind = "keyword" if word.upper() in KEYWORDS else ""
+        found.append((f"class:{kind}" if kind in ("comment", "text", "number", "keyword") else "", word))
     return found
 
 
@@ -92,7 +93,7 @@ def coloured(text: str) -> StyleAndTextTuples:
 
 
 class DiscreetHistory(FileHistory):
-    """A history whose file holds no statement that may have a password in it; memory does, until the shell ends."""
+    """A history whose file omits statements that may hold a password; in memory they stay until the shell ends."""
 
     def store_string(self, string: str) -> None:
         if not secret(string) and not string.startswith("\\password"):
@@ -100,7 +101,7 @@ class DiscreetHistory(FileHistory):
 
 
 def history_path() -> Path:
-    """The file: TAILRACE_HISTORY, or one in the person's own state directory."""
+    """The file: TAILRACE_HISTORY, or one in the user's state directory."""
     if named := os.environ.get("TAILRACE_HISTORY"):
         return Path(named).expanduser()
     state = os.environ.get("XDG_STATE_HOME", "")
@@ -109,18 +110,18 @@ def history_path() -> Path:
 
 
 def history(path: Path) -> History:
-    """The history in a file that nobody else can read; in memory, where there can be no file."""
+    """The history in a file that only the user can read; in memory, where no file can be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
         _shorten(path)
-    except (OSError, RuntimeError):  # no home, or no way to write there: a shell without a past is still one
+    except (OSError, RuntimeError):  # no home directory, or no permission
         return InMemoryHistory()
     return DiscreetHistory(str(path))
 
 
 def _shorten(path: Path) -> None:
-    """Forget the older half of a file that has grown too long. An entry begins with a line of its time, `# ...`."""
+    """Remove the older half of a file that is too long. An entry begins with a line of its time, `# ...`."""
     if not path.is_file() or path.stat().st_size <= HISTORY_BYTES_MAX:
         return
     content = path.read_bytes()
@@ -135,20 +136,20 @@ def _shorten(path: Path) -> None:
 
 
 class Shell:
-    """One session of a person. `source` and `screen` are the terminal, unless a test says otherwise."""
+    """One interactive session. `source` and `screen` are the terminal, except in tests."""
 
     def __init__(
-        self, asked: Asked, output: Output, *, source: Input | None = None, screen: Screen | None = None
+        self, session: SqlSession, output: Output, *, source: Input | None = None, screen: Screen | None = None
     ) -> None:
-        self._asked = asked
+        self._sql = session
         self._output = output
-        self._meta = Meta(asked, output)
-        self.names = Names(self._ask)
-        self._session: PromptSession[str] = PromptSession(
+        self._meta = MetaCommands(session, output, self._run_statements)
+        self.names = DatabaseNames(self._result)
+        self._prompt: PromptSession[str] = PromptSession(
             [("class:prompt", PROMPT)],
             multiline=True,
             prompt_continuation=_continuation,
-            lexer=Colours(),
+            lexer=SqlLexer(),
             style=_STYLE,
             completer=SqlCompleter(self.names, HELP),
             complete_while_typing=True,
@@ -162,63 +163,76 @@ class Shell:
         )
 
     def run(self) -> None:
-        """Ask and answer until the person leaves."""
+        """Read and run until the user quits."""
         try:
             self._greet()
-            self._talk()
+            self._loop()
         finally:
             self.names.close()
 
-    def _talk(self) -> None:
+    def _loop(self) -> None:
         while True:
             self.names.refresh()
             try:
-                text = self._session.prompt()
+                text = self._prompt.prompt()
             except KeyboardInterrupt:
                 continue
             except EOFError:
                 return
             try:
-                self.answer(text)
-            except Left:
+                self.execute(text)
+            except Quit:
                 return
             except KeyboardInterrupt:
-                self._complain("stopped waiting; what the server had begun may still be done")
+                self._print_error("stopped waiting; the server may still complete the statement")
 
-    def answer(self, text: str) -> None:
-        """Run what was typed: statements, or one of the shell's own commands."""
-        if text.lstrip().startswith("\\"):
-            try:
-                self._meta.run(text.strip())
-            except Error as error:
-                self._complain(str(error))
+    def execute(self, text: str) -> None:
+        """Run the input: statements, or a meta-command."""
+        command = meta_command(text)
+        if command is None:
+            self._meta.last = text
+            self._run_statements(text)
             return
+        try:
+            self._meta.run(command)
+        except Error as error:
+            self._print_error(str(error))
+
+    def _run_statements(self, text: str) -> None:
         for statement in statements(text):
-            began = time.perf_counter()
+            began_s = time.perf_counter()
             try:
-                answers = self._asked.run(statement.text)
+                results = self._sql.run(statement.text)
             except Error as error:
-                self._complain(mistake(text, statement, error, self._output.console.width).told())
+                self._print_error(located(text, statement, error, self._output.console.width).text())
                 return
             self.names.note(statement.text)
-            for answer in answers:
-                self._output.show(answer, time.perf_counter() - began)
+            for result in results:
+                self._output.show(result, time.perf_counter() - began_s)
 
-    def _ask(self, text: str) -> Answer:
-        return self._asked.run(text)[-1]
+    def _result(self, text: str) -> StatementResult:
+        return self._sql.run(text)[-1]
 
     def _greet(self) -> None:
         console = self._output.console
-        console.print(Text.assemble(("Tailrace", "bold"), f" {__version__} · {safe(self._asked.name)}"))
-        console.print(Text("Statements end with a semicolon; \\? helps, \\q leaves.\n", style="dim"))
+        console.print(Text.assemble(("Tailrace", "bold"), f" {__version__} · {safe(self._sql.name)}"))
+        console.print(Text("Statements end with a semicolon. Type help for help, exit to quit.\n", style="dim"))
 
-    def _complain(self, what: str) -> None:
+    def _print_error(self, message: str) -> None:
         console = self._output.console
-        head, *shown = what.split("\n")
+        head, *shown = message.split("\n")
         console.print(Text(safe(head), style="bold red"), soft_wrap=True)
         for line in shown:
             console.print(Text(safe(line), style="bold red" if line.strip() == "^" else ""), soft_wrap=True)
         console.print()
+
+
+def meta_command(text: str) -> str | None:
+    """The meta-command that was typed, if it is one."""
+    line = text.strip()
+    if line.startswith("\\"):
+        return line
+    return WORDS.get(line.rstrip(";").rstrip().lower())
 
 
 def _continuation(width: int, number: int, wrapped: int) -> StyleAndTextTuples:
@@ -231,7 +245,7 @@ def _keys() -> KeyBindings:
     @Condition
     def ended() -> bool:
         text = get_app().current_buffer.text
-        return text.lstrip().startswith("\\") or complete(text)
+        return meta_command(text) is not None or complete(text)
 
     @bindings.add("enter", filter=ended & ~completion_is_selected)
     def _run(event: KeyPressEvent) -> None:

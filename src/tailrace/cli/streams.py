@@ -1,118 +1,111 @@
-"""``tailrace append`` and ``tailrace tail``: write to and follow a stream of a running server."""
+"""``tailrace streams`` and ``tailrace tail``: the streams of a running server."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from io import BufferedIOBase
+from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar, cast
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 import click
 import msgspec
 
+from tailrace.cli.names import stream_argument
+from tailrace.cli.options import connect, server_options
+from tailrace.cli.pipes import chunks_of, lines_of, quietly_ended
+from tailrace.cli.text import json_line, safe
 from tailrace.errors import Invalid, NotFound
-from tailrace.limits import MiB
-from tailrace.streams import json_mode
-from tailrace.streams.stream import is_json
 
 if TYPE_CHECKING:
-    from tailrace.client import Client, Page
+    from tailrace.client import Client, StreamPage
 
-CHUNK_BYTES = 1 * MiB
 JSON_SPACE = b" \t\r\n"
-_COMMANDLINE: Final = click.core.ParameterSource.COMMANDLINE
-
-Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
-
-
-def server_options(command: Wrapped) -> Wrapped:
-    """The options of every command that talks to a server; `connect` makes the client of them."""
-    for option in (
-        *CREDENTIALS,
-        click.option("--token", envvar="TAILRACE_TOKEN", help="The bearer token, if the server wants one."),
-        click.option(
-            "--url", default="http://127.0.0.1:4437", envvar="TAILRACE_URL", show_default=True, help="The server."
-        ),
-    ):
-        command = option(command)
-    return command
+LISTED_MAX: Final = 1_000  # streams that `list` shows unless --limit says otherwise
+_STREAMS: Final = """
+SELECT path, content_type, start_position, next_position, closed, created_at, updated_at FROM system.streams
+WHERE starts_with(path, ?) ORDER BY path LIMIT ?"""
 
 
-def _note(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-    """Keep what `connect` asks for: commands do not need to know of users."""
-    context.meta[f"tailrace.{parameter.name}"] = value
+# -- the streams
 
 
-USER: Final = click.option(
-    "--user", envvar="TAILRACE_USER", expose_value=False, callback=_note,
-    help="Who you are, instead of a token; the password is asked for.",
-)  # fmt: skip
-CREDENTIALS: Final = (
-    click.option(
-        "--password-stdin", is_flag=True, expose_value=False, callback=_note,
-        help="The user's password is the first line of standard input; or give TAILRACE_PASSWORD.",
-    ),
-    USER,
-)  # fmt: skip
+@click.command("list")
+@click.argument("prefix", default="")
+@click.option(
+    "--limit", type=click.IntRange(1), default=LISTED_MAX, show_default=True, help="List at most this many streams."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per stream and line.")
+@server_options
+def list_streams(prefix: str, limit: int, as_json: bool, url: str, token: str | None) -> None:
+    """List the streams, or those whose path begins with PREFIX, in the order of their paths."""
+    with connect(url, token) as client:
+        rows = client.sql(_STREAMS.strip(), (prefix, limit + 1))[-1].rows
+    shown = rows[:limit]
+    if as_json:
+        with quietly_ended():
+            for row in shown:
+                click.echo(json_line(row), nl=False)
+    elif shown:
+        from rich.text import Text
 
+        from tailrace.cli import drawing
 
-def connect(url: str, token: str | None) -> Client:
-    """A client of the server, as the user or with the token that the command was given."""
-    from tailrace.client import Client  # slow to import: only who asks a server waits for it
-
-    return Client(url, **credentials(token))
-
-
-def credentials(token: str | None) -> dict[str, str | None]:
-    """Who asks: a `token`, or a `user` and a `password`, which may be asked for here."""
-    context = click.get_current_context()
-    user: str | None = context.meta.get("tailrace.user")
-    if user is None:
-        if context.meta.get("tailrace.password_stdin"):
-            raise click.UsageError("--password-stdin is the password of a user: give --user too")
-        return {"token": token}
-    if token is not None:
-        said = [name for name in ("user", "token") if context.get_parameter_source(name) is _COMMANDLINE]
-        if len(said) == 2:
-            raise click.UsageError("give --user or --token, not both")
-        if said != ["user"]:  # what is said here counts more than the environment, and a token more than a user
-            return {"token": token}
-    return {"user": user, "password": _password(context, user)}
-
-
-def _password(context: click.Context, user: str) -> str:
-    if context.meta.get("tailrace.password_stdin"):
-        # A line and no more: what follows may be the command's own input.
-        return sys.stdin.buffer.readline().decode(errors="surrogateescape").rstrip("\r\n")
-    if (password := os.environ.get("TAILRACE_PASSWORD")) is not None:
-        return password
-    if not sys.stdin.isatty():
-        other = " or --password-stdin" if "tailrace.password_stdin" in context.meta else ""
-        raise click.UsageError(f"the password of {user!r} is missing: give TAILRACE_PASSWORD{other}")
-    asked: str = click.prompt(f"Password of {user}", hide_input=True, err=True)
-    return asked
-
-
-@contextmanager
-def quietly_ended() -> Iterator[None]:
-    """End without a word when whoever reads us (`| head -1`) has enough."""
-    try:
-        yield
-    except BrokenPipeError:
-        # What is still buffered has nowhere to go; the interpreter would complain of that on its way out.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        titles = ("stream", "content type", "start", "tail", "state", "updated")
+        lines = [
+            [
+                Text(safe(row["path"])), Text(safe(row["content_type"])), Text(f"{row['start_position']:,}"),
+                Text(f"{row['next_position']:,}"), Text("closed" if row["closed"] else "open"),
+                Text(str(row["updated_at"])),
+            ]
+            for row in shown
+        ]  # fmt: skip
+        drawing.terminal().print(drawing.listed(titles, lines, titles[2:4]))
+    else:
+        click.echo("there are no streams; create one with tailrace streams append NAME MESSAGE", err=True)
+    if len(rows) > limit:
+        click.echo(f"there are more than {limit:,} streams; raise --limit, or give a PREFIX", err=True)
 
 
 @click.command()
-@click.argument("stream")
+@stream_argument
+@click.option("--content-type", default="text/plain", show_default=True, help="The stream's content type.")
+@click.option("--ttl", type=click.IntRange(1), metavar="SECONDS", help="Delete the stream when unused for this long.")
+@server_options
+def create(stream: str, content_type: str, ttl: int | None, url: str, token: str | None) -> None:
+    """Create STREAM; prints its tail offset. An existing stream with the same configuration is not changed."""
+    with connect(url, token) as client:
+        click.echo(client.create(stream, content_type, ttl_s=ttl))
+
+
+@click.command()
+@stream_argument
+@server_options
+def describe(stream: str, url: str, token: str | None) -> None:
+    """Describe STREAM: its content type, tail offset, and whether it is closed or expires."""
+    with connect(url, token) as client:
+        fields = client.head(stream)
+    click.echo(f"content-type: {fields['content-type']}")
+    for name in sorted(fields):
+        if name.startswith("stream-"):
+            click.echo(f"{name}: {fields[name]}")
+
+
+@click.command()
+@stream_argument
+@server_options
+def delete(stream: str, url: str, token: str | None) -> None:
+    """Delete STREAM with everything in it."""
+    with connect(url, token) as client:
+        client.delete(stream)
+
+
+@click.command()
+@stream_argument
 @click.argument("message", required=False)
-@click.option("--content-type", default=None, help="The stream's; asked from the server if not given.")
-@click.option("--create/--no-create", default=True, show_default=True, help="Create the stream if it is not there.")
-@click.option("--lines", is_flag=True, help="Each line of the input is a message of its own.")
+@click.option("--content-type", help="The content type (default: that of the stream, or text/plain).")
+@click.option("--create/--no-create", default=True, show_default=True, help="Create the stream if it does not exist.")
+@click.option("--lines", is_flag=True, help="Append each line of the input as a message of its own.")
 @click.option("--close", is_flag=True, help="Close the stream after the last message.")
 @server_options
 def append(
@@ -121,13 +114,13 @@ def append(
 ) -> None:  # fmt: skip
     """Append MESSAGE (or standard input) to STREAM; prints the new tail offset."""
     with connect(url, token) as client:
-        found = _content_type(client, stream)
-        kind = content_type or found or "text/plain"
+        known = _content_type(client, stream)
+        kind = content_type or known or "text/plain"
         bodies = _bodies(sys.stdin.buffer, kind, lines) if message is None else _whole(os.fsencode(message), kind)
-        first = next(bodies, None)  # looked at before the stream is created: bad input changes nothing
+        first = next(bodies, None)  # read before the stream is created: bad input changes nothing
         if first is None and not close:
-            raise Invalid("there is nothing to append: give a message or something on standard input")
-        if create and found is None:
+            raise Invalid("there is nothing to append: give a message, or something on standard input")
+        if create and known is None:
             client.create(stream, kind)
         if message is not None:
             click.echo(client.append(stream, first or b"", kind, close=close))
@@ -160,41 +153,30 @@ def _append_all(client: Client, stream: str, kind: str, bodies: Iterable[bytes])
 
 
 def _bodies(source: BinaryIO, kind: str, lines: bool) -> Iterator[bytes]:
-    """Request bodies, each as soon as the input holds it. Lines of a JSON stream are sent as many at a time, as an
-    array, as one read brings."""
+    """Request bodies, each as soon as the input has it. The lines of a JSON stream that one read brings are sent as
+    one array."""
+    from tailrace.streams.stream import is_json
+
     if lines:
         batches = lines_of(source)
         return _arrays(batches) if is_json(kind) else chain.from_iterable(batches)
-    return _whole(source.read(), kind) if is_json(kind) else _chunks(source)
+    return _whole(source.read(), kind) if is_json(kind) else chunks_of(source)
 
 
 def _whole(body: bytes, kind: str) -> Iterator[bytes]:
-    """One body; none if it is empty. What is no JSON is refused here as the server would."""
+    """One body; none if it is empty. Invalid JSON is refused here, as the server would."""
+    from tailrace.streams import json_mode
+    from tailrace.streams.stream import is_json
+
     if is_json(kind) and body:
         json_mode.entry(body)
     return iter([body] if body else [])
 
 
-def _chunks(source: BinaryIO) -> Iterator[bytes]:
-    """What is there, without waiting until it is much: the input may be a live pipe."""
-    return iter(partial(cast(BufferedIOBase, source).read1, CHUNK_BYTES), b"")
-
-
-def lines_of(source: BinaryIO) -> Iterator[list[bytes]]:
-    """The lines that each read completes, newlines included. The input's last line may lack its own."""
-    begun: list[bytes] = []
-    for chunk in _chunks(source):
-        ended, newline, rest = chunk.rpartition(b"\n")
-        if newline:
-            yield [line + b"\n" for line in b"".join((*begun, ended)).split(b"\n")]
-            begun = []
-        begun.append(rest)
-    if last := b"".join(begun):
-        yield [last]
-
-
 def _arrays(batches: Iterable[list[bytes]]) -> Iterator[bytes]:
     """Batches of lines as JSON arrays; blank lines are left out."""
+    from tailrace.streams import json_mode
+
     seen = sent = 0
     for batch in batches:
         messages = []
@@ -218,25 +200,28 @@ def _check_value(message: bytes) -> None:
     msgspec.json.decode(message, type=msgspec.Raw)
 
 
+# -- reading
+
+
 @click.command()
-@click.argument("stream")
-@click.option("--from", "start", default="-1", show_default=True, help="-1 (beginning), now, or an offset.")
+@stream_argument
+@click.option("--from", "start", default="-1", show_default=True, help="-1 (the beginning), now, or an offset.")
 @click.option("--no-follow", is_flag=True, help="Stop at the tail instead of waiting for more.")
 @click.option("--offsets", is_flag=True, help="Print the offset after each page to standard error.")
 @server_options
 def tail(stream: str, start: str, no_follow: bool, offsets: bool, url: str, token: str | None) -> None:
-    """Print STREAM and what is appended to it, until it is closed or you interrupt."""
+    """Print STREAM and follow it until it is closed or interrupted."""
     try:
         with quietly_ended(), connect(url, token) as client:
-            for page in _pages_there(client, stream, start) if no_follow else client.follow(stream, start):
+            for page in _pages_to_tail(client, stream, start) if no_follow else client.follow(stream, start):
                 _show(page, offsets)
     except KeyboardInterrupt:
         if no_follow:
             raise
 
 
-def _pages_there(client: Client, stream: str, start: str) -> Iterator[Page]:
-    """Pages up to the tail as it is now."""
+def _pages_to_tail(client: Client, stream: str, start: str) -> Iterator[StreamPage]:
+    """Pages up to the present tail."""
     page = client.read(stream, start)
     yield page
     while not page.up_to_date:
@@ -244,7 +229,9 @@ def _pages_there(client: Client, stream: str, start: str) -> Iterator[Page]:
         yield page
 
 
-def _show(page: Page, offsets: bool) -> None:
+def _show(page: StreamPage, offsets: bool) -> None:
+    from tailrace.streams.stream import is_json
+
     out = sys.stdout.buffer
     if is_json(page.content_type):
         rest = memoryview(b"".join(bytes(m) + b"\n" for m in msgspec.json.decode(page.body, type=list[msgspec.Raw])))

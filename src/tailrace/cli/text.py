@@ -1,7 +1,7 @@
-"""Values as text, for people and for programs: what needs no drawing.
+"""Values as text, for people and for programs.
 
-What a row or a message holds is data: no character of it is ever sent as it is that could move the cursor or change a
-colour.
+Rows and messages are data: control characters in them are escaped, so that they cannot move the cursor or change
+colours.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 _NUMERIC: Final = re.compile(
     r"(?:U?(?:TINY|SMALL|BIG|HUGE)?INT(?:EGER)?|DOUBLE|FLOAT|REAL|DECIMAL|NUMERIC|NUMBER)\b", re.I
 )
+_NAME: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 _encode: Final = msgspec.json.Encoder(decimal_format="number").encode
 
 Columns: TypeAlias = Sequence[tuple[str, str]]  # names and SQL types
@@ -29,12 +30,12 @@ Rows: TypeAlias = Sequence[dict[str, Any]]
 
 
 def numeric(kind: str) -> bool:
-    """Whether values of this SQL type are numbers, which stand to the right."""
+    """Whether values of this SQL type are numbers, which are right-aligned."""
     return _NUMERIC.match(kind) is not None and not kind.endswith("[]")
 
 
 def plain(value: Any, kind: str = "") -> str:
-    """A value as text, all of it: bytes as text where they are, documents as JSON, NULL as nothing."""
+    """A value as text: bytes as text where they are text, documents as JSON, NULL as nothing."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -54,7 +55,7 @@ def plain(value: Any, kind: str = "") -> str:
 
 
 def bytes_text(value: bytes) -> str:
-    """Bytes as text if they are that, else in hexadecimal."""
+    """Bytes as text if they are text, else in hexadecimal."""
     try:
         text = value.decode()
     except UnicodeDecodeError:
@@ -63,7 +64,7 @@ def bytes_text(value: bytes) -> str:
 
 
 def safe(text: str, *, lines: bool = False) -> str:
-    """The text with every character spelt out that a terminal would obey; with `lines`, a new line stays one."""
+    """The text with control characters escaped; with `lines`, a newline stays one."""
     if text.isprintable():
         return text
     return "".join(
@@ -80,11 +81,16 @@ def moment(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(" ", "milliseconds").removesuffix("+00:00")
 
 
+def quoted(name: str, quote: str = '"') -> str:
+    """A name as it is written in a statement."""
+    return name if quote == '"' and _NAME.fullmatch(name) else quote + name.replace(quote, quote * 2) + quote
+
+
 # -- for programs
 
 
 def json_line(value: Any) -> bytes:
-    """One JSON value and a new line; numbers keep their digits."""
+    """One JSON value and a newline; numbers keep their digits."""
     return _encode(value) + b"\n"
 
 

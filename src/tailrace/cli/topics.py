@@ -1,7 +1,7 @@
-"""``tailrace topics``, ``topic``, ``publish``, ``consume`` and ``groups``: the topics of a running server.
+"""``tailrace topics``: the topics of a running server.
 
-A consumer prints a message before it acknowledges it: one that is interrupted has printed what it acknowledged, and
-gives back the rest, so that nothing is lost and little comes twice.
+A consumer prints a message before it acknowledges it. When interrupted it acknowledges the messages printed and returns
+the others at once: nothing is lost, and few messages are delivered twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from uuid import uuid4
 import click
 import msgspec
 
-from tailrace.cli.streams import connect, lines_of, quietly_ended, server_options
+from tailrace.cli.names import complete, topic_argument
+from tailrace.cli.options import connect, server_options
+from tailrace.cli.pipes import lines_of, quietly_ended
 from tailrace.cli.text import bytes_text, json_line, moment, safe
 from tailrace.errors import Error, Invalid, TooMany, Unavailable
 from tailrace.limits import POSITION_MAX, PUBLISH_MESSAGES_MAX, MiB
@@ -29,9 +31,9 @@ if TYPE_CHECKING:
     from tailrace.client import Client, Delivery, Message, Producer
 
 BATCH_BYTES: Final = 1 * MiB  # of lines that are published in one request
-BATCH_MESSAGES: Final = 500  # of a consumer, unless it wants fewer
+BATCH_MESSAGES: Final = 500  # of one consume request, unless --limit is less
 WAIT_S: Final = 25.0  # for messages, in one request; then it is sent again
-PAUSE_S: Final = 0.1  # before a server that went away is asked again; then twice as long each time
+PAUSE_S: Final = 0.1  # before the first retry while the server is unreachable; doubles with each
 PAUSE_S_MAX: Final = 5.0
 ANY: Final = "any"
 
@@ -44,95 +46,48 @@ WITH p AS (SELECT topic_id, sum(messages)::BIGINT AS messages, sum(bytes)::BIGIN
 SELECT t.name, t.alias, t.partitions, coalesce(p.messages, 0) AS messages, coalesce(p.bytes, 0) AS bytes,
        coalesce(g.groups, 0) AS groups, coalesce(g.lag, 0) AS lag, t.retention_seconds, t.retention_max_bytes
 FROM system.topics t LEFT JOIN p USING (topic_id) LEFT JOIN g USING (topic_id) ORDER BY t.name"""
-_GROUPS: Final = """
-SELECT topic, group_id, partition_id, lag, in_flight, pending, delivered, redelivered, lost, consumers, updated_at
-FROM system.topic_groups ORDER BY topic, group_id, partition_id"""
 
 
-def _rows(client: Client, text: str) -> list[dict[str, Any]]:
-    return client.sql(text.strip())[-1].rows
+# -- topics
 
 
-# -- what there is
+@click.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per topic and line.")
+@server_options
+def list_topics(as_json: bool, url: str, token: str | None) -> None:
+    """List the topics with their messages, bytes, groups and the lag of the slowest group."""
+    with connect(url, token) as client:
+        topics = client.sql(_TOPICS.strip())[-1].rows
+    if as_json:
+        print_json(topics)
+    elif topics:
+        from tailrace.cli import topic_drawing
+
+        topic_drawing.show(topic_drawing.topic_list(topics))
+    else:
+        click.echo('there are no topics; create one with tailrace sql "CREATE TOPIC name"', err=True)
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per topic and line, instead of a drawing.")
+@topic_argument
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @server_options
-def topics(as_json: bool, url: str, token: str | None) -> None:
-    """List the topics, with what they hold and how far the slowest group is behind."""
+def describe(topic: str, as_json: bool, url: str, token: str | None) -> None:
+    """Describe TOPIC: its settings, partitions, sources and groups."""
     with connect(url, token) as client:
-        found = _rows(client, _TOPICS)
+        described = client.describe_topic(topic)
     if as_json:
-        _json(found)
-    elif found:
-        from tailrace.cli import topic_tables
-
-        topic_tables.show(topic_tables.listed(found))
+        print_json([described])
     else:
-        click.echo('there are no topics; make one with tailrace sql -c "CREATE TOPIC name"', err=True)
+        from tailrace.cli import topic_drawing
+
+        topic_drawing.show(topic_drawing.description(described))
 
 
-@click.command()
-@click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, as the server has it.")
-@server_options
-def topic(name: str, as_json: bool, url: str, token: str | None) -> None:
-    """Tell all that there is to say of topic NAME: its settings, partitions, sources and groups."""
-    with connect(url, token) as client:
-        found = client.describe_topic(name)
-    if as_json:
-        _json([found])
-    else:
-        from tailrace.cli import topic_tables
-
-        topic_tables.show(topic_tables.described(found))
-
-
-@click.command()
-@click.argument("topic", required=False)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per group, partition and line.")
-@click.option("--watch", is_flag=True, help="Draw it again and again, until you interrupt.")
-@click.option(
-    "--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between, with --watch."
-)
-@server_options
-def groups(topic: str | None, as_json: bool, watch: bool, interval: float, url: str, token: str | None) -> None:
-    """List the consumer groups, of TOPIC or of all: how far they are behind, what they hold, what was lost."""
-    if as_json and watch:
-        raise click.UsageError("--json and --watch do not go together")
-    with connect(url, token) as client:
-        if watch:
-            from tailrace.cli import topic_tables
-
-            topic_tables.watch(lambda: _groups(client, topic), interval)
-            return
-        found = _groups(client, topic)
-    if as_json:
-        _json(found)
-    elif found:
-        from tailrace.cli import topic_tables
-
-        topic_tables.show(topic_tables.groups(found))
-    else:
-        click.echo("there are no groups: one begins with its first consume", err=True)
-
-
-def _groups(client: Client, topic: str | None) -> list[dict[str, Any]]:
-    if topic is None:
-        return _rows(client, _GROUPS)
-    found = client.describe_topic(topic)  # by name or alias, and for those who may see no other topic
-    return [{"topic": found["name"], **group} for group in ordered(found["groups"])]
-
-
-def ordered(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Groups by name, and each by partition."""
-    return sorted(found, key=lambda group: (group["group_id"], group["partition_id"]))
-
-
-def _json(found: Iterable[Any]) -> None:
+def print_json(values: Iterable[Any]) -> None:
+    """Print each value as a line of JSON."""
     with quietly_ended():
-        for each in found:
+        for each in values:
             click.echo(json_line(each), nl=False)
 
 
@@ -140,20 +95,20 @@ def _json(found: Iterable[Any]) -> None:
 
 
 @click.command()
-@click.argument("topic")
+@topic_argument
 @click.argument("payloads", nargs=-1, metavar="[PAYLOAD]...")
-@click.option("--key", help="What the partition is chosen by: messages with the same key stay in order.")
-@click.option("--partition", type=click.IntRange(0), help="The partition, instead of a key.")
+@click.option("--key", help="The key that selects the partition: messages with the same key stay in order.")
+@click.option("--partition", type=click.IntRange(0), help="The partition to publish to, instead of a key.")
 @server_options
 def publish(
     topic: str, payloads: tuple[str, ...], key: str | None, partition: int | None, url: str, token: str | None
 ) -> None:
-    """Publish each PAYLOAD to TOPIC as a message, or each line of standard input (also -); each once.
+    """Publish each PAYLOAD to TOPIC as a message, or each line of standard input (also with -), exactly once.
 
-    Prints partition and offset of each PAYLOAD, or how many lines were published.
+    Prints the partition and offset of each PAYLOAD, or the number of lines published.
     """
     if key is not None and partition is not None:
-        raise click.UsageError("--key and --partition both say where the messages go; give one of them")
+        raise click.UsageError("--key and --partition exclude each other: both select the partition")
     from tailrace.client import Producer
 
     with connect(url, token) as client:
@@ -161,24 +116,24 @@ def publish(
         if payloads and payloads != ("-",):
             for at in range(0, len(payloads), PUBLISH_MESSAGES_MAX):
                 part = [os.fsencode(payload) for payload in payloads[at : at + PUBLISH_MESSAGES_MAX]]
-                for place in producer.publish_many(part, key=key, partition=partition).places:
+                for place in producer.publish_many(part, key=key, partition=partition).messages:
                     click.echo(f"{place.partition}:{place.offset}")
             return
         count = _publish_lines(producer, key, partition)
     if count == 0:
-        raise Invalid("there is nothing to publish: give a message, or lines on standard input")
+        raise Invalid("there is nothing to publish: give a PAYLOAD, or lines on standard input")
     click.echo(f"{count:,} {'message' if count == 1 else 'messages'} published")
 
 
 def _publish_lines(producer: Producer, key: str | None, partition: int | None) -> int:
-    """Publish the lines of standard input as they come; how many."""
+    """Publish the lines of standard input as they arrive; returns their number."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     from tailrace.cli import drawing
 
     source = sys.stdin.buffer
-    told = TextColumn("{task.fields[messages]:,} messages")
-    columns = (TextColumn("publishing"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), told)
+    counter = TextColumn("{task.fields[messages]:,} messages")
+    columns = (TextColumn("publishing"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), counter)
     console = drawing.terminal(sys.stderr)
     count = 0
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -196,14 +151,14 @@ def _publish_lines(producer: Producer, key: str | None, partition: int | None) -
 
 
 def _size() -> int | None:
-    """How long the input is, where that is known."""
+    """The size of the input, where it is known."""
     with suppress(OSError, ValueError):
         return os.fstat(sys.stdin.fileno()).st_size or None
     return None
 
 
 def batches(reads: Iterable[list[bytes]]) -> Iterator[list[bytes]]:
-    """Lines without their ends, as many together as go into one request; empty ones are left out."""
+    """Lines without their ends, in batches that fit into one request; empty lines are skipped."""
     for read in reads:
         batch: list[bytes] = []
         size = 0
@@ -224,52 +179,58 @@ def batches(reads: Iterable[list[bytes]]) -> Iterator[list[bytes]]:
 
 
 @click.command()
-@click.argument("topic")
-@click.option("--group", metavar="NAME", help="The group; without one, messages are read and nothing is noted.")
-@click.option("--consumer", metavar="ID", help="Who consumes; made up if not given.")
+@topic_argument
+@click.option(
+    "--group",
+    metavar="NAME",
+    shell_complete=complete("groups"),
+    help="The consumer group; without it messages are read and no state is kept.",
+)
+@click.option("--consumer", metavar="ID", help="The consumer's id (default: a unique one).")
 @click.option(
     "--from",
     "start",
     default="earliest",
     show_default=True,
-    metavar="PLACE",
-    help="Where a new group begins: earliest, latest or an offset.",
+    metavar="OFFSET",
+    help="Where a new group starts: earliest, latest or an offset.",
 )
-@click.option("--partition", metavar="N", help="Only this one; else any of them, or 0 without a group.")
-@click.option("--limit", type=click.IntRange(1), help="Stop after so many messages.")
-@click.option("--follow", is_flag=True, help="Wait for more, until you interrupt.")
-@click.option("--ack/--no-ack", default=True, show_default=True, help="Acknowledge what was printed.")
+@click.option("--partition", metavar="N", help="Read only this partition (default: any; 0 without a group).")
+@click.option("--limit", type=click.IntRange(1), help="Stop after this many messages.")
+@click.option("--follow", is_flag=True, help="Wait for more messages until interrupted.")
+@click.option("--ack/--no-ack", default=True, show_default=True, help="Acknowledge the messages printed.")
 @click.option(
     "--visibility",
     type=click.FloatRange(0.1),
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long until what was not acknowledged is delivered again.",
+    help="How long until unacknowledged messages are delivered again.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per message and line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per message and line.")
 @server_options
 def consume(
     topic: str, group: str | None, consumer: str | None, start: str, partition: str | None, limit: int | None,
     follow: bool, ack: bool, visibility: float, as_json: bool, url: str, token: str | None,
 ) -> None:  # fmt: skip
-    """Print the messages of TOPIC for a consumer of a group, and acknowledge them when they are printed.
+    """Print messages of TOPIC as a consumer of a group, and acknowledge them once printed.
 
-    A line holds partition and offset, the time, what happened to which table, and the payload. Ctrl-C gives back what
-    was not printed.
+    Each line has the partition and offset, the time, the event and table, and the payload. Ctrl-C returns the messages
+    that were not printed.
     """
-    begin = _start(start)
-    where = _partition(partition)
+    first = _start(start)
+    number = _partition(partition)
     with connect(url, token) as client:
         if group is None:
             if consumer is not None:
-                raise click.UsageError("--consumer needs a --group: without one nothing is leased")
-            work: _Reading = _Reading(client, topic, begin, 0 if where is None else where)
+                raise click.UsageError("--consumer needs --group: without a group nothing is leased")
+            reader: _Reader = _Reader(client, topic, first, 0 if number is None else number)
         else:
-            who = consumer or f"{socket.gethostname()[:64]}-{os.getpid()}-{uuid4().hex[:8]}"
-            work = _Consuming(client, topic, group, who, begin, ANY if where is None else where, ack, visibility)
+            name = consumer or f"{socket.gethostname()[:64]}-{os.getpid()}-{uuid4().hex[:8]}"
+            wanted = ANY if number is None else number
+            reader = _GroupReader(client, topic, group, name, first, wanted, ack, visibility)
         with quietly_ended():
-            _print_all(work, limit, follow, as_json)
+            _print_all(reader, limit, follow, as_json)
 
 
 def _start(text: str) -> str | int:
@@ -277,7 +238,7 @@ def _start(text: str) -> str | int:
         return text.lower()
     if text.isascii() and text.isdigit() and int(text[:20]) <= POSITION_MAX:
         return int(text)
-    raise Invalid(f"--from {text!r} is no place to begin; give earliest, latest or an offset")
+    raise Invalid(f"--from {text!r} is not an offset; give earliest, latest or a number")
 
 
 def _partition(text: str | None) -> int | None:
@@ -285,11 +246,11 @@ def _partition(text: str | None) -> int | None:
         return None
     if text.isascii() and text.isdigit() and len(text) < 10:
         return int(text)
-    raise Invalid(f"--partition {text!r} is none; give a number, or {ANY}")
+    raise Invalid(f"--partition {text!r} is not a partition; give a number, or {ANY}")
 
 
-class _Reading:
-    """Reads a partition without a group: nothing is held, and nothing is noted."""
+class _Reader:
+    """Reads a partition without a group: nothing is leased, and no state is kept."""
 
     def __init__(self, client: Client, topic: str, start: str | int, partition: int | str) -> None:
         self._client = client
@@ -299,25 +260,25 @@ class _Reading:
 
     def next(self, limit: int, timeout_s: float) -> Delivery:
         """The next messages; waits for them for `timeout_s`."""
-        found = self._client.consume(
+        delivery = self._client.consume(
             self._topic, None, limit=limit, start=self._start, partition=self._partition, timeout_s=timeout_s
         )
-        self._start = found.next_offset
-        return found
+        self._start = delivery.next_offset
+        return delivery
 
-    def settle(self, found: Delivery, printed: int) -> None:
-        """Say what became of a delivery, of which so many messages were printed."""
+    def settle(self, delivery: Delivery, printed: int) -> None:
+        """Report how many messages of a delivery were printed."""
 
     def interrupt(self) -> None:
         """End the wait for messages."""
         raise KeyboardInterrupt
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
 
 
-class _Consuming(_Reading):
-    """Consumes as one of a group. Whoever interrupts it gets nothing more delivered."""
+class _GroupReader(_Reader):
+    """Consumes as a member of a group. After an interrupt nothing more is delivered to it."""
 
     def __init__(
         self, client: Client, topic: str, group: str, consumer: str, start: str | int, partition: int | str, ack: bool,
@@ -331,22 +292,28 @@ class _Consuming(_Reading):
         self._waiter = client.waiter()
 
     def next(self, limit: int, timeout_s: float) -> Delivery:
+        from tailrace.client import ConsumeRequest
+
         return self._waiter.consume(
-            self._topic, self._group, limit=limit, consumer=self._consumer, start=self._start,
-            partition=self._partition, visibility_s=self._visibility_s, timeout_s=timeout_s,
+            ConsumeRequest(
+                self._topic, self._group, limit, self._consumer, self._start, self._partition, self._visibility_s,
+                timeout_s,
+            )
         )  # fmt: skip
 
-    def settle(self, found: Delivery, printed: int) -> None:
-        """Acknowledge what was printed, and give back the rest."""
-        client, messages, who = self._client, found.messages, self._consumer
+    def settle(self, delivery: Delivery, printed: int) -> None:
+        """Acknowledge the messages printed, and return the others."""
+        client, messages, consumer = self._client, delivery.messages, self._consumer
         if printed < len(messages):
             client.nack(
-                self._topic, self._group, partition=found.partition, consumer=who, lease=found.lease,
+                self._topic, self._group, partition=delivery.partition, consumer=consumer, lease=delivery.lease,
                 first=messages[printed].offset, upto=messages[-1].offset,
             )  # fmt: skip
         if printed and self._ack:
             upto = messages[printed - 1].offset
-            client.ack(self._topic, self._group, upto, partition=found.partition, consumer=who, lease=found.lease)
+            client.ack(
+                self._topic, self._group, upto, partition=delivery.partition, consumer=consumer, lease=delivery.lease
+            )
 
     def interrupt(self) -> None:
         self._waiter.interrupt()
@@ -355,78 +322,78 @@ class _Consuming(_Reading):
         self._waiter.close()
 
 
-class _Stop:
-    """Whether the person has pressed Ctrl-C. The first time lets us finish; the second time is meant."""
+class _Interrupt:
+    """Whether Ctrl-C was pressed. The first press lets the delivery finish; the second ends the program at once."""
 
-    def __init__(self, work: _Reading) -> None:
-        self._asked = False
-        self._work = work
+    def __init__(self, reader: _Reader) -> None:
+        self._count = 0
+        self._reader = reader
         self._before: Any = None
 
-    def __enter__(self) -> _Stop:
+    def __enter__(self) -> _Interrupt:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._pressed)
+            self._before = signal.signal(signal.SIGINT, self._press)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
 
-    def _pressed(self, number: int, frame: object) -> None:
-        if self._asked:
+    def _press(self, number: int, frame: object) -> None:
+        self._count += 1
+        if self._count > 1:
             raise KeyboardInterrupt
-        self._asked = True
-        self._work.interrupt()
+        self._reader.interrupt()
 
-    def heard(self) -> bool:
-        return self._asked
+    def pressed(self) -> bool:
+        return self._count > 0
 
 
-def _print_all(work: _Reading, limit: int | None, follow: bool, as_json: bool) -> None:
-    """Print messages as they come, and settle each delivery when it is printed."""
+def _print_all(reader: _Reader, limit: int | None, follow: bool, as_json: bool) -> None:
+    """Print messages as they arrive, and settle each delivery when it is printed."""
     left, reached, pause_s = limit, False, PAUSE_S
-    with suppress(KeyboardInterrupt), closing(work), _Stop(work) as stop:
-        while left != 0 and not stop.heard():
+    with suppress(KeyboardInterrupt), closing(reader), _Interrupt(reader) as interrupt:
+        while left != 0 and not interrupt.pressed():
             try:
-                found = work.next(min(left or BATCH_MESSAGES, BATCH_MESSAGES), WAIT_S if follow else 0.0)
+                delivery = reader.next(min(left or BATCH_MESSAGES, BATCH_MESSAGES), WAIT_S if follow else 0.0)
                 reached, pause_s = True, PAUSE_S
-                if found.skipped:
-                    click.echo(f"{found.skipped:,} messages were no longer retained and are skipped", err=True)
-                if not found.messages and not follow:
+                if delivery.skipped:
+                    click.echo(f"{delivery.skipped:,} messages were no longer retained and are skipped", err=True)
+                if not delivery.messages and not follow:
                     return
-                printed = _print(work, found, as_json, stop)
+                printed = _print(reader, delivery, as_json, interrupt)
                 if left is not None:
                     left -= printed
-                work.settle(found, printed)
+                reader.settle(delivery, printed)
             except (Unavailable, TooMany):
-                if stop.heard():
+                if interrupt.pressed():
                     return
                 if not (follow and reached):
                     raise
-                # What could not be acknowledged comes again when its lease has run out.
+                # Messages that could not be acknowledged are delivered again when their lease expires.
                 time.sleep(pause_s)
                 pause_s = min(pause_s * 2, PAUSE_S_MAX)
 
 
-def _print(work: _Reading, found: Delivery, as_json: bool, stop: _Stop) -> int:
-    """Print a delivery, until asked to stop; how many messages were printed."""
+def _print(reader: _Reader, delivery: Delivery, as_json: bool, interrupt: _Interrupt) -> int:
+    """Print a delivery until interrupted; returns how many messages were printed."""
     out = sys.stdout.buffer
     printed = 0
     try:
-        for message in found.messages:
-            if stop.heard():
+        for message in delivery.messages:
+            if interrupt.pressed():
                 break
             out.write(_as_json(message) if as_json else _line(message))
             printed += 1
         out.flush()
     except BaseException:
-        work.settle(found, 0)  # what was still buffered nobody has seen
+        reader.settle(delivery, 0)  # the buffered output was not seen
         raise
     return printed
 
 
 def _line(message: Message) -> bytes:
-    """A message for people."""
+    """A message as a line for people."""
     origin = " ".join(each for each in (message.op, message.source_table) if each)
     parts = [f"{message.partition}:{message.offset}", moment(message.at_ms), origin]
     if message.key is not None:
@@ -437,15 +404,15 @@ def _line(message: Message) -> bytes:
 
 
 def _as_json(message: Message) -> bytes:
-    """A message for programs: as the server sent it, with its payload once more as `value` (JSON) or `text`."""
-    told: dict[str, Any] = msgspec.to_builtins(message)
+    """A message as JSON: as the server sent it, with its payload also as `value` (JSON) or `text`."""
+    facts: dict[str, Any] = msgspec.to_builtins(message)
     try:
         text = message.payload.decode()
         try:
             msgspec.json.decode(message.payload)
-            told["value"] = msgspec.Raw(message.payload)
+            facts["value"] = msgspec.Raw(message.payload)
         except (msgspec.DecodeError, RecursionError):
-            told["text"] = text
+            facts["text"] = text
     except UnicodeDecodeError:
-        pass  # the payload is there as base64
-    return msgspec.json.encode(told).replace(b"\n", b" ") + b"\n"
+        pass  # the payload itself is base64
+    return msgspec.json.encode(facts).replace(b"\n", b" ") + b"\n"

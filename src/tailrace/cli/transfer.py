@@ -1,8 +1,8 @@
-"""``tailrace export`` and ``tailrace import``: a table as JSON lines.
+"""``tailrace tables export`` and ``import``: a table as JSON lines.
 
-An import puts items many at a time. A line that is not an item, or that the server refuses, is told with its number and
-left out; the others are imported. Putting an item twice changes nothing, so whatever failed may be tried again: the
-command tries by itself where the server is busy, and an import that broke off can be run anew.
+An import puts items in batches. A line that is not an item, or that the server refuses, is reported with its number and
+skipped; the others are imported. Putting an item twice changes nothing, so a failed part can be retried: the command
+retries by itself while the server is busy, and an interrupted import can be run again.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from tailrace.cli.items import Typed, pages, read_item, shown, typed_option
-from tailrace.cli.streams import connect, quietly_ended, server_options
-from tailrace.cli.tables import describe
+from tailrace.cli.items import Typed, item_line, pages, read_item, typed_option
+from tailrace.cli.names import table_argument
+from tailrace.cli.options import connect, server_options
+from tailrace.cli.pipes import quietly_ended
+from tailrace.cli.tables import describe_table
 from tailrace.errors import Error, Invalid, TooLarge, TooMany, Unavailable
 from tailrace.limits import MiB
 
 if TYPE_CHECKING:
     from tailrace.client import Client
 
-BATCH_ITEMS: Final = 25  # what BatchWriteItem takes
-BATCH_BYTES: Final = 4 * MiB  # of lines, so that a request stays well below what the server takes
+BATCH_ITEMS: Final = 25  # the maximum of BatchWriteItem
+BATCH_BYTES: Final = 4 * MiB  # of lines, so that a request stays well below the server's limit
 LINE_BYTES_MAX: Final = 8 * MiB  # an item holds 400 KB; JSON may escape all of it
-TRIES_MAX: Final = 8  # in a row without progress, while the server is busy or away
+TRIES_MAX: Final = 8  # in a row without progress, while the server is busy or unreachable
 DELAY_S_MIN: Final = 0.05
 DELAY_S_MAX: Final = 5.0
 
@@ -40,7 +42,7 @@ Batch = list[tuple[int, Typed]]  # line numbers and items
 
 @contextmanager
 def _progress(what: str, *, items: int | None = None, size: int | None = None) -> Iterator[Advance]:
-    """A bar on a terminal: how many items and bytes, and how fast. Out of `items` or of `size` where that is known."""
+    """A progress bar on a terminal: items, rate and bytes; out of `items` or `size` where that is known."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -75,35 +77,35 @@ def _progress(what: str, *, items: int | None = None, size: int | None = None) -
 
 
 @click.command("export")
-@click.argument("table")
+@table_argument
 @click.argument("file", default="-", type=click.Path(dir_okay=False))
 @typed_option
 @server_options
 def export_table(table: str, file: str, typed: bool, url: str, token: str | None) -> None:
     """Write all items of TABLE to FILE (or standard output) as JSON lines.
 
-    FILE appears when it is whole. Plain JSON has no sets and no binary: they become lists and base64 text.
+    FILE appears when it is complete. Plain JSON has no sets and no binary: they become lists and base64 text.
     """
     with connect(url, token) as client, quietly_ended():
-        expected = describe(client, table)["ItemCount"]
+        expected = describe_table(client, table)["ItemCount"]
         with _output(file) as out, _progress("exporting", items=expected) as advance:
             inexact = 0
             for item in pages(client, "Scan", {"TableName": table, "ConsistentRead": True}):
                 inexact += not typed and not all(_is_plain(each) for each in item.values())
-                line = shown(item, typed)
+                line = item_line(item, typed)
                 out.write(line)
                 advance(1, len(line))
             out.flush()
     if inexact:
         click.echo(
-            f"{inexact} items hold sets or binary, which became lists and text; export with --typed to keep them",
+            f"{inexact} items hold sets or binary, which became lists and text; export with --typed to preserve them",
             err=True,
         )
 
 
 @contextmanager
 def _output(file: str) -> Iterator[BinaryIO]:
-    """Where to write: standard output, or a file that takes its name once all is in it and on disk."""
+    """Where to write: standard output, or a file that gets its name once it is complete and on disk."""
     if file == "-":
         yield sys.stdout.buffer
         return
@@ -120,20 +122,20 @@ def _output(file: str) -> Iterator[BinaryIO]:
         Path(name).chmod(0o666 & ~_umask())
         Path(name).replace(target)
     except OSError as error:
-        raise Unavailable(f"cannot write {file!r}: {error.strerror or error}; nothing is there") from error
+        raise Unavailable(f"cannot write {file!r}: {error.strerror or error}; no file was written") from error
     finally:
         Path(name).unlink(missing_ok=True)
 
 
 def _umask() -> int:
-    """What new files are not to allow; asking for it takes setting it."""
+    """The umask; reading it takes setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
 def _is_plain(value: dict[str, Any]) -> bool:
-    """Whether plain JSON says all that this value is."""
+    """Whether plain JSON can represent this value."""
     ((kind, inner),) = value.items()
     if kind == "L":
         return all(_is_plain(each) for each in inner)
@@ -146,20 +148,20 @@ def _is_plain(value: dict[str, Any]) -> bool:
 
 
 @click.command("import")
-@click.argument("table")
+@table_argument
 @click.argument("file", default="-", type=click.Path(dir_okay=False))
 @typed_option
 @server_options
 def import_table(table: str, file: str, typed: bool, url: str, token: str | None) -> None:
     """Put every line of FILE (or standard input), a JSON object, into TABLE as an item.
 
-    Lines that are no items are told with their numbers and left out; the others are imported, and the status is 1.
+    Lines that are not items are reported with their numbers and skipped; the others are imported, and the status is 1.
     """
     with connect(url, token) as client, _input(file) as source:
-        describe(client, table)  # a table that is not there is noticed before the input is read
+        describe_table(client, table)  # a missing table is reported before the input is read
         size = os.fstat(source.fileno()).st_size if file != "-" else None
         with _progress("importing", size=size) as advance:
-            load = Import(client, table, advance)
+            load = TableImport(client, table, advance)
             try:
                 load.run(source, typed)
             except (Error, KeyboardInterrupt) as error:
@@ -170,7 +172,7 @@ def import_table(table: str, file: str, typed: bool, url: str, token: str | None
                 raise type(error)(f"{error}; {so_far}", code=error.code) from error
     click.echo(f"imported {load.imported} items")
     if load.refused:
-        raise Invalid(f"{load.refused} of the lines were refused; they are told above")
+        raise Invalid(f"{load.refused} lines were refused; they are listed above")
 
 
 @contextmanager
@@ -186,13 +188,13 @@ def _input(file: str) -> Iterator[BinaryIO]:
         yield source
 
 
-class Import:
-    """One import under way: how far it is, and what was refused."""
+class TableImport:
+    """The progress of one import."""
 
     def __init__(self, client: Client, table: str, advance: Advance) -> None:
         self.imported = 0
         self.refused = 0
-        self.line = 0  # the last one whose batch was sent
+        self.line = 0  # the last line whose batch was sent
         self._client = client
         self._table = table
         self._advance = advance
@@ -222,7 +224,7 @@ class Import:
                 self._put_together([{"PutRequest": {"Item": item}} for _, item in batch])
                 self.imported += len(batch)
             except (Invalid, TooLarge):
-                # One of them is at fault, or two have the same key: alone each gets its own answer, in order.
+                # One of them is invalid, or two have the same key: one by one, each gets its own response, in order.
                 for number, item in batch:
                     self._put_alone(number, item)
         self.line = line
@@ -231,11 +233,11 @@ class Import:
     def _put_together(self, requests: list[dict[str, Any]]) -> None:
         tries = 0
         while requests:
-            answer = self._call("BatchWriteItem", {"RequestItems": {self._table: requests}})
-            left = answer.get("UnprocessedItems", {}).get(self._table, [])
+            response = self._call("BatchWriteItem", {"RequestItems": {self._table: requests}})
+            left = response.get("UnprocessedItems", {}).get(self._table, [])
             tries = 0 if len(left) < len(requests) else tries + 1
             if tries >= TRIES_MAX:
-                raise Unavailable("the server goes on refusing work; try again later")
+                raise Unavailable("the server keeps refusing work; try again later")
             if left:
                 time.sleep(_delay_s(tries))
             requests = left
@@ -248,7 +250,7 @@ class Import:
             self._refuse(number, error)
 
     def _call(self, operation: str, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Call, and again while the server is busy or away: the same put twice is one."""
+        """Call, and retry while the server is busy or unreachable: a repeated put changes nothing."""
         for tries in range(TRIES_MAX):
             try:
                 return self._client.call(operation, parameters)
@@ -256,7 +258,7 @@ class Import:
                 if tries == TRIES_MAX - 1:
                     raise
                 time.sleep(_delay_s(tries))
-        raise AssertionError("the last try answers or raises")
+        raise AssertionError("the last try returns or raises")
 
     def _refuse(self, number: int, error: Error) -> None:
         self.refused += 1
@@ -268,7 +270,7 @@ def _delay_s(tries: int) -> float:
 
 
 def _lines(source: BinaryIO) -> Iterator[bytes]:
-    """Lines; of one that is too long only so much that it can be told."""
+    """Lines; one that is too long is cut, just long enough to be recognized as such."""
     while line := source.readline(LINE_BYTES_MAX + 2):
         if len(line) > LINE_BYTES_MAX:
             rest = line

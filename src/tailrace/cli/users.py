@@ -1,55 +1,49 @@
-"""``tailrace users``: who may come in with a password.
+"""``tailrace users``: users, their roles and passwords.
 
-The first user is made before the server first starts, in the database's directory; while a server runs it alone has the
-directory, so then the same is asked of it over HTTP. A new password is asked for twice, or read from
-TAILRACE_NEW_PASSWORD or from standard input, and never taken from the command line, where others can see it.
-TAILRACE_PASSWORD is the password of who asks, here as everywhere.
+The first user is created before the server first starts, in the database's directory. A running server has the
+directory to itself; then the same is requested over HTTP. A new password is prompted for twice, or read from
+TAILRACE_NEW_PASSWORD or standard input, and never taken from the command line, where others can see it.
+TAILRACE_PASSWORD is the caller's own password, here as everywhere.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Final
 from urllib.parse import quote
 
 import click
 
 from tailrace.access import ROLES
-from tailrace.auth import passwords
-from tailrace.auth import users as accounts
-from tailrace.auth.users import DropUser, ListUsers, UserInfo
-from tailrace.cli.keys import Place, place_options, place_options_but_stdin
-from tailrace.errors import Invalid, Unavailable
+from tailrace.cli.admin import AdminTarget, target_options, target_options_without_stdin
+from tailrace.cli.names import complete
+from tailrace.cli.server import request
+from tailrace.errors import Invalid
+from tailrace.limits import PASSWORD_CHARACTERS_MIN
 
-Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
-_PATH = "/v1/admin/users"
+_PATH: Final = "/v1/admin/users"
 
-role_option = click.option("--role", type=click.Choice(list(ROLES)), help="What the user may do.")
+user_argument: Final = click.argument("name", shell_complete=complete("users"))
+role_option = click.option("--role", type=click.Choice(list(ROLES)), help="The user's role.")
 access_option = click.option(
     "--access",
     multiple=True,
     metavar="PATTERN",
-    help="Only this, as in tables/orders or streams/docs/*; give it several times for several.",
+    help="Grant access to this only, e.g. tables/orders or streams/docs/*; can be repeated.",
 )
 stdin_option = click.option("--password-stdin", is_flag=True, help="Read the new password from standard input.")
 
 
-@click.group()
-def users() -> None:
-    """Users, their roles and passwords."""
-
-
-@users.command()
+@click.command()
 @click.argument("name")
 @role_option
 @access_option
 @stdin_option
-@click.option("--no-password", is_flag=True, help="For one who comes in by access keys or an outside issuer.")
-@place_options_but_stdin
-def add(
+@click.option("--no-password", is_flag=True, help="For a user who authenticates by access keys or an external issuer.")
+@target_options_without_stdin
+def create(
     name: str,
     role: str | None,
     access: tuple[str, ...],
@@ -59,55 +53,71 @@ def add(
     url: str | None,
     token: str | None,
 ) -> None:
-    """Make user NAME; without --role, of role user."""
+    """Create user NAME; without --role, with the role user."""
+    from tailrace.auth import users as accounts
+
     accounts.check_name(name)
-    place = Place(data, url, token)
-    password = None if no_password else ask_password(name, from_stdin=password_stdin)
-    given = access or None
-    if place.url is None:
-        place.execute(accounts.create_user(name, password, role or "user", given), create=True)
+    target = AdminTarget(data, url, token)
+    password = None if no_password else new_password(name, from_stdin=password_stdin)
+    if target.url is None:
+        target.execute(accounts.create_user(name, password, role or "user", access or None), create=True)
     else:
         facts = {"name": name, "password": password, "role": role or "user", "access": list(access) or None}
-        _send(place, "POST", _PATH, facts)
+        _send(target, "POST", _PATH, facts)
     click.echo(f"user {name} has the role {role or 'user'}", err=True)
 
 
-@users.command("list")
-@place_options
+@click.command("list")
+@target_options
 def list_users(data: str | None, url: str | None, token: str | None) -> None:
     """List the users."""
-    place = Place(data, url, token)
-    if place.url is None:
-        found = place.execute(ListUsers())
+    target = AdminTarget(data, url, token)
+    if target.url is None:
+        from tailrace.auth.users import ListUsers
+
+        users = [
+            _facts(user.name, user.role, user.access, user.password, user.disabled, user.created_ms)
+            for user in target.execute(ListUsers())
+        ]
     else:
-        found = [_told(each) for each in _send(place, "GET", _PATH)["users"]]
-    if not found:
-        click.echo("there are no users; make one with tailrace users add NAME --role dba", err=True)
-    width = max((len(user.name) for user in found), default=0)
-    for user in found:
-        made = datetime.fromtimestamp(user.created_ms / 1000, UTC)
-        state = "disabled" if user.disabled else "enabled" if user.password else "no password"
-        given = "everything" if user.access is None else " ".join(user.access) or "nothing"
-        click.echo(f"{user.name:{width}}  {user.role:7}  {state:11}  {made:%Y-%m-%d %H:%M}  {given}")
+        users = _send(target, "GET", _PATH)["users"]
+    if not users:
+        click.echo("there are no users; create one with tailrace users create NAME --role dba", err=True)
+    width = max((len(user["name"]) for user in users), default=0)
+    for user in users:
+        created = datetime.fromisoformat(user["created_at"])
+        state = "disabled" if user["disabled"] else "enabled" if user["password"] else "no password"
+        access = "everything" if user["access"] is None else " ".join(user["access"]) or "nothing"
+        click.echo(f"{user['name']:{width}}  {user['role']:7}  {state:11}  {created:%Y-%m-%d %H:%M}  {access}")
 
 
-@users.command()
-@click.argument("name")
+def _facts(
+    name: str, role: str, access: tuple[str, ...] | None, password: bool, disabled: bool, created_ms: int
+) -> dict[str, Any]:
+    """A user as the server describes it."""
+    created = datetime.fromtimestamp(created_ms / 1000, UTC).isoformat()
+    return {
+        "name": name, "role": role, "access": access, "password": password, "disabled": disabled, "created_at": created,
+    }  # fmt: skip
+
+
+@click.command()
+@user_argument
 @role_option
 @access_option
-@click.option("--all-access", is_flag=True, help="Everything that the role may use.")
-@click.option("--password", "new_password", is_flag=True, help="Another password; it is asked for.")
+@click.option("--all-access", is_flag=True, help="Grant access to everything that the role may use.")
+@click.option("--password", "change_password", is_flag=True, help="Prompt for a new password.")
 @stdin_option
-@click.option("--no-password", is_flag=True, help="None from now on.")
+@click.option("--no-password", is_flag=True, help="Remove the password.")
 @click.option("--disable", "disabled", flag_value=True, default=None, help="Refuse the user until it is enabled.")
-@click.option("--enable", "disabled", flag_value=False, help="Let the user in again.")
-@place_options_but_stdin
+@click.option("--enable", "disabled", flag_value=False, help="Accept the user again.")
+@target_options_without_stdin
 def alter(
     name: str,
     role: str | None,
     access: tuple[str, ...],
     all_access: bool,
-    new_password: bool,
+    change_password: bool,
     password_stdin: bool,
     no_password: bool,
     disabled: bool | None,
@@ -115,9 +125,9 @@ def alter(
     url: str | None,
     token: str | None,
 ) -> None:
-    """Change user NAME. Another password, or --disable, ends all its sessions."""
-    if (access and all_access) or (no_password and (new_password or password_stdin)):
-        raise click.UsageError("--access and --all-access, or --password and --no-password, say two things at once")
+    """Change user NAME. A new password, or --disable, ends all its sessions."""
+    if (access and all_access) or (no_password and (change_password or password_stdin)):
+        raise click.UsageError("--access excludes --all-access, and --password excludes --no-password")
     facts: dict[str, Any] = {}
     if role is not None:
         facts["role"] = role
@@ -127,31 +137,35 @@ def alter(
         facts["disabled"] = disabled
     if no_password:
         facts["password"] = None
-    asked = new_password or password_stdin
-    if not facts and not asked:
+    with_password = change_password or password_stdin
+    if not facts and not with_password:
         raise click.UsageError("nothing to change; see tailrace users alter --help")
-    place = Place(data, url, token)
-    if asked:
-        facts["password"] = ask_password(name, from_stdin=password_stdin)
-    if place.url is None:
-        place.execute(accounts.alter_user(name, **facts))
+    target = AdminTarget(data, url, token)
+    if with_password:
+        facts["password"] = new_password(name, from_stdin=password_stdin)
+    if target.url is None:
+        from tailrace.auth.users import alter_user
+
+        target.execute(alter_user(name, **facts))
         return
-    _send(place, "PATCH", f"{_PATH}/{quote(name, safe='')}", facts)
+    _send(target, "PATCH", f"{_PATH}/{quote(name, safe='')}", facts)
 
 
-@users.command()
-@click.argument("name")
-@place_options
+@click.command()
+@user_argument
+@target_options
 def drop(name: str, data: str | None, url: str | None, token: str | None) -> None:
-    """Forget user NAME: what it has open is refused at once."""
-    place = Place(data, url, token)
-    if place.url is None:
-        place.execute(DropUser(name=name))
+    """Delete user NAME: its sessions are refused at once."""
+    target = AdminTarget(data, url, token)
+    if target.url is None:
+        from tailrace.auth.users import DropUser
+
+        target.execute(DropUser(name=name))
         return
-    _send(place, "DELETE", f"{_PATH}/{quote(name, safe='')}")
+    _send(target, "DELETE", f"{_PATH}/{quote(name, safe='')}")
 
 
-def ask_password(name: str, *, from_stdin: bool) -> str:
+def new_password(name: str, *, from_stdin: bool) -> str:
     """A new password: from standard input, from the environment, or from the terminal, twice."""
     if from_stdin:
         password = sys.stdin.readline().rstrip("\r\n")
@@ -161,42 +175,27 @@ def ask_password(name: str, *, from_stdin: bool) -> str:
         password = click.prompt(f"New password for {name}", hide_input=True, confirmation_prompt=True, err=True)
     else:
         raise click.UsageError(
-            f"there is no terminal to ask for the new password of {name!r}: "
-            "give --password-stdin or TAILRACE_NEW_PASSWORD"
+            f"there is no terminal to prompt for the new password of {name!r}: "
+            "use --password-stdin or set TAILRACE_NEW_PASSWORD"
         )
-    if len(password) < passwords.PASSWORD_CHARACTERS_MIN:
+    if len(password) < PASSWORD_CHARACTERS_MIN:
         raise Invalid(
-            f"the password has {len(password)} characters; use at least {passwords.PASSWORD_CHARACTERS_MIN}",
+            f"the password has {len(password)} characters; use at least {PASSWORD_CHARACTERS_MIN}",
             code="WEAK_PASSWORD",
         )
     return password
 
 
-def _send(place: Place, method: str, path: str, facts: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Ask the server for it."""
-    import httpx
+def _send(target: AdminTarget, method: str, path: str, facts: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Send a request to the server."""
+    from tailrace.client.errors import error_of
 
-    from tailrace.client.errors import raised
-
-    token, user, password = (place.credentials.get(name) for name in ("token", "user", "password"))
-    headers = {} if token is None else {"authorization": f"Bearer {token}"}
-    auth = None if user is None or password is None else (user, password)
-    target = f"{(place.url or '').rstrip('/')}{path}"
+    assert target.url is not None
     try:
-        answer = httpx.request(method, target, headers=headers, auth=auth, json=facts, timeout=30)
+        response = request(target.url, target.credentials, method, path, json=facts)
     except UnicodeEncodeError:
         raise Invalid("the name, the password or the token cannot be sent: it is not valid text") from None
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise Unavailable(f"cannot reach {place.url}: {error}; is the server running?") from error
-    if answer.status_code >= 400:
-        raise raised(answer)
-    found: dict[str, Any] = answer.json() if answer.content else {}
-    return found
-
-
-def _told(facts: dict[str, Any]) -> UserInfo:
-    made, changed = (
-        int(datetime.fromisoformat(facts[name]).timestamp() * 1000) for name in ("created_at", "updated_at")
-    )
-    access = None if facts["access"] is None else tuple(facts["access"])
-    return UserInfo(facts["name"], facts["role"], access, facts["password"], facts["disabled"], made, changed)
+    if response.status_code >= 400:
+        raise error_of(response)
+    body: dict[str, Any] = response.json() if response.content else {}
+    return body

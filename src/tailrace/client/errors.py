@@ -1,11 +1,11 @@
-"""From a server's answer back to the error that was raised there."""
+"""From a server's response back to the error that was raised there."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, Protocol
 
-import httpx
 import msgspec
 
 from tailrace.errors import (
@@ -30,7 +30,7 @@ _KINDS: dict[int, type[Error]] = {
     for kind in (Invalid, Unauthenticated, Forbidden, NotFound, Conflict, Gone, TooLarge, TooMany, Unavailable)
 }
 _KINDS |= {502: Unavailable, 504: Unavailable}  # of a proxy that does not reach the server
-_EXCEPTIONS: dict[str, type[Error]] = {  # what the tables' protocol says with status 400
+_EXCEPTIONS: dict[str, type[Error]] = {  # of the DynamoDB API, with status 400
     "ResourceNotFoundException": NotFound,
     "TableNotFoundException": NotFound,
     "ResourceInUseException": Conflict,
@@ -48,26 +48,43 @@ _EXCEPTIONS: dict[str, type[Error]] = {  # what the tables' protocol says with s
 }
 
 
-def raised(answer: httpx.Response) -> Error:
+class ErrorResponse(Protocol):
+    """The part of a response that an error is made of."""
+
+    @property
+    def status_code(self) -> int: ...
+    @property
+    def reason_phrase(self) -> str: ...
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+    def json(self) -> Any: ...
+
+
+def error_of(response: ErrorResponse) -> Error:
     """The server's error, as it was raised there."""
-    kind = _KINDS.get(answer.status_code, Error)
+    kind = _KINDS.get(response.status_code, Error)
     try:
-        facts = answer.json()
+        facts = response.json()
         if "__type" in facts:
             return _exception(facts, kind)
-        told = facts["error"]
-        error = _numbered(answer, told["code"]) or kind(told["message"], code=told["code"])
-        error.facts = {name: fact for name, fact in told.items() if name not in ("code", "message")}
-        if "line" in told:
-            mark(error, [result(each) for each in facts.get("results", [])], told["line"], told["column"])
+        described = facts["error"]
+        error = _numbered(response, described["code"]) or kind(described["message"], code=described["code"])
+        error.facts = {name: fact for name, fact in described.items() if name not in ("code", "message")}
+        if "line" in described:
+            mark(
+                error,
+                [statement_result(each) for each in facts.get("results", [])],
+                described["line"],
+                described["column"],
+            )
         return error
     except (ValueError, KeyError, TypeError):
-        return kind(f"the server answered {answer.status_code} {answer.reason_phrase}")
+        return kind(f"the server answered {response.status_code} {response.reason_phrase}")
 
 
-def _numbered(answer: httpx.Response, code: str) -> Error | None:
+def _numbered(response: ErrorResponse, code: str) -> Error | None:
     """An error of producers, which carries numbers."""
-    fields = answer.headers
+    fields = response.headers
     if code == StaleEpoch.code:
         current = int(fields["producer-epoch"])
         return StaleEpoch(current=current, received=int(fields.get("producer-received-epoch", current - 1)))
@@ -77,7 +94,7 @@ def _numbered(answer: httpx.Response, code: str) -> Error | None:
 
 
 def _exception(facts: dict[str, Any], kind: type[Error]) -> Error:
-    """An error of the tables' protocol."""
+    """An error of the DynamoDB API."""
     name = facts["__type"].rpartition("#")[2]
     kind = _EXCEPTIONS.get(name, kind)
     message = facts.get("message") or facts.get("Message") or name
@@ -86,9 +103,9 @@ def _exception(facts: dict[str, Any], kind: type[Error]) -> Error:
     return kind(message, code=name)
 
 
-def result(told: dict[str, Any]) -> Result:
-    """A statement's result, as it was made there; what is not a part of every result is in `facts`."""
-    facts = dict(told)
+def statement_result(encoded: dict[str, Any]) -> Result:
+    """A statement's result, as the server encoded it; fields that not every result has are in `facts`."""
+    facts = dict(encoded)
     columns = [ColumnInfo(column["name"], column["type"]) for column in facts.pop("columns")]
     parts = {name: facts.pop(name) for name in ("statement", "rows", "row_count", "message")}
     floats = [column.name for column in columns if column.type in ("DOUBLE", "FLOAT")]

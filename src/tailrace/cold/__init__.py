@@ -1,11 +1,21 @@
-"""Cold storage: where history lives that is no longer in the database, as Delta tables under one URL.
+"""Cold storage: history that is no longer in the database, as Delta tables under one URL.
 
-    schemas     what the rows of each kind look like, and where they lie
-    store       the URL: a directory or a bucket, opened one way
-    writing     rows to Parquet files, files to a commit; once each
-    reading     the rows of a log again, in order, and proof that none is missing
-    shelf       entries read lately, for readers that may not wait
-    compacting  many small files into few large ones; retention; what nobody lists is removed
+    schemas     the columns of each kind of row, and the paths of the Delta tables
+    store       the URL: a directory or a bucket, opened the same way
+    writing     rows to Parquet files, and files to a commit, exactly once
+    reading     the rows of a log, in order, with proof that none is missing
+    merging     the rows of several sorted files as one sorted sequence
+    cache       recently read entries, for readers that must not wait
+    compacting  merges small files, removes old entries, deletes unlisted files
+    states      snapshots and copies: Delta tables that hold a state
+    check       the consistency check of cold storage
 
-The tables are in an open format. Whatever reads Delta or Parquet reads them without us.
+The *place* of a Delta table is its path below the URL. The tables are in an open format: any reader of Delta or Parquet
+reads them without Tailrace.
 """
+
+from __future__ import annotations
+
+from tailrace import extras
+
+extras.require("cold")

@@ -1,6 +1,6 @@
-"""What must hold of cold storage, as seen from a database: all history that the database counts on is there.
+"""The consistency check of cold storage, as seen from a database: all history that the database relies on is there.
 
-By itself the check looks at what Delta lists: that every file exists with its size, and that the statistics of the
+By default the check uses the listings of Delta: that every file exists with its size, and that the statistics of the
 files cover the positions that the database has marked as tiered. `deep` reads every row and proves that none is
 missing.
 """
@@ -13,28 +13,28 @@ import pyarrow.fs
 
 from tailrace.cold import reading
 from tailrace.cold.merging import ColdFile
-from tailrace.cold.reading import Listing
+from tailrace.cold.reading import ColdListing
 from tailrace.cold.store import Store
 from tailrace.cold.writing import database_of
 from tailrace.errors import Error
-from tailrace.log.cold import Place, Tier
+from tailrace.log.cold import ColdRange, ColdTable
 
 TIER_APP = "tier"  # the application of Delta transactions that the tier job commits with
 Progress = Callable[[str, int, int], None]
 
 
 def check_cold(
-    places: Iterable[Place],
-    tiers: Iterable[Tier],
+    places: Iterable[ColdTable],
+    tiers: Iterable[ColdRange],
     store: Store,
     identity: str | None,
     *,
     deep: bool = False,
     on_progress: Progress | None = None,
 ) -> list[str]:
-    """What is found wrong with the cold storage of a database that has these marks."""
+    """The problems found in the cold storage of a database with these marks."""
     named = {place.name: place for place in places}
-    by_place: dict[str, list[Tier]] = {}
+    by_place: dict[str, list[ColdRange]] = {}
     for tier in tiers:
         by_place.setdefault(tier.place, []).append(tier)
     findings: list[str] = []
@@ -49,7 +49,7 @@ def check_cold(
 
 
 def _check_place(
-    store: Store, name: str, place: Place | None, tiers: list[Tier], identity: str | None, deep: bool
+    store: Store, name: str, place: ColdTable | None, tiers: list[ColdRange], identity: str | None, deep: bool
 ) -> Iterator[str]:
     wanted = [tier for tier in tiers if tier.tiered > tier.start]
     where = store.uri(name)
@@ -58,18 +58,18 @@ def _check_place(
         if wanted:
             logs = ", ".join(str(tier.log) for tier in wanted[:5])
             yield (
-                f"cold storage: {where} is missing; it has the only copy of history of {len(wanted)} logs ({logs}): "
-                "put it back, or name the right place with --cold"
+                f"cold storage: {where} is missing; it has the only copy of the history of {len(wanted)} logs "
+                f"({logs}): restore it, or give the right URL with --cold"
             )
         return
-    with store.told(name):
+    with store.wrap_errors(name):
         owner, generation = database_of(table), table.transaction_version(TIER_APP) or 0
-        listed = Listing(name, table)
+        listed = ColdListing(name, table)
     if identity is not None and owner != identity:
-        yield f"cold storage: {where} belongs to database {owner}, and this is database {identity}"
+        yield f"cold storage: {where} belongs to database {owner}, but this is database {identity}"
         return
     if place is not None and generation < place.generation:
-        yield f"cold storage: {where} is at generation {generation}, the database counts on {place.generation}"
+        yield f"cold storage: {where} is at generation {generation}, the database is at {place.generation}"
     yield from _check_files(store, listed)
     for tier in wanted:
         files = listed.having(tier.log, tier.start, tier.tiered)
@@ -84,15 +84,15 @@ def _check_place(
                 yield f"cold storage: {error}"
 
 
-def _check_files(store: Store, listed: Listing) -> Iterator[str]:
-    """Files that Delta lists are there, and of the size that it lists."""
-    with store.told(listed.place):
+def _check_files(store: Store, listed: ColdListing) -> Iterator[str]:
+    """The files that Delta lists exist, with the listed size."""
+    with store.wrap_errors(listed.place):
         found = store.filesystem().get_file_info(pyarrow.fs.FileSelector(listed.place, allow_not_found=True))
     sizes = {info.base_name: info.size for info in found if info.is_file}
     for file in listed.files:
         size = sizes.get(file.path)
-        if size is None and "/" in file.path:  # another tool put it into a folder
-            with store.told(listed.place):
+        if size is None and "/" in file.path:  # another tool wrote it to a subdirectory
+            with store.wrap_errors(listed.place):
                 info = store.filesystem().get_file_info(f"{listed.place}/{file.path}")
             size = info.size if info.is_file else None
         if size is None:
@@ -101,9 +101,9 @@ def _check_files(store: Store, listed: Listing) -> Iterator[str]:
             yield f"cold storage: {store.uri(listed.place)}/{file.path} has {size} bytes, and should have {file.size}"
 
 
-def _gap(files: list[ColdFile], tier: Tier) -> str | None:
-    """What the statistics of the files say is missing of what is tiered. Those of a file that holds several logs say
-    only that something may be there."""
+def _gap(files: list[ColdFile], tier: ColdRange) -> str | None:
+    """The positions that are missing by the statistics of the files. For a file with several logs these only say which
+    positions may be there."""
     if not files:
         return f"no file has positions {tier.start} to {tier.tiered}"
     if any(file.log_min is None or file.log_min != file.log_max or file.next_max is None for file in files):

@@ -1,15 +1,16 @@
-"""Many small files into few large ones; retention; what nobody lists is removed.
+"""Compaction: merges small files, removes entries past retention, and deletes unlisted files.
 
 Theory of operation
 -------------------
-A rewrite reads files that are listed and writes their rows anew; one commit then lists the new files and no longer
-the old ones. Appends that come between do not matter to it, nor it to them: it names the files it replaces one by one.
-Another rewrite does matter. Delta itself would accept both, and double the rows: so all rewrites of a place carry the
-same application transaction, each its next number, and each looks, on the very version that its commit is based on,
-whether all files it replaces are still there. Of two rewrites at once one wins; the other finds its files gone and
-begins again.
+A rewrite reads listed files and writes their rows to new ones; one commit then lists the new files instead of the old
+ones. Concurrent appends do not conflict with it: it names the files it replaces one by one. Another rewrite does
+conflict. Delta itself would accept both, and duplicate the rows: so all rewrites of a Delta table have the same
+application transaction, each with the next number, and each checks, on the version that its commit is based on, that
+all files it replaces are still listed. Of two rewrites at once one wins; the other finds its files gone and starts
+over.
 
-The parts are apart so that executors can do the work: `plan`, then `rewrite` for each step, anywhere, then `replace`.
+The steps are separate so that executors can do the work: `plan`, then `rewrite` for each step, anywhere, then
+`replace`.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace import limits
-from tailrace.cold.merging import ColdFile, Cursor, Selection, Vanished, merge
-from tailrace.cold.reading import Listing, listing
+from tailrace.cold.merging import ColdFile, FileCursor, RowSelection, Vanished, merge
+from tailrace.cold.reading import ColdListing, listing
 from tailrace.cold.schemas import name_of, schema_of
 from tailrace.cold.store import Store
-from tailrace.cold.writing import Written, added, attempt, removed, settle, write_rows
+from tailrace.cold.writing import WrittenFile, added, attempt, removed, settle, write_rows
 from tailrace.errors import Corrupt, Fenced, Invalid, Unavailable
 
 if TYPE_CHECKING:
     from deltalake.transaction import AddAction, RemoveAction
 
-APP = "tailrace-rewrite"  # the application transaction of all rewrites: no two of them can miss each other
+APP = "tailrace-rewrite"  # the application transaction of all rewrites, so that two of them conflict
 
 
-class Step(msgspec.Struct, frozen=True):
-    """Files that become fewer, or lose rows."""
+class RewriteStep(msgspec.Struct, frozen=True):
+    """Files to merge, or to drop rows from."""
 
     place: str
     files: list[ColdFile]
@@ -52,22 +53,22 @@ class Step(msgspec.Struct, frozen=True):
         return sum(file.rows or 0 for file in self.files)
 
 
-class Compacted(msgspec.Struct, frozen=True):
-    """What was done."""
+class Rewritten(msgspec.Struct, frozen=True):
+    """The result of rewrites."""
 
     files_before: int = 0
     files_after: int = 0
     rows: int = 0  # in the files that were written
-    dropped: int = 0  # rows that are past retention
+    dropped: int = 0  # rows past retention
 
 
 def plan(
     store: Store, place: str, *, file_bytes: int = limits.COLD_FILE_BYTES, starts: Mapping[int, int] | None = None
-) -> list[Step]:
-    """What is worth merging: neighbours that are smaller than half a full file, about a full file's worth in a step.
-    Entries below `starts`, which no reader may ask for, are left out when they are merged."""
+) -> list[RewriteStep]:
+    """The merges that are worthwhile: adjacent files smaller than half a full file, about a full file per step.
+    Entries below `starts`, which readers may not request, are dropped when files are merged."""
     listed = sorted(listing(store, place).files, key=_order)
-    steps: list[Step] = []
+    steps: list[RewriteStep] = []
     held: list[ColdFile] = []
     for file in listed:
         if file.size * 2 >= file_bytes:
@@ -85,24 +86,25 @@ def plan(
     return steps
 
 
-def _step(steps: list[Step], place: str, files: list[ColdFile]) -> None:
+def _step(steps: list[RewriteStep], place: str, files: list[ColdFile]) -> None:
     if len(files) > 1:
-        steps.append(Step(place, files))
+        steps.append(RewriteStep(place, files))
 
 
 def _order(file: ColdFile) -> tuple[int, int, int, str]:
-    """Neighbours in a place are those whose entries follow each other. In files of many logs, the least position of one
-    says little; the greatest next is a better guess at which was written first."""
+    """Adjacent files have entries that follow each other. For files of many logs, the greatest next position is the
+    best guess at which was written first."""
     alone = file.log_min is not None and file.log_min == file.log_max
     first = (file.position_min or 0) if alone else (file.next_max or 0)
     return (file.log_min or 0 if alone else 0, first, file.next_max or 0, file.path)
 
 
-def rewrite(store: Store, step: Step, *, file_bytes: int | None = None) -> list[Written]:
-    """Write the rows of the step's files, sorted, to new files. Nothing is listed yet. Raises Fenced if one is gone."""
+def rewrite(store: Store, step: RewriteStep, *, file_bytes: int | None = None) -> list[WrittenFile]:
+    """Write the rows of the step's files, sorted, to new files, which no commit lists yet. Raises Fenced if a file is
+    gone."""
     schema = schema_of(step.place)
     keys = [name for name in ("log", "position", "index") if name in schema.names]
-    cursors = [Cursor(store, file, schema.names, None) for file in step.files]
+    cursors = [FileCursor(store, file, schema.names, None) for file in step.files]
     count = [0]
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -124,13 +126,12 @@ def rewrite(store: Store, step: Step, *, file_bytes: int | None = None) -> list[
 
 
 def _gone(store: Store, vanished: Vanished) -> Corrupt | Fenced:
-    """A file is not there: lost, or replaced by another compaction."""
+    """The error for a missing file: lost, or replaced by another compaction."""
     file = vanished.file
     path = f"{store.uri(file.place)}/{file.path}"
     if any(each.path == file.path for each in listing(store, file.place).files):
         return Corrupt(
-            f"the cold file {path} is missing; put it back from a copy of cold storage, nothing that it holds is "
-            "anywhere else"
+            f"the cold file {path} is missing; restore it from a copy of cold storage: its entries are nowhere else"
         )
     return Fenced(f"the cold file {path} was replaced by another compaction; plan again")
 
@@ -143,23 +144,23 @@ def _kept(table: pa.Table, starts: Mapping[int, int]) -> pa.Table:
     return table.filter(pc.fill_null(pc.greater(table["next"], start), True))
 
 
-def replace(store: Store, step: Step, written: Sequence[Written], *, metadata: Mapping[str, Any] | None = None) -> None:
-    """List the new files and no longer the old ones, in one commit. Fenced if an old one is not listed any more: then
-    another rewrite was there, and what was written here is left for `vacuum`."""
+def replace(
+    store: Store, step: RewriteStep, written: Sequence[WrittenFile], *, metadata: Mapping[str, Any] | None = None
+) -> None:
+    """List the new files instead of the old ones, in one commit. Fenced if an old one is no longer listed: then another
+    rewrite committed first, and the new files are left for `vacuum`."""
     change = bool(step.starts) and sum(file.rows for file in written) != step.rows
     for _ in range(limits.COLD_COMMIT_TRIES):
         table = store.delta(step.place)
         if table is None:
             raise Invalid(f"there is no Delta table at {store.uri(step.place)}")
-        present = {file.path for file in Listing(step.place, table).files}
+        present = {file.path for file in ColdListing(step.place, table).files}
         if all(file.path in present for file in written) and written:
             settle(store, step.place, table.version())
-            return  # done before, and the answer was lost
+            return  # committed before, and the response was lost
         gone = [file.path for file in step.files if file.path not in present]
         if gone:
-            raise Fenced(
-                f"{store.uri(step.place)}/{gone[0]} was replaced by another compaction, which went ahead; plan again"
-            )
+            raise Fenced(f"{store.uri(step.place)}/{gone[0]} was replaced by another compaction; plan again")
         actions: list[AddAction | RemoveAction] = [
             *added(written, change=change),
             *removed([(file.path, file.size) for file in step.files], change=change),
@@ -168,14 +169,14 @@ def replace(store: Store, step: Step, written: Sequence[Written], *, metadata: M
         if attempt(store, step.place, table, actions, app=APP, generation=number, metadata=metadata):
             return
     raise Unavailable(
-        f"compaction could not commit to {store.uri(step.place)}: others got ahead {limits.COLD_COMMIT_TRIES} times; "
-        "try again"
+        f"compaction could not commit to {store.uri(step.place)}: others committed first "
+        f"{limits.COLD_COMMIT_TRIES} times; try again"
     )
 
 
-def compact(store: Store, place: str, *, file_bytes: int = limits.COLD_FILE_BYTES) -> Compacted:
-    """Merge what is worth it, here and now. Safe beside appends, readers and another compaction."""
-    done = Compacted()
+def compact(store: Store, place: str, *, file_bytes: int = limits.COLD_FILE_BYTES) -> Rewritten:
+    """Merge small files in this process. Safe beside appends, readers and another compaction."""
+    done = Rewritten()
     for _ in range(limits.COLD_COMMIT_TRIES):
         steps = plan(store, place, file_bytes=file_bytes)
         if not steps:
@@ -185,13 +186,13 @@ def compact(store: Store, place: str, *, file_bytes: int = limits.COLD_FILE_BYTE
         except Fenced:
             continue
         return done
-    raise Unavailable(f"another compaction of {store.uri(place)} keeps going ahead; let it finish")
+    raise Unavailable(f"another compaction of {store.uri(place)} keeps committing first; let it finish")
 
 
-def forget(store: Store, place: str, starts: Mapping[int, int]) -> Compacted:
-    """Drop entries of those logs that end at or before the position given. Tell the server first: then no reader asks
-    for them. Files that hold nothing else go unread."""
-    done = Compacted()
+def forget(store: Store, place: str, starts: Mapping[int, int]) -> Rewritten:
+    """Drop entries of these logs that end at or before the position. Inform the server first: then no reader requests
+    them. Files with no other entries are dropped without being read."""
+    done = Rewritten()
     wanted = dict(starts)
     for _ in range(limits.COLD_COMMIT_TRIES):
         steps = list(_forgetting(place, listing(store, place).files, wanted))
@@ -199,14 +200,14 @@ def forget(store: Store, place: str, starts: Mapping[int, int]) -> Compacted:
             return _all(store, steps, done, None)
         except Fenced:
             continue
-    raise Unavailable(f"compaction of {store.uri(place)} keeps going ahead of retention; try again")
+    raise Unavailable(f"compaction of {store.uri(place)} keeps committing first; try again")
 
 
-def _forgetting(place: str, files: Iterable[ColdFile], starts: Mapping[int, int]) -> Iterator[Step]:
+def _forgetting(place: str, files: Iterable[ColdFile], starts: Mapping[int, int]) -> Iterator[RewriteStep]:
     known = sorted(starts.items())
     for file in files:
         if touched := _touched([file], known):
-            yield Step(place, [file], touched)
+            yield RewriteStep(place, [file], touched)
 
 
 def _touched(files: Sequence[ColdFile], starts: Sequence[tuple[int, int]]) -> dict[int, int]:
@@ -222,16 +223,16 @@ def _touched(files: Sequence[ColdFile], starts: Sequence[tuple[int, int]]) -> di
     return found
 
 
-def _all(store: Store, steps: Sequence[Step], done: Compacted, file_bytes: int | None) -> Compacted:
+def _all(store: Store, steps: Sequence[RewriteStep], done: Rewritten, file_bytes: int | None) -> Rewritten:
     for step in steps:
-        written: list[Written] = []
+        written: list[WrittenFile] = []
         if not _wholly_old(step):
             if step.starts and not _any_old(store, step):
-                continue  # the statistics promised more than there is
+                continue  # the statistics are not exact
             written = rewrite(store, step, file_bytes=file_bytes)
         replace(store, step, written, metadata={"files": len(step.files), "starts": _named(step.starts)})
         rows = sum(file.rows for file in written)
-        done = Compacted(
+        done = Rewritten(
             done.files_before + len(step.files),
             done.files_after + len(written),
             done.rows + rows,
@@ -240,7 +241,7 @@ def _all(store: Store, steps: Sequence[Step], done: Compacted, file_bytes: int |
     return done
 
 
-def _wholly_old(step: Step) -> bool:
+def _wholly_old(step: RewriteStep) -> bool:
     """Whether all rows of the step's one file are past retention, by its statistics alone."""
     if not step.starts:
         return False
@@ -250,13 +251,13 @@ def _wholly_old(step: Step) -> bool:
     return file.next_max <= step.starts.get(file.log_min, -1)
 
 
-def _any_old(store: Store, step: Step) -> bool:
+def _any_old(store: Store, step: RewriteStep) -> bool:
     """Whether a row of the step's one file is past retention: a look at few columns, of few row groups."""
     (file,) = step.files
     columns = ["log", "position", "next"]
     try:
         for log, start in step.starts.items():
-            for table, _ in merge([Cursor(store, file, columns, Selection(log, None, start))], columns[:2]):
+            for table, _ in merge([FileCursor(store, file, columns, RowSelection(log, None, start))], columns[:2]):
                 if pc.any(pc.less_equal(table["next"], start)).as_py():
                     return True
     except Vanished as vanished:
@@ -269,24 +270,24 @@ def _named(starts: Mapping[int, int]) -> dict[str, int]:
 
 
 def vacuum(store: Store, place: str, *, hours: int = limits.COLD_VACUUM_HOURS, dry_run: bool = False) -> list[str]:
-    """Remove files that no version lists since `hours`: replaced by a rewrite, or never committed. The paths of them.
+    """Delete files that no version has listed for `hours`: replaced by a rewrite, or never committed. Their paths.
 
-    Readers that listed files longer ago than that list again. A writer that takes longer than that from a file to its
-    commit would lose it: not less than an hour, therefore, unless nobody else is there."""
+    Readers with an older listing list the files again. A writer that takes longer than that from a file to its commit
+    would lose it: use at least an hour, unless nothing else runs."""
     if hours < 0:
-        raise Invalid(f"{hours} hours is no age of a file; give 0 or more")
+        raise Invalid(f"{hours} hours is not an age of a file; give 0 or more")
     table = store.delta(place)
     if table is None:
         return []
     kept = dict(table.metadata().configuration).get("delta.deletedFileRetentionDuration")
     if kept is None and name_of(place)[0] == "snapshot":
-        kept = "not set yet"  # whoever made it is about to
+        kept = "not set yet"  # the job that created it is about to set it
     if kept is not None:
         raise Invalid(
             f"{store.uri(place)} keeps its earlier versions (delta.deletedFileRetentionDuration is {kept}), and "
-            "their files with them; change that property first if they are not wanted"
+            "their files with them; change that property first if they are not needed"
         )
-    with store.told(place):
+    with store.wrap_errors(place):
         paths = table.vacuum(retention_hours=hours, dry_run=dry_run, enforce_retention_duration=False, full=True)
     if not dry_run:
         settle(store, place, table.version())

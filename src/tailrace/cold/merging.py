@@ -1,9 +1,9 @@
-"""Rows of several sorted files as one sorted sequence, a row group of each in memory at most.
+"""The rows of several sorted files as one sorted sequence, with at most a row group of each in memory.
 
-A file is a *cursor*: it knows from its statistics a key that nothing still to come from it is below, and is opened no
-sooner than that key is reached. Of files that follow each other, as those of one log do, only one is open at a time,
-and its row groups pass through as they are. Where files overlap, what is up to the nearest end of a row group is taken
-from each and sorted together.
+Each file has a *cursor*: from its statistics it has a lower bound for the keys still to come, and the file is opened
+only when that key is reached. Of files that follow each other, as those of one log do, only one is open at a time, and
+its row groups pass through unchanged. Where files overlap, the rows up to the nearest end of a row group are taken from
+each and sorted together.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tailrace.cold.store import Store, plain
 from tailrace.errors import Corrupt, Error
 
 Key = tuple[int, int]  # log and position
-_OURS = re.compile(r"[0-9a-f]{32}\.parquet")  # how `writing` names files; in these, rows are in order
+_OURS = re.compile(r"[0-9a-f]{32}\.parquet")  # names of files that `writing` wrote, whose rows are in order
 
 
 class ColdFile(msgspec.Struct, frozen=True):
-    """A file that a commit lists, with what its statistics say; None where they say nothing."""
+    """A file that a commit lists, with its statistics; None where they are missing."""
 
     place: str
     path: str
@@ -44,32 +44,32 @@ class ColdFile(msgspec.Struct, frozen=True):
         """Whether entries of the log that end after `start` and begin before `end` can be in it."""
         if self.log_min is not None and self.log_max is not None and not self.log_min <= log <= self.log_max:
             return False
-        # The greatest next is that of some log in the file: of none is it greater.
+        # The greatest next of any log in the file.
         if start is not None and self.next_max is not None and self.next_max <= start:
             return False
         return not (end is not None and self.position_min is not None and self.position_min >= end)
 
 
 class Vanished(Exception):
-    """A file is not there. Compaction may have replaced it since it was listed."""
+    """A file does not exist. Compaction may have replaced it since it was listed."""
 
     def __init__(self, file: ColdFile) -> None:
         super().__init__(file.path)
         self.file = file
 
 
-class Selection(msgspec.Struct, frozen=True):
-    """Which rows of a log: of entries that end after `start` and begin before `end`."""
+class RowSelection(msgspec.Struct, frozen=True):
+    """The rows of a log to read: of entries that end after `start` and begin before `end`."""
 
     log: int
     start: int | None = None
     end: int | None = None
 
 
-class Cursor:
+class FileCursor:
     """One file's rows, a row group at a time."""
 
-    def __init__(self, store: Store, file: ColdFile, columns: Sequence[str], selection: Selection | None) -> None:
+    def __init__(self, store: Store, file: ColdFile, columns: Sequence[str], selection: RowSelection | None) -> None:
         self.file = file
         self._store, self._columns, self._selection = store, list(columns), selection
         self._open: pq.ParquetFile | None = None
@@ -79,8 +79,9 @@ class Cursor:
         self.low: Key = (log, _or(file.position_min, -1) if alone or selection is not None else -1)
 
     def load(self) -> pa.Table | None:
-        """The next row group that has wanted rows; None at the end. Afterwards `low` is below what comes next."""
-        with reading(self._store, self.file):
+        """The next row group with selected rows; None at the end. Afterwards `low` is a lower bound for the next
+        one."""
+        with file_errors(self._store, self.file):
             if self._open is None:
                 self._open = self._store.opened(self.file.place, self.file.path)
                 lacking = set(self._columns) - set(self._open.schema_arrow.names)
@@ -103,7 +104,7 @@ class Cursor:
         return None
 
     def _sorted(self, file: pq.ParquetFile) -> pa.Table | None:
-        """All of a file that another tool wrote: those that merge files do not keep the order of their rows."""
+        """All rows of a file that another tool wrote: such tools do not keep rows in order."""
         tables = [file.read_row_group(number, columns=self._columns) for _, number, _ in self._groups]
         self._groups = []
         whole = pa.concat_tables(tables).select(self._columns)
@@ -117,7 +118,7 @@ class Cursor:
         return self._open is None or bool(self._groups)
 
     def close(self) -> None:
-        """Nothing more is read of it."""
+        """Close the file."""
         self._groups = []
         if self._open is not None:
             self._open.close(force=True)
@@ -150,12 +151,12 @@ class Cursor:
             whole = alone and position_min is not None and position_max is not None
             if alone and whole:
                 assert position_min is not None and position_max is not None
-                # An entry that begins at or after `start` ends after it; the one that covers it is looked for by row.
+                # An entry that begins at or after `start` ends after it; the one that covers it is found by row.
                 whole = (start is None or position_min >= start) and (end is None or position_max < end)
                 yield (log, position_min), number, whole
                 continue
             keys = self._filtered(file.read_row_group(number, columns=["log", "position", "next"]))
-            if keys.num_rows:  # of several logs, this one too
+            if keys.num_rows:  # the group has rows of this log
                 yield (log, keys["position"][0].as_py()), number, False
 
     def _filtered(self, table: pa.Table) -> pa.Table:
@@ -168,8 +169,8 @@ class Cursor:
         return table.filter(mask)
 
 
-class reading:  # noqa: N801 - used as a statement
-    """What goes wrong with one file: gone, damaged, or the store does not answer."""
+class file_errors:  # noqa: N801 - used as a statement
+    """Converts errors of reading one file: it is gone, it is damaged, or the store does not answer."""
 
     def __init__(self, store: Store, file: ColdFile) -> None:
         self._store, self._file = store, file
@@ -187,7 +188,7 @@ class reading:  # noqa: N801 - used as a statement
         if isinstance(error, pa.ArrowInvalid | pa.ArrowNotImplementedError | pa.ArrowTypeError | KeyError | EOFError):
             raise damaged(store, file, plain(error)) from error
         if isinstance(error, OSError):
-            # Arrow reports damage as OSError too, but then without a system error and not in the store's words.
+            # Arrow reports damage as OSError too, but without an errno and without the texts of the store.
             if error.errno is None and not any(word in str(error) for word in ("AWS Error", "S3 error", "curlCode")):
                 raise damaged(store, file, plain(error)) from error
             raise store.error(f"{file.place}/{file.path}", error) from error
@@ -196,18 +197,18 @@ class reading:  # noqa: N801 - used as a statement
 
 
 def damaged(store: Store, file: ColdFile, why: str) -> Corrupt:
-    """The error that names the file and what to do."""
+    """The error for a damaged file, with the fix."""
     return Corrupt(
-        f"the cold file {store.uri(file.place)}/{file.path} is damaged: {why}; put it back from a copy of cold "
-        "storage, nothing that it holds is anywhere else"
+        f"the cold file {store.uri(file.place)}/{file.path} is damaged: {why}; restore it from a copy of cold "
+        "storage: its entries are nowhere else"
     )
 
 
-def merge(cursors: Sequence[Cursor], keys: Sequence[str]) -> Iterator[tuple[pa.Table, list[ColdFile]]]:
+def merge(cursors: Sequence[FileCursor], keys: Sequence[str]) -> Iterator[tuple[pa.Table, list[ColdFile]]]:
     """All rows of the cursors sorted by `keys` (log, position[, index]), in tables, each with the files it is from."""
     waiting = [(cursor.low, number, cursor) for number, cursor in enumerate(cursors)]
     heapq.heapify(waiting)
-    active: list[tuple[pa.Table, Cursor, int]] = []
+    active: list[tuple[pa.Table, FileCursor, int]] = []
     try:
         while waiting or active:
             if not active:
@@ -222,34 +223,34 @@ def merge(cursors: Sequence[Cursor], keys: Sequence[str]) -> Iterator[tuple[pa.T
                 yield table, [cursor.file]
                 _back(waiting, cursor, number)
                 continue
-            pieces, files, rest = [], [], []
+            parts, files, rest = [], [], []
             for table, cursor, number in active:
                 count = _up_to(table, boundary, keys)
                 if count:
-                    pieces.append(table.slice(0, count))
+                    parts.append(table.slice(0, count))
                     files.append(cursor.file)
                 if count < table.num_rows:
                     rest.append((table.slice(count), cursor, number))
                 else:
                     _back(waiting, cursor, number)
             active = rest
-            if len(pieces) == 1:
-                yield pieces[0], files
+            if len(parts) == 1:
+                yield parts[0], files
             else:
-                yield pa.concat_tables(pieces).sort_by([(name, "ascending") for name in keys]), files
+                yield pa.concat_tables(parts).sort_by([(name, "ascending") for name in keys]), files
     finally:
         for cursor in cursors:
             cursor.close()
 
 
-def _take(waiting: list[tuple[Key, int, Cursor]], active: list[tuple[pa.Table, Cursor, int]]) -> None:
+def _take(waiting: list[tuple[Key, int, FileCursor]], active: list[tuple[pa.Table, FileCursor, int]]) -> None:
     _, number, cursor = heapq.heappop(waiting)
     table = cursor.load()
     if table is not None:
         active.append((table, cursor, number))
 
 
-def _back(waiting: list[tuple[Key, int, Cursor]], cursor: Cursor, number: int) -> None:
+def _back(waiting: list[tuple[Key, int, FileCursor]], cursor: FileCursor, number: int) -> None:
     if cursor.more:
         heapq.heappush(waiting, (cursor.low, number, cursor))
     else:
@@ -262,7 +263,7 @@ def _key(table: pa.Table, row: int, keys: Sequence[str]) -> tuple[int, ...]:
 
 
 def _up_to(table: pa.Table, boundary: tuple[int, ...], keys: Sequence[str]) -> int:
-    """How many rows at the beginning are not above the boundary."""
+    """The number of leading rows that are not above the boundary."""
     mask: Any = None
     for name, value in zip(reversed(keys), reversed(boundary), strict=True):
         if mask is None:

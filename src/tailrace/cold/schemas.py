@@ -1,8 +1,8 @@
-"""What rows in cold storage look like, and where they lie.
+"""The columns of rows in cold storage, and the paths of the Delta tables.
 
-Types are exactly those that Spark wants: string and not large_string, timestamps in microseconds of UTC. Every kind
-begins with the entry that a row comes from, so that one reader serves them all; the row with index 0 of an entry (the
-only one, but for tables) has its exact bytes in `body`. A kind is told by its first path segment.
+Types are exactly those that Spark expects: string and not large_string, timestamps in microseconds of UTC. Every kind
+begins with the columns of the entry, so that one reader serves all kinds; the row with index 0 of an entry (the only
+one, except for tables) has the exact bytes in `body`. The first path segment gives the kind.
 """
 
 from __future__ import annotations
@@ -57,34 +57,34 @@ _PLACES: Final = {"table": "tables", "topic": "topics", "snapshot": "snapshots"}
 
 
 def place_of(kind: str, name: str) -> str:
-    """Where rows of that table, topic, stream or snapshot lie, below the root. All streams share one place."""
+    """The path of the Delta table of a table, topic, stream or snapshot, below the root. All streams share one."""
     if kind == "stream":
         return "streams"
     if kind not in _PLACES:
-        raise Invalid(f"cold storage has no place for {kind!r}; it has those of table, topic, stream and snapshot")
+        raise Invalid(f"cold storage has no kind {kind!r}; use table, topic, stream or snapshot")
     if not name:
-        raise Invalid(f"the place of a {kind} needs the name of the {kind}")
-    # An exclamation mark where URLs have a percent sign: Delta undoes those itself, once too often.
+        raise Invalid(f"a {kind} in cold storage needs a name")
+    # An exclamation mark instead of the percent sign of URLs, which Delta decodes once too often.
     quoted = quote(name, safe="-_.").replace("~", "%7E").replace("%", "!")
-    if quoted[0] in "._":  # "." and ".." would leave the folder; readers skip what begins so as hidden
+    if quoted[0] in "._":  # "." and ".." would leave the directory; readers skip names that begin like this as hidden
         quoted = f"!{ord(quoted[0]):02X}{quoted[1:]}"
     return f"{_PLACES[kind]}/{quoted}"
 
 
 def name_of(place: str) -> tuple[str, str]:
-    """The kind and name whose place this is: the inverse of `place_of` (the name of `streams` is empty)."""
+    """The kind and name of a path: the inverse of `place_of` (the name of `streams` is empty)."""
     if place == "streams":
         return "stream", ""
     folder, _, quoted = place.partition("/")
     for kind, known in _PLACES.items():
         if folder == known and quoted and "/" not in quoted:
             return kind, unquote(quoted.replace("!", "%"))
-    raise Invalid(f"{place!r} is no place of cold storage; it is streams, or one below tables, topics or snapshots")
+    raise Invalid(f"{place!r} is not a path of cold storage; use streams, or a path below tables, topics or snapshots")
 
 
 def schema_of(place: str) -> pa.Schema:
-    """The columns of a place of entries."""
+    """The columns of a Delta table with entries of logs."""
     kind, _ = name_of(place)
     if kind not in SCHEMAS:
-        raise Invalid(f"{place!r} holds no entries of a log; tables, topics and streams do")
+        raise Invalid(f"{place!r} has no entries of logs; only tables, topics and streams do")
     return SCHEMAS[kind]

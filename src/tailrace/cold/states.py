@@ -1,8 +1,8 @@
 """Delta tables that hold a state, not history: snapshots, and copies of tables.
 
-A commit replaces the whole state (`replace`) or changes some of its rows (`merge`). Its application transaction has for
-a generation how far the state has come, which only grows; of two who commit at once Delta refuses one. So nothing is
-applied twice, and the generation that is read back is the truth. Earlier states stay readable as versions of the table.
+A commit replaces the whole state (`replace`) or changes some of its rows (`merge`). The generation of its application
+transaction is the position of the state, which only grows; of two concurrent commits Delta refuses one. So nothing is
+applied twice, and the stored generation is authoritative. Earlier states stay readable as versions of the table.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import msgspec
 import pyarrow as pa
 
 from tailrace.cold import writing
-from tailrace.cold.merging import ColdFile, Vanished, reading
+from tailrace.cold.merging import ColdFile, Vanished, file_errors
 from tailrace.cold.store import Store
-from tailrace.cold.writing import Written
+from tailrace.cold.writing import WrittenFile
 from tailrace.errors import Corrupt, Fenced, Unavailable
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-METADATA: Final = "tailrace"  # under which name our metadata is in a commit
-# Delta forgets versions after a month unless it is told otherwise, and an earlier state is what a restore begins with.
+METADATA: Final = "tailrace"  # the name of our metadata in a commit
+# By default Delta removes versions after a month, and a restore starts from an earlier state.
 _KEPT: Final = {
     "delta.logRetentionDuration": "interval 5200 weeks",
     "delta.deletedFileRetentionDuration": "interval 5200 weeks",
@@ -33,8 +33,8 @@ _BATCH_ROWS: Final = 20_000
 _TRIES: Final = 5
 
 
-class Version(msgspec.Struct, frozen=True):
-    """A state that was committed: of which log, up to which sequence, and where the changes after it begin."""
+class StateVersion(msgspec.Struct, frozen=True):
+    """A committed state: its log, its sequence, and where the changes after it begin."""
 
     sequence: int
     version: int
@@ -44,25 +44,22 @@ class Version(msgspec.Struct, frozen=True):
     next: int
 
 
-# -- looking
+# -- reading
 
 
-def versions(store: Store, place: str, schema: pa.Schema, database: str) -> list[Version]:
-    """The whole states that a place has had, the newest first; Invalid if it is not this database's."""
+def versions(store: Store, place: str, schema: pa.Schema, database: str) -> list[StateVersion]:
+    """The complete states of a Delta table, the newest first; Invalid if it belongs to another database."""
     if store.delta(place) is None:
         return []
-    table = writing.opened(store, place, schema, database)
-    with store.told(place):
-        commits = table.history()
     found = []
-    for commit in commits:
-        told = commit.get(METADATA)
-        if told is None:
+    for commit in _history(store, place, writing.opened(store, place, schema, database)):
+        metadata_json = commit.get(METADATA)
+        if metadata_json is None:
             continue
-        facts = json.loads(told)["metadata"]
+        facts = json.loads(metadata_json)["metadata"]
         if "sequence" in facts:
             found.append(
-                Version(
+                StateVersion(
                     facts["sequence"],
                     commit["version"],
                     facts["rows"],
@@ -74,11 +71,24 @@ def versions(store: Store, place: str, schema: pa.Schema, database: str) -> list
     return found
 
 
+def _history(store: Store, place: str, table: DeltaTable) -> list[dict[str, Any]]:
+    """The commits of a Delta table, the newest first. Delta numbers them wrongly while others commit: then they are
+    read again."""
+    for _ in range(_TRIES):
+        with store.wrap_errors(place):
+            commits = table.history()
+            version = table.version()
+            table.update_incremental()
+            if table.version() == version == commits[0]["version"]:
+                return commits
+    raise Unavailable(f"{store.uri(place)} is committed to all the time, so that its history cannot be read; try again")
+
+
 def files(store: Store, place: str, version: int) -> list[str]:
-    """The files of one version, relative to the place."""
+    """The files of one version, relative to the Delta table."""
     from deltalake import DeltaTable
 
-    with store.told(place):
+    with store.wrap_errors(place):
         table = DeltaTable(store.uri(place), version=version, storage_options=store.storage_options or None)
         return [path for path, _ in writing.paths_of(table)]
 
@@ -86,7 +96,7 @@ def files(store: Store, place: str, version: int) -> list[str]:
 def reader(
     store: Store, place: str, schema: pa.Schema
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What an executor runs over batches of paths: the rows of those files."""
+    """The function of executors over batches of paths: the rows of those files."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for paths in batches:
@@ -97,15 +107,16 @@ def reader(
 
 
 def rows(store: Store, place: str, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of one file. One that is damaged or gone is named; a store that does not answer is no damage."""
+    """The rows of one file. Corrupt with its name if it is damaged or gone; a store that does not answer is no
+    damage."""
     try:
-        with reading(store, ColdFile(place, path, 0)):
+        with file_errors(store, ColdFile(place, path, 0)):
             file = store.opened(place, path)
             for batch in file.iter_batches(_BATCH_ROWS, columns=schema.names):
                 yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
     except Vanished as vanished:
         raise Corrupt(
-            f"the file {store.uri(place)}/{path} of cold storage is missing; put it back from a copy"
+            f"the file {store.uri(place)}/{path} of cold storage is missing; restore it from a copy"
         ) from vanished
 
 
@@ -113,33 +124,33 @@ def rows(store: Store, place: str, path: str, schema: pa.Schema) -> Iterator[pa.
 
 
 def keep_versions(store: Store, place: str, schema: pa.Schema, database: str) -> None:
-    """See that the place is there, and that its earlier versions stay."""
+    """Create the Delta table if needed, and keep its earlier versions."""
     from deltalake.exceptions import CommitFailedError
 
     for _ in range(_TRIES):
         table = writing.opened(store, place, schema, database)
         if _KEPT.items() <= dict(table.metadata().configuration).items():
             return
-        with store.told(place):
+        with store.wrap_errors(place):
             try:
                 table.alter.set_table_properties(_KEPT)
             except CommitFailedError:
-                continue  # another one does the same
-    raise Unavailable(f"{store.uri(place)} could not be set up: others got ahead {_TRIES} times; try again")
+                continue  # another job does the same
+    raise Unavailable(f"{store.uri(place)} could not be set up: others committed first {_TRIES} times; try again")
 
 
 def replace(
     store: Store,
     place: str,
     schema: pa.Schema,
-    written: Sequence[Written],
+    written: Sequence[WrittenFile],
     *,
     app: str,
     reached: int,
     database: str,
     metadata: Mapping[str, Any],
 ) -> str:
-    """Let the files be the whole state; "already": it has come as far or further."""
+    """Replace the whole state by these files; "already": it is at this position or later."""
     return writing.commit(
         store, place, schema, written, app=app, generation=reached, database=database, metadata=metadata, replace=True
     )
@@ -156,8 +167,8 @@ def merge(
     database: str,
     metadata: Mapping[str, Any],
 ) -> None:
-    """Put each row in the place of the one with its `keys`; where `typed` is null there is none any more. `Fenced`
-    unless the state had come to `start`, also where another one moves it on meanwhile."""
+    """Replace the rows with these `keys`; delete those where `typed` is null. `Fenced` unless the state is at `start`,
+    also if another job moves it meanwhile."""
     from deltalake import CommitProperties, Transaction
     from deltalake.exceptions import CommitFailedError
 
@@ -165,15 +176,15 @@ def merge(
     at = table.transaction_version(app)
     if at != start:
         raise _elsewhere(store, place, at, start)
-    told = json.dumps({"app": app, "generation": end, "metadata": dict(metadata)})
-    # No retries of Delta's own: what lost a race was computed from a state that is no longer the last.
+    metadata_json = json.dumps({"app": app, "generation": end, "metadata": dict(metadata)})
+    # No retries by Delta: a commit that lost a race was computed from an outdated state.
     properties = CommitProperties(
-        custom_metadata={METADATA: told}, app_transactions=[Transaction(app, end)], max_commit_retries=0
+        custom_metadata={METADATA: metadata_json}, app_transactions=[Transaction(app, end)], max_commit_retries=0
     )
-    with store.told(place):
+    with store.wrap_errors(place):
         try:
             done = _merged(table, changes, properties)
-            # Delta does not commit a merge that changes nothing, and the fence has to move on.
+            # Delta does not commit a merge that changes nothing, and the fence has to move.
             if not done:
                 table.create_write_transaction([], "append", table.schema(), commit_properties=properties)
         except CommitFailedError as error:
@@ -182,7 +193,7 @@ def merge(
 
 
 def _merged(table: DeltaTable, changes: pa.Table, properties: Any) -> bool:
-    """Merge; whether there was anything to commit."""
+    """Merge; whether there was a commit."""
     before = table.version()
     (
         table.merge(
@@ -202,16 +213,16 @@ def _merged(table: DeltaTable, changes: pa.Table, properties: Any) -> bool:
 
 def _elsewhere(store: Store, place: str, at: int | None, start: int) -> Fenced:
     return Fenced(
-        f"the copy at {store.uri(place)} has come to {at}, and this batch begins at {start}: another replicate writes "
-        "to it; let one run"
+        f"the copy at {store.uri(place)} is at {at}, and this batch begins at {start}: another replicate job writes "
+        "to it; run only one"
     )
 
 
-def told(table: DeltaTable) -> dict[str, Any] | None:
-    """What the last commit of ours says of itself; None: there was none."""
+def last_metadata(table: DeltaTable) -> dict[str, Any] | None:
+    """The metadata of our last commit; None: there is none."""
     for commit in table.history():
-        said = commit.get(METADATA)
-        if said is not None:
-            found: dict[str, Any] = json.loads(said)["metadata"]
+        metadata_json = commit.get(METADATA)
+        if metadata_json is not None:
+            found: dict[str, Any] = json.loads(metadata_json)["metadata"]
             return found
     return None

@@ -1,10 +1,10 @@
-"""The URL of cold storage: a directory or a bucket, opened one way.
+"""The URL of cold storage: a directory or a bucket, opened the same way.
 
-Delta's own log and the Parquet files beside it go through the same settings, so what can be committed can be read.
-A `Store` travels to other processes with its settings, keys included, and never shows them.
+Delta's log and the Parquet files beside it use the same settings, so data that can be committed can be read. A `Store`
+is sent to other processes with its settings, keys included, and never shows them.
 
-Parquet files in a bucket go through pyarrow's client and not through the one in deltalake: that one keeps Python's lock
-while it opens a file, and the whole server would stand still for a round trip.
+Parquet files in a bucket are read by pyarrow's client and not by deltalake's: the latter holds Python's lock while it
+opens a file, and the whole server would stall for a round trip.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tailrace.storage.modes import make_directory, open_private
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-# Without them a bucket that is away is waited for three minutes; any of them can be given as an option.
+# The defaults would wait three minutes for an unreachable bucket; each can be set as an option.
 _PATIENCE: Final = {"max_retries": "5", "retry_timeout": "30s", "connect_timeout": "5s", "timeout": "60s"}
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 _DENIED: Final = ("403 ", "401 ", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "Forbidden")
@@ -39,7 +39,7 @@ _NO_KEYS: Final = ("credential provider", "no providers in chain", "169.254.169.
 
 
 class Store:
-    """Where cold storage is. `options` are those of deltalake; where they are silent the environment's AWS_* count."""
+    """Access to cold storage. `options` are those of deltalake, with AWS_* of the environment as defaults."""
 
     def __init__(self, url: str | os.PathLike[str], options: Mapping[str, str] | None = None) -> None:
         self.url, self._root = _normal(os.fspath(url))
@@ -50,7 +50,7 @@ class Store:
         self._footers: OrderedDict[str, Any] = OrderedDict()
         self._lock = threading.Lock()
         self._files: Any = None
-        self.settled: dict[str, int] = {}  # by place: up to which version its commits were made durable
+        self.settled: dict[str, int] = {}  # by place: the version up to which commits are durable
 
     def __getstate__(self) -> dict[str, Any]:
         return {"url": self.url, "_root": self._root, "_options": self._options}
@@ -64,26 +64,26 @@ class Store:
 
     @property
     def local(self) -> Path | None:
-        """The directory, if it is one of this machine."""
+        """The directory, if it is local."""
         return None if self._root is None else Path(self._root)
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """What deltalake is given. It has keys in it: not to be logged."""
+        """The options for deltalake. They contain keys: not to be logged."""
         return dict(self._options)
 
     def uri(self, place: str) -> str:
-        """Where a place is, for deltalake and for people: a path, or an s3:// URL."""
+        """The path or s3:// URL of a Delta table."""
         return f"{self.url if self._root is None else self._root}/{place}"
 
     def delta(self, place: str) -> DeltaTable | None:
-        """The Delta table as it is now; None where there is none yet."""
+        """The current Delta table; None if it does not exist yet."""
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
 
         if self._root is not None and not Path(self.uri(place), "_delta_log").is_dir():
             return None
-        with self.told(place):
+        with self.wrap_errors(place):
             try:
                 return DeltaTable(self.uri(place), storage_options=self.storage_options or None)
             except TableNotFoundError:
@@ -101,14 +101,14 @@ class Store:
         return self._files
 
     def opened(self, place: str, path: str) -> pq.ParquetFile:
-        """A Parquet file, ready to read; pages are checked against their sums. Footers read lately are kept."""
+        """A Parquet file, open for reading; pages are checked against their checksums. Recent footers are cached."""
         name = f"{place}/{path}"
         with self._lock:
             footer = self._footers.get(name)
             if footer is not None:
                 self._footers.move_to_end(name)
         source = self.filesystem().open_input_file(name)
-        # What a row group needs is asked for in few large pieces: over a network, each costs a round trip.
+        # A row group is read in few large requests: over a network, each costs a round trip.
         file = pq.ParquetFile(source, metadata=footer, page_checksum_verification=True, pre_buffer=self._root is None)
         if footer is None:
             with self._lock:
@@ -118,21 +118,21 @@ class Store:
         return file
 
     def forget_footer(self, place: str, path: str) -> None:
-        """The file was found to be damaged or gone."""
+        """Remove a file that is damaged or gone from the cache of footers."""
         with self._lock:
             self._footers.pop(f"{place}/{path}", None)
 
-    def create(self, place: str, path: str) -> Output:
-        """A new file, written from its beginning to its end; durable once closed."""
+    def create(self, place: str, path: str) -> ColdOutput:
+        """A new file, written sequentially; durable once closed."""
         name = f"{place}/{path}"
-        with self.told(place):
+        with self.wrap_errors(place):
             if self._root is not None:
-                return _LocalOutput(Path(self._root), name)
-            return _RemoteOutput(self.filesystem(), name)
+                return _LocalColdOutput(Path(self._root), name)
+            return _RemoteColdOutput(self.filesystem(), name)
 
     @contextmanager
-    def told(self, place: str) -> Iterator[None]:
-        """What goes wrong with the store itself, as one of our errors: which URL, and what to do."""
+    def wrap_errors(self, place: str) -> Iterator[None]:
+        """Convert errors of the store to `Error`, with the URL and the fix."""
         from deltalake.exceptions import DeltaError
 
         try:
@@ -143,48 +143,48 @@ class Store:
             raise self.error(place, error) from error
 
     def error(self, place: str, error: BaseException) -> Error:
-        """That error in our words."""
-        said = plain(error)
+        """The error of a library as an `Error`."""
+        message = plain(error)
         where = self.uri(place)
         if isinstance(error, NotADirectoryError | FileExistsError):
-            return Invalid(f"cold storage at {where} needs a directory, and there is a file: {said}")
-        if isinstance(error, PermissionError) or (self._root is not None and "ermission denied" in said):
+            return Invalid(f"cold storage at {where} needs a directory, and there is a file: {message}")
+        if isinstance(error, PermissionError) or (self._root is not None and "ermission denied" in message):
             return Unavailable(
-                f"cold storage at {where} may not be read or written by this user; change its owner or permissions, "
-                f"or set another URL: {said}",
+                f"cold storage at {where} cannot be read or written by this user; change its owner or permissions, "
+                f"or set another URL: {message}",
                 code="COLD_STORAGE_DENIED",
             )
         if self._root is not None:
-            return Unavailable(f"cold storage at {where} failed: {said}", code="COLD_STORAGE_FAILED")
+            return Unavailable(f"cold storage at {where} failed: {message}", code="COLD_STORAGE_FAILED")
         bucket = urlsplit(self.url).netloc
-        if "NoSuchBucket" in said or "NO_SUCH_BUCKET" in said:
+        if "NoSuchBucket" in message or "NO_SUCH_BUCKET" in message:
             return Unavailable(
                 f"cold storage at {where}: there is no bucket {bucket!r}; create it, or set another URL",
                 code="COLD_STORAGE_MISSING",
             )
-        if any(word in said for word in _NO_KEYS):
+        if any(word in message for word in _NO_KEYS):
             return Unavailable(
                 f"cold storage at {where}: no keys were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
                 code="COLD_STORAGE_DENIED",
             )
-        if any(word in said for word in _DENIED + _DENIED_TOO):
+        if any(word in message for word in _DENIED + _DENIED_TOO):
             return Unavailable(
-                f"cold storage at {where}: the keys may not do this; allow them to list, get, put and delete objects "
-                f"of the bucket {bucket!r}, or set others in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: {said}",
+                f"cold storage at {where}: the keys lack permissions; allow them to list, get, put and delete objects "
+                f"of the bucket {bucket!r}, or set others in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: {message}",
                 code="COLD_STORAGE_DENIED",
             )
         return Unavailable(
-            f"cold storage at {where} does not answer as it should; look at AWS_ENDPOINT_URL, AWS_REGION and the "
-            f"network, and try again: {said}",
+            f"cold storage at {where} cannot be used; check AWS_ENDPOINT_URL, AWS_REGION and the "
+            f"network, and try again: {message}",
             code="COLD_STORAGE_FAILED",
         )
 
 
-class Output:
-    """A file being written, as pyarrow wants it."""
+class ColdOutput:
+    """A file being written, with the interface that pyarrow expects."""
 
     closed = False
-    dropped = False  # nobody wants it: what is written goes nowhere
+    dropped = False  # abandoned: further writes are discarded
     size = 0
 
     def write(self, data: Any) -> int:
@@ -194,7 +194,7 @@ class Output:
         return self.size
 
     def flush(self) -> None:
-        """Nothing is promised before `close`."""
+        """Nothing is durable before `close`."""
 
     def readable(self) -> bool:
         return False
@@ -209,10 +209,10 @@ class Output:
         """Make it durable."""
 
     def abandon(self) -> None:
-        """Nobody will want it."""
+        """Discard the file."""
 
 
-class _LocalOutput(Output):
+class _LocalColdOutput(ColdOutput):
     def __init__(self, root: Path, name: str) -> None:
         self._path = root / name
         made = [folder for folder in (self._path.parent, *self._path.parent.parents) if not folder.exists()]
@@ -243,7 +243,7 @@ class _LocalOutput(Output):
         self._path.unlink(missing_ok=True)
 
 
-class _RemoteOutput(Output):
+class _RemoteColdOutput(ColdOutput):
     def __init__(self, files: Any, name: str) -> None:
         self._files, self._name = files, name
         self._stream = files.open_output_stream(name)
@@ -261,7 +261,7 @@ class _RemoteOutput(Output):
             self._stream.close()
 
     def abandon(self) -> None:
-        """An upload can only be completed; then it is removed. If that fails too, `vacuum` finds it."""
+        """An upload can only be completed; then the file is deleted. If that fails too, `vacuum` deletes it."""
         self.closed = True
         try:
             self._stream.close()
@@ -271,7 +271,7 @@ class _RemoteOutput(Output):
 
 
 def sync_directory(folder: Path) -> None:
-    """Names in a directory are durable only once the directory is."""
+    """Make the names in a directory durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -280,37 +280,39 @@ def sync_directory(folder: Path) -> None:
 
 
 def plain(error: BaseException) -> str:
-    """What a library said, on one line and without colours."""
-    said = " ".join(_COLOURS.sub("", str(error)).replace("↳", " ").split())
-    return said if len(said) <= 600 else said[:600] + " …"
+    """The message of a library, on one line and without colours."""
+    message = " ".join(_COLOURS.sub("", str(error)).replace("↳", " ").split())
+    return message if len(message) <= 600 else message[:600] + " …"
 
 
 def _normal(url: str) -> tuple[str, str | None]:
-    """The URL in its one form, and the directory if it is local."""
+    """The normalized URL, and the directory if it is local."""
     if not url:
         raise Invalid("the URL of cold storage is empty; give a directory, file:///... or s3://bucket/prefix")
     if "://" not in url:
         return _local(url, url)
     parts = urlsplit(url)
     rest = url.partition("://")[2]
-    # A secret may have slashes in it, and then no parser of URLs takes it for one.
+    # A secret may contain slashes, which URL parsers do not recognize as part of the credentials.
     if "@" in parts.netloc or (parts.scheme != "file" and ("@" in rest or ":" in rest.partition("/")[0])):
         raise Invalid(
-            f"keys do not belong into the URL of cold storage ({parts.scheme}://…@…); "
+            f"the URL of cold storage must not contain keys ({parts.scheme}://…@…); "
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):
-            raise Invalid(f"{url!r} names another machine; a local directory is file:///path, with three slashes")
+            raise Invalid(f"{url!r} names another host; a local directory is file:///path, with three slashes")
         return _local(unquote(parts.path), url)
     if parts.scheme in ("s3", "s3a"):
         if not parts.netloc or parts.query or parts.fragment:
-            raise Invalid(f"{url!r} is no URL of a bucket; write s3://bucket/prefix, settings go into AWS_*")
+            raise Invalid(f"{url!r} is not a URL of a bucket; write s3://bucket/prefix, and set options in AWS_*")
         if "%" in parts.path:
             raise Invalid(f"{url!r} has a percent sign in its prefix, which Delta reads as an escape; choose another")
         prefix = "/".join(piece for piece in parts.path.split("/") if piece)
         return f"s3://{parts.netloc}/{prefix}".rstrip("/"), None
-    raise Invalid(f"cold storage does not know {parts.scheme}:// ({url!r}); give a directory, file:///... or s3://...")
+    raise Invalid(
+        f"cold storage does not support {parts.scheme}:// ({url!r}); give a directory, file:///... or s3://..."
+    )
 
 
 def _local(path: str, url: str) -> tuple[str, str]:
@@ -323,7 +325,8 @@ def _local(path: str, url: str) -> tuple[str, str]:
 
 
 def _options(given: dict[str, str]) -> dict[str, str]:
-    """Given options over the environment's over ours. Names are compared without case, as deltalake does."""
+    """The options, then those of the environment, then the defaults. Names are compared without case, as in
+    deltalake."""
     named = {name.lower() for name in given}
     merged = dict(given)
     for name, value in os.environ.items():
@@ -342,7 +345,7 @@ def _options(given: dict[str, str]) -> dict[str, str]:
 
 
 def _client(options: Mapping[str, str]) -> dict[str, Any]:
-    """The same settings as pyarrow names them. Keys that are not given are looked for where AWS does."""
+    """The same settings under pyarrow's names. Without keys, the default chain of AWS is used."""
     known = {name.lower().removeprefix("aws_"): value for name, value in options.items()}
     settings: dict[str, Any] = {
         "region": known.get("region") or known.get("default_region"),
@@ -372,7 +375,7 @@ def _seconds(text: str) -> float:
         number = text.strip().removesuffix(unit)
         if number != text.strip() and number.replace(".", "", 1).isdigit():
             return float(number) * factor
-    raise Invalid(f"{text!r} is no duration for an option of cold storage; write 500ms, 30s or 2m")
+    raise Invalid(f"{text!r} is not a duration for an option of cold storage; write 500ms, 30s or 2m")
 
 
 def schema_equal(one: pa.Schema, other: pa.Schema) -> bool:

@@ -1,17 +1,17 @@
-"""Rows to Parquet files, files to a commit; once each.
+"""Writing: rows to Parquet files, and files to a commit, exactly once.
 
 Theory of operation
 -------------------
-Whoever has the rows (an executor) writes files under random names. They are durable and unknown: no reader looks at a
-file that no commit lists. Whoever drives then lists them all in one Delta commit, which carries an *application
-transaction*: a name and a generation. Delta refuses a commit when another one with the same name came between what it
-saw and itself; and a generation that is there already is not written again. So of two drivers with the same generation
-one wins, and the other learns so, whether they race, or one of them repeats what it did before a crash.
+A writer (an executor) writes files under random names. They are durable and not visible: no reader opens a file that no
+commit lists. The driver then lists them all in one Delta commit, which has an *application transaction*: a name and a
+generation. Delta refuses a commit if another one with the same name was made since the version it is based on; and a
+generation that exists is not written again. So of two drivers with the same generation one wins, and the other detects
+it, whether they race, or one of them repeats a commit after a crash.
 
-A table is made in a commit of its own, empty, and that commit is never tried twice: Delta lets two drivers that create
-a table with rows in it both succeed, and the rows are doubled.
+A table is created in a separate, empty commit, which is never retried: if two drivers create a table with rows, Delta
+lets both succeed, and the rows are duplicated.
 
-Files that no commit lists stay behind when a driver loses or dies. `compacting.vacuum` removes them.
+Files that no commit lists are left behind when a driver loses or dies. `compacting.vacuum` deletes them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tailrace import limits
-from tailrace.cold.store import Output, Store, plain, schema_equal, sync_directory
+from tailrace.cold.store import ColdOutput, Store, plain, schema_equal, sync_directory
 from tailrace.errors import Fenced, Invalid, Unavailable
 from tailrace.storage.modes import make_directory
 
@@ -41,14 +41,16 @@ if TYPE_CHECKING:
     from deltalake.transaction import AddAction, RemoveAction
 
 STATS: Final = ("log", "position", "next", "timestamp", "sequence")  # columns by which files are pruned
-_ABOUT: Final = "History of Tailrace database "  # the description of every table of ours; the rest is the id
-_METADATA: Final = "tailrace"  # under which name our metadata is in a commit
+_ABOUT: Final = (
+    "History of Tailrace database "  # the description of every Delta table, followed by the id of the database
+)
+_METADATA: Final = "tailrace"  # the name of our metadata in a commit
 
 
-class Written(msgspec.Struct, frozen=True):
-    """A file that is durable and that no commit lists yet."""
+class WrittenFile(msgspec.Struct, frozen=True):
+    """A durable file that no commit lists yet."""
 
-    path: str  # below the place
+    path: str  # relative to the Delta table
     size: int
     rows: int
     stats: str  # as Delta has them, JSON
@@ -60,14 +62,14 @@ class Written(msgspec.Struct, frozen=True):
 
 def write_rows(
     store: Store, place: str, batches: Iterable[pa.RecordBatch], *, gaps: bool = False, file_bytes: int | None = None
-) -> list[Written]:
+) -> list[WrittenFile]:
     """Write rows, sorted by (log, position, index), to new files. Entries are never split between files.
 
-    Rows that are out of order, or (unless `gaps`) not all entries of a log from the first to the last, are a bug of the
-    caller's and fail before anything is listed."""
+    Rows that are out of order, or (unless `gaps`) have gaps between entries of a log, are a bug of the caller and fail
+    before anything is committed."""
     full = file_bytes or limits.COLD_FILE_BYTES
-    done: list[Written] = []
-    file: _File | None = None
+    done: list[WrittenFile] = []
+    file: _ParquetFile | None = None
     try:
         for group in _groups(batches):
             rest = group
@@ -81,7 +83,7 @@ def write_rows(
                     file = None
             if rest.num_rows:
                 if file is None:
-                    file = _File(store, place, rest.schema, gaps)
+                    file = _ParquetFile(store, place, rest.schema, gaps)
                 file.write(rest)
         if file is not None:
             done.append(file.finish())
@@ -98,7 +100,7 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for whole in batches:
-        for batch in _pieces(whole):
+        for batch in _halves(whole):
             if held and (
                 rows + batch.num_rows > limits.COLD_GROUP_ROWS or size + batch.nbytes > limits.COLD_GROUP_BYTES
             ):
@@ -111,8 +113,8 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(held)
 
 
-def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Halves of halves until each fits into a row group."""
+def _halves(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The batch, halved until each part fits into a row group."""
     if batch.num_rows == 0:
         return
     if batch.num_rows > 1 and (batch.num_rows > limits.COLD_GROUP_ROWS or batch.nbytes > limits.COLD_GROUP_BYTES):
@@ -121,19 +123,19 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
             limits.COLD_GROUP_BYTES * batch.num_rows
         ):
             middle = limits.COLD_GROUP_ROWS  # rows are small: whole groups, not halves
-        yield from _pieces(batch.slice(0, middle))
-        yield from _pieces(batch.slice(middle))
+        yield from _halves(batch.slice(0, middle))
+        yield from _halves(batch.slice(middle))
     else:
         yield batch
 
 
-class _File:
+class _ParquetFile:
     """One Parquet file being written."""
 
     def __init__(self, store: Store, place: str, schema: pa.Schema, gaps: bool) -> None:
         self.path = f"{uuid.uuid4().hex}.parquet"
         self.store, self.place = store, place
-        self.output: Output = store.create(place, self.path)
+        self.output: ColdOutput = store.create(place, self.path)
         self.writer = pq.ParquetWriter(
             pa.PythonFile(self.output, mode="w"),
             schema,
@@ -142,14 +144,14 @@ class _File:
             write_batch_size=8192,
         )
         self.rows = 0
-        self.stats = {name: _Stat() for name in STATS if name in schema.names}
+        self.stats = {name: _ColumnStat() for name in STATS if name in schema.names}
         self.entries = {"log", "position", "next"} <= set(schema.names)
         self.tail: pa.Table | None = None  # the last row, to be compared with the next
         self.gaps = gaps
         self.ranges: dict[int, tuple[int, int]] = {}
 
     def straddling(self, table: pa.Table) -> int:
-        """How many rows at the beginning belong to the entry that this file ends with."""
+        """The number of leading rows that belong to the entry that this file ends with."""
         if not self.entries or self.tail is None:
             return 0
         log, position = self.tail["log"][0], self.tail["position"][0]
@@ -158,15 +160,15 @@ class _File:
 
     def write(self, table: pa.Table) -> None:
         if self.entries:
-            self._look(table)
-        with self.store.told(self.place):
+            self._check_order(table)
+        with self.store.wrap_errors(self.place):
             self.writer.write_table(table, row_group_size=max(1, table.num_rows))
         self.rows += table.num_rows
         for name, stat in self.stats.items():
             stat.add(table[name])
 
-    def _look(self, table: pa.Table) -> None:
-        """Check the order, and note which entries of which logs are here."""
+    def _check_order(self, table: pa.Table) -> None:
+        """Check the order, and note the range of each log."""
         names = [name for name in ("log", "position", "next", "index") if name in table.column_names]
         keys = table.select(names)
         chain = keys if self.tail is None else pa.concat_tables([self.tail, keys])
@@ -182,15 +184,15 @@ class _File:
             self.ranges[log] = (self.ranges.get(log, (first, last))[0], last)
 
     def abandon(self) -> None:
-        """Leave nothing behind. What the writer still wants to say goes nowhere."""
+        """Delete the file; further output of the writer is discarded."""
         self.output.dropped = True
         try:
             self.writer.close()
         finally:
             self.output.abandon()
 
-    def finish(self) -> Written:
-        with self.store.told(self.place):
+    def finish(self) -> WrittenFile:
+        with self.store.wrap_errors(self.place):
             self.writer.close()
             self.output.close()
         kept = {name: stat for name, stat in self.stats.items() if stat.low is not None}
@@ -200,10 +202,10 @@ class _File:
             "maxValues": {name: _json(stat.high) for name, stat in kept.items()},
             "nullCount": {name: stat.nulls for name, stat in self.stats.items()},
         }
-        return Written(self.path, self.output.size, self.rows, json.dumps(stats), self.ranges)
+        return WrittenFile(self.path, self.output.size, self.rows, json.dumps(stats), self.ranges)
 
 
-class _Stat:
+class _ColumnStat:
     """The least and the greatest value of a column, and how many are null."""
 
     def __init__(self) -> None:
@@ -226,10 +228,10 @@ def _json(value: Any) -> Any:
 
 
 def out_of_order(chain: pa.Table, *, gaps: bool) -> str | None:
-    """What is wrong with consecutive rows (log, position, next[, index]), if something is: the first such pair, told.
+    """The first pair of consecutive rows (log, position, next[, index]) that is out of order, as text; None: none is.
 
-    Of one entry, indexes count up by one; the next entry of a log begins where the one before ends (or with `gaps`, not
-    before), at index 0; logs come in order."""
+    Within an entry, indexes increase by one; the next entry of a log begins where the one before ends (with `gaps`,
+    there or later), at index 0; logs are in order."""
     before, after = chain.slice(0, chain.num_rows - 1), chain.slice(1)
     same_log = pc.equal(before["log"], after["log"])
     if gaps:
@@ -247,8 +249,8 @@ def out_of_order(chain: pa.Table, *, gaps: bool) -> str | None:
         return None
     at = pc.index(right, pa.scalar(False)).as_py()
     one, two = before.slice(at, 1).to_pylist()[0], after.slice(at, 1).to_pylist()[0]
-    told = [", ".join(f"{name} {value}" for name, value in row.items()) for row in (one, two)]
-    return f"({told[0]}) is followed by ({told[1]})"
+    pair = [", ".join(f"{name} {value}" for name, value in row.items()) for row in (one, two)]
+    return f"({pair[0]}) is followed by ({pair[1]})"
 
 
 # -- commits
@@ -258,7 +260,7 @@ def commit(
     store: Store,
     place: str,
     schema: pa.Schema,
-    written: Sequence[Written],
+    written: Sequence[WrittenFile],
     *,
     app: str,
     generation: int,
@@ -267,11 +269,11 @@ def commit(
     strict: bool = False,
     replace: bool = False,
 ) -> Literal["committed", "already"]:
-    """List the files, once per (app, generation); "already" where that generation, or a later one, is there.
+    """List the files, once per (app, generation); "already" if that generation, or a later one, was committed.
 
-    After "already" the files given here are not listed: what was committed is in `committed_metadata`. With `strict`
-    the generation must be the very next one, else Fenced: a place that lost its history is not gone on with. With
-    `replace` the rows that were there are no longer. Also makes the table. Durable when it returns."""
+    After "already" these files are not listed: see `committed_metadata` for the commit. With `strict` the generation
+    must be exactly the next one, else Fenced: a Delta table that lost commits is not continued. With `replace` all
+    earlier rows are removed. Creates the table if needed. Durable when it returns."""
     for _ in range(limits.COLD_COMMIT_TRIES):
         table = opened(store, place, schema, database)
         last = table.transaction_version(app)
@@ -281,7 +283,7 @@ def commit(
         if strict and (last or 0) != generation - 1:
             raise Fenced(
                 f"generation {generation} of {app!r} cannot follow {last or 0}, the last one at {store.uri(place)}; "
-                "its history was replaced, or is another server's: look there before going on"
+                "its history was replaced, or belongs to another server: check it before continuing"
             )
         actions: list[AddAction | RemoveAction] = [*added(written)]
         if replace:
@@ -289,12 +291,13 @@ def commit(
         if attempt(store, place, table, actions, app=app, generation=generation, metadata=metadata):
             return "committed"
     raise Unavailable(
-        f"{app!r} could not commit to {store.uri(place)}: others got ahead {limits.COLD_COMMIT_TRIES} times; try again"
+        f"{app!r} could not commit to {store.uri(place)}: others committed first "
+        f"{limits.COLD_COMMIT_TRIES} times; try again"
     )
 
 
 def committed_metadata(store: Store, place: str, app: str, generation: int) -> dict[str, Any] | None:
-    """The metadata of that commit, to go on after a crash; None where it was not committed. Makes it durable."""
+    """The metadata of a commit, to continue after a crash; None if it was not committed. Makes the commit durable."""
     table = store.delta(place)
     last = None if table is None else table.transaction_version(app)
     if table is None or last is None or last < generation:
@@ -305,18 +308,36 @@ def committed_metadata(store: Store, place: str, app: str, generation: int) -> d
     return dict(found["metadata"])
 
 
-def committed_version(store: Store, place: str, app: str, generation: int) -> int:
-    """The version of the Delta table that this commit made."""
+def version_of(store: Store, place: str, app: str, generation: int) -> int:
+    """The last version of the Delta table that has no commit of `app` after this generation.
+
+    Not taken from Delta's history, whose numbers are wrong while others commit. The commits since then are few: the
+    search goes back in steps that double, and then bisects."""
     table = store.delta(place)
-    assert table is not None, f"nothing was committed to {place!r}"
-    return int(_committed(store, place, table, app, generation)["version"])
+    assert table is not None, f"there is no {place!r}"
+
+    def is_after(version: int) -> bool:
+        with store.wrap_errors(place):
+            table.load_as_version(version)
+            return (table.transaction_version(app) or 0) > generation
+
+    low = high = table.version()
+    step = 1
+    while is_after(low):
+        if low == 0:
+            raise Unavailable(f"{store.uri(place)} has no version of generation {generation}; run `tailrace check`")
+        high, low, step = low, max(low - step, 0), step * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_after(middle) else (middle, high)
+    return low
 
 
 def _committed(store: Store, place: str, table: DeltaTable, app: str, generation: int) -> dict[str, Any]:
-    """What Delta's history has of that commit."""
+    """The entry of a commit in Delta's history."""
     limit: int | None = 16
     while True:
-        with store.told(place):
+        with store.wrap_errors(place):
             history = table.history(limit)
         for entry in history:
             ours = _ours(entry)
@@ -328,11 +349,8 @@ def _committed(store: Store, place: str, table: DeltaTable, app: str, generation
     last = table.transaction_version(app)
     raise Unavailable(
         f"generation {generation} of {app!r} was committed to {store.uri(place)} (the last one is {last}), but that "
-        "commit is no longer in the Delta log; look at the greatest position of each log there"
+        "commit is no longer in the Delta log; check the greatest position of each log there"
     )
-
-
-committed_ranges = committed_metadata
 
 
 def last_generation(store: Store, place: str, app: str) -> int | None:
@@ -342,48 +360,47 @@ def last_generation(store: Store, place: str, app: str) -> int | None:
 
 
 def database_of(table: DeltaTable) -> str | None:
-    """Whose history it is; None where no Tailrace made it."""
+    """The database that the Delta table belongs to; None if Tailrace did not create it."""
     about = table.metadata().description or ""
     return about.removeprefix(_ABOUT) if about.startswith(_ABOUT) else None
 
 
 def hand_over(store: Store, place: str, database: str) -> None:
-    """Let the history of a place belong to another database, which is a copy of the one that it belonged to."""
+    """Assign a Delta table to another database, which is a copy of the one that it belonged to."""
     table = store.delta(place)
-    assert table is not None, f"there is no {place!r}"
-    with store.told(place):
+    assert table is not None, f"{place!r} does not exist"
+    with store.wrap_errors(place):
         table.alter.set_table_description(f"{_ABOUT}{database}")
     settle(store, place, table.version())
 
 
 def opened(store: Store, place: str, schema: pa.Schema, database: str) -> DeltaTable:
-    """The table, made if need be; of this database and with these columns, or Invalid."""
+    """The Delta table, created if needed; Invalid if it belongs to another database or has other columns."""
     table = store.delta(place)
     if table is None:
         _create(store, place, schema, database)
         table = store.delta(place)
-        assert table is not None, f"{place!r} was made and is not there"
+        assert table is not None, f"{place!r} was created and does not exist"
     owner = database_of(table)
     if owner != database:
         whose = f"the history of database {owner}" if owner is not None else "a Delta table that Tailrace did not make"
-        raise Invalid(
-            f"{store.uri(place)} is {whose}, and this is database {database}; give each database a URL of its own"
-        )
+        raise Invalid(f"{store.uri(place)} is {whose}, but this is database {database}; give each database its own URL")
     there = pa.schema(table.schema().to_arrow())
     if not schema_equal(there, schema):
         raise Invalid(
-            f"{store.uri(place)} has other columns ({_told(there)}) than what was to be added ({_told(schema)})"
+            f"{store.uri(place)} has other columns than the rows to be added: it has {_column_list(there)}, they have "
+            f"{_column_list(schema)}"
         )
     return table
 
 
 def _create(store: Store, place: str, schema: pa.Schema, database: str) -> None:
-    """An empty table. Of several who create it one does; the others find it."""
+    """Create an empty table. If several drivers do so, one succeeds and the others find it."""
     from deltalake import CommitProperties, DeltaTable, Schema
     from deltalake.exceptions import CommitFailedError, DeltaError
 
     if store.local is not None:
-        with store.told(place):
+        with store.wrap_errors(place):
             folder = Path(store.uri(place))
             make_directory(folder)
     try:
@@ -394,10 +411,10 @@ def _create(store: Store, place: str, schema: pa.Schema, database: str) -> None:
             name=place.replace("/", "."),
             description=f"{_ABOUT}{database}",
             storage_options=store.storage_options or None,
-            commit_properties=CommitProperties(max_commit_retries=0),  # or a second creation comes on top
+            commit_properties=CommitProperties(max_commit_retries=0),  # a retry would create the table again
         )
     except CommitFailedError:
-        pass  # another one was first; it is looked at next
+        pass  # another driver created it first; it is checked next
     except (DeltaError, OSError) as error:
         if "already exists" not in str(error):
             raise store.error(place, error) from error
@@ -414,9 +431,9 @@ def attempt(
     generation: int,
     metadata: Mapping[str, Any] | None,
 ) -> bool:
-    """Commit on top of `table`; False where another commit that matters came between, and the caller looks again.
+    """Commit on top of `table`; False if a conflicting commit came first, and the caller has to check again.
 
-    The outcome may also be unknown to Delta itself (an answer that was lost): looking again tells that too."""
+    The outcome may also be unknown to Delta itself (a lost response): checking again resolves that too."""
     from deltalake import CommitProperties, Transaction
     from deltalake.exceptions import CommitFailedError
 
@@ -426,20 +443,20 @@ def attempt(
             _METADATA: json.dumps({"app": app, "generation": generation, "metadata": dict(metadata or {})})
         },
     )
-    with store.told(place):
+    with store.wrap_errors(place):
         try:
             table.create_write_transaction(list(actions), "append", table.schema(), commit_properties=properties)
         except CommitFailedError as error:
             if "append-only" in str(error) or "appendOnly" in str(error):
-                raise Invalid(f"{store.uri(place)} only takes appends (delta.appendOnly): {plain(error)}") from error
+                raise Invalid(f"{store.uri(place)} accepts only appends (delta.appendOnly): {plain(error)}") from error
             time.sleep(random.uniform(0, 0.05))
             return False
     settle(store, place, table.version())
     return True
 
 
-def added(written: Sequence[Written], *, change: bool = True) -> list[AddAction]:
-    """Actions that list the files. Without `change` they hold the rows of others that go."""
+def added(written: Sequence[WrittenFile], *, change: bool = True) -> list[AddAction]:
+    """Actions that list the files. Without `change` the rows are those of files that are removed."""
     from deltalake.transaction import AddAction
 
     now = _now_ms()
@@ -447,7 +464,7 @@ def added(written: Sequence[Written], *, change: bool = True) -> list[AddAction]
 
 
 def removed(files: Iterable[tuple[str, int]], *, change: bool = True) -> list[RemoveAction]:
-    """Actions by which files (path, size) are no longer listed."""
+    """Actions that remove files (path, size) from the listing."""
     from deltalake.transaction import RemoveAction
 
     now = _now_ms()
@@ -455,7 +472,7 @@ def removed(files: Iterable[tuple[str, int]], *, change: bool = True) -> list[Re
 
 
 def paths_of(table: DeltaTable) -> list[tuple[str, int]]:
-    """The files that are listed, with their sizes."""
+    """The listed files, with their sizes."""
     listed = pa.table(table.get_add_actions(flatten=True))
     if listed.num_rows == 0:
         return []
@@ -463,26 +480,26 @@ def paths_of(table: DeltaTable) -> list[tuple[str, int]]:
 
 
 def settle(store: Store, place: str, version: int) -> None:
-    """Make commits of late durable, from `version` on those that came since, and back to the last that was. Delta's
-    client leaves that to the operating system, and the hot log is trimmed on the strength of a commit. A bucket has
-    nothing to settle. A log has many files, and only the newest are looked at."""
+    """Make recent commits durable, from the newest one back to the last durable one. Delta's client leaves that to the
+    operating system, and the hot log is trimmed after a commit. Commits in a bucket are durable. Only the newest files
+    of the Delta log are synced."""
     if store.local is None:
         return
     folder = Path(store.uri(place), "_delta_log")
-    with store.told(place):
+    with store.wrap_errors(place):
         newest = version
         while (folder / f"{newest + 1:020d}.json").exists():
             newest += 1
         before = store.settled.get(place, -1)
-        before = -1 if before > newest else before  # it was removed and made again
-        recent = time.time() - 3600  # what is older the system has written long ago
+        before = -1 if before > newest else before  # it was deleted and recreated
+        recent = time.time() - 3600  # the system has written older files long ago
         for number in range(newest, before, -1):
             commit = folder / f"{number:020d}.json"
             try:
                 if commit.stat().st_mtime < recent:
                     break
             except FileNotFoundError:
-                break  # Delta's client removed it: a checkpoint has it
+                break  # Delta's client deleted it: a checkpoint has it
             for path in (commit, folder / f"{number:020d}.checkpoint.parquet"):
                 _sync(path)
         _sync(folder / "_last_checkpoint")
@@ -496,19 +513,19 @@ def _sync(path: Path) -> None:
         with path.open("rb") as file:
             os.fsync(file.fileno())
     except FileNotFoundError:
-        pass  # there is no such checkpoint, or Delta's client just removed it
+        pass  # there is no such checkpoint, or Delta's client just deleted it
 
 
 def _ours(entry: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Our metadata in an entry of Delta's history."""
-    said = entry.get(_METADATA)
-    if said is None:
+    """Our metadata in an entry of Delta's history, if it has any."""
+    metadata = entry.get(_METADATA)
+    if metadata is None:
         return None
-    ours = json.loads(said) if isinstance(said, str) else said
+    ours = json.loads(metadata) if isinstance(metadata, str) else metadata
     return ours if isinstance(ours, dict) and {"app", "generation", "metadata"} <= set(ours) else None
 
 
-def _told(schema: pa.Schema) -> str:
+def _column_list(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 

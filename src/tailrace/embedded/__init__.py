@@ -1,4 +1,4 @@
-"""Tables and topics from Python: what `Database` offers for them, as plain calls and as awaitables.
+"""The Python API of a database: tables, topics and streams, as plain calls and as awaitables.
 
     >>> import tailrace
     >>> db = tailrace.open("data")
@@ -10,8 +10,9 @@
     [('INSERT', 12), ('MODIFY', 15)]
     >>> db.close()
 
-The facades are thin: they hand the steps of an operation (`tables.operations`, `tables.following`) to the database and
-wait in their own way. To wait is to subscribe to the tail first and read then; nothing polls.
+The asynchronous API is in `aio`, written by hand; the synchronous one is in `sync`, generated from it by
+`tools/make-sync`. The two wait in their own way (`async_primitives`, `primitives`) and share the rest. To wait is to
+subscribe to the tail first and to read then; nothing polls.
 """
 
 from __future__ import annotations
@@ -21,13 +22,19 @@ from typing import TYPE_CHECKING
 from tailrace import lazy
 
 if TYPE_CHECKING:
-    from tailrace.embedded.async_consumer import AsyncConsumer
-    from tailrace.embedded.async_table import AsyncTable
-    from tailrace.embedded.consumer import Batch, Consumer
-    from tailrace.embedded.messages import Delivery, Message, Place, Published, TopicInfo
-    from tailrace.embedded.mixin import AsyncOperations, TableOperations
-    from tailrace.embedded.producer import Producer
-    from tailrace.embedded.table import Table
+    from tailrace.embedded.aio.consumer import AsyncBatch, AsyncConsumer
+    from tailrace.embedded.aio.database import AsyncOperations
+    from tailrace.embedded.aio.producer import AsyncProducer
+    from tailrace.embedded.aio.stream import AsyncStream
+    from tailrace.embedded.aio.table import AsyncTable
+    from tailrace.embedded.messages import Delivery, Message, Published, PublishedMessage, TopicInfo
+    from tailrace.embedded.mixin import EmbeddedOperations
+    from tailrace.embedded.pages import StreamPage, StreamState
+    from tailrace.embedded.requests import AckRequest, ConsumeRequest, ExtendRequest, NackRequest, PublishRequest
+    from tailrace.embedded.sync.consumer import Batch, Consumer
+    from tailrace.embedded.sync.producer import Producer
+    from tailrace.embedded.sync.stream import Stream
+    from tailrace.embedded.sync.table import Table
     from tailrace.tables.plain import (
         Change,
         Check,
@@ -53,31 +60,42 @@ if TYPE_CHECKING:
     from tailrace.topics.commands import Outgoing
 
 __all__ = [
+    "AckRequest",
+    "AsyncBatch",
     "AsyncConsumer",
     "AsyncOperations",
+    "AsyncProducer",
+    "AsyncStream",
     "AsyncTable",
     "Batch",
     "Change",
     "Check",
+    "ConsumeRequest",
     "Consumer",
     "Cursor",
     "Delete",
     "Delivery",
+    "EmbeddedOperations",
+    "ExtendRequest",
     "Get",
     "Index",
     "IndexInfo",
     "Message",
+    "NackRequest",
     "Outgoing",
     "Page",
-    "Place",
     "Producer",
+    "PublishRequest",
     "Published",
+    "PublishedMessage",
     "Put",
     "Sort",
+    "Stream",
     "StreamInfo",
+    "StreamPage",
+    "StreamState",
     "Table",
     "TableInfo",
-    "TableOperations",
     "TopicInfo",
     "Update",
     "begins_with",
@@ -90,13 +108,25 @@ __all__ = [
 ]
 
 _HOMES = {
-    "tailrace.embedded.async_consumer": ("AsyncConsumer",),
-    "tailrace.embedded.async_table": ("AsyncTable",),
-    "tailrace.embedded.consumer": ("Batch", "Consumer"),
-    "tailrace.embedded.messages": ("Delivery", "Message", "Place", "Published", "TopicInfo"),
-    "tailrace.embedded.mixin": ("AsyncOperations", "TableOperations"),
-    "tailrace.embedded.producer": ("Producer",),
-    "tailrace.embedded.table": ("Table",),
+    "tailrace.embedded.aio.consumer": ("AsyncBatch", "AsyncConsumer"),
+    "tailrace.embedded.aio.database": ("AsyncOperations",),
+    "tailrace.embedded.aio.producer": ("AsyncProducer",),
+    "tailrace.embedded.aio.stream": ("AsyncStream",),
+    "tailrace.embedded.aio.table": ("AsyncTable",),
+    "tailrace.embedded.messages": ("Delivery", "Message", "Published", "PublishedMessage", "TopicInfo"),
+    "tailrace.embedded.mixin": ("EmbeddedOperations",),
+    "tailrace.embedded.pages": ("StreamPage", "StreamState"),
+    "tailrace.embedded.requests": (
+        "AckRequest",
+        "ConsumeRequest",
+        "ExtendRequest",
+        "NackRequest",
+        "PublishRequest",
+    ),
+    "tailrace.embedded.sync.consumer": ("Batch", "Consumer"),
+    "tailrace.embedded.sync.producer": ("Producer",),
+    "tailrace.embedded.sync.stream": ("Stream",),
+    "tailrace.embedded.sync.table": ("Table",),
     "tailrace.tables.plain": (
         "Change",
         "Check",

@@ -16,14 +16,14 @@ from tailrace import limits
 from tailrace.errors import Invalid
 from tailrace.topics import topic as topics
 from tailrace.topics.commands import Outgoing
-from tailrace.topics.consuming import Delivery as Delivered
-from tailrace.topics.group import EARLIEST, LATEST, OFFSET, TIMESTAMP, Start
+from tailrace.topics.consuming import ConsumedMessages as Delivered
+from tailrace.topics.group import EARLIEST, LATEST, OFFSET, TIMESTAMP, StartPoint
 from tailrace.topics.topic import MODES, OPERATIONS
 
 ANY: Final = "any"
 Partition: TypeAlias = int | Literal["any"]
-Payload: TypeAlias = Any  # bytes, text, or what becomes JSON
-Begin: TypeAlias = str | int | datetime  # "earliest", "latest", an offset, or a time
+Payload: TypeAlias = Any  # bytes, text, or a value that becomes JSON
+Start: TypeAlias = str | int | datetime  # "earliest", "latest", an offset, or a time
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _json: Final = msgspec.json.Encoder(decimal_format="number").encode
@@ -51,10 +51,10 @@ class Message(msgspec.Struct, frozen=True, rename={"partition": "partition_id", 
     at_ms: int
     payload_mode: str  # Key, Full, Diff
     payload: bytes
-    by: str = ""  # who wrote the row, or published
+    by: str = ""  # the principal that wrote the row, or published
     attempt: int = 0  # 1: delivered for the first time; 0: read without a group
     lease_id: str | None = None
-    key: str | None = None  # what it was published with
+    key: str | None = None  # the key that it was published with
     origin: Origin | None = None
 
     @property
@@ -63,7 +63,7 @@ class Message(msgspec.Struct, frozen=True, rename={"partition": "partition_id", 
         return _EPOCH + timedelta(milliseconds=self.at_ms)
 
     def json(self) -> Any:
-        """The payload, decoded; what routes send is always JSON."""
+        """The payload, decoded; messages of routes are always JSON."""
         try:
             return msgspec.json.decode(self.payload)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -83,7 +83,7 @@ class Delivery(
     has_more: bool
     partition: int
     skipped: int = 0  # messages that retention had removed before the group came to them
-    lease: str | None = None  # what to acknowledge, extend or give back by; None without a group
+    lease: str | None = None  # names the messages in acknowledgements and the like; None without a group
 
     def __iter__(self) -> Iterator[Message]:
         return iter(self.messages)
@@ -92,17 +92,17 @@ class Delivery(
         return len(self.messages)
 
 
-class Place(msgspec.Struct, frozen=True, rename={"partition": "partition_id"}, gc=False):
+class PublishedMessage(msgspec.Struct, frozen=True, rename={"partition": "partition_id"}, gc=False):
     """Where a published message is."""
 
     partition: int
     offset: int
 
 
-class Published(msgspec.Struct, frozen=True, rename={"places": "messages"}):
-    """What came of a request to publish. A producer's repetition has no places: the first request has them."""
+class Published(msgspec.Struct, frozen=True):
+    """The result of a request to publish. That of a duplicate has no messages: the first response has them."""
 
-    places: list[Place]
+    messages: list[PublishedMessage]
     duplicate: bool = False
 
 
@@ -119,13 +119,13 @@ class TopicInfo(msgspec.Struct, frozen=True):
 
 
 def delivery(found: Delivered) -> Delivery:
-    """What the core delivered, plainly."""
+    """The delivery of a database."""
     topic, lease = str(found.topic.id), found.lease
     messages = [_message(topic, lease, each) for each in found.messages]
     return Delivery(messages, found.next_offset, found.has_more, found.partition, found.skipped, lease)
 
 
-def _message(topic: str, lease: str | None, found: topics.Message) -> Message:
+def _message(topic: str, lease: str | None, found: topics.DeliveredMessage) -> Message:
     envelope = found.envelope
     return Message(
         topic, found.partition, found.offset, found.id, envelope.source, OPERATIONS[envelope.operation], found.at_ms,
@@ -136,7 +136,7 @@ def _message(topic: str, lease: str | None, found: topics.Message) -> Message:
 
 
 def topic_info(topic: topics.Topic) -> TopicInfo:
-    """A topic, plainly."""
+    """The settings of a topic of a database."""
     return TopicInfo(
         topic.name, topic.partitions, str(topic.id), topic.alias, topic.retention_seconds, topic.retention_max_bytes,
         topic.max_attempts,
@@ -152,7 +152,7 @@ def payload_bytes(payload: Payload) -> bytes:
     try:
         return payload.encode() if isinstance(payload, str) else _json(payload)
     except (TypeError, ValueError) as error:
-        raise Invalid(f"a payload is bytes, text, or what JSON can hold: {error}") from None
+        raise Invalid(f"a payload is bytes, text, or a value that JSON can hold: {error}") from None
 
 
 def outgoing(payload: Payload, key: str | bytes | None, partition: int | None) -> Outgoing:
@@ -187,17 +187,17 @@ def key_bytes(key: str | bytes | None) -> bytes | None:
         raise Invalid(f"{key!r} cannot be a key: it is not valid UTF-8") from None
 
 
-def start_at(begin: Begin) -> Start:
-    """Where a group begins."""
-    if isinstance(begin, datetime):
-        when = begin if begin.tzinfo is not None else begin.astimezone()
-        return Start(TIMESTAMP, max(0, (when - _EPOCH) // timedelta(milliseconds=1)))
-    if type(begin) is int:
-        check_numbers(start=begin)
-        return Start(OFFSET, begin)
-    if isinstance(begin, str) and begin.lower() in (EARLIEST, LATEST):
-        return Start(begin.lower())
-    raise Invalid(f"start={begin!r} is no place to start; use 'earliest', 'latest', an offset or a datetime")
+def start_at(start: Start) -> StartPoint:
+    """Where a group starts."""
+    if isinstance(start, datetime):
+        when = start if start.tzinfo is not None else start.astimezone()
+        return StartPoint(TIMESTAMP, max(0, (when - _EPOCH) // timedelta(milliseconds=1)))
+    if type(start) is int:
+        check_numbers(start=start)
+        return StartPoint(OFFSET, start)
+    if isinstance(start, str) and start.lower() in (EARLIEST, LATEST):
+        return StartPoint(start.lower())
+    raise Invalid(f"start={start!r} is not a start; use 'earliest', 'latest', an offset or a datetime")
 
 
 def partition_number(partition: Partition | None) -> int | None:
@@ -207,18 +207,18 @@ def partition_number(partition: Partition | None) -> int | None:
     if type(partition) is int:
         check_numbers(partition=partition)
         return partition
-    raise Invalid(f"partition={partition!r} is none; use a number, or 'any'", code="NO_SUCH_PARTITION")
+    raise Invalid(f"partition={partition!r} is not a partition; use a number, or 'any'", code="NO_SUCH_PARTITION")
 
 
 def milliseconds(name: str, seconds: float) -> int:
-    """A duration as the core counts it."""
+    """A duration in milliseconds."""
     return round(max(-1.0, min(check_seconds(name, seconds) * 1000, float(limits.POSITION_MAX))))
 
 
 def check_seconds(name: str, seconds: float) -> float:
     """A duration, if it is one."""
     if type(seconds) not in (int, float) or math.isnan(seconds):
-        raise Invalid(f"{name}={seconds!r} is no number of seconds")
+        raise Invalid(f"{name}={seconds!r} is not a number of seconds")
     return seconds
 
 
@@ -226,7 +226,7 @@ def check_texts(**given: str | None) -> None:
     """Names that the database can store."""
     for name, text in given.items():
         if text is not None and not isinstance(text, str):
-            raise Invalid(f"{name}={text!r} is no text")
+            raise Invalid(f"{name}={text!r} is not text")
         try:
             (text or "").encode()
         except UnicodeEncodeError:
@@ -237,4 +237,4 @@ def check_numbers(**given: int | None) -> None:
     """Whole numbers that the database can store."""
     for name, number in given.items():
         if number is not None and (type(number) is not int or abs(number) > limits.POSITION_MAX):
-            raise Invalid(f"{name}={number!r} is no whole number up to {limits.POSITION_MAX}")
+            raise Invalid(f"{name}={number!r} is not a whole number up to {limits.POSITION_MAX}")

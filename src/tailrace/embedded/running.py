@@ -1,67 +1,63 @@
-"""How the steps of an operation are done: on this thread, or from the event loop. And who waits for changes."""
+"""The database as its operations see it: they execute commands, wait for changes and copy tables."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from tempfile import SpooledTemporaryFile
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tailrace.command import Command, Query
-from tailrace.errors import Error
+from tailrace.embedded.requests import AckRequest, ExtendRequest
 from tailrace.log.log import CLOSED
-from tailrace.log.tail import Tail
-from tailrace.tables.export import Exports, ReadExport
-from tailrace.tables.operations import SPOOL_BYTES, Snapshot
-from tailrace.tables.plain import Steps
 
-R = TypeVar("R")
+if TYPE_CHECKING:  # clients import this module, and have no use for these
+    from tailrace.clock import Clock
+    from tailrace.log.tail import Tail
+    from tailrace.tables.export import Exports
+    from tailrace.tables.operations import TableSnapshot
+
 T = TypeVar("T")
 
 
 class Executor(Protocol):
-    """The part of a database that tables need."""
+    """The part of a database that its operations need."""
 
     @property
     def followers(self) -> Followers: ...
     @property
     def exports(self) -> Exports: ...
+    @property
+    def clock(self) -> Clock: ...
     def execute(self, command: Command[T] | Query[T]) -> T: ...
     def aexecute(self, command: Command[T] | Query[T]) -> Awaitable[T]: ...
+    def send_ack(self, request: AckRequest) -> int: ...
+    def send_extend(self, request: ExtendRequest) -> int: ...
 
 
-def run(db: Executor, steps: Steps[R]) -> R:
-    """Do the steps of an operation, one after the other; what it returns. It is told of errors where they happen."""
-    try:
-        wanted = next(steps)
-        while True:
-            try:
-                done = db.execute(wanted)
-            except Error as error:
-                wanted = steps.throw(error)
-            else:
-                wanted = steps.send(done)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+class AsyncFacade:
+    """The base of the asynchronous operations: they belong to a database (`db.aio`)."""
+
+    def __init__(self, db: Executor) -> None:
+        self._db = db
 
 
-async def arun(db: Executor, steps: Steps[R]) -> R:
-    """As `run`, from the event loop."""
-    try:
-        wanted = next(steps)
-        while True:
-            try:
-                done = await db.aexecute(wanted)
-            except Error as error:
-                wanted = steps.throw(error)
-            else:
-                wanted = steps.send(done)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+class Facade:
+    """The base of the synchronous operations: they are methods of the database itself."""
+
+    if TYPE_CHECKING:
+        clock: Clock
+        exports: Exports
+
+        @property
+        def followers(self) -> Followers: ...
+        def execute(self, command: Command[T] | Query[T]) -> T: ...
+        def aexecute(self, command: Command[T] | Query[T]) -> Awaitable[T]: ...
+        def send_ack(self, request: AckRequest) -> int: ...
+        def send_extend(self, request: ExtendRequest) -> int: ...
 
 
 class Followers:
-    """Those who wait for changes of one database, so that they can be told when it closes."""
+    """The callers that wait for changes of one database; they are woken when it closes."""
 
     def __init__(self, tail: Tail) -> None:
         self._tail = tail
@@ -70,7 +66,7 @@ class Followers:
 
     @contextmanager
     def waiting(self, log: int, wake: Callable[[], None]) -> Iterator[None]:
-        """Call `wake` whenever something happens to `log`, on whichever thread that is."""
+        """Call `wake` whenever something happens to `log`, on the thread that committed."""
         one = object()
         self._wakes[one] = wake
         unsubscribe = self._tail.subscribe(log, lambda notices: wake())
@@ -81,26 +77,31 @@ class Followers:
             unsubscribe()
 
     @contextmanager
-    def waiting_for(self, logs: Sequence[int], told: Callable[[list[Any]], None]) -> Iterator[None]:
-        """Call `told` with the notices of each commit that touched one of `logs`, on whichever thread that is. That the
-        database closes is told like the end of a log."""
+    def waiting_for(self, logs: Sequence[int], notify: Callable[[list[Any]], None]) -> Iterator[None]:
+        """Call `notify` with the notices of each commit that touched one of `logs`, on the thread that committed.
+        The closing of the database is reported like the end of a log."""
         one = object()
-        self._wakes[one] = lambda: told([CLOSED])
+        self._wakes[one] = lambda: notify([CLOSED])
         with ExitStack() as ending:
             ending.callback(self._wakes.pop, one)
             for log in logs:
-                ending.callback(self._tail.subscribe(log, told))
+                ending.callback(self._tail.subscribe(log, notify))
             yield
 
     def close(self) -> None:
-        """Let everybody stop waiting; nothing will happen any more."""
-        self.closed = True  # first: who comes later sees it before waiting
+        """Wake all that wait; nothing will happen any more."""
+        self.closed = True  # first: a later caller sees it before it waits
         for wake in list(self._wakes.values()):
             wake()
 
 
-def take_snapshot(db: Executor, table: str) -> Snapshot:
-    """Copy a table as it is now, page by page; what is large goes to a temporary file, not into memory."""
+def take_snapshot(db: Executor, table: str) -> TableSnapshot:
+    """Copy a table as it is now, page by page; a large one goes to a temporary file, not into memory."""
+    from tempfile import SpooledTemporaryFile
+
+    from tailrace.tables.export import ReadExport
+    from tailrace.tables.operations import SPOOL_BYTES, TableSnapshot
+
     export = db.exports.begin(table)
     spool: SpooledTemporaryFile[bytes] = SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115 - the snapshot has it
     try:
@@ -116,4 +117,4 @@ def take_snapshot(db: Executor, table: str) -> Snapshot:
         raise
     finally:
         db.exports.end(export)
-    return Snapshot(export.sequence, spool)
+    return TableSnapshot(export.sequence, spool)

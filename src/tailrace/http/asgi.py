@@ -1,7 +1,8 @@
-"""The same doors as an ASGI 3 application, for those who mount us in a server of their own or want HTTP/2.
+"""The server as an ASGI 3 application, to be mounted in another server or served over HTTP/2.
 
-The rule: what a door sees and answers is the same as under our own transport. ASGI runs every request in a task,
-so a door is simply awaited. Time-outs, header limits and the Date field are the hosting server's business.
+The rule: a handler sees the same requests and gives the same answers as under our own transport. ASGI runs every
+request in a task, so the handler's work is simply awaited. Time-outs, header limits and the Date field are up to the
+hosting server.
 
 The hosting server has buffers of its own, which are small: it takes a response in slices, and the rest waits here. What
 waits counts against the same budget as under our own transport (see `unsent`).
@@ -20,10 +21,11 @@ from tailrace.config import Config, load
 from tailrace.database import open_configured
 from tailrace.http import wire
 from tailrace.http.app import COMMON, App
-from tailrace.http.message import Answer, Door, Frame, Headers, Live, Request, Response
+from tailrace.http.authentication import check_data_directory
+from tailrace.http.message import Answer, Frame, Headers, LiveResponse, Request, Response
 from tailrace.http.shutdown import on_stop_signals
+from tailrace.http.submitted import Handler, settled
 from tailrace.http.unsent import SEND_BYTES, Budget, Held
-from tailrace.http.who import check_place
 from tailrace.http.wire import Refusal
 from tailrace.limits import (
     AWS_HEAD_BYTES_MAX,
@@ -46,7 +48,7 @@ _PATH_SAFE: Final = "/:@!$&'()*+,;=~-._"
 
 
 def application(
-    door: Door,
+    handler: Handler,
     common: Headers | None = None,
     *,
     on_startup: Hook | None = None,
@@ -55,9 +57,9 @@ def application(
     reader_buffer_max: int = READER_BUFFER_MAX,
     unsent_bytes_max: int = UNSENT_BYTES_MAX,
 ) -> AsgiAdapter:
-    """An ASGI application over a door; the hooks run at the server's start and end."""
+    """An ASGI application over a handler; the hooks run at the server's start and end."""
     unsent = Budget(unsent_bytes_max, Metrics())
-    return AsgiAdapter(door, common or [], on_startup, on_shutdown, body_bytes_max, reader_buffer_max, unsent)
+    return AsgiAdapter(handler, common or [], on_startup, on_shutdown, body_bytes_max, reader_buffer_max, unsent)
 
 
 class AsgiAdapter:
@@ -65,7 +67,7 @@ class AsgiAdapter:
 
     def __init__(
         self,
-        door: Door,
+        handler: Handler,
         common: Headers,
         on_startup: Hook | None,
         on_shutdown: Hook | None,
@@ -73,7 +75,7 @@ class AsgiAdapter:
         reader_buffer_max: int,
         unsent: Budget,
     ) -> None:
-        self._door = door
+        self._handler = handler
         self._common = common
         self._on_startup = on_startup
         self._on_shutdown = on_shutdown
@@ -113,7 +115,7 @@ class AsgiAdapter:
         departure = asyncio.ensure_future(_departure(receive))
         try:
             answer = await self._answer(request, departure)
-            if isinstance(answer, Live) and not head_only:
+            if isinstance(answer, LiveResponse) and not head_only:
                 await self._stream(answer, departure, send)
             elif answer is not None:
                 await self._respond(answer, head_only, send)
@@ -162,8 +164,8 @@ class AsgiAdapter:
                 return bytes(body)
 
     async def _answer(self, request: Request, departure: asyncio.Future[None]) -> Answer | None:
-        """The door's answer; None for a read whose client left. What a write does is committed anyway."""
-        work = asyncio.ensure_future(self._door(request))
+        """The handler's answer; None for a read whose client left. What a write does is committed anyway."""
+        work = asyncio.ensure_future(self._handled(request))
         try:
             if request.method in wire.READS or request.path in wire.CLAIMS:
                 await asyncio.wait((work, departure), return_when=asyncio.FIRST_COMPLETED)
@@ -171,10 +173,13 @@ class AsgiAdapter:
                     return None
             return await work
         except Exception:
-            log.exception("a door failed")
-            return wire.error_response(500, "INTERNAL", "the server failed to answer; its log says why")
+            log.exception("a handler failed")
+            return wire.error_response(500, "INTERNAL", "internal error; the server's log has the reason")
         finally:
             await _ended(work)
+
+    async def _handled(self, request: Request) -> Answer:
+        return await settled(self._handler(request))
 
     async def _respond(self, answer: Answer, head_only: bool, send: Send) -> None:
         body = answer.body if isinstance(answer, Response) else b""
@@ -202,7 +207,7 @@ class AsgiAdapter:
         finally:
             self._unsent.forget(pending)
 
-    async def _stream(self, live: Live, departure: asyncio.Future[None], send: Send) -> None:
+    async def _stream(self, live: LiveResponse, departure: asyncio.Future[None], send: Send) -> None:
         await send({"type": "http.response.start", "status": live.status, "headers": [*live.headers, *self._common]})
         await send({"type": "http.response.body", "body": b"", "more_body": True})
         sink = AsgiSink(self._reader_buffer_max, self._unsent)
@@ -214,7 +219,7 @@ class AsgiAdapter:
             if forward.done():
                 forward.result()
                 if run.cancelled():
-                    return  # whoever asked may no longer have it: half an answer must not look like a whole one
+                    return  # the caller's rights were revoked: half a response must not look like a whole one
                 run.result()
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
             # Else the answer stays unfinished, and the hosting server closes the connection.
@@ -244,7 +249,7 @@ class PendingBody:
 
 
 class AsgiSink:
-    """Where a live answer is written; see `message.Sink`. `forward` carries it to the hosting server."""
+    """Where a live answer is written; see `message.ResponseSink`. `forward` carries it to the hosting server."""
 
     def __init__(self, limit: int, budget: Budget) -> None:
         self._limit = limit
@@ -347,7 +352,7 @@ async def _departure(receive: Receive) -> None:
 
 
 async def _ended(work: asyncio.Future[Any]) -> None:
-    """Cancel what still runs and wait for its end; its outcome matters to nobody any more."""
+    """Cancel work that still runs, and wait for its end; its outcome is dropped."""
     if not work.done():
         work.cancel()
         await asyncio.wait((work,))
@@ -358,8 +363,8 @@ async def _ended(work: asyncio.Future[Any]) -> None:
 class Mounted(AsgiAdapter):
     """A whole Tailrace as an ASGI application: it opens its database when the server starts and closes it at the end.
 
-    Most frameworks send no lifespan events to what they mount; give them `lifespan`. Where nobody does either, the
-    first request opens the database."""
+    Most frameworks send no lifespan events to mounted applications; give them `lifespan`. Without either, the first
+    request opens the database."""
 
     def __init__(self, config: Config) -> None:
         unsent = Budget(config.unsent_bytes_max, Metrics())
@@ -374,7 +379,7 @@ class Mounted(AsgiAdapter):
     async def startup(self) -> None:
         async with self._opening:
             if self._app is None:
-                check_place(self._config)
+                check_data_directory(self._config)
                 db = open_configured(self._config)
                 try:
                     db.attach(asyncio.get_running_loop())
@@ -413,7 +418,7 @@ class Mounted(AsgiAdapter):
         if self._app is None:
             await self.startup()
             assert self._app is not None
-        return await self._app(request)
+        return await settled(self._app(request))
 
 
 def create_app(**settings: Any) -> Mounted:

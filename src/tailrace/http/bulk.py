@@ -1,6 +1,6 @@
-"""Who asks for logs in bulk, and where that leads: to `arrow.py`, loaded when somebody first asks.
+"""Logs in bulk: which requests are for Arrow, and the handlers in `arrow.py`, loaded when first needed.
 
-What it needs takes long to import and much memory, and many servers are never asked.
+Arrow takes long to import and much memory, and many servers never need it.
 """
 
 from __future__ import annotations
@@ -9,18 +9,26 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from tailrace.access import Principal
 from tailrace.database import Database
+from tailrace.errors import Invalid
+from tailrace.http.codec import parameters_of
 from tailrace.http.message import Answer, Request
+from tailrace.http.partitions import partition_number
 
 if TYPE_CHECKING:
-    from tailrace.http.arrow import ArrowDoor
+    from tailrace.http.arrow import ArrowHandlers
+    from tailrace.http.services import Services
 
+LOG_NAMES: Final = ("table", "topic", "stream", "label")
+RANGE_PARAMETERS: Final = ("offset", "until", "form", "images", "values")
 ARROW: Final = b"application/vnd.apache.arrow.stream"
 
 
 def wants_arrow(request: Request) -> bool:
-    """Whether the client asks for Arrow, and for nothing else rather."""
+    """Whether the client accepts Arrow, and prefers no other type."""
     accept = request.headers.get(b"accept")
     if accept is None or b"vnd.apache.arrow.stream" not in accept.lower():
         return False
@@ -46,47 +54,116 @@ def _weight(text: bytes) -> float:
     return weight if 0 <= weight <= 1 else 0.0
 
 
-class BulkDoor:
-    """Everything at and below /v1/logs, and Arrow wherever else it is asked for."""
+# -- responses
+
+
+class LogPartitionResponse(msgspec.Struct):
+    partition: int
+    log: int
+    earliest: int
+    hot: int
+    tiered: int
+    next: int
+    at_ms: int
+
+
+class ColdTableResponse(msgspec.Struct):
+    url: str
+    place: str
+    generation: int
+
+
+class LogResponse(msgspec.Struct):
+    """The history of a table, topic or stream."""
+
+    kind: str
+    name: str
+    label: str | None
+    view: str | None
+    content_type: str | None
+    keys: tuple[tuple[str, str], ...]
+    columns: tuple[tuple[str, str], ...]
+    complete: bool
+    database: str
+    partitions: list[LogPartitionResponse]
+    cold: ColdTableResponse | None
+
+
+class OffsetsResponse(msgspec.Struct):
+    offsets: dict[str, int]
+
+
+class CountResponse(msgspec.Struct):
+    records: int
+    cuts: list[int]
+
+
+# -- handlers, all of which are in `arrow.py`
+
+
+class ArrowLoader:
+    """Loads `arrow.py` when one of its handlers is first needed."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
-        self._door: ArrowDoor | None = None
+        self._handlers: ArrowHandlers | None = None
 
     def close(self) -> None:
-        """End the threads; what is under way there is finished."""
-        if self._door is not None:
-            self._door.close()
+        """End the threads; reads that are under way there are finished."""
+        if self._handlers is not None:
+            self._handlers.close()
 
-    async def _loaded(self) -> ArrowDoor:
-        if self._door is not None:
-            return self._door
-        return self._made(await asyncio.to_thread(_load))
+    async def handlers(self) -> ArrowHandlers:
+        if self._handlers is None:
+            loaded = await asyncio.to_thread(_load)
+            return self._made(loaded)
+        return self._handlers
 
-    def _made(self, door: type[ArrowDoor]) -> ArrowDoor:
-        if self._door is None:  # another request may have waited for the same
-            self._door = door(self._db)
-        return self._door
+    def _made(self, loaded: type[ArrowHandlers]) -> ArrowHandlers:
+        if self._handlers is None:  # another request may have waited for the same
+            self._handlers = loaded(self._db)
+        return self._handlers
 
-    async def __call__(self, request: Request, raw: bytes, principal: Principal) -> Answer:
-        """Answer a request; `raw` is the path after /v1/logs, as it came."""
-        return await (await self._loaded()).logs(request, raw, principal)
 
-    async def stream(self, request: Request, principal: Principal, path: str) -> Answer:
-        """A range of a stream."""
-        return await (await self._loaded()).stream(request, principal, path)
+async def describe(services: Services, request: Request, principal: Principal) -> Answer:
+    return await (await services.arrow.handlers()).describe(parameters_of(request), principal)
 
-    async def table(self, request: Request, principal: Principal, name: str, label: str | None) -> Answer:
-        """A range of a table's changes."""
-        return await (await self._loaded()).table(request, principal, name, label)
 
-    async def partition(self, request: Request, principal: Principal, topic: str, number: int) -> Answer:
-        """A range of a topic's partition."""
-        return await (await self._loaded()).partition(request, principal, topic, number)
+async def offsets_at(services: Services, request: Request, principal: Principal) -> Answer:
+    return await (await services.arrow.handlers()).offsets_at(parameters_of(request), principal)
 
-    async def items(self, request: Request, principal: Principal, name: str) -> Answer:
-        """All items of a table, of one moment."""
-        return await (await self._loaded()).items(request, principal, name)
+
+async def advance(services: Services, request: Request, principal: Principal) -> Answer:
+    return await (await services.arrow.handlers()).advance(parameters_of(request), principal)
+
+
+async def count(services: Services, request: Request, principal: Principal) -> Answer:
+    return await (await services.arrow.handlers()).count(parameters_of(request), principal)
+
+
+async def stream(services: Services, request: Request, principal: Principal, path: str) -> Answer:
+    """A range of a stream."""
+    return await (await services.arrow.handlers()).stream(request, principal, path)
+
+
+async def table(services: Services, request: Request, principal: Principal, name: str) -> Answer:
+    """A range of a table's changes."""
+    return await (await services.arrow.handlers()).table(request, principal, name)
+
+
+async def partition(services: Services, request: Request, principal: Principal, topic: str, number: str) -> Answer:
+    """A range of a topic's partition."""
+    return await (await services.arrow.handlers()).partition(request, principal, topic, partition_number(number))
+
+
+async def items(services: Services, request: Request, principal: Principal, name: str) -> Answer:
+    """All items of a table, of one moment."""
+    if not wants_arrow(request):
+        raise Invalid(
+            f"the items of a table are sent as Arrow; send Accept: {ARROW.decode()}, or use Scan or SELECT",
+            code="NOT_ACCEPTABLE",
+        )
+    return await (await services.arrow.handlers()).items(request, principal, name)
 
 
 def cold_url(db: Database) -> str | None:
@@ -94,15 +171,15 @@ def cold_url(db: Database) -> str | None:
     url = None if db.cold is None else db.cold.url
     if url is None:
         return None
-    scheme, apart, rest = url.partition("://")
-    if not apart:
+    scheme, separator, rest = url.partition("://")
+    if not separator:
         return Path(url).absolute().as_uri()
     if scheme == "file" or not ("@" in rest or ":" in rest.partition("/")[0]):
         return url
     return f"{scheme}://***@{rest.rpartition('@')[2] if '@' in rest else ''}"
 
 
-def _load() -> type[ArrowDoor]:
-    from tailrace.http.arrow import ArrowDoor
+def _load() -> type[ArrowHandlers]:
+    from tailrace.http.arrow import ArrowHandlers
 
-    return ArrowDoor
+    return ArrowHandlers

@@ -1,120 +1,126 @@
-"""The door of cold storage: which logs are kept there, and up to where.
-
-GET   /v1/cold           where it is, and what is there
-POST  /v1/cold/attach    {"table" | "topic" | "stream": name}: keep its history there from now on
-POST  /v1/cold/detach    likewise: no more
-POST  /v1/cold/tiered    {"place", "generation", "ranges"}: this is there now
-POST  /v1/cold/forget    {"place", "starts"}: this is there no more
-"""
+"""Cold storage: which logs have history there, and up to which position."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from tailrace.access import Principal
-from tailrace.database import Database
-from tailrace.http import asking
-from tailrace.http.asking import LogNumber, Named, Position, Range
-from tailrace.http.bulk import BulkDoor, cold_url
+from tailrace.command import Command
+from tailrace.http.bulk import cold_url
+from tailrace.http.codec import LogName, LogNumber, Position, Range, by_log, json_body, json_response
 from tailrace.http.message import Answer, Request, Response
 from tailrace.jobs.identity import Identify
-from tailrace.jobs.queries import ListCold, TierInfo
+from tailrace.jobs.queries import ColdLogInfo, ListCold
 from tailrace.jobs.tiering import AttachTier, DetachTier, ForgetCold, MoveTiered
 
-Work = Callable[[Request, Principal], Coroutine[Any, Any, Answer]]
-BELOW = "below /v1/cold there are attach, detach, tiered and forget"
+if TYPE_CHECKING:
+    from tailrace.http.services import Services
 
 
 class TieredBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Ranges of logs that were written to a table of cold storage."""
+
     place: str
     generation: Position
     ranges: dict[LogNumber, Range]
 
 
-class ForgetBody(msgspec.Struct, forbid_unknown_fields=True):
+class ForgetColdBody(msgspec.Struct, forbid_unknown_fields=True):
+    """By log, the first position that is still in cold storage."""
+
     place: str
     starts: dict[LogNumber, Position]
 
 
-class ColdDoor:
-    """Everything at and below /v1/cold."""
-
-    def __init__(self, db: Database, logs: BulkDoor) -> None:
-        self._db = db
-        self._logs = logs
-        self._named = msgspec.json.Decoder(Named)
-        self._tiers = msgspec.json.Decoder(TieredBody)
-        self._forgets = msgspec.json.Decoder(ForgetBody)
-
-    def __call__(self, request: Request, raw: bytes, principal: Principal) -> Coroutine[Any, Any, Answer]:
-        """Answer a request; `raw` is the path after /v1/cold, as it came: empty, or with a slash at its beginning."""
-        if raw in (b"", b"/"):
-            if request.method not in (b"GET", b"HEAD"):
-                raise asking.refused(request, "GET, HEAD, OPTIONS")
-            return self._list(principal)
-        match raw:
-            case b"/attach":
-                work: Work = self._attach
-            case b"/detach":
-                work = self._detach
-            case b"/tiered":
-                work = self._tiered
-            case b"/forget":
-                work = self._forget
-            case _:
-                raise asking.nothing(request, BELOW)
-        if request.method != b"POST":
-            raise asking.refused(request, "POST, OPTIONS")
-        return work(request, principal)
-
-    async def _list(self, principal: Principal) -> Response:
-        # There may be many logs.
-        found = await asyncio.to_thread(self._db.execute, ListCold(), principal)
-        places = [
-            {
-                "name": each.place.name,
-                "generation": each.place.generation,
-                "logs": [_told(log) for log in each.logs],
-            }
-            for each in found
-        ]
-        identity = await self._db.aexecute(Identify())
-        found_here = {"url": cold_url(self._db), "database": identity, "time_ms": self._db.clock.settled_ms()}
-        return asking.answer({**found_here, "places": places})
-
-    async def _attach(self, request: Request, principal: Principal) -> Answer:
-        asked = asking.body(request, self._named)
-        # What finds the place takes long to import, and there may be many partitions.
-        await asyncio.to_thread(self._db.execute, AttachTier(asked.target(), asked.label), principal)
-        return await self._described(request, asked, principal)
-
-    async def _detach(self, request: Request, principal: Principal) -> Answer:
-        asked = asking.body(request, self._named)
-        await asyncio.to_thread(self._db.execute, DetachTier(asked.target(), asked.label), principal)
-        return await self._described(request, asked, principal)
-
-    async def _described(self, request: Request, asked: Named, principal: Principal) -> Answer:
-        """What /v1/logs says of it now."""
-        named = {name: value for name, value in msgspec.structs.asdict(asked).items() if value is not None}
-        question = Request(b"GET", b"/v1/logs", urlencode(named).encode(), {}, b"", peer=request.peer)
-        return await self._logs(question, b"", principal)
-
-    async def _tiered(self, request: Request, principal: Principal) -> Response:
-        asked = asking.body(request, self._tiers)
-        command = MoveTiered(asked.place, asked.generation, asked.ranges)
-        return asking.answer({"generation": await self._db.aexecute(command, principal)})
-
-    async def _forget(self, request: Request, principal: Principal) -> Response:
-        asked = asking.body(request, self._forgets)
-        now = await self._db.aexecute(ForgetCold(asked.place, asked.starts), principal)
-        return asking.answer({"starts": asking.numbered(now)})
+class TieredLogResponse(msgspec.Struct):
+    log: int
+    start: int
+    tiered: int
+    next: int
+    table: str | UnsetType = UNSET
+    label: str | UnsetType | None = UNSET
 
 
-def _told(log: TierInfo) -> dict[str, Any]:
-    of = {} if log.table is None else {"table": log.table, "label": log.label}
-    return {"log": log.tier.log, "start": log.tier.start, "tiered": log.tier.tiered, "next": log.next, **of}
+class ColdPlaceResponse(msgspec.Struct):
+    name: str
+    generation: int
+    logs: list[TieredLogResponse]
+
+
+class ColdStorageResponse(msgspec.Struct):
+    url: str | None
+    database: str
+    time_ms: int
+    places: list[ColdPlaceResponse]
+
+
+class GenerationResponse(msgspec.Struct):
+    generation: int
+
+
+class StartsResponse(msgspec.Struct):
+    starts: dict[str, int]
+
+
+_name: Final = msgspec.json.Decoder(LogName)
+_tiered: Final = msgspec.json.Decoder(TieredBody)
+_forget: Final = msgspec.json.Decoder(ForgetColdBody)
+
+
+async def describe(services: Services, request: Request, principal: Principal) -> Response:
+    """Where cold storage is, and the logs in it."""
+    db = services.db
+    found = await asyncio.to_thread(db.execute, ListCold(), principal)  # there may be many logs
+    places = [
+        ColdPlaceResponse(each.place.name, each.place.generation, [_shown(log) for log in each.logs]) for each in found
+    ]
+    identity = await db.aexecute(Identify())
+    return json_response(ColdStorageResponse(cold_url(db), identity, db.clock.settled_ms(), places))
+
+
+async def attach(services: Services, request: Request, principal: Principal) -> Answer:
+    """Keep the history of a log in cold storage from now on; the log."""
+    name = json_body(request, _name)
+    return await _altered(services, AttachTier(name.target(), name.label), name, principal)
+
+
+async def detach(services: Services, request: Request, principal: Principal) -> Answer:
+    """Keep no more of it there; the log."""
+    name = json_body(request, _name)
+    return await _altered(services, DetachTier(name.target(), name.label), name, principal)
+
+
+async def _altered(services: Services, command: Command[Any], name: LogName, principal: Principal) -> Answer:
+    # In a thread: cold storage takes long to import, and there may be many partitions.
+    await asyncio.to_thread(services.db.execute, command, principal)
+    names = {key: value for key, value in msgspec.structs.asdict(name).items() if value is not None}
+    return await (await services.arrow.handlers()).describe(names, principal)
+
+
+def parse_tiered(request: Request) -> MoveTiered:
+    body = json_body(request, _tiered)
+    return MoveTiered(body.place, body.generation, body.ranges)
+
+
+def render_generation(request: Request, generation: int) -> Response:
+    return json_response(GenerationResponse(generation))
+
+
+def parse_forget(request: Request) -> ForgetCold:
+    body = json_body(request, _forget)
+    return ForgetCold(body.place, body.starts)
+
+
+def render_starts(request: Request, starts: dict[int, int]) -> Response:
+    return json_response(StartsResponse(by_log(starts)))
+
+
+def _shown(log: ColdLogInfo) -> TieredLogResponse:
+    shown = TieredLogResponse(log.tier.log, log.tier.start, log.tier.tiered, log.next)
+    if log.table is not None:
+        shown.table, shown.label = log.table, log.label
+    return shown

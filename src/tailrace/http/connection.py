@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: bytes in, requests to the door, answers out in the order of the requests.
+"""One HTTP/1.1 connection: bytes in, requests to the handler, answers out in the order of the requests.
 
 Theory of operation. A request that has arrived (see `inbound`) becomes an `Exchange`: in `_waiting` while it may
 not run yet, in `_owed` from its start until its answer is written. `_pump` moves exchanges on and is called
@@ -21,7 +21,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from typing import Final, cast
+from collections.abc import Coroutine
+from typing import Any, Final, cast
 
 import httptools
 
@@ -29,8 +30,9 @@ from tailrace import limits as named
 from tailrace.http import wire
 from tailrace.http.drive import Drive
 from tailrace.http.inbound import BODY, CLOSING, HEAD, IDLE, Inbound, log
-from tailrace.http.message import Answer, Frame, Live, Request, Response
+from tailrace.http.message import Answer, Frame, LiveResponse, Request, Response
 from tailrace.http.shared import Shared
+from tailrace.http.submitted import Handler, Submitted
 from tailrace.http.unsent import COUNTED_FROM, SEND_BYTES, Held
 from tailrace.http.wire import Refusal
 
@@ -42,12 +44,13 @@ STOPPING: Final = wire.error_response(503, "UNAVAILABLE", "the server is stoppin
 
 
 class Exchange(Drive[Answer]):
-    """One request and, in time, its answer: the door's coroutine under way."""
+    """One request and, in time, its answer: a submitted command, or the handler's coroutine under way."""
 
-    __slots__ = ("answer", "connection", "head_only", "http10", "reading", "request", "unsent")
+    __slots__ = ("_submitted", "answer", "connection", "head_only", "http10", "reading", "request", "unsent")
 
     def __init__(self, connection: Connection, request: Request | None, http10: bool) -> None:
         self._coroutine = self._parked = self._task = None
+        self._submitted: Submitted | None = None
         self.connection = connection
         self.request = request
         self.http10 = http10
@@ -56,10 +59,49 @@ class Exchange(Drive[Answer]):
         self.answer: Answer | None = None
         self.unsent = 0  # bytes of the response while it waits for its turn
 
+    def begin(self, handler: Handler) -> None:
+        """Call the handler, and answer when its work is done."""
+        assert self.request is not None
+        try:
+            work = handler(self.request)
+        except Exception as error:
+            self.finished(None, error)
+            return
+        if type(work) is Submitted:
+            self._submitted = work
+            work.completion.on_done(self._completed)
+        elif isinstance(work, (Response, LiveResponse)):  # a union of types would be made each time
+            self.finished(work, None)
+        else:
+            self._coroutine = cast("Coroutine[Any, Any, Answer]", work)
+            self._step(None)
+
+    def _completed(self) -> None:
+        submitted = self._submitted
+        if submitted is None:  # the exchange was cancelled
+            return
+        self._submitted = None
+        try:
+            response = submitted.response()
+        except Exception as error:
+            self.finished(None, error)
+        else:
+            self.finished(response, None)
+
+    def cancel(self) -> None:
+        """Wait no longer. A submitted command is executed all the same."""
+        if self._submitted is None:
+            super().cancel()
+        elif asyncio.current_task() is not None:
+            asyncio.get_running_loop().call_soon(self.cancel)
+        else:
+            self._submitted = None
+            self.finished(None, asyncio.CancelledError())
+
     def finished(self, result: Answer | None, error: BaseException | None) -> None:
         connection = self.connection
         if result is None:
-            result = connection._failed(error or TypeError("the door returned no answer"))
+            result = connection._failed(error or TypeError("the handler returned no answer"))
         self.answer = result
         if connection._transport is not None:
             if connection._write_paused or not connection._owed or connection._owed[0] is not self:
@@ -68,7 +110,7 @@ class Exchange(Drive[Answer]):
 
 
 class LiveSink:
-    """Where a live answer is written; see `message.Sink`."""
+    """Where a live answer is written; see `message.ResponseSink`."""
 
     __slots__ = ("_chunked", "_connection", "_limit", "_transport")
 
@@ -181,7 +223,7 @@ class Connection(Inbound):
         if self._live is not None:
             self._live.cancel()
         for exchange in self._owed:
-            # What a write does is committed anyway; a read has nobody left to read for, nor has a SELECT.
+            # A write is committed anyway; the result of a read or a SELECT has no recipient any more.
             if exchange.reading or (exchange.request is not None and exchange.request.path in wire.QUERIES):
                 exchange.cancel()
         self._owed.clear()
@@ -194,9 +236,9 @@ class Connection(Inbound):
     def eof_received(self) -> bool:
         """The client sends no more. It still gets what it is owed, if that comes soon."""
         self._eof = self._deaf = True
-        # A reader that closes looks just like one that only stops sending. Live readers have nothing to send
-        # and are taken to have left; so is, after a while, whoever waits for a read (see check). A consumer that waits
-        # is taken to have left at once: nothing may be claimed for it.
+        # A client that closes looks just like one that only stops sending. Live readers have nothing to send, and are
+        # taken to have left; so is, after a while, a client that waits for a read (see check). A consumer that waits is
+        # taken to have left at once: nothing may be claimed for it.
         pending = self._owed or self._waiting or self._rest
         if self._live is not None or self._phase == CLOSING or not pending or self._claims():
             return False
@@ -250,7 +292,7 @@ class Connection(Inbound):
         self._line_up(exchange)
 
     def _turn_away(self) -> None:
-        """One connection too many. Some may linger to be told; beyond those, none is worth a descriptor."""
+        """One connection too many. Some may linger for the refusal; beyond those, none is worth a descriptor."""
         limits = self._shared.limits
         if len(self._shared.connections) > limits.connections_max + limits.connections_max // 8 + 1:
             self.abort()
@@ -290,17 +332,17 @@ class Connection(Inbound):
         if exchange.request is None:
             self._pump()
         else:
-            exchange.run(self._shared.door(exchange.request))
+            exchange.begin(self._shared.handler)
 
     def _failed(self, error: BaseException) -> Response | None:
-        """The answer for an error that a door let escape: our bug, unless it was cancelled."""
+        """The answer for an error that a handler let escape: our bug, unless it was cancelled."""
         if isinstance(error, asyncio.CancelledError):
             if self._transport is None:
                 return None
             if self._shared.stopping:
                 return STOPPING
         self._shared.stats.failures += 1
-        log.error("a door failed", exc_info=error)
+        log.error("a handler failed", exc_info=error)
         return INTERNAL
 
     def _pump(self) -> None:
@@ -359,7 +401,7 @@ class Connection(Inbound):
     def _write(self, exchange: Exchange) -> None:
         transport, answer, owed = self._transport, exchange.answer, self._owed
         assert transport is not None
-        if isinstance(answer, Live):
+        if isinstance(answer, LiveResponse):
             if not exchange.head_only and wire.has_body(answer.status):
                 self._go_live(transport, exchange, answer)
                 return
@@ -458,7 +500,7 @@ class Connection(Inbound):
         self._release_memory()
         self._shared.unsent.forget(self)
 
-    def _go_live(self, transport: asyncio.Transport, exchange: Exchange, live: Live) -> None:
+    def _go_live(self, transport: asyncio.Transport, exchange: Exchange, live: LiveResponse) -> None:
         chunked = not exchange.http10
         if not chunked:
             # Only the end of the connection can end such an answer, so that none can follow it.
@@ -488,7 +530,7 @@ class Connection(Inbound):
         if transport is None or sink is None:
             return
         sink.close()
-        if error is not None or (task.cancelled() and cast(Live, self._owed[0].answer).whole):
+        if error is not None or (task.cancelled() and cast(LiveResponse, self._owed[0].answer).whole):
             # Half an answer must not look like a whole one.
             self.abort()
             return
@@ -562,7 +604,7 @@ class Connection(Inbound):
             self.abort()
 
     def _check_stall(self, now: float) -> None:
-        """Nobody is waited for who takes nothing of what is written."""
+        """Abort a connection whose peer takes nothing of the output."""
         assert self._transport is not None
         unsent = self._transport.get_write_buffer_size()
         if 0 < unsent < self._unsent_mark:
@@ -572,5 +614,5 @@ class Connection(Inbound):
             self.abort()
 
 
-async def _run(live: Live, sink: LiveSink) -> None:
+async def _run(live: LiveResponse, sink: LiveSink) -> None:
     await live.run(sink)

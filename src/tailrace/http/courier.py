@@ -1,4 +1,4 @@
-"""Carries one wake to its webhook and says what came of it.
+"""Delivers one wake to its webhook.
 
 The rule: the connection goes to an address that was checked a moment ago, and nowhere else. No redirect is followed, no
 proxy of the environment is used, no connection is kept: one made for a host could otherwise serve another host that
@@ -22,7 +22,7 @@ from tailrace.clock import Clock
 from tailrace.errors import Error, Invalid
 from tailrace.http.subscriptions import callback_url, stream_infos
 from tailrace.subscriptions import signing, webhook
-from tailrace.subscriptions.dispatch import Delivery
+from tailrace.subscriptions.dispatch import WebhookDelivery
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
@@ -49,7 +49,12 @@ class Courier:
     """Delivers wakes. `verify` replaces the certificates that are trusted, `resolve` the resolver."""
 
     def __init__(
-        self, rules: webhook.Rules, clock: Clock, *, verify: ssl.SSLContext | None = None, resolve: Resolve = resolve
+        self,
+        rules: webhook.WebhookRules,
+        clock: Clock,
+        *,
+        verify: ssl.SSLContext | None = None,
+        resolve: Resolve = resolve,
     ) -> None:
         self._rules = rules
         self._clock = clock
@@ -57,7 +62,7 @@ class Courier:
         self._resolve = resolve
         self._transport: httpx.AsyncHTTPTransport | None = None
 
-    async def carry(self, delivery: Delivery) -> Outcome:
+    async def deliver(self, delivery: WebhookDelivery) -> Outcome:
         """Make one attempt. It ends with the lease at the latest: after that the answer would count for nothing."""
         row = delivery.subscription
         assert row.webhook_url is not None
@@ -82,7 +87,7 @@ class Courier:
             await self._transport.aclose()
             self._transport = None
 
-    async def _address(self, target: webhook.Target) -> webhook.Address:
+    async def _address(self, target: webhook.WebhookTarget) -> webhook.Address:
         """Where to connect. One bad address among several is refused like a single one: no honest name has it."""
         literal = target.literal
         texts = [str(literal)] if literal is not None else await self._resolve(target.host, target.port)
@@ -94,7 +99,7 @@ class Courier:
         return addresses[0]
 
     async def _post(
-        self, target: webhook.Target, address: webhook.Address, body: bytes, key: signing.SigningKey
+        self, target: webhook.WebhookTarget, address: webhook.Address, body: bytes, key: signing.SigningKey
     ) -> Outcome:
         literal = f"[{address}]" if address.version == 6 else str(address)
         request = httpx.Request(
@@ -121,7 +126,7 @@ class Courier:
 
     def _opened(self) -> httpx.AsyncHTTPTransport:
         # Not a client: it would log whole URLs, and keep cookies of one receiver for another at the same address. Nor
-        # has a transport redirects or timeouts; `carry` has the one that counts.
+        # has a transport redirects or timeouts; `deliver` has the one that counts.
         if self._transport is None:
             self._transport = httpx.AsyncHTTPTransport(
                 verify=True if self._verify is None else self._verify,
@@ -131,7 +136,7 @@ class Courier:
         return self._transport
 
 
-def body_of(delivery: Delivery) -> bytes:
+def body_of(delivery: WebhookDelivery) -> bytes:
     row = delivery.subscription
     return msgspec.json.encode(
         {

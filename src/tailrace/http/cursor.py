@@ -1,8 +1,8 @@
-"""Cursors: what keeps a cache in front of live readers from serving the same empty answer for ever.
+"""Cursors keep a cache in front of live readers from serving the same empty response for ever.
 
 Time is cut into intervals of 20 s; a cursor is the number of the current one. A client that comes back with that number
-or a later one gets a number strictly beyond its own, so cursors never go back and never repeat for one client. What is
-answered is always taken again: a number beyond `CURSOR_MAX` is neither issued nor heard.
+or a later one gets a number strictly beyond its own, so cursors never go back and never repeat for one client. A cursor
+that was issued is always accepted again: a number beyond `CURSOR_MAX` is neither issued nor accepted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def current(now_ms: int) -> int:
 
 
 def following(now_ms: int, client: str | None) -> int:
-    """The cursor to answer with to a client that sent `client`. What is not a number counts as not sent."""
+    """The cursor for the response to a client that sent `client`; anything but a number is ignored."""
     now = current(now_ms)
     if client is None or not client.isascii() or not client.isdigit() or len(client) > _DIGITS_MAX:
         return now

@@ -1,4 +1,4 @@
-"""Runs a door's coroutine by hand, without an asyncio Task for each request.
+"""Runs a handler's coroutine by hand, without an asyncio Task for each request.
 
 Theory of operation. A coroutine is stepped at once, in the caller's turn of the event loop, outside any task.
 What it yields says what it waits for:
@@ -8,10 +8,10 @@ What it yields says what it waits for:
 * anything else (an asyncio future, or None from ``sleep(0)``): the rest runs in a real task, so that
   ``asyncio.timeout`` and its like work from there on. There is no way back, nor a need for one.
 
-The rule: a step never runs inside somebody else's task, for ``current_task()`` would then name the wrong one
-and a time-out would cancel a stranger. Whoever starts a drive or sets a completion is therefore a callback of the
-loop: the transport's, the runner's. (Asking each time costs as much as the rest of a step.)
-Context variables are not kept apart before the handing over; doors pass values instead.
+The rule: a step never runs inside another task, for ``current_task()`` would then name the wrong one
+and a time-out would cancel the wrong one. Drives are started and completions set by callbacks of the loop only: the
+transport's, the runner's. (Checking each time costs as much as the rest of a step.)
+Context variables are not isolated before the coroutine is handed to a task; handlers pass values instead.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from tailrace.errors import (
     AlreadyClaimed,
     Closed,
     Error,
+    LoginThrottled,
     NotAllowed,
     SequenceGap,
-    Slowed,
     StaleEpoch,
     TooMany,
     Trimmed,
@@ -50,7 +50,7 @@ def response(error: Error) -> Response:
             wrong = b', error="invalid_token"' if isinstance(error, WrongToken) else b""
             basic = b', Basic realm="tailrace", charset="UTF-8"'
             headers.append((b"www-authenticate", b'Bearer realm="tailrace"' + wrong + basic))
-        case Slowed():
+        case LoginThrottled():
             headers.append((b"retry-after", b"%d" % error.retry_after_s))
         case Unavailable() | TooMany():
             headers.append((b"retry-after", b"1"))

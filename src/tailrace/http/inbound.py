@@ -34,7 +34,7 @@ _CHUNK_FRAME_BYTES: Final = 12  # what a chunk may have around it: a size of up 
 
 
 class Inbound(asyncio.Protocol):
-    """A protocol object that collects requests. Its heir runs and answers them."""
+    """A protocol object that collects requests. A subclass runs and answers them."""
 
     __slots__ = (
         "_body",
@@ -202,7 +202,7 @@ class Inbound(asyncio.Protocol):
             return cause
         self._shared.stats.failures += 1
         log.error("the transport failed", exc_info=cause)
-        return Refusal(500, "INTERNAL", "the server failed to take the request; its log says why")
+        return Refusal(500, "INTERNAL", "internal error; the server's log has the reason")
 
     def _count_silence(self, received: int, before: int) -> None:
         """A field without an end, or chunks without content, are not seen by the callbacks; their bytes are."""
@@ -309,7 +309,7 @@ class Inbound(asyncio.Protocol):
         if self._repeats > self._shared.limits.headers_max:  # now: joining a great many is what costs
             raise wire.too_many_fields(self._shared.limits.headers_max)
         if name in wire.SINGLE:
-            raise wire.invalid(f"the field {name.decode()} is there twice; send it once")
+            raise wire.invalid(f"the field {name.decode()} is sent twice; send it once")
         self._headers[name] = b"%b, %b" % (self._headers[name], value)
 
     def _skip_trailer(self, name: bytes, value: bytes) -> None:
@@ -349,7 +349,7 @@ class Inbound(asyncio.Protocol):
             self._phase = UPGRADE
 
     def _hold(self) -> None:
-        """What has arrived of a body stays until the rest has: count it. Most bodies come whole and never do."""
+        """Count the part of a body that has arrived and waits for the rest. Most bodies come whole."""
         grown = self._body_bytes - self._body_held_bytes
         self._body_held_bytes = self._body_bytes
         self._held_bytes += grown

@@ -1,8 +1,8 @@
 """The keys of outside issuers: fetched from where they publish them, and kept.
 
 A token names its key. One that is not known may be new, so the keys are fetched again, but not more often than every
-`REFETCH_S`: whoever makes key names up costs the issuer nothing. Keys that are known go on to be taken while the issuer
-cannot be reached, for a day; what needs an unknown one is answered 503 then, since nobody can tell whether it is right.
+`REFETCH_S`: invented key names cost the issuer nothing. Known keys are still accepted while the issuer
+cannot be reached, for a day; a token with an unknown key is answered 503 then, since it cannot be verified.
 One fetch at a time, bounded in size and, from connecting to the last byte, in time; the end of the server ends it.
 """
 
@@ -18,7 +18,7 @@ import msgspec
 
 from tailrace.auth import tokens
 from tailrace.auth.tokens import PublicKey
-from tailrace.config import Issuer
+from tailrace.config import IssuerConfig
 from tailrace.errors import Unavailable, WrongToken
 
 REFETCH_S: Final = 10.0  # the shortest time between two fetches
@@ -34,7 +34,7 @@ logger = logging.getLogger("tailrace.http")
 class Keyring:
     """The keys of one issuer. For the event loop's thread."""
 
-    def __init__(self, issuer: Issuer, monotonic_s: Callable[[], float]) -> None:
+    def __init__(self, issuer: IssuerConfig, monotonic_s: Callable[[], float]) -> None:
         self.issuer = issuer
         self._monotonic_s = monotonic_s
         self._keys: dict[str | None, PublicKey] = {}
@@ -55,13 +55,13 @@ class Keyring:
             return found
         fetching = self._fetch(now_s)
         if fetching is not None:
-            await asyncio.wait((fetching,))  # whoever leaves does not end it, and its end is nobody's but its own
+            await asyncio.wait((fetching,))  # a request that is cancelled does not cancel the fetch
         found = self._known(name)
         if found is not None:
             return found
         if self._fetched_s is None or self._tried_s is None or self._fetched_s < self._tried_s:
             raise Unavailable(
-                f"the keys of {self.issuer.issuer!r} cannot be had now, so the token cannot be verified; try again",
+                f"the keys of {self.issuer.issuer!r} cannot be fetched now, so the token cannot be verified; try again",
                 code="ISSUER_UNREACHABLE",
             )
         raise WrongToken(
@@ -129,7 +129,7 @@ def _read(url: str, body: bytes) -> dict[str | None, PublicKey]:
     whole: Any = msgspec.json.decode(body)
     listed = whole.get("keys") if isinstance(whole, dict) else None
     if not isinstance(listed, list):
-        raise ValueError(f"{url} holds no JWKS: an object with a list of keys is wanted")
+        raise ValueError(f"{url} is not a JWKS: an object with a list of keys is expected")
     keys: dict[str | None, PublicKey] = {}
     for facts in listed[:KEYS_MAX]:
         found = tokens.public_key(facts) if isinstance(facts, dict) else None

@@ -1,8 +1,8 @@
-"""Where readers wait, and the only place: long-polls for the next entry, event streams for all that follow.
+"""Live reads: long-polls wait for the next entry, event streams for all that follow.
 
 Readers of one log that have caught up share a `Channel`: what a commit appended is encoded once and the same bytes go
 to all of them; only the control event may be a reader's own. A reader subscribes before it reads, so nothing is
-appended between the two unseen; what it then hears of twice, or has missed, it recognises by position.
+appended between the two unseen; entries that it then sees twice, or has missed, it recognises by position.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tailrace.clock import Clock
 from tailrace.completion import Completion
 from tailrace.errors import TooMany
 from tailrace.http import cursor as cursors
-from tailrace.http.encoding import HEARTBEAT, Encoding, SharedEvent, control
-from tailrace.http.message import Frame, Sink
+from tailrace.http.message import Frame, ResponseSink
+from tailrace.http.sse import HEARTBEAT, Encoding, SharedEvent, control
 from tailrace.log.entry import Entry
 from tailrace.log.log import Advanced, Ended
 from tailrace.log.tail import Tail
@@ -33,10 +33,10 @@ READ_BYTES: Final = 4 * limits.KiB  # what a read costs, beside what it finds
 
 
 class Turns:
-    """Lets readers that one commit has woken read one after the other.
+    """Lets the readers that a commit has woken read one after the other.
 
     In one turn of the event loop they read what a slice holds. In between, others are served, and what was read is
-    counted as unsent: else a large entry would be in memory once for each of them before anybody is disconnected."""
+    counted as unsent: else a large entry would be in memory once for each of them before a reader is disconnected."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, Completion[None]]] = deque()
@@ -68,12 +68,12 @@ class Turns:
             turn.set(None)
 
 
-class Reader:
+class EventReader:
     """An event-stream reader that has caught up to `position`."""
 
     __slots__ = ("behind", "cursor", "ended", "position", "sink")
 
-    def __init__(self, sink: Sink, position: int, cursor: int | None) -> None:
+    def __init__(self, sink: ResponseSink, position: int, cursor: int | None) -> None:
         self.sink = sink
         self.position = position
         self.cursor = cursor  # what the reader came with, where that is not in the past
@@ -89,7 +89,7 @@ class Channel:
     """The caught-up readers of one log."""
 
     def __init__(self, encoding: Encoding, clock: Clock, metrics: Metrics) -> None:
-        self.readers: set[Reader] = set()
+        self.readers: set[EventReader] = set()
         self._encoding = encoding
         self._clock = clock
         self._metrics = metrics
@@ -121,8 +121,8 @@ class Channel:
     def _frames(
         self, at: int, cursor: int, entries: list[Entry], data: dict[int, Frame], *, closed: bool
     ) -> tuple[Frame, ...]:
-        """What a reader at this position has not seen yet; empty if there is nothing, or something that it has to read:
-        what is before, or too large to be encoded here.
+        """The frames that a reader at this position has not seen yet; empty if there are none, or if it has to read the
+        entries, because some are before them, or they are too large to be encoded here.
 
         The data is encoded once for all readers at one position, however many cursors they have, and kept in `data`."""
         new = [entry for entry in entries if entry.position >= at]
@@ -130,14 +130,14 @@ class Channel:
             return ()
         if sum([len(entry.body) for entry in new]) > self._encoding.live_bytes_max:
             return ()
-        told = control(new[-1].next if new else at, cursor, at_tail=True, closed=closed)
+        event = control(new[-1].next if new else at, cursor, at_tail=True, closed=closed)
         if not new:
-            return (Frame(told),)
+            return (Frame(event),)
         if at not in data:
             data[at] = Frame(self._encoding.event([self._encoding.rendered(entry) for entry in new]))
         if len(data[at].data) <= JOIN_BYTES_MAX:
-            return (Frame(data[at].data + told),)
-        return (data[at], Frame(told))
+            return (Frame(data[at].data + event),)
+        return (data[at], Frame(event))
 
     def beat(self) -> None:
         for reader in list(self.readers):
@@ -152,7 +152,7 @@ class Watch:
     """One reader that waits for one commit."""
 
     def __init__(self, stopping: set[Callable[[], None]], metrics: Metrics) -> None:
-        self.heard_bytes = 0  # appended since the last wait
+        self.new_bytes = 0  # appended since the last wait
         self.unsubscribe: Callable[[], None] = lambda: None
         self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stopping = stopping
@@ -161,7 +161,7 @@ class Watch:
         metrics.live_readers += 1
 
     def wake(self, notices: list[Any] | None = None) -> None:
-        self.heard_bytes += appended_bytes(notices or [])
+        self.new_bytes += appended_bytes(notices or [])
         if not self._future.done():
             self._future.set_result(None)
 
@@ -181,8 +181,8 @@ class Watch:
         self.unsubscribe()
 
 
-class Live:
-    """All that wait on one server."""
+class LiveReads:
+    """The live readers of one server."""
 
     def __init__(self, tail: Tail, clock: Clock, metrics: Metrics, *, recycle_s: float) -> None:
         self._tail = tail
@@ -202,7 +202,7 @@ class Live:
             raise TooMany(f"{limits.WAITERS_MAX} readers are waiting already; retry in a moment")
 
     def watch(self, log: int) -> Watch:
-        """Hear of the next commit that touches `log`. Watch first, then read: nothing falls between."""
+        """Follow the next commit that touches `log`. Watch first, then read: nothing falls between."""
         watch = Watch(self._stopping, self._metrics)
         watch.unsubscribe = self._tail.subscribe(log, watch.wake)
         return watch
@@ -216,21 +216,21 @@ class Live:
             event = self._events[key] = SharedEvent(encoding, body)
         return event
 
-    def join(self, log: int, encoding: Encoding, sink: Sink, position: int, cursor: int | None) -> Reader:
+    def join(self, log: int, encoding: Encoding, sink: ResponseSink, position: int, cursor: int | None) -> EventReader:
         """Let a reader that has everything below `position` follow the log from now on."""
         key = (log, encoding)
         channel = self._channels.get(key)
         if channel is None:
             channel = self._channels[key] = Channel(encoding, self._clock, self._metrics)
             channel.unsubscribe = self._tail.subscribe(log, channel.publish)
-        reader = Reader(sink, position, cursor)
+        reader = EventReader(sink, position, cursor)
         channel.readers.add(reader)
         self._metrics.live_readers += 1
         if self._heart is None:
             self._heart = asyncio.get_running_loop().call_later(limits.SSE_HEARTBEAT_S, self._beat)
         return reader
 
-    def leave(self, log: int, encoding: Encoding, reader: Reader) -> None:
+    def leave(self, log: int, encoding: Encoding, reader: EventReader) -> None:
         key = (log, encoding)
         channel = self._channels.get(key)
         if channel is not None and reader in channel.readers:
@@ -244,7 +244,7 @@ class Live:
         """How long a reader may stay. Spread, so that readers that came together do not all come back together."""
         return self._recycle_s * random.uniform(0.9, 1.1)
 
-    async def stay(self, reader: Reader, seconds: float) -> None:
+    async def stay(self, reader: EventReader, seconds: float) -> None:
         """Return when the log has ended for the reader, or after a while."""
         self._stopping.add(reader.end)
         try:
@@ -253,7 +253,7 @@ class Live:
             self._stopping.discard(reader.end)
 
     def stop(self) -> None:
-        """Let everyone go: long-polls are answered, event streams end."""
+        """End all live reads: long-polls are answered, event streams end."""
         if self._heart is not None:
             self._heart.cancel()
             self._heart = None

@@ -1,9 +1,9 @@
-"""What passes between a transport and a door: requests in, responses out, and nothing of sockets.
+"""Requests and responses, as they pass between a transport and a handler, without sockets.
 
-A door is ``async def door(request) -> Response | Live``. Transports (our own and ASGI) build the `Request`,
-run the door and write what it returns. Header names are lower-case bytes on both sides.
+Transports (our own and ASGI) build the `Request`, call the handler and write the answer (`submitted.py` says what a
+handler returns). Header names are lower-case bytes on both sides.
 
-A `Live` response stays open: its ``run(sink)`` is started as a task once the head is on the wire and is
+A `LiveResponse` response stays open: its ``run(sink)`` is started as a task once the head is on the wire and is
 cancelled when the reader leaves. A `Frame` is encoded once, however many sinks it is sent to.
 """
 
@@ -25,9 +25,14 @@ SANDBOX: Final = (b"content-security-policy", b"sandbox")
 
 
 class Request:
-    """One request, whole: the transport has read the body within its limits before a door sees it."""
+    """One request, whole: the transport has read the body within its limits before a handler sees it."""
 
-    __slots__ = ("body", "headers", "method", "mount", "path", "peer", "query", "secure")
+    __slots__ = ("body", "config", "headers", "method", "mount", "parameters", "path", "peer", "query", "secure")
+
+    # Set when the request is dispatched: the server's configuration; and the parameters in the query string, if there
+    # are any and the route knows all of its own.
+    config: Config
+    parameters: dict[str, str]
 
     def __init__(
         self,
@@ -48,7 +53,7 @@ class Request:
         self.body = body
         self.peer = peer
         self.secure = secure
-        self.mount = mount  # what comes before `path` in the client's URL, percent-encoded; no slash at the end
+        self.mount = mount  # the part before `path` in the client's URL, percent-encoded; no slash at the end
 
 
 def origin(request: Request, config: Config) -> str:
@@ -95,7 +100,7 @@ class Frame:
         return self._chunk
 
 
-class Sink(Protocol):
+class ResponseSink(Protocol):
     """Where a live answer is written. Sending to a reader that is gone or dropped does nothing."""
 
     def send(self, *frames: Frame) -> None:
@@ -106,20 +111,20 @@ class Sink(Protocol):
         """Return when the reader has taken enough of what was sent to be sent more."""
 
     def hold(self, held: Held) -> None:
-        """Count `held` as unsent output, in place of what was held before. Whoever sends memory in slices says so."""
+        """Count `held` as unsent output, in place of the memory held before, while it is sent in slices."""
 
     def release(self) -> None:
         """Nothing is held any more."""
 
 
-class Live:
+class LiveResponse:
     """An answer that stays open; it ends when `run` returns. `whole`: it is not to end before, so that if `run` is
     cancelled the connection is cut, as it is when `run` fails."""
 
     __slots__ = ("headers", "run", "status", "whole")
 
     def __init__(
-        self, status: int, headers: Headers, run: Callable[[Sink], Awaitable[None]], *, whole: bool = False
+        self, status: int, headers: Headers, run: Callable[[ResponseSink], Awaitable[None]], *, whole: bool = False
     ) -> None:
         self.status = status
         self.headers = headers
@@ -127,5 +132,4 @@ class Live:
         self.whole = whole
 
 
-Answer = Response | Live
-Door = Callable[[Request], Awaitable[Answer]]
+Answer = Response | LiveResponse

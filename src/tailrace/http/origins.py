@@ -105,8 +105,8 @@ class OriginPolicy:
                 )
             if _has_ambient_credentials(request.headers):
                 raise Forbidden(
-                    f"Basic credentials are not taken from pages of {text[:100]!r}, since browsers send them "
-                    "unasked; send a bearer token, or list the origin in the setting http.allowed_origins "
+                    f"Basic credentials are not accepted from pages of {text[:100]!r}, because browsers send them "
+                    "automatically; send a bearer token, or list the origin in the setting http.allowed_origins "
                     "(--allow-origin)",
                     code="FOREIGN_ORIGIN",
                 )
@@ -125,7 +125,7 @@ class OriginPolicy:
         )
         if not followed and (self._dev or _has_ambient_credentials(headers)):
             raise Forbidden(
-                "pages of other sites may not embed what this server has, nor send forms to it (Sec-Fetch-Site: "
+                "pages of other sites may neither embed content of this server nor send forms to it (Sec-Fetch-Site: "
                 "cross-site); fetch it with CORS, from an origin of the setting http.allowed_origins (--allow-origin)",
                 code="FOREIGN_ORIGIN",
             )
@@ -136,7 +136,7 @@ def _authority(name: str, port: str | None) -> str:
 
 
 def _check_peer(request: Request) -> None:
-    """In dev mode whoever reaches the server may do everything."""
+    """Dev mode serves this machine alone: its requests may do everything."""
     if not is_loopback_address(request.peer):
         peer = f"from {request.peer[:100]!r}" if request.peer else "whose peer address is unknown (a Unix socket?)"
         raise Forbidden(
@@ -147,7 +147,7 @@ def _check_peer(request: Request) -> None:
     if not _FORWARDED.isdisjoint(request.headers):
         name = min(_FORWARDED.intersection(request.headers))
         raise Forbidden(
-            f"a server in dev mode has no authentication and is not to be used through a proxy, but the request "
+            f"a server in dev mode has no authentication and must not be used through a proxy, but the request "
             f"has {name.decode()}. Leave dev mode and set a token (TAILRACE_TOKEN), or have the proxy leave the "
             "field out",
             code="FOREIGN_PEER",

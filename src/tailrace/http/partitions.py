@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Coroutine
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -18,21 +18,24 @@ from msgspec import UNSET, UnsetType
 from tailrace import limits
 from tailrace.access import Principal
 from tailrace.database import Database
-from tailrace.errors import NotAllowed
-from tailrace.http.encoding import JsonEncoding
+from tailrace.errors import NotFound
 from tailrace.http.message import Answer, Headers, Request, Response
-from tailrace.http.reading import Piece, Reading
+from tailrace.http.reading import FeedSlice
+from tailrace.http.sse import JsonEncoding
 from tailrace.log.entry import Entry
 from tailrace.log.position import offset
-from tailrace.topics.queries import DescribePartition, ReadPartition
-from tailrace.topics.topic import MODES, OPERATIONS, Message, Topic, opened
+from tailrace.topics.queries import DescribePartition, PartitionEntries, ReadPartition
+from tailrace.topics.topic import MODES, OPERATIONS, DeliveredMessage, Topic, opened
 
-METHODS: Final = "GET, HEAD, OPTIONS"
+if TYPE_CHECKING:
+    from tailrace.http.services import Services
+
+PARTITION_DIGITS_MAX: Final = 9
 CONTENT_TYPE: Final = "application/json"
-APART_BYTES: Final = 64 * limits.KiB  # of entries; more are made JSON in several turns of the event loop
+TURN_BYTES: Final = 64 * limits.KiB  # of entries; more are made JSON in several turns of the event loop
 
 
-class Origin(msgspec.Struct, gc=False):
+class DeadLetterOrigin(msgspec.Struct, gc=False):
     """Where a dead letter comes from."""
 
     topic: str
@@ -58,13 +61,13 @@ class WireMessage(msgspec.Struct, gc=False):
     attempt: int | UnsetType = UNSET
     lease_id: str | UnsetType | None = UNSET
     key: str | UnsetType = UNSET
-    origin: Origin | UnsetType = UNSET
+    origin: DeadLetterOrigin | UnsetType = UNSET
 
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def wire_messages(topic: str, messages: list[Message], lease: str | None) -> list[WireMessage]:
+def wire_messages(topic: str, messages: list[DeliveredMessage], lease: str | None) -> list[WireMessage]:
     """Messages as a consumer gets them; `topic` is its number."""
     made = []
     for message in messages:
@@ -77,14 +80,16 @@ def wire_messages(topic: str, messages: list[Message], lease: str | None) -> lis
         if envelope.key is not None:
             wire.key = envelope.key.decode("utf-8", "replace")
         if envelope.origin is not None:
-            wire.origin = Origin(*envelope.origin)
+            wire.origin = DeadLetterOrigin(*envelope.origin)
         made.append(wire)
     return made
 
 
 def rendered(entry: Entry, topic: str, partition: int) -> bytes:
     """An entry's message, as a reader of the partition gets it."""
-    (wire,) = wire_messages(topic, [Message(partition, entry.position, entry.at_ms, 0, opened(entry.body))], None)
+    (wire,) = wire_messages(
+        topic, [DeliveredMessage(partition, entry.position, entry.at_ms, 0, opened(entry.body))], None
+    )
     wire.attempt = wire.lease_id = UNSET
     return _encode(wire)
 
@@ -92,7 +97,7 @@ def rendered(entry: Entry, topic: str, partition: int) -> bytes:
 class MessagesEncoding(JsonEncoding):
     """One partition's messages. Equal ones share a channel, so that everybody on it is sent the same bytes."""
 
-    live_bytes_max = APART_BYTES
+    live_bytes_max = TURN_BYTES
 
     def __init__(self, topic: Topic, partition: int) -> None:
         self._topic = str(topic.id)
@@ -122,51 +127,56 @@ class PartitionFeed:
         self._topic = topic
         self._partition = partition
 
-    async def read(self, position: int | None, bytes_max: int) -> Piece:
+    async def read(self, position: int | None, bytes_max: int) -> FeedSlice:
         query = ReadPartition(self._topic, self._partition, position, bytes_max, limits.SLICE_ENTRIES)
         run = await self._db.aexecute(query, self.principal)
         encoding = MessagesEncoding(run.topic, self._partition)
-        entries, left = [], APART_BYTES
+        entries, left = [], TURN_BYTES
         for entry in run.entries:
             if left <= 0:
                 await asyncio.sleep(0)
-                left = APART_BYTES
+                left = TURN_BYTES
             left -= len(entry.body)
             entries.append(Entry(entry.log, entry.position, entry.next, entry.at_ms, encoding.rendered(entry)))
-        return Piece(run.log.id, CONTENT_TYPE, encoding, run.position, entries, run.next, run.log.next, False)
+        return FeedSlice(run.log.id, CONTENT_TYPE, encoding, run.position, entries, run.next, run.log.next, False)
 
-    async def describe(self) -> Piece:
+    async def describe(self) -> FeedSlice:
         run = await self._db.aexecute(DescribePartition(self._topic, self._partition), self.principal)
         tail = run.log.next
         encoding = MessagesEncoding(run.topic, self._partition)
-        return Piece(run.log.id, CONTENT_TYPE, encoding, tail, [], tail, tail, False)
-
-    async def head(self) -> Response:
-        run = await self._db.aexecute(DescribePartition(self._topic, self._partition), self.principal)
-        headers: Headers = [
-            (b"content-type", CONTENT_TYPE.encode()),
-            (b"stream-next-offset", offset(run.log.next).encode()),
-            (b"stream-earliest-offset", offset(run.position).encode()),
-            (b"cache-control", b"no-store"),
-        ]
-        if run.topic.retention_seconds is not None:
-            headers.append((b"stream-max-age", b"%d" % run.topic.retention_seconds))
-        if run.topic.retention_max_bytes is not None:
-            headers.append((b"stream-max-bytes", b"%d" % run.topic.retention_max_bytes))
-        return Response(200, headers)
+        return FeedSlice(run.log.id, CONTENT_TYPE, encoding, tail, [], tail, tail, False)
 
 
-def partition_answer(
-    db: Database, reading: Reading, request: Request, principal: Principal, topic: str, partition: int
+def read(
+    services: Services, request: Request, principal: Principal, topic: str, partition: str
 ) -> Coroutine[Any, Any, Answer]:
-    """Answer a request on a partition's stream."""
-    feed = PartitionFeed(db, principal, topic, partition)
-    if request.method == b"GET":
-        return reading.answer(request, feed)
-    if request.method == b"HEAD":
-        return feed.head()
-    raise NotAllowed(
-        f"a partition's stream does not take {request.method.decode('latin-1')}: it is written by publishing to the "
-        f"topic (POST /v1/topics/{topic}) and by routes",
-        allow=METHODS,
-    )
+    """A page, a long-poll or an event stream."""
+    return services.reading.answer(request, PartitionFeed(services.db, principal, topic, partition_number(partition)))
+
+
+def parse_head(request: Request, topic: str, partition: str) -> DescribePartition:
+    return DescribePartition(topic, partition_number(partition))
+
+
+def render_head(request: Request, found: PartitionEntries) -> Response:
+    headers: Headers = [
+        (b"content-type", CONTENT_TYPE.encode()),
+        (b"stream-next-offset", offset(found.log.next).encode()),
+        (b"stream-earliest-offset", offset(found.position).encode()),
+        (b"cache-control", b"no-store"),
+    ]
+    if found.topic.retention_seconds is not None:
+        headers.append((b"stream-max-age", b"%d" % found.topic.retention_seconds))
+    if found.topic.retention_max_bytes is not None:
+        headers.append((b"stream-max-bytes", b"%d" % found.topic.retention_max_bytes))
+    return Response(200, headers)
+
+
+def partition_number(text: str) -> int:
+    """The number of a partition in a path."""
+    if not (text.isascii() and text.isdigit() and len(text) <= PARTITION_DIGITS_MAX):
+        raise NotFound(
+            f"{text[:80]!r} is not the number of a partition; a partition is read at "
+            "/v1/topics/<name>/<partition>/stream"
+        )
+    return int(text)

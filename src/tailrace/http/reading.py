@@ -1,7 +1,7 @@
 """The read half of the Durable Streams protocol, for anything that can be read as a log.
 
-A `Feed` is what is read; streams have one, and so will tables and topics. This module turns catch-up, long-poll
-and event-stream requests over a feed into answers.
+A `Feed` is the source of a read: a stream, the changes of a table, or a partition of a topic. This module answers
+catch-up, long-poll and event-stream requests over a feed.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from tailrace.access import Principal
 from tailrace.clock import Clock
 from tailrace.errors import Error, Invalid
 from tailrace.http import cursor as cursors
-from tailrace.http.callers import Caller
-from tailrace.http.encoding import PART_BYTES, Encoding, SharedEvent, control
-from tailrace.http.live import Live, Reader
-from tailrace.http.message import Answer, Frame, Headers, Request, Response, Sink, content_fields
-from tailrace.http.message import Live as LiveResponse
+from tailrace.http.live import EventReader, LiveReads
+from tailrace.http.message import Answer, Frame, Headers, LiveResponse, Request, Response, ResponseSink, content_fields
+from tailrace.http.revocation import Caller
+from tailrace.http.sse import PART_BYTES, Encoding, SharedEvent, control
 from tailrace.log.entry import Entry
 from tailrace.log.position import BEGINNING, NOW, offset, parse
 
 PARAMETERS: Final = ("offset", "live", "cursor")  # of a read, in the query string
-VARY: Final = (b"vary", b"accept")  # a cache must not answer with JSON who asks for Arrow
+VARY: Final = (b"vary", b"accept")  # a cache must not answer a request for Arrow with JSON
 
 
-class Piece(msgspec.Struct, frozen=True):
-    """A run of entries from `position` on, and the log as it was then."""
+class FeedSlice(msgspec.Struct, frozen=True):
+    """Consecutive entries from `position` on, and the log as it was then."""
 
     log: int
     content_type: str
@@ -48,25 +47,25 @@ class Piece(msgspec.Struct, frozen=True):
 
     @property
     def ended(self) -> bool:
-        """The reader has now seen all there will ever be."""
+        """The log is closed, and the reader has seen all of it."""
         return self.closed and self.at_tail
 
 
 class Feed(Protocol):
     """Something that can be read as a log."""
 
-    principal: Principal  # who reads
-    renew_s: float  # how often a reader must show that it is there, or the log may expire; infinity if it never does
+    principal: Principal  # of the reader
+    renew_s: float  # how often a reader must renew the log, or it may expire; infinity if it never does
 
-    async def read(self, position: int | None, bytes_max: int) -> Piece:
+    async def read(self, position: int | None, bytes_max: int) -> FeedSlice:
         """Entries from `position` (None: the earliest); none, at the tail."""
 
-    async def describe(self) -> Piece:
+    async def describe(self) -> FeedSlice:
         """Where the tail is: a piece without entries that starts and ends there."""
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """What a reader's query string says."""
+class ReadParameters(msgspec.Struct, frozen=True):
+    """The query string of a read."""
 
     offset: str | None
     live: str | None
@@ -77,7 +76,7 @@ class Ask(msgspec.Struct, frozen=True):
         return None if self.offset is None or self.offset == BEGINNING else parse(self.offset)
 
 
-def ask(request: Request) -> Ask:
+def read_parameters(request: Request) -> ReadParameters:
     """Parse and check the query string of a read."""
     seen: dict[str, str] = {}
     if request.query:
@@ -90,14 +89,14 @@ def ask(request: Request) -> Ask:
                 if name in seen:
                     raise Invalid(f"{name} is given more than once; give it once", code=f"INVALID_{name.upper()}")
                 seen[name] = value
-    asked = Ask(seen.get("offset"), seen.get("live"), seen.get("cursor"))
-    if asked.live not in (None, "long-poll", "sse"):
-        raise Invalid(f"live={asked.live[:80]!r} is unknown; use long-poll or sse", code="INVALID_LIVE")
-    if asked.live is not None and asked.offset is None:
-        raise Invalid(f"live={asked.live} needs an offset; use offset=-1 for the beginning", code="MISSING_OFFSET")
-    if asked.offset not in (None, BEGINNING, NOW):
-        parse(asked.offset)
-    return asked
+    parameters = ReadParameters(seen.get("offset"), seen.get("live"), seen.get("cursor"))
+    if parameters.live not in (None, "long-poll", "sse"):
+        raise Invalid(f"live={parameters.live[:80]!r} is unknown; use long-poll or sse", code="INVALID_LIVE")
+    if parameters.live is not None and parameters.offset is None:
+        raise Invalid(f"live={parameters.live} needs an offset; use offset=-1 for the beginning", code="MISSING_OFFSET")
+    if parameters.offset not in (None, BEGINNING, NOW):
+        parse(parameters.offset)
+    return parameters
 
 
 class Reading:
@@ -105,7 +104,7 @@ class Reading:
 
     def __init__(
         self,
-        live: Live,
+        live: LiveReads,
         clock: Clock,
         caller: Callable[[Request, Principal], Caller],
         *,
@@ -121,19 +120,19 @@ class Reading:
         self._cacheable = (b"cache-control", f"{cache_scope}, max-age=60, stale-while-revalidate=300".encode())
 
     async def answer(self, request: Request, feed: Feed) -> Answer:
-        asked = ask(request)
-        if asked.live == "sse":
-            return await self._event_stream(feed, asked)
-        if asked.live == "long-poll":
-            return await self._long_poll(request, feed, asked)
-        if asked.offset == NOW:
+        parameters = read_parameters(request)
+        if parameters.live == "sse":
+            return await self._event_stream(feed, parameters)
+        if parameters.live == "long-poll":
+            return await self._long_poll(request, feed, parameters)
+        if parameters.offset == NOW:
             return whole(await feed.describe(), [(b"cache-control", b"no-store")])
-        piece = await self._page(feed, asked.position)
+        piece = await self._page(feed, parameters.position)
         return _conditional(request, piece, [self._cacheable, VARY])
 
     # -- catch-up
 
-    async def _page(self, feed: Feed, position: int | None) -> Piece:
+    async def _page(self, feed: Feed, position: int | None) -> FeedSlice:
         """A page, read in slices between which the loop serves others."""
         piece = await feed.read(position, min(limits.SLICE_BYTES, self._page_bytes))
         if piece.at_tail:
@@ -156,11 +155,11 @@ class Reading:
 
     # -- long-poll
 
-    async def _long_poll(self, request: Request, feed: Feed, asked: Ask) -> Response:
-        piece = await (feed.describe() if asked.offset == NOW else self._page(feed, asked.position))
+    async def _long_poll(self, request: Request, feed: Feed, parameters: ReadParameters) -> Response:
+        piece = await (feed.describe() if parameters.offset == NOW else self._page(feed, parameters.position))
         if not piece.entries and not piece.ended:
             piece = await self._wait(request, feed, piece)
-        cursor = (b"stream-cursor", b"%d" % cursors.following(self._clock.now_ms(), asked.cursor))
+        cursor = (b"stream-cursor", b"%d" % cursors.following(self._clock.now_ms(), parameters.cursor))
         if piece.entries:
             return _conditional(request, piece, [cursor, self._cacheable])
         extra: Headers = [(b"cache-control", b"no-store")]
@@ -168,8 +167,8 @@ class Reading:
             extra.append(cursor)
         return Response(204, [*_state(piece), *extra])
 
-    async def _wait(self, request: Request, feed: Feed, piece: Piece) -> Piece:
-        """What comes after `piece`, when it comes; nothing at the time-out."""
+    async def _wait(self, request: Request, feed: Feed, piece: FeedSlice) -> FeedSlice:
+        """The entries after `piece`, when there are some; none, at the time-out."""
         self._live.admit()
         watch = self._live.watch(piece.log)
         caller = self._caller(request, feed.principal)
@@ -187,17 +186,19 @@ class Reading:
                 if piece.entries or piece.ended or left <= 0 or self._live.stopping:
                     return piece
                 await watch.wait(min(left, feed.renew_s))  # a reader that waits keeps the log alive
-                await self._live.turns.take(watch.heard_bytes)
-                watch.heard_bytes = 0
+                await self._live.turns.take(watch.new_bytes)
+                watch.new_bytes = 0
         finally:
             caller.close()
             watch.close()
 
     # -- event streams
 
-    async def _event_stream(self, feed: Feed, asked: Ask) -> LiveResponse:
+    async def _event_stream(self, feed: Feed, parameters: ReadParameters) -> LiveResponse:
         self._live.admit()
-        first = await (feed.describe() if asked.offset == NOW else feed.read(asked.position, limits.SLICE_BYTES))
+        first = await (
+            feed.describe() if parameters.offset == NOW else feed.read(parameters.position, limits.SLICE_BYTES)
+        )
         headers: Headers = [
             (b"content-type", b"text/event-stream"),
             (b"cache-control", b"no-cache"),
@@ -209,21 +210,21 @@ class Reading:
         # Only `_follow` refers to what it sends, so that it can let go of it.
         start = [first]
 
-        async def run(sink: Sink) -> None:
+        async def run(sink: ResponseSink) -> None:
             try:
-                await self._follow(feed, start.pop(), asked, sink)
+                await self._follow(feed, start.pop(), parameters, sink)
             except Error:
                 return  # deleted or trimmed meanwhile; the answer ends, and the next request says why
 
         return LiveResponse(200, headers, run)
 
-    async def _follow(self, feed: Feed, piece: Piece, asked: Ask, sink: Sink) -> None:
-        """Send what is there, then what comes."""
+    async def _follow(self, feed: Feed, piece: FeedSlice, parameters: ReadParameters, sink: ResponseSink) -> None:
+        """Send the entries that there are, then those that are committed."""
         encoding = piece.encoding
-        cursor = cursors.following(self._clock.now_ms(), asked.cursor)
+        cursor = cursors.following(self._clock.now_ms(), parameters.cursor)
         floor = cursor if cursor > cursors.current(self._clock.now_ms()) else None
         log = piece.log
-        while piece.log == log:  # deleted and made anew, the path leads to another log: not the continuation
+        while piece.log == log:  # deleted and recreated, the path leads to another log: not the continuation
             bodies = [entry.body for entry in piece.entries]
             data = b""
             if sum(map(len, bodies)) > limits.EVENT_BYTES:
@@ -234,8 +235,8 @@ class Reading:
                 del event
             elif bodies:
                 data = encoding.event(bodies)
-            told = control(piece.next, cursor, at_tail=piece.at_tail, closed=piece.ended)
-            sink.send(Frame(data + told))
+            position_event = control(piece.next, cursor, at_tail=piece.at_tail, closed=piece.ended)
+            sink.send(Frame(data + position_event))
             if piece.ended:
                 return
             await sink.drained()
@@ -255,8 +256,8 @@ class Reading:
             finally:
                 self._live.leave(log, encoding, reader)
 
-    async def _stay(self, feed: Feed, reader: Reader) -> None:
-        """Return when the log has ended, or when it is time for the reader to connect anew."""
+    async def _stay(self, feed: Feed, reader: EventReader) -> None:
+        """Return when the log has ended, or when it is time for the reader to reconnect."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._live.recycle_s()
         while not reader.ended.done() and (left := until - loop.time()) > 0 and not self._live.stopping:
@@ -265,7 +266,7 @@ class Reading:
                 await feed.describe()  # a reader keeps the log alive
 
 
-async def _send_slices(sink: Sink, encoding: Encoding, event: SharedEvent) -> None:
+async def _send_slices(sink: ResponseSink, encoding: Encoding, event: SharedEvent) -> None:
     """Send a large event no faster than the reader takes it."""
     sink.hold(event)
     try:
@@ -280,7 +281,7 @@ async def _send_slices(sink: Sink, encoding: Encoding, event: SharedEvent) -> No
         sink.release()
 
 
-def _conditional(request: Request, piece: Piece, extra: Headers) -> Response:
+def _conditional(request: Request, piece: FeedSlice, extra: Headers) -> Response:
     """The page, or 304 where the client has it."""
     etag = f'"{piece.log}:{piece.position}:{piece.next}{":c" if piece.ended else ""}"'.encode()
     known = request.headers.get(b"if-none-match")
@@ -289,13 +290,13 @@ def _conditional(request: Request, piece: Piece, extra: Headers) -> Response:
     return whole(piece, [(b"etag", etag), *extra])
 
 
-def whole(piece: Piece, extra: Headers) -> Response:
+def whole(piece: FeedSlice, extra: Headers) -> Response:
     """The entries of a piece, and where the reader is then."""
     body = piece.encoding.body([entry.body for entry in piece.entries])
     return Response(200, [*content_fields(piece.content_type), *_state(piece), *extra], body)
 
 
-def _state(piece: Piece) -> Headers:
+def _state(piece: FeedSlice) -> Headers:
     """Where the reader is."""
     headers: Headers = [(b"stream-next-offset", offset(piece.next).encode())]
     if piece.at_tail:

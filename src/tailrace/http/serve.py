@@ -1,4 +1,4 @@
-"""Runs a server: opens the database, serves all doors over it until told to stop, closes in order."""
+"""Runs a server: opens the database, serves HTTP until a signal to stop, closes in order."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tailrace.config import Config
 from tailrace.database import Database, open_configured
 from tailrace.errors import Invalid
 from tailrace.http.app import COMMON, App
+from tailrace.http.authentication import check_data_directory
 from tailrace.http.shared import TransportLimits
 from tailrace.http.transport import Server
-from tailrace.http.who import check_place
 
 # With Python's default of 5 ms a busy loop lets the committer wait that long for its turn after every sync.
 SWITCH_INTERVAL_S: Final = 0.0005
@@ -52,15 +52,15 @@ class Running:
             async with asyncio.timeout(limits.SHUTDOWN_S * STOP_SHARE):
                 await asyncio.gather(self.app.stop(), self._server.stop())
         except TimeoutError:
-            logger.warning("some of what was under way did not end within %g s and is cut off", limits.SHUTDOWN_S)
+            logger.warning("some requests did not end within %g s and are cut off", limits.SHUTDOWN_S)
         finally:
             await self.db.aclose()
 
 
 async def start(config: Config, *, accept_loss: bool = False) -> Running:
-    """Open the database and listen; `Invalid` where nobody could be let in."""
+    """Open the database and listen; `Invalid` if no credentials would be accepted."""
     context = _tls(config)
-    check_place(config)
+    check_data_directory(config)
     db = open_configured(config, accept_loss=accept_loss)
     try:
         db.attach(asyncio.get_running_loop())
@@ -104,7 +104,7 @@ def allow_open_files(connections_max: int) -> None:
             soft = hard
         except (OSError, ValueError) as error:
             logger.warning("the limit of open files stays at %d: %s", soft, error)
-    # Some connections above the maximum are kept for the moment that it takes to tell them.
+    # Some connections above the maximum are kept for the moment that it takes to refuse them.
     needed = connections_max + connections_max // 8 + FILES_KEPT
     if soft != resource.RLIM_INFINITY and soft < needed:
         logger.warning(

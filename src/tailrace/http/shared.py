@@ -1,14 +1,13 @@
-"""What the connections of one server have in common: limits, counters, the coarse clock, who is connected."""
+"""The state that the connections of one server share: limits, counters, the coarse clock, the open connections."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from tailrace import limits as named
-from tailrace.http.message import Answer, Request
+from tailrace.http.submitted import Handler
 from tailrace.http.unsent import Budget
 from tailrace.metrics import Metrics
 
@@ -40,7 +39,7 @@ class Watched(Protocol):
     """A connection, as the server's clock and its stopping see it."""
 
     def check(self, now: float) -> None:
-        """Do what is due at `now`."""
+        """Check the deadlines that have passed at `now`."""
 
     def wind_up(self) -> None:
         """Take no new request, end the live answer, close when nothing is owed."""
@@ -53,12 +52,12 @@ class Watched(Protocol):
 
 
 class Shared:
-    """What the connections of one server have in common."""
+    """The state that the connections of one server share."""
 
     __slots__ = (
         "connections",
-        "door",
         "emptied",
+        "handler",
         "held_bytes",
         "limits",
         "loop",
@@ -69,10 +68,8 @@ class Shared:
         "unsent",
     )
 
-    def __init__(
-        self, door: Callable[[Request], Coroutine[Any, Any, Answer]], limits: TransportLimits, stats: Metrics
-    ) -> None:
-        self.door = door
+    def __init__(self, handler: Handler, limits: TransportLimits, stats: Metrics) -> None:
+        self.handler = handler
         self.limits = limits
         self.stats = stats
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()

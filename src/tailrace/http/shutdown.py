@@ -18,7 +18,7 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def on_stop_signals(callback: Callable[[], object]) -> Callable[[], None]:
-    """Call back on the running event loop when the process is asked to stop; the result undoes it.
+    """Call back on the running event loop when the process is signalled to stop; the result undoes it.
 
     Does nothing outside the main thread, where Python allows no signal handlers, and for signals that the server does
     not handle, which end the process at once."""
@@ -29,7 +29,7 @@ def on_stop_signals(callback: Callable[[], object]) -> Callable[[], None]:
         if threading.current_thread() is not threading.main_thread():
             return
         for number, (ours, before) in installed.items():
-            if signal.getsignal(number) is ours:  # else somebody has replaced or chained it since
+            if signal.getsignal(number) is ours:  # else it was replaced or chained since
                 signal.signal(number, before)
         installed.clear()
 

@@ -1,8 +1,8 @@
-"""Who signed a request: access keys looked up, signatures verified; other credentials are left to `who`.
+"""Signed requests: access keys are looked up and signatures verified; `authentication.py` checks other credentials.
 
-Keys that were used are remembered, since every request needs one; any change to a key or a user, by whichever door, is
-told in its commit's notices and makes this forget. So a key that is disabled or deleted is refused once that is
-committed, and so are those of a user that is disabled.
+Keys that were used are cached, since every request needs one. Any change to a key or a user, through whichever API, is
+in the notices of its commit and clears the cache. So a key that is disabled or deleted is refused once that is
+committed, and so are the keys of a user that is disabled.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, Final
 from tailrace.access import Principal
 from tailrace.auth import signature
 from tailrace.auth.keys import FindAccessKey
-from tailrace.auth.signature import Claim, SigningKeys
+from tailrace.auth.signature import SignatureClaim, SigningKeys
 from tailrace.auth.users import LoadUser
 from tailrace.clock import Clock
 from tailrace.database import Database
 from tailrace.errors import Unauthenticated
+from tailrace.http.authentication import EVERYONE, Authenticator
 from tailrace.http.message import Request
-from tailrace.http.who import EVERYONE, Who
 from tailrace.log.tail import KEYS_CHANGED, USERS_CHANGED
 
 REMEMBERED_MAX: Final = 1_024
@@ -29,15 +29,17 @@ Claimed = tuple[Principal, Verify | None]
 
 
 class Signatures:
-    """Tells who is asking, or raises `Unauthenticated` with one of the codes of `auth.signature`.
+    """Finds the principal of a signed request, or raises `Unauthenticated` with one of the codes of `auth.signature`.
 
-    With `dev` everyone is let in: any key, any signature, or none at all. What is sent must still have the form of a
-    signature, and be of about now, so that a client that builds requests wrongly hears of it before production.
+    With `dev`, authentication is off: any key and any signature are accepted, or none at all. A signature must still
+    have the right form and a current time, so that a client that builds requests wrongly fails before production.
     """
 
-    def __init__(self, db: Database, who: Who, clock: Clock | None = None, *, dev: bool = False) -> None:
+    def __init__(
+        self, db: Database, authenticator: Authenticator, clock: Clock | None = None, *, dev: bool = False
+    ) -> None:
         self._db = db
-        self._who = who
+        self._authenticator = authenticator
         self._clock = clock or db.clock
         self._dev = dev
         self._known: dict[str, tuple[str, Principal]] = {}  # secret and principal, by key id
@@ -45,20 +47,21 @@ class Signatures:
         self._unsubscribe = [db.tail.subscribe(number, self._on_changed) for number in (KEYS_CHANGED, USERS_CHANGED)]
 
     def close(self) -> None:
-        """Hear of changes no more."""
+        """Stop following changes."""
         for unsubscribe in self._unsubscribe:
             unsubscribe()
 
     def claimed(self, request: Request) -> Claimed | Awaitable[Claimed]:
-        """Who says to have signed the request, and what proves it or raises; None: it is proved already.
+        """The principal that claims to have signed the request, and a function that verifies it or raises; None: it is
+        verified already.
 
-        All that is cheap is checked here, so that whoever has no key costs nothing more. The rest reads the whole body,
-        and may be called in another thread. Other credentials than signatures may take a while: then this is what to
-        wait for."""
+        All that is cheap is checked here, so that a request without a key costs nothing more. The function reads the
+        whole body, and may be called in another thread. Other credentials than signatures may take a while: then the
+        result is awaited."""
         headers, query = request.headers, request.query
         given = headers.get(b"authorization")
         if given is not None and given.partition(b" ")[0].lower() in (b"bearer", b"basic"):
-            known = self._who.known(request)
+            known = self._authenticator.known(request)
             return self._found(request) if known is None else (known, None)
         if self._dev and not signature.is_signed(headers, query):
             return EVERYONE, None
@@ -70,7 +73,7 @@ class Signatures:
         try:
             secret, principal = self._known.get(claim.key_id) or self._find(claim.key_id)
         except Unauthenticated as error:
-            raise self._who.wrong(error, request.peer, claim.key_id) from None
+            raise self._authenticator.refusal(error, request.peer, claim.key_id) from None
         verify = partial(
             self._verify,
             request.peer,
@@ -84,14 +87,14 @@ class Signatures:
         )
         return principal, verify
 
-    def _verify(self, peer: str, claim: Claim, *given: Any, **named: Any) -> None:
+    def _verify(self, peer: str, claim: SignatureClaim, *given: Any, **named: Any) -> None:
         try:
             signature.verify(claim, *given, **named)
         except Unauthenticated as error:
-            raise self._who.wrong(error, peer, claim.key_id) from None
+            raise self._authenticator.refusal(error, peer, claim.key_id) from None
 
     async def _found(self, request: Request) -> Claimed:
-        return await self._who.find(request), None
+        return await self._authenticator.find(request), None
 
     def _find(self, key_id: str) -> tuple[str, Principal]:
         row = self._db.execute(FindAccessKey(key_id))
@@ -101,9 +104,9 @@ class Signatures:
         if user is not None and user.disabled:
             raise signature.unrecognized_client()
         if user is not None:
-            principal = self._who.principal_of(user)
+            principal = self._authenticator.principal_of(user)
         else:
-            principal = Principal(row.principal, self._who.permissions_of(row.role), row.role)
+            principal = Principal(row.principal, self._authenticator.permissions_of(row.role), row.role)
         if len(self._known) >= REMEMBERED_MAX:
             self._known.clear()
         found = self._known[key_id] = row.secret, principal

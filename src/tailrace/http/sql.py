@@ -6,10 +6,10 @@
 Several statements may be sent at once; the first that fails ends the run. Its error comes with its own status, and with
 the results of those before it, which stay done. A parameter is a JSON value; `{"$base64": "..."}` stands for bytes.
 
-A request is handled in threads: whoever asks much holds nobody else up. Those that read the text also run what is done
-at once. What has a SELECT in it moves on to others, of which one principal has some and never all; and whoever waits
-for one of those waits on the event loop, and keeps no thread. A SELECT is interrupted when its client leaves and when
-the server stops. Its rows stay in Arrow until they are sent (`sql_reply.py`).
+A request is handled in threads, so that a large one does not delay others. One pool parses the text and runs all other
+statements than SELECT. Requests with a SELECT move on to another pool, of which one principal has some threads and
+never all; they wait for one on the event loop, without a thread. A SELECT is interrupted when its client disconnects
+and when the server stops. Its rows stay in Arrow until they are sent (`sql_reply.py`).
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ import msgspec
 from tailrace import limits
 from tailrace.access import Principal
 from tailrace.database import Database
-from tailrace.errors import Error, Invalid, NotAllowed, TooLarge, TooMany, Unavailable
+from tailrace.errors import Error, Invalid, TooLarge, TooMany, Unavailable
 from tailrace.http import errors
-from tailrace.http.dynamodb.apart import Workers
+from tailrace.http.dynamodb.offload import OffloadPool
 from tailrace.http.message import Answer, Request
 from tailrace.http.sql_reply import Reply, Sender
 from tailrace.sql import statements as ast
 from tailrace.sql.session import Session, marked, selects
 
-THREADS: Final = 4  # that read texts and run all but SELECT
+THREADS: Final = 4  # that parse, and run all statements but SELECT
 REQUESTS_MAX: Final = 128  # under way and waiting for those; more is 503
 CLOSE_S: Final = 2.0  # how long a SELECT that was interrupted may take to notice
 BYTES_KEY: Final = "$base64"
@@ -51,42 +51,61 @@ class SqlBody(msgspec.Struct, forbid_unknown_fields=True):
     params: list[Any] = []
 
 
+class SqlColumnResponse(msgspec.Struct):
+    name: str
+    type: str
+
+
+class SqlResultResponse(msgspec.Struct):
+    statement: str
+    columns: list[SqlColumnResponse]
+    rows: list[Any]
+    row_count: int
+    message: str
+
+
+class SqlResponse(msgspec.Struct):
+    """For the documentation: `sql_reply.py` encodes it piece by piece."""
+
+    status: str
+    results: list[SqlResultResponse]
+    took_ms: float
+
+
 _decoder: Final = msgspec.json.Decoder(SqlBody, float_hook=Decimal)  # numbers keep all their digits
 
 
-class SqlDoor:
-    """Answers requests at `/v1/api/sql`; what may be done is up to the commands."""
+class SqlHandler:
+    """Answers requests at `/v1/api/sql`; the commands check permissions."""
 
     def __init__(self, db: Database, *, threads: int = THREADS, requests_max: int = REQUESTS_MAX) -> None:
         self._db = db
-        self._workers = Workers(threads, requests_max)
-        self._selecting = _Selecting()
+        self._workers = OffloadPool(threads, requests_max)
+        self._selecting = _SelectThreads()
         self._sender = Sender()
 
     async def __call__(self, request: Request, principal: Principal) -> Answer:
         try:
-            if request.method != b"POST":
-                raise NotAllowed('SQL is sent with POST, as JSON: {"sql": "…"}', allow="POST, OPTIONS")
             if len(request.body) > limits.SQL_BODY_BYTES_MAX:
                 raise TooLarge(f"the body is larger than {limits.SQL_BODY_BYTES_MAX} bytes; send less")
-            asked = _Asked(self._db, principal)
+            work = _SqlRequest(self._db, principal)
             size = len(request.body)
-            reply = await self._workers.run(lambda: asked.begin(request.body), size)
+            reply = await self._workers.run(lambda: work.begin(request.body), size)
             if reply is None:
-                reply = await self._selecting.run(principal.name, asked.finish, asked.halted, size)
+                reply = await self._selecting.run(principal.name, work.finish, work.halted, size)
             return self._sender.answer(principal.name, reply)  # a large result may find no room
         except Error as error:
             return self._sender.answer(principal.name, _failed(error))
 
     def close(self) -> None:
-        """Finish what is under way, but for SELECT: that is interrupted. What waits is given up."""
+        """Finish requests that are under way; SELECTs are interrupted, and waiting requests are dropped."""
         self._selecting.halt()
         self._workers.close()
         self._selecting.close(CLOSE_S)
         self._sender.close()
 
 
-class _Asked:
+class _SqlRequest:
     """One request: begun in one thread, and finished in another if it has a SELECT. `halted` ends that."""
 
     def __init__(self, db: Database, principal: Principal) -> None:
@@ -101,9 +120,9 @@ class _Asked:
     def begin(self, body: bytes) -> Reply | None:
         """The answer; None if that is for `finish`."""
         try:
-            asked = _read(body)
-            self._text = asked.sql
-            self._statements = self._session.read(asked.sql, [_parameter(each) for each in asked.params])
+            request = _read(body)
+            self._text = request.sql
+            self._statements = self._session.parse(request.sql, [_parameter(each) for each in request.params])
         except Error as error:
             return _failed(error)
         return None if selects(self._statements) else self.finish()
@@ -111,15 +130,15 @@ class _Asked:
     def finish(self) -> Reply:
         """Run what was read, and answer."""
         try:
-            results = self._session.carry_out(self._text, self._statements)
+            results = self._session.run_statements(self._text, self._statements)
         except Error as error:
             return _failed(error)
         took_ms = round((time.perf_counter() - self._began) * 1000, 3)
         return Reply(200, {"status": "success"}, results, {"took_ms": took_ms})
 
 
-class _Line:
-    """Those of one principal: how many run, and who waits."""
+class _PrincipalQueue:
+    """The SELECTs of one principal: how many run, and those that wait."""
 
     __slots__ = ("running", "waiting")
 
@@ -128,7 +147,7 @@ class _Line:
         self.waiting: deque[asyncio.Future[None]] = deque()
 
 
-class _Job(msgspec.Struct):
+class _SelectJob(msgspec.Struct):
     """A request with a SELECT, whose turn it is when a thread is free."""
 
     work: Callable[[], Reply]
@@ -137,32 +156,32 @@ class _Job(msgspec.Struct):
     deadline_s: float  # for it to begin
 
 
-class _Selecting:
+class _SelectThreads:
     """Threads for SELECT, shared out among principals. All but `close` is called on the event loop.
 
-    A principal runs no more than some at once; its others wait in a queue of its own, so that nobody waits behind
-    somebody else's. The threads are daemons: a process that ends does not wait for a query that hears nothing."""
+    A principal runs no more than some at once; its others wait in a queue of their own, so that principals do not wait
+    for each other. The threads are daemons: a process that ends does not wait for a query that ignores interrupts."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _PrincipalQueue] = {}
         self._waiting_bytes = 0
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_SelectJob | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._under_way: set[threading.Event] = set()
         self._closed = False
 
     async def run(self, name: str, work: Callable[[], Reply], halted: threading.Event, size: int) -> Reply:
-        """What `work` returns, called in a thread when it is this principal's turn. If nobody waits for it any more,
-        `halted` is set. `size` is what it keeps in memory until then."""
+        """Run `work` in a thread when it is this principal's turn. If the wait is cancelled, `halted` is set. `size` is
+        the memory that it holds until then."""
         deadline_s = time.monotonic() + limits.SELECT_WAIT_S
-        line = self._lines.setdefault(name, _Line())
+        line = self._lines.setdefault(name, _PrincipalQueue())
         if line.running >= limits.SELECTS_OF_ONE_MAX:
             await self._turn(name, line, size)
         else:
             line.running += 1
         loop = asyncio.get_running_loop()
-        job = _Job(work, Future(), halted, deadline_s)
-        # Who waits may go away before it is done; the thread is busy until then.
+        job = _SelectJob(work, Future(), halted, deadline_s)
+        # The wait may be cancelled before it is done; the thread is busy until then.
         job.future.add_done_callback(lambda _: _call(loop, lambda: self._leave(name, line)))
         self._submit(job)
         try:
@@ -171,7 +190,7 @@ class _Selecting:
             halted.set()
             raise
 
-    async def _turn(self, name: str, line: _Line, size: int) -> None:
+    async def _turn(self, name: str, line: _PrincipalQueue, size: int) -> None:
         """Wait for one of this principal's to end."""
         if (
             len(line.waiting) >= limits.SELECTS_WAITING_MAX
@@ -197,7 +216,7 @@ class _Selecting:
         finally:
             self._waiting_bytes -= size
 
-    def _leave(self, name: str, line: _Line) -> None:
+    def _leave(self, name: str, line: _PrincipalQueue) -> None:
         while line.waiting:
             turn = line.waiting.popleft()
             if not turn.done():
@@ -207,7 +226,7 @@ class _Selecting:
         if not line.running and self._lines.get(name) is line:
             del self._lines[name]
 
-    def _submit(self, job: _Job) -> None:
+    def _submit(self, job: _SelectJob) -> None:
         if self._closed:
             job.future.set_exception(_stopping())
             return
@@ -228,18 +247,18 @@ class _Selecting:
             elif job.future.set_running_or_notify_cancel():
                 try:
                     job.future.set_result(job.work())
-                except BaseException as error:  # whoever waits for it gets it
+                except BaseException as error:  # it is raised where the result is awaited
                     job.future.set_exception(error)
             del job  # and with it the result, which may be large
 
     def halt(self) -> None:
-        """Take no more, and interrupt what runs."""
+        """Take no more requests, and interrupt those that run."""
         self._closed = True
         for halted in list(self._under_way):
             halted.set()
 
     def close(self, timeout_s: float) -> None:
-        """Wait so long for what runs."""
+        """Wait so long for the threads."""
         for _ in self._threads:
             self._jobs.put(None)
         deadline_s = time.monotonic() + timeout_s
@@ -259,7 +278,7 @@ def _busy() -> Unavailable:
 
 
 def _call(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:
-    """Let the loop do this, if it still runs."""
+    """Call this on the loop, if it still runs."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(what)
 
@@ -268,7 +287,7 @@ def _read(body: bytes) -> SqlBody:
     try:
         return _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Invalid(f'the body is not the JSON that is wanted here, {{"sql": "…", "params": […]}}: {error}') from None
+        raise Invalid(f'the body is not JSON of the expected form, {{"sql": "…", "params": […]}}: {error}') from None
 
 
 def _parameter(given: Any) -> Any:
@@ -281,10 +300,10 @@ def _parameter(given: Any) -> Any:
 
 
 def _failed(error: Error) -> Reply:
-    """The house's answer to an error, and where in the text it is, and what was done before it."""
+    """The error response, with its place in the text, and the results of the statements before it."""
     response = errors.response(error)
     done, line, column = marked(error)
-    told = msgspec.json.decode(response.body)["error"]
+    facts = msgspec.json.decode(response.body)["error"]
     if line is not None:
-        told |= {"line": line, "column": column}
-    return Reply(response.status, {"status": "error", "error": told}, done, {}, response.headers)
+        facts |= {"line": line, "column": column}
+    return Reply(response.status, {"status": "error", "error": facts}, done, {}, response.headers)

@@ -17,7 +17,7 @@ import msgspec
 
 from tailrace import limits
 from tailrace.errors import TooMany
-from tailrace.http.message import Answer, Frame, Headers, Live, Response, Sink
+from tailrace.http.message import Answer, Frame, Headers, LiveResponse, Response, ResponseSink
 from tailrace.sql.result import Result
 
 WHOLE_BYTES: Final = 256 * limits.KiB  # of rows that are not streamed
@@ -119,7 +119,7 @@ class Sender:
                     code="SELECT_RESULTS_BUSY",
                 )
             self._held[name] = mine + size
-        return Live(reply.status, reply.headers, _Sending(self, name, size, reply), whole=True)
+        return LiveResponse(reply.status, reply.headers, _Sending(self, name, size, reply), whole=True)
 
     def give_back(self, name: str, size: int) -> None:
         with self._lock:
@@ -144,7 +144,7 @@ class _Sending:
         self._sender, self._name, self._size = sender, name, size
         self._reply: Reply | None = reply
 
-    async def __call__(self, sink: Sink) -> None:
+    async def __call__(self, sink: ResponseSink) -> None:
         assert self._reply is not None
         pieces = self._reply.pieces()
         try:

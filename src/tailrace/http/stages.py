@@ -1,33 +1,37 @@
-"""The door of staged writes: rows wait here, and are written all at once.
-
-    POST    /v1/stages?table=t|topic=t|stream=p               a new stage; the body is MessagePack, an array of rows
-    POST    /v1/stages?table=t|...&stage=id[&chunk=n]         more rows for it
-    POST    /v1/stages/commit                                 write the rows of some stages, once
-    DELETE  /v1/stages/:id                                    forget them
+"""Staged writes: rows are staged in several requests, and written all at once, exactly once.
 
 Rows are checked in a thread: a request has many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from tailrace.access import SYSTEM, Principal
-from tailrace.database import Database
 from tailrace.errors import Invalid, WrongType
-from tailrace.http import asking
-from tailrace.http.asking import LogNumber, Named, Position, Range
-from tailrace.http.dynamodb.apart import Workers
-from tailrace.http.message import Answer, Request, Response
-from tailrace.http.streams import decode_path
-from tailrace.jobs.commands import CommitStages, DropStage, StageRows
+from tailrace.http.codec import (
+    LogName,
+    LogNumber,
+    Position,
+    Range,
+    by_log,
+    json_body,
+    json_response,
+    parameters_of,
+    target_of,
+)
+from tailrace.http.message import Request, Response
+from tailrace.jobs.commands import CommitStages, Committed, DropStage, StageRows
 from tailrace.jobs.queries import FindStage, FindTarget
 from tailrace.jobs.target import checked
 
+if TYPE_CHECKING:
+    from tailrace.http.services import Services
+
+PARAMETERS: Final = ("table", "topic", "stream", "stage", "chunk")
 CONTENT_TYPES: Final = ("application/vnd.msgpack", "application/msgpack", "application/x-msgpack")
 CHUNK_DIGITS_MAX: Final = 6
 
@@ -35,77 +39,64 @@ CHUNK_DIGITS_MAX: Final = 6
 class CommitBody(msgspec.Struct, forbid_unknown_fields=True):
     query: str
     batch: Position
-    target: Named
+    target: LogName
     stages: list[str]
     consumer: str | None = None
     ranges: dict[LogNumber, Range] | None = None
     strict: bool = True
 
 
-class StagesDoor:
-    """Everything at and below /v1/stages."""
-
-    def __init__(self, db: Database) -> None:
-        self._db = db
-        self._workers = Workers()
-        self._commits = msgspec.json.Decoder(CommitBody)
-
-    def close(self) -> None:
-        """End the threads; what is under way there is finished."""
-        self._workers.close()
-
-    def __call__(self, request: Request, raw: bytes, principal: Principal) -> Coroutine[Any, Any, Answer]:
-        """Answer a request; `raw` is the path after /v1/stages, as it came: empty, or with a slash at its beginning."""
-        parts = raw.split(b"/")[1:]
-        if raw in (b"", b"/"):
-            if request.method != b"POST":
-                raise asking.refused(request, "POST, OPTIONS")
-            return self._stage(request, principal)
-        if parts == [b"commit"]:
-            if request.method != b"POST":
-                raise asking.refused(request, "POST, OPTIONS")
-            asking.check_none(request)
-            return self._commit(request, principal)
-        if len(parts) == 1:
-            if request.method != b"DELETE":
-                raise asking.refused(request, "DELETE, OPTIONS")
-            asking.check_none(request)
-            return self._drop(decode_path(parts[0]), principal)
-        raise asking.nothing(request, "rows are staged at /v1/stages, committed at /v1/stages/commit")
-
-    async def _stage(self, request: Request, principal: Principal) -> Response:
-        content_type = request.headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
-        if content_type not in CONTENT_TYPES:
-            raise WrongType(f"Content-Type {content_type[:80]!r} is not taken here; send rows as {CONTENT_TYPES[0]}")
-        given = asking.asked(request, "table", "topic", "stream", "stage", "chunk")
-        here = await self._db.aexecute(FindTarget(asking.target(given)), principal)
-        rows = await self._workers.run(partial(checked, here, request.body), len(request.body))
-        if not rows.rows:
-            raise Invalid("there are no rows in the body; stage at least one", code="INVALID_ROWS")
-        command = StageRows(here.target, here.number, rows.rows, rows.body, given.get("stage"), _chunk(given))
-        done = await self._db.aexecute(command, principal)
-        return asking.answer({"stage": done.stage.id, "rows": done.stage.rows}, 201 if done.fresh else 200)
-
-    async def _commit(self, request: Request, principal: Principal) -> Response:
-        asked = asking.body(request, self._commits)
-        if asked.target.label is not None:
-            raise Invalid("a label names a change stream, which is written by changing the table; leave it out")
-        command = CommitStages(
-            asked.query, asked.batch, asked.target.target(), tuple(asked.stages), asked.consumer, asked.ranges,
-            asked.strict,
-        )  # fmt: skip
-        done = await self._db.aexecute(command, principal)
-        return asking.answer({"applied": done.applied, "rows": done.rows, "positions": asking.numbered(done.positions)})
-
-    async def _drop(self, name: str, principal: Principal) -> Response:
-        # What it is for has to be known before it can be asked whether this one may.
-        target = await self._db.aexecute(FindStage(name), SYSTEM)
-        await self._db.aexecute(DropStage(name, target), principal)
-        return Response(204, [])
+class StageResponse(msgspec.Struct):
+    stage: str
+    rows: int
 
 
-def _chunk(given: dict[str, str]) -> int | None:
-    text = given.get("chunk")
+class CommitResponse(msgspec.Struct):
+    applied: bool
+    rows: int
+    positions: dict[str, int]
+
+
+_commit: Final = msgspec.json.Decoder(CommitBody)
+
+
+async def stage(services: Services, request: Request, principal: Principal) -> Response:
+    """Rows for a new stage, or more rows for one."""
+    content_type = request.headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
+    if content_type not in CONTENT_TYPES:
+        raise WrongType(f"Content-Type {content_type[:80]!r} is not supported here; send rows as {CONTENT_TYPES[0]}")
+    parameters = parameters_of(request)
+    here = await services.db.aexecute(FindTarget(target_of(parameters)), principal)
+    rows = await services.stage_workers.run(partial(checked, here, request.body), len(request.body))
+    if not rows.rows:
+        raise Invalid("there are no rows in the body; stage at least one", code="INVALID_ROWS")
+    command = StageRows(here.target, here.number, rows.rows, rows.body, parameters.get("stage"), _chunk(parameters))
+    done = await services.db.aexecute(command, principal)
+    return json_response(StageResponse(done.stage.id, done.stage.rows), 201 if done.fresh else 200)
+
+
+def parse_commit(request: Request) -> CommitStages:
+    body = json_body(request, _commit)
+    if body.target.label is not None:
+        raise Invalid("a label names a change stream, which is written by changing the table; leave it out")
+    return CommitStages(
+        body.query, body.batch, body.target.target(), tuple(body.stages), body.consumer, body.ranges, body.strict
+    )
+
+
+def render_committed(request: Request, done: Committed) -> Response:
+    return json_response(CommitResponse(done.applied, done.rows, by_log(done.positions)))
+
+
+async def drop(services: Services, request: Request, principal: Principal, stage: str) -> Response:
+    """Drop a stage. Its target has to be known before the principal's permission can be checked."""
+    target = await services.db.aexecute(FindStage(stage), SYSTEM)
+    await services.db.aexecute(DropStage(stage, target), principal)
+    return Response(204, [])
+
+
+def _chunk(parameters: dict[str, str]) -> int | None:
+    text = parameters.get("chunk")
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= CHUNK_DIGITS_MAX):

@@ -1,10 +1,11 @@
-"""What an operator asks a server: is it alive, is it ready, what has it done."""
+"""The state of the server, for operators: whether it is alive, whether it is ready, and its metrics."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, PlatformCollector, ProcessCollector
@@ -12,14 +13,19 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from tailrace import limits
+from tailrace.access import Principal
 from tailrace.database import Database
-from tailrace.errors import Error
-from tailrace.http.message import Headers, Response
-from tailrace.metrics import BUCKETS, CUT, HISTOGRAMS, LABELLED, NAMES, SERIES_MAX, Histogram
+from tailrace.errors import Error, Forbidden
+from tailrace.http.codec import JSON_FIELDS
+from tailrace.http.message import Answer, Request, Response
+from tailrace.metrics import BUCKETS, CUT, HISTOGRAMS, LABELLED, NAMES, Histogram
 from tailrace.topics.queries import GroupInfo, ListGroups, ListPartitions, PartitionInfo
 
-_JSON: Final[Headers] = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
-_INDEX: Final = b"""Tailrace: one ordered, durable log with several front doors.
+if TYPE_CHECKING:
+    from tailrace.http.services import Services
+
+_INDEX: Final = b"""Tailrace: one ordered, durable log with several APIs.
 
 PUT    /v1/stream/<path>                      create a stream
 POST   /v1/stream/<path>                      append to it
@@ -32,8 +38,45 @@ POST   /v1/topics/<name>                      publish a message to a topic
 POST   /v1/api/topics/consume                 consume messages as a group; then /v1/api/topics/ack
 GET    /v1/topics/<name>/0/stream?offset=-1   read a topic's partition; follow it like a stream
 POST   /v1/api/auth/login                     log in
-GET    /healthz  /readyz  /metrics            how the server is
+GET    /healthz  /readyz  /metrics            the state of the server
+GET    /openapi.json                          all endpoints
 """
+
+
+class StatusResponse(msgspec.Struct):
+    status: str
+    reason: str | msgspec.UnsetType = msgspec.UNSET  # why it is not ready
+    clock: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET  # a clock that has jumped
+
+
+# -- handlers
+
+
+async def get_root(services: Services, request: Request, principal: Principal) -> Answer:
+    """The index for a browser; for a client of DynamoDB, the health check of that API."""
+    if request.method == b"HEAD" or b"text/html" in request.headers.get(b"accept", b""):
+        return index()
+    return await services.dynamodb(request)
+
+
+def get_health(services: Services, request: Request, principal: Principal) -> Response:
+    return health()
+
+
+def get_ready(services: Services, request: Request, principal: Principal) -> Response:
+    return ready(services.db)
+
+
+async def get_metrics(services: Services, request: Request, principal: Principal) -> Response:
+    """All metrics, which name topics and groups: not for principals with a list of grants."""
+    if principal.access is not None:
+        raise Forbidden(
+            f"{principal.name!r} may not read metrics: its grants are limited to some objects", code="NOT_GIVEN"
+        )
+    return await asyncio.to_thread(metrics, services.db)  # there may be many topics and groups
+
+
+# -- responses
 
 
 def index() -> Response:
@@ -42,7 +85,7 @@ def index() -> Response:
 
 def health() -> Response:
     """The process is alive and its loop turns."""
-    return Response(200, _JSON, b'{"status":"ok"}')
+    return Response(200, JSON_FIELDS, b'{"status":"ok"}')
 
 
 def ready(db: Database) -> Response:
@@ -53,8 +96,8 @@ def ready(db: Database) -> Response:
     if db.trouble is not None:
         return _unready("failing", db.trouble)
     if not db.clock.lag_ms:
-        return Response(200, _JSON, b'{"status":"ready"}')
-    return Response(200, _JSON, msgspec.json.encode({"status": "ready", "clock": _clock(db)}))
+        return Response(200, JSON_FIELDS, b'{"status":"ready"}')
+    return Response(200, JSON_FIELDS, msgspec.json.encode({"status": "ready", "clock": _clock(db)}))
 
 
 def _clock(db: Database) -> dict[str, object]:
@@ -68,7 +111,7 @@ def _clock(db: Database) -> dict[str, object]:
 
 
 def _unready(status: str, reason: Error) -> Response:
-    return Response(503, _JSON, msgspec.json.encode({"status": status, "reason": str(reason)}))
+    return Response(503, JSON_FIELDS, msgspec.json.encode({"status": status, "reason": str(reason)}))
 
 
 class _Counters(Collector):
@@ -89,23 +132,23 @@ class _Counters(Collector):
         yield from self._labelled()
 
     def _labelled(self) -> Iterator[Metric]:
-        """What there is for each partition and each group: the first of them, by name, and whether there are more."""
-        partitions = self._db.execute(ListPartitions(limit=SERIES_MAX + 1))
-        groups = self._db.execute(ListGroups(limit=SERIES_MAX + 1))
+        """Metrics of partitions and groups: the first of them, by name, and whether there are more."""
+        partitions = self._db.execute(ListPartitions(limit=limits.METRIC_SERIES_MAX + 1))
+        groups = self._db.execute(ListGroups(limit=limits.METRIC_SERIES_MAX + 1))
         shown = {
             name: (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(
                 f"tailrace_{name}", text, labels=labels
             )
             for name, (kind, text, labels) in LABELLED.items()
         }
-        for partition in partitions[:SERIES_MAX]:
+        for partition in partitions[: limits.METRIC_SERIES_MAX]:
             for name, count in _of_partition(partition).items():
                 shown[name].add_metric([partition.topic.name, str(partition.partition)], count)
-        for group in groups[:SERIES_MAX]:
+        for group in groups[: limits.METRIC_SERIES_MAX]:
             for name, count in _of_group(group).items():
                 shown[name].add_metric([group.topic.name, group.group, str(group.partition)], count)
         yield from shown.values()
-        cut = max(len(partitions), len(groups)) > SERIES_MAX
+        cut = max(len(partitions), len(groups)) > limits.METRIC_SERIES_MAX
         yield GaugeMetricFamily(f"tailrace_{CUT[0]}", CUT[1], value=cut)
 
 

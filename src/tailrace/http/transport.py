@@ -10,13 +10,14 @@ import asyncio
 import socket
 import ssl
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, cast
+from collections.abc import Callable
+from typing import Final
 
 from tailrace.http import wire
 from tailrace.http.connection import Connection
-from tailrace.http.message import Answer, Door, Headers, Request
+from tailrace.http.message import Headers
 from tailrace.http.shared import Shared, TransportLimits, Watched
+from tailrace.http.submitted import Handler
 from tailrace.metrics import Metrics
 
 __all__ = ["Server", "TransportLimits"]
@@ -25,11 +26,11 @@ BACKLOG: Final = 4096  # connections the kernel keeps for us while the loop is b
 
 
 class Server:
-    """Serves one door. A door is an ``async def``; it is stepped by hand (see `drive`), not in a task."""
+    """Serves one handler. A coroutine of the handler is stepped by hand (see `drive`), not in a task."""
 
     def __init__(
         self,
-        door: Door,
+        handler: Handler,
         *,
         common: Headers | None = None,
         limits: TransportLimits | None = None,
@@ -37,7 +38,7 @@ class Server:
     ) -> None:
         self.limits = limits or TransportLimits()
         self.stats = stats or Metrics()
-        self._door = cast(Callable[[Request], Coroutine[Any, Any, Answer]], door)
+        self._handler = handler
         self._common = wire.encode_fields(common or [])
         self._shared: Shared | None = None
         self._listener: asyncio.Server | None = None
@@ -56,7 +57,7 @@ class Server:
     ) -> None:
         """Listen on host and port, or on a socket already bound."""
         assert self._shared is None, "a server starts once"
-        self._shared = shared = Shared(self._door, self.limits, self.stats)
+        self._shared = shared = Shared(self._handler, self.limits, self.stats)
         self._tick()
         handshake_timeout_s = self.limits.handshake_timeout_s if ssl_context is not None else None
         if sock is not None:
@@ -98,20 +99,20 @@ class Server:
         shared.stopping = True
         shared.emptied = shared.loop.create_future()
         listener.close()
-        # Time for doors to answer by themselves, as much for reads that had to be told, a moment for what is cut off;
-        # together a tenth less than there is.
+        # Time for handlers to answer by themselves, as much for reads that are cancelled, a moment for connections that
+        # are cut; together a tenth less than the limit.
         patience_s = self.limits.shutdown_s * 0.4
-        self._tell_all(lambda connection: connection.wind_up())
+        self._call_all(lambda connection: connection.wind_up())
         if not await self._emptied_within(patience_s):
-            self._tell_all(lambda connection: connection.give_up_reads())
+            self._call_all(lambda connection: connection.give_up_reads())
             if not await self._emptied_within(patience_s):
-                self._tell_all(lambda connection: connection.abort())
+                self._call_all(lambda connection: connection.abort())
                 await self._emptied_within(self.limits.shutdown_s * 0.1)
         if self._tick_timer is not None:
             self._tick_timer.cancel()
 
-    def _tell_all(self, order: Callable[[Watched], None]) -> None:
-        """Give an order to every connection, outside this task: doors are stepped by it."""
+    def _call_all(self, order: Callable[[Watched], None]) -> None:
+        """Call a method of every connection, outside this task: coroutines are stepped by it."""
         assert self._shared is not None
         for connection in list(self._shared.connections):
             self._shared.loop.call_soon(order, connection)

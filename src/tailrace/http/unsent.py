@@ -3,7 +3,7 @@
 Every connection with unsent output has an account here: what its transport has buffered, what is left of its
 response, and the responses that wait for their turn. Accounts are ordered by the time of their last progress, so that
 the first is the oldest stall. When the sum exceeds the limit, the oldest stalls are disconnected until an eighth of
-the budget is free again, so that the accounts are not searched anew for every byte.
+the budget is free again, so that the accounts are not searched again for every byte.
 
 Connections that take their output in the same turn of the event loop never have an account. A live event that is
 sent to many readers is shared memory, and counts for a reader from the moment that it failed to take an earlier one:
@@ -44,7 +44,7 @@ class Holder(Protocol):
 
 
 class Account:
-    """What a holder has unsent, and how much it had taken when it last made progress."""
+    """The unsent bytes of a holder, and the bytes that it had taken at its last progress."""
 
     __slots__ = ("taken", "unsent")
 

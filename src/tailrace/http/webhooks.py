@@ -9,7 +9,7 @@ queue. Deliveries run in tasks of their own, one per subscription and WEBHOOKS_A
 
 A commit costs a server without subscriptions one comparison, any other a union of sets. `Notify` is left out where it
 would do nothing: while a wake is in flight its subscription needs no other, and the transaction that ends it looks at
-all links again. Only a stream whose link may be missing is told of then.
+all links again. Then only a stream whose link may be missing is notified of.
 
 Nothing is only in memory. The first turn after a start compares every stream with every subscription that follows it,
 and reads what was due from the database; a wake that a crash kept from being issued or delivered is found there.
@@ -36,18 +36,18 @@ from tailrace.subscriptions.dispatch import (
     AnnounceWake,
     BeginDelivery,
     Behind,
-    DueWork,
-    Duty,
     ExpireLease,
-    Followings,
+    FindDueSubscriptions,
+    ListFollowedStreams,
     Notify,
     Owners,
     Pair,
     RecordDelivery,
+    SubscriptionStatus,
 )
 from tailrace.subscriptions.routing import Routes
 from tailrace.subscriptions.signing import EnsureSigningKey, GetSigningKeys
-from tailrace.subscriptions.subscription import ANNOUNCE, CHANGES, DELIVER, Changed, Due
+from tailrace.subscriptions.subscription import ANNOUNCE, CHANGES, DELIVER, Changed, DueStep
 
 PAIRS_MAX: Final = 500  # in one command, so that writers wait milliseconds at most
 PAUSE_S: Final = 1.0  # after the database refused something
@@ -73,7 +73,7 @@ class Dispatcher:
         self._advanced: set[int] = set()
         self._busy: set[str] = set()  # subscriptions with a wake in flight
         self._linked: set[tuple[str, int]] = set()  # subscriptions and logs that `Notify` has seen to
-        self._due: dict[str, Due] = {}
+        self._due: dict[str, DueStep] = {}
         self._schedule: list[tuple[int, str]] = []  # a heap; entries that `_due` does not confirm are void
         self._ready: dict[str, None] = {}  # subscriptions whose delivery waits for its turn, in order
         self._under_way: dict[str, asyncio.Task[None]] = {}
@@ -88,7 +88,7 @@ class Dispatcher:
 
     async def start(self) -> None:
         """Begin. From here on no wake is missed, nor any that was missed before."""
-        await self._ensure_key()  # what is asked first also binds the database to this loop
+        await self._ensure_key()  # the first query also binds the database to this loop
         tail = self._db.tail
         self._unsubscribe = [tail.subscribe(CHANGES, self._on_changed), tail.watch(self._on_commit)]
         self._task = asyncio.create_task(self._run(), name="tailrace-dispatcher")
@@ -158,10 +158,10 @@ class Dispatcher:
 
     async def _first_turn(self) -> None:
         """Find out what there is and what was missed."""
-        for following in await self._in_thread(Followings()):
+        for following in await self._in_thread(ListFollowedStreams()):
             self._routes.put(following.id, following.pattern, following.streams)
             await asyncio.sleep(0)
-        for duty in await self._in_thread(DueWork()):
+        for duty in await self._in_thread(FindDueSubscriptions()):
             self._plan(duty.id, duty)
         after: str | None = None
         while self._routes and (streams := await self._in_thread(ListStreams(after=after))):
@@ -183,7 +183,7 @@ class Dispatcher:
         advanced, self._advanced = self._advanced, set()
         try:
             await self._refresh(changed)
-            await self._tell(advanced)
+            await self._notify_followers(advanced)
             await self._do_due()
         except BaseException:
             for name, membership in changed.items():
@@ -197,7 +197,7 @@ class Dispatcher:
         members = tuple(name for name, membership in changed.items() if membership)
         if members:
             self._linked.clear()  # a stream that was left out for want of room may fit now
-            followings = {following.id: following for following in await self._in_thread(Followings(members))}
+            followings = {following.id: following for following in await self._in_thread(ListFollowedStreams(members))}
             for name in members:
                 following = followings.get(name)
                 if following is None:
@@ -205,12 +205,12 @@ class Dispatcher:
                 else:
                     self._routes.put(name, following.pattern, following.streams)
         if changed:
-            duties = {duty.id: duty for duty in await self._asked(DueWork, tuple(changed))}
+            duties = {duty.id: duty for duty in await self._query(FindDueSubscriptions, tuple(changed))}
             for name in changed:
                 self._plan(name, duties.get(name))
 
-    async def _tell(self, logs: set[int]) -> None:
-        """Notify those who follow the streams of these logs."""
+    async def _notify_followers(self, logs: set[int]) -> None:
+        """Notify the subscriptions that follow the streams of these logs."""
         if not self._routes:
             return
         if len(self._paths) > limits.ROW_CACHE_MAX:
@@ -239,10 +239,10 @@ class Dispatcher:
         await self._execute([Notify(tuple(pairs[at : at + PAIRS_MAX])) for at in steps])
 
     async def _in_thread(self, query: Query[T]) -> T:
-        """The answer to a question about very many rows, asked in a thread."""
+        """The result of a query over very many rows, executed in a thread."""
         return await asyncio.to_thread(self._db.execute, query)
 
-    async def _asked(self, query: Callable[[tuple[str, ...]], Query[list[T]]], names: tuple[str, ...]) -> list[T]:
+    async def _query(self, query: Callable[[tuple[str, ...]], Query[list[T]]], names: tuple[str, ...]) -> list[T]:
         """The answers to a question about these subscriptions: on the loop if they are few, as nearly always."""
         if len(names) <= PAIRS_MAX:
             return await self._db.aexecute(query(names))
@@ -261,7 +261,7 @@ class Dispatcher:
 
     # -- what is due
 
-    def _plan(self, name: str, duty: Duty | None) -> None:
+    def _plan(self, name: str, duty: SubscriptionStatus | None) -> None:
         if duty is not None and duty.busy:
             self._busy.add(name)
         else:
@@ -327,9 +327,9 @@ class Dispatcher:
                 return
             metrics.webhooks += 1
             try:
-                outcome = await self._courier.carry(delivery)
+                outcome = await self._courier.deliver(delivery)
             except Exception as error:
-                logger.exception("a delivery failed in a way that nobody thought of")
+                logger.exception("a delivery failed with an unexpected error")
                 outcome = Outcome(failure=f"{type(error).__name__}: {error}")
             if outcome.failure is not None:
                 metrics.webhooks_failed += 1

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as bytes: what a head must look like to be let in, and how an answer's head is written.
+"""HTTP/1.1 as bytes: the checks of a request's head, and the encoding of a response's head.
 
 Pure functions, no sockets and no clock. The parser (llhttp, strict) has already rejected bare line feeds, folded
 lines, control characters and broken chunks; here is what it lets through and we do not. The rule: where two
@@ -29,7 +29,7 @@ AWS_FIELD: Final = b"x-amz-target"  # what every request to the DynamoDB API has
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK: Final = b"0\r\n\r\n"
 CLOSE: Final = b"connection: close\r\n"
-KEEP_ALIVE: Final = b"connection: keep-alive\r\n"  # only an HTTP/1.0 client needs to be told
+KEEP_ALIVE: Final = b"connection: keep-alive\r\n"  # only an HTTP/1.0 client needs it
 CHUNKED_LENGTH: Final = -1
 
 _VISIBLE: Final = bytes(range(0x21, 0x7F))
@@ -60,8 +60,8 @@ class Refusal(Exception):
     def response(self) -> Response:
         response = error_response(self.status, self.code, str(self))
         if self.aws:
-            told = {"__type": "com.amazon.coral.service#SerializationException", "message": str(self)}
-            response.body = json.dumps(told).encode()
+            body = {"__type": "com.amazon.coral.service#SerializationException", "message": str(self)}
+            response.body = json.dumps(body).encode()
         return response
 
 
@@ -113,7 +113,7 @@ def error_response(status: int, code: str, message: str) -> Response:
 
 
 def unparsable(error: httptools.HttpParserError) -> Refusal:
-    """What the parser stumbled over, in its own words."""
+    """The refusal for an error of the parser, in its words."""
     reason = str(error)
     # The parser gives no number for these two, only words; test_transport holds us to them.
     if reason == "Invalid HTTP version" or "PRI" in reason:
@@ -224,7 +224,7 @@ def has_body(status: int) -> bool:
 
 
 def _one_line_each(lines: list[bytes]) -> bytes:
-    """Join lines. A break within a value would let whoever chose the value write an answer of their own."""
+    """Join lines. A break within a value would let the author of the value forge a response."""
     text = b"".join(lines)
     if text.count(b"\n") != len(lines) or text.count(b"\r") != len(lines):
         raise ValueError("a header field holds a line break")

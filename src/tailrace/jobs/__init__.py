@@ -1,1 +1,1 @@
-"""What jobs that work on history need of the server: who they are, how far they are, and what they have staged."""
+"""Server-side support for jobs: their registration, positions, staged rows, views and cold storage."""

@@ -1,18 +1,17 @@
-"""How a view moves on: deltas are added to what it has, in one transaction with the positions of its sources.
+"""Applying deltas to a view, in one transaction with the positions of its sources.
 
 Theory of operation
 -------------------
-The second table of a view has, for each group, its *totals*: how many rows, and of each argument of an aggregate how
-many values, their sum, how many distinct ones, the least and the greatest. Where an aggregate needs them, it also has
-each value with how often it is there, in the order of values; so when the least goes, the next one is at hand, and
-nothing is ever worked out again from the sources. Of a join it has each side's rows by the key that they are joined
-by.
+The second table of a view has, for each group, its *totals*: the number of rows, and for each argument of an aggregate
+the number of values, their sum, the number of distinct values, the minimum and the maximum. Where an aggregate needs
+them, it also has each value with its count, in the order of values; so when the minimum is removed, the next one is
+found without reading the sources again. For a join it has each side's rows by join key.
 
-A row of the view is a function of its group's totals; one that comes out as it was is not written, and leaves no
-change record. The fence (`jobs.fence`) makes a delta count once. It is compared with *every* source, with an empty
-range where one has no changes: a delta of a join was worked out with what the view had of the other side, and is wrong
-where that has moved on. Filling (`view_fill`) adds deltas too, pieces that
-are counted instead of fenced, to a view that was emptied first.
+A row of the view is a function of its group's totals; a row that does not change is not written, and leaves no change
+record. The fence (`jobs.fence`) makes a delta count once. It is compared with *every* source, with an empty range where
+one has no changes: a delta of a join was computed from the view's rows of the other side, and is wrong if they have
+changed. Filling (`view_fill`) applies deltas too, in chunks that are numbered instead of fenced, to a view that was
+emptied first.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from tailrace.command import Command, Query
 from tailrace.errors import Conflict, Invalid, TooLarge
 from tailrace.jobs import fence
 from tailrace.jobs.job import positions
-from tailrace.jobs.view import GROUP, LIVE, PART, STATE, View, changed, found
+from tailrace.jobs.view import GROUP, LIVE, PART, STATE, ViewDefinition, changed, found
 from tailrace.jobs.view_delta import WIDE, average, group_text, key_item, order, shown
-from tailrace.jobs.view_plan import AVG, COUNT, DISTINCT, MAX, SUM, Plan
+from tailrace.jobs.view_plan import AVG, COUNT, DISTINCT, MAX, SUM, ViewPlan
 from tailrace.log import cold
 from tailrace.log import log as logs
 from tailrace.log.entry import LOGS
@@ -58,8 +57,8 @@ RowWire: TypeAlias = tuple[list[Value], Item | None]
 JoinedWire: TypeAlias = tuple[int, str, Item, Item | None]  # side, join key, primary key, row
 
 
-class Moves(msgspec.Struct, frozen=True):
-    """What happens to a view."""
+class EncodedDelta(msgspec.Struct, frozen=True):
+    """A delta of a view, as it is sent to the server."""
 
     groups: list[GroupWire] = []
     rows: list[RowWire] = []
@@ -72,14 +71,14 @@ class Moves(msgspec.Struct, frozen=True):
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """What became of a delta. `applied` False: it was applied before."""
+    """The result of a delta. `applied` is False if it was applied before."""
 
     applied: bool
     positions: dict[int, int]
 
 
 class ViewCommand(Command[Any], frozen=True):
-    """Something that a view's job does."""
+    """A command of a view's job."""
 
     permission = Permission.JOBS
 
@@ -93,12 +92,12 @@ class ViewCommand(Command[Any], frozen=True):
 
 
 class ApplyView(ViewCommand, frozen=True):
-    """Add a delta that comes from these ranges of the sources' logs, one for each: [p, p) where nothing changed."""
+    """Apply a delta of these ranges of the sources' logs, one for each: [p, p) where nothing changed."""
 
-    history = True  # a view that is far behind follows what is cold
+    history = True  # a view that is far behind may read cold entries
 
     ranges: dict[int, tuple[int, int]]
-    moves: Moves
+    moves: EncodedDelta
     bytes: int = 0
 
     def size(self) -> int:
@@ -111,34 +110,36 @@ class ApplyView(ViewCommand, frozen=True):
         followed = {source.log for source in view.sources}
         unknown, missing = set(self.ranges) - followed, followed - set(self.ranges)
         if unknown:
-            raise Invalid(f"log {min(unknown)} is none of the sources of view {self.name!r}; describe it to see them")
+            raise Invalid(
+                f"log {min(unknown)} is not a source of view {self.name!r}; describe the view to list its sources"
+            )
         if missing:
             raise Invalid(
                 f"a range of log {min(missing)} is missing, which is a source of view {self.name!r}; send [p, p) where "
-                "nothing changed, p being the position that the delta was worked out at",
+                "nothing changed, where p is the position that the delta was computed from",
                 code="INVALID_RANGE",
             )
         applied = fence.check(tx, self.name, self.ranges)
         if applied:
             for log, (start, end) in self.ranges.items():
                 _check_end(tx, log, start, end)
-            Adding(tx, self.name, view.plan).add(self.moves)
+            DeltaApplier(tx, self.name, view.plan).add(self.moves)
             changed(tx, job, view, rows=self.moves.records)
         return Applied(applied, positions(tx, self.name))
 
 
-def check_live(name: str, view: View) -> None:
-    """Raise unless the view follows its sources: what one has that is being filled is of no moment."""
+def check_live(name: str, view: ViewDefinition) -> None:
+    """Raise unless the view is live: while it is being filled, its rows are of no one moment."""
     if view.phase != LIVE:
         raise Conflict(
             f"view {name!r} is {view.phase}, not {LIVE}: fill it first (tailrace pipeline view {name}), or try again "
-            "when whoever fills it is done",
+            "when the job that fills it is done",
             code="VIEW_NOT_LIVE",
         )
 
 
 def _check_end(tx: Tx, number: int, start: int, end: int) -> None:
-    """Raise unless a range ends where an entry does: the view could not go on from elsewhere."""
+    """Raise unless a range ends where an entry does: the view could not continue from another position."""
     log = tx.get(LOGS, number)
     if log is None or start == end:
         return
@@ -154,17 +155,17 @@ def _check_end(tx: Tx, number: int, start: int, end: int) -> None:
         )
 
 
-def check_size(moves: Moves) -> None:
+def check_size(moves: EncodedDelta) -> None:
     if moves.entries() > limits.VIEW_ENTRIES_MAX:
         raise TooLarge(
-            f"{moves.entries():,} groups, values and rows are more than the {limits.VIEW_ENTRIES_MAX:,} that a view "
-            "takes at once; send shorter ranges",
+            f"{moves.entries():,} groups, values and rows are more than the {limits.VIEW_ENTRIES_MAX:,} of "
+            "one delta; send shorter ranges",
             code="VIEW_DELTA_TOO_LARGE",
         )
 
 
-def _check_form(moves: Moves, arguments: int) -> None:
-    """Raise unless all values are values; those of items are brought into their one form."""
+def _check_form(moves: EncodedDelta, arguments: int) -> None:
+    """Raise unless all values are valid; those of items are normalized."""
     _check_count(moves.records)
     for values, n, sums, kept in moves.groups:
         _check_count(n)
@@ -192,7 +193,7 @@ def _check_form(moves: Moves, arguments: int) -> None:
 
 def _check_count(count: int) -> None:
     if abs(count) > limits.POSITION_MAX:
-        raise Invalid(f"{count} is no count of rows; the most is {limits.POSITION_MAX}")
+        raise Invalid(f"{count} is not a count of rows; the maximum is {limits.POSITION_MAX}")
 
 
 def _check_sum(total: str) -> None:
@@ -206,21 +207,21 @@ def _check_sum(total: str) -> None:
         except DecimalException:
             pass
     if not fits:
-        raise Invalid(f"{total[:80]!r} is no sum; send a decimal number")
+        raise Invalid(f"{total[:80]!r} is not a sum; send a decimal number")
 
 
 def _check_scalar(typed: Value, kinds: frozenset[str]) -> None:
     if len(typed) != 1 or not kinds.issuperset(typed) or value.read_value(typed) is not typed:
-        raise Invalid(f"{str(typed)[:80]} is no value of a group; send one of {', '.join(sorted(kinds))}")
+        raise Invalid(f"{str(typed)[:80]} is not a value of a group; send one of {', '.join(sorted(kinds))}")
 
 
 # -- adding
 
 
-class Adding:
-    """One delta being added: first all that the state has, then what is read of it, then the rows."""
+class DeltaApplier:
+    """Applies one delta: first to the state, then reads the totals, then writes the rows."""
 
-    def __init__(self, tx: Tx, name: str, plan: Plan) -> None:
+    def __init__(self, tx: Tx, name: str, plan: ViewPlan) -> None:
         self._tx = tx
         self._name = name
         self._plan = plan
@@ -228,13 +229,13 @@ class Adding:
         self._state = find(tx, name + STATE)
         self._capture = Capture()
 
-    def add(self, moves: Moves) -> None:
+    def add(self, moves: EncodedDelta) -> None:
         _check_form(moves, len(self._plan.arguments))
         for side, text, key, row in moves.joined:
             self._join(side, text, key, row)
         touched = [self._totals(group) for group in moves.groups]
         if len({totals.group for totals in touched}) != len(touched):
-            raise Invalid(f"a delta of view {self._name!r} has a group twice; add up what it is sent of each")
+            raise Invalid(f"a delta of view {self._name!r} has a group twice; combine them before sending")
         for totals in touched:
             totals.look(self._tx, self._state)
         for totals in touched:
@@ -260,7 +261,7 @@ class Adding:
     def _totals(self, wire: GroupWire) -> _Totals:
         values, n, sums, kept = wire
         if len(sums) != len(self._plan.arguments) or len(values) != len(self._plan.groups):
-            raise Invalid(f"a delta does not fit view {self._name!r}: it was worked out for another SELECT")
+            raise Invalid(f"the delta does not fit view {self._name!r}: it was computed for another SELECT")
         group = "g" + group_text(values)
         stored = self._get(group, _TOTALS)
         totals = _Totals(group, values, len(sums), stored)
@@ -274,7 +275,7 @@ class Adding:
             self._keep(totals, argument, typed, weight)
         _check_count(max(totals.n, *(mine[0] for mine in totals.arguments), 0))
         if totals.n < 0 or any(mine[0] < 0 or mine[1] < 0 for mine in totals.arguments):
-            raise self._broken(f"group {group[1:][:200]} would have less than no rows")
+            raise self._broken(f"group {group[1:][:200]} would have a negative number of rows")
         return totals
 
     def _keep(self, totals: _Totals, argument: int, typed: Value, weight: int) -> None:
@@ -284,7 +285,7 @@ class Adding:
         after = before + weight
         _check_count(after)
         if after < 0:
-            raise self._broken(f"group {totals.group[1:][:200]} would have a value less than no times")
+            raise self._broken(f"group {totals.group[1:][:200]} would have a value a negative number of times")
         named: Item = {GROUP: {"S": totals.group}, PART: {"B": part}}
         row = {**named, "v": typed, "w": {"N": str(after)}} if after else None
         self._put(self._state, named, row)
@@ -321,21 +322,21 @@ class Adding:
 
     def _broken(self, why: str) -> Conflict:
         return Conflict(
-            f"view {self._name!r} does not fit its sources: {why}; fill it anew "
+            f"view {self._name!r} does not match its sources: {why}; fill it again "
             f"(tailrace pipeline view {self._name} --refill)",
             code="VIEW_BROKEN",
         )
 
 
 class _Totals:
-    """A group as it is being changed. Of each argument: values, numbers, sum, distinct values, least, greatest."""
+    """The totals of a group. Of each argument: values, numbers, sum, distinct values, minimum, maximum."""
 
     __slots__ = ("arguments", "group", "moved", "n", "values")
 
     def __init__(self, group: str, values: list[Value], arguments: int, stored: Item | None) -> None:
         self.group = group
         self.values = values
-        self.moved: set[int] = set()  # arguments of which a value came or went
+        self.moved: set[int] = set()  # arguments with a value that was added or removed
         self.n: int = 0
         self.arguments: list[list[Any]] = [[0, 0, "0", 0, None, None] for _ in range(arguments)]
         if stored is not None:
@@ -349,7 +350,7 @@ class _Totals:
         return _pack([self.n, self.arguments])
 
     def look(self, tx: Tx, state: Definition) -> None:
-        """Find the least and the greatest value again, where values came or went."""
+        """Read the minimum and maximum again, where values were added or removed."""
         for at in self.moved:
             mine = self.arguments[at]
             mine[4], mine[5] = (_extreme(tx, state, self.group, at, last) for last in (False, True))
@@ -370,12 +371,12 @@ class _Totals:
 
 
 def _part(argument: int, typed: Value) -> bytes:
-    """Where a value stands among those of its argument."""
+    """The sort key of a value among those of its argument."""
     return bytes((1 + argument,)) + _digested(order(typed), _ORDER_BYTES_MAX)
 
 
 def _digested(data: bytes, bytes_max: int) -> bytes:
-    """The bytes, or the beginning of too many and what tells them apart."""
+    """The bytes, or if they are too many, their beginning and a digest."""
     return data if len(data) <= bytes_max else data[:bytes_max] + sha256(data).digest()
 
 
@@ -386,7 +387,7 @@ def _extreme(tx: Tx, state: Definition, group: str, argument: int, last: bool) -
         data = order(found)
         if len(data) <= _ORDER_BYTES_MAX:
             return found
-        # Long ones that begin alike are in no order.
+        # Long values with the same beginning are not in order.
         alike = prefix + data[:_ORDER_BYTES_MAX]
         rows = tx.scan(ITEMS, state.space, start=alike, before=keys.successor(alike))
         values: list[Value] = [value.decode(each.body)["v"] for each in rows]
@@ -403,7 +404,7 @@ def join_group(side: int, text: str) -> str:
 
 
 class HeldRows(msgspec.Struct, frozen=True):
-    """Rows of a side under a join key, and how many there are in all. `next` is where to go on; None: that was all."""
+    """Rows of a side under a join key, and their total number. `next` is where to continue; None: these were all."""
 
     rows: list[Item]
     count: int
@@ -411,15 +412,15 @@ class HeldRows(msgspec.Struct, frozen=True):
 
 
 class ReadHeld(Query[list[HeldRows]], frozen=True):
-    """What a view has of its sources' rows, by side and join key. Where rows are not wanted, only their count is told;
-    where there are too many for one answer, `after` takes up what an answer before left in `next`. These are rows of
-    the sources: they are for the job, which writes the view, and not for all who read it."""
+    """The rows of its sources that a view stores, by side and join key, or only their count. If there are too many for
+    one response, pass its `next` as `after` in another request. These are rows of the sources: they are for the job
+    that maintains the view, not for all readers of it."""
 
     permission = Permission.JOBS
     subject = ("tables", "name")
 
     name: str
-    asked: tuple[tuple[int, str, bool, bytes], ...]  # side, join key, whether rows are wanted, after
+    requests: tuple[tuple[int, str, bool, bytes], ...]  # side, join key, whether rows are wanted, after
 
     def run(self, reader: Reader) -> list[HeldRows]:
         _, view = found(reader, self.name)
@@ -427,7 +428,7 @@ class ReadHeld(Query[list[HeldRows]], frozen=True):
         state = find(reader, self.name + STATE)
         answer: list[HeldRows] = []
         left, room = limits.VIEW_ENTRIES, limits.VIEW_HELD_BYTES
-        for side, text, wanted, after in self.asked:
+        for side, text, wanted, after in self.requests:
             if side not in (0, 1):
                 raise Invalid(f"view {self.name!r} has no side {side}")
             group = join_group(side, text)

@@ -1,4 +1,4 @@
-"""What must hold of jobs, stages and tiers, over a whole database."""
+"""Consistency checks of jobs, stages and tiered logs, over a whole database."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from tailrace import limits
 from tailrace.jobs.commands import OWN_PACE
 from tailrace.jobs.job import JOB_POSITIONS, JOBS, STATES
-from tailrace.jobs.stage import KINDS, STAGE_CHUNKS, STAGES, Held
-from tailrace.jobs.stage import held as held_of
-from tailrace.log.cold import PLACES, TIERS
+from tailrace.jobs.stage import KINDS, STAGE_CHUNKS, STAGES, StagedTotals, staged_totals
+from tailrace.log.cold import COLD_RANGES, COLD_TABLES
 from tailrace.log.entry import LOGS
 from tailrace.storage.engine import Reader
 
 
 def check_jobs(reader: Reader) -> list[str]:
-    """What is found wrong in one view."""
+    """The problems found in one view of the database."""
     return [*_check_positions(reader), *_check_stages(reader), *_check_tiers(reader)]
 
 
@@ -42,11 +41,11 @@ def _check_stages(reader: Reader) -> Iterator[str]:
         if number != count:
             yield f"stage {stage}: chunk {number} where {count} is expected"
         held[stage] = (count + 1, total + size)
-    counted: dict[str | None, Held] = {None: Held()}  # by principal, and of all
+    counted: dict[str | None, StagedTotals] = {None: StagedTotals()}  # by principal, and of all
     for row in list(reader.scan(STAGES)):
         for by in (None, row.by):
-            before = counted.get(by, Held())
-            counted[by] = Held(before.stages + 1, before.bytes + row.bytes)
+            before = counted.get(by, StagedTotals())
+            counted[by] = StagedTotals(before.stages + 1, before.bytes + row.bytes)
         count, total = held.pop(row.id, (0, 0))
         if not count or total != row.bytes:
             yield f"stage {row.id}: counts {row.bytes} bytes, there are {total} in {count} chunks"
@@ -55,22 +54,22 @@ def _check_stages(reader: Reader) -> Iterator[str]:
     for stage in held:
         yield f"chunks of stage {stage}, which does not exist"
     for by, is_ in counted.items():
-        if is_ != (noted := held_of(reader, by)):
+        if is_ != (noted := staged_totals(reader, by)):
             whose = "all" if by is None else repr(by)
             yield f"stages of {whose}: {noted.stages} of {noted.bytes} bytes are counted, there are {is_}"
 
 
 def _check_tiers(reader: Reader) -> Iterator[str]:
-    places = {place.name for place in reader.scan(PLACES)}
-    for tier in list(reader.scan(TIERS)):
+    tables = {place.name for place in reader.scan(COLD_TABLES)}
+    for tier in list(reader.scan(COLD_RANGES)):
         log = reader.get(LOGS, tier.log)
         where = f"log {tier.log} in cold storage"
         if log is None:
             yield f"{where}: the log does not exist"
             continue
-        if tier.place not in places:
-            yield f"{where}: its place {tier.place!r} does not exist"
+        if tier.place not in tables:
+            yield f"{where}: its Delta table {tier.place!r} does not exist"
         if not tier.start <= tier.tiered <= log.next:
             yield f"{where}: [{tier.start}, {tier.tiered}) of a log that ends at {log.next}"
         if log.start > tier.tiered:
-            yield f"{where}: tiered up to {tier.tiered}, the hot log begins at {log.start}: what lies between is lost"
+            yield f"{where}: tiered up to {tier.tiered}, the hot log begins at {log.start}: entries in between are lost"

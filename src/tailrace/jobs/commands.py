@@ -1,7 +1,7 @@
-"""What is done with jobs and stages: jobs tell of themselves, rows are staged, and committed all at once.
+"""Commands for jobs and stages: jobs report their progress, rows are staged, and committed in one transaction.
 
-Whoever may write may stage, commit, pin and report; whoever was given only some things, what it was given. What says
-what a job *is* administers: those who run jobs believe it.
+Staging, committing, pinning and reporting need write access to the target, or a grant for it. Registering and dropping
+jobs needs ADMIN, because programs that run jobs trust their definitions.
 """
 
 from __future__ import annotations
@@ -29,23 +29,22 @@ from tailrace.jobs.job import (
     find,
     positions,
 )
-from tailrace.jobs.stage import SINKS, STAGE_CHUNKS, STAGES, TABLE, Sink, Stage, StageChunk, Target
-from tailrace.jobs.target import Found, found, write
+from tailrace.jobs.stage import SINKS, STAGE_CHUNKS, STAGES, TABLE, SinkBatch, Stage, StageChunk, Target
+from tailrace.jobs.target import ResolvedTarget, resolve, write
 from tailrace.storage.engine import Tx
 
-OWN_PACE = ("view", "tier")  # jobs whose positions move with what they apply, and by nothing else
+OWN_PACE = ("view", "tier")  # kinds of jobs whose positions move only with the data they apply
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """A job and how far it is."""
+    """A job and its positions."""
 
     job: Job
     positions: dict[int, int]
 
 
 class RegisterJob(Command[Registered], frozen=True):
-    """Make sure there is this job. What another one of that name does is not changed under it: that one is dropped
-    first."""
+    """Register a job. If another job has that name, it has to be dropped first: its definition is not changed."""
 
     permission = Permission.ADMIN
     subject = ("jobs", "name")
@@ -89,7 +88,7 @@ class RegisterJob(Command[Registered], frozen=True):
 
 
 class ReportJob(Command[Registered], frozen=True):
-    """A job tells how it is. What is None stays."""
+    """Report the state of a job. Fields that are None stay unchanged."""
 
     permission = Permission.JOBS
     subject = ("jobs", "name")
@@ -113,7 +112,7 @@ class ReportJob(Command[Registered], frozen=True):
 
 
 class DropJob(Command[None], frozen=True):
-    """Forget a job and how far it was: if it runs again, it begins anew."""
+    """Drop a job and its positions: if it runs again, it starts over."""
 
     freeing = True
     permission = Permission.ADMIN
@@ -129,8 +128,8 @@ class DropJob(Command[None], frozen=True):
 
 
 class PinPositions(Command[dict[int, int]], frozen=True):
-    """Note where a job begins, in those logs where that is not noted yet; its positions in all of them. So whoever asks
-    twice where to begin is told the same."""
+    """Set the start positions of a job, in logs where it has none yet; its positions in all logs. So a repeated request
+    gets the same positions."""
 
     permission = Permission.JOBS
     subject = ("jobs", "name")
@@ -139,11 +138,11 @@ class PinPositions(Command[dict[int, int]], frozen=True):
     at: dict[int, int]
 
     def heavy(self) -> bool:
-        return True  # the job may have positions in very many logs, and all are answered
+        return True  # the job may have positions in very many logs, and all are returned
 
     def run(self, tx: Tx) -> dict[int, int]:
         fence.check_ranges({log: (position, position) for log, position in self.at.items()})
-        check_no_view(tx, fence.known(tx, self.name), "begins where it was made or filled")
+        check_no_view(tx, fence.known(tx, self.name), "starts where it was created or filled")
         stored = positions(tx, self.name)
         new = {log: position for log, position in self.at.items() if log not in stored}
         fence.check_logs(len(stored) + len(new))
@@ -156,8 +155,8 @@ def check_no_view(tx: Tx, job: Job, why: str) -> None:
     """Raise if the job is that of a materialized view, whose positions and tables belong together."""
     if job.kind == view.KIND and view.has_tables(tx, job.name):
         raise Conflict(
-            f"{job.name!r} is a materialized view, which {why}; use DROP MATERIALIZED VIEW {job.name}, or fill it anew "
-            f"(tailrace pipeline view {job.name} --refill)",
+            f"{job.name!r} is a materialized view, which {why}; use DROP MATERIALIZED VIEW {job.name}, or fill it "
+            f"again (tailrace pipeline view {job.name} --refill)",
             code="IS_VIEW",
         )
 
@@ -165,14 +164,14 @@ def check_no_view(tx: Tx, job: Job, why: str) -> None:
 # -- stages
 
 
-class Staged(msgspec.Struct, frozen=True):
+class StageResult(msgspec.Struct, frozen=True):
     stage: Stage
-    fresh: bool  # False: this chunk was there already
+    fresh: bool  # False: this chunk was staged before
 
 
-class StageRows(Command[Staged], frozen=True):
-    """Keep rows that were checked for a target (`number`: of what had that name when they were), as a new stage or the
-    next chunk of one. A chunk that says its number is added once, however often it is sent."""
+class StageRows(Command[StageResult], frozen=True):
+    """Store rows that were checked for a target (`number`: the id of the target at that time), as a new stage or the
+    next chunk of one. A chunk with a number is added once, however often it is sent."""
 
     target: Target
     number: int
@@ -187,8 +186,8 @@ class StageRows(Command[Staged], frozen=True):
     def size(self) -> int:
         return len(self.body)
 
-    def run(self, tx: Tx) -> Staged:
-        here = found(tx, self.target)
+    def run(self, tx: Tx) -> StageResult:
+        here = resolve(tx, self.target)
         if here.number != self.number:
             raise _changed(self.target)
         if self.stage is None:
@@ -199,10 +198,10 @@ class StageRows(Command[Staged], frozen=True):
             check_target(before, here)
             chunk = chunks(tx, before.id)
             if self.chunk is not None and self.chunk < chunk:
-                return Staged(before, fresh=False)
+                return StageResult(before, fresh=False)
             if self.chunk is not None and self.chunk > chunk:
                 raise Conflict(
-                    f"chunk {self.chunk} leaves a gap, stage {before.id} has {chunk}; send what is missing first",
+                    f"chunk {self.chunk} leaves a gap, stage {before.id} has {chunk}; send the missing chunks first",
                     code="CHUNK_GAP",
                 )
         rows, size = before.rows + self.rows, before.bytes + len(self.body)
@@ -219,11 +218,11 @@ class StageRows(Command[Staged], frozen=True):
         after = Stage(before.id, before.target, rows, size, tx.now_ms, before.by)
         tx.put(STAGES, after)
         tx.put(STAGE_CHUNKS, StageChunk(before.id, chunk, self.body))
-        return Staged(after, fresh=True)
+        return StageResult(after, fresh=True)
 
 
 class DropStage(Command[None], frozen=True):
-    """Forget staged rows. `target` is what they were staged for, as whoever looked it up found it."""
+    """Drop staged rows. `target` is the target of the stage, as the caller looked it up."""
 
     freeing = True
 
@@ -243,7 +242,7 @@ class DropStage(Command[None], frozen=True):
 
 
 class Committed(msgspec.Struct, frozen=True):
-    """`applied` False: it was done before, and nothing was done now."""
+    """The result of a commit. `applied` is False if it was applied before."""
 
     applied: bool
     rows: int
@@ -252,10 +251,10 @@ class Committed(msgspec.Struct, frozen=True):
 
 class CommitStages(Command[Committed], frozen=True):
     """Write the rows of these stages to their target: all of them or none, once for each batch of a query; with a
-    `consumer` only if its positions fit (`fence`), whatever the batch's number is.
+    `consumer` only if its positions match (`fence`), independent of the batch number.
 
-    Without one, a batch is known by its number alone. If it is sent again with other stages, because it was computed
-    again by other tasks, the first that was committed stays and the others go."""
+    Without a consumer, a batch is identified by its number. If it is sent again with other stages, because other tasks
+    computed it again, the first commit stays and the other stages are dropped."""
 
     query: str
     batch: int
@@ -267,7 +266,7 @@ class CommitStages(Command[Committed], frozen=True):
 
     @property
     def permission(self) -> str:  # type: ignore[override]
-        """Whoever moves a job's positions is that job."""
+        """Moving the positions of a job needs the permission for jobs."""
         return Permission.WRITE if self.consumer is None else Permission.JOBS
 
     def subjects(self) -> tuple[str, ...]:
@@ -279,16 +278,16 @@ class CommitStages(Command[Committed], frozen=True):
 
     def run(self, tx: Tx) -> Committed:
         self._check(tx)
-        here = found(tx, self.target)
+        here = resolve(tx, self.target)
         sink = stage.sink(here.target.kind, here.number, self.query)
         last = tx.get(SINKS, sink)
         if self.consumer is None:
             fresh = last is None or self.batch > last.batch
-        else:  # its number says nothing then: a checkpoint that was put back counts again from where it was
+        else:  # the number is not used: a restored checkpoint repeats numbers
             assert self.ranges is not None
             fresh = fence.check(tx, self.consumer, self.ranges, self.strict)
         if last is None or self.batch > last.batch:
-            tx.put(SINKS, Sink(sink, self.batch, tx.now_ms))
+            tx.put(SINKS, SinkBatch(sink, self.batch, tx.now_ms))
         failpoints.hit("stages.fenced")
         rows = 0
         if fresh:
@@ -313,33 +312,33 @@ class CommitStages(Command[Committed], frozen=True):
             job = tx.get(JOBS, self.consumer)
             if job is not None and job.kind in OWN_PACE:
                 raise Conflict(
-                    f"{self.consumer!r} is a {job.kind}, whose positions move with what it applies; use another name",
+                    f"{self.consumer!r} is a {job.kind}, whose positions move with its data; use another name",
                     code="JOB_EXISTS",
                 )
 
-    def _total(self, staged: list[Stage], here: Found) -> int:
-        """How many rows these are, if they are for this target and not too many."""
+    def _total(self, staged: list[Stage], here: ResolvedTarget) -> int:
+        """The number of rows, if they are for this target and fit into one commit."""
         for each in staged:
             check_target(each, here)
         rows, size = sum(each.rows for each in staged), sum(each.bytes for each in staged)
         rows_max = most_rows(here.target.kind)
         if rows > rows_max or size > limits.COMMIT_BYTES_MAX:
             raise TooLarge(
-                f"{rows} rows of {size} bytes are more than one commit writes to {here.target.subject}, {rows_max} "
+                f"{rows} rows of {size} bytes exceed one commit to {here.target.subject}, at most {rows_max} "
                 f"rows and {limits.COMMIT_BYTES_MAX} bytes; make batches smaller with maxRecordsPerTrigger, and give "
-                "the query a new checkpoint: the one it has still holds this batch",
+                "the query a new checkpoint: the current one still has this batch",
                 code="COMMIT_TOO_LARGE",
             )
         return rows
 
 
 def chunks(tx: Tx, stage_id: str) -> int:
-    """How many chunks a stage has."""
+    """The number of chunks of a stage."""
     return len(tx.values(STAGE_CHUNKS, "number", stage_id, limit=limits.STAGE_CHUNKS_MAX))
 
 
 def bodies(tx: Tx, stage_id: str) -> Iterator[bytes]:
-    """The chunks of a stage, one by one: they are large."""
+    """The chunks of a stage, read one by one because they are large."""
     number = 0
     while (row := tx.get(STAGE_CHUNKS, stage_id, number)) is not None:
         yield row.body
@@ -347,13 +346,13 @@ def bodies(tx: Tx, stage_id: str) -> Iterator[bytes]:
 
 
 def most_rows(kind: str) -> int:
-    """How many rows one commit writes to a target of this kind."""
+    """The maximum number of rows in one commit to a target of this kind."""
     return limits.COMMIT_ITEMS_MAX if kind == TABLE else limits.COMMIT_ROWS_MAX
 
 
 def remove(tx: Tx, rows: list[Stage]) -> None:
     """Remove stages with their chunks."""
-    counts = [chunks(tx, row.id) for row in rows]  # looked up before anything is removed: that is cheaper
+    counts = [chunks(tx, row.id) for row in rows]  # read before anything is deleted, which is cheaper
     gone: dict[str, tuple[int, int]] = {}
     for row, count in zip(rows, counts, strict=True):
         for number in range(count):
@@ -365,8 +364,8 @@ def remove(tx: Tx, rows: list[Stage]) -> None:
         stage.count(tx, by, -stages, -size)
 
 
-def check_target(row: Stage, here: Found) -> None:
-    """Raise unless the stage is for just this target."""
+def check_target(row: Stage, here: ResolvedTarget) -> None:
+    """Raise unless the stage is for exactly this target."""
     if row.target == here.stored:
         return
     if row.kind == here.target.kind and row.number != here.number and row.subject == here.target.subject:
@@ -376,6 +375,6 @@ def check_target(row: Stage, here: Found) -> None:
 
 def _changed(target: Target) -> Conflict:
     return Conflict(
-        f"{target.subject} was dropped and made again since the rows were staged; stage them again",
+        f"{target.subject} was dropped and recreated since the rows were staged; stage them again",
         code="TARGET_CHANGED",
     )

@@ -1,18 +1,18 @@
-"""Nothing is applied twice, and nothing is left out: how a job's positions guard what it applies.
+"""The fence: a job's positions ensure that everything is applied exactly once.
 
 Theory of operation
 -------------------
-What a job applies comes from ranges [from, to) of logs. Its stored positions say up to where it was applied before.
-Both are compared, and the positions moved, in the transaction that applies; so whatever was replayed, retried or raced,
+A job applies ranges [from, to) of logs. Its stored positions say up to where it has applied each log. Ranges and
+positions are compared, and the positions moved, in the transaction that applies; so after any replay, retry or race,
 each entry counts once:
 
-- every range begins where its log's position is: *apply*, and move the positions to the ends;
-- every range ends at or below its log's position: *already* applied, as a whole; nothing is done;
-- anything else is a *conflict*: somebody else applied a part of it, or what lies between is missing. Whoever sent it
-  has to begin again from the stored positions, which the error tells.
+- every range begins at its log's position: *apply*, and move the positions to the ends;
+- every range ends at or below its log's position: *already* applied as a whole; nothing is done;
+- anything else is a *conflict*: another job applied a part of it, or a range in between is missing. The sender has to
+  start over from the stored positions, which the error has as facts.
 
-A log that has no position yet is taken to be where its range begins. Not `strict`, a range may begin later than the
-position: what lies between is known to be lost, and is not waited for.
+A log that has no position yet starts where its range begins. Without `strict`, a range may begin after the position:
+the entries in between are known to be lost, and are skipped.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from tailrace.storage.engine import Tx
 APPLY: Final = "apply"
 ALREADY: Final = "already"
 CONFLICT: Final = "conflict"
-CONSUMER: Final = "consumer"  # the kind of a job that is known by its positions alone
+CONSUMER: Final = "consumer"  # the kind of a job that has only positions
 
 Ranges = Mapping[int, tuple[int, int]]
 
 
 def judge(stored: Mapping[int, int], ranges: Ranges, *, strict: bool = True) -> str:
-    """What to do with these ranges, for a job whose positions are `stored`."""
+    """The verdict on these ranges, for a job whose positions are `stored`."""
     begins = ends = True
     fresh = False  # whether a position would move
     for log, (start, end) in ranges.items():
         at = stored.get(log)
         fresh = fresh or at is None or end > at
         if start == end and at in (None, start):
-            continue  # nothing is in it: it fits with either
+            continue  # an empty range fits with either verdict
         begins = begins and (at is None or start == at or (not strict and start > at))
         ends = ends and at is not None and end <= at
     if begins and fresh:
@@ -50,8 +50,8 @@ def judge(stored: Mapping[int, int], ranges: Ranges, *, strict: bool = True) -> 
 
 
 def check(tx: Tx, job: str, ranges: Ranges, strict: bool = True) -> bool:
-    """Move the job's positions to the ends of `ranges`; False if it was applied before, and nothing is to be done.
-    `Fenced`, with the stored positions as facts, if only a part of it was, or something is missing."""
+    """Move the job's positions to the ends of `ranges`; False if they were applied before. `Fenced`, with the stored
+    positions as facts, if only a part was applied, or a range is missing."""
     check_ranges(ranges)
     stored = {}
     for log in ranges:
@@ -73,7 +73,7 @@ def check(tx: Tx, job: str, ranges: Ranges, strict: bool = True) -> bool:
 
 
 def known(tx: Tx, name: str) -> Job:
-    """The job; one that is known by its positions alone is made at its first use."""
+    """The job; a consumer, which has only positions, is created at its first use."""
     job = tx.get(JOBS, name)
     if job is None:
         check_name(name, "a consumer")
@@ -86,7 +86,7 @@ def known(tx: Tx, name: str) -> Job:
 def check_room(tx: Tx) -> None:
     """Raise unless there may be one more job."""
     if len(tx.values(JOBS, "name", limit=limits.JOBS_MAX)) >= limits.JOBS_MAX:
-        raise LimitExceeded(f"there are {limits.JOBS_MAX} jobs, the most there may be; drop some first")
+        raise LimitExceeded(f"there are {limits.JOBS_MAX} jobs, the maximum; drop some first")
 
 
 def check_logs(count: int) -> None:
@@ -101,14 +101,14 @@ def check_ranges(ranges: Ranges) -> None:
         raise Invalid(f"{len(ranges)} ranges are more than the {limits.JOB_LOGS_MAX} of one request; send fewer")
     for log, (start, end) in ranges.items():
         if not 0 < log <= limits.POSITION_MAX or not 0 <= start <= end <= limits.POSITION_MAX:
-            raise Invalid(f"[{start}, {end}) is no range of a log {log}: give [from, to) with 0 <= from <= to")
+            raise Invalid(f"[{start}, {end}) is not a range of log {log}; give [from, to) with 0 <= from <= to")
 
 
 def fenced(job: str, stored: Mapping[int, int], ranges: Ranges) -> Fenced:
-    """What is answered where positions and ranges do not meet."""
+    """The error for ranges that do not match the positions."""
     log, (start, end) = next((log, each) for log, each in ranges.items() if stored.get(log, each[0]) != each[0])
     return Fenced(
         f"{job!r} is at {stored[log]} of log {log}, and [{start}, {end}) neither begins there nor was applied before; "
-        "begin again from the stored positions",
+        "start over from the stored positions",
         facts={"positions": {str(log): position for log, position in stored.items()}},
     )

@@ -1,8 +1,8 @@
-"""The database's identity, and what else is made once for a database: cold storage belongs to one database and refuses
-the history of others; iterators of change streams are sealed with a secret; the time that was recorded last tells a
-start whether the clock is far ahead (`clock.py`).
+"""The identity of the database, and other values that are created once: cold storage belongs to one database and
+refuses the history of others; iterators of change streams are sealed with a secret; the last recorded time shows at
+startup whether the clock is far ahead (`clock.py`).
 
-`Provision` makes them when a database is opened for writing, so that no read ever has to write.
+`Provision` creates them when a database is opened for writing, so that no read ever has to write.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from tailrace.access import Permission
 from tailrace.command import Command, Query
 from tailrace.errors import Unavailable
 from tailrace.storage.engine import Reader, Tx
-from tailrace.storage.table import META, Meta
+from tailrace.storage.table import META, MetaRow
+from tailrace.tables.change_stream import CHANGE_STREAMS
 from tailrace.tables.seal import SECRET, MakeSecret
-from tailrace.tables.streams import CHANGE_STREAMS
 
 NAME: Final = "identity"  # in META
 TIME: Final = "clock"  # likewise
 
 
 class Identify(Query[str], frozen=True):
-    """The database's name for itself: random, and never changed."""
+    """The identity of the database: random, and never changed."""
 
     single = True
 
@@ -41,7 +41,7 @@ class Identify(Query[str], frozen=True):
 
 
 class Provisioned(Query[bool], frozen=True):
-    """Whether everything that is made once is there."""
+    """Whether all values that are created once exist."""
 
     permission = Permission.SYSTEM
     single = True
@@ -51,27 +51,27 @@ class Provisioned(Query[bool], frozen=True):
 
 
 class Provision(Command[None], frozen=True):
-    """Make what is made once and is not there yet."""
+    """Create the values that do not exist yet."""
 
     permission = Permission.SYSTEM
 
     def run(self, tx: Tx) -> None:
         if tx.get(META, NAME) is None:
-            tx.put(META, Meta(NAME, secrets.token_hex(8).encode()))
+            tx.put(META, MetaRow(NAME, secrets.token_hex(8).encode()))
         MakeSecret().run(tx)
         if tx.get(META, TIME) is None:
             NoteTime(None).run(tx)
 
 
 class Noted(msgspec.Struct, frozen=True):
-    """The time as it was recorded last."""
+    """The last recorded time."""
 
     settled_ms: int
     seen_ms: int | None = None  # when a jump that was not confirmed was first seen, by the clock that had jumped
 
 
 class LastTime(Query[Noted | None], frozen=True):
-    """The time that was recorded last; None in a database where it never was."""
+    """The last recorded time; None if there is none."""
 
     permission = Permission.SYSTEM
     single = True
@@ -89,18 +89,18 @@ class NoteTime(Command[None], frozen=True):
     seen_ms: int | None
 
     def run(self, tx: Tx) -> None:
-        tx.put(META, Meta(TIME, msgspec.json.encode(Noted(tx.settled_ms, self.seen_ms))))
+        tx.put(META, MetaRow(TIME, msgspec.json.encode(Noted(tx.settled_ms, self.seen_ms))))
 
 
 class BecomeAnother(Command[str], frozen=True):
-    """Make a copy of a database one of its own: with an identity, a secret for iterators and epochs of change streams
-    that nothing knows which was handed out by the original. The new identity."""
+    """Make a copy of a database independent: give it a new identity, secret for iterators and epochs of change streams,
+    so that iterators and offsets of the original are not valid in it. The new identity."""
 
     permission = Permission.SYSTEM
 
     def run(self, tx: Tx) -> str:
         identity = secrets.token_hex(8)
-        tx.put(META, Meta(NAME, identity.encode()))
+        tx.put(META, MetaRow(NAME, identity.encode()))
         tx.delete(META, SECRET)
         MakeSecret().run(tx)
         for stream in list(tx.scan(CHANGE_STREAMS)):

@@ -1,7 +1,7 @@
-"""What a job is: a named piece of work over logs, and how far it has come in each of them.
+"""A job: named work over logs, with a position in each of them.
 
-The server is the truth. A job's own checkpoint is a cursor that may be lost or replayed; its positions here move in the
-transaction that applies what lies between (`fence`), so that nothing is applied twice and nothing is left out.
+The server is authoritative. A job's own checkpoint is a cursor that may be lost or replayed; its positions here move in
+the transaction that applies the entries in between (`fence`), so that each entry is applied exactly once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from tailrace import limits
 from tailrace.errors import Invalid, NotFound, TooLarge
 from tailrace.storage.engine import Reader, Tx
-from tailrace.storage.table import Table
+from tailrace.storage.table import StorageTable
 
 REGISTERED: Final = "registered"  # it has not run yet
 RUNNING: Final = "running"
@@ -25,31 +25,31 @@ STATES: Final = (REGISTERED, RUNNING, STOPPED, FAILED)
 class Job(msgspec.Struct, frozen=True):
     name: str
     kind: str  # tier, view, replicate, sink ...
-    source: str  # for people: tables/orders
+    source: str  # for display: tables/orders
     target: str
     state: str
-    message: str  # what it said last, why it failed
-    definition: bytes  # MessagePack, the job's own
-    rows: int  # how many it has worked through
+    message: str  # the last report, or why it failed
+    definition: bytes  # MessagePack, defined by the kind of job
+    rows: int  # processed so far
     created_ms: int
     updated_ms: int
 
     def settings(self) -> dict[str, Any]:
-        """The definition, as it was given."""
+        """The definition, decoded."""
         found: dict[str, Any] = msgspec.msgpack.decode(self.definition, type=dict[str, Any])
         return found
 
 
 class JobPosition(msgspec.Struct, frozen=True, gc=False):
-    """Up to where a job has applied a log."""
+    """The position up to which a job has applied a log."""
 
     job: str
     log: int
     position: int
 
 
-JOBS = Table("jobs", Job, key=("name",), cached=True)
-JOB_POSITIONS = Table("job_positions", JobPosition, key=("job", "log"))
+JOBS = StorageTable("jobs", Job, key=("name",), cached=True)
+JOB_POSITIONS = StorageTable("job_positions", JobPosition, key=("job", "log"))
 
 
 def find(reader: Reader | Tx, name: str) -> Job:
@@ -63,12 +63,12 @@ def find(reader: Reader | Tx, name: str) -> Job:
 
 
 def positions(reader: Reader | Tx, job: str) -> dict[int, int]:
-    """How far a job is, by log."""
+    """The positions of a job, by log."""
     return {row.log: row.position for row in reader.scan(JOB_POSITIONS, job)}
 
 
 def check_name(name: str, what: str = "a job") -> str:
-    """A name that a job, a consumer or a query may have."""
+    """The name, if it is valid for a job, a consumer or a query."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
@@ -82,7 +82,7 @@ def check_name(name: str, what: str = "a job") -> str:
 
 
 def check_text(text: str, what: str) -> str:
-    """Text about a job that can be stored and shown."""
+    """The text, if it can be stored and displayed."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError:

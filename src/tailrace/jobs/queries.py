@@ -1,4 +1,4 @@
-"""What can be asked of jobs, stages and cold storage."""
+"""Queries about jobs, stages and cold storage."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from tailrace.jobs.commands import Registered
 from tailrace.jobs.fence import CONSUMER
 from tailrace.jobs.job import JOBS, Job, find, positions
 from tailrace.jobs.stage import STAGES, Target
-from tailrace.jobs.target import Found, found
-from tailrace.log.cold import PLACES, TIERS, Place, Tier
+from tailrace.jobs.target import ResolvedTarget, resolve
+from tailrace.log.cold import COLD_RANGES, COLD_TABLES, ColdRange, ColdTable
 from tailrace.log.entry import LOGS
 from tailrace.storage.engine import Reader
-from tailrace.tables import streams as changes
+from tailrace.tables import change_stream
 
-TIER = "tier"  # the kind of a job whose positions are the marks of a place in cold storage
+TIER = "tier"  # the kind of a job whose positions are the marks of a Delta table in cold storage
 
 
-class Progress(msgspec.Struct, frozen=True):
-    """A job, how far it is by log, and by how much that is behind."""
+class JobStatus(msgspec.Struct, frozen=True):
+    """A job, its positions by log, and its lag."""
 
     job: Job
     positions: dict[int, int]
-    lag: int | None  # positions that it has not come to; None: its logs are not here
+    lag: int | None  # positions it is behind; None: its logs are not in this database
 
 
 class GetJob(Query[Registered], frozen=True):
@@ -36,31 +36,31 @@ class GetJob(Query[Registered], frozen=True):
         return Registered(find(reader, self.name), positions(reader, self.name))
 
 
-class ListJobs(Query[list[Progress]], frozen=True):
+class ListJobs(Query[list[JobStatus]], frozen=True):
     """All jobs, by name."""
 
-    def run(self, reader: Reader) -> list[Progress]:
+    def run(self, reader: Reader) -> list[JobStatus]:
         tiers: dict[str, dict[int, int]] = {}
-        for tier in list(reader.scan(TIERS)):
+        for tier in list(reader.scan(COLD_RANGES)):
             tiers.setdefault(tier.place, {})[tier.log] = tier.tiered
         return [_progress(reader, job, tiers) for job in list(reader.scan(JOBS))]
 
 
-def _progress(reader: Reader, job: Job, tiers: dict[str, dict[int, int]]) -> Progress:
+def _progress(reader: Reader, job: Job, tiers: dict[str, dict[int, int]]) -> JobStatus:
     at = positions(reader, job.name)
     if job.kind == TIER and not at:
-        at = tiers.get(job.name.removeprefix(f"{TIER}/"), {})  # the job of a place is named after it
+        at = tiers.get(job.name.removeprefix(f"{TIER}/"), {})  # the job is named after its Delta table
     if job.kind == CONSUMER or not at:
-        return Progress(job, at, None)  # a consumer may follow the logs of another server
+        return JobStatus(job, at, None)  # a consumer may follow the logs of another server
     lag = 0
     for log, position in at.items():
         row = reader.get(LOGS, log)
         lag += 0 if row is None else max(0, row.next - position)
-    return Progress(job, at, lag)
+    return JobStatus(job, at, lag)
 
 
 class FindStage(Query[Target | None], frozen=True):
-    """What a stage is for; None: there is no such stage."""
+    """The target of a stage; None: there is no such stage."""
 
     id: str
 
@@ -69,8 +69,8 @@ class FindStage(Query[Target | None], frozen=True):
         return None if row is None else Target(*row.subject.split("/", 1))
 
 
-class FindTarget(Query[Found], frozen=True):
-    """What rows are to be staged for."""
+class FindTarget(Query[ResolvedTarget], frozen=True):
+    """The target of rows to be staged."""
 
     permission = Permission.WRITE
 
@@ -79,39 +79,39 @@ class FindTarget(Query[Found], frozen=True):
     def subjects(self) -> tuple[str, ...]:
         return (self.target.subject,)
 
-    def run(self, reader: Reader) -> Found:
-        return found(reader, self.target)
+    def run(self, reader: Reader) -> ResolvedTarget:
+        return resolve(reader, self.target)
 
 
-class TierInfo(msgspec.Struct, frozen=True):
-    """A log whose history lies in cold storage, and whose it is."""
+class ColdLogInfo(msgspec.Struct, frozen=True):
+    """A log with history in cold storage, and the change stream that it belongs to."""
 
-    tier: Tier
-    next: int  # the log's tail: what is before it and not tiered yet is hot alone
-    table: str | None = None  # of a change stream, also one that is closed
+    tier: ColdRange
+    next: int  # the log's tail: untiered entries before it are only in the hot log
+    table: str | None = None  # of a change stream, also a closed one
     label: str | None = None
 
 
-class PlaceInfo(msgspec.Struct, frozen=True):
-    """A place in cold storage, and the logs whose history lies there."""
+class ColdTableInfo(msgspec.Struct, frozen=True):
+    """A Delta table of cold storage, and the logs with history in it."""
 
-    place: Place
-    logs: list[TierInfo]
+    place: ColdTable
+    logs: list[ColdLogInfo]
 
 
-class ListCold(Query[list[PlaceInfo]], frozen=True):
-    """What is in cold storage."""
+class ListCold(Query[list[ColdTableInfo]], frozen=True):
+    """The Delta tables of cold storage."""
 
-    def run(self, reader: Reader) -> list[PlaceInfo]:
-        tiers: dict[str, list[TierInfo]] = {}
-        for tier in list(reader.scan(TIERS)):
+    def run(self, reader: Reader) -> list[ColdTableInfo]:
+        tiers: dict[str, list[ColdLogInfo]] = {}
+        for tier in list(reader.scan(COLD_RANGES)):
             tiers.setdefault(tier.place, []).append(_tier(reader, tier))
-        return [PlaceInfo(place, tiers.get(place.name, [])) for place in reader.scan(PLACES)]
+        return [ColdTableInfo(place, tiers.get(place.name, [])) for place in reader.scan(COLD_TABLES)]
 
 
-def _tier(reader: Reader, tier: Tier) -> TierInfo:
+def _tier(reader: Reader, tier: ColdRange) -> ColdLogInfo:
     log = reader.get(LOGS, tier.log)
-    if log is None or not log.owner.startswith(changes.OWNER):
-        return TierInfo(tier, tier.tiered if log is None else log.next)
-    table, _, label = log.owner.removeprefix(changes.OWNER).rpartition("/")
-    return TierInfo(tier, log.next, table, label)
+    if log is None or not log.owner.startswith(change_stream.OWNER):
+        return ColdLogInfo(tier, tier.tiered if log is None else log.next)
+    table, _, label = log.owner.removeprefix(change_stream.OWNER).rpartition("/")
+    return ColdLogInfo(tier, log.next, table, label)

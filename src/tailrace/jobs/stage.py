@@ -1,10 +1,11 @@
-"""Rows that wait on the server to be written all at once.
+"""Stages: rows that wait on the server to be committed in one transaction.
 
 Theory of operation
 -------------------
-The tasks of a distributed write *stage* their rows under an id of their own; nobody sees them. One commit, by whoever
-knows which tasks counted, writes the rows of the listed stages to their target in one transaction, once for each batch
-of a query. What is never committed expires. A task that ran twice has two stages, and only one of them is listed.
+The tasks of a distributed write *stage* their rows, each under its own id; readers do not see them. One commit, by the
+driver that knows the successful tasks, writes the rows of the listed stages to their target in one transaction, once
+for each batch of a query. Uncommitted stages expire. A task that ran twice has two stages, and only one of them is
+listed.
 
 A chunk is checked when it is staged, and stored in the form in which it will be written.
 """
@@ -18,7 +19,7 @@ import msgspec
 from tailrace import limits
 from tailrace.errors import Invalid, LimitExceeded, NotFound
 from tailrace.storage.engine import Reader, Tx
-from tailrace.storage.table import META, Meta, Table
+from tailrace.storage.table import META, MetaRow, StorageTable
 
 TABLE: Final = "tables"
 TOPIC: Final = "topics"
@@ -27,24 +28,24 @@ KINDS: Final = {"table": TABLE, "topic": TOPIC, "stream": STREAM}
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What is written to, as it is called: not the table of that name in another life (`Stage.target` says which)."""
+    """The kind and name of a target. `Stage.target` also has its number, which distinguishes it from an earlier one."""
 
     kind: str  # TABLE, TOPIC or STREAM
     name: str
 
     @property
     def subject(self) -> str:
-        """How it is called where access is given."""
+        """The subject of grants."""
         return f"{self.kind}/{self.name}"
 
 
 class Stage(msgspec.Struct, frozen=True):
     id: str
-    target: str  # kind/number/name: the number is of what had that name then
+    target: str  # kind/number/name: the number of the target at that time
     rows: int
     bytes: int
     at_ms: int  # of its last chunk
-    by: str  # who began it
+    by: str  # the principal that created it
 
     @property
     def kind(self) -> str:
@@ -56,7 +57,7 @@ class Stage(msgspec.Struct, frozen=True):
 
     @property
     def subject(self) -> str:
-        """What it is for, as it is called where access is given."""
+        """The target as a subject of grants."""
         kind, _, name = self.target.split("/", 2)
         return f"{kind}/{name}"
 
@@ -67,58 +68,58 @@ class StageChunk(msgspec.Struct, frozen=True):
     body: bytes
 
 
-class Sink(msgspec.Struct, frozen=True):
-    """The last batch of a query that was written to a target. Another target, or one that took its name later, knows
-    nothing of it: a query is no more than a name, which anybody may use where they may write."""
+class SinkBatch(msgspec.Struct, frozen=True):
+    """The last batch of a query that was written to a target. It does not apply to other targets, or to a later one of
+    the same name: a query is only a name, which any principal may use where it may write."""
 
     id: str  # kind/number/query
     batch: int
     at_ms: int
 
 
-STAGES = Table("stages", Stage, key=("id",))
-STAGE_CHUNKS = Table("stage_chunks", StageChunk, key=("stage", "number"))
-SINKS = Table("sinks", Sink, key=("id",))
+STAGES = StorageTable("stages", Stage, key=("id",))
+STAGE_CHUNKS = StorageTable("stage_chunks", StageChunk, key=("stage", "number"))
+SINKS = StorageTable("sinks", SinkBatch, key=("id",))
 _HELD: Final = "held/stages"  # the counters in META
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How much waits to be committed."""
+class StagedTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The number and bytes of uncommitted stages."""
 
     stages: int = 0
     bytes: int = 0
 
 
 _encode: Final = msgspec.json.Encoder().encode
-_decoder: Final = msgspec.json.Decoder(Held)
+_decoder: Final = msgspec.json.Decoder(StagedTotals)
 
 
-def held(reader: Reader | Tx, by: str | None = None) -> Held:
-    """What waits of all, or of one principal. It is counted as it comes and goes: looking at all takes long."""
+def staged_totals(reader: Reader | Tx, by: str | None = None) -> StagedTotals:
+    """The uncommitted stages of all, or of one principal. Counters are kept because reading all stages takes long."""
     row = reader.get(META, _counter(by))
-    return Held() if row is None else _decoder.decode(row.value)
+    return StagedTotals() if row is None else _decoder.decode(row.value)
 
 
 def count(tx: Tx, by: str, stages: int, size: int) -> None:
-    """Note that so many stages and bytes of a principal came; below zero: that they went."""
+    """Add to the counters of a principal; negative numbers for stages that are removed."""
     for whose in (None, by):
-        before = held(tx, whose)
-        after = Held(before.stages + stages, before.bytes + size)
-        if after == Held():
+        before = staged_totals(tx, whose)
+        after = StagedTotals(before.stages + stages, before.bytes + size)
+        if after == StagedTotals():
             tx.delete(META, _counter(whose))
         else:
-            tx.put(META, Meta(_counter(whose), _encode(after)))
+            tx.put(META, MetaRow(_counter(whose), _encode(after)))
 
 
 def check_room(tx: Tx, by: str, stages: int, size: int) -> None:
-    """Raise unless so much more may wait, of all and of a principal: one alone must not leave nothing to others."""
+    """Raise if the limits of all or of the principal would be exceeded: one principal may use half of all."""
     for whose, share in ((None, 1), (by, 2)):
-        now = held(tx, whose)
+        now = staged_totals(tx, whose)
         if now.stages + stages > limits.STAGES_MAX // share or now.bytes + size > limits.STAGES_BYTES_MAX // share:
             whom = "" if whose is None else f" for {by!r}"
             raise LimitExceeded(
-                f"{now.stages} stages of {now.bytes} bytes wait to be committed{whom}, "
-                f"and there may be {limits.STAGES_MAX // share} of {limits.STAGES_BYTES_MAX // share}; commit or drop "
+                f"{now.stages} stages of {now.bytes} bytes are uncommitted{whom}, "
+                f"and the limit is {limits.STAGES_MAX // share} of {limits.STAGES_BYTES_MAX // share}; commit or drop "
                 f"some, or wait until they expire {limits.STAGE_S // 3600} hours after they were staged"
             )
 
@@ -128,7 +129,7 @@ def _counter(by: str | None) -> str:
 
 
 def sink(kind: str, number: int, query: str) -> str:
-    """Under what the last batch of a query is noted."""
+    """The id under which the last batch of a query is stored."""
     return f"{kind}/{number}/{query}"
 
 
@@ -144,7 +145,7 @@ def find(reader: Reader | Tx, stage_id: str) -> Stage:
 
 
 def target(table: str | None = None, topic: str | None = None, stream: str | None = None) -> Target:
-    """What is named by exactly one of the three."""
+    """The target, named by exactly one of the three."""
     given = [(kind, name) for kind, name in ((TABLE, table), (TOPIC, topic), (STREAM, stream)) if name is not None]
     if len(given) != 1:
         raise Invalid("name exactly one of table, topic and stream", code="INVALID_TARGET")

@@ -1,4 +1,4 @@
-"""What staged rows are written to: found by its name, told apart from others that had the name, and written."""
+"""The target of staged rows: resolved by its name, distinguished from earlier ones of that name, and written to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tailrace.jobs.stage import STREAM, TABLE, Target
 from tailrace.log import log as logs
 from tailrace.storage.engine import Reader, Tx
 from tailrace.streams import commands as streams
-from tailrace.streams.stream import STREAMS, Stream, is_json, touched
+from tailrace.streams.stream import STREAMS, StreamRow, is_json, touched
 from tailrace.tables import definition as tables
 from tailrace.tables import write as writing
 from tailrace.tables.change import Capture
@@ -29,33 +29,33 @@ RECORD_BYTES: Final = 1 * limits.MiB  # and about how large they are together
 _FULL: Final = topics.MODES.index("Full")
 
 
-class Found(msgspec.Struct, frozen=True):
-    """A target that is there. `number` is never used again, unlike names."""
+class ResolvedTarget(msgspec.Struct, frozen=True):
+    """An existing target. Unlike names, `number` is never reused."""
 
     target: Target
     number: int
-    thing: Definition | Topic | Stream
+    thing: Definition | Topic | StreamRow
 
     @property
     def stored(self) -> str:
-        """How a stage remembers it."""
+        """The form that is stored with a stage."""
         return f"{self.target.kind}/{self.number}/{self.target.name}"
 
 
-def found(reader: Reader | Tx, target: Target) -> Found:
+def resolve(reader: Reader | Tx, target: Target) -> ResolvedTarget:
     """The table, topic or stream of this name."""
     if target.kind == TABLE:
         definition = tables.find(reader, target.name)
-        return Found(target, definition.space, definition)
+        return ResolvedTarget(target, definition.space, definition)
     if target.kind == STREAM:
         stream = streams.live(reader, target.name)
-        return Found(target, stream.log, stream)
+        return ResolvedTarget(target, stream.log, stream)
     topic = topics.find(reader, target.name)
-    return Found(Target(target.kind, topic.name), topic.id, topic)
+    return ResolvedTarget(Target(target.kind, topic.name), topic.id, topic)
 
 
-def checked(here: Found, body: bytes) -> rows.Checked:
-    """Rows as a client sent them, as they are kept for this target. Takes long: not for an event loop."""
+def checked(here: ResolvedTarget, body: bytes) -> rows.CheckedRows:
+    """Check rows from a client, and convert them to the stored form. Slow: not for an event loop."""
     thing = here.thing
     if isinstance(thing, Definition):
         return rows.for_table(body, thing)
@@ -64,7 +64,7 @@ def checked(here: Found, body: bytes) -> rows.Checked:
     return rows.for_stream(body, json=is_json(thing.content_type))
 
 
-def write(tx: Tx, here: Found, bodies: Iterable[bytes]) -> None:
+def write(tx: Tx, here: ResolvedTarget, bodies: Iterable[bytes]) -> None:
     """Write the rows of these chunks, in order."""
     thing = here.thing
     if isinstance(thing, Definition):
@@ -76,8 +76,8 @@ def write(tx: Tx, here: Found, bodies: Iterable[bytes]) -> None:
 
 
 def _put(tx: Tx, table: str, bodies: Iterable[bytes]) -> None:
-    """Put and delete items, as anybody does. To those who follow the changes they are transactions of a thousand or so:
-    one record of everything would be too large to be read."""
+    """Put and delete items as ordinary writes. In the change stream they are transactions of about a thousand records:
+    one entry with all of them would be too large to read."""
     capture, held, size = Capture(), 0, 0
     for body in bodies:
         for row in rows.writes(body):
@@ -101,7 +101,7 @@ def _publish(tx: Tx, topic: Topic, bodies: Iterable[bytes]) -> None:
     for body in bodies:
         messages: dict[int, list[bytes]] = {}
         for row in rows.outgoing(body):
-            assert row.partition is not None, "the partition is found when the row is staged"
+            assert row.partition is not None, "the partition is set when the row is staged"
             envelope = Envelope(0, index, PUBLISH, _FULL, None, row.payload, tx.by, row.key)
             messages.setdefault(row.partition, []).append(encode(envelope))
             index += 1
@@ -110,13 +110,13 @@ def _publish(tx: Tx, topic: Topic, bodies: Iterable[bytes]) -> None:
         failpoints.hit("stages.part")
 
 
-def _append(tx: Tx, stream: Stream, bodies: Iterable[bytes]) -> None:
+def _append(tx: Tx, stream: StreamRow, bodies: Iterable[bytes]) -> None:
     log = streams.log_of(tx, stream)
     if stream.closed:
         raise Closed(path=stream.path, tail=log.next)
     for body in bodies:
-        for piece in rows.pieces(body):
-            log = logs.append(tx, log, piece.body, len(piece.body))
+        for entry in rows.stream_entries(body):
+            log = logs.append(tx, log, entry.body, len(entry.body))
         failpoints.hit("stages.part")
     if stream.ttl_s is not None:
         tx.put(STREAMS, touched(stream, tx.now_ms))

@@ -1,12 +1,12 @@
-"""Materialized views: what one is, how it is made, described and dropped.
+"""Materialized views: definition, creation, description and removal.
 
-A view is a job of kind ``view`` whose definition has its SELECT, the tables that it reads as they were, and how far it
-has come: it is *live*, or it has to be filled first. Its rows are those of an ordinary table of its name, with a change
-stream; what it needs to take changes back (`apply`) is in a second table beside it, ``<name>__state``, which is nobody
-else's business. Both are protected: DROP MATERIALIZED VIEW drops them.
+A view is a job of kind ``view`` whose definition has its SELECT, the tables that it reads as they were at creation, and
+its phase: it is *live*, or it has to be filled first. Its rows are in an ordinary table of its name, with a change
+stream; the data that it needs to retract changes (`apply`) is in a second table, ``<name>__state``, which is internal.
+Both are protected: DROP MATERIALIZED VIEW drops them.
 
-A view is as good as its sources' change streams. Where one was disabled, or has lost what the view has not seen, the
-view has to be filled anew; `Described.stale` says so.
+A view depends on the change streams of its sources. If one was disabled, or has lost changes that the view has not
+seen, the view has to be filled again; `ViewDescription.stale` has the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tailrace.errors import InUse, Invalid, NotFound
 from tailrace.jobs import fence
 from tailrace.jobs.job import JOB_POSITIONS, JOBS, REGISTERED, Job, JobPosition, check_name, positions
 from tailrace.jobs.view_delta import key_item
-from tailrace.jobs.view_plan import COUNT, DISTINCT, Plan, SourceTable, check, plan
+from tailrace.jobs.view_plan import COUNT, DISTINCT, SourceTable, ViewPlan, check, plan
 from tailrace.log import cold
 from tailrace.log.entry import LOGS
 from tailrace.storage.engine import Reader, Tx
@@ -34,65 +34,65 @@ from tailrace.tables.definition import TABLES, Attribute, Definition, counted, d
 from tailrace.tables.value import Item
 
 KIND: Final = "view"
-NEW: Final = "new"  # it has to be filled first
+NEW: Final = "new"  # not filled yet
 FILLING: Final = "filling"
 LIVE: Final = "live"
 STATE: Final = "__state"
 GROUP: Final = "group"  # the keys of the second table
 PART: Final = "part"
-_TAG: Final = "tailrace:view"  # of both tables: the view that they belong to
+_TAG: Final = "tailrace:view"  # on both tables: the view that they belong to
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
-class View(msgspec.Struct, frozen=True):
-    """A view's definition."""
+class ViewDefinition(msgspec.Struct, frozen=True):
+    """The definition of a view."""
 
     sql: str
     sources: tuple[SourceTable, ...]
     phase: str = NEW
-    fill: str = ""  # names the filling that is under way
-    piece: int = 0  # of it, how many were applied
+    fill: str = ""  # the id of the filling in progress
+    piece: int = 0  # the number of its chunks that were applied
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> ViewPlan:
         return plan(self.sql, self.sources)
 
 
-_decoder: Final = msgspec.msgpack.Decoder(View)
+_decoder: Final = msgspec.msgpack.Decoder(ViewDefinition)
 
 
 class SourceState(msgspec.Struct, frozen=True):
-    """A source as it is now."""
+    """The current state of a source."""
 
     table: str
     log: int
-    position: int | None  # up to where the view has it
+    position: int | None  # of the view in its log
     next: int  # where the log ends
-    stale: str = ""  # why the view cannot go on from there
+    stale: str = ""  # why the view cannot continue from there
 
 
-class Described(msgspec.Struct, frozen=True):
-    """A view, and how it is."""
+class ViewDescription(msgspec.Struct, frozen=True):
+    """A view and its current state."""
 
     name: str
     sql: str
     phase: str
     state: str  # of the job
     message: str
-    rows: int  # changes that it has worked through
-    items: int  # rows that it has
+    rows: int  # changes processed
+    items: int  # rows of the view
     keys: tuple[tuple[str, str], ...]
     tables: tuple[SourceTable, ...]
     sources: tuple[SourceState, ...]
-    fill: str  # the filling that is under way, and how many pieces it has
+    fill: str  # the id of the filling in progress, and the number of its chunks
     piece: int
     created_ms: int
     updated_ms: int
 
     @property
     def stale(self) -> str:
-        """Why it has to be filled, first or anew; empty: it has not."""
+        """Why it has to be filled, for the first time or again; empty: it does not."""
         if self.phase != LIVE:
             return "it was not filled yet"
         return next((source.stale for source in self.sources if source.stale), "")
@@ -101,18 +101,18 @@ class Described(msgspec.Struct, frozen=True):
 # -- finding
 
 
-def found(reader: Reader | Tx, name: str) -> tuple[Job, View]:
+def found(reader: Reader | Tx, name: str) -> tuple[Job, ViewDefinition]:
     """The view of this name."""
     job = reader.get(JOBS, name)
     if job is not None and job.kind == KIND:
-        with suppress(msgspec.ValidationError):  # somebody has registered a job that only calls itself a view
+        with suppress(msgspec.ValidationError):  # a job with the kind of a view, registered by a client
             return job, _decoder.decode(job.definition)
     raise NotFound(
         f"there is no materialized view {name[:80]!r}; SHOW MATERIALIZED VIEWS lists them", code="VIEW_NOT_FOUND"
     )
 
 
-def changed(tx: Tx, job: Job, view: View, *, rows: int = 0) -> None:
+def changed(tx: Tx, job: Job, view: ViewDefinition, *, rows: int = 0) -> None:
     """Save a view's definition."""
     tx.put(
         JOBS,
@@ -122,11 +122,11 @@ def changed(tx: Tx, job: Job, view: View, *, rows: int = 0) -> None:
     )
 
 
-def describe(reader: Reader | Tx, job: Job, view: View) -> Described:
-    """The view as it is now."""
+def describe(reader: Reader | Tx, job: Job, view: ViewDefinition) -> ViewDescription:
+    """The current state of the view."""
     at = positions(reader, job.name)
     target = find(reader, job.name)
-    return Described(
+    return ViewDescription(
         job.name, view.sql, view.phase, job.state, job.message, job.rows, counted(reader, target.space).items,
         view.plan.keys, view.sources, tuple(_source(reader, source, at.get(source.log)) for source in view.sources),
         view.fill, view.piece, job.created_ms, job.updated_ms,
@@ -141,17 +141,17 @@ def _source(reader: Reader | Tx, source: SourceTable, position: int | None) -> S
     if row is None:
         stale = f"table {source.table!r} was dropped"
     elif stream is None or stream.log != source.log or log is None:
-        stale = f"the change stream of table {source.table!r} was disabled in between"
+        stale = f"the change stream of table {source.table!r} was disabled since"
     elif position is not None and position < cold.earliest(reader, log):
-        stale = f"changes of table {source.table!r} were trimmed before the view has seen them"
+        stale = f"changes of table {source.table!r} were trimmed before the view had applied them"
     return SourceState(source.table, source.log, position, 0 if log is None else log.next, stale)
 
 
-# -- making
+# -- creating
 
 
-class CreateView(Command[Described], frozen=True):
-    """Make a materialized view. If its sources are empty it is live at once; otherwise the job fills it first."""
+class CreateView(Command[ViewDescription], frozen=True):
+    """Create a materialized view. If its sources are empty it is live immediately; otherwise the job fills it first."""
 
     permission = Permission.ADMIN
 
@@ -165,7 +165,7 @@ class CreateView(Command[Described], frozen=True):
     def subjects(self) -> tuple[str, ...]:
         return tuple(f"tables/{name}" for name in (self.name, self.name + STATE, *self.tables))
 
-    def run(self, tx: Tx) -> Described:
+    def run(self, tx: Tx) -> ViewDescription:
         there = tx.get(JOBS, self.name)
         if there is not None and there.kind == KIND and self.if_not_exists:
             return describe(tx, *found(tx, self.name))
@@ -178,10 +178,10 @@ class CreateView(Command[Described], frozen=True):
         planned = check(self.sql, sources, self.line, self.column)
         empty = not any(counted(tx, find(tx, name).space).items for name in self.tables)
         make_tables(tx, self.name, planned)
-        view = View(self.sql, sources, LIVE if empty else NEW)
-        told = ", ".join(f"tables/{source.table}" for source in sources)
+        view = ViewDefinition(self.sql, sources, LIVE if empty else NEW)
+        source_names = ", ".join(f"tables/{source.table}" for source in sources)
         job = Job(
-            self.name, KIND, told, f"tables/{self.name}", REGISTERED, "", _encode(view), 0, tx.now_ms, tx.now_ms
+            self.name, KIND, source_names, f"tables/{self.name}", REGISTERED, "", _encode(view), 0, tx.now_ms, tx.now_ms
         )  # fmt: skip
         tx.put(JOBS, job)
         if empty:
@@ -194,7 +194,7 @@ class CreateView(Command[Described], frozen=True):
 
 
 def source_of(tx: Tx, name: str) -> SourceTable:
-    """A table that a view can follow."""
+    """A table as a source of a view."""
     definition = find(tx, name)
     stream = definition.stream
     if stream is None or stream.view != BOTH:
@@ -207,8 +207,8 @@ def source_of(tx: Tx, name: str) -> SourceTable:
     return SourceTable(name, stream.log, kinds, definition.column_kinds or ())
 
 
-def make_tables(tx: Tx, name: str, planned: Plan) -> None:
-    """The table of the view's rows, and the one of what it has to remember."""
+def make_tables(tx: Tx, name: str, planned: ViewPlan) -> None:
+    """Create the table of the view's rows, and the one of its state."""
     _make(tx, name, planned.keys, schema.StreamSpec(True, BOTH), {_TAG: name})
     _make_state(tx, name)
 
@@ -218,7 +218,7 @@ def _make_state(tx: Tx, name: str) -> None:
 
 
 def forget(tx: Tx, name: str) -> None:
-    """Let a view remember nothing."""
+    """Empty the state of a view."""
     _drop(tx, name + STATE, name)
     _make_state(tx, name)
 
@@ -227,8 +227,10 @@ def _make(
     tx: Tx, name: str, names: tuple[tuple[str, str], ...], stream: schema.StreamSpec | None, tags: dict[str, str]
 ) -> None:
     if tx.get(TABLES, name) is not None:
-        raise InUse(f"there is a table {name!r} already; a view makes its own", code="TABLE_EXISTS")
-    spec = schema.Spec(
+        raise InUse(
+            f"there is a table {name!r} already, and a view creates its own; use another name", code="TABLE_EXISTS"
+        )
+    spec = schema.TableSpec(
         name=name,
         attributes=tuple(Attribute(*each) for each in names),
         keys=tuple(schema.KeyElement(each, role) for (each, _), role in zip(names, (schema.HASH, schema.RANGE))),  # noqa: B905
@@ -240,8 +242,8 @@ def _make(
     lifecycle.CreateTable(spec).run(tx)
 
 
-def put_only_row(tx: Tx, name: str, planned: Plan) -> None:
-    """A view without groups has one row, also of no rows at all."""
+def put_only_row(tx: Tx, name: str, planned: ViewPlan) -> None:
+    """Write the row of a view without groups, which exists even if its sources are empty."""
     if planned.groups or planned.rows:
         return
     row: Item = key_item(planned, ())
@@ -256,7 +258,7 @@ def put_only_row(tx: Tx, name: str, planned: Plan) -> None:
 
 
 class DropView(Command[bool], frozen=True):
-    """Drop a view with its tables; whether it was there."""
+    """Drop a view with its tables; whether it existed."""
 
     freeing = True
     permission = Permission.ADMIN
@@ -269,7 +271,7 @@ class DropView(Command[bool], frozen=True):
 
     def run(self, tx: Tx) -> bool:
         dropped = [_drop(tx, name, self.name) for name in (self.name, self.name + STATE)]
-        if not any(dropped):  # a view whose job was forgotten still has its tables
+        if not any(dropped):  # a view whose job was dropped still has its tables
             if self.if_exists and tx.get(JOBS, self.name) is None:
                 return False
             found(tx, self.name)
@@ -280,19 +282,19 @@ class DropView(Command[bool], frozen=True):
 
 
 def has_tables(reader: Reader | Tx, view: str) -> bool:
-    """Whether the view made a table that is still there."""
+    """Whether a table of the view exists."""
     return any(_made(reader, name, view) is not None for name in (view, view + STATE))
 
 
 def _made(reader: Reader | Tx, name: str, view: str) -> Definition | None:
-    """The table of this name if the view made it, not one that took its name later."""
+    """The table of this name, if the view created it."""
     row = reader.get(TABLES, name)
     made = None if row is None else decoded(row)
     return made if made is not None and made.tags.get(_TAG) == view else None
 
 
 def _drop(tx: Tx, name: str, view: str) -> bool:
-    """Drop a table that the view made; whether it was there."""
+    """Drop a table that the view created; whether it existed."""
     made = _made(tx, name, view)
     if made is None:
         return False
@@ -301,23 +303,23 @@ def _drop(tx: Tx, name: str, view: str) -> bool:
     return True
 
 
-# -- looking
+# -- describing
 
 
-class DescribeView(Query[Described], frozen=True):
-    """A view and how it is."""
+class DescribeView(Query[ViewDescription], frozen=True):
+    """The current state of a view."""
 
     subject = ("tables", "name")
 
     name: str
 
-    def run(self, reader: Reader) -> Described:
+    def run(self, reader: Reader) -> ViewDescription:
         return describe(reader, *found(reader, self.name))
 
 
-class ListViews(Query[list[Described]], frozen=True):
+class ListViews(Query[list[ViewDescription]], frozen=True):
     """All views, by name."""
 
-    def run(self, reader: Reader) -> list[Described]:
+    def run(self, reader: Reader) -> list[ViewDescription]:
         names = [job.name for job in reader.scan(JOBS) if job.kind == KIND and reader.get(TABLES, job.name)]
         return [describe(reader, *found(reader, name)) for name in names]

@@ -1,18 +1,18 @@
-"""What changes of rows mean for a view: the algebra of retractions.
+"""The delta of a view: the algebra of retractions.
 
 Theory of operation
 -------------------
-A change takes the old row away, weight -1, and adds the new one, weight +1. Counts and sums add up by weight, in any
-order and in any number of parts; so a delta can be worked out by many tasks, merged, and added to what the view had.
-Of min, max and count(DISTINCT) a delta has each value with its weight: how often a value is there can be taken back,
-which is the least of them cannot. A view of rows has whole rows with weights: what comes and goes within a batch
-cancels out, and what is left says which rows to put and which to remove.
+A change removes the old row, weight -1, and adds the new one, weight +1. Counts and sums add up by weight, in any order
+and in any number of parts; so a delta can be computed by many tasks, merged, and added to the totals of the view. For
+min, max and count(DISTINCT) a delta has each value with its weight: the count of a value can be retracted, the minimum
+cannot. A view of rows has whole rows with weights: rows that are added and removed within a batch cancel out, and the
+rest are the rows to put and to remove.
 
-A join is bilinear: with A' = A + dA, what changes of A join B is dA join B + A' join dB. So a task needs the other
-side's rows under the keys that changed, and nothing else. Of a LEFT JOIN the rows without a partner are a third part,
-which changes where a key gets its first partner or loses its last.
+A join is bilinear: with A' = A + dA, the change of A join B is dA join B + A' join dB. So a task needs the other side's
+rows under the keys that changed, and nothing else. In a LEFT JOIN the rows without a partner are a third part, which
+changes where a key gets its first partner or loses its last.
 
-Numbers are exact: sums are as wide as they need to be, and only what is shown is rounded. Pure: no storage here.
+Numbers are exact: sums are as wide as needed, and only displayed values are rounded. Pure: no storage here.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from tailrace import limits
 from tailrace.errors import Invalid
-from tailrace.jobs.view_plan import ALL, KEY, Group, Plan, projected
+from tailrace.jobs.view_plan import ALL, KEY, GroupColumn, ViewPlan, projected
 from tailrace.scalar.attribute import to_attribute
 from tailrace.scalar.runtime import json_of
 from tailrace.tables import number, value
-from tailrace.tables.key import HASH_BYTES_MAX, RANGE_BYTES_MAX
 from tailrace.tables.value import Item, Value
 
-MARK: Final = "\\"  # what a key begins with that is not a plain value of its column
+MARK: Final = "\\"  # the prefix of a key that is not a plain value of its column
 WIDE: Final = Context(prec=600)  # any sum of items' numbers is exact in it
 _SHOWN_BYTES: Final = 200  # of a value that is too long for a key
 _decode_json: Final = msgspec.json.Decoder().decode
@@ -42,14 +42,13 @@ _pack: Final = msgspec.msgpack.Encoder(order="deterministic").encode
 Side: TypeAlias = int
 Token: TypeAlias = bytes
 Sums: TypeAlias = list[Any]  # of an argument: values that are not NULL, numbers among them, the sum of those
-Change: TypeAlias = tuple[Item | None, Item | None]  # a row before and after
 
 
 # -- values
 
 
 def settled(plain: Any) -> Any:
-    """A value as it is grouped and compared: a document is its JSON, as in SELECT."""
+    """A value for grouping and comparison: a document is its JSON, as in SELECT."""
     if isinstance(plain, list | dict | set | frozenset):
         return json_of(plain).decode()
     return plain
@@ -61,7 +60,7 @@ def token(typed: Value) -> Token:
 
 
 def _number_text(text: str) -> bool:
-    """Whether a text is just how a number is written."""
+    """Whether a text is the canonical form of a number."""
     if not text or not (text[-1].isdigit() and (text[0] == "-" or text[0].isdigit())):
         return False
     try:
@@ -71,8 +70,8 @@ def _number_text(text: str) -> bool:
 
 
 def key_text(typed: Value, kind: str | None) -> str:
-    """A value in a key of type S. One of the column's kind is as it is; any other, NULL too, is a backslash and its
-    JSON. Where the kind is not known, so is a text that could be taken for a number, TRUE or FALSE."""
+    """A value in a key of type S. A value of the column's kind is unchanged; any other, also NULL, is a backslash and
+    its JSON. Where the kind is not known, so is a text that looks like a number, TRUE or FALSE."""
     ((held, inner),) = typed.items()
     if held == "S":
         plain = bool(inner) and not inner.startswith(MARK)
@@ -106,10 +105,10 @@ def group_text(values: Sequence[Value]) -> str:
             parts.append(json_of({"base64": b64encode(inner).decode()}).decode())
         else:
             parts.append("null" if held == "NULL" else json_of(inner).decode())
-    return _fitting(f"[{','.join(parts)}]", HASH_BYTES_MAX)
+    return _fitting(f"[{','.join(parts)}]", limits.PARTITION_KEY_BYTES_MAX)
 
 
-def key_item(plan: Plan, values: Sequence[Value]) -> Item:
+def key_item(plan: ViewPlan, values: Sequence[Value]) -> Item:
     """The key of a group's row, and beside a composed key the values themselves."""
     groups = plan.groups
     if not groups:
@@ -117,14 +116,14 @@ def key_item(plan: Plan, values: Sequence[Value]) -> Item:
     if len(groups) > 2:
         named = {group.name: typed for group, typed in zip(groups, values, strict=True)}
         return {KEY: {"S": group_text(values)}, **named}
-    bounds = (HASH_BYTES_MAX, RANGE_BYTES_MAX)
+    bounds = (limits.PARTITION_KEY_BYTES_MAX, limits.SORT_KEY_BYTES_MAX)
     return {
         group.name: _key_value(group, typed, bytes_max)
         for group, typed, bytes_max in zip(groups, values, bounds, strict=False)
     }
 
 
-def _key_value(group: Group, typed: Value, bytes_max: int) -> Value:
+def _key_value(group: GroupColumn, typed: Value, bytes_max: int) -> Value:
     if group.verbatim is not None and group.verbatim in typed:
         return typed if group.verbatim != "S" else {"S": _fitting(typed["S"], bytes_max)}
     return {"S": _fitting(key_text(typed, group.kind), bytes_max)}
@@ -161,7 +160,7 @@ def average(total: Decimal, count: int) -> Value:
 
 
 class GroupDelta:
-    """What happens to one group: rows, sums by argument, values by argument."""
+    """The delta of one group: rows, sums by argument, values by argument."""
 
     __slots__ = ("kept", "n", "sums", "values")
 
@@ -173,7 +172,7 @@ class GroupDelta:
 
     @property
     def nothing(self) -> bool:
-        """Whether it has cancelled itself out."""
+        """Whether all changes cancelled out."""
         return not self.n and not self.kept and not any(any(sums) for sums in self.sums)
 
     def keep(self, argument: int, typed: Value, weight: int) -> None:
@@ -187,9 +186,9 @@ class GroupDelta:
 
 
 class Delta:
-    """What changes mean for a view, by group or by row; parts of it can be added to one another."""
+    """The delta of a view, by group or by row; deltas can be merged."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ViewPlan) -> None:
         self.plan = plan
         self.groups: dict[tuple[Token, ...], GroupDelta] = {}
         self.rows: dict[tuple[Token, ...], dict[Token, tuple[list[Value], Item, int]]] = {}
@@ -203,7 +202,7 @@ class Delta:
     # -- of one table
 
     def change(self, old: Item | None, new: Item | None) -> None:
-        """A row of the one source changed."""
+        """Add a change of a row of the only source."""
         self.records += 1
         if old is not None:
             self.add(old, -1)
@@ -211,7 +210,7 @@ class Delta:
             self.add(new, 1)
 
     def add(self, item: Item, weight: int) -> None:
-        """A row came (1) or went (-1); of a join, a pair of rows."""
+        """Add a row (weight 1) or remove it (-1); of a join, a pair of rows."""
         plan = self.plan
         if plan.where is not None and not plan.where(item):
             return
@@ -251,7 +250,7 @@ class Delta:
     # -- of two tables
 
     def side(self, side: Side, old: Item | None, new: Item | None) -> None:
-        """A row of one of two sources changed; what it means for the view is worked out later, by `join`."""
+        """Add a change of a row of one of two sources; `join` computes its effect on the view later."""
         self.records += 1
         if old is not None:
             self.keep_side(side, old, -1)
@@ -264,11 +263,11 @@ class Delta:
         row = projected(self.plan.used[side], item, side)
         text = join_text(self.plan, side, row)
         if text is None and (side == 1 or not self.plan.join or not self.plan.join.left):
-            return  # it never has a partner, and nobody sees it alone
+            return  # it never has a partner, and is not visible without one
         self.keep_joined(side, text or "", key, row, weight)
 
     def keep_joined(self, side: Side, text: str, key: Item, row: Item, weight: int) -> None:
-        """A row of a side came or went, under what it is joined by."""
+        """Add or remove a row of a side, under its join key."""
         net(self.joined.setdefault((side, text, token(key)), {}), value.digest(row), (key, row), weight)
 
     # -- merging
@@ -298,7 +297,7 @@ class Delta:
     # -- on the wire
 
     def wire(self) -> dict[str, Any]:
-        """What the server takes: groups that changed, rows to put and remove, and each side's rows of a join."""
+        """The form for the server: groups that changed, rows to put and remove, and each side's rows of a join."""
         groups = [_group_wire(group) for group in self.groups.values() if not group.nothing]
         rows = [_final(parts) for parts in self.rows.values() if parts]
         joined = [
@@ -307,7 +306,7 @@ class Delta:
         return {"groups": groups, "rows": rows, "joined": joined, "records": self.records}
 
     def parts(self, most: int) -> Iterable[dict[str, Any]]:
-        """The same in pieces of about `most` entries, for what need not be applied at once."""
+        """The same in chunks of about `most` entries, where they need not be applied in one transaction."""
         whole = self.wire()
         pieces: list[tuple[str, Any]] = []
         for group in whole["groups"]:
@@ -342,7 +341,7 @@ def _empty() -> dict[str, Any]:
     return {"groups": [], "rows": [], "joined": [], "records": 0}
 
 
-def unpack(plan: Plan, body: bytes) -> Delta:
+def unpack(plan: ViewPlan, body: bytes) -> Delta:
     """The delta that `packed` wrote."""
     found = Delta(plan)
     groups, rows, joined, found.records = msgspec.msgpack.decode(body)
@@ -363,7 +362,7 @@ def unpack(plan: Plan, body: bytes) -> Delta:
 
 
 def net(parts: dict[Token, Any], digest: Token, content: tuple[Any, ...], weight: int) -> None:
-    """Add a weight to one of several contents; what is left with none is forgotten."""
+    """Add a weight to one of several contents; one with weight 0 is removed."""
     before = parts.get(digest)
     total = weight + (0 if before is None else before[-1])
     if total:
@@ -373,7 +372,7 @@ def net(parts: dict[Token, Any], digest: Token, content: tuple[Any, ...], weight
 
 
 def _final(parts: Mapping[Token, tuple[Any, Item, int]]) -> list[Any]:
-    """What a key has in the end: its row, or None where there is none."""
+    """The final row of a key, or None where there is none."""
     left = [row for _, row, weight in parts.values() if weight > 0]
     named = next(iter(parts.values()))[0]
     return [named, left[0] if left else None]
@@ -388,8 +387,8 @@ def _group_wire(group: GroupDelta) -> list[Any]:
 # -- joins
 
 
-def join_text(plan: Plan, side: Side, row: Item) -> str | None:
-    """The value by which a row is joined, as text; None where one of its parts is NULL: that equals nothing."""
+def join_text(plan: ViewPlan, side: Side, row: Item) -> str | None:
+    """The join key of a row, as text; None where one of its parts is NULL, which equals nothing."""
     assert plan.join is not None
     values = [settled(of(row)) for of in plan.join.keys[side]]
     if any(each is None for each in values):
@@ -401,9 +400,9 @@ Held: TypeAlias = Callable[[Side, str], list[Item]]  # the rows of a side under 
 Count: TypeAlias = Callable[[Side, str], int]  # and how many
 
 
-def join(plan: Plan, changes: Delta, held: Held, count: Count) -> None:
-    """Work out what the changes of sides mean for the view, into the same delta. `held` is asked only for the side
-    other than the one that changed."""
+def join(plan: ViewPlan, changes: Delta, held: Held, count: Count) -> None:
+    """Compute the effect of the changes of both sides on the view, into the same delta. `held` is called only for the
+    side other than the one that changed."""
     assert plan.join is not None
     by_key: dict[str, tuple[list[tuple[Item, int]], list[tuple[Item, int]]]] = {}
     for (side, text, _), parts in changes.joined.items():
@@ -414,7 +413,7 @@ def join(plan: Plan, changes: Delta, held: Held, count: Count) -> None:
 
 
 def _join_key(
-    plan: Plan,
+    plan: ViewPlan,
     delta: Delta,
     text: str,
     first: list[tuple[Item, int]],

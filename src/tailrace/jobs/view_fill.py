@@ -1,9 +1,9 @@
-"""Filling a view: what its sources have, at one moment each, before it can follow their changes.
+"""Filling a view with the items of its sources, at one sequence each, before it can follow their changes.
 
-A view that starts late, or has lost its thread, is emptied and then filled in pieces. The pieces are deltas like any
-other (`apply`), and are counted: one that is sent twice counts once, and a filling that was taken over by another one
-is refused. The end says which sequence of each source the pieces came from, and the view goes on behind it. A filling
-that crashed is begun again, from nothing.
+A view that starts late, or has lost changes, is emptied and then filled in chunks. The chunks are deltas like any other
+(`apply`), and are numbered: one that is sent twice counts once, and one of a filling that another job took over is
+refused. The end names the sequence of each source that the chunks came from, and the view continues after it. A filling
+that crashed is restarted from nothing.
 """
 
 from __future__ import annotations
@@ -14,9 +14,20 @@ import msgspec
 
 from tailrace import limits
 from tailrace.errors import Conflict, Fenced, Invalid
-from tailrace.jobs.apply import Adding, Moves, ViewCommand, check_size
+from tailrace.jobs.apply import DeltaApplier, EncodedDelta, ViewCommand, check_size
 from tailrace.jobs.job import JOB_POSITIONS, Job, JobPosition, positions
-from tailrace.jobs.view import FILLING, LIVE, Described, View, changed, describe, forget, found, put_only_row, source_of
+from tailrace.jobs.view import (
+    FILLING,
+    LIVE,
+    ViewDefinition,
+    ViewDescription,
+    changed,
+    describe,
+    forget,
+    found,
+    put_only_row,
+    source_of,
+)
 from tailrace.jobs.view_plan import check
 from tailrace.log import cold
 from tailrace.log.entry import ENTRIES, LOGS
@@ -27,8 +38,8 @@ from tailrace.tables.definition import ITEMS, TABLES, counted, decoded, find
 
 
 class BeginFill(ViewCommand, frozen=True):
-    """Begin to fill a view anew: from here on only the pieces of this filling are taken. It follows its sources as they
-    are defined now."""
+    """Begin to fill a view: from here on only chunks of this filling are accepted. The view uses the current
+    definitions of its sources."""
 
     def run(self, tx: Tx) -> str:
         job, view = found(tx, self.name)
@@ -38,19 +49,19 @@ class BeginFill(ViewCommand, frozen=True):
             tx.delete(JOB_POSITIONS, self.name, log)
         forget(tx, self.name)
         fill = secrets.token_hex(8)
-        changed(tx, job, View(view.sql, sources, FILLING, fill, 0))
+        changed(tx, job, ViewDefinition(view.sql, sources, FILLING, fill, 0))
         return fill
 
 
-def _filling(tx: Tx, name: str, fill: str) -> tuple[Job, View]:
+def _filling(tx: Tx, name: str, fill: str) -> tuple[Job, ViewDefinition]:
     job, view = found(tx, name)
     if view.phase != FILLING or view.fill != fill:
-        raise Fenced(f"view {name!r} is not being filled by {fill!r} any more; somebody else began, or has finished")
+        raise Fenced(f"view {name!r} is not being filled by {fill!r} any more; another job has begun or completed it")
     return job, view
 
 
 class ClearRows(ViewCommand, frozen=True):
-    """Remove some of the rows that a view had before it is filled; whether there are more."""
+    """Remove some of the old rows of a view before it is filled; whether there are more."""
 
     freeing = True
 
@@ -69,11 +80,11 @@ class ClearRows(ViewCommand, frozen=True):
 
 
 class FillRows(ViewCommand, frozen=True):
-    """Add a piece, the next one in order; one that was added before is not added again."""
+    """Apply the next chunk; one that was applied before is not applied again."""
 
     fill: str
     piece: int  # from 1
-    moves: Moves
+    moves: EncodedDelta
     bytes: int = 0
 
     def size(self) -> int:
@@ -85,21 +96,21 @@ class FillRows(ViewCommand, frozen=True):
         if self.piece <= view.piece:
             return False
         if self.piece != view.piece + 1:
-            raise Fenced(f"view {self.name!r} has {view.piece} pieces of this filling, so {self.piece} is not the next")
-        Adding(tx, self.name, view.plan).add(self.moves)
+            raise Fenced(f"view {self.name!r} has {view.piece} chunks of this filling, so {self.piece} is not the next")
+        DeltaApplier(tx, self.name, view.plan).add(self.moves)
         changed(tx, job, msgspec.structs.replace(view, piece=self.piece), rows=self.moves.records)
         return True
 
 
 class FinishFill(ViewCommand, frozen=True):
-    """The view has all that its sources had at these sequences, and goes on from there."""
+    """Complete the filling: the view has its sources at these sequences, and continues from there."""
 
-    history = True  # what came since may be in cold storage already
+    history = True  # later entries may be in cold storage already
 
     fill: str
     sequences: dict[str, int]  # by table
 
-    def run(self, tx: Tx) -> Described:
+    def run(self, tx: Tx) -> ViewDescription:
         job, view = _filling(tx, self.name, self.fill)
         for source in view.sources:
             sequence = self.sequences.get(source.table)
@@ -109,25 +120,25 @@ class FinishFill(ViewCommand, frozen=True):
             stream = None if row is None else decoded(row).stream
             if stream is None or stream.log != source.log:
                 raise Conflict(
-                    f"the change stream of table {source.table!r} was made anew since the filling began; begin again",
+                    f"the change stream of table {source.table!r} was recreated since the filling began; start over",
                     code="VIEW_STALE",
                 )
             tx.put(JOB_POSITIONS, JobPosition(self.name, source.log, boundary(tx, source.log, sequence)))
         if counted(tx, find(tx, self.name).space).items == 0:
             put_only_row(tx, self.name, view.plan)
-        view = View(view.sql, view.sources, LIVE)
+        view = ViewDefinition(view.sql, view.sources, LIVE)
         changed(tx, job, view)
         return describe(tx, *found(tx, self.name))
 
 
 def boundary(tx: Tx, log: int, sequence: int) -> int:
-    """Where the first entry begins whose changes are later than this sequence: an entry covers all sequences since the
-    one before it, so the place of a sequence may lie inside of it."""
+    """The position of the first entry whose changes are later than this sequence: an entry covers all sequences since
+    the one before it, so the sequence may be inside of an entry."""
     row = tx.get(LOGS, log)
     assert row is not None, f"log {log} is gone"
     first = cold.earliest(tx, row)
     if first > sequence + 1:
-        raise Conflict(f"changes after sequence {sequence} were trimmed meanwhile; begin again", code="VIEW_STALE")
+        raise Conflict(f"changes after sequence {sequence} were trimmed meanwhile; start over", code="VIEW_STALE")
     if sequence + 1 < row.start:
         if sequence < first:
             return first

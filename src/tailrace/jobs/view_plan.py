@@ -1,9 +1,9 @@
-"""What a materialized view's SELECT says, read once: which tables, which rows, which groups, which aggregates.
+"""The plan of a materialized view: its tables, filter, groups and aggregates, parsed from its SELECT.
 
-Only what can be kept right change by change is taken; anything else is refused with its place in the text. sqlglot
-reads the statement, `tailrace.scalar` compiles its expressions: those of a view mean what they mean in a route or an
-UPDATE, and what an expression cannot work out of a row is NULL. Pure: the server plans a view when it is made, and
-again, from the same text and schemas, so does every task that works for it.
+Only a SELECT that can be maintained change by change is accepted; anything else is refused with its position in the
+text. sqlglot parses the statement, `tailrace.scalar` compiles its expressions: they mean the same as in a route or an
+UPDATE, and an expression that cannot be evaluated for a row is NULL. Pure: the server plans a view when it is created,
+and every task that works for it plans it again, from the same text and schemas.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sqlglot import exp
 from sqlglot.errors import ParseError, TokenError
 
 from tailrace import limits, scalar
-from tailrace.scalar.problem import ExpressionError, Origin
+from tailrace.scalar.problem import ExpressionError, TextOrigin
 from tailrace.scalar.reading import DEPTH_MAX, DIALECT, first_too_deep
 from tailrace.tables.value import Item
 
@@ -40,7 +40,7 @@ _KEY_KINDS: Final = {"S": "TEXT", "N": "DECIMAL", "B": "BLOB"}
 _SCALAR_KINDS: Final = {
     "TEXT": "S", "BIGINT": "N", "DOUBLE": "N", "DECIMAL": "N", "BOOLEAN": "BOOL",
 }  # fmt: skip
-# What a SELECT may have; each other clause that is there is refused by name.
+# The supported clauses of a SELECT; all others are refused by name.
 _TAKEN: Final = frozenset(("expressions", "from_", "joins", "where", "group", "kind", "operation_modifiers"))
 _CLAUSES: Final = {
     "having": "HAVING", "order": "ORDER BY", "limit": "LIMIT", "offset": "OFFSET", "distinct": "DISTINCT",
@@ -55,7 +55,7 @@ _INSTEAD: Final = {
 
 
 class SourceTable(msgspec.Struct, frozen=True):
-    """A table that a view reads, as it was when the view was made."""
+    """A table that a view reads, as it was when the view was created."""
 
     table: str
     log: int  # of its change stream
@@ -63,17 +63,17 @@ class SourceTable(msgspec.Struct, frozen=True):
     columns: tuple[tuple[str, str], ...] = ()  # declared ones; none: any may be there
 
 
-class Group(msgspec.Struct, frozen=True):
-    """A column of the view's key: what it is called, and what gives its value."""
+class GroupColumn(msgspec.Struct, frozen=True):
+    """A column of the view's key: its name and its expression."""
 
     name: str
     of: Callable[..., Any]
-    kind: str | None  # S, N or BOOL, where it is known whatever the rows hold
+    kind: str | None  # S, N or BOOL, where it is the same for all rows
     verbatim: str | None  # S, N or B: it is a key attribute of a source, and keeps its type
 
 
-class Argument(msgspec.Struct, frozen=True):
-    """What aggregates are taken of; several may share one."""
+class AggregateArgument(msgspec.Struct, frozen=True):
+    """The argument of aggregates; several may share one."""
 
     of: Callable[..., Any]
     kept: bool  # each value with how often it is there, for min, max and count(DISTINCT)
@@ -85,26 +85,26 @@ class Aggregate(msgspec.Struct, frozen=True):
     argument: int | None  # None: count(*)
 
 
-class Join(msgspec.Struct, frozen=True):
+class ViewJoin(msgspec.Struct, frozen=True):
     """Rows of two tables whose keys are equal; `left`: rows of the first one without a partner too."""
 
     left: bool
     keys: tuple[tuple[Callable[..., Any], ...], tuple[Callable[..., Any], ...]]  # by side
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """A view, ready to work. Expressions take one item: of a join, both rows with names like `0.total`."""
+class ViewPlan(msgspec.Struct, frozen=True):
+    """The compiled plan of a view. Expressions take one item: of a join, both rows with names like `0.total`."""
 
     sources: tuple[SourceTable, ...]
     used: tuple[tuple[str, ...] | None, ...]  # per source, the columns that are read; None: all
     where: Callable[..., bool] | None
-    groups: tuple[Group, ...]
-    arguments: tuple[Argument, ...]
+    groups: tuple[GroupColumn, ...]
+    arguments: tuple[AggregateArgument, ...]
     aggregates: tuple[Aggregate, ...]
     values: tuple[tuple[str, Callable[..., Any]], ...]  # of a view of rows: its other columns
     rows: bool  # one row for each of the source's, no aggregates
     star: bool  # SELECT *
-    join: Join | None
+    join: ViewJoin | None
 
     @property
     def keys(self) -> tuple[tuple[str, str], ...]:
@@ -122,26 +122,26 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=256)
-def plan(sql: str, sources: tuple[SourceTable, ...]) -> Plan:
-    """The plan of a view that was made."""
-    return _Reading(sql, Origin(), sources).plan()
+def plan(sql: str, sources: tuple[SourceTable, ...]) -> ViewPlan:
+    """The plan of an existing view."""
+    return _ViewParser(sql, TextOrigin(), sources).plan()
 
 
-def check(sql: str, sources: tuple[SourceTable, ...], line: int, column: int) -> Plan:
-    """The plan of a view that is to be; an error tells its place in the text, which begins at `line` and `column`."""
-    return _Reading(sql, Origin(line, column), sources).plan()
+def check(sql: str, sources: tuple[SourceTable, ...], line: int, column: int) -> ViewPlan:
+    """The plan of a new view; an error has its position in the text, which begins at `line` and `column`."""
+    return _ViewParser(sql, TextOrigin(line, column), sources).plan()
 
 
 def tables(sql: str, line: int = 1, column: int = 1) -> tuple[str, ...]:
     """The tables that a view's SELECT reads, one or two."""
-    origin = Origin(line, column)
+    origin = TextOrigin(line, column)
     return tuple(name for name, _, _ in _sources(_select(sql, origin), origin))
 
 
 # -- reading
 
 
-def _select(sql: str, origin: Origin) -> exp.Select:
+def _select(sql: str, origin: TextOrigin) -> exp.Select:
     if len(sql) > limits.VIEW_SQL_CHARACTERS_MAX:
         raise origin.error(f"a view's SELECT has at most {limits.VIEW_SQL_CHARACTERS_MAX} characters", 1, 1, CODE)
     try:
@@ -152,19 +152,19 @@ def _select(sql: str, origin: Origin) -> exp.Select:
             )
         trees = [tree for tree in sqlglot.parse(sql, dialect=DIALECT) if tree is not None]
         for tree in trees:
-            tree.sql(DIALECT)  # columns without a name are called by their text, so it must have one
+            tree.sql(DIALECT)  # columns without a name are named by their text, so it must exist
     except ExpressionError:
         raise
     except ParseError as error:
-        told = error.errors[0] if error.errors else {}
-        near = str(told.get("highlight") or "")
-        line, end = int(told.get("line") or 1), int(told.get("col") or 1)
+        detail = error.errors[0] if error.errors else {}
+        near = str(detail.get("highlight") or "")
+        line, end = int(detail.get("line") or 1), int(detail.get("col") or 1)
         raise origin.error(f"the SELECT cannot be read at {near[:60]!r}", line, max(1, end - len(near) + 1)) from None
     except TokenError:
         raise origin.error("the SELECT cannot be read: a quote or a bracket is not closed", 1, 1) from None
     except RecursionError:
         raise origin.error("the SELECT is nested too deep; take a part of it out", 1, 1, CODE) from None
-    except Exception:  # our text made the parser of others fail: what it cannot read is not taken
+    except Exception:  # sqlglot may raise anything for invalid text
         raise origin.error("the SELECT cannot be read; write it in another way", 1, 1) from None
     if len(trees) != 1 or not isinstance(trees[0], exp.Select):
         raise origin.error("a view is one SELECT: no UNION, WITH or VALUES", 1, 1, CODE)
@@ -183,8 +183,8 @@ def _select(sql: str, origin: Origin) -> exp.Select:
     return select
 
 
-def _sources(select: exp.Select, origin: Origin) -> list[tuple[str, str, exp.Expr]]:
-    """The name and the alias of each table, and where it stands."""
+def _sources(select: exp.Select, origin: TextOrigin) -> list[tuple[str, str, exp.Expr]]:
+    """The name, the alias and the node of each table."""
     first = select.args.get("from_")
     if first is None:
         raise origin.error_at("a view reads a table: FROM is missing", select, CODE)
@@ -194,7 +194,7 @@ def _sources(select: exp.Select, origin: Origin) -> list[tuple[str, str, exp.Exp
     found: list[tuple[str, str, exp.Expr]] = []
     for node in (first.this, *(join.this for join in joins)):
         if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier):
-            raise origin.error_at("a view reads tables, nothing else", node, CODE)
+            raise origin.error_at("a view can only read tables", node, CODE)
         for name, held in node.args.items():
             if held and name not in ("this", "db", "catalog", "alias"):
                 raise origin.error_at("a view reads whole tables", node, CODE)
@@ -210,10 +210,10 @@ def _sources(select: exp.Select, origin: Origin) -> list[tuple[str, str, exp.Exp
     return found
 
 
-class _Reading:
-    """One SELECT, being understood."""
+class _ViewParser:
+    """Parses one SELECT."""
 
-    def __init__(self, sql: str, origin: Origin, sources: tuple[SourceTable, ...]) -> None:
+    def __init__(self, sql: str, origin: TextOrigin, sources: tuple[SourceTable, ...]) -> None:
         self._origin = origin
         self._select = _select(sql, origin)
         self._named = _sources(self._select, origin)
@@ -222,7 +222,7 @@ class _Reading:
         self._used: list[dict[str, None]] = [{} for _ in sources]
         self._arguments: dict[str, tuple[exp.Expr, bool]] = {}
 
-    def plan(self) -> Plan:
+    def plan(self) -> ViewPlan:
         self._check_star()
         join = self._join()
         where = self._select.args.get("where")
@@ -238,9 +238,9 @@ class _Reading:
         else:
             groups, values = self._rows(outputs, star)
             aggregates = []
-        arguments = tuple(Argument(self._value(node), kept) for node, kept in self._arguments.values())
+        arguments = tuple(AggregateArgument(self._value(node), kept) for node, kept in self._arguments.values())
         used = tuple(None if star else tuple(names) for names in self._used)
-        return Plan(
+        return ViewPlan(
             self._sources, used, condition, tuple(groups), arguments, tuple(aggregates), tuple(values), not aggregated,
             star, join,
         )  # fmt: skip
@@ -252,11 +252,11 @@ class _Reading:
         if not stars or isinstance(stars[0], exp.Count):
             return
         if len(self._select.expressions) > 1 or len(self._sources) > 1 or self._select.args.get("group"):
-            self._refuse("* stands alone, in a view of one table's rows; name the columns", stars[0])
+            self._refuse("* is only supported alone, in a view of one table's rows; name the columns", stars[0])
         if not isinstance(stars[0], exp.Star) or any(stars[0].args.values()):
             self._refuse("write * alone; name the columns to have fewer", stars[0])
 
-    def _join(self) -> Join | None:
+    def _join(self) -> ViewJoin | None:
         joins = self._select.args.get("joins") or []
         if not joins:
             return None
@@ -281,13 +281,13 @@ class _Reading:
             pair = (part.this, part.expression) if left == {0} else (part.expression, part.this)
             for at, node in enumerate(pair):
                 sides[at].append(self._value(node))
-        return Join(side == "LEFT", (tuple(sides[0]), tuple(sides[1])))
+        return ViewJoin(side == "LEFT", (tuple(sides[0]), tuple(sides[1])))
 
     def _sides(self, node: exp.Expr) -> set[int]:
         return {self._found(column)[0] for column in node.find_all(exp.Column)}
 
     def _output(self, node: exp.Expr) -> tuple[str, exp.Expr]:
-        """What a column of the view is called, and what it is."""
+        """The name and the expression of a column of the view."""
         if isinstance(node, exp.Alias):
             return node.alias, node.this.unnest()
         node = node.unnest()
@@ -306,37 +306,37 @@ class _Reading:
                 self._refuse(f"two columns are called {name!r}; give one another name with AS", node)
             seen.add(name.lower())
 
-    def _aggregated(self, outputs: list[tuple[str, exp.Expr]]) -> tuple[list[Group], list[Aggregate]]:
+    def _aggregated(self, outputs: list[tuple[str, exp.Expr]]) -> tuple[list[GroupColumn], list[Aggregate]]:
         wanted = self._grouped_by(outputs)
-        groups: list[Group] = []
+        groups: list[GroupColumn] = []
         aggregates: list[Aggregate] = []
         for name, node in outputs:
             if _aggregate(node):
                 aggregates.append(self._aggregate(name, node))
                 continue
             if isinstance(node, exp.Filter):
-                self._refuse("FILTER is not kept; write the condition inside: sum(CASE WHEN … THEN x END)", node)
+                self._refuse("FILTER is not supported; write the condition inside: sum(CASE WHEN … THEN x END)", node)
             if any(_aggregate(each) for each in node.walk()):
                 self._refuse(
-                    "an aggregate stands alone in a view; work with it in the SELECT that reads the view", node
+                    "an aggregate cannot be part of an expression; compute in the SELECT that reads the view", node
                 )
             if _same(node) not in wanted:
                 self._refuse(f"{name!r} is neither in GROUP BY nor an aggregate", node)
             groups.append(self._group(name, node))
             wanted.pop(_same(node))
         for node in wanted.values():
-            self._refuse("what is in GROUP BY has to be in SELECT too: it is the key of the view's rows", node)
+            self._refuse("the columns of GROUP BY must be in SELECT too: they are the key of the view's rows", node)
         self._check_key(groups, outputs)
         return groups, aggregates
 
-    def _check_key(self, groups: list[Group], outputs: list[tuple[str, exp.Expr]]) -> None:
-        """A key that is composed has a name of its own."""
+    def _check_key(self, groups: list[GroupColumn], outputs: list[tuple[str, exp.Expr]]) -> None:
+        """Raise if a column has the name of a composed key."""
         for name, node in outputs:
             if name == KEY and not 1 <= len(groups) <= 2:
                 self._refuse(f"the view's own key is called {KEY!r}; call this column another name with AS", node)
 
     def _grouped_by(self, outputs: list[tuple[str, exp.Expr]]) -> dict[str, exp.Expr]:
-        """What GROUP BY names, by what it says; numbers and names of columns of the view are looked up."""
+        """The expressions of GROUP BY; numbers and names of columns of the view are resolved."""
         group = self._select.args.get("group")
         if group is None:
             return {}
@@ -364,7 +364,7 @@ class _Reading:
             found[_same(inner)] = inner
         return found
 
-    def _group(self, name: str, node: exp.Expr) -> Group:
+    def _group(self, name: str, node: exp.Expr) -> GroupColumn:
         if not name.strip():
             self._refuse("a column of the key needs a name; use AS", node)
         kind = verbatim = None
@@ -380,7 +380,7 @@ class _Reading:
                     verbatim = None if nullable else key
         elif isinstance(node, exp.Cast):
             kind = {"TEXT": "S", "VARCHAR": "S", "BOOLEAN": "BOOL"}.get(node.to.sql(DIALECT).upper())
-        return Group(name, self._value(node), kind, verbatim)
+        return GroupColumn(name, self._value(node), kind, verbatim)
 
     def _left(self) -> bool:
         joins = self._select.args.get("joins") or []
@@ -393,19 +393,19 @@ class _Reading:
             self._refuse("an aggregate of a view takes one value", node)
         if isinstance(inner, exp.Star):
             if function != COUNT:
-                self._refuse(f"{function}(*) has no meaning; name a column", node)
+                self._refuse(f"{function}(*) is not supported; name a column", node)
             return Aggregate(name, COUNT, None)
         if isinstance(inner, exp.Distinct):
             if len(inner.expressions) != 1 or inner.args.get("on"):
                 self._refuse("DISTINCT takes one value", node)
             inner = inner.expressions[0]
             if function in (SUM, AVG):
-                self._refuse(f"{function}(DISTINCT …) is not kept by a view; count(DISTINCT …) is", node)
+                self._refuse(f"{function}(DISTINCT …) is not supported in a view; count(DISTINCT …) is", node)
             function = DISTINCT if function == COUNT else function
         if inner is None:
             return Aggregate(name, COUNT, None)
         if any(_aggregate(each) for each in inner.walk()):
-            self._refuse("an aggregate of an aggregate has no meaning", node)
+            self._refuse("aggregates cannot be nested", node)
         text = _same(inner)
         kept = function in (DISTINCT, MIN, MAX)
         before = self._arguments.get(text)
@@ -414,14 +414,14 @@ class _Reading:
 
     def _rows(
         self, outputs: list[tuple[str, exp.Expr]], star: bool
-    ) -> tuple[list[Group], list[tuple[str, Callable[..., Any]]]]:
+    ) -> tuple[list[GroupColumn], list[tuple[str, Callable[..., Any]]]]:
         """A view of rows: its key is that of the source, or of both sources."""
         if star:
             source = self._sources[0]
             keys = [exp.column(exp.to_identifier(name, quoted=True)) for name, _ in source.keys]
             return [self._group(name, node) for (name, _), node in zip(source.keys, keys, strict=True)], []
         places = {self._place_of(node): (name, node) for name, node in outputs if isinstance(node, exp.Column)}
-        groups: list[Group] = []
+        groups: list[GroupColumn] = []
         keyed: list[str] = []
         for side, source in enumerate(self._sources):
             for key, _ in source.keys:
@@ -444,7 +444,7 @@ class _Reading:
 
     def _condition(self, node: exp.Expr) -> Callable[..., bool]:
         if any(_aggregate(each) for each in node.walk()):
-            self._refuse("WHERE looks at one row and has no aggregates", node)
+            self._refuse("WHERE cannot have aggregates", node)
         tree = self._rewritten(node)
         return scalar.compile_condition(tree, columns=list(self._columns.items()), **self._at(), before=None).true
 
@@ -456,7 +456,7 @@ class _Reading:
         return {"line": self._origin.line, "column": self._origin.column}
 
     def _rewritten(self, node: exp.Expr) -> exp.Expr:
-        """The expression with each column under the name that it has in the item that is looked at."""
+        """The expression with each column renamed as in the item that it is evaluated on."""
         return node.copy().transform(self._renamed) if not isinstance(node, exp.Column) else self._renamed(node)
 
     def _renamed(self, node: exp.Expr) -> exp.Expr:
@@ -475,13 +475,13 @@ class _Reading:
         return made
 
     def _like(self, node: exp.Expr, name: str) -> exp.Identifier:
-        """A name that errors find where the column stands."""
+        """An identifier with the position of the column, for errors."""
         made = exp.to_identifier(name, quoted=True)
         made.meta.update(next((part.meta for part in node.find_all(exp.Identifier) if part.meta), {}))
         return made
 
     def _found(self, column: exp.Expr) -> tuple[int, list[str]]:
-        """Which source a column is of, and its name with the parts below it."""
+        """The source of a column, and its name with the parts below it."""
         parts = [part for part in column.parts if isinstance(part, exp.Identifier)]  # type: ignore[attr-defined]
         names = [part.name for part in parts]
         for side, (table, alias, _) in enumerate(self._named):
@@ -517,17 +517,17 @@ class _Reading:
 
 
 def _aggregate(node: exp.Expr) -> bool:
-    """Whether it is an aggregate that a view keeps; another is refused as an expression."""
+    """Whether it is a supported aggregate; others are refused as expressions."""
     return type(node) in _AGGREGATES
 
 
 def _same(node: exp.Expr) -> str:
-    """A text that is equal for equal expressions."""
+    """A text that is the same for equal expressions."""
     return node.sql(DIALECT).lower() if isinstance(node, exp.Column) else node.sql(DIALECT)
 
 
 def projected(names: Sequence[str] | None, item: Item, side: int | None = None) -> Item:
-    """The columns of an item that a plan reads; of a join, under the names that it has for them."""
+    """The columns of an item that a plan reads; of a join, under the names of the plan."""
     if names is None:
         return item
     if side is None:

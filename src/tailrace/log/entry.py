@@ -1,28 +1,28 @@
-"""What a log consists of.
+"""Logs and their entries.
 
-A log's positions run from `start` (what is retained) to `next` (where the next entry goes). Entries below `base` are
-not its own: they are its parent's, which a fork shares without copying. An entry covers [position, next); how far
-apart the two are is the business of what writes the log (bytes for streams, one for messages).
+A log's positions run from `start` (the earliest retained) to `next` (the position of the next entry). Entries below
+`base` belong to its parent: a fork shares them without copying. An entry covers [position, next); the distance depends
+on the kind of log (bytes for streams, one for messages).
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from tailrace.storage.table import Table
+from tailrace.storage.table import StorageTable
 
 
 class Log(msgspec.Struct, frozen=True, gc=False):
     id: int
-    owner: str  # what the log belongs to, for people and for cleaning up
-    parent: int | None  # whose entries stand below `base`
-    base: int  # the first position that is the log's own
+    owner: str  # the object that the log belongs to, for people and for housekeeping
+    parent: int | None  # the log with the entries below `base`
+    base: int  # the log's own entries begin here
     start: int  # the earliest readable position
     next: int  # the position of the next entry; never decreases
     at_ms: int  # of the last entry; timestamps never decrease
     forks: int  # logs that have this one as parent
-    depth: int  # how many ancestors there are
-    dropped: int  # 1: deleted, kept until no fork needs it and the sweep has removed the entries
+    depth: int  # the number of ancestors
+    dropped: int  # 1: deleted, kept until no fork needs it and housekeeping has removed the entries
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
@@ -34,11 +34,11 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Garbage(msgspec.Struct, frozen=True):
-    """A log with entries that nobody can read any more; the sweep's list of work."""
+    """A log with unreachable entries; the list of work of `log.reclaim`."""
 
     log: int
 
 
-LOGS = Table("logs", Log, key=("id",), cached=True)
-ENTRIES = Table("entries", Entry, key=("log", "position"), heap=True, checked=True)
-GARBAGE = Table("garbage", Garbage, key=("log",))
+LOGS = StorageTable("logs", Log, key=("id",), cached=True)
+ENTRIES = StorageTable("entries", Entry, key=("log", "position"), heap=True, checked=True)
+GARBAGE = StorageTable("garbage", Garbage, key=("log",))

@@ -1,4 +1,4 @@
-"""Append, read, fork, trim, drop: all that can happen to a log. Everything else is built from these.
+"""The operations on a log: append, read, fork, trim, drop. Everything else is built from these.
 
 Readers find entries in order with no gaps, across the ancestors of a fork. A trim moves `start` at once; the entries
 themselves are removed in small steps by `reclaim`, and only when no fork still reads them.
@@ -21,20 +21,20 @@ from tailrace.storage.engine import Reader, Tx
 
 
 class Advanced(msgspec.Struct, frozen=True, gc=False):
-    """The notice of new entries; `log` is as they left it."""
+    """The notice of new entries; `log` is the log after them."""
 
     log: Log
     entry: Entry
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The notice that a log takes no more (`gone` False) or is no more (`gone` True)."""
+    """The notice that a log is closed (`gone` False) or deleted (`gone` True)."""
 
     gone: bool
 
 
-class Page(msgspec.Struct, frozen=True):
-    """A run of entries; `next` is where the next page starts."""
+class LogPage(msgspec.Struct, frozen=True):
+    """Consecutive entries; `next` is where the next page starts."""
 
     entries: list[Entry]
     next: int
@@ -50,7 +50,7 @@ DROPPED: Final = Ended(gone=True)
 
 
 def create(tx: Tx, owner: str) -> Log:
-    """A new, empty log. Numbers are never used again, so a number names one log for ever."""
+    """Create an empty log. A log's number is never reused."""
     log = Log(tx.next_id("log"), owner, None, 0, 0, 0, tx.now_ms, 0, 0, 0)
     tx.put(LOGS, log)
     return log
@@ -72,7 +72,7 @@ def append(tx: Tx, log: Log, body: bytes, size: int) -> Log:
 
 
 def append_each(tx: Tx, log: Log, bodies: list[bytes]) -> Log:
-    """Add an entry of one position for each body; the log afterwards. For many at once, this is cheaper."""
+    """Add an entry of one position for each body; the log afterwards. Cheaper than one by one."""
     position = log.next
     if position + len(bodies) > limits.POSITION_MAX:
         raise TooLarge(f"log {log.owner!r} is full: positions end at {limits.POSITION_MAX}")
@@ -88,7 +88,7 @@ def append_each(tx: Tx, log: Log, bodies: list[bytes]) -> Log:
     return log
 
 
-def read(reader: Reader, log: Log, position: int, bytes_max: int, entries_max: int = sys.maxsize) -> Page:
+def read(reader: Reader, log: Log, position: int, bytes_max: int, entries_max: int = sys.maxsize) -> LogPage:
     """Entries from `position` on: at least one if there is any, then up to `bytes_max` and `entries_max`, cut between
     entries."""
     if position < log.start:
@@ -120,13 +120,13 @@ def read(reader: Reader, log: Log, position: int, bytes_max: int, entries_max: i
             if left > 0:
                 raise gap(log, at) if entries or uncovered(reader, owner, at) else Misaligned(position)
             break
-    return Page(entries, at, log.next)
+    return LogPage(entries, at, log.next)
 
 
 def gap(log: Log, position: int) -> Corrupt:
-    """A log's entries follow one another up to its tail: where one is missing, it was lost."""
+    """The error for a missing entry: entries follow one another without gaps up to the tail."""
     return Corrupt(
-        f"log {log.id} ({log.owner}) has no entry at position {position}, and it goes on to {log.next}; run "
+        f"log {log.id} ({log.owner}) has no entry at position {position}, although it ends at {log.next}; run "
         "`tailrace check` and restore a backup"
     )
 
@@ -148,9 +148,9 @@ def uncovered(reader: Reader | Tx, owner: int, position: int) -> bool:
     return before is None or before.next <= position
 
 
-def _read_cold(reader: Reader, log: Log, position: int, bytes_max: int, entries_max: int) -> Page:
-    """As `read`, of what is below the log's start. The page may end where the hot part begins, or where what comes next
-    has to be fetched."""
+def _read_cold(reader: Reader, log: Log, position: int, bytes_max: int, entries_max: int) -> LogPage:
+    """As `read`, below the log's start. The page may end where the hot part begins, or before entries that must be
+    fetched first."""
     first = cold.earliest(reader, log)
     if position < first:
         raise Trimmed(requested=position, earliest=first, offset=offset(first))
@@ -167,10 +167,10 @@ def _read_cold(reader: Reader, log: Log, position: int, bytes_max: int, entries_
             at = entry.next
             if left <= 0 or len(entries) == entries_max:
                 break
-    except cold.Missing:
+    except cold.ColdMiss:
         if not entries:
             raise
-    return Page(entries, at, log.next)
+    return LogPage(entries, at, log.next)
 
 
 class Misaligned(Invalid):
@@ -231,8 +231,8 @@ def fork(tx: Tx, parent: Log, owner: str, position: int) -> Log:
 
 
 def trim(tx: Tx, log: Log, position: int) -> Log:
-    """Let the hot log start at `position`, or where what is not in cold storage begins; the log afterwards. What lies
-    below is readable from cold storage, if the log is tiered, or no longer."""
+    """Move the start of the hot log to `position`, or to the end of its cold range; the log afterwards. Entries below
+    it are then read from cold storage if the log is tiered, and gone otherwise."""
     return _begun(tx, log, min(position, cold.removable(tx, log)))
 
 
@@ -246,20 +246,20 @@ def _begun(tx: Tx, log: Log, position: int) -> Log:
 
 
 def forget(tx: Tx, log: Log, position: int) -> Log:
-    """Let nothing below `position` be readable, hot or cold; the log afterwards. Cold storage itself is not touched
-    here: what lies there and is forgotten goes when it is compacted."""
+    """Make everything below `position` unreadable, hot and cold; the log afterwards. The files in cold storage are not
+    touched here: compaction removes forgotten entries from them."""
     position = min(position, log.next)
     tier = cold.tier_of(tx, log.id)
     if tier is not None and position > tier.start:
-        tx.put(cold.TIERS, msgspec.structs.replace(tier, start=position, tiered=max(tier.tiered, position)))
+        tx.put(cold.COLD_RANGES, msgspec.structs.replace(tier, start=position, tiered=max(tier.tiered, position)))
     return _begun(tx, log, position)
 
 
 def drop(tx: Tx, log: Log) -> list[Log]:
-    """Delete the log. Forks go on reading what they share.
+    """Delete the log. Forks keep the entries that they share with it.
 
-    The logs that nobody can read any more because of it: this one, if it has no forks, and every dropped ancestor
-    whose last fork it was."""
+    Returns the logs that become unreachable: this one, if it has no forks, and every dropped ancestor whose last fork
+    it was."""
     log = msgspec.structs.replace(log, dropped=1)
     tx.put(LOGS, log)
     tx.notify(log.id, DROPPED)
@@ -274,22 +274,22 @@ def drop(tx: Tx, log: Log) -> list[Log]:
         log = msgspec.structs.replace(parent, forks=parent.forks - 1)
         tx.put(LOGS, log)
         if not log.forks and not log.dropped:
-            tx.put(GARBAGE, Garbage(log.id))  # what was trimmed from it while forks read it can go now
+            tx.put(GARBAGE, Garbage(log.id))  # entries that were trimmed while forks shared them can be removed now
     return dead
 
 
 def reclaim(tx: Tx, number: int) -> bool:
-    """Remove one step's worth of entries that nobody can read any more; whether all of them are gone now."""
+    """Remove one step's worth of unreachable entries; True when none are left."""
     log = tx.get(LOGS, number)
     if log is None or log.forks:
-        # Forks still read what was trimmed from it; dropping the last one lists it again.
+        # Forks still share its trimmed entries; dropping the last fork lists it again.
         tx.delete(GARBAGE, number)
         return True
     end = log.next if log.dropped else log.start
     rows = tx.values(ENTRIES, "position, next, length(body)", number, limit=limits.SWEEP_ENTRIES)
     step = [(following, size) for position, following, size in rows if position < end]
     count, left = 0, limits.SWEEP_BYTES
-    for _, size in step:  # the first entry always goes, however large; then as many as are not too much together
+    for _, size in step:  # the first entry however large it is, then as many as fit SWEEP_BYTES
         left -= size
         if count and left < 0:
             break
@@ -301,5 +301,5 @@ def reclaim(tx: Tx, number: int) -> bool:
         tx.delete(GARBAGE, number)
         if log.dropped:
             tx.delete(LOGS, number)
-            tx.delete(cold.TIERS, number)
+            tx.delete(cold.COLD_RANGES, number)
     return done

@@ -24,7 +24,7 @@ def offset(position: int) -> str:
 
 
 def parse(text: str) -> int:
-    """The position of an offset that this server handed out."""
+    """The position of an offset that this server returned."""
     match = _FORM.fullmatch(text)
     if match is None:
         raise Invalid(

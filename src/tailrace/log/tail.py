@@ -1,4 +1,4 @@
-"""Who waits for what is appended.
+"""Notifications of new entries, for waiting readers.
 
 Waiters register a callback per log, from any thread. After a commit the runner hands over the commit's notices;
 callbacks run on the thread that publishes (the event loop's where there is one), so they must be short and must not
@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from tailrace.storage.engine import Notice
 
-# Numbers that no log has, for what else is told with a commit.
-HOUSEKEEPING: Final = -1  # there is work for the sweep
+# Numbers that no log has, for other notices of a commit.
+HOUSEKEEPING: Final = -1  # a commit has left work for housekeeping
 KEYS_CHANGED: Final = -2  # an access key was made, changed or deleted
 USERS_CHANGED: Final = -3  # a user was made, changed or dropped, or a session of theirs was ended
 
@@ -28,10 +28,10 @@ class Tail:
         self._waiters: dict[int, dict[int, Callback]] = {}
         self._watchers: list[Callable[[set[int]], None]] = []
         self._number = 0
-        self._changing = threading.Lock()  # two threads that come and go must not lose a third's registration
+        self._changing = threading.Lock()  # concurrent registrations must not be lost
 
     def subscribe(self, log: int, callback: Callback) -> Callable[[], None]:
-        """Call back with the notices of each commit that touched `log`; the result ends it."""
+        """Call back with the notices of each commit that touched `log`; returns a function that unsubscribes."""
         with self._changing:
             self._number += 1
             number = self._number
@@ -46,18 +46,18 @@ class Tail:
         return unsubscribe
 
     def watch(self, callback: Callable[[set[int]], None]) -> Callable[[], None]:
-        """Call back with the numbers of all logs that each commit touched; the result ends it."""
+        """Call back with the numbers of all logs that each commit touched; returns a function that unsubscribes."""
         self._watchers.append(callback)
         return lambda: self._watchers.remove(callback)
 
     def publish(self, notices: Iterable[Notice]) -> None:
-        """Tell everyone. The commit is durable."""
+        """Notify the waiters. The commit is durable."""
         if self._waiters:
-            told: dict[int, list[Any]] = {}
+            by_log: dict[int, list[Any]] = {}
             for notice in notices:
                 if notice.log in self._waiters:
-                    told.setdefault(notice.log, []).append(notice.item)
-            for log, items in told.items():
+                    by_log.setdefault(notice.log, []).append(notice.item)
+            for log, items in by_log.items():
                 for callback in list(self._waiters.get(log, {}).values()):
                     callback(items)
         if self._watchers:

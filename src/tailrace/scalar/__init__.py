@@ -1,16 +1,16 @@
 """SQL scalar expressions over typed items: the filters and partition keys of routes, the values of UPDATE and INSERT.
 
-An expression is read by sqlglot, checked, and compiled once to a Python function; no parser runs on the write path.
-Logic is three-valued: what is missing, or of another kind than it is compared with, is unknown, and a compiled
-expression never raises, whatever an item holds, unless its value is about to be stored.
+An expression is parsed by sqlglot, checked, and compiled once to a Python function; no parser runs on the write path.
+Logic is three-valued: comparing a missing value, or values of different kinds, is unknown. A compiled expression never
+raises an error, whatever an item contains, unless its value is about to be stored.
 
-    reading     text to syntax tree, within bounds
-    compiler    syntax tree to terms; comparing and functions have their share of it
-    term        Python source with what is known about it
-    runtime     what the compiled functions call
-    exact       the same for values that are stored: what has no result is an error
+    reading     from text to syntax tree, within limits
+    compiler    from syntax tree to terms, together with comparing and functions
+    term        Python source with its known type
+    runtime     the functions that compiled expressions call
+    exact       the same functions for values that are stored: a missing result is an error
     expression  the compiled functions, cached by text
-    attribute   plain values to typed ones, and back
+    attribute   conversion between plain and typed values
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plain SQL values and the typed values of items: one to the other, and a value's bytes for hashing."""
+"""Conversion between plain SQL values and the typed values of items, and the canonical bytes of a value."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SHOWN_MAX: Final = 60
 
 
 def to_attribute(value: Any, kind: str | None = None) -> Value:
-    """The typed value of a plain one, as a column of this kind takes it; None takes any. Raises Invalid if the value
-    is not of the kind: nothing is cast, but JSON columns take JSON text and BLOB columns base64 text."""
+    """The typed value of a plain one for a column of this kind; None: any kind. Raises Invalid if the value is not of
+    the kind: nothing is cast, except that JSON columns accept JSON text and BLOB columns base64 text."""
     if value is None:
         return {"NULL": True}
     if kind is None:
@@ -36,12 +36,12 @@ def to_attribute(value: Any, kind: str | None = None) -> Value:
     if numeric and kind in ("BIGINT", "DOUBLE", "DECIMAL"):
         return _number(value, kind)
     if kind not in KINDS:
-        raise Invalid(f"there is no kind of column {kind!r}; there are {', '.join(KINDS)}")
+        raise Invalid(f"unknown column type {kind!r}; the types are {', '.join(KINDS)}")
     raise _misfit(value, kind)
 
 
 def from_attribute(value: Value | None) -> Any:
-    """The plain value of a typed one; None of one that is missing."""
+    """The plain value of a typed one; None if it is missing."""
     return None if value is None else load(value)
 
 
@@ -62,7 +62,7 @@ def _number(value: float | Decimal, kind: str) -> Value:
     if kind == "BIGINT":
         text = typed["N"]
         if "." in text:
-            raise Invalid(f"{text} is not a whole number, which a BIGINT column takes; use CAST(… AS BIGINT) to round")
+            raise Invalid(f"{text} is not a whole number, as a BIGINT column requires; use CAST(… AS BIGINT) to round")
         if not -_BIGINT_MAX - 1 <= int(text) <= _BIGINT_MAX:
             raise Invalid(f"{text} does not fit a BIGINT column; declare it DECIMAL")
     return typed
@@ -82,14 +82,12 @@ def _binary(value: Any) -> bytes:
         try:
             return b64decode(value, validate=True)
         except (Base64Error, ValueError):
-            raise Invalid(f"{_shown(value)} is not base64, which a BLOB column takes where it is given text") from None
+            raise Invalid(f"{_shown(value)} is not base64; text for a BLOB column must be base64") from None
     raise _misfit(value, "BLOB")
 
 
 def _misfit(value: Any, kind: str) -> Invalid:
-    return Invalid(
-        f"{_shown(value)} is not what a {kind} column takes; give a value of that kind, or CAST(… AS {kind})"
-    )
+    return Invalid(f"a {kind} column cannot hold {_shown(value)}; use a value of that type, or CAST(… AS {kind})")
 
 
 def _shown(value: Any) -> str:

@@ -1,8 +1,8 @@
-"""How comparisons are compiled: =, <>, <, <=, >, >=, IS DISTINCT FROM, IN, BETWEEN, IS NULL, LIKE.
+"""Compilation of comparisons: =, <>, <, <=, >, >=, IS DISTINCT FROM, IN, BETWEEN, IS NULL, LIKE.
 
-Where the kind of one side is sure, as a literal's is, the other is loaded as that kind; a value of another kind is
-loaded as None, and the comparison is unknown. Where neither is sure, both are loaded as they are and the values decide.
-A number in an item is its canonical text, so equality with a constant compares texts.
+If the kind of one side is certain, as for a literal, the other side is loaded as that kind; a value of another kind is
+loaded as None, which makes the comparison unknown. If neither is certain, both are loaded as they are and compared by
+their values. A number in an item is its canonical text, so equality with a constant compares texts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 from sqlglot import exp
 
 from tailrace.scalar.pattern import BadPattern, matcher
-from tailrace.scalar.problem import Origin, shown
+from tailrace.scalar.problem import TextOrigin, shown
 from tailrace.scalar.runtime import text_of
 from tailrace.scalar.term import (
     ATTRIBUTE,
@@ -20,7 +20,7 @@ from tailrace.scalar.term import (
     NULL,
     NUMBER,
     TEXT,
-    Names,
+    Bindings,
     Term,
     junction,
     negation,
@@ -34,10 +34,10 @@ _OPPOSITE: Final = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=
 _MIRRORED: Final = {"==": "==", "!=": "!=", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
 
-class Comparing:
-    """Compiles comparisons of terms; refuses those that can never be true."""
+class ComparisonCompiler:
+    """Compiles comparisons of terms; refuses comparisons that can never be true."""
 
-    def __init__(self, names: Names, origin: Origin) -> None:
+    def __init__(self, names: Bindings, origin: TextOrigin) -> None:
         self._names = names
         self._origin = origin
 
@@ -70,13 +70,13 @@ class Comparing:
         )
 
     def _with_constant(self, node: exp.Expr, operator: str, a: Term, b: Term, kind: str) -> Term:
-        """A column's equality with a constant: the commonest filter of all."""
+        """Equality of a column with a constant, the most common filter."""
         attribute = ATTRIBUTE[kind]
         constant = self._names.bind(text_of(b.content) if kind == NUMBER else b.content)
         held = self._names.temporary()
         value = f"(None if ({held} := {a.raw}.get({attribute!r})) is None else {held} {operator} {constant})"
         equal = f"({a.raw}.get({attribute!r}) == {constant})"
-        # A value that is missing or of another kind takes the constant's place, and does not differ from it.
+        # A value that is missing or of another kind is replaced by the constant itself, so that it does not differ.
         differs = f"({a.raw}.get({attribute!r}, {constant}) != {constant})"
         return truth(node, value, *((equal, differs) if operator == "==" else (differs, equal)))
 
@@ -88,12 +88,12 @@ class Comparing:
                 term = truth(node, f"equal({a.value}, {b.value})")
             return term if operator == "==" else negation(node, term, self._names)
         held = self._names.temporary()
-        found = f"({held} := order({a.value}, {b.value}))"
+        ordered = f"({held} := order({a.value}, {b.value}))"
         return truth(
             node,
-            f"(None if {found} is None else {held} {operator} 0)",
-            f"({found} is not None and {held} {operator} 0)",
-            f"({found} is not None and {held} {_OPPOSITE[operator]} 0)",
+            f"(None if {ordered} is None else {held} {operator} 0)",
+            f"({ordered} is not None and {held} {operator} 0)",
+            f"({ordered} is not None and {held} {_OPPOSITE[operator]} 0)",
         )
 
     def same(self, node: exp.Expr, a: Term, b: Term) -> Term:
@@ -126,7 +126,7 @@ class Comparing:
         if len(kinds) == 1 and all(option.constant for option in options):
             return self._among_constants(node, term, options, kinds.pop() or "")
         held = self._names.temporary()
-        # The held value is not raw: it is loaded once, and compared with each.
+        # The held value is loaded once, and compared with each option.
         subject = Term(term.node, held, term.kind, term.sure, label=term.label)
         matches = [self.compare(node, "==", subject, option) for option in options]
         return with_held(held, term.value, junction(node, matches, self._names, every=False))
@@ -169,7 +169,7 @@ class Comparing:
         if NULL in (term.kind, wanted.kind) or (escape is not None and escape.kind == NULL):
             return unknown(node)
         if escape is not None and not escape.constant:
-            raise self._origin.error_at("ESCAPE takes one character in quotes", escape.node)
+            raise self._origin.error_at("ESCAPE must be one character in quotes", escape.node)
         mark = escape.content if escape is not None else None
         subject = of_kind(term, TEXT)
         if not wanted.constant:
@@ -198,11 +198,10 @@ class Comparing:
         return truth(term.node, of_kind(term, BOOL))
 
     def check(self, node: exp.Expr, a: Term, b: Term) -> None:
-        """Refuse to compare what is of two kinds: that is never true."""
+        """Refuse a comparison of two kinds, which is never true."""
         if a.kind != b.kind and a.kind not in (None, NULL) and b.kind not in (None, NULL):
             raise self._origin.error_at(
-                f"{described(a)} is never equal to, less or greater than {described(b)}: they are of two kinds; "
-                "write both the same way, or CAST one",
+                f"cannot compare {described(a)} with {described(b)}: their types differ; CAST one of them",
                 node,
                 code="KIND_MISMATCH",
             )
@@ -211,7 +210,7 @@ class Comparing:
         """Refuse a choice between values of two kinds."""
         if a.kind != b.kind:
             raise self._origin.error_at(
-                f"{described(a)} and {described(b)} are of two kinds; a choice between them has one: CAST one",
+                f"{described(a)} and {described(b)} have different types, but must have the same; CAST one of them",
                 node,
                 code="KIND_MISMATCH",
             )
@@ -220,12 +219,12 @@ class Comparing:
         """Refuse a term that is known to be of another kind than `where` takes."""
         if term.kind not in (None, NULL, kind):
             raise self._origin.error_at(
-                f"{where} takes a {kind}, which {described(term)} is not", term.node, code="KIND_MISMATCH"
+                f"{where} requires a {kind}, not {described(term)}", term.node, code="KIND_MISMATCH"
             )
 
 
 def described(term: Term) -> str:
-    """What an error calls a term."""
+    """A term as error messages name it."""
     if term.label:
         return term.label
     if not term.constant:

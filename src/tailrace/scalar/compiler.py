@@ -1,7 +1,7 @@
-"""From a syntax tree to terms, and from terms to a Python function.
+"""The compiler from a syntax tree to terms.
 
-Only what is listed here is taken: a node of another type, or one with an option that is not known, is refused with its
-place, never ignored.
+Only the node types listed here are supported: any other type, or an unknown option of a node, is refused with its
+location, never ignored.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from sqlglot import exp
 
 from tailrace.errors import Invalid
 from tailrace.scalar import functions
-from tailrace.scalar.comparing import Comparing
-from tailrace.scalar.problem import ExpressionError, Origin, shown
+from tailrace.scalar.comparing import ComparisonCompiler
+from tailrace.scalar.problem import ExpressionError, TextOrigin, shown
 from tailrace.scalar.reading import DEPTH_MAX, NODES_MAX, too_deep
 from tailrace.scalar.runtime import negate, number_of
 from tailrace.scalar.term import (
@@ -23,7 +23,7 @@ from tailrace.scalar.term import (
     NULL,
     NUMBER,
     TEXT,
-    Names,
+    Bindings,
     Term,
     argument,
     junction,
@@ -37,7 +37,7 @@ from tailrace.tables.value import check_text
 
 NEW: Final = "new"
 OLD: Final = "old"
-ROW: Final = "row"  # the new one, or the old one where there is no new
+ROW: Final = "row"  # the new row, or the old one if there is no new row
 
 _COLUMN_KINDS: Final = {
     "TEXT": TEXT,
@@ -63,31 +63,31 @@ _ARITHMETIC: Final[dict[type[exp.Expr], tuple[str, str]]] = {
     exp.IntDiv: ("//", "divide_whole"),
     exp.Mod: ("%", "remainder"),
 }
-# Options that sqlglot sets by itself, of no meaning here.
+# Options that sqlglot sets by itself, without a meaning here.
 _IGNORED: Final = frozenset(("safe", "typed", "coalesce", "ignore_nulls", "jdbc", "big_int", "value_constructor"))
 _NAMES_SHOWN: Final = 50
-CHAIN_MAX: Final = 100  # signs in a row: a + b - c has two
+CHAIN_MAX: Final = 100  # chained operators: a + b - c has two
 
 
 class Compiler:
-    """Compiles one expression. `parameters` is how many `?` came before, and afterwards, those of this one included.
-    `exact`: the value is about to be stored, so what has no result is an error."""
+    """Compiles one expression. `parameters` is the number of `?` before it, and afterwards includes its own. `exact`:
+    the value is about to be stored, so a missing result is an error."""
 
     def __init__(
         self,
         columns: Sequence[tuple[str, str]] | None,
-        origin: Origin,
+        origin: TextOrigin,
         parameters: int | None = None,
         *,
         exact: bool = False,
     ) -> None:
-        self.names = Names(exact)
+        self.names = Bindings(exact)
         self.origin = origin
         self.used: set[str] = set()
         self.sides: set[str] = set()
         self.parameters = parameters
         self.highest = 0  # of numbered parameters
-        self.comparing = Comparing(self.names, origin)
+        self.comparing = ComparisonCompiler(self.names, origin)
         self._columns = None if columns is None else dict(columns)
         self._lowered: dict[str, list[str]] | None = None
         self._depth = 0
@@ -102,7 +102,7 @@ class Compiler:
         if self._depth >= DEPTH_MAX:
             raise too_deep(self.origin, node)
         if self._nodes > NODES_MAX:
-            raise self.error(f"an expression may have {NODES_MAX} parts; use a shorter list", node)
+            raise self.error(f"an expression can have at most {NODES_MAX} parts; use a shorter list", node)
         self._depth += 1
         try:
             compiled = _HANDLERS.get(type(node))
@@ -119,34 +119,36 @@ class Compiler:
         return self.origin.error_at(reason, node, code)
 
     def unsupported(self, node: exp.Expr) -> ExpressionError:
-        """The error of a node that is not taken."""
+        """The error for a node that is not supported."""
         shown = self._shown(node)
         if isinstance(node, exp.Query | exp.Exists | exp.Values):
-            reason = "an expression has no subquery"
+            reason = "an expression cannot have a subquery"
         elif isinstance(node, exp.Window):
-            reason = f"an expression looks at one row: no window functions, as {shown} is"
+            reason = f"{shown} is a window function; an expression is evaluated on a single row"
         elif isinstance(node, exp.AggFunc):
-            reason = f"an expression looks at one row: no aggregates, as {shown} is"
+            reason = f"{shown} is an aggregate function; an expression is evaluated on a single row"
         elif isinstance(node, exp.Func) and not isinstance(node, exp.Binary | exp.Struct | exp.Array):
             name = node.name if isinstance(node, exp.Anonymous) else node.sql_name()
             return self.error(
-                f"there is no function {name.upper()!r} here; there are {', '.join(functions.NAMES)}",
+                f"function {name.upper()!r} is not supported in expressions; use {', '.join(functions.NAMES)}",
                 node,
                 code="UNKNOWN_FUNCTION",
             )
         else:
-            reason = f"{shown} is not something that an expression takes"
+            reason = f"{shown} is not supported in expressions"
         return self.error(reason, node, code="UNSUPPORTED_EXPRESSION")
 
     def _shown(self, node: exp.Expr) -> str:
         return repr(" ".join(shown(node).split())[:60])
 
     def take(self, node: exp.Expr, *names: str) -> list[Any]:
-        """These arguments of a node; one that is set and not among them is refused."""
+        """These arguments of a node; any other argument is refused."""
         for name, held in node.args.items():
             if held and name not in names and name not in _IGNORED:
                 raise self.error(
-                    f"{self._shown(node)} has more than it takes here", node, code="UNSUPPORTED_EXPRESSION"
+                    f"{self._shown(node)} has an argument or option that is not supported",
+                    node,
+                    code="UNSUPPORTED_EXPRESSION",
                 )
         return [node.args.get(name) for name in names]
 
@@ -172,7 +174,7 @@ class Compiler:
         try:
             return self.constant(node, number_of(canonical(node.this)), NUMBER)
         except Invalid as error:
-            raise self.error(f"{node.this[:60]} is not a number that an item can hold: {error}", node) from None
+            raise self.error(f"{node.this[:60]} is not a number that an item can store: {error}", node) from None
 
     def _boolean(self, node: exp.Expr) -> Term:
         return self.constant(node, bool(node.this), BOOL)
@@ -184,15 +186,15 @@ class Compiler:
         return self.constant(node, node.this, TEXT)
 
     def _hex(self, node: exp.Expr) -> Term:
-        self.take(node, "this")  # 0xFF, which is a number, says so in an option
+        self.take(node, "this")  # 0xFF, a number, has an option and is refused
         try:
             return self.constant(node, bytes.fromhex(node.this), BLOB)
         except ValueError:
-            raise self.error(f"X'{node.this[:60]}' is not a whole number of hexadecimal bytes", node) from None
+            raise self.error(f"X'{node.this[:60]}' must be pairs of hexadecimal digits", node) from None
 
     def _placeholder(self, node: exp.Expr) -> Term:
         if self.parameters is None:
-            raise self.error("this expression is stored, so it has no parameters; write the value", node)
+            raise self.error("a stored expression cannot have parameters; write the value", node)
         given = node.this.this if isinstance(node.this, exp.Expr) else node.this
         if not given:
             index = self.parameters
@@ -201,7 +203,7 @@ class Compiler:
             index = int(given) - 1
             self.highest = max(self.highest, index + 1)
         else:
-            raise self.error(f"parameters are ? or $1, $2, …, not ${str(given)[:60]}", node)
+            raise self.error(f"${str(given)[:60]} is not a parameter; use ? or $1, $2, …", node)
         return Term(node, f"parameter(params, {index:d})", parameter=index)
 
     # -- columns
@@ -222,7 +224,7 @@ class Compiler:
         raw = f"{side}.get({self.names.bind(name)}, EMPTY)"
         path = parts[1:]
         if path and kind in _COLUMN_KINDS:
-            raise self.error(f"column {name!r} is {kind} and has no parts; only JSON columns have", node)
+            raise self.error(f"column {name!r} is {kind}, and only JSON columns have paths", node)
         for part in path:
             if isinstance(part, int):
                 raw = f"element({raw}, {part:d})"
@@ -234,7 +236,7 @@ class Compiler:
         return Term(node, f"load({raw})", known, raw=raw, label=label)
 
     def _parts(self, node: exp.Expr) -> list[Any]:
-        """The names of a path from its root: identifiers, quoted keys (str) and places in lists (int, from 0)."""
+        """The parts of a path from its root: identifiers, quoted keys (str) and list indexes (int, from 0)."""
         parts: list[Any] = []
         while not isinstance(node, exp.Column):
             if isinstance(node, exp.Dot) and isinstance(node.expression, exp.Identifier):
@@ -256,10 +258,10 @@ class Compiler:
                 return key.name
             if key.name.isdecimal() and len(key.name) < 10:
                 return int(key.name)
-        raise self.error("a part is named by ['name'], or by [1], [2], … in a list", node)
+        raise self.error("a part of a document is written ['name'], and an element of a list [1], [2], …", node)
 
     def _resolved(self, identifier: exp.Identifier) -> tuple[str, str | None]:
-        """The name and declared kind of a column. Without quotes, case does not matter where only one name fits."""
+        """The name and declared kind of a column. An unquoted name matches in any case if the match is unique."""
         name = identifier.name
         if self._columns is None:
             return name, None
@@ -271,11 +273,13 @@ class Compiler:
             there = ", ".join(list(self._columns)[:_NAMES_SHOWN]) or "none"
             more = len(self._columns) - _NAMES_SHOWN
             there += f" and {more} more" if more > 0 else ""
-            raise self.error(f"there is no column {name!r}; there are: {there}", identifier, code="UNKNOWN_COLUMN")
+            raise self.error(
+                f"column {name!r} does not exist; the columns are: {there}", identifier, code="UNKNOWN_COLUMN"
+            )
         return name, self._columns[name]
 
     def _by_lower(self) -> dict[str, list[str]]:
-        """The columns by their names in lower case; made when it is first needed."""
+        """The columns by their names in lower case, built on first use."""
         if self._lowered is None:
             self._lowered = {}
             for column in self._columns or ():
@@ -285,7 +289,7 @@ class Compiler:
     # -- logic
 
     def condition(self, node: exp.Expr, where: str) -> Term:
-        """The term of a node that stands where a condition is due."""
+        """The term of a node that must be a condition."""
         return self.comparing.boolean(self.term(node), where)
 
     def _and(self, node: exp.Expr) -> Term:
@@ -309,7 +313,7 @@ class Compiler:
             condition = self.condition(this, "IS TRUE")
             term = self.comparing.certain(node, condition.true if other.this else condition.false)
         else:
-            raise self.error("IS takes NULL, TRUE, FALSE or DISTINCT FROM", node)
+            raise self.error("IS must be followed by NULL, TRUE, FALSE or DISTINCT FROM", node)
         return negation(node, term, self.names) if negate_ else term
 
     # -- comparisons
@@ -330,7 +334,7 @@ class Compiler:
             raise self.unsupported(node.args["query"])
         this, options, negate_ = self.take(node, "this", "expressions", "negate")
         if not options:
-            raise self.error("IN takes at least one value", node)
+            raise self.error("IN requires at least one value", node)
         term = self.comparing.among(node, self.term(this), [self.term(option) for option in options])
         return negation(node, term, self.names) if negate_ else term
 
@@ -364,7 +368,7 @@ class Compiler:
     def _arithmetic(self, node: exp.Expr) -> Term:
         spine, first = _spine(node, _ARITHMETIC)
         if len(spine) > CHAIN_MAX:
-            raise self.error(f"an expression may have {CHAIN_MAX} signs in a row; use parentheses", node)
+            raise self.error(f"an expression can have at most {CHAIN_MAX} chained operators; use parentheses", node)
         source = ""
         for part in reversed(spine):
             self.take(part, "this", "expression")
@@ -387,14 +391,14 @@ class Compiler:
         kinds = {term.kind for term in terms} - {None, NULL}
         if BLOB in kinds and len(kinds) > 1:
             raise self.error(
-                "|| joins binaries, or what has a text, not one with the other", node, code="KIND_MISMATCH"
+                "|| cannot concatenate binary values with other values; CAST them", node, code="KIND_MISMATCH"
             )
         certainly_text = any(term.sure and term.kind not in (BLOB, NULL) for term in terms)
         source = f"joined({', '.join(term.value for term in terms)})"
         return Term(node, source, TEXT if certainly_text else None, sure=certainly_text)
 
     def choice(self, node: exp.Expr, terms: list[Term], value: str) -> Term:
-        """A term whose value is that of one of these."""
+        """A term whose value is one of the values of these terms."""
         kinds = {term.kind for term in terms if term.kind != NULL}
         known = [term for term in terms if term.kind not in (None, NULL)]
         for term in known[1:]:
@@ -449,8 +453,8 @@ class Compiler:
 
 
 def _spine(node: exp.Expr, kinds: Container[type[exp.Expr]]) -> tuple[list[exp.Expr], exp.Expr]:
-    """Operators of these types that lean on one another to the left, as in a + b - c, outermost first; and what the
-    innermost begins with. Not recursive, so that a long sum is not a deep one."""
+    """Left-associative operators of these types, as in a + b - c, outermost first, and the first operand. Iterative, so
+    that a long sum needs no deep recursion."""
     spine: list[exp.Expr] = []
     while type(node) in kinds:
         spine.append(node)
@@ -459,7 +463,7 @@ def _spine(node: exp.Expr, kinds: Container[type[exp.Expr]]) -> tuple[list[exp.E
 
 
 def _chain(node: exp.Expr) -> Iterator[exp.Expr]:
-    """The operands of an operator that is repeated: a AND b AND c. Not recursive, because there may be thousands."""
+    """The operands of a repeated operator: a AND b AND c. Iterative, because there may be thousands."""
     kind, waiting = type(node), [node]
     while waiting:
         part = waiting.pop().unnest()

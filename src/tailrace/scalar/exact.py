@@ -1,7 +1,8 @@
-"""What compiled expressions call when their value is about to be stored: as `runtime`, but nothing is lost in silence.
+"""The functions that compiled expressions call when their value is about to be stored: `runtime` with errors.
 
-A filter must never fail a write, so there what has no result is NULL. A statement that would store that NULL over a
-value must not: here the same is an error, and the statement changes nothing. NULL still comes of NULL.
+A filter must never make a write fail, so in `runtime` an operation without a result is NULL. A statement must not store
+that NULL over a value: here the same operation is an error, and the statement changes nothing. The result for NULL
+arguments is still NULL.
 """
 
 from __future__ import annotations
@@ -14,40 +15,40 @@ from tailrace.scalar import runtime
 from tailrace.tables.number import DIGITS_MAX
 
 SHOWN_CHARACTERS_MAX: Final = 60
-TRY: Final = "try_"  # before the name of a cast: that of TRY_CAST, which is NULL where CAST fails
-EXACT: Final = "exact_"  # before the name of a check: the value must be of the kind, unless it is NULL
+TRY: Final = "try_"  # the prefix of the casts of TRY_CAST, which returns NULL where CAST fails
+EXACT: Final = "exact_"  # the prefix of checks: the value must be of the kind, or NULL
 
 _TOO_LARGE: Final = f"the number would need more than {DIGITS_MAX} digits, or is out of range"
 _TOO_LONG: Final = f"the text would be longer than {runtime.TEXT_CHARACTERS_MAX:,} characters"
-_ZERO: Final = "a division by zero; write NULLIF(…, 0) to have NULL"
+_ZERO: Final = "division by zero; write NULLIF(…, 0) to get NULL instead"
 
 
 class NoResult(Invalid):
-    """A value that is to be stored cannot be worked out."""
+    """A value that is about to be stored cannot be computed."""
 
     code = "NO_RESULT"
 
 
 def _shown(given: Any) -> str:
-    found = repr(given) if isinstance(given, str | bytes) else str(runtime.text_of(given))
-    return found if len(found) <= SHOWN_CHARACTERS_MAX else found[:SHOWN_CHARACTERS_MAX] + "…"
+    text = repr(given) if isinstance(given, str | bytes) else str(runtime.text_of(given))
+    return text if len(text) <= SHOWN_CHARACTERS_MAX else text[:SHOWN_CHARACTERS_MAX] + "…"
 
 
 def _checked(name: str, why: Callable[..., str]) -> Callable[..., Any]:
-    """The function of `runtime`, which fails where it has no result of arguments none of which is NULL."""
+    """A function of `runtime` that raises an error if it has no result although no argument is NULL."""
     lax = getattr(runtime, name)
 
     def checked(*arguments: Any) -> Any:
-        found = lax(*arguments)
-        if found is None and not any(argument is None for argument in arguments):
+        result = lax(*arguments)
+        if result is None and not any(argument is None for argument in arguments):
             raise NoResult(why(*arguments))
-        return found
+        return result
 
     return checked
 
 
 def _cast(name: str, kind: str) -> Callable[..., Any]:
-    return _checked(name, lambda given, *_: f"{_shown(given)} cannot be cast to {kind}; TRY_CAST makes NULL of it")
+    return _checked(name, lambda given, *_: f"{_shown(given)} cannot be cast to {kind}; TRY_CAST returns NULL instead")
 
 
 def _kind(name: str, kind: str) -> Callable[..., Any]:
@@ -55,14 +56,15 @@ def _kind(name: str, kind: str) -> Callable[..., Any]:
 
 
 def _concatenated(*plains: Any) -> str:
-    found = runtime.concatenated(*plains)
-    if found is None:
+    text = runtime.concatenated(*plains)
+    if text is None:
         raise NoResult(_unjoined(*plains))
-    return found
+    return text
 
 
 def _unjoined(*plains: Any) -> str:
-    return "binary has no text to join; CAST it" if any(type(each) is bytes for each in plains) else _TOO_LONG
+    binary = any(type(each) is bytes for each in plains)
+    return "a binary value cannot be concatenated with text; CAST it" if binary else _TOO_LONG
 
 
 def _divided(a: Any, b: Any) -> str:
@@ -73,10 +75,10 @@ def _extreme(name: str) -> Callable[..., Any]:
     lax = getattr(runtime, name)
 
     def extreme(*plains: Any) -> Any:
-        found = lax(*plains)
-        if found is None and any(plain is not None for plain in plains):
-            raise NoResult(f"{name} takes values of one kind that have an order")
-        return found
+        result = lax(*plains)
+        if result is None and any(plain is not None for plain in plains):
+            raise NoResult(f"{name} requires values of one type that can be ordered")
+        return result
 
     return extreme
 
@@ -92,7 +94,7 @@ _CASTS: Final = {
     "to_text": "TEXT",
     "to_number": "DECIMAL",
     "to_whole": "an integer of this size",
-    "to_decimal": "a DECIMAL of so many digits",
+    "to_decimal": "a DECIMAL with this number of digits",
     "to_double": "DOUBLE",
     "to_boolean": "BOOLEAN",
     "to_blob": "BLOB",
@@ -108,7 +110,7 @@ FUNCTIONS: Final[dict[str, Any]] = {
     "joined": _checked("joined", _unjoined),
     "concatenated": _concatenated,
     "replaced": _checked("replaced", lambda *_: _TOO_LONG),
-    "substring": _checked("substring", lambda *_: "SUBSTR takes whole numbers"),
+    "substring": _checked("substring", lambda *_: "SUBSTR requires whole numbers"),
     "length": _checked("length", lambda given: f"{_shown(given)} has no length"),
     "greatest": _extreme("greatest"),
     "least": _extreme("least"),

@@ -1,7 +1,7 @@
 """Compiled expressions: conditions and values over rows.
 
-An expression is compiled once to a Python function, and found again by its text. A function takes the row as it is
-after the write and as it was before it, either of which may be missing; it reads typed items as tables keep them.
+An expression is compiled once to a Python function and cached by its text. The function takes the row after the write
+and the row before it, either of which may be missing; it reads typed items as tables store them.
 
     condition("is_visible = true AND channel_id = 42").true(new, old)
     value("NEW.total - OLD.total").of(new, old)
@@ -18,7 +18,7 @@ from sqlglot import exp
 
 from tailrace.errors import Error
 from tailrace.scalar.compiler import NEW, OLD, ROW, Compiler
-from tailrace.scalar.problem import ExpressionError, Origin
+from tailrace.scalar.problem import ExpressionError, TextOrigin
 from tailrace.scalar.reading import TEXT_CHARACTERS_MAX, VALUE_CHARACTERS_MAX, read, too_deep
 from tailrace.scalar.runtime import parameter, settle
 from tailrace.scalar.term import Term
@@ -41,15 +41,15 @@ class Evaluate(Protocol):
     def __call__(self, new: Item | None, old: Item | None = None, params: Sequence[Any] = (), /) -> Any: ...
 
 
-class Test(Protocol):
+class EvaluateTest(Protocol):
     def __call__(self, new: Item | None, old: Item | None = None, params: Sequence[Any] = (), /) -> bool: ...
 
 
 class Scalar:
     """A compiled expression.
 
-    `text` is as it was written, empty of a syntax tree; `names` are the columns that it reads, `sides` the rows: "new",
-    "old", or "row" for bare names; `parameters` is how many parameters must be given."""
+    `text` is its text, empty if it was compiled from a syntax tree; `names` are the columns that it reads, `sides` the
+    rows: "new", "old", or "row" for bare names; `parameters` is the number of parameters it needs."""
 
     __slots__ = ("names", "parameters", "sides", "text")
 
@@ -64,15 +64,15 @@ class Scalar:
 
 
 class Condition(Scalar):
-    """`true(new, old)` is True only where the SQL value is TRUE; bare names are the new row, or the old one where there
-    is no new."""
+    """`true(new, old)` is True only if the SQL value is TRUE; bare names refer to the new row, or to the old one if
+    there is no new row."""
 
     __slots__ = ("true",)
-    true: Test
+    true: EvaluateTest
 
-    def __init__(self, text: str, compiler: Compiler, true: Test) -> None:
+    def __init__(self, text: str, compiler: Compiler, true: EvaluateTest) -> None:
         super().__init__(text, compiler)
-        self.true = true  # the compiled function itself: a method around it would cost as much again
+        self.true = true  # the compiled function itself: a method around it would double the cost
 
 
 class ValueExpression(Scalar):
@@ -92,79 +92,80 @@ class ValueExpression(Scalar):
 
 
 def condition(text: str, *, columns: Columns | None = None, line: int = 1, column: int = 1) -> Condition:
-    """The condition that a text means, without parameters. `columns` are those there are, with their kinds; without
-    them any name is taken. `line` and `column` say where the text begins, for errors."""
+    """The compiled condition of a text, without parameters. `columns` are the known columns with their kinds; without
+    them any name is allowed. `line` and `column` locate the text, for errors."""
     return _cached(_CONDITION, text, columns, line, column)  # type: ignore[return-value]
 
 
 def value(text: str, *, columns: Columns | None = None, line: int = 1, column: int = 1) -> ValueExpression:
-    """The value expression that a text means; parameters are `?` or `$1`, and `parameters` says how many it needs."""
+    """The compiled value expression of a text; parameters are `?` or `$1`, and `parameters` is how many it needs."""
     return _cached(_VALUE, text, columns, line, column)  # type: ignore[return-value]
 
 
 def exact_value(text: str, *, columns: Columns | None = None, line: int = 1, column: int = 1) -> ValueExpression:
-    """As `value`, of one that is about to be stored: what has no result raises `NoResult`, and is not NULL."""
+    """Like `value`, for a value that is about to be stored: an operation without a result raises `NoResult`."""
     return _cached(_EXACT_VALUE, text, columns, line, column)  # type: ignore[return-value]
 
 
 def stored_value(text: str, *, columns: Columns | None = None, line: int = 1, column: int = 1) -> ValueExpression:
-    """As `value`, of an expression that is kept and run later, as a route's PARTITION BY: it has no parameters."""
-    found = value(text, columns=columns, line=line, column=column)
-    if found.parameters:
-        raise Origin(line, column).error("this expression is stored, so it has no parameters; write the value", 1, 1)
+    """Like `value`, for an expression that is stored and run later, such as a route's PARTITION BY: no parameters."""
+    expression = value(text, columns=columns, line=line, column=column)
+    if expression.parameters:
+        raise TextOrigin(line, column).error("a stored expression cannot have parameters; write the value", 1, 1)
     if len(text) > TEXT_CHARACTERS_MAX:
-        raise Origin(line, column).error(f"a stored expression has at most {TEXT_CHARACTERS_MAX} characters", 1, 1)
-    return found
+        reason = f"a stored expression can have at most {TEXT_CHARACTERS_MAX} characters"
+        raise TextOrigin(line, column).error(reason, 1, 1)
+    return expression
 
 
 def compile_condition(
     tree: exp.Expr, *, columns: Columns | None = None, line: int = 1, column: int = 1, before: int | None = 0
 ) -> Condition:
-    """The condition of a syntax tree. `before` is how many `?` came before it in the statement, None: it may have
-    no parameters; the result's `parameters` counts on from there."""
-    return _condition(tree, "", columns, Origin(line, column), before)
+    """The compiled condition of a syntax tree. `before` is the number of `?` before it in the statement, from which the
+    result's `parameters` counts on; None: parameters are not allowed."""
+    return _condition(tree, "", columns, TextOrigin(line, column), before)
 
 
 def compile_value(
     tree: exp.Expr, *, columns: Columns | None = None, line: int = 1, column: int = 1, before: int | None = 0
 ) -> ValueExpression:
-    """The value expression of a syntax tree; see `compile_condition`."""
-    return _value(tree, "", columns, Origin(line, column), before)
+    """The compiled value expression of a syntax tree; see `compile_condition`."""
+    return _value(tree, "", columns, TextOrigin(line, column), before)
 
 
 def _cached(kind: int, text: str, columns: Columns | None, line: int, column: int) -> Scalar:
     known = None if columns is None else tuple((name, kind) for name, kind in columns)
     if len(text) > TEXT_CHARACTERS_MAX:  # not worth keeping
-        return _read(kind, text, known, Origin(line, column))
+        return _read(kind, text, known, TextOrigin(line, column))
     if line == 1 and column == 1:
         return _compiled(kind, text, known)
     try:
         return _compiled(kind, text, known)
     except ExpressionError:
-        # What is kept does not know where the text begins; an error must.
-        return _read(kind, text, known, Origin(line, column))
+        # The cache does not know where the text begins, but the error must: compile again.
+        return _read(kind, text, known, TextOrigin(line, column))
 
 
 @lru_cache(maxsize=_CACHED)
 def _compiled(kind: int, text: str, columns: tuple[tuple[str, str], ...] | None) -> Scalar:
-    return _read(kind, text, columns, Origin())
+    return _read(kind, text, columns, TextOrigin())
 
 
-def _read(kind: int, text: str, columns: Columns | None, origin: Origin) -> Scalar:
+def _read(kind: int, text: str, columns: Columns | None, origin: TextOrigin) -> Scalar:
     if kind == _CONDITION:
         return _condition(read(text, origin), text, columns, origin, None)
     tree = read(text, origin, VALUE_CHARACTERS_MAX)
     return _value(tree, text, columns, origin, 0, exact=kind == _EXACT_VALUE)
 
 
-def _condition(tree: exp.Expr, text: str, columns: Columns | None, origin: Origin, before: int | None) -> Condition:
+def _condition(tree: exp.Expr, text: str, columns: Columns | None, origin: TextOrigin, before: int | None) -> Condition:
     compiler = Compiler(columns, origin, before)
     term = _term(compiler, tree, lambda: compiler.condition(tree, "a condition"))
     return Condition(text, compiler, _function(compiler, term, term.true))
 
 
 def _value(
-    tree: exp.Expr, text: str, columns: Columns | None, origin: Origin, before: int | None, *, exact: bool = False
+    tree: exp.Expr, text: str, columns: Columns | None, origin: TextOrigin, before: int | None, *, exact: bool = False
 ) -> ValueExpression:
     compiler = Compiler(columns, origin, before, exact=exact)
     term = _term(compiler, tree, lambda: compiler.term(tree))
@@ -172,8 +173,8 @@ def _value(
 
 
 def _term(compiler: Compiler, tree: exp.Expr, made: Callable[[], Term]) -> Term:
-    """What `made` returns. sqlglot's trees are of hundreds of kinds, and a newer version has others: one that the
-    compiler stumbles over is refused, and the log says how."""
+    """The result of `made`. sqlglot has hundreds of node types, and newer versions have more: if the compiler fails on
+    one, the expression is refused and the failure is logged."""
     try:
         return made()
     except Error:
@@ -183,12 +184,12 @@ def _term(compiler: Compiler, tree: exp.Expr, made: Callable[[], Term]) -> Term:
     except Exception:
         log.exception("an expression could not be compiled")
         raise compiler.origin.error(
-            "this expression is not understood; write it in another way", 1, 1, code="UNSUPPORTED_EXPRESSION"
+            "this expression cannot be compiled; write it in another way", 1, 1, code="UNSUPPORTED_EXPRESSION"
         ) from None
 
 
 def _quick(term: Term) -> Evaluate | None:
-    """The function of a constant or a parameter, which INSERT has thousands of: nothing needs to be generated."""
+    """The function of a constant or a parameter, without generated code, because an INSERT may have thousands."""
     if term.constant:
         content = settle(term.content)
         return lambda new, old=None, params=(), /: content
@@ -199,14 +200,14 @@ def _quick(term: Term) -> Evaluate | None:
 
 
 def _function(compiler: Compiler, term: Term, result: str) -> Callable[..., Any]:
-    """The Python function that gives this result."""
-    # A bare name is told from the rows as they were given, so its line comes first.
+    """The compiled Python function that returns this result."""
+    # ROW is computed from the arguments as passed, so its line comes first.
     prologue = "".join(_PROLOGUES[side] for side in (ROW, NEW, OLD) if side in compiler.sides)
     source = f"def compiled(new, old=None, params=(), /):\n{prologue} return {result}\n"
     names = compiler.names.bound
     try:
-        # Safe: the source is made of our own words and of names that we made; what the user wrote, names and constants,
-        # is bound to those names and never part of the source. There are no builtins in reach.
+        # Safe: the source consists of our own code and generated names. The user's names and constants are bound to
+        # generated names and are never part of the source. No builtins are available.
         exec(compile(source, "<expression>", "exec"), names)  # noqa: S102
     except (SyntaxError, RecursionError, MemoryError):
         raise too_deep(compiler.origin, term.node) from None

@@ -1,4 +1,4 @@
-"""The functions of expressions, CAST among them: what they take, what they give, and what runs."""
+"""The functions of expressions, including CAST: their arguments, results and runtime functions."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, Final, Protocol, TypeAlias
 from sqlglot import exp
 
 from tailrace.scalar import exact
-from tailrace.scalar.comparing import Comparing
+from tailrace.scalar.comparing import ComparisonCompiler
 from tailrace.scalar.problem import ExpressionError, shown
-from tailrace.scalar.term import BLOB, BOOL, NUMBER, TEXT, Names, Term, argument, truth
+from tailrace.scalar.term import BLOB, BOOL, NUMBER, TEXT, Bindings, Term, argument, truth
 
 
-class Compiler(Protocol):
-    """What a function needs of the compiler."""
+class FunctionCompiler(Protocol):
+    """The compiler's interface for functions."""
 
-    names: Names
-    comparing: Comparing
+    names: Bindings
+    comparing: ComparisonCompiler
 
     def term(self, node: exp.Expr) -> Term: ...
     def take(self, node: exp.Expr, *names: str) -> list[Any]: ...
@@ -26,7 +26,7 @@ class Compiler(Protocol):
     def unsupported(self, node: exp.Expr) -> ExpressionError: ...
 
 
-Handler: TypeAlias = Callable[[Compiler, exp.Expr], Term]
+Handler: TypeAlias = Callable[[FunctionCompiler, exp.Expr], Term]
 
 NAMES: Final = (
     "ABS",
@@ -56,7 +56,8 @@ NAMES: Final = (
     "UPPER",
 )
 
-# Per type: its name, what runs, the kind of its result, and its arguments with their kinds; "?" may be left out.
+# Per node type: the name, the runtime function, the kind of the result, and the arguments with their kinds; those with
+# "?" are optional.
 _SIMPLE: Final[dict[type[exp.Expr], tuple[str, str, str, tuple[tuple[str, str], ...]]]] = {
     exp.Abs: ("ABS", "absolute", NUMBER, (("this", NUMBER),)),
     exp.Ceil: ("CEIL", "ceiling", NUMBER, (("this", NUMBER),)),
@@ -90,7 +91,7 @@ def _result(node: exp.Expr, source: str, kind: str | None) -> Term:
     return truth(node, source) if kind == BOOL else Term(node, source, kind, sure=kind is not None)
 
 
-def _simple(compiler: Compiler, node: exp.Expr) -> Term:
+def _simple(compiler: FunctionCompiler, node: exp.Expr) -> Term:
     name, runs, kind, parameters = _SIMPLE[type(node)]
     arguments = compiler.take(node, *(parameter.rstrip("?") for parameter, _ in parameters))
     sources = []
@@ -98,14 +99,14 @@ def _simple(compiler: Compiler, node: exp.Expr) -> Term:
         if given is None:
             if parameter.endswith("?"):
                 continue
-            raise compiler.error(f"{name} takes more arguments", node)
+            raise compiler.error(f"{name} requires more arguments", node)
         term = compiler.term(given)
         compiler.comparing.expect(term, wanted, name)
         sources.append(argument(term, wanted, compiler.names))
     return _result(node, f"{runs}({', '.join(sources)})", kind)
 
 
-def _length(compiler: Compiler, node: exp.Expr) -> Term:
+def _length(compiler: FunctionCompiler, node: exp.Expr) -> Term:
     (given,) = compiler.take(node, "this")
     term = compiler.term(given)
     if term.kind in (NUMBER, BOOL):
@@ -113,11 +114,11 @@ def _length(compiler: Compiler, node: exp.Expr) -> Term:
     return Term(node, f"length({term.value})", NUMBER, sure=True)
 
 
-def _trim(compiler: Compiler, node: exp.Expr) -> Term:
+def _trim(compiler: FunctionCompiler, node: exp.Expr) -> Term:
     this, characters, position = compiler.take(node, "this", "expression", "position")
     if characters is not None and this.find(exp.Placeholder) and characters.find(exp.Placeholder):
-        # Which came first in the text is not known any more.
-        raise compiler.error("TRIM takes one parameter at most", node)
+        # The syntax tree does not have their order in the text.
+        raise compiler.error("TRIM can have at most one parameter", node)
     terms = [compiler.term(this)] + ([compiler.term(characters)] if characters is not None else [])
     for term in terms:
         compiler.comparing.expect(term, TEXT, "TRIM")
@@ -125,13 +126,13 @@ def _trim(compiler: Compiler, node: exp.Expr) -> Term:
     return Term(node, f"{_TRIMS[str(position or '').upper()]}({sources})", TEXT, sure=True)
 
 
-def _concat(compiler: Compiler, node: exp.Expr) -> Term:
+def _concat(compiler: FunctionCompiler, node: exp.Expr) -> Term:
     (parts,) = compiler.take(node, "expressions")
     sources = ", ".join(compiler.term(part).value for part in parts)
     return Term(node, f"concatenated({sources})", TEXT, sure=True)
 
 
-def _coalesce(compiler: Compiler, node: exp.Expr) -> Term:
+def _coalesce(compiler: FunctionCompiler, node: exp.Expr) -> Term:
     this, others = compiler.take(node, "this", "expressions")
     terms = [compiler.term(part) for part in (this, *(others or ()))]
     *first, last = terms
@@ -140,21 +141,21 @@ def _coalesce(compiler: Compiler, node: exp.Expr) -> Term:
     return compiler.choice(node, terms, f"({source}{last.value})")
 
 
-def _nullif(compiler: Compiler, node: exp.Expr) -> Term:
+def _nullif(compiler: FunctionCompiler, node: exp.Expr) -> Term:
     this, other = compiler.take(node, "this", "expression")
     a, b = compiler.term(this), compiler.term(other)
     compiler.comparing.check(node, a, b)
     return compiler.choice(node, [a], f"nullif({a.value}, {b.value})")
 
 
-def _extreme(compiler: Compiler, node: exp.Expr) -> Term:
+def _extreme(compiler: FunctionCompiler, node: exp.Expr) -> Term:
     this, others = compiler.take(node, "this", "expressions")
     terms = [compiler.term(part) for part in (this, *(others or ()))]
     sources = ", ".join(term.value for term in terms)
     return compiler.choice(node, terms, f"{'greatest' if isinstance(node, exp.Greatest) else 'least'}({sources})")
 
 
-def _cast(compiler: Compiler, node: exp.Expr) -> Term:
+def _cast(compiler: FunctionCompiler, node: exp.Expr) -> Term:
     this, to = compiler.take(node, "this", "to")
     tries = exact.TRY if compiler.names.exact and isinstance(node, exp.TryCast) else ""
     term = compiler.term(this)
@@ -167,15 +168,15 @@ def _cast(compiler: Compiler, node: exp.Expr) -> Term:
         return Term(node, f"{tries}to_whole({term.value}, {_BITS[name]:d})", NUMBER, sure=True)
     if not plain or name not in _CASTS or (details and name not in ("VARCHAR", "TEXT", "CHAR")):
         raise compiler.error(
-            f"there is no CAST to {shown(to)[:60]}; there are TEXT, BIGINT, INTEGER, SMALLINT, TINYINT, DOUBLE, "
-            "DECIMAL(digits, places), BOOLEAN, BLOB, JSON",
+            f"CAST to {shown(to)[:60]} is not supported; use TEXT, BIGINT, INTEGER, SMALLINT, TINYINT, DOUBLE, "
+            "DECIMAL(digits, places), BOOLEAN, BLOB or JSON",
             node,
         )
     runs, kind = _CASTS[name]
     return _result(node, f"{tries}{runs}({term.value})", kind)
 
 
-def _cast_decimal(compiler: Compiler, node: exp.Expr, term: Term, details: list[str], tries: str) -> Term:
+def _cast_decimal(compiler: FunctionCompiler, node: exp.Expr, term: Term, details: list[str], tries: str) -> Term:
     if not details:
         return Term(node, f"{tries}to_number({term.value})", NUMBER, sure=True)
     numbers = [int(detail) for detail in details if detail.isdecimal() and len(detail) < 3]
@@ -186,7 +187,9 @@ def _cast_decimal(compiler: Compiler, node: exp.Expr, term: Term, details: list[
         or not 0 <= places <= digits <= _DECIMAL_DIGITS_MAX
         or not digits
     ):
-        raise compiler.error(f"DECIMAL({', '.join(details)}): digits are 1 to 38, and places at most as many", node)
+        raise compiler.error(
+            f"DECIMAL({', '.join(details)}) is not valid: use 1 to 38 digits, and at most as many places", node
+        )
     return Term(node, f"{tries}to_decimal({term.value}, {digits:d}, {places:d})", NUMBER, sure=True)
 
 

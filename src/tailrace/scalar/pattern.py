@@ -1,8 +1,8 @@
-"""LIKE patterns: `%` is any text, `_` any one character; nothing else is special unless ESCAPE says so.
+"""LIKE patterns: `%` matches any text, `_` any one character; ESCAPE defines an escape character.
 
-A pattern is cut at its `%` into segments, and each is looked for after the one before: the leftmost place is always
-the best one, so matching never goes back, and a pattern cannot be made to take long. A long segment with `_` in a long
-text is looked for at all places at once, which takes the same time whatever the text is.
+A pattern is split at `%` into segments, and each segment is searched for after the previous one. The leftmost match of
+a segment is always the best, so matching never backtracks and no pattern takes long. A long segment with `_` in a long
+text is matched at all positions at once (the bitap algorithm), in a time that does not depend on the text's contents.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ from functools import lru_cache
 from typing import Final, TypeAlias
 
 Matcher: TypeAlias = Callable[[str], bool]
-PATTERN_CHARACTERS_MAX: Final = 1_024  # bounds what a match costs, and what is kept of patterns
-STEPS_MAX: Final = 4_000_000  # characters of a text times those of a segment, up to which it is tried place by place
+PATTERN_CHARACTERS_MAX: Final = 1_024  # bounds the cost of a match, and the size of the cache
+STEPS_MAX: Final = 4_000_000  # characters of the text times those of the segment; beyond, bitap is used
 _ANY: Final = None  # stands for `_` in a segment
-Find: TypeAlias = Callable[[str, int], int]  # in a text, from a place on: where the first occurrence ends; -1: nowhere
+Find: TypeAlias = Callable[[str, int], int]  # from a text and a start: the end of the first occurrence, or -1
 
 
 class BadPattern(Exception):
-    """The pattern is too long, or ends with the escape character, or that is not one character."""
+    """The pattern is too long or ends with the escape character, or the escape is not a single character."""
 
 
 @lru_cache(maxsize=256)
 def matcher(pattern: str, escape: str | None, fold: bool) -> Matcher:
-    """What tells whether a text matches the pattern; with `fold`, whatever the case of letters."""
+    """A function that tells whether a text matches the pattern; with `fold`, regardless of case."""
     if len(pattern) > PATTERN_CHARACTERS_MAX:
-        raise BadPattern(f"a pattern has at most {PATTERN_CHARACTERS_MAX} characters")
+        raise BadPattern(f"a pattern can have at most {PATTERN_CHARACTERS_MAX} characters")
     if escape is not None and len(escape) != 1:
-        raise BadPattern("ESCAPE takes one character")
+        raise BadPattern("ESCAPE must be one character")
     segments = _segments(folded(pattern) if fold else pattern, escape and folded(escape) if fold else escape)
-    found = _plain(segments) or _general(segments)
+    matches = _plain(segments) or _general(segments)
     if not fold:
-        return found
-    return lambda text: found(folded(text))
+        return matches
+    return lambda text: matches(folded(text))
 
 
 def folded(text: str) -> str:
-    """The text in lower case, character by character: no character becomes two."""
+    """The text in lower case, character by character, so that its length does not change."""
     if text.isascii():
         return text.lower()
     return "".join([character.lower()[0] for character in text])
 
 
 def raised(text: str) -> str:
-    """The text in upper case, character by character; one that has no single upper case stays."""
+    """The text in upper case, character by character; a character without a single upper case stays as it is."""
     if text.isascii():
         return text.upper()
     return "".join(
@@ -57,7 +57,7 @@ _UPPER: Final = {"ß": "ẞ"}
 
 
 def _segments(pattern: str, escape: str | None) -> list[list[str | None]]:
-    """What stands between the `%` of the pattern: characters, and None for each `_`."""
+    """The segments between the `%` of the pattern: characters, and None for each `_`."""
     segments: list[list[str | None]] = [[]]
     characters = iter(pattern)
     for character in characters:
@@ -74,7 +74,7 @@ def _segments(pattern: str, escape: str | None) -> list[list[str | None]]:
 
 
 def _plain(segments: list[list[str | None]]) -> Matcher | None:
-    """The quick way of the usual patterns: 'x', 'x%', '%x', '%x%'."""
+    """The fast path for common patterns: 'x', 'x%', '%x', '%x%'."""
     if any(character is _ANY for segment in segments for character in segment):
         return None
     texts = ["".join(character or "" for character in segment) for segment in segments]
@@ -98,7 +98,7 @@ def _regex(segment: list[str | None]) -> re.Pattern[str]:
 
 
 def _finder(segment: list[str | None]) -> Find:
-    """What looks for a segment."""
+    """A function that searches for a segment."""
     length = len(segment)
     if _ANY not in segment:
         wanted = "".join(character or "" for character in segment)
@@ -109,7 +109,7 @@ def _finder(segment: list[str | None]) -> Find:
 
         return find
     regex = _regex(segment)
-    # Per character, a bit for each place of the segment that it fits.
+    # Per character, a bit for each position of the segment that it matches.
     anything = sum(1 << at for at, character in enumerate(segment) if character is _ANY)
     fitting: dict[str, int] = {}
     for place, character in enumerate(segment):
@@ -121,7 +121,7 @@ def _finder(segment: list[str | None]) -> Find:
         if (len(text) - at) * length <= STEPS_MAX:
             found = regex.search(text, at)
             return -1 if found is None else found.end()
-        begun = 0  # a bit for each beginning of the segment that the text ends with here
+        begun = 0  # a bit for each prefix of the segment that ends here in the text
         for place in range(at, len(text)):
             begun = (begun << 1 | 1) & fitting.get(text[place], anything)
             if begun & whole:

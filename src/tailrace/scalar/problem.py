@@ -1,7 +1,7 @@
-"""What is wrong with an expression, and where.
+"""Errors of expressions and their location.
 
-Places are lines and columns from 1, of the text that the user wrote: whoever compiles a part of a longer text says
-where that part begins.
+Lines and columns count from 1 and refer to the text that the user wrote: the compiler of a part of a longer text gets
+the origin of that part.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tailrace.errors import Invalid
 
 
 class ExpressionError(Invalid):
-    """An expression that cannot be taken. `reason` says why, without the place."""
+    """An invalid or unsupported expression. `reason` is the message without the location."""
 
     code = "INVALID_EXPRESSION"
 
@@ -25,8 +25,8 @@ class ExpressionError(Invalid):
         self.column = column
 
 
-class Origin:
-    """Where a text begins within the text that the user wrote."""
+class TextOrigin:
+    """The location of an expression's text within the text that the user wrote."""
 
     __slots__ = ("column", "line")
 
@@ -35,37 +35,37 @@ class Origin:
         self.column = column
 
     def error(self, reason: str, line: int, column: int, code: str | None = None) -> ExpressionError:
-        """The error at this place of the text."""
+        """The error at this line and column of the expression's text."""
         if line == 1:
             column += self.column - 1
         return ExpressionError(reason, line=line + self.line - 1, column=column, code=code)
 
     def error_at(self, reason: str, node: exp.Expr, code: str | None = None) -> ExpressionError:
-        """The error at the beginning of what `node` was read from."""
-        return self.error(reason, *place(node), code=code)
+        """The error at the beginning of a node."""
+        return self.error(reason, *location(node), code=code)
 
 
-def place(node: exp.Expr) -> tuple[int, int]:
-    """The line and column where a node begins; of the nearest node around it that knows, if its own parts do not."""
+def location(node: exp.Expr) -> tuple[int, int]:
+    """The line and column where a node begins, or the nearest enclosing node with a known location."""
     around: exp.Expr | None = node
     while around is not None:
-        found = min(_places(around), default=None)
-        if found is not None:
-            return found
+        first = min(_locations(around), default=None)
+        if first is not None:
+            return first
         around = around.parent
     return 1, 1
 
 
-def _places(node: exp.Expr) -> Iterator[tuple[int, int]]:
+def _locations(node: exp.Expr) -> Iterator[tuple[int, int]]:
     for part in node.walk():
         meta = part.meta
         if "line" in meta and "col" in meta:
-            # The parser notes the column of a token's last character.
+            # sqlglot records the column of a token's last character.
             yield meta["line"], max(1, meta["col"] - (meta["end"] - meta["start"]))
 
 
 def shown(node: exp.Expr) -> str:
-    """The node as SQL, for an error. sqlglot reads some things that it cannot write: those are named by their kind."""
+    """The node as SQL, for an error. Nodes that sqlglot can parse but not generate are shown by their type."""
     try:
         return node.sql(dialect="duckdb", unsupported_level=ErrorLevel.IGNORE)
     except Exception:

@@ -1,6 +1,6 @@
-"""From text to a syntax tree, within bounds: what is too long or too deep never reaches the parser.
+"""Parsing of an expression to a syntax tree, within limits: a text that is too long or too deep is never parsed.
 
-sqlglot parses, as DuckDB's dialect has it. Its parser is recursive, so depth is bounded on the tokens before it runs.
+The parser is sqlglot's, for DuckDB's dialect. It is recursive, so the depth is checked on the tokens before it runs.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import sqlglot
 from sqlglot import Token, TokenType, exp
 from sqlglot.errors import ParseError, TokenError
 
-from tailrace.scalar.problem import ExpressionError, Origin
+from tailrace.scalar.problem import ExpressionError, TextOrigin
 
-TEXT_CHARACTERS_MAX: Final = 16_384  # of a condition, or of what is kept
-VALUE_CHARACTERS_MAX: Final = 1_048_576  # of a value that a statement gives: it may hold a text as long as an item
-DEPTH_MAX: Final = 24  # parentheses, CASE and operators inside one another
+TEXT_CHARACTERS_MAX: Final = 16_384  # of a condition, or of a stored expression
+VALUE_CHARACTERS_MAX: Final = 1_048_576  # of a value in a statement: it may contain a text as long as an item
+DEPTH_MAX: Final = 24  # nested parentheses, CASE and operators
 NODES_MAX: Final = 4_096  # of one expression's tree
-TOKENS_MAX: Final = 10_000  # of its text: while it is parsed, nobody else runs
+TOKENS_MAX: Final = 10_000  # of its text: parsing holds the interpreter lock
 DIALECT: Final = "duckdb"
 
 _OPENING: Final = frozenset((TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE))
 _CLOSING: Final = frozenset((TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END))
 _PREFIX: Final = frozenset((TokenType.NOT, TokenType.DASH, TokenType.PLUS, TokenType.TILDE))
-# What takes all that is before it as its operand, so that a row of them nests: a.b[1]::TEXT -> 'c'
+# Postfix operators, whose chains are nested: a.b[1]::TEXT -> 'c'
 _POSTFIX: Final = frozenset(
     (TokenType.DOT, TokenType.L_BRACKET, TokenType.DCOLON, TokenType.ARROW, TokenType.DARROW, TokenType.COLLATE)
 )
-# What a row of them never goes beyond.
+# Tokens that end a chain of postfix operators.
 _BETWEEN: Final = frozenset(
     (
         TokenType.COMMA, TokenType.SEMICOLON, TokenType.AND, TokenType.OR, TokenType.NOT, TokenType.EQ, TokenType.NEQ,
@@ -40,14 +40,16 @@ _BETWEEN: Final = frozenset(
         TokenType.EXCEPT, TokenType.INTERSECT, TokenType.VALUES, TokenType.WITH,
     )
 )  # fmt: skip
-# Whole texts and comments; what is left over of one that does not end is its first character.
+# Whole texts and comments; an unterminated one matches with its first character only.
 _QUOTED: Final = re.compile(r"'(?:[^']|'')*+'|\"(?:[^\"]|\"\")*+\"|--[^\n]*+|/\*.*?\*/|.", re.DOTALL)
 
 
-def read(text: str, origin: Origin, characters_max: int = TEXT_CHARACTERS_MAX) -> exp.Expr:
-    """The tree of one expression; raises ExpressionError with the place if the text is none."""
+def read(text: str, origin: TextOrigin, characters_max: int = TEXT_CHARACTERS_MAX) -> exp.Expr:
+    """The tree of one expression; raises ExpressionError with the location if the text is not valid."""
     if len(text) > characters_max:
-        raise origin.error(f"an expression has at most {characters_max} characters, this one {len(text)}", 1, 1)
+        raise origin.error(
+            f"the expression has {len(text)} characters; an expression can have at most {characters_max}", 1, 1
+        )
     tokens = _tokens(text, origin)
     _check_tokens(tokens, origin)
     try:
@@ -58,42 +60,44 @@ def read(text: str, origin: Origin, characters_max: int = TEXT_CHARACTERS_MAX) -
         raise _unclosed(text, origin) from None
     except RecursionError:
         raise too_deep(origin) from None
-    except Exception:  # our text made the parser of others fail: what it cannot read is not taken
-        raise origin.error("syntax error: the text cannot be read", 1, 1) from None
+    except Exception:  # a bug in sqlglot: a text that it cannot parse is refused
+        raise origin.error("syntax error: the text cannot be parsed", 1, 1) from None
     return tree
 
 
-def too_deep(origin: Origin, node: exp.Expr | None = None) -> ExpressionError:
-    """The error of an expression whose parts are too deep inside one another."""
-    reason = f"an expression may be nested {DEPTH_MAX} deep; take a part of it out"
+def too_deep(origin: TextOrigin, node: exp.Expr | None = None) -> ExpressionError:
+    """The error for an expression that is nested too deeply."""
+    reason = f"an expression can be nested at most {DEPTH_MAX} levels deep; simplify it"
     return origin.error(reason, 1, 1) if node is None else origin.error_at(reason, node)
 
 
-def _tokens(text: str, origin: Origin) -> list[Token]:
+def _tokens(text: str, origin: TextOrigin) -> list[Token]:
     try:
         return list(sqlglot.tokenize(text, dialect=DIALECT))
     except TokenError:
         raise _unclosed(text, origin) from None
 
 
-def _check_tokens(tokens: list[Token], origin: Origin) -> None:
+def _check_tokens(tokens: list[Token], origin: TextOrigin) -> None:
     if not tokens:
         raise origin.error("the expression is empty", 1, 1)
     if len(tokens) > TOKENS_MAX:
-        raise origin.error(f"an expression has at most {TOKENS_MAX} words and signs", *_place(tokens[TOKENS_MAX]))
+        raise origin.error(f"an expression can have at most {TOKENS_MAX} tokens", *_location(tokens[TOKENS_MAX]))
     for token in tokens:
         if token.token_type is TokenType.SEMICOLON:
-            raise origin.error("an expression has no semicolon", *_place(token))
+            raise origin.error("an expression cannot contain a semicolon", *_location(token))
     deep = first_too_deep(tokens, DEPTH_MAX)
     if deep is not None:
-        raise origin.error(f"an expression may be nested {DEPTH_MAX} deep; take a part of it out", *_place(deep))
+        raise origin.error(
+            f"an expression can be nested at most {DEPTH_MAX} levels deep; simplify it", *_location(deep)
+        )
 
 
 def first_too_deep(tokens: list[Token], depth_max: int) -> Token | None:
-    """The first token that is more than so deep inside of brackets, signs before an operand and what comes after one
-    (paths, casts); None if there is none. The parser recurses with the former, and is quadratic in the latter."""
-    depth = prefixes = rows = 0  # rows: of postfixes, of all brackets that are open
-    around: list[int] = []  # the row that each open bracket interrupts
+    """The first token that exceeds the depth of brackets and prefix operators, or of postfix operators (paths, casts);
+    None if there is none. The parser is recursive in the former, and quadratic in the latter."""
+    depth = prefixes = rows = 0  # rows: the postfix operators in the chains of all open brackets
+    around: list[int] = []  # the chain that each open bracket interrupts
     row = 0
     for token in tokens:
         kind = token.token_type
@@ -115,33 +119,33 @@ def first_too_deep(tokens: list[Token], depth_max: int) -> Token | None:
     return None
 
 
-def _place(token: Token) -> tuple[int, int]:
+def _location(token: Token) -> tuple[int, int]:
     return token.line, max(1, token.col - (token.end - token.start))
 
 
-def _syntax(error: ParseError, origin: Origin) -> ExpressionError:
-    found = error.errors[0] if error.errors else {}
-    highlight = str(found.get("highlight") or "")
-    line, column = int(found.get("line") or 1), int(found.get("col") or 1)
+def _syntax(error: ParseError, origin: TextOrigin) -> ExpressionError:
+    details = error.errors[0] if error.errors else {}
+    highlight = str(details.get("highlight") or "")
+    line, column = int(details.get("line") or 1), int(details.get("col") or 1)
     column = max(1, column - len(highlight) + 1)
-    description = str(found.get("description") or "")
+    description = str(details.get("description") or "")
     if description.startswith("Expecting "):
         reason = f"{description.removeprefix('Expecting ')} is missing at {highlight!r}"
     elif description.startswith("Required keyword"):
         reason = f"something is missing at {highlight!r}"
     elif description.startswith("The number of provided arguments"):
-        reason = f"the function takes fewer arguments at {highlight!r}"
+        reason = f"too many arguments at {highlight!r}"
     else:
-        reason = f"{highlight!r} is not expected here"
+        reason = f"unexpected {highlight!r}"
     return origin.error(f"syntax error: {reason}", line, column)
 
 
-def _unclosed(text: str, origin: Origin) -> ExpressionError:
-    for found in _QUOTED.finditer(text):
-        mark = found.group()
-        if mark in ("'", '"') or (mark == "/" and text.startswith("/*", found.start())):
-            line = text.count("\n", 0, found.start()) + 1
-            column = found.start() - text.rfind("\n", 0, found.start())
+def _unclosed(text: str, origin: TextOrigin) -> ExpressionError:
+    for match in _QUOTED.finditer(text):
+        mark = match.group()
+        if mark in ("'", '"') or (mark == "/" and text.startswith("/*", match.start())):
+            line = text.count("\n", 0, match.start()) + 1
+            column = match.start() - text.rfind("\n", 0, match.start())
             what = "comment" if mark == "/" else "quote"
-            return origin.error(f"syntax error: the {what} that begins here does not end", line, column)
-    return origin.error("syntax error: the text cannot be read", 1, 1)
+            return origin.error(f"syntax error: the {what} that begins here is not closed", line, column)
+    return origin.error("syntax error: the text cannot be parsed", 1, 1)

@@ -1,7 +1,7 @@
-"""What compiled expressions call: loading values out of items, comparing them, arithmetic, text.
+"""The functions that compiled expressions call: loading values from items, comparisons, arithmetic, text.
 
-The rule here: nothing raises, whatever an item holds. What has no answer (a value of another kind, a division by zero,
-a result that needs more than 38 digits, a cast that does not fit) is None, the SQL NULL.
+The rule here: no function raises an error, whatever an item contains. An operation without a result (on a value of the
+wrong kind, a division by zero, a result of more than 38 digits, a cast that does not fit) returns None, the SQL NULL.
 
 A plain value is None, a bool, an int or a `Decimal` (a number is exact, never a float), a str, bytes, or a document: a
 list, a dict, a set.
@@ -34,14 +34,14 @@ from tailrace.tables.value import Value
 
 Number: TypeAlias = int | Decimal
 
-EMPTY: Final[dict[str, Any]] = {}  # a row that is not there, an attribute that is missing
-_INT_MAX: Final = 10**DIGITS_MAX - 1  # any int up to here is a number as it is
-TEXT_CHARACTERS_MAX: Final = 1_048_576  # of a text that || or REPLACE makes; an item has no room for more
+EMPTY: Final[dict[str, Any]] = {}  # a missing row or attribute
+_INT_MAX: Final = 10**DIGITS_MAX - 1  # the largest int with 38 digits
+TEXT_CHARACTERS_MAX: Final = 1_048_576  # of a result of || or REPLACE; an item cannot hold more
 _TRAPS: Final = [Overflow, Subnormal, InvalidOperation, DivisionByZero]
 _EXACT: Final = Context(prec=DIGITS_MAX, traps=[*_TRAPS, Inexact], Emin=MAGNITUDE_MIN, Emax=MAGNITUDE_MAX)
 _ROUNDED: Final = Context(prec=DIGITS_MAX, traps=_TRAPS, Emin=MAGNITUDE_MIN, Emax=MAGNITUDE_MAX)
-_WIDE: Final = Context(prec=400, traps=_TRAPS)  # holds any number to its last place
-# What TRIM takes away unless told: Unicode's space separators, neither tabs nor line ends.
+_WIDE: Final = Context(prec=400, traps=_TRAPS)  # represents every number exactly
+# The characters that TRIM removes by default: Unicode's space separators, neither tabs nor line ends.
 _SPACES: Final = " \u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 _TRUE: Final = frozenset(("true", "t", "yes", "y", "1"))
 _FALSE: Final = frozenset(("false", "f", "no", "n", "0"))
@@ -51,7 +51,7 @@ _FALSE: Final = frozenset(("false", "f", "no", "n", "0"))
 
 
 def load(value: Value) -> Any:
-    """The plain value of a typed one; None of one that is missing (empty)."""
+    """The plain value of a typed one; None if it is missing (empty)."""
     if not value:
         return None
     if "S" in value:
@@ -70,7 +70,7 @@ def number_of(text: str | None) -> Number | None:
 
 
 def element(value: Value, index: int) -> Value:
-    """An element of a list, counted from 0; empty if there is none."""
+    """An element of a list, counted from 0; EMPTY if it does not exist."""
     elements = value.get("L")
     if elements is None or index >= len(elements):
         return EMPTY
@@ -107,7 +107,7 @@ def parameter(params: Any, index: int) -> Any:
 
 
 def plain_of(given: Any) -> Any:
-    """A value that a program gave as an expression has it: floats become exact numbers."""
+    """The plain value of a parameter: floats become exact numbers."""
     kind = type(given)
     if given is None or kind is bool or kind is bytes or (kind is str and given.isascii()):
         return given
@@ -117,9 +117,9 @@ def plain_of(given: Any) -> Any:
 
 
 def exact(given: Any) -> Any:
-    """The same with a `Decimal` in place of each float: of the shortest text that means the float."""
+    """The value with each float replaced by a `Decimal` of its shortest representation."""
     if isinstance(given, float):
-        return Decimal(repr(float(given)))  # what is not finite is refused when it becomes a number
+        return Decimal(repr(float(given)))  # NaN and infinity are refused later
     if isinstance(given, list | tuple):
         return [exact(part) for part in given]
     if isinstance(given, dict):
@@ -128,7 +128,7 @@ def exact(given: Any) -> Any:
 
 
 def settle(plain: Any) -> Any:
-    """A result as it leaves an expression: a whole number is an int, any other a Decimal without needless zeros."""
+    """The final result of an expression: a whole number is an int, any other a Decimal without trailing zeros."""
     if type(plain) is not Decimal:
         return plain
     return _tidy(plain)
@@ -145,20 +145,20 @@ def _tidy(found: Decimal) -> Number | None:
 
 
 def _group(plain: Any) -> type:
-    """What two values must share to be compared."""
+    """The group of types that can be compared with one another."""
     kind = type(plain)
     return int if kind is Decimal else kind
 
 
 def equal(a: Any, b: Any) -> bool | None:
-    """Whether two plain values are equal; unknown if one is NULL or they are of two kinds."""
+    """Whether two plain values are equal; unknown if one is NULL or their kinds differ."""
     if a is None or b is None:
         return None
     group = _group(a)
     if group is not _group(b):
         return None
     if group in (list, dict, set):
-        # Python takes True for 1, in a list as elsewhere; typed values do not.
+        # In Python True equals 1, also inside lists; typed values distinguish them.
         return _typed_equal(a, b)
     return bool(a == b)
 
@@ -168,7 +168,7 @@ def _typed_equal(a: Any, b: Any) -> bool:
 
 
 def order(a: Any, b: Any) -> int | None:
-    """Below 0, 0 or above 0, as a comes before, with or after b; unknown if they have no order."""
+    """Less than, equal to or greater than 0, as a compares to b; unknown if they cannot be ordered."""
     if a is None or b is None:
         return None
     group = _group(a)
@@ -178,7 +178,7 @@ def order(a: Any, b: Any) -> int | None:
 
 
 def equal_raw(a: Value, b: Value) -> bool | None:
-    """As `equal`, of typed values as items have them."""
+    """Like `equal`, for the typed values of items."""
     if not a or not b or "NULL" in a or "NULL" in b:
         return None
     if a == b:
@@ -189,14 +189,14 @@ def equal_raw(a: Value, b: Value) -> bool | None:
 
 
 def same(a: Any, b: Any) -> bool:
-    """IS NOT DISTINCT FROM: never unknown; NULLs are the same, values of two kinds are not."""
+    """IS NOT DISTINCT FROM: never unknown; two NULLs are the same, values of different kinds are not."""
     if a is None or b is None:
         return a is b
     return equal(a, b) is True
 
 
 def same_raw(a: Value, b: Value) -> bool:
-    """As `same`, of typed values."""
+    """Like `same`, for typed values."""
     if a == b:
         return True
     if not a or "NULL" in a:
@@ -205,7 +205,7 @@ def same_raw(a: Value, b: Value) -> bool:
 
 
 def greatest(*plains: Any) -> Any:
-    """The greatest of those that are not NULL; NULL if they have no order."""
+    """The greatest of the values that are not NULL; NULL if they cannot be ordered."""
     found = None
     for plain in plains:
         if plain is None:
@@ -220,7 +220,7 @@ def greatest(*plains: Any) -> Any:
 
 
 def least(*plains: Any) -> Any:
-    """The least of those that are not NULL; NULL if they have no order."""
+    """The least of the values that are not NULL; NULL if they cannot be ordered."""
     found = None
     for plain in plains:
         if plain is None:
@@ -289,7 +289,7 @@ def divide_whole(a: Number | None, b: Number | None) -> Number | None:
 
 
 def remainder(a: Number | None, b: Number | None) -> Number | None:
-    """What a division leaves, with the sign of the dividend."""
+    """The remainder of a division, with the sign of the dividend."""
     if a is None or b is None or b == 0:
         return None
     if type(a) is int and type(b) is int:
@@ -320,17 +320,17 @@ def absolute(a: Number | None) -> Number | None:
 
 
 def rounded(a: Number | None, places: Number | None = 0) -> Number | None:
-    """The number with so many places after the point, or zeros before it; half goes away from zero."""
+    """The number rounded to `places` decimal places, half away from zero; negative places round before the point."""
     return _quantized(a, places, ROUND_HALF_UP)
 
 
 def ceiling(a: Number | None) -> Number | None:
-    """The least whole number that is not below."""
+    """The least whole number that is not less."""
     return _quantized(a, 0, ROUND_CEILING)
 
 
 def floor(a: Number | None) -> Number | None:
-    """The greatest whole number that is not above."""
+    """The greatest whole number that is not greater."""
     return _quantized(a, 0, ROUND_FLOOR)
 
 
@@ -351,7 +351,7 @@ def _quantized(a: Number | None, places: Number | None, rounding: str) -> Number
 
 
 def text_of(plain: Any) -> str | None:
-    """The text of a scalar: a number's canonical one, true or false, JSON of a document; None of binary."""
+    """The text of a value: canonical for a number, true or false, JSON for a document; None for binary."""
     if type(plain) is str:
         return plain
     if plain is True or plain is False:
@@ -367,12 +367,12 @@ def text_of(plain: Any) -> str | None:
 
 
 def json_of(plain: Any) -> bytes:
-    """Compact JSON with sorted names; a number has all its digits, binary is base64, a set a sorted list."""
+    """Compact JSON with sorted names; numbers have all their digits, binary is base64, a set is a sorted list."""
     return msgspec.json.encode(values.to_json(values.from_plain(plain)), order="sorted")
 
 
 def joined(*plains: Any) -> str | bytes | None:
-    """a || b || …: of binaries the binary, else of scalars the text; NULL if one is."""
+    """a || b || …: binary if all are binary, else text; NULL if one of them is NULL."""
     if None in plains:
         return None
     if all(type(plain) is bytes for plain in plains):
@@ -381,7 +381,7 @@ def joined(*plains: Any) -> str | bytes | None:
 
 
 def concatenated(*plains: Any) -> str | None:
-    """CONCAT: the texts of those that are not NULL."""
+    """CONCAT: the texts of the values that are not NULL."""
     texts = [text_of(plain) for plain in plains if plain is not None]
     if None in texts or sum(len(text or "") for text in texts) > TEXT_CHARACTERS_MAX:
         return None
@@ -404,17 +404,17 @@ def length(plain: Any) -> int | None:
 
 
 def starts_with(text: str | None, prefix: str | None) -> bool | None:
-    """Whether the text begins so."""
+    """Whether the text begins with the prefix."""
     return None if text is None or prefix is None else text.startswith(prefix)
 
 
 def ends_with(text: str | None, suffix: str | None) -> bool | None:
-    """Whether the text ends so."""
+    """Whether the text ends with the suffix."""
     return None if text is None or suffix is None else text.endswith(suffix)
 
 
 def contains(text: str | None, part: str | None) -> bool | None:
-    """Whether that is a part of the text."""
+    """Whether the text contains the part."""
     return None if text is None or part is None else part in text
 
 
@@ -445,18 +445,19 @@ def trimmed_right(text: str | None, characters: str | None = _SPACES) -> str | N
 
 
 def substring(text: str | None, start: Number | None, count: Number | None = _INT_MAX) -> str | None:
-    """So many characters from a place on; the first is 1, -1 the last. A negative count takes those before."""
+    """`count` characters from position `start`; 1 is the first character, -1 the last. A negative count takes the
+    characters before."""
     if text is None or start is None or count is None or start != int(start) or count != int(count):
         return None
     first, size = int(start), int(count)
-    # A place before the beginning, 0 included, uses up characters that are not there.
+    # A start before the beginning, including 0, counts characters that do not exist.
     begin = first - 1 if first > 0 else len(text) + first if first < 0 else -1
     begin, end = (begin, begin + size) if size >= 0 else (begin + size, begin)
     return text[max(begin, 0) : max(end, 0)]
 
 
 def like(text: str | None, wanted: str | None, escape: str | None, fold: bool) -> bool | None:
-    """LIKE with a pattern that is not known beforehand; a bad one is unknown."""
+    """LIKE with a pattern that is not constant; an invalid pattern is unknown."""
     if text is None or wanted is None:
         return None
     try:
@@ -479,7 +480,7 @@ def to_text(plain: Any) -> str | None:
 
 
 def to_number(plain: Any) -> Number | None:
-    """CAST AS DECIMAL: of a text that is a number, of a boolean 1 or 0."""
+    """CAST AS DECIMAL: parses a text; a boolean is 1 or 0."""
     if type(plain) is str:
         if len(plain) > 512:
             return None
@@ -507,13 +508,13 @@ def to_decimal(plain: Any, digits: int, places: int) -> Number | None:
 
 
 def to_double(plain: Any) -> Number | None:
-    """CAST AS DOUBLE: the nearest binary number, as the shortest decimal that means it."""
+    """CAST AS DOUBLE: the nearest double, as its shortest decimal representation."""
     found = to_number(plain)
     return None if found is None else _tidy(Decimal(repr(float(found))))
 
 
 def to_boolean(plain: Any) -> bool | None:
-    """CAST AS BOOLEAN: of a text that says so; a number is true unless it is 0."""
+    """CAST AS BOOLEAN: parses a text; a number is true unless it is 0."""
     if type(plain) is str:
         word = plain.lower()
         return True if word in _TRUE else False if word in _FALSE else None
@@ -528,7 +529,7 @@ def to_blob(plain: Any) -> bytes | None:
 
 
 def to_json(plain: Any) -> Any:
-    """CAST AS JSON: of a text, what it says; anything else as it is."""
+    """CAST AS JSON: parses a text; any other value stays as it is."""
     if type(plain) is not str:
         return plain
     try:
@@ -538,12 +539,12 @@ def to_json(plain: Any) -> Any:
 
 
 def read_json(text: str) -> Any:
-    """What a JSON text says, with exact numbers; raises Invalid if it is none or holds what no item can."""
+    """The value of a JSON text, with exact numbers; raises Invalid if it is not JSON or cannot be stored in an item."""
     try:
-        found = _json.decode(text)
+        decoded = _json.decode(text)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise Invalid(f"{text[:80]!r} is not JSON: {error}") from None
-    return load(values.from_plain(exact(found)))
+    return load(values.from_plain(exact(decoded)))
 
 
 _json: Final = msgspec.json.Decoder(float_hook=Decimal)

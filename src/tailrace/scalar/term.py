@@ -1,11 +1,11 @@
-"""Terms: parts of an expression as Python source, and what is known about them before any row is seen.
+"""Terms: parts of an expression as Python source, with what is known about them at compile time.
 
-A term of SQL's type boolean has three sources: `value` gives True, False or None; `true` gives True where the value is
-TRUE, and False elsewhere; `false` gives True where it is FALSE. NOT swaps the last two, AND and OR join them, so that
-a filter runs as plain Python `and` and `or`, and its unknowns cost nothing. A source holds each of its parts once, so
-it is never longer than a few times the expression.
+A boolean term has three sources: `value` is True, False or None; `true` is True if the value is TRUE, else False;
+`false` is True if the value is FALSE. NOT swaps the last two, AND and OR combine them, so that a filter runs as plain
+Python `and` and `or`, and three-valued logic costs nothing. A source contains each of its parts once, so its length is
+linear in that of the expression.
 
-Names and constants of the user are never part of a source: they are bound to names that the compiler makes.
+The user's names and constants are never part of a source: they are bound to generated names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TEXT: Final = "text"
 BLOB: Final = "binary"
 NULL: Final = "null"
 
-# What a kind is called in a typed value, and how a plain value is told to be of it.
+# The type tag of a kind in typed values, and the runtime function that checks a plain value for it.
 ATTRIBUTE: Final = {BOOL: "BOOL", NUMBER: "N", TEXT: "S", BLOB: "B"}
 CHECKS: Final = {BOOL: "as_boolean", NUMBER: "as_number", TEXT: "as_text", BLOB: "as_blob"}
 
@@ -36,8 +36,8 @@ _RUNTIME: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A compiled part. `sure`: its value is of `kind` or None, whatever the row holds; without it `kind` is only what
-    is declared. `kind` None: not known."""
+    """A compiled part of an expression. `sure`: its value is always of `kind` or None; otherwise `kind` is only the
+    declared one. `kind` None: not known."""
 
     node: exp.Expr
     value: str
@@ -48,13 +48,13 @@ class Term:
     raw: str | None = None  # of a column: the typed value, empty where it is missing
     constant: bool = False
     content: Any = None  # of a constant
-    parameter: int | None = None  # of a parameter alone: which, from 0
-    label: str = ""  # of a column: what errors call it
+    parameter: int | None = None  # of a parameter: its index
+    label: str = ""  # of a column: its name in error messages
 
 
 @dataclass(slots=True)
-class Names:
-    """What a compiled function sees: the functions of `runtime`, or of `exact`, and what was bound."""
+class Bindings:
+    """The globals of a compiled function: the functions of `runtime` or `exact`, and the bound constants."""
 
     exact: bool = False
     bound: dict[str, Any] = field(default_factory=lambda: {"__builtins__": {}, **_RUNTIME})
@@ -65,40 +65,39 @@ class Names:
             self.bound |= exact.FUNCTIONS
 
     def bind(self, content: Any) -> str:
-        """A name that stands for this."""
+        """A generated name for this constant."""
         self._count += 1
         name = f"c{self._count}"
         self.bound[name] = content
         return name
 
     def temporary(self) -> str:
-        """A name for a local variable."""
+        """A generated name for a local variable."""
         self._count += 1
         return f"t{self._count}"
 
 
 def of_kind(term: Term, kind: str) -> str:
-    """The source of the term's value where it is of this kind, else None."""
+    """The source of the term's value if it is of this kind, else of None."""
     if term.kind == NULL:
         return "None"
     if term.sure and term.kind == kind:
         return term.value
     if term.raw is not None:
-        found = f"{term.raw}.get({ATTRIBUTE[kind]!r})"
-        return f"number_of({found})" if kind == NUMBER else found
+        tagged = f"{term.raw}.get({ATTRIBUTE[kind]!r})"
+        return f"number_of({tagged})" if kind == NUMBER else tagged
     return f"{CHECKS[kind]}({term.value})"
 
 
-def argument(term: Term, kind: str, names: Names) -> str:
-    """The source of what a function or a sign takes, of this kind; of another kind it is None, or an error in an exact
-    expression."""
+def argument(term: Term, kind: str, names: Bindings) -> str:
+    """The source of an argument of this kind; a value of another kind is None, or an error in an exact expression."""
     if not names.exact or term.kind == NULL or (term.sure and term.kind == kind):
         return of_kind(term, kind)
     return f"{exact.EXACT}{CHECKS[kind]}({term.value})"
 
 
 def truth(node: exp.Expr, value: str, true: str = "", false: str = "") -> Term:
-    """A boolean term; what is not given comes from its value."""
+    """A boolean term; `true` and `false` are derived from the value by default."""
     return Term(
         node,
         value,
@@ -114,7 +113,7 @@ def unknown(node: exp.Expr) -> Term:
     return Term(node, "None", NULL, sure=True, true="False", false="False", constant=True)
 
 
-def negation(node: exp.Expr, term: Term, names: Names) -> Term:
+def negation(node: exp.Expr, term: Term, names: Bindings) -> Term:
     """NOT term."""
     if term.kind == NULL:
         return unknown(node)
@@ -122,13 +121,13 @@ def negation(node: exp.Expr, term: Term, names: Names) -> Term:
     return truth(node, f"(None if ({held} := {term.value}) is None else not {held})", term.false, term.true)
 
 
-def junction(node: exp.Expr, terms: list[Term], names: Names, *, every: bool) -> Term:
+def junction(node: exp.Expr, terms: list[Term], names: Bindings, *, every: bool) -> Term:
     """AND of the terms, or OR."""
     if len(terms) == 1:
         return terms[0]
     true = f"({(' and ' if every else ' or ').join(term.true for term in terms)})"
     false = f"({(' or ' if every else ' and ').join(term.false for term in terms)})"
-    # One that decides decides; else one that is unknown leaves it open.
+    # One deciding term decides the result; otherwise an unknown one makes it unknown.
     held = [(names.temporary(), term.value) for term in terms]
     decides = f"{not every}"
     decided = " or ".join(f"({name} := {value}) is {decides}" for name, value in held)
@@ -137,7 +136,7 @@ def junction(node: exp.Expr, terms: list[Term], names: Names, *, every: bool) ->
 
 
 def with_held(held: str, value: str, term: Term) -> Term:
-    """The term, which uses a local variable, with the variable set first."""
-    # `is` itself is always true here: it joins the assignment and what uses it in one expression.
+    """The term with the local variable that it uses assigned first."""
+    # `is` is always true here: it combines the assignment and its use in one expression.
     first = f"({held} := {value}) is {held} and"
     return truth(term.node, f"({first} {term.value})", f"({first} {term.true})", f"({first} {term.false})")

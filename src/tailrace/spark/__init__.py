@@ -5,7 +5,7 @@
     spark = ts.session()
     changes = spark.read.format("tailrace").option("table", "orders").load()
 
-Nothing of Spark is imported before it is used: the rest of Tailrace runs without it.
+PySpark is imported only when it is used: the rest of Tailrace runs without it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from tailrace.spark.session import register, session
 
 if TYPE_CHECKING:
     from tailrace.spark.native import history
-    from tailrace.spark.source import Source
+    from tailrace.spark.source import TailraceSource
 
-__all__ = ["Source", "explain", "history", "register", "session"]
+__all__ = ["TailraceSource", "explain", "history", "register", "session"]
 
-__getattr__, __dir__ = lazy.names(__name__, {"Source": "tailrace.spark.source", "history": "tailrace.spark.native"})
+__getattr__, __dir__ = lazy.names(
+    __name__, {"TailraceSource": "tailrace.spark.source", "history": "tailrace.spark.native"}
+)

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 
 from tailrace.bulk.columns import schema_of
 from tailrace.errors import Invalid
-from tailrace.spark.connection import Facts
+from tailrace.spark.connection import SourceInfo
 
 INFERRED_FROM: Final = 1_000  # records
 _LONG, _TEXT, _FLAG, _DECIMAL = LongType(), StringType(), BooleanType(), DecimalType(38, 18)
@@ -30,22 +30,22 @@ _INT64: Final = 1 << 63
 _INTEGER_DIGITS_MAX: Final = 20  # of what a decimal(38, 18) holds
 _SCALE_MAX: Final = 18
 
-# What of a row holds the item itself; the others tell about it.
+# The columns with the item itself; the others are metadata.
 _CONTENT: Final = {"table": ("keys", "old_image", "new_image"), "topic": ("payload",), "stream": ("value",)}
 
 
-def public(facts: Facts) -> StructType:
+def public(facts: SourceInfo) -> StructType:
     """The columns of a table's changes, a topic's messages or a stream's."""
     return from_arrow_schema(schema_of(facts.kind, facts.content_type))
 
 
 def about(kind: str) -> dict[str, DataType]:
-    """The columns beside those of the item, in typed rows."""
+    """The metadata columns of typed rows."""
     fields = from_arrow_schema(schema_of(kind)).fields
     return {f"_{each.name}": each.dataType for each in fields if each.name not in _CONTENT[kind]}
 
 
-def is_typed(facts: Facts, schema: StructType) -> bool:
+def is_typed(facts: SourceInfo, schema: StructType) -> bool:
     """Whether rows of this schema have the item's attributes for columns. If so, the schema is checked."""
     if schema.fieldNames() == public(facts).fieldNames() and schema == public(facts):
         return False
@@ -62,8 +62,8 @@ def is_typed(facts: Facts, schema: StructType) -> bool:
 
 
 def inferred(kind: str, documents: Iterable[str | bytes]) -> StructType:
-    """A schema from the first records' JSON: attributes in the order in which they came, then what is known of each."""
-    shape = _Shape()
+    """A schema from the first records' JSON: attributes in the order of appearance, then the metadata columns."""
+    shape = _InferredType()
     for document in documents:
         try:
             found = _decoder.decode(document)
@@ -71,8 +71,8 @@ def inferred(kind: str, documents: Iterable[str | bytes]) -> StructType:
             found = None
         if not isinstance(found, dict):
             raise Invalid(
-                f"inferSchema needs records that are JSON objects, and there is {document[:80]!r}; "
-                "leave it out, or give a schema",
+                f"inferSchema needs records that are JSON objects, and found {document[:80]!r}; "
+                "remove the option, or give a schema",
                 code="WRONG_SCHEMA",
             )
         shape.see(found)
@@ -91,13 +91,13 @@ def inferred(kind: str, documents: Iterable[str | bytes]) -> StructType:
 _decoder = msgspec.json.Decoder(dict[str, Any] | Any, float_hook=Decimal)
 
 
-class _Shape:
-    """What values at one place of the documents looked like."""
+class _InferredType:
+    """The kinds of values at one path of the documents."""
 
     def __init__(self) -> None:
         self.kinds: set[str] = set()
-        self.fields: dict[str, _Shape] = {}
-        self.items: _Shape | None = None
+        self.fields: dict[str, _InferredType] = {}
+        self.items: _InferredType | None = None
 
     def see(self, value: Any) -> None:
         match value:
@@ -113,13 +113,13 @@ class _Shape:
                 self.kinds.add("string")
             case list():
                 self.kinds.add("array")
-                self.items = self.items or _Shape()
+                self.items = self.items or _InferredType()
                 for each in value:
                     self.items.see(each)
             case dict():
                 self.kinds.add("struct")
                 for name, each in value.items():
-                    self.fields.setdefault(name, _Shape()).see(each)
+                    self.fields.setdefault(name, _InferredType()).see(each)
 
     def type(self) -> DataType:
         """The narrowest type that holds them all; text, if they have nothing in common."""
@@ -139,7 +139,7 @@ class _Shape:
 
 
 def _number(value: Decimal) -> str:
-    """How a number that is no bigint is held: with all its digits if they fit."""
+    """The type of a number that does not fit into a bigint: decimal if all its digits fit, else double."""
     exponent = value.as_tuple().exponent
     assert isinstance(exponent, int), value
     return "decimal" if -exponent <= _SCALE_MAX and value.adjusted() < _INTEGER_DIGITS_MAX else "double"

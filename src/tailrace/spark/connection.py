@@ -1,7 +1,7 @@
-"""The server, as seen from Spark's processes: one client for each, and patience while it restarts.
+"""The connection of Spark's processes to the server: one client per process, and retries while the server restarts.
 
-The first question of a query is asked with little patience: most often a server that does not answer then is a wrong
-URL. Later ones wait for a server that was there to come back.
+The first request of a query is retried only briefly: most often a server that does not answer then is a wrong URL.
+Later requests wait longer for a server that was reachable before.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from tailrace.client import Client
 from tailrace.errors import TooMany, Unavailable
-from tailrace.spark.options import Access, Options
+from tailrace.spark.options import ServerAccess, SourceOptions
 
 FIRST_S: Final = 3.0
 PATIENCE_S: Final = 60.0
@@ -23,42 +23,42 @@ WAIT_MAX_S: Final = 3.0
 _FINAL: Final = ("CLOSED", "LIMIT_EXCEEDED", "NO_COLD_STORAGE")
 
 _R = TypeVar("_R")
-_clients: dict[Access, Client] = {}
+_clients: dict[ServerAccess, Client] = {}
 
 
-class Part(msgspec.Struct, frozen=True):
+class SourceLog(msgspec.Struct, frozen=True):
     """One log of a table, topic or stream."""
 
     partition: int
     log: int
     earliest: int  # the first offset that can be read, hot or cold
-    hot: int  # below it only cold storage has it
+    hot: int  # below it, entries are only in cold storage
     tiered: int
     next: int
 
 
-class Cold(msgspec.Struct, frozen=True):
-    """Where its older history is."""
+class ColdLocation(msgspec.Struct, frozen=True):
+    """Where the older history is."""
 
     url: str
     place: str
 
 
-class Facts(msgspec.Struct, frozen=True):
-    """What the server says of a table, topic or stream."""
+class SourceInfo(msgspec.Struct, frozen=True):
+    """A table, topic or stream, as the server describes it."""
 
     kind: str
     name: str
     database: str
-    partitions: list[Part]
+    partitions: list[SourceLog]
     content_type: str | None = None
     view: str | None = None
     keys: list[tuple[str, str]] = []
     columns: list[tuple[str, str]] = []
-    cold: Cold | None = None
+    cold: ColdLocation | None = None
 
 
-def client(access: Access) -> Client:
+def client(access: ServerAccess) -> Client:
     """This process's connections to the server."""
     found = _clients.get(access)
     if found is None:
@@ -67,31 +67,31 @@ def client(access: Access) -> Client:
     return found
 
 
-def facts(options: Options, patience_s: float = PATIENCE_S) -> Facts:
-    """What there is to read or to write to."""
-    asked = patiently(lambda: client(options.access).logs(**options.target), patience_s)
-    return msgspec.convert(asked, Facts, strict=False)
+def source_info(options: SourceOptions, patience_s: float = PATIENCE_S) -> SourceInfo:
+    """The table, topic or stream that the options name."""
+    response = patiently(lambda: client(options.access).logs(**options.target), patience_s)
+    return msgspec.convert(response, SourceInfo, strict=False)
 
 
-def target_facts(options: Options, patience_s: float = PATIENCE_S) -> Facts:
-    """What there is to write to. A table need not have a change stream for it."""
+def target_info(options: SourceOptions, patience_s: float = PATIENCE_S) -> SourceInfo:
+    """The target of a write. A table needs no change stream for it."""
     if options.kind != "table":
-        return facts(options, patience_s)
-    asked = {"TableName": options.name}
-    told = patiently(lambda: client(options.access).call("DescribeTable", asked), patience_s)["Table"]
-    kinds = {each["AttributeName"]: each["AttributeType"] for each in told["AttributeDefinitions"]}
-    roles = {each["KeyType"]: each["AttributeName"] for each in told["KeySchema"]}
+        return source_info(options, patience_s)
+    request = {"TableName": options.name}
+    table = patiently(lambda: client(options.access).call("DescribeTable", request), patience_s)["Table"]
+    kinds = {each["AttributeName"]: each["AttributeType"] for each in table["AttributeDefinitions"]}
+    roles = {each["KeyType"]: each["AttributeName"] for each in table["KeySchema"]}
     keys = [(roles[role], kinds[roles[role]]) for role in ("HASH", "RANGE") if role in roles]
-    return Facts("table", told["TableName"], "", [], keys=keys)
+    return SourceInfo("table", table["TableName"], "", [], keys=keys)
 
 
-def patiently(ask: Callable[[], _R], patience_s: float = PATIENCE_S) -> _R:
-    """The answer, asked for again while the server is away. Only for what may be done twice."""
+def patiently(request: Callable[[], _R], patience_s: float = PATIENCE_S) -> _R:
+    """The response, with retries while the server is away. Only for requests that may be repeated."""
     until_s = time.monotonic() + patience_s
     wait_s = WAIT_MIN_S
     while True:
         try:
-            return ask()
+            return request()
         except (Unavailable, TooMany) as error:
             if error.code in _FINAL or time.monotonic() + wait_s > until_s:
                 raise

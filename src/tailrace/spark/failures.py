@@ -1,9 +1,9 @@
-"""Errors as the person at the keyboard should see them.
+"""Errors of Spark, reduced to the message that helps the user.
 
-The parts of a Python data source run in processes that Spark starts. What fails there comes back as text, which Spark
-puts below its own words and above the stack of a JVM. Spark leaves out the Python traceback when a variable of the
-process is set, and it looks at the variable when the exception is already on its way. So an error of ours, which says
-what was wrong and how to put it right, sets it: one line is left. A bug of ours keeps its traceback.
+The parts of a Python data source run in processes that Spark starts. Errors there are returned as text, which Spark
+puts between its own message and the stack of a JVM. Spark omits the Python traceback when an environment variable is
+set, and reads the variable after the exception was raised. So an `Error`, whose message says what was wrong and how to
+fix it, sets the variable, and one line is left. Other exceptions are bugs and keep their traceback.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _CONDITION = re.compile(r"^\[[A-Z0-9_.]+\]\s*")
 _CALLED = re.compile(r"An error occurred while calling \S+\.\n: [\w.$]+: (?P<message>.+)")
 
 
-def told(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The function, with errors of ours shown without a traceback where Spark passes them on."""
+def hide_traceback(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The function; Spark shows an `Error` that it raises without a traceback."""
 
     @functools.wraps(function)
     def shown(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -40,8 +40,8 @@ def told(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return shown
 
 
-def told_each(function: Callable[_P, Iterator[_R]]) -> Callable[_P, Iterator[_R]]:
-    """As `told`, for what yields."""
+def hide_traceback_each(function: Callable[_P, Iterator[_R]]) -> Callable[_P, Iterator[_R]]:
+    """As `hide_traceback`, for generators."""
 
     @functools.wraps(function)
     def shown(*args: _P.args, **kwargs: _P.kwargs) -> Iterator[_R]:
@@ -55,7 +55,7 @@ def told_each(function: Callable[_P, Iterator[_R]]) -> Callable[_P, Iterator[_R]
 
 
 def explain(error: BaseException) -> str:
-    """What went wrong, in a sentence: our message if there is one in it, else the first line of Spark's."""
+    """The error in one sentence: the message of an `Error` if it has one, else the first line of Spark's."""
     if isinstance(error, Error):
         return str(error)
     seen: set[int] = set()
@@ -73,7 +73,7 @@ def explain(error: BaseException) -> str:
 
 
 def _first(text: str) -> str:
-    """The line that says most: the first, or the last of a Python traceback that begins in it."""
+    """The most informative line: the first, or the last one of a Python traceback."""
     lines = [line for line in text.splitlines() if line.strip() and not _STATE.fullmatch(line)]
     if not lines:
         return ""

@@ -1,8 +1,8 @@
 """From ranges to tasks, and how an executor reads one: entries from the server as Arrow, or files of cold storage.
 
-Entries travel as they are stored; they become rows here, so that the server spends nothing on it. A server that goes
-away in the middle is waited for, and reading goes on behind the last entry that came. What was trimmed since the task
-was planned is in cold storage by then, and is read from there.
+Entries are sent as they are stored and become rows here, so that the server spends no time on it. If the server goes
+away in the middle, reading waits and continues after the last entry. Entries that were trimmed since the task was
+planned are read from cold storage.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from tailrace.bulk.columns import rows_of
 from tailrace.cold import reading as cold
 from tailrace.cold.store import Store
 from tailrace.errors import Conflict, Gone, TooMany, Unavailable
-from tailrace.spark.connection import PATIENCE_S, WAIT_MAX_S, WAIT_MIN_S, Facts, client, facts, patiently
-from tailrace.spark.options import Options
-from tailrace.spark.planning import Range, Task, cold_cuts, split, tasks_wanted
+from tailrace.spark.connection import PATIENCE_S, WAIT_MAX_S, WAIT_MIN_S, SourceInfo, client, patiently, source_info
+from tailrace.spark.options import SourceOptions
+from tailrace.spark.planning import OffsetRange, ReadTask, cold_cuts, split, tasks_wanted
 from tailrace.spark.session import available_cores
 
 _ENTRY: Final = ("log", "position", "next", "timestamp", "body")
 _RENAMED: Final = {"position": "offset", "next": "next_offset"}
-# What of cold storage's columns is shown, under these names or its own.
+# The columns of cold storage that rows have, some under other names (`_RENAMED`).
 _CHANGE: Final = "position next sequence index last timestamp event principal keys old_image new_image"
 _MESSAGE: Final = "partition offset next timestamp message_id source_table op mode key payload principal"
 COLD: Final = {"table": tuple(_CHANGE.split()), "topic": tuple(_MESSAGE.split())}
 
 
-class Fetch:
+class RangeFetcher:
     """Plans tasks and reads them. It is pickled, and travels to the executors."""
 
-    def __init__(self, options: Options, found: Facts, schema: pa.Schema, *, is_typed: bool) -> None:
+    def __init__(self, options: SourceOptions, found: SourceInfo, schema: pa.Schema, *, is_typed: bool) -> None:
         self.options = options
         self.kind = options.kind
         self.content_type = found.content_type
@@ -47,22 +47,22 @@ class Fetch:
 
     # -- in the driver
 
-    def plan(self, found: Facts, ranges: Sequence[Range]) -> list[Task]:
-        """Tasks for these ranges: first what is only in cold storage, then the rest."""
+    def plan(self, found: SourceInfo, ranges: Sequence[OffsetRange]) -> list[ReadTask]:
+        """Tasks for these ranges: first the entries that are only in cold storage, then the rest."""
         hot_from = {part.log: part.hot for part in found.partitions}
         cold_part = [clipped(each, each.start, min(each.end, hot_from[each.log])) for each in ranges]
         hot_part = [clipped(each, max(each.start, hot_from[each.log]), each.end) for each in ranges]
         hot_part = [each for each in hot_part if each.size]
         tasks = [task for each in cold_part if each.size for task in self._plan_cold(each)]
         if self.kind == "table":
-            return tasks + [Task(piece) for each in hot_part for piece in self._cut_by_records(each)]
+            return tasks + [ReadTask(part) for each in hot_part for part in self._cut_by_records(each)]
         wanted = tasks_wanted(
             self.kind, [each.size for each in hot_part], available_cores(), self.options.partitions_min
         )
-        return tasks + [Task(each) for each in split(hot_part, wanted)]
+        return tasks + [ReadTask(each) for each in split(hot_part, wanted)]
 
-    def _cut_by_records(self, wanted: Range) -> list[Range]:
-        """A table's range, cut by the records that the server has in it; the offsets do not tell."""
+    def _cut_by_records(self, wanted: OffsetRange) -> list[OffsetRange]:
+        """A table's range, cut by its number of records on the server, which offsets do not give."""
         records, _ = self._count(wanted, 1)
         pieces = tasks_wanted(self.kind, [records], available_cores(), self.options.partitions_min)
         if pieces == 1:
@@ -70,13 +70,13 @@ class Fetch:
         _, cuts = self._count(wanted, min(pieces, limits.BULK_PIECES_MAX))
         return [clipped(wanted, low, high) for low, high in itertools.pairwise(cuts)]
 
-    def _count(self, wanted: Range, pieces: int) -> tuple[int, list[int]]:
+    def _count(self, wanted: OffsetRange, pieces: int) -> tuple[int, list[int]]:
         server, target = client(self.options.access), self.options.target
         return patiently(lambda: server.count_records(wanted.start, wanted.end, pieces, **target))
 
-    def _plan_cold(self, wanted: Range) -> list[Task]:
+    def _plan_cold(self, wanted: OffsetRange) -> list[ReadTask]:
         if self.store is None:
-            return [Task(wanted)]  # the server may know more by the time that it is asked
+            return [ReadTask(wanted)]  # the server may have cold storage by the time of the request
         files = cold.files(self.store, self.place, wanted.log, wanted.start, wanted.end)
         spans = [
             (
@@ -90,13 +90,13 @@ class Fetch:
         count = tasks_wanted("table", [rows], available_cores(), self.options.partitions_min)
         bounds = cold_cuts(spans, wanted.start, wanted.end, count) if spans else [wanted.start, wanted.end]
         return [
-            Task(clipped(wanted, low, high), tuple(each for each in files if each.may_have(wanted.log, low, high)))
+            ReadTask(clipped(wanted, low, high), tuple(each for each in files if each.may_have(wanted.log, low, high)))
             for low, high in itertools.pairwise(bounds)
         ]
 
     # -- in an executor
 
-    def rows(self, task: Task) -> Iterator[pa.RecordBatch]:
+    def rows(self, task: ReadTask) -> Iterator[pa.RecordBatch]:
         """The rows of the task, in order."""
         found = self._hot(task.range) if task.files is None else self._cold(task.range, task.files)
         for batch in found:
@@ -105,7 +105,7 @@ class Fetch:
 
     def _shaped(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         if self.is_typed:
-            from tailrace.bulk.typed import typed  # few want it
+            from tailrace.bulk.typed import typed  # rarely needed
 
             rows = typed(self.kind, rows, self.schema)
         if rows.schema.equals(self.schema):
@@ -118,7 +118,7 @@ class Fetch:
             self.kind, entries, partition=partition, content_type=self.content_type, images=self.options.images
         )
 
-    def _hot(self, wanted: Range) -> Iterator[pa.RecordBatch]:
+    def _hot(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
         at, wait_s = wanted.start, WAIT_MIN_S
         until_s = time.monotonic() + PATIENCE_S
         while at < wanted.end:
@@ -142,35 +142,35 @@ class Fetch:
                 time.sleep(wait_s)
                 wait_s = min(WAIT_MAX_S, wait_s * 2)
 
-    def _still_there(self, wanted: Range) -> bool:
-        return any(each.log == wanted.log and each.next >= wanted.end for each in facts(self.options).partitions)
+    def _still_there(self, wanted: OffsetRange) -> bool:
+        return any(each.log == wanted.log and each.next >= wanted.end for each in source_info(self.options).partitions)
 
-    def _replaced(self, wanted: Range) -> Conflict:
+    def _replaced(self, wanted: OffsetRange) -> Conflict:
         return Conflict(
-            f"{self.options.noun} is not the one that this query was planned for: what has its name now does not hold "
-            f"offsets {wanted.start} to {wanted.end} of log {wanted.log}; it was dropped and made anew, start the "
+            f"{self.options.noun} is not the one that this query was planned for: the current one does not have "
+            f"offsets {wanted.start} to {wanted.end} of log {wanted.log}; it was dropped and recreated; start the "
             "query with a new checkpoint",
             code="LOG_REPLACED",
         )
 
-    def _entries(self, wanted: Range, at: int) -> Iterator[pa.RecordBatch]:
-        asked = self.options.target
+    def _entries(self, wanted: OffsetRange, at: int) -> Iterator[pa.RecordBatch]:
+        target = self.options.target
         with client(self.options.access).arrow(
-            **asked, partition=wanted.partition, offset=at, until=wanted.end, form="entries"
+            **target, partition=wanted.partition, offset=at, until=wanted.end, form="entries"
         ) as batches:
             yield from (batch for batch in batches if batch.num_rows)
 
-    def _hot_now(self, wanted: Range, at: int, gone: Gone) -> int:
-        """Where the hot log begins, if cold storage has what lies before it."""
-        found = facts(self.options)
+    def _hot_now(self, wanted: OffsetRange, at: int, gone: Gone) -> int:
+        """Where the hot log begins, if cold storage has the entries before it."""
+        found = source_info(self.options)
         part = next((each for each in found.partitions if each.log == wanted.log), None)
         if part is None or found.cold is None or not part.earliest <= at < part.hot:
             raise gone
         self.store, self.place = Store(found.cold.url), found.cold.place
         return part.hot
 
-    def _cold(self, wanted: Range, files: Sequence[Any] | None) -> Iterator[pa.RecordBatch]:
-        assert self.store is not None, "a task of cold files, and no cold storage"
+    def _cold(self, wanted: OffsetRange, files: Sequence[Any] | None) -> Iterator[pa.RecordBatch]:
+        assert self.store is not None, "a task of cold files needs cold storage"
         if files is None:
             files = cold.files(self.store, self.place, wanted.log, wanted.start, wanted.end)
         whole = self.kind == "stream" or (self.kind == "table" and self.options.images == "typed")
@@ -192,9 +192,9 @@ def _as_entries(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def renamed(column: str) -> str:
-    """What a column of cold storage is called in rows."""
+    """The name in rows of a column of cold storage."""
     return _RENAMED.get(column, column)
 
 
-def clipped(each: Range, start: int, end: int) -> Range:
-    return Range(each.partition, each.log, start, end)
+def clipped(each: OffsetRange, start: int, end: int) -> OffsetRange:
+    return OffsetRange(each.partition, each.log, start, end)

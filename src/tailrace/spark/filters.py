@@ -1,7 +1,7 @@
-"""Filters that Spark pushes down: what of a log must be read to answer them.
+"""Filters that Spark pushes down: which ranges of a log have to be read.
 
-Offsets, sequences and partitions are narrowed exactly, and such a filter is done with. Times are narrowed to the
-millisecond, and Spark looks again. What else there is, stays Spark's.
+Filters on offsets, sequences and partitions are applied exactly. Times are narrowed to the millisecond, and Spark
+filters again. All other filters are left to Spark.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _KNOWN: Final = {
 _NEVER_NULL: Final = ("offset", "next_offset", "timestamp", "sequence", "partition", "index", "last")
 
 
-class Narrowing:
-    """What the filters leave: for each column, values in [low, high); of partitions also a set."""
+class PushedFilters:
+    """The pushed filters: for each column, values in [low, high); for partitions also a set."""
 
     def __init__(self, kind: str, *, is_typed: bool) -> None:
         prefix = "_" if is_typed else ""
@@ -42,28 +42,28 @@ class Narrowing:
         self.partitions: set[int] | None = None
 
     def push(self, filters: Iterable[Filter]) -> list[Filter]:
-        """Take these filters; the ones that Spark must still apply."""
+        """Add these filters; return the ones that Spark must still apply."""
         return [each for each in filters if not self._take(each)]
 
     def has(self, partition: int) -> bool:
-        """Whether any of the partition may be wanted."""
+        """Whether rows of the partition may pass."""
         if self.partitions is not None and partition not in self.partitions:
             return False
         return self.low.get("partition", partition) <= partition < self.high.get("partition", partition + 1)
 
-    def _take(self, asked: Filter) -> bool:
-        """Whether the filter holds for all that will be read."""
-        path: tuple[str, ...] = getattr(asked, "attribute", ())
+    def _take(self, condition: Filter) -> bool:
+        """Whether the filter holds for all rows that will be read."""
+        path: tuple[str, ...] = getattr(condition, "attribute", ())
         if len(path) != 1:
             return False
-        if isinstance(asked, IsNotNull):
+        if isinstance(condition, IsNotNull):
             return path[0] in self._never_null
         name = self._names.get(path[0])
         if name is None:
             return False
-        if isinstance(asked, In):
-            return self._within(name, asked.value)
-        bounds = _bounds(asked, _micros if name == "timestamp" else _whole)
+        if isinstance(condition, In):
+            return self._within(name, condition.value)
+        bounds = _bounds(condition, _micros if name == "timestamp" else _whole)
         if bounds is None:
             return False
         low, high = bounds
@@ -82,12 +82,12 @@ class Narrowing:
         return True
 
 
-def _bounds(asked: Filter, read: Callable[[Any], int | None]) -> tuple[int | None, int | None] | None:
-    """What a comparison leaves, as [low, high); None if it is none that we know."""
-    value = read(getattr(asked, "value", None))
+def _bounds(condition: Filter, read: Callable[[Any], int | None]) -> tuple[int | None, int | None] | None:
+    """The range [low, high) of a comparison; None: it is not supported."""
+    value = read(getattr(condition, "value", None))
     if value is None:
         return None
-    match asked:
+    match condition:
         case EqualTo() | EqualNullSafe():
             return value, value + 1
         case GreaterThan():

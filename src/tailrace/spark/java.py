@@ -1,8 +1,8 @@
 """Which Java runs Spark: the machine's own if it is new enough, else the one that comes with `tailrace[spark]`.
 
-Spark's launcher asks every JVM for the module jdk.incubator.vector, which only MLlib uses. The Java from PyPI is cut
-down and has no such module, so it would not start. A JAVA_HOME whose `bin/java` is a script that drops this one
-argument is enough, for the driver as for all that is started from it.
+Spark's launcher passes the module jdk.incubator.vector to every JVM, which only MLlib uses. The Java from PyPI does not
+have this module and would not start. So JAVA_HOME is set to a directory whose `bin/java` is a script that removes this
+argument, for the driver and all processes that it starts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ exec "{java}" "$@"
 
 
 def provide() -> str | None:
-    """Let Spark find a Java and this Python; the JAVA_HOME that it will use, None for the `java` on the path."""
+    """Set up Java and this Python for Spark; the JAVA_HOME that it will use, None for the `java` on the path."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # or workers would run whatever python3 is on the path
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     home = os.environ.get("JAVA_HOME")
@@ -78,7 +78,7 @@ def _packaged() -> Path | None:
 
 
 def _serves(java: Path) -> bool:
-    """Whether Spark can be started with it as it is."""
+    """Whether Spark can be started with it directly."""
     return version(java, _VECTOR) >= JAVA_MIN
 
 

@@ -1,9 +1,9 @@
-"""A history as one data frame of which Spark reads the cold part itself.
+"""The history of a log as one data frame, of which Spark reads the cold part natively.
 
-The format "tailrace" reads cold files in Python, proves that no entry is missing, and hands the rows over. Spark's own
-reader of Parquet is faster at that, and leaves out columns and row groups that a query does not need. So `history`
-plans as the format does and then gives the files to Spark; what is not in cold storage yet comes from the server.
-Files say which positions they hold: a gap between them is an error here too.
+The format "tailrace" reads cold files in Python, proves that no entry is missing, and passes the rows to Spark. Spark's
+own Parquet reader is faster, and skips columns and row groups that a query does not need. So `history` plans as the
+format does and then gives the files to Spark; entries that are not in cold storage yet come from the server. The
+statistics of the files have their positions: a gap between them is an error here too.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from tailrace.errors import Corrupt
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tailrace.spark.planning import Range
+    from tailrace.spark.planning import OffsetRange
 
 _SPECIAL: Final = re.compile(r"[\[\]{}*?\\]")  # to Hadoop, in a path
-_PLACES: Final = ("startingoffsets", "endingoffsets", "startingtimestamp", "endingtimestamp")
+_BOUNDS: Final = ("startingoffsets", "endingoffsets", "startingtimestamp", "endingtimestamp")
 
 
 def history(spark: SparkSession, **options: Any) -> DataFrame:
     """The changes of a table or the messages of a topic: the rows and the options of `format("tailrace")`.
 
-    Spark reads cold files itself if they are in a directory. All of it is read as the format does from a bucket, of
-    streams, and with `images="typed"`."""
+    Spark reads cold files natively if they are in a directory. Buckets, streams and `images="typed"` are read by the
+    format "tailrace"."""
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
     from tailrace.spark.columns import public
-    from tailrace.spark.connection import FIRST_S, facts
+    from tailrace.spark.connection import FIRST_S, source_info
     from tailrace.spark.fetching import COLD, clipped, renamed
     from tailrace.spark.options import read
-    from tailrace.spark.reading import Reader
+    from tailrace.spark.reading import BatchReader
     from tailrace.spark.session import text
 
     given = {
@@ -47,14 +47,20 @@ def history(spark: SparkSession, **options: Any) -> DataFrame:
         for name, value in options.items()
         if value is not None
     }
-    asked = read(given)
-    found = facts(asked, FIRST_S)
+    settings = read(given)
+    found = source_info(settings, FIRST_S)
     store = None if found.cold is None else Store(found.cold.url)
     format_ = spark.read.format("tailrace")
-    if found.cold is None or store is None or store.local is None or asked.kind not in COLD or asked.images != "plain":
+    if (
+        found.cold is None
+        or store is None
+        or store.local is None
+        or settings.kind not in COLD
+        or settings.images != "plain"
+    ):
         return format_.options(**given).load()
 
-    ranges = Reader(asked, found, to_arrow_schema(public(found), timezone="UTC"), is_typed=False).ranges()
+    ranges = BatchReader(settings, found, to_arrow_schema(public(found), timezone="UTC"), is_typed=False).ranges()
     hot = {part.log: part.hot for part in found.partitions}
     older = [clipped(each, each.start, min(each.end, hot[each.log])) for each in ranges]
     newer = [clipped(each, max(each.start, hot[each.log]), each.end) for each in ranges]
@@ -62,28 +68,28 @@ def history(spark: SparkSession, **options: Any) -> DataFrame:
     if any(each.size for each in older):
         files = {each: _files(store, found.cold.place, each) for each in older if each.size}
         paths = sorted({_path(store, file) for listed in files.values() for file in listed})
-        rows = spark.read.schema(from_arrow_schema(SCHEMAS[asked.kind])).parquet(*paths)
+        rows = spark.read.schema(from_arrow_schema(SCHEMAS[settings.kind])).parquet(*paths)
         condition = " OR ".join(f"(log = {r.log} AND position >= {r.start} AND position < {r.end})" for r in files)
         frames.append(
-            rows.where(condition).selectExpr(*(f"`{name}` AS `{renamed(name)}`" for name in COLD[asked.kind]))
+            rows.where(condition).selectExpr(*(f"`{name}` AS `{renamed(name)}`" for name in COLD[settings.kind]))
         )
     if any(each.size for each in newer) or not frames:
         nothing = {part.partition: part.next for part in found.partitions}
         starts = nothing | {each.partition: each.start for each in newer if each.size}
         ends = nothing | {each.partition: each.end for each in newer if each.size}
-        kept = {name: value for name, value in given.items() if name.lower() not in _PLACES}
+        kept = {name: value for name, value in given.items() if name.lower() not in _BOUNDS}
         bounds = {"startingOffsets": json.dumps(starts), "endingOffsets": json.dumps(ends)}
         frames.append(format_.options(**kept, **bounds).load())
     return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
 
 
-def _files(store: Store, place: str, wanted: Range) -> Sequence[ColdFile]:
-    """The files that hold the range. Corrupt, if by what they say of themselves they do not hold all of it."""
+def _files(store: Store, place: str, wanted: OffsetRange) -> Sequence[ColdFile]:
+    """The files that have the range. Corrupt, if by their statistics they do not have all of it."""
     listed = cold.files(store, place, wanted.log, wanted.start, wanted.end)
     reached = wanted.start
     for file in listed:
         if file.log_min != file.log_max or file.position_min is None or file.next_max is None:
-            return listed  # of several logs: what they hold of this one, they do not say
+            return listed  # of several logs: the statistics do not say which positions of this one
         if file.position_min > reached:
             break
         reached = max(reached, file.next_max)

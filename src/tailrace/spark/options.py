@@ -1,7 +1,7 @@
-"""The options of the format "tailrace", read and checked once.
+"""The options of the format "tailrace", parsed and checked once.
 
-Spark hands them over as text, names in any case. One that we do not know is refused with the name that it resembles:
-a misspelt `startingOffsets` must not read the whole history.
+Spark passes them as text, with names in any case. An unknown option is an error that suggests a similar name: a
+misspelt `startingOffsets` must not read the whole history.
 """
 
 from __future__ import annotations
@@ -36,11 +36,17 @@ SOURCE = (
     "inferSchema",
 )
 SINK = (*_BOTH, "keyColumn", "valueColumn")
-_SPARKS = {"path", "checkpointlocation", "queryname", "outputmode", "mergeschema"}  # its own, which reach us too
+_SPARKS = {
+    "path",
+    "checkpointlocation",
+    "queryname",
+    "outputmode",
+    "mergeschema",
+}  # of Spark itself, which are passed on too
 
 
-class Access(msgspec.Struct, frozen=True):
-    """Where the server is and who we are there. It travels to the executors."""
+class ServerAccess(msgspec.Struct, frozen=True):
+    """The URL of the server and the credentials. Sent to the executors."""
 
     url: str
     token: str | None = None
@@ -48,15 +54,15 @@ class Access(msgspec.Struct, frozen=True):
     password: str | None = None
 
 
-class Options(msgspec.Struct, frozen=True):
-    """What was asked for."""
+class SourceOptions(msgspec.Struct, frozen=True):
+    """The parsed options of a source or a sink."""
 
-    access: Access
+    access: ServerAccess
     kind: Kind
     name: str
     label: str | None = None
     consumer: str | None = None
-    starting: str | dict[str, int] | None = None  # None: nothing was said
+    starting: str | dict[str, int] | None = None  # None: not given
     ending: str | dict[str, int] = LATEST
     starting_ms: int | None = None
     ending_ms: int | None = None
@@ -70,7 +76,7 @@ class Options(msgspec.Struct, frozen=True):
 
     @property
     def target(self) -> dict[str, str]:
-        """The log, as the server's routes name it."""
+        """The parameters that name the log in requests."""
         named = {str(self.kind): self.name}
         return named if self.label is None else named | {"label": self.label}
 
@@ -79,69 +85,69 @@ class Options(msgspec.Struct, frozen=True):
         return f"{self.kind} {self.name!r}"
 
 
-def read(given: Mapping[str, str], known: tuple[str, ...] = SOURCE) -> Options:
+def read(given: Mapping[str, str], known: tuple[str, ...] = SOURCE) -> SourceOptions:
     """The options of a source, or of a sink."""
-    told = {name.lower(): value for name, value in given.items()}
-    _check_names(told, known)
-    kind, name = _named(told)
-    starting, starting_ms = _offsets(told, "startingOffsets"), _time(told, "startingTimestamp")
-    ending, ending_ms = _offsets(told, "endingOffsets"), _time(told, "endingTimestamp")
+    settings = {name.lower(): value for name, value in given.items()}
+    _check_names(settings, known)
+    kind, name = _named(settings)
+    starting, starting_ms = _offsets(settings, "startingOffsets"), _time(settings, "startingTimestamp")
+    ending, ending_ms = _offsets(settings, "endingOffsets"), _time(settings, "endingTimestamp")
     if starting is not None and starting_ms is not None:
-        raise Invalid("startingOffsets and startingTimestamp both say where to start; give one of them")
+        raise Invalid("startingOffsets and startingTimestamp exclude each other; give one of them")
     if ending is not None and ending_ms is not None:
-        raise Invalid("endingOffsets and endingTimestamp both say where to end; give one of them")
+        raise Invalid("endingOffsets and endingTimestamp exclude each other; give one of them")
     if ending == EARLIEST:
         raise Invalid("endingOffsets cannot be 'earliest'; give 'latest' or JSON like {\"0\": 100}")
-    if told.get("label") and kind != "table":
-        raise Invalid(f"label names a change stream of a table; leave it out for {kind} {name!r}")
-    return Options(
-        access=_access(told),
+    if settings.get("label") and kind != "table":
+        raise Invalid(f"label selects a change stream of a table; remove it for {kind} {name!r}")
+    return SourceOptions(
+        access=_access(settings),
         kind=kind,
         name=name,
-        label=told.get("label") or None,
-        consumer=told.get("consumer") or None,
+        label=settings.get("label") or None,
+        consumer=settings.get("consumer") or None,
         starting=starting,
         ending=LATEST if ending is None else ending,
         starting_ms=starting_ms,
         ending_ms=ending_ms,
-        records_max=_count(told, "maxRecordsPerTrigger"),
-        partitions_min=_count(told, "minPartitions"),
-        fail_on_data_loss=_flag(told, "failOnDataLoss", default=True),
-        images=_images(told),
-        infer=_flag(told, "inferSchema", default=False),
-        key_column=told.get("keycolumn"),
-        value_column=told.get("valuecolumn"),
+        records_max=_count(settings, "maxRecordsPerTrigger"),
+        partitions_min=_count(settings, "minPartitions"),
+        fail_on_data_loss=_flag(settings, "failOnDataLoss", default=True),
+        images=_images(settings),
+        infer=_flag(settings, "inferSchema", default=False),
+        key_column=settings.get("keycolumn"),
+        value_column=settings.get("valuecolumn"),
     )
 
 
-def _check_names(told: Mapping[str, str], known: tuple[str, ...]) -> None:
+def _check_names(settings: Mapping[str, str], known: tuple[str, ...]) -> None:
     ours = {name.lower(): name for name in known}
-    for name in told:
+    for name in settings:
         if name in ours or name in _SPARKS or name.startswith("spark."):
             continue
         near = difflib.get_close_matches(name, ours, n=1)
-        hint = f"did you mean {ours[near[0]]!r}?" if near else f"there are {', '.join(sorted(ours.values()))}"
+        hint = f"did you mean {ours[near[0]]!r}?" if near else f"the options are {', '.join(sorted(ours.values()))}"
         raise Invalid(f"there is no option {name!r}; {hint}", code="UNKNOWN_OPTION")
 
 
-def _named(told: Mapping[str, str]) -> tuple[Kind, str]:
-    given = [(kind, told[kind]) for kind in KINDS if told.get(kind)]
+def _named(settings: Mapping[str, str]) -> tuple[Kind, str]:
+    given = [(kind, settings[kind]) for kind in KINDS if settings.get(kind)]
     if len(given) != 1:
-        said = " and ".join(f"{kind}={name!r}" for kind, name in given) or "none"
-        raise Invalid(f"give one of the options table, topic and stream; given was {said}")
+        named = " and ".join(f"{kind}={name!r}" for kind, name in given) or "none"
+        raise Invalid(f"give exactly one of the options table, topic and stream; given: {named}")
     return given[0]
 
 
-def _access(told: Mapping[str, str]) -> Access:
-    token, user = told.get("token"), told.get("user")
+def _access(settings: Mapping[str, str]) -> ServerAccess:
+    token, user = settings.get("token"), settings.get("user")
     if token is None and user is None:
         token = os.environ.get("TAILRACE_TOKEN") or None
-    url = told.get("url") or os.environ.get("TAILRACE_URL") or _DEFAULT_URL
-    return Access(url, token, user, told.get("password"))
+    url = settings.get("url") or os.environ.get("TAILRACE_URL") or _DEFAULT_URL
+    return ServerAccess(url, token, user, settings.get("password"))
 
 
-def _offsets(told: Mapping[str, str], name: str) -> str | dict[str, int] | None:
-    text = told.get(name.lower())
+def _offsets(settings: Mapping[str, str], name: str) -> str | dict[str, int] | None:
+    text = settings.get(name.lower())
     if text is None:
         return None
     if text.strip().lower() in (EARLIEST, LATEST):
@@ -165,9 +171,9 @@ def _partitioned(key: str, value: object) -> bool:
     return key.isdigit() and type(value) is int and value >= 0
 
 
-def _time(told: Mapping[str, str], name: str) -> int | None:
+def _time(settings: Mapping[str, str], name: str) -> int | None:
     """Milliseconds since 1970: a number, or ISO 8601, which is UTC where it names no zone."""
-    text = told.get(name.lower())
+    text = settings.get(name.lower())
     if text is None:
         return None
     if text.strip().isdigit():
@@ -180,8 +186,8 @@ def _time(told: Mapping[str, str], name: str) -> int | None:
     return -(-int(at.timestamp() * 1_000_000) // 1_000)
 
 
-def _count(told: Mapping[str, str], name: str) -> int | None:
-    text = told.get(name.lower())
+def _count(settings: Mapping[str, str], name: str) -> int | None:
+    text = settings.get(name.lower())
     if text is None:
         return None
     if not text.strip().isdigit() or int(text) == 0:
@@ -189,8 +195,8 @@ def _count(told: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def _flag(told: Mapping[str, str], name: str, *, default: bool) -> bool:
-    text = told.get(name.lower())
+def _flag(settings: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = settings.get(name.lower())
     if text is None:
         return default
     if text.strip().lower() not in ("true", "false"):
@@ -198,11 +204,11 @@ def _flag(told: Mapping[str, str], name: str, *, default: bool) -> bool:
     return text.strip().lower() == "true"
 
 
-def _images(told: Mapping[str, str]) -> Literal["plain", "typed"]:
-    match told.get("images", "plain").strip().lower():
+def _images(settings: Mapping[str, str]) -> Literal["plain", "typed"]:
+    match settings.get("images", "plain").strip().lower():
         case "plain":
             return "plain"
         case "typed":
             return "typed"
         case other:
-            raise Invalid(f"images is {other!r}; give plain (JSON) or typed (DynamoDB JSON, which loses nothing)")
+            raise Invalid(f"images is {other!r}; give plain (JSON) or typed (DynamoDB JSON, which is lossless)")

@@ -1,8 +1,8 @@
 """Which ranges of which logs are read, and how they are cut into tasks: pure rules.
 
-How large a range is, is told by the records in it (bytes, of a stream), never by a table's offsets: these are sequences
-that all tables share. Entries tile the positions of a log, and a range [start, end) has the entries whose position lies
-in it. So a range may be cut anywhere: nothing is lost and nothing comes twice.
+The size of a range is its number of records (bytes, of a stream), not the difference of a table's offsets: these are
+sequences that all tables share. Entries tile the positions of a log, and a range [start, end) has the entries whose
+position is in it. So a range may be cut anywhere: no entry is lost and none is read twice.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any, Final
 from pyspark.sql.datasource import InputPartition
 
 from tailrace.errors import Gone, Invalid
-from tailrace.spark.connection import Part
+from tailrace.spark.connection import SourceLog
 from tailrace.spark.options import EARLIEST, LATEST
 
 MiB: Final = 1 << 20
-# Records, and bytes of streams. What is below the first is one task; no task is larger than the second, unless there
-# would be more than the third of them for each core: what a task costs is then more than what it saves.
+# Records, and bytes of streams. A range below SPLIT_MIN is one task; no task is larger than TASK_MAX, unless there
+# would be more than TASKS_PER_CORE_MAX of them for each core: then a task costs more than it saves.
 SPLIT_MIN: Final = {"table": 50_000, "topic": 50_000, "stream": 8 * MiB}
 TASK_MAX: Final = {"table": 500_000, "topic": 500_000, "stream": 64 * MiB}
 TASKS_PER_CORE_MAX: Final = 32
 
 
 @dataclass(frozen=True)
-class Range:
+class OffsetRange:
     """A part of one log: the entries whose position is in [start, end)."""
 
     partition: int
@@ -42,10 +42,10 @@ class Range:
 
 
 @dataclass
-class Task(InputPartition):
-    """What one executor reads at once: from the server, or from these files of cold storage."""
+class ReadTask(InputPartition):
+    """A range that one task reads: from the server, or from these files of cold storage."""
 
-    range: Range
+    range: OffsetRange
     files: tuple[Any, ...] | None = field(default=None)
 
     def __repr__(self) -> str:
@@ -53,29 +53,30 @@ class Task(InputPartition):
         return f"Task({self.range.partition}: [{self.range.start}, {self.range.end}) {place})"
 
 
-def tasks_wanted(kind: str, sizes: Sequence[int], cores: int, asked: int | None) -> int:
-    """Into how many tasks ranges of these sizes, in records or bytes, are cut, all together."""
+def tasks_wanted(kind: str, sizes: Sequence[int], cores: int, at_least: int | None) -> int:
+    """The total number of tasks for ranges of these sizes, in records or bytes."""
     total = sum(sizes)
-    if asked is not None:
-        return max(asked, len(sizes))
+    if at_least is not None:
+        return max(at_least, len(sizes))
     full = min(-(-total // TASK_MAX[kind]), cores * TASKS_PER_CORE_MAX)
     return max(len(sizes), min(cores, total // SPLIT_MIN[kind]), full)
 
 
-def split(ranges: Iterable[Range], wanted: int) -> list[Range]:
-    """The ranges, cut so that there are about as many as wanted and all of about one size."""
+def split(ranges: Iterable[OffsetRange], wanted: int) -> list[OffsetRange]:
+    """The ranges, cut into about `wanted` ranges of about the same size."""
     found = [each for each in ranges if each.size > 0]
     total = sum(each.size for each in found)
-    cut: list[Range] = []
+    cut: list[OffsetRange] = []
     for each in found:
         pieces = min(each.size, max(1, round(each.size * wanted / total)))
         bounds = [each.start + each.size * number // pieces for number in range(pieces + 1)]
-        cut += [Range(each.partition, each.log, low, high) for low, high in itertools.pairwise(bounds)]
+        cut += [OffsetRange(each.partition, each.log, low, high) for low, high in itertools.pairwise(bounds)]
     return cut
 
 
 def cold_cuts(spans: Sequence[tuple[int, int, int]], start: int, end: int, wanted: int) -> list[int]:
-    """Bounds of ranges within [start, end) with about as many rows each, where files hold (first, last, rows)."""
+    """Bounds of ranges within [start, end) with about the same number of rows each, for files of (first, last,
+    rows)."""
     ends: list[tuple[int, int]] = []
     rows: list[float] = []  # up to the end of each file
     total = 0.0
@@ -96,28 +97,30 @@ def cold_cuts(spans: Sequence[tuple[int, int, int]], start: int, end: int, wante
 
 
 def resolved(
-    asked: str | Mapping[str, int] | None, parts: Sequence[Part], default: str, option: str, noun: str
+    offsets: str | Mapping[str, int] | None, parts: Sequence[SourceLog], default: str, option: str, noun: str
 ) -> dict[int, int]:
-    """The offset of each partition that an option names."""
-    asked = default if asked is None else asked
-    if asked == EARLIEST:
+    """The offset of each partition for the value of an option."""
+    offsets = default if offsets is None else offsets
+    if offsets == EARLIEST:
         return {part.partition: part.earliest for part in parts}
-    if asked == LATEST:
+    if offsets == LATEST:
         return {part.partition: part.next for part in parts}
-    assert not isinstance(asked, str), asked
+    assert not isinstance(offsets, str), offsets
     known = {part.partition: part for part in parts}
-    for partition in asked:
+    for partition in offsets:
         if int(partition) not in known:
             raise Invalid(
                 f"{option} names partition {partition}, and {noun} has partitions 0 to {max(known)}",
                 code="WRONG_OFFSET",
             )
     rest = {part.partition: part.earliest if default == EARLIEST else part.next for part in parts}
-    return rest | {int(partition): offset for partition, offset in asked.items()}
+    return rest | {int(partition): offset for partition, offset in offsets.items()}
 
 
-def checked(starts: Mapping[int, int], parts: Sequence[Part], noun: str, *, fail: bool) -> tuple[dict[int, int], str]:
-    """Where reading really starts, and a warning if that is not where it was asked to. With `fail`, an error."""
+def checked(
+    starts: Mapping[int, int], parts: Sequence[SourceLog], noun: str, *, fail: bool
+) -> tuple[dict[int, int], str]:
+    """The offsets at which reading starts, and a warning if entries before them are gone. With `fail`, an error."""
     found: dict[int, int] = {}
     warnings: list[str] = []
     for part in parts:
@@ -126,7 +129,7 @@ def checked(starts: Mapping[int, int], parts: Sequence[Part], noun: str, *, fail
         found[part.partition] = at
         if start < part.earliest:
             what = (
-                f"offset {start} of {noun}, partition {part.partition}, is no longer there: the earliest is "
+                f"offset {start} of {noun}, partition {part.partition}, is no longer available: the earliest is "
                 f"{part.earliest}"
             )
         elif start > part.next:
@@ -136,8 +139,8 @@ def checked(starts: Mapping[int, int], parts: Sequence[Part], noun: str, *, fail
         if fail:
             raise Gone(
                 f"{what}; start at {at} or later with startingOffsets and a new checkpoint, or set failOnDataLoss to "
-                "false to go on without what is lost",
+                "false to continue without the lost entries",
                 code="DATA_LOSS",
             )
-        warnings.append(f"{what}; reading goes on at {at}")
+        warnings.append(f"{what}; reading continues at {at}")
     return found, "; ".join(warnings)

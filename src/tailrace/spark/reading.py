@@ -13,41 +13,41 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from tailrace.errors import Invalid
 from tailrace.spark import columns
-from tailrace.spark.connection import Facts, Part, client, patiently
-from tailrace.spark.failures import told, told_each
-from tailrace.spark.fetching import Fetch
-from tailrace.spark.filters import Narrowing
-from tailrace.spark.options import EARLIEST, LATEST, Options
-from tailrace.spark.planning import Range, Task, checked, resolved
+from tailrace.spark.connection import SourceInfo, SourceLog, client, patiently
+from tailrace.spark.failures import hide_traceback, hide_traceback_each
+from tailrace.spark.fetching import RangeFetcher
+from tailrace.spark.filters import PushedFilters
+from tailrace.spark.options import EARLIEST, LATEST, SourceOptions
+from tailrace.spark.planning import OffsetRange, ReadTask, checked, resolved
 
 _log = logging.getLogger("tailrace.spark")
-_WINDOW: Final = 64  # sequences, in the first look for the entry that one of them lies in
+_WINDOW: Final = 64  # sequences; the first window in which the entry of a sequence is searched
 
 
-class Reader(DataSourceReader):
-    """Reads a range of history once."""
+class BatchReader(DataSourceReader):
+    """Reads a range of a log once."""
 
-    def __init__(self, options: Options, found: Facts, schema: pa.Schema, *, is_typed: bool) -> None:
+    def __init__(self, options: SourceOptions, found: SourceInfo, schema: pa.Schema, *, is_typed: bool) -> None:
         self._options = options
         self._found = found
-        self._fetch = Fetch(options, found, schema, is_typed=is_typed)
-        self._narrowing = Narrowing(options.kind, is_typed=is_typed)
+        self._fetch = RangeFetcher(options, found, schema, is_typed=is_typed)
+        self._narrowing = PushedFilters(options.kind, is_typed=is_typed)
 
-    @told
+    @hide_traceback
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         return self._narrowing.push(filters)
 
-    @told
-    def partitions(self) -> list[Task]:
+    @hide_traceback
+    def partitions(self) -> list[ReadTask]:
         return self._fetch.plan(self._found, self.ranges())
 
-    @told_each
+    @hide_traceback_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, Task):  # Spark makes one of its own where there is nothing to read
+        if isinstance(partition, ReadTask):  # Spark passes another kind where there is nothing to read
             yield from self._fetch.rows(partition)
 
-    def ranges(self) -> list[Range]:
-        """What of each log is read."""
+    def ranges(self) -> list[OffsetRange]:
+        """The range of each log to read."""
         options, parts = self._options, self._found.partitions
         starts = starting(options, parts, EARLIEST)
         ends = ending(options, parts)
@@ -62,12 +62,12 @@ class Reader(DataSourceReader):
                     f"beyond its end {part.next}; give one up to {part.next}, or 'latest'",
                     code="WRONG_OFFSET",
                 )
-            wanted = Range(part.partition, part.log, starts[part.partition], min(ends[part.partition], part.next))
+            wanted = OffsetRange(part.partition, part.log, starts[part.partition], min(ends[part.partition], part.next))
             if self._narrowing.has(part.partition):
                 found.append(self._narrowed(part, wanted))
         return [each for each in found if each.size]
 
-    def _narrowed(self, part: Part, wanted: Range) -> Range:
+    def _narrowed(self, part: SourceLog, wanted: OffsetRange) -> OffsetRange:
         low, high = self._narrowing.low, self._narrowing.high
         start = max(wanted.start, low.get("offset", wanted.start))
         end = min(wanted.end, high.get("offset", wanted.end))
@@ -79,16 +79,16 @@ class Reader(DataSourceReader):
             start = max(start, self._at(part, -(-low["timestamp"] // 1_000)))
         if "timestamp" in high:
             end = min(end, self._at(part, -(-high["timestamp"] // 1_000)))
-        return Range(wanted.partition, wanted.log, start, max(start, end))
+        return OffsetRange(wanted.partition, wanted.log, start, max(start, end))
 
-    def _at(self, part: Part, at_ms: int) -> int:
+    def _at(self, part: SourceLog, at_ms: int) -> int:
         return at(self._options, max(0, at_ms)).get(part.partition, part.next)
 
-    def _of_sequence(self, part: Part, sequence: int) -> int:
+    def _of_sequence(self, part: SourceLog, sequence: int) -> int:
         """The position of the first entry of that sequence or a later one.
 
-        An entry covers the positions up to its sequence, from the entry before it on. So it lies at the sequence or
-        below, by how much nobody knows; it is looked for backwards, in windows that grow while they are empty.
+        An entry covers the positions from the end of the entry before it up to its own sequence. So it begins at the
+        sequence or before it, by an unknown distance; it is searched backwards, in windows that grow while empty.
         """
         if sequence < part.earliest:
             return part.earliest
@@ -104,8 +104,8 @@ class Reader(DataSourceReader):
                 return low
             window *= 8
 
-    def _last_position(self, part: Part, start: int, end: int) -> int | None:
-        def ask() -> int | None:
+    def _last_position(self, part: SourceLog, start: int, end: int) -> int | None:
+        def request() -> int | None:
             last: int | None = None
             with client(self._options.access).arrow(
                 **self._options.target, partition=part.partition, offset=start, until=end, form="entries"
@@ -114,36 +114,36 @@ class Reader(DataSourceReader):
                     last = batch.column("position")[-1].as_py() if batch.num_rows else last
             return last
 
-        return patiently(ask)
+        return patiently(request)
 
 
-def at(options: Options, at_ms: int) -> dict[int, int]:
-    """By partition, the first offset that is not older."""
+def at(options: SourceOptions, at_ms: int) -> dict[int, int]:
+    """By partition, the first offset at or after this time."""
     return patiently(lambda: client(options.access).logs_at(at_ms, **options.target))
 
 
-def starting(options: Options, parts: list[Part], default: str) -> dict[int, int]:
-    """Where each partition is to start."""
+def starting(options: SourceOptions, parts: list[SourceLog], default: str) -> dict[int, int]:
+    """The starting offset of each partition."""
     if options.starting_ms is not None:
         return at(options, options.starting_ms)
     return resolved(options.starting, parts, default, "startingOffsets", options.noun)
 
 
-def ending(options: Options, parts: list[Part]) -> dict[int, int]:
-    """Where each partition is to end."""
+def ending(options: SourceOptions, parts: list[SourceLog]) -> dict[int, int]:
+    """The ending offset of each partition."""
     if options.ending_ms is not None:
         return at(options, options.ending_ms)
     return resolved(options.ending, parts, LATEST, "endingOffsets", options.noun)
 
 
-def sample(options: Options, found: Facts) -> list[str | bytes]:
+def sample(options: SourceOptions, found: SourceInfo) -> list[str | bytes]:
     """The JSON of the first records."""
     documents: list[str | bytes] = []
     starts = starting(options, found.partitions, EARLIEST)
-    reader = Fetch(options, found, to_arrow_schema(columns.public(found), timezone="UTC"), is_typed=False)
+    reader = RangeFetcher(options, found, to_arrow_schema(columns.public(found), timezone="UTC"), is_typed=False)
     for part in found.partitions:
         start = min(max(starts.get(part.partition, part.earliest), part.earliest), part.next)
-        for batch in reader.rows(Task(Range(part.partition, part.log, start, part.next))):
+        for batch in reader.rows(ReadTask(OffsetRange(part.partition, part.log, start, part.next))):
             documents += _documents(options.kind, batch)
             if len(documents) >= columns.INFERRED_FROM:
                 return documents[: columns.INFERRED_FROM]
@@ -151,7 +151,7 @@ def sample(options: Options, found: Facts) -> list[str | bytes]:
 
 
 def _documents(kind: str, rows: pa.RecordBatch) -> list[str | bytes]:
-    """What each row is about: the item as it is, as it was, or its key."""
+    """The document of each row: the new item, the old item, or its key."""
     match kind:
         case "table":
             names = ["new_image", "old_image", "keys"]

@@ -26,13 +26,13 @@ _TIME: Final = "%Y-%m-%dT%H:%M:%SZ"  # with as many digits of a second as the ty
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
-class Shape(Protocol):
-    """Makes rows of one target."""
+class RowEncoder(Protocol):
+    """Encodes rows for one kind of target."""
 
     def rows(self, batch: pa.RecordBatch) -> list[Any]: ...
 
 
-class Items:
+class ItemEncoder:
     """Rows of a table: each column is an attribute, a null is none."""
 
     def __init__(self, table: str, names: Sequence[str], keys: Sequence[str], op: str | None) -> None:
@@ -64,11 +64,11 @@ class Items:
         ops = pc.utf8_upper(pc.fill_null(batch.column(self._op), PUT))
         for op in ops.unique().to_pylist():
             if op not in (PUT, DELETE):
-                raise Invalid(f"the column '_op' is {op!r} in a row; it says PUT (as null does) or DELETE")
+                raise Invalid(f"the column '_op' is {op!r} in a row; use PUT (or null) or DELETE")
         return pc.if_else(pc.equal(ops, DELETE), delete, put)
 
 
-class Messages:
+class MessageEncoder:
     """Rows of a topic."""
 
     def __init__(self, value: str, key: str | None, partition: str | None) -> None:
@@ -84,8 +84,8 @@ class Messages:
         return list(zip(keys, values, batch.column(self._partition).to_pylist(), strict=True))
 
 
-class Values:
-    """Rows of a stream: one column, as it is."""
+class ValueEncoder:
+    """Rows of a stream: the bytes of one column."""
 
     def __init__(self, value: str) -> None:
         self._value = value
@@ -94,7 +94,7 @@ class Values:
         return binary_values(batch, self._value)
 
 
-class Documents:
+class DocumentEncoder:
     """Rows of a JSON stream: each a JSON object with the columns."""
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -108,7 +108,7 @@ def binary_values(batch: pa.RecordBatch, name: str) -> list[bytes]:
     """A column of text or bytes, as bytes; without nulls."""
     column = batch.column(name)
     if column.null_count:
-        raise Invalid(f"the column {name!r} is null in a row, and it is what is written; filter such rows")
+        raise Invalid(f"the column {name!r} is null in a row, and it is the value that is written; filter such rows")
     found: list[bytes] = _binary(column).to_pylist()
     return found
 
@@ -151,7 +151,9 @@ def _texts(column: pa.Array, name: str) -> tuple[str | None, pa.Array]:
         return "N", column.cast(pa.string())
     if pa.types.is_floating(type_):
         if column.null_count < len(column) and not pc.all(pc.is_finite(column)).as_py():
-            raise Invalid(f"the column {name!r} is NaN or infinite in a row, which no table can hold; filter such rows")
+            raise Invalid(
+                f"the column {name!r} is NaN or infinite in a row, which a table cannot store; filter such rows"
+            )
         return "N", column.cast(pa.string())
     if pa.types.is_binary(type_) or pa.types.is_large_binary(type_):
         texts = [None if value is None else b64encode(value) for value in column.to_pylist()]
@@ -180,7 +182,7 @@ def _typed(value: Any, name: str) -> dict[str, Any]:
             return {"N": str(value)}
         case float():
             if value != value or value in (float("inf"), float("-inf")):
-                raise Invalid(f"the column {name!r} holds {value}, which no table can hold; filter such rows")
+                raise Invalid(f"the column {name!r} holds {value}, which a table cannot store; filter such rows")
             return {"N": repr(value)}
         case Decimal():
             return {"N": _digits(value)}
@@ -208,7 +210,7 @@ def _digits(value: Decimal) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return b64encode(value).decode()
-    raise Invalid(f"{value!r} has no form in JSON; cast its column to a string")
+    raise Invalid(f"{value!r} cannot be written as JSON; cast its column to a string")
 
 
 _encoder: Final = msgspec.json.Encoder(decimal_format="number", enc_hook=_plain)
@@ -218,7 +220,7 @@ def _json(row: dict[str, Any]) -> bytes:
     return _encoder.encode(row)
 
 
-def pieces(batches: Iterator[pa.RecordBatch], rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
+def slices(batches: Iterator[pa.RecordBatch], rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
     """The batches, cut where one has more rows or bytes than are converted at once; without empty ones."""
     for batch in batches:
         count = max(-(-batch.num_rows // rows_max), min(batch.num_rows, -(-batch.nbytes // bytes_max)))

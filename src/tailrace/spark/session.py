@@ -1,6 +1,6 @@
-"""A Spark session that knows Tailrace: on this machine with what a local run needs, on a cluster as it is configured.
+"""A Spark session with the format "tailrace": on this machine with settings for a local run, or on a cluster.
 
-Whoever has a session of their own needs only `register`.
+With an existing session, only `register` is needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tailrace.spark import java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The first has admission control and AvailableNow for Python sources; the last is the newest that is tested.
+# The first has admission control and AvailableNow for Python sources; the last is the newest tested version.
 PYSPARK_VERSIONS = ((4, 2), (4, 3))
 _PACKAGE = Path(tailrace.__file__).parent
 _LOGGING = Path(__file__).with_name("log4j2.properties")
@@ -31,9 +31,9 @@ _JVM = "spark.driver.extraJavaOptions"
 _GIB = 1 << 30
 _HEAP_BYTES_MAX = 4 * _GIB
 
-# What the source needs wherever it runs.
+# Settings that the source needs on any cluster.
 NEEDED = {"spark.sql.python.filterPushdown.enabled": "true"}
-# What Spark adds to the environment of a source when a query starts; it sets them all anew.
+# Variables that Spark adds to the environment of a source when a query starts.
 _ADDED = {
     "SPARK_AUTH_SOCKET_TIMEOUT": "180",
     "SPARK_BUFFER_SIZE": "65536",
@@ -46,8 +46,8 @@ PATIENCE = {"spark.python.authenticate.socketTimeout": "180s"}  # a busy machine
 def session(app: str = "tailrace", master: str | None = None, *, ship: bool = False, **conf: Any) -> SparkSession:
     """The active Spark session, or a new one on this machine or on `master`, with the format "tailrace" in it.
 
-    `conf` holds Spark's settings (`**{"spark.executor.memory": "4g"}`); they win over ours. With `ship`, this package
-    is sent to the executors of a cluster; what it depends on must be there.
+    `conf` holds Spark's settings (`**{"spark.executor.memory": "4g"}`), which override ours. With `ship`, this package
+    is sent to the executors of a cluster; its dependencies must be installed there.
     """
     spark_session = _pyspark()
     active = spark_session.getActiveSession()
@@ -74,23 +74,24 @@ def session(app: str = "tailrace", master: str | None = None, *, ship: bool = Fa
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Let `spark` know the format "tailrace"; the session. `Unavailable`, if PySpark here, or Spark there, is of a
-    version that is not supported."""
+    """Register the format "tailrace" in `spark`; the session. `Unavailable` if the version of PySpark, or of the
+    cluster, is not supported."""
     _pyspark()
     check_version("Spark", spark.version)  # of a cluster that is reached by Spark Connect, not the one installed here
-    from tailrace.spark.source import Source
+    from tailrace.spark.source import TailraceSource
 
     for name, value in NEEDED.items():
         spark.conf.set(name, value)
     with _environment(spark):
-        spark.dataSource.register(Source)
+        spark.dataSource.register(TailraceSource)
     return spark
 
 
 @contextmanager
 def _environment(spark: SparkSession) -> Iterator[None]:
-    """What is registered meanwhile has `_ADDED` from the start. All queries of a format share its environment, and the
-    first streaming one adds to it, while another may be sending it to executors, which then cannot read it."""
+    """Sources that are registered meanwhile have `_ADDED` from the start. All queries of a format share its
+    environment, and the first streaming query adds to it while another may be sending it to executors, which then
+    cannot read it."""
     context = getattr(spark, "_sc", None)
     if context is None:  # of Spark Connect, which has no processes here
         yield
@@ -105,7 +106,7 @@ def _environment(spark: SparkSession) -> Iterator[None]:
 
 
 def local(master: str) -> dict[str, str]:
-    """What a run on one machine is set to."""
+    """The settings for a run on one machine."""
     cores = _cores(master)
     return {
         "spark.driver.host": "127.0.0.1",
@@ -116,7 +117,7 @@ def local(master: str) -> dict[str, str]:
         "spark.sql.shuffle.partitions": str(max(2, cores)),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.ui.enabled": "false",  # or two sessions would fight for a port
+        "spark.ui.enabled": "false",  # two sessions would compete for its port
         "spark.ui.showConsoleProgress": "false",
     }
 
@@ -136,30 +137,32 @@ def _pyspark() -> type[SparkSession]:
         import pyspark
         from pyspark.sql import SparkSession
     except ImportError:
-        raise Unavailable("this needs Spark; pip install 'tailrace[spark]'", code="NO_SPARK") from None
+        raise Unavailable(
+            "Spark is not installed; pip install 'tailrace[spark]', or make setup-spark in a checkout", code="NO_SPARK"
+        ) from None
     check_version("PySpark", pyspark.__version__)
     return SparkSession
 
 
 def check_version(what: str, version: str) -> None:
-    """Refuse a version of Spark that this is not made for."""
+    """Raise unless the version of Spark is supported."""
     parts = re.match(r"(\d+)\.(\d+)", version)
     found = (int(parts[1]), int(parts[2])) if parts else None
     if found not in PYSPARK_VERSIONS:
         wanted = " and ".join(f"{major}.{minor}" for major, minor in PYSPARK_VERSIONS)
         raise Unavailable(
-            f"{what} {version} is not supported, but {wanted} are; pip install 'tailrace[spark]' installs a version of "
-            "PySpark that is, and the cluster must have the same",
+            f"{what} {version} is not supported, only {wanted}; pip install 'tailrace[spark]' installs a supported "
+            "PySpark, and the cluster must have the same version",
             code="NO_SPARK",
         )
 
 
 def _let_workers_import() -> None:
-    """Python workers find this package by the path; one that was not installed is told to them."""
+    """Add this package to the path of Python workers, if it is not installed."""
     home = str(_PACKAGE.parent)
-    told = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if home not in told and home not in (*site.getsitepackages(), site.getusersitepackages()):
-        os.environ["PYTHONPATH"] = os.pathsep.join([home, *filter(None, told)])
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if home not in paths and home not in (*site.getsitepackages(), site.getusersitepackages()):
+        os.environ["PYTHONPATH"] = os.pathsep.join([home, *filter(None, paths)])
 
 
 def _cores(master: str) -> int:
@@ -171,7 +174,7 @@ def _cores(master: str) -> int:
 
 
 def available_cores() -> int:
-    """The cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 

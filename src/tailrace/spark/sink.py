@@ -2,15 +2,14 @@
 
 Theory of operation
 -------------------
-Each task leaves its rows on the server as *stages*, which nobody sees. The driver, which knows the tasks that counted,
-commits the listed stages in one transaction, once for each batch of a query. A task that ran twice, a batch that is
-run again after a crash, other tasks in the second run than in the first: none of it writes a row twice. Stages that
-nobody commits expire.
+Each task sends its rows to the server as *stages*, which are not visible to readers. The driver, which knows the
+successful tasks, commits their stages in one transaction, once for each batch of a query. So a task that ran twice, or
+a batch that is repeated after a crash, possibly with other tasks, never writes a row twice. Uncommitted stages expire.
 
-Which batch of which query a task works for stands in its local properties, and so it comes back with what it staged.
+A task has the query and the batch in its local properties, and returns them with its stages.
 
-That is exactly once as long as the query has its checkpoint. With a `consumer`, the commit also carries the range of
-the source that its rows come from, which the server compares with what it has applied: then it holds without one.
+This is exactly-once as long as the query has its checkpoint. With a `consumer`, the commit also has the range of the
+source that its rows come from, which the server compares with the ranges applied before: then no checkpoint is needed.
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ from tailrace import limits
 from tailrace.errors import Error, Invalid, NotFound, TooLarge
 from tailrace.spark import rows
 from tailrace.spark.columns import about
-from tailrace.spark.connection import FIRST_S, Facts, client, patiently, target_facts
-from tailrace.spark.failures import told
+from tailrace.spark.connection import FIRST_S, SourceInfo, client, patiently, target_info
+from tailrace.spark.failures import hide_traceback
 
 if TYPE_CHECKING:
-    from tailrace.spark.options import Access, Options
+    from tailrace.spark.options import ServerAccess, SourceOptions
 
 _log = logging.getLogger("tailrace.spark")
-SEND_BYTES: Final = 8 * limits.MiB  # about what is staged at once
-PIECE_ROWS: Final = 10_000  # converted at once: of narrow columns, few bytes become many
-_COMMIT_BYTES: Final = limits.COMMIT_BYTES_MAX * 3 // 4  # as counted here, which is not to the byte what the server has
+SEND_BYTES: Final = 8 * limits.MiB  # about the size of one stage request
+SLICE_ROWS: Final = 10_000  # converted at once: narrow columns grow when they are encoded
+_COMMIT_BYTES: Final = limits.COMMIT_BYTES_MAX * 3 // 4  # as estimated here; the server's count differs a little
 OP: Final = "_op"
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
@@ -65,8 +64,8 @@ _CASTS: Final = {"S": "string", "N": "bigint or decimal", "B": "binary"}
 
 
 @dataclass
-class Staged(WriterCommitMessage):
-    """What a task has left on the server, and of which part of the source it is."""
+class StagedRows(WriterCommitMessage):
+    """The stages of a task, and the range of the source that they come from."""
 
     stages: list[str]
     sizes: list[tuple[int, int]]  # rows and about the bytes of each
@@ -75,10 +74,10 @@ class Staged(WriterCommitMessage):
     ranges: dict[int, tuple[int, int]] = field(default_factory=dict)  # by log
 
 
-class _Sink:
-    """What batch and streaming have in common."""
+class _StagingWriter:
+    """The common part of batch and streaming writers."""
 
-    def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
             raise Invalid(
                 f"{options.noun} can only be appended to; use mode('append'), and outputMode('append') in a "
@@ -86,15 +85,15 @@ class _Sink:
                 code="APPEND_ONLY",
             )
         self._options = options
-        self._fence = Fence(options, schema) if options.consumer is not None else None
-        self._shape = shape(options, target_facts(options, FIRST_S), schema, self._fence)
+        self._fence = ConsumerFence(options, schema) if options.consumer is not None else None
+        self._encoder = encoder_for(options, target_info(options, FIRST_S), schema, self._fence)
 
-    def _stage(self, batches: Iterator[pa.RecordBatch], query: str, batch_id: int) -> Staged:
+    def _stage(self, batches: Iterator[pa.RecordBatch], query: str, batch_id: int) -> StagedRows:
         here = client(self._options.access)
         target = {str(self._options.kind): self._options.name}
-        done = Staged([], [], query, batch_id)
+        done = StagedRows([], [], query, batch_id)
         for made, size in _gathered(self._rows(batches, done.ranges), most_rows(self._options)):
-            # A stage is one request that may be sent again: the first one, if it arrived after all, expires.
+            # The request may be repeated: a first stage that did arrive expires.
             stage = patiently(lambda made=made: here.stage(made, **target))  # type: ignore[misc]
             if stage is not None:
                 done.stages.append(stage)
@@ -104,48 +103,48 @@ class _Sink:
     def _rows(
         self, batches: Iterator[pa.RecordBatch], ranges: dict[int, tuple[int, int]]
     ) -> Iterator[tuple[list[Any], int]]:
-        """Rows as they are sent, some at a time, and their bytes; where they come from goes into `ranges`."""
-        for batch in rows.pieces(batches, PIECE_ROWS, SEND_BYTES):
+        """Encoded rows, some at a time, and their bytes; their ranges of the source are added to `ranges`."""
+        for batch in rows.slices(batches, SLICE_ROWS, SEND_BYTES):
             if self._fence is not None:
                 self._fence.see(batch, ranges)
-            made = self._shape.rows(batch)
+            made = self._encoder.rows(batch)
             yield made, rows.size_of(made)
 
     def _commit(self, query: str, batch_id: int, stages: list[str], ranges: dict[int, tuple[int, int]]) -> None:
         consumer = self._options.consumer
-        told_ranges = ranges if consumer is not None else None
+        fenced_ranges = ranges if consumer is not None else None
         here = client(self._options.access)
         target = {str(self._options.kind): self._options.name}
         patiently(
             lambda: here.commit_stages(
-                query, batch_id, stages, consumer=consumer, ranges=told_ranges, strict=False, **target
+                query, batch_id, stages, consumer=consumer, ranges=fenced_ranges, strict=False, **target
             )
         )
 
     def _drop(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Forget what was staged. If that fails too, it expires."""
+        """Drop the stages. Those that cannot be dropped expire."""
         for message in messages:
-            for stage in message.stages if isinstance(message, Staged) else ():
+            for stage in message.stages if isinstance(message, StagedRows) else ():
                 try:
                     client(self._options.access).drop_stage(stage)
                 except Error as error:
                     _log.warning("stage %s was not dropped, and will expire: %s", stage, error)
 
 
-class Writer(_Sink, DataSourceArrowWriter):
-    """Writes a data frame: all at once as many rows as one commit takes, more in several transactions."""
+class BatchWriter(_StagingWriter, DataSourceArrowWriter):
+    """Writes a data frame, in one transaction if it fits, else in several."""
 
-    def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType, *, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite=overwrite)
         self._query = f"batch-{uuid.uuid4()}"
 
-    @told
+    @hide_traceback
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._stage(iterator, self._query, 0)
 
-    @told
+    @hide_traceback
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        staged = [message for message in messages if isinstance(message, Staged) and message.stages]
+        staged = [message for message in messages if isinstance(message, StagedRows) and message.stages]
         if not staged:
             return
         ranges = merged(staged)
@@ -154,49 +153,51 @@ class Writer(_Sink, DataSourceArrowWriter):
         if len(groups) > 1 and ranges:
             count = sum(size for each in staged for size, _ in each.sizes)
             raise TooLarge(
-                f"{count} rows are more than are written at once, which a consumer's fence needs; "
-                "write fewer rows at a time, or leave the consumer out"
+                f"{count} rows do not fit into one transaction, which the option consumer requires; "
+                "write fewer rows at a time, or remove the option"
             )
         for number, group in enumerate(groups):
             self._commit(self._query, number, group, ranges)
 
-    @told
+    @hide_traceback
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self._drop(messages)
 
 
-class StreamWriter(_Sink, DataSourceStreamArrowWriter):
+class StreamWriter(_StagingWriter, DataSourceStreamArrowWriter):
     """Writes the batches of a streaming query, each once."""
 
-    @told
+    @hide_traceback
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         from pyspark import TaskContext
 
         context = TaskContext.get()
-        assert context is not None, "a task, and no context of it"
+        assert context is not None, "a task has a context"
         query, batch = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
-        assert query and batch, "a streaming write, and no query"
+        assert query and batch, "a streaming write has a query and a batch"
         return self._stage(iterator, query, int(batch))
 
-    @told
+    @hide_traceback
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        staged = [message for message in messages if isinstance(message, Staged) and message.stages]
+        staged = [message for message in messages if isinstance(message, StagedRows) and message.stages]
         if not staged:
             return
         assert all(each.batch == batchId for each in staged), f"staged for another batch than {batchId}"
         stages = [stage for each in staged for stage in each.stages]
         self._commit(staged[0].query, batchId, stages, merged(staged))
 
-    @told
+    @hide_traceback
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._drop(messages)
 
 
-# -- what is written
+# -- encoding
 
 
-def shape(options: Options, found: Facts, schema: StructType, fence: Fence | None) -> rows.Shape:
-    """How the frame's rows become the target's; an error where they cannot."""
+def encoder_for(
+    options: SourceOptions, found: SourceInfo, schema: StructType, fence: ConsumerFence | None
+) -> rows.RowEncoder:
+    """The encoder of the frame's rows for the target; an error if the columns do not fit."""
     left_out = set() if fence is None else fence.columns
     names = [name for name in schema.fieldNames() if name not in left_out]
     match options.kind:
@@ -208,9 +209,9 @@ def shape(options: Options, found: Facts, schema: StructType, fence: Fence | Non
             return _values(options, found, schema, names)
 
 
-def _items(options: Options, found: Facts, schema: StructType, names: list[str]) -> rows.Shape:
+def _items(options: SourceOptions, found: SourceInfo, schema: StructType, names: list[str]) -> rows.RowEncoder:
     if options.label is not None:
-        raise Invalid("label names a change stream, which only the source reads; leave it out")
+        raise Invalid("label selects a change stream to read from; remove it to write")
     op = OP if OP in names else None
     names = [name for name in names if name != OP]
     if op is not None:
@@ -222,10 +223,10 @@ def _items(options: Options, found: Facts, schema: StructType, names: list[str])
                 code="WRONG_SCHEMA",
             )
         _check_type(schema, name, _KEY_TYPES[kind], f"{_CASTS[kind]}, since the key of {options.noun} is {kind}")
-    return rows.Items(options.name, names, [name for name, _ in found.keys], op)
+    return rows.ItemEncoder(options.name, names, [name for name, _ in found.keys], op)
 
 
-def _messages(options: Options, schema: StructType, names: list[str]) -> rows.Shape:
+def _messages(options: SourceOptions, schema: StructType, names: list[str]) -> rows.RowEncoder:
     value = options.value_column or next((name for name in ("payload", "value") if name in names), None)
     if value is None or value not in names:
         raise Invalid(
@@ -244,17 +245,17 @@ def _messages(options: Options, schema: StructType, names: list[str]) -> rows.Sh
     partition = "partition" if "partition" in names else None
     if partition is not None:
         _check_type(schema, partition, _WHOLE, "int")
-    return rows.Messages(value, key, partition)
+    return rows.MessageEncoder(value, key, partition)
 
 
-def _values(options: Options, found: Facts, schema: StructType, names: list[str]) -> rows.Shape:
+def _values(options: SourceOptions, found: SourceInfo, schema: StructType, names: list[str]) -> rows.RowEncoder:
     value = options.value_column or ("value" if "value" in names else None)
     if value is not None and value in names:
         _check_type(schema, value, (StringType, BinaryType), "string or binary")
-        return rows.Values(value)
+        return rows.ValueEncoder(value)
     plain = (found.content_type or "").partition(";")[0].strip().lower()
     if value is None and plain == "application/json" and names:
-        return rows.Documents(names)
+        return rows.DocumentEncoder(names)
     raise Invalid(
         f"the frame has no column {value or 'value'!r} to write to {options.noun} ({plain or 'of no type'}); it has "
         f"{_listed(names)}: name one with valueColumn",
@@ -275,13 +276,13 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names) or "none"
 
 
-# -- which part of the source
+# -- the range of the source
 
 
-class Fence:
-    """Which columns tell where a row comes from, and which log that is."""
+class ConsumerFence:
+    """The columns with the source position of a row, and the log of that position."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
         assert options.consumer is not None
         names = schema.fieldNames()
         prefix = "_" if "_offset" in names else ""
@@ -305,13 +306,13 @@ class Fence:
             )
         if len(self._logs) > 1 and self._log is None and self._partition is None:
             raise Invalid(
-                f"consumer {options.consumer!r} reads {len(self._logs)} logs, and the frame does not tell which a row "
+                f"consumer {options.consumer!r} reads {len(self._logs)} logs, and the frame does not say which a row "
                 f"is of; keep its column '{prefix}partition', it is not written",
                 code="WRONG_SCHEMA",
             )
 
     def see(self, batch: pa.RecordBatch, ranges: dict[int, tuple[int, int]]) -> None:
-        """Widen the ranges by what these rows come from."""
+        """Extend the ranges by those of these rows."""
         table = pa.table({"first": batch.column(self._first), "after": batch.column(self._after)})
         if table["first"].null_count or table["after"].null_count:
             raise Invalid(
@@ -328,16 +329,16 @@ class Fence:
         for row in grouped.to_pylist():
             _widen(ranges, self._log_of(row["by"]), row["first_min"], row["after_max"])
 
-    def _log_of(self, told: int | None) -> int:
-        if self._log is not None and told is not None:
-            return told
-        if told is None or not 0 <= told < len(self._logs):
-            raise Invalid(f"the column {self._partition!r} is {told} in a row; keep it as it was read")
-        return self._logs[told]  # logs of a topic are numbered in the order of its partitions
+    def _log_of(self, value: int | None) -> int:
+        if self._log is not None and value is not None:
+            return value
+        if value is None or not 0 <= value < len(self._logs):
+            raise Invalid(f"the column {self._partition!r} is {value} in a row; keep it as it was read")
+        return self._logs[value]  # logs of a topic are numbered in the order of its partitions
 
 
-def _positions(access: Access, consumer: str) -> dict[int, int]:
-    """How far the consumer is, by log."""
+def _positions(access: ServerAccess, consumer: str) -> dict[int, int]:
+    """The positions of the consumer, by log."""
     try:
         found: dict[int, int] = patiently(lambda: client(access).job(consumer), FIRST_S)["positions"]
     except NotFound:
@@ -350,7 +351,7 @@ def _widen(ranges: dict[int, tuple[int, int]], log: int, first: int, after: int)
     ranges[log] = (min(low, first), max(high, after))
 
 
-def merged(staged: list[Staged]) -> dict[int, tuple[int, int]]:
+def merged(staged: list[StagedRows]) -> dict[int, tuple[int, int]]:
     """The ranges of all tasks together."""
     ranges: dict[int, tuple[int, int]] = {}
     for each in staged:
@@ -359,16 +360,16 @@ def merged(staged: list[Staged]) -> dict[int, tuple[int, int]]:
     return ranges
 
 
-# -- how much at once
+# -- sizes
 
 
-def most_rows(options: Options) -> int:
-    """How many rows one commit writes."""
+def most_rows(options: SourceOptions) -> int:
+    """The maximum number of rows in one commit."""
     return limits.COMMIT_ITEMS_MAX if options.kind == "table" else limits.COMMIT_ROWS_MAX
 
 
 def _gathered(made: Iterator[tuple[list[Any], int]], rows_max: int) -> Iterator[tuple[list[Any], int]]:
-    """Rows that are sent together, no more than one commit takes, and their bytes."""
+    """Rows that are sent together, at most those of one commit, and their bytes."""
     held: list[Any] = []
     total = 0
     for some, size in made:
@@ -382,7 +383,7 @@ def _gathered(made: Iterator[tuple[list[Any], int]], rows_max: int) -> Iterator[
 
 
 def grouped(stages: list[tuple[str, tuple[int, int]]], rows_max: int) -> Iterator[list[str]]:
-    """Stages that one commit may write."""
+    """Groups of stages that fit into one commit."""
     held: list[str] = []
     rows_held = bytes_held = 0
     for stage, (count, size) in stages:

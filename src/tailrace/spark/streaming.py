@@ -1,14 +1,14 @@
-"""The source, streaming: how far there is something to read, and how much of it a batch takes.
+"""The streaming source: the offsets of each batch.
 
 Theory of operation
 -------------------
-Spark keeps the offsets of each batch in its checkpoint, as JSON that is made here: by partition the offset, the log
-that it belongs to, and the database. A table that was dropped and created again has another log; going on in it at
-the old offset would leave out records without a word.
+Spark stores the offsets of each batch in its checkpoint, as JSON that is produced here: by partition the offset, the
+log that it belongs to, and the database. A table that was dropped and recreated has another log; continuing in it at
+the old offset would skip records silently.
 
-With a `consumer` the start is pinned on the server when it is first asked for, since Spark asks again after a restart
-that has no checkpoint yet. Where the server knows that more was applied than the checkpoint says, batches first end
-there: a batch is then either wholly applied or wholly new, and the sink's fence never sees a half.
+With a `consumer` the start is pinned on the server at the first request, because Spark requests it again after a
+restart without a checkpoint. If the server has applied more than the checkpoint says, the next batch ends at that
+position: a batch is then either applied or new as a whole, and the fence of the sink never sees a part.
 
 `commit` is not used: it lags a batch behind and is not called for the last one.
 """
@@ -30,31 +30,31 @@ from pyspark.sql.streaming.datasource import (
 from tailrace import limits
 from tailrace.errors import Gone, Invalid
 from tailrace.spark import connection
-from tailrace.spark.connection import Facts, client, patiently
-from tailrace.spark.failures import told, told_each
-from tailrace.spark.fetching import Fetch
-from tailrace.spark.options import EARLIEST, Options
-from tailrace.spark.planning import Range, Task, checked
+from tailrace.spark.connection import SourceInfo, client, patiently
+from tailrace.spark.failures import hide_traceback, hide_traceback_each
+from tailrace.spark.fetching import RangeFetcher
+from tailrace.spark.options import EARLIEST, SourceOptions
+from tailrace.spark.planning import OffsetRange, ReadTask, checked
 from tailrace.spark.reading import starting
 
 _log = logging.getLogger("tailrace.spark")
 
-RECORDS: Final = limits.COMMIT_ITEMS_MAX * 3 // 4  # of a batch, unless told: about so many, and a table takes them
-Offset = dict[str, Any]  # as it lies in the checkpoint
+RECORDS: Final = limits.COMMIT_ITEMS_MAX * 3 // 4  # of a batch, by default; fits into one commit to a table
+Offset = dict[str, Any]  # as stored in the checkpoint
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads history as it grows."""
+    """Reads a log as it grows."""
 
-    def __init__(self, options: Options, found: Facts, schema: pa.Schema, *, is_typed: bool) -> None:
+    def __init__(self, options: SourceOptions, found: SourceInfo, schema: pa.Schema, *, is_typed: bool) -> None:
         self._options = options
-        self._fetch = Fetch(options, found, schema, is_typed=is_typed)
-        self._target: dict[int, int] | None = None  # where a run with AvailableNow ends
+        self._fetch = RangeFetcher(options, found, schema, is_typed=is_typed)
+        self._target: dict[int, int] | None = None  # the end of a run with AvailableNow
         self._applied: dict[int, int] | None = None  # by log, what the consumer has applied
 
     # -- offsets
 
-    @told
+    @hide_traceback
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
         found = self._facts()
         starts = starting(self._options, found.partitions, EARLIEST)
@@ -64,9 +64,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             logs = {part.partition: part.log for part in found.partitions}
             pinned = self._pinned({logs[partition]: offset for partition, offset in starts.items()})
             starts = {partition: pinned.get(logs[partition], offset) for partition, offset in starts.items()}
-        return journaled(found, starts)
+        return checkpointed(found, starts)
 
-    @told
+    @hide_traceback
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
         found = self._facts()
         starts = self._starts(found, start)
@@ -78,24 +78,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 lambda: client(self._options.access).advance(starts, limit.max_rows, **self._options.target)
             )
             ends = {each: max(starts[each], min(end, reach.get(each, end))) for each, end in ends.items()}
-        return journaled(found, until_applied(found, starts, ends, self._applied_of()))
+        return checkpointed(found, until_applied(found, starts, ends, self._applied_of()))
 
-    @told
+    @hide_traceback
     def reportLatestOffset(self) -> Offset:  # noqa: N802 - Spark's name
         found = self._facts()
-        return journaled(found, {part.partition: part.next for part in found.partitions})
+        return checkpointed(found, {part.partition: part.next for part in found.partitions})
 
-    @told
+    @hide_traceback
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         return ReadMaxRows(self._options.records_max or RECORDS)
 
-    @told
+    @hide_traceback
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         self._target = {part.partition: part.next for part in self._facts().partitions}
 
     # -- a batch
 
-    @told
+    @hide_traceback
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         found = self._facts()
         starts = self._starts(found, start)
@@ -103,30 +103,30 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = []
         for part in found.partitions:
             if logs_of(end).get(part.partition, part.log) == part.log:
-                ranges.append(Range(part.partition, part.log, starts[part.partition], ends[part.partition]))
+                ranges.append(OffsetRange(part.partition, part.log, starts[part.partition], ends[part.partition]))
         return self._fetch.plan(found, [each for each in ranges if each.size])
 
-    @told_each
+    @hide_traceback_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, Task):
+        if isinstance(partition, ReadTask):
             yield from self._fetch.rows(partition)
 
     def commit(self, end: Offset) -> None:
-        """Nothing waits for it."""
+        """Not used: see above."""
 
     def stop(self) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
-    # -- what is known
+    # -- positions
 
-    def _facts(self) -> Facts:
-        return connection.facts(self._options)
+    def _facts(self) -> SourceInfo:
+        return connection.source_info(self._options)
 
     def _end_of(self, partition: int, tail: int) -> int:
         return tail if self._target is None else min(tail, self._target.get(partition, 0))
 
-    def _starts(self, found: Facts, journal: Offset) -> dict[int, int]:
-        """Where each partition goes on, if the checkpoint is of these logs and they still have it."""
+    def _starts(self, found: SourceInfo, journal: Offset) -> dict[int, int]:
+        """The offset of each partition, if the checkpoint is of these logs and they still have it."""
         fail = self._options.fail_on_data_loss
         offsets, lost = same_logs(found, journal, self._options.noun, fail=fail)
         starts, warning = checked(offsets, found.partitions, self._options.noun, fail=fail)
@@ -142,7 +142,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if foreign:
             raise Invalid(
                 f"consumer {name!r} has positions in other logs than those of {self._options.noun} (log {foreign[0]}): "
-                "of another source, or of one that was dropped and made anew; use a name of its own for each, or drop "
+                "of another source, or of one that was dropped and recreated; use a separate name for each, or drop "
                 f"this one: DELETE /v1/jobs/{name}",
                 code="CONSUMER_IN_USE",
             )
@@ -150,15 +150,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._applied
 
     def _applied_of(self) -> dict[int, int]:
-        """What the consumer had applied when this run began, by log. A run that goes on from its checkpoint was never
-        asked for a start; it asks here."""
+        """The positions that the consumer had applied when this run began, by log. A run that continues from its
+        checkpoint has not requested them yet."""
         if self._options.consumer is None:
             return {}
         return self._pinned({}) if self._applied is None else self._applied
 
 
-def journaled(found: Facts, offsets: Mapping[int, int]) -> Offset:
-    """Offsets as the checkpoint keeps them."""
+def checkpointed(found: SourceInfo, offsets: Mapping[int, int]) -> Offset:
+    """Offsets as the checkpoint stores them."""
     return {
         "database": found.database,
         "logs": {str(part.partition): part.log for part in found.partitions},
@@ -167,9 +167,9 @@ def journaled(found: Facts, offsets: Mapping[int, int]) -> Offset:
 
 
 def until_applied(
-    found: Facts, starts: Mapping[int, int], ends: Mapping[int, int], applied: Mapping[int, int]
+    found: SourceInfo, starts: Mapping[int, int], ends: Mapping[int, int], applied: Mapping[int, int]
 ) -> dict[int, int]:
-    """Where a batch ends, if some of it was applied before: no partition goes on before all have caught up, or the
+    """Where a batch ends, if some of it was applied before: no partition continues before all have caught up, or the
     batch would be new in one and old in another."""
     known = {part.partition: applied.get(part.log, 0) for part in found.partitions}
     if not any(starts[each] < known[each] for each in known):
@@ -181,30 +181,32 @@ def logs_of(journal: Offset) -> dict[int, int]:
     return {int(partition): log for partition, log in journal.get("logs", {}).items()}
 
 
-def same_logs(found: Facts, journal: Offset, noun: str, *, fail: bool) -> tuple[dict[int, int], str]:
-    """The journal's offsets that mean something in these logs, and what is lost, if it is not an error."""
+def same_logs(found: SourceInfo, journal: Offset, noun: str, *, fail: bool) -> tuple[dict[int, int], str]:
+    """The checkpoint's offsets that are valid in these logs, and a warning if others are not."""
     try:
         logs = logs_of(journal)
         offsets = {int(partition): int(offset) for partition, offset in journal["offsets"].items()}
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise Invalid(f"the checkpoint holds {journal!r}, which is no offset of {noun}; start with a new one") from None
+        raise Invalid(
+            f"the checkpoint holds {journal!r}, which is not an offset of {noun}; start with a new checkpoint"
+        ) from None
     lost = ""
     if journal.get("database", found.database) != found.database:
         lost = f"the checkpoint is of {noun} in another database"
     gone = [str(p.partition) for p in found.partitions if logs.get(p.partition, p.log) != p.log]
     if gone and not lost:
-        lost = f"{noun} is not the one that the checkpoint is of: it was dropped and created again"
+        lost = f"{noun} is not the one that the checkpoint is of: it was dropped and recreated"
     if not lost:
         return offsets, ""
     if fail:
         raise Gone(
-            f"{lost}; start with a new checkpoint, or set failOnDataLoss to false to go on at the earliest offset",
+            f"{lost}; start with a new checkpoint, or set failOnDataLoss to false to continue at the earliest offset",
             code="DATA_LOSS",
         )
     kept = {p.partition for p in found.partitions if logs.get(p.partition) == p.log} if gone else set()
     return {
         each: offset for each, offset in offsets.items() if each in kept
-    }, f"{lost}; reading goes on at the earliest"
+    }, f"{lost}; reading continues at the earliest offset"
 
 
 def _warn(text: str) -> None:

@@ -1,10 +1,10 @@
-"""Columns on the way in to DuckDB, and values on the way out.
+"""Conversion of items to Arrow tables for DuckDB, and of result columns to plain values.
 
-Rows are documents, so a column's type is what its values have in common: `Columns` collects them and finds it. No
-value ever changes on the way: a number that no numeric type holds exactly makes its column one of texts, and so do
-values of several kinds, as JSON.
+Items are documents, so the type of a column is the common type of its values: `ItemTableBuilder` collects them and
+determines it. No value is changed: a number that no numeric type represents exactly turns its column into text, and
+values of several types become JSON.
 
-What comes out are values that JSON can hold, and the doors need not look at them again.
+The plain values of a result can be encoded as JSON without further conversion.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from tailrace.tables import value
 from tailrace.tables.value import Item, Value
 
 DIGITS_MAX: Final = 38  # of a DECIMAL
-VALUE_BYTES: Final = 64  # what Python needs for a value beside its bytes, about
-CHUNK_BYTES: Final = 256  # what an Arrow array takes beside its buffers, about
-NULL_BYTES: Final = 5  # what a null takes in a column of texts: an offset and a bit
-PACK_BYTES: Final = 4 * limits.MiB  # of values that are Python's, before they become Arrow
-PACK_ROWS: Final = 1_024  # likewise: a column that begins late has a null for each
-_BIGINT_DIGITS: Final = 18  # any number of so many digits is one of 64 bits
-_BIGINT: Final = range(-(2**63), 2**63)
-_WHOLE: Final = range(-(2**63), 2**64)  # what a JSON encoder writes as an int
+VALUE_BYTES: Final = 64  # Python's overhead of a value, approximately
+CHUNK_BYTES: Final = 256  # the overhead of an Arrow array, approximately
+NULL_BYTES: Final = 5  # the size of a null in a text column: an offset and a bit
+PACK_BYTES: Final = 4 * limits.MiB  # of Python values collected before they are converted to Arrow
+PACK_ROWS: Final = 1_024  # likewise; a column that first appears in a later row has a null for each row before
+_BIGINT_DIGITS: Final = 18  # any number with at most this many digits fits in 64 bits
+_WHOLE: Final = range(-(2**63), 2**64)  # integers that the JSON encoder accepts
 
 BIGINT: Final = pa.int64()
 TEXT: Final = pa.string()
@@ -42,7 +41,7 @@ BLOB: Final = pa.binary()
 MOMENT: Final = pa.timestamp("ms", "UTC")
 _SCALARS: Final = {"S": TEXT, "N": BIGINT, "B": BLOB, "BOOL": BOOLEAN}
 _JSON: Final = "JSON"  # the kind of a column of documents, or of values of several kinds
-_STORED: Final = {**_SCALARS, "N": TEXT, _JSON: TEXT}  # what values of a kind are kept as
+_STORED: Final = {**_SCALARS, "N": TEXT, _JSON: TEXT}  # the Arrow type while values are collected
 _DECLARED: Final = {
     "TEXT": TEXT, "BIGINT": BIGINT, "DOUBLE": pa.float64(), "DECIMAL": pa.decimal128(DIGITS_MAX, 0),
     "BOOLEAN": BOOLEAN, "BLOB": BLOB, "JSON": TEXT,
@@ -57,22 +56,22 @@ _json: Final = msgspec.json.Encoder().encode
 # -- in: documents
 
 
-class Known(msgspec.Struct, frozen=True):
-    """A column that is there whatever items there are."""
+class KnownColumn(msgspec.Struct, frozen=True):
+    """A column that the table has regardless of its items."""
 
     name: str
     declared: str | None = None  # in SQL: TEXT, BIGINT, DOUBLE, DECIMAL, BOOLEAN, BLOB or JSON
     key: str | None = None  # the type of a key attribute: S, N or B
 
 
-class Columns:
-    """The attributes of many items, by name: first those that are known, then others as they are found.
+class ItemTableBuilder:
+    """Builds an Arrow table of items: first the known columns, then others in order of appearance.
 
-    Values are Python's only for a while, then they are packed into Arrow. `spend` is told how many bytes that takes,
-    before or while no more than about PACK_BYTES are taken, and raises when it is too much."""
+    Values are collected in Python and regularly packed into Arrow. `spend` is called with the bytes that takes, never
+    more than about PACK_BYTES late, and raises if the total is too large."""
 
-    def __init__(self, known: Iterable[Known], spend: Spend, keep: frozenset[str] | None = None) -> None:
-        """`keep`: the names, in lower case, that are wanted (None: all); nobody looks at what is in the others."""
+    def __init__(self, known: Iterable[KnownColumn], spend: Spend, keep: frozenset[str] | None = None) -> None:
+        """`keep`: the names, in lower case, of the columns that are needed (None: all); others get no values."""
         self._keep = keep
         self._spend = spend
         self._columns = {each.name: _Column(each) for each in known}
@@ -81,7 +80,7 @@ class Columns:
         self.count = 0
 
     def add(self, item: Item, size: int) -> None:
-        """Take an item of so many bytes."""
+        """Add an item of `size` bytes."""
         if self._keep is not None:
             item = {name: held for name, held in item.items() if name.lower() in self._keep}
             size = sum(map(_size, item.values()))
@@ -101,15 +100,15 @@ class Columns:
     def _new(self, name: str) -> _Column:
         if len(self._columns) >= limits.SELECT_COLUMNS_MAX:
             raise TooLarge(
-                f"the rows have more than {limits.SELECT_COLUMNS_MAX:,} different attributes, the most that a SELECT "
-                "takes; name the columns that you need",
+                f"the rows have more than {limits.SELECT_COLUMNS_MAX:,} different attributes, the limit of a SELECT; "
+                "name only the columns you need",
                 code="SELECT_TOO_LARGE",
             )
-        column = self._columns[name] = _Column(Known(name))
+        column = self._columns[name] = _Column(KnownColumn(name))
         return column
 
     def ensure(self, names: Iterable[str]) -> None:
-        """Let there be a column, of nulls, for each of these names that no item has."""
+        """Add a column of nulls for each of these names that no item has."""
         known = {name.lower() for name in self._columns}
         for name in names:
             if name.lower() not in known:
@@ -123,34 +122,34 @@ class Columns:
             self._spend(column.pack())
 
     def table(self) -> pa.Table:
-        """All of it. Names that differ in nothing but case get a number: SQL does not tell them apart."""
+        """The whole table. Names that differ only in case get a number, because SQL does not distinguish case."""
         self._pack()
         arrays = [column.array(self.count, self._spend) for column in self._columns.values()]
         return pa.Table.from_arrays(arrays, names=distinct(self._columns))
 
 
 class _Column:
-    """Values of one name. As long as they are of one kind they are kept as they are, then as JSON.
+    """The values of one column. They are kept as they are while they are of one kind, else as JSON.
 
-    `_chunks` are texts, binaries or booleans; numbers are texts until all are known. A null that nothing but nulls
-    follow takes no room before `array`."""
+    `_chunks` are texts, binaries or booleans; numbers are texts until all are known. Trailing nulls take no memory
+    before `array`."""
 
     __slots__ = ("_chunks", "_kind", "_known", "_owed", "_values", "packed")
 
-    def __init__(self, known: Known) -> None:
+    def __init__(self, known: KnownColumn) -> None:
         self._known = known
         self._kind: str | None = _JSON if known.declared == "JSON" else None
         self._chunks: list[pa.Array] = []
-        self._values: list[Any] = []  # of the rows behind those
-        self._owed = 0  # bytes that were taken since `pack`
+        self._values: list[Any] = []  # of the rows after the chunks
+        self._owed = 0  # bytes allocated since `pack`
         self.packed = 0  # rows in chunks
 
     def gap_bytes(self, base: int) -> int:
-        """What it takes to fill up with nulls to a row."""
+        """The bytes needed to fill the column with nulls up to a row."""
         return (base - self.packed) * NULL_BYTES + CHUNK_BYTES
 
     def add(self, row: int, base: int, held: Value) -> None:
-        """Take the value of a row; those below `base` are packed in the other columns."""
+        """Add the value of a row; the other columns are packed up to row `base`."""
         ((kind, inner),) = held.items()
         if kind == "NULL":
             return
@@ -168,7 +167,7 @@ class _Column:
         values.append(_json_text(held) if self._kind == _JSON else inner)
 
     def _to_json(self) -> None:
-        """The values are of several kinds from here on."""
+        """Convert the values to JSON, because they are of several kinds."""
         was, self._kind = self._kind or _JSON, _JSON
 
         def texts(values: Iterable[Any]) -> list[str | None]:
@@ -180,7 +179,7 @@ class _Column:
         self._owed += sum([chunk.nbytes for chunk in self._chunks]) - before
 
     def pack(self) -> int:
-        """Turn what was added into Arrow; how many bytes that takes."""
+        """Convert the collected values to Arrow; returns the bytes that takes."""
         owed, self._owed = self._owed, 0
         if not self._values:
             return owed
@@ -191,7 +190,7 @@ class _Column:
         return int(chunk.nbytes) + CHUNK_BYTES + owed
 
     def array(self, count: int, spend: Spend) -> pa.ChunkedArray:
-        """The column, `count` values long: of the declared kind if they all are, else of what they have in common."""
+        """The column with `count` values: of the declared type if all values are, else of their common type."""
         known = self._known
         kind = self._kind
         if kind is None:
@@ -208,9 +207,9 @@ class _Column:
 
 
 def distinct(names: Iterable[str]) -> list[str]:
-    """The names, those that came before (in whichever case) with _1, _2 and so on."""
+    """The names, with _1, _2 and so on appended to those that occurred before (ignoring case)."""
     taken: set[str] = set()
-    numbers: dict[str, int] = {}  # the last one that a name got, so that no number is tried twice
+    numbers: dict[str, int] = {}  # the last number of each name, so that no number is tried twice
     given = []
     for name in names:
         new, lowered = name, name.lower()
@@ -223,7 +222,7 @@ def distinct(names: Iterable[str]) -> list[str]:
 
 
 def _size(held: Value) -> int:
-    """About how many bytes a value has."""
+    """The approximate size of a value in bytes."""
     ((kind, inner),) = held.items()
     return len(inner) if kind in ("S", "N", "B") else value.size(held)
 
@@ -233,8 +232,8 @@ def _json_text(held: Value) -> str:
 
 
 def _numbers(texts: pa.ChunkedArray, declared: str | None, spend: Spend) -> pa.ChunkedArray:
-    """Canonical numbers: BIGINT where all are whole and have 64 bits, else DECIMAL(38, s) where that holds all of them,
-    else text."""
+    """Canonical numbers: BIGINT if all are whole and fit in 64 bits, else DECIMAL(38, s) if that represents all of
+    them, else text."""
     if declared == "DOUBLE":
         spend(8 * len(texts))
         return texts.cast(pa.float64())
@@ -248,7 +247,7 @@ def _numbers(texts: pa.ChunkedArray, declared: str | None, spend: Spend) -> pa.C
         spend(8 * len(texts))
         try:
             return texts.cast(BIGINT)
-        except pa.ArrowInvalid:  # of 19 digits, and more than 64 bits
+        except pa.ArrowInvalid:  # 19 digits that do not fit in 64 bits
             spend(-8 * len(texts))
     if whole + fraction > DIGITS_MAX:
         return texts
@@ -259,9 +258,9 @@ def _numbers(texts: pa.ChunkedArray, declared: str | None, spend: Spend) -> pa.C
 # -- in: rows of a fixed shape
 
 
-class Rows:
-    """Rows that have these columns. Milliseconds since 1970 are moments as they are. Packed, and paid for, as `Columns`
-    are."""
+class RowTableBuilder:
+    """Builds an Arrow table of rows with fixed columns. Timestamps are milliseconds since 1970. Values are packed and
+    counted as in `ItemTableBuilder`."""
 
     def __init__(self, columns: Sequence[tuple[str, pa.DataType]], spend: Spend) -> None:
         self._schema = pa.schema(list(columns))
@@ -289,13 +288,13 @@ class Rows:
             self._spend(int(batch.nbytes) + CHUNK_BYTES * len(arrays))
 
     def table(self) -> pa.Table:
-        """All of them."""
+        """The whole table."""
         self._pack()
         return pa.Table.from_batches(self._batches, self._schema)
 
 
 def type_name(type_: pa.DataType) -> str:
-    """What SQL calls the type of a fixed column."""
+    """The SQL name of a fixed column's type."""
     return _NAMES[type_]
 
 
@@ -313,13 +312,13 @@ def image(item: Item | None) -> str | None:
 
 
 def plain_column(held: pa.Array) -> list[Any]:
-    """The values of a column as JSON can hold them."""
+    """The values of a column, as JSON can represent them."""
     convert = _CONVERT.get(held.type.id)
     try:
         values = held.to_pylist()
     except (OverflowError, ValueError):
         raise Invalid(
-            "the answer has a time outside of the years 1 to 9999, or one in nanoseconds in a list; cast it to VARCHAR",
+            "the result has a time outside the years 1 to 9999, or one in nanoseconds in a list; cast it to VARCHAR",
             code="SQL_INVALID",
         ) from None
     if convert is None:
@@ -328,7 +327,7 @@ def plain_column(held: pa.Array) -> list[Any]:
 
 
 def plain(held: Any) -> Any:
-    """A value as JSON can hold it: moments as RFC 3339 text in UTC, binary as base64, a number with all its digits."""
+    """A value as JSON can represent it: times as RFC 3339 text in UTC, binary as base64, numbers with all digits."""
     if held is None or isinstance(held, str | bool):
         return held
     if isinstance(held, int):
@@ -353,14 +352,14 @@ def plain(held: Any) -> Any:
 
 
 def _decimal(held: Decimal) -> int | Decimal:
-    """An int where it is whole and a JSON encoder takes it, as it is with the numbers of an item."""
+    """An int if the number is whole and the JSON encoder accepts it, as for the numbers of an item."""
     if held == held.to_integral_value() and int(held) in _WHOLE:
         return int(held)
     return held
 
 
 def _float(held: float) -> float | str:
-    """JSON has no word for what is not a finite number."""
+    """A float; as text if it is not finite, which JSON cannot represent."""
     if math.isfinite(held):
         return held
     return "NaN" if math.isnan(held) else "Infinity" if held > 0 else "-Infinity"

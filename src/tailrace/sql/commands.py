@@ -1,8 +1,8 @@
-"""Writing rows: what INSERT, UPDATE and DELETE do inside the write transaction, and CREATE TABLE with its columns.
+"""The commands behind INSERT, UPDATE, DELETE and CREATE TABLE, and the query behind SHOW TABLES.
 
-Like every write of an item these plan with `tables.write` and then do, so a row, its change record and its messages are
-one transaction. What a statement says was checked against the table as it was when the statement was read; the table's
-uuid says whether it is still the same.
+Like every write of an item they plan with `tables.write` and then apply the plan, so that a row, its change record and
+its messages are one transaction. A statement is checked against the table's definition before its command runs; the
+command compares the table's uuid to be sure that the table is still the same.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import msgspec
 
 from tailrace import limits
 from tailrace.access import Permission
-from tailrace.command import Command
+from tailrace.command import Command, Query
 from tailrace.errors import Conflict, Invalid
 from tailrace.sql.values import columns_of, typed
-from tailrace.storage.engine import Tx
+from tailrace.storage.engine import Reader, Tx
 from tailrace.tables import definition as definitions
 from tailrace.tables import key as keys
 from tailrace.tables import lifecycle, messages, schema, value, write
@@ -25,22 +25,33 @@ from tailrace.tables.change import Capture, too_large
 from tailrace.tables.definition import TABLES, Column, Definition, decoded, find
 from tailrace.tables.value import Item
 
-Term: TypeAlias = Callable[[Item], Any]  # a compiled expression with its parameters: of the row as it is, a plain value
+Term: TypeAlias = Callable[[Item], Any]  # a compiled expression with its parameters: from a row to a plain value
 
 
-class Made(msgspec.Struct, frozen=True):
-    """A table is there; `fresh`: it was not before."""
+class AllTables(Query[list[lifecycle.TableDescription]], frozen=True):
+    """A page of tables with their item counts, ordered by name, `after` one."""
+
+    after: str | None = None
+    limit: int = limits.SLICE_ENTRIES
+
+    def run(self, reader: Reader) -> list[lifecycle.TableDescription]:
+        rows = list(reader.scan(TABLES, after=self.after, limit=self.limit))
+        return [lifecycle.describe(reader, decoded(row)) for row in rows]
+
+
+class DefinedTable(msgspec.Struct, frozen=True):
+    """The table that CREATE TABLE created, or found if `created` is false."""
 
     definition: Definition
-    fresh: bool
+    created: bool
 
 
-class DefineTable(Command[Made], frozen=True):
-    """Make a table with declared columns."""
+class DefineTable(Command[DefinedTable], frozen=True):
+    """Create a table with declared columns."""
 
     permission = Permission.ADMIN
 
-    spec: schema.Spec
+    spec: schema.TableSpec
     columns: tuple[Column, ...]
     ttl: str | None = None
     if_not_exists: bool = False
@@ -48,27 +59,27 @@ class DefineTable(Command[Made], frozen=True):
     def subjects(self) -> tuple[str, ...]:
         return (f"tables/{self.spec.name}",)
 
-    def run(self, tx: Tx) -> Made:
+    def run(self, tx: Tx) -> DefinedTable:
         there = tx.get(TABLES, self.spec.name)
         if there is not None and self.if_not_exists:
-            return Made(decoded(there), False)
+            return DefinedTable(decoded(there), False)
         lifecycle.CreateTable(self.spec).run(tx)
         if self.ttl is not None:
             lifecycle.SetTimeToLive(self.spec.name, self.ttl, True).run(tx)
         definition = msgspec.structs.replace(find(tx, self.spec.name), columns=self.columns)
         definitions.save(tx, definition)
-        return Made(definition, True)
+        return DefinedTable(definition, True)
 
 
 class RowsWritten(msgspec.Struct, frozen=True, gc=False):
-    """How many rows, and the sequence of their change records where there are any."""
+    """How many rows were written, and the sequence of their change records if there are any."""
 
     rows: int
     sequence: int | None = None
 
 
 class RowsCommand(Command[RowsWritten], frozen=True):
-    """Something is done to rows of a table that is still the one it was when the statement was read."""
+    """A write to rows of a table, which must be the one that the statement was checked against."""
 
     subject = ("tables", "table")
 
@@ -76,14 +87,16 @@ class RowsCommand(Command[RowsWritten], frozen=True):
     uuid: str
 
     def definition(self, tx: Tx) -> Definition:
-        found = find(tx, self.table)
-        if found.uuid != self.uuid:
-            raise Conflict(f"table {self.table!r} was dropped and made anew meanwhile; try again", code="TABLE_CHANGED")
-        return found
+        definition = find(tx, self.table)
+        if definition.uuid != self.uuid:
+            raise Conflict(
+                f"table {self.table!r} was dropped and recreated in the meantime; try again", code="TABLE_CHANGED"
+            )
+        return definition
 
 
 class InsertRows(RowsCommand, frozen=True):
-    """Insert rows: all, or none if there is one with the key of one of them. `replace`: that is replaced."""
+    """Insert all rows, or none if the key of one already exists. `replace`: existing rows are replaced."""
 
     items: tuple[Item, ...]
     replace: bool = False
@@ -96,20 +109,20 @@ class InsertRows(RowsCommand, frozen=True):
 
     def run(self, tx: Tx) -> RowsWritten:
         definition = self.definition(tx)
-        plans: list[write.Plan] = []
+        plans: list[write.WritePlan] = []
         known: dict[bytes, int] = {}
         total = 0
         for number, item in enumerate(self.items, start=1):
             plan = write.find(tx, definition, keys.item_key(definition, item), item)
             if plan.key in known:
                 raise Conflict(
-                    f"rows {known[plan.key]} and {number} have the same key, {_key(definition, item)}; give each once",
+                    f"rows {known[plan.key]} and {number} have the same key, {_key(definition, item)}; keep one",
                     code="DUPLICATE_KEY",
                 )
             if plan.row is not None and not self.replace:
                 raise Conflict(
-                    f"row {number}: table {self.table!r} has a row with {_key(definition, item)} already; use INSERT "
-                    "OR REPLACE to put the new one in its place, or UPDATE",
+                    f"row {number}: table {self.table!r} already has a row with {_key(definition, item)}; use INSERT "
+                    "OR REPLACE to replace it, or UPDATE to change it",
                     code="DUPLICATE_KEY",
                 )
             known[plan.key] = number
@@ -125,25 +138,25 @@ class InsertRows(RowsCommand, frozen=True):
 
 
 class RowCommand(RowsCommand, frozen=True):
-    """Something is done to the row with a key, if it is there and meets all conditions."""
+    """A write to the row with a key, if it exists and meets all conditions."""
 
     key: Item
     conditions: tuple[Term, ...] = ()
 
-    def plan(self, tx: Tx) -> tuple[write.Plan, Item | None]:
-        """The row's plan, and the row if it is the one that is meant."""
+    def plan(self, tx: Tx) -> tuple[write.WritePlan, Item | None]:
+        """The row's plan, and the row if it exists and meets all conditions."""
         definition = self.definition(tx)
         plan = write.find(tx, definition, keys.key_of(definition, self.key), self.key)
         row = plan.old
-        meant = row is not None and all(condition(row) for condition in self.conditions)
-        return plan, row if meant else None
+        matches = row is not None and all(condition(row) for condition in self.conditions)
+        return plan, row if matches else None
 
     def size(self) -> int:
         return value.item_size(self.key) + limits.KiB
 
 
 class UpdateRow(RowCommand, frozen=True, kw_only=True):
-    """Set columns of a row; every value is worked out from the row as it was before."""
+    """Set columns of a row; every value is computed from the row as it was before."""
 
     sets: tuple[tuple[str, Term], ...]
 
@@ -154,11 +167,11 @@ class UpdateRow(RowCommand, frozen=True, kw_only=True):
         columns = columns_of(plan.definition)
         changed = dict(row)
         for name, term in self.sets:
-            found = typed(columns.get(name), name, term(row))
-            if found is None:
+            stored = typed(columns.get(name), name, term(row))
+            if stored is None:
                 changed.pop(name, None)
             else:
-                changed[name] = found
+                changed[name] = stored
         _fill(plan, changed, messages.UPDATED_ITEM_TOO_LARGE)
         return _done(tx, plan)
 
@@ -173,15 +186,15 @@ class DeleteRow(RowCommand, frozen=True):
         return RowsWritten(0) if row is None else _done(tx, plan)
 
 
-def _fill(plan: write.Plan, item: Item, too_large: str) -> None:
-    """Let the plan be to have this item."""
+def _fill(plan: write.WritePlan, item: Item, too_large: str) -> None:
+    """Complete the plan with the new item."""
     value.check_names(item)
     plan.new, plan.size = item, value.item_size(item)
     if plan.size > limits.ITEM_BYTES_MAX:
         raise Invalid(too_large)
 
 
-def _done(tx: Tx, plan: write.Plan) -> RowsWritten:
+def _done(tx: Tx, plan: write.WritePlan) -> RowsWritten:
     capture = Capture()
     write.do(tx, plan, capture)
     return RowsWritten(1, capture.append(tx))

@@ -1,7 +1,7 @@
-"""What is wrong with a statement's text, and where: line and column count from 1, in characters.
+"""SQL errors and their location: line and column count from 1, in characters.
 
-A statement about users may hold a password, so nothing of such a text is ever shown: its errors say where and what was
-wanted, and no more.
+A statement about users may contain a password, so errors never quote such a text: they have the location and what was
+expected, and no more.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Final
 from tailrace.errors import Error, Invalid
 from tailrace.sql.result import Result
 
-LINE_CHARACTERS_MAX: Final = 120  # of the line that an error shows
-FOUND_CHARACTERS_MAX: Final = 60  # of what it found there
+LINE_CHARACTERS_MAX: Final = 120  # of the line quoted in an error
+FOUND_CHARACTERS_MAX: Final = 60  # of the token quoted in an error
 
-# A statement that is about users, or something like "password", also where it is misspelt; in lower case. Nothing is
-# taken twice, and each pattern begins with a letter or sign that is found quickly: the text may be long.
+# Statements about users, and words like "password", also misspelt; in lower case. The patterns do not backtrack, and
+# each begins with a letter or sign that is found quickly, because the text may be long.
 _USERS: Final = re.compile(r";\s*+(?!(?:update|describe|desc|ack|nack|extend)\b)(?:\w++\s++)?user\b")
 _PASSWORD: Final = re.compile(r"p(?<!\wp)(?:as+w|ass\b|wd\b)")
 _COMMENT: Final = r"--[^\n]*+|/\*(?:[^*]++|\*(?!/))*+(?:\*/|\Z)"
-# A text may hold what looks like a comment, and a comment what looks like a text. Where SQL is wrong, nobody can tell
-# which it is.
+# A string may contain text that looks like a comment, and vice versa. Where the SQL is invalid, the two are
+# indistinguishable.
 _COMMENTS: Final = re.compile(_COMMENT)
 _TEXTS_AND_COMMENTS: Final = re.compile(rf"'[^']*+'|\"[^\"]*+\"|{_COMMENT}")
 
 
 class SqlError(Invalid):
-    """A text that is not SQL as it is spoken here. `done` are the results of the statements before it."""
+    """A text that is not valid SQL. `done` holds the results of the statements before it."""
 
     code = "SQL_SYNTAX"
 
@@ -39,7 +39,7 @@ class SqlError(Invalid):
 
 
 def secret(text: str) -> bool:
-    """Whether the text may hold a password."""
+    """Whether the text may contain a password."""
     lowered = f";{text.lower()}"
     if _PASSWORD.search(lowered):
         return True
@@ -52,13 +52,13 @@ def secret(text: str) -> bool:
     )
 
 
-def place(text: str, at: int) -> tuple[int, int]:
+def line_column(text: str, at: int) -> tuple[int, int]:
     """The line and the column of a character."""
     return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
 
 
-def place_at(text: str, line: int, column: int) -> int:
-    """The character at a line and a column; the nearest one if there is none there."""
+def character_at(text: str, line: int, column: int) -> int:
+    """The index of the character at a line and a column, or of the nearest one."""
     begins = 0
     for _ in range(line - 1):
         begins = text.find("\n", begins) + 1
@@ -67,9 +67,9 @@ def place_at(text: str, line: int, column: int) -> int:
     return min(begins + column - 1, len(text))
 
 
-def wrong(text: str, at: int, what: str, *, code: str | None = None) -> SqlError:
-    """The error that `what` is wrong at a character of the text; it shows the line, unless that may be a secret."""
-    line, column = place(text, at)
+def syntax_error(text: str, at: int, what: str, *, code: str | None = None) -> SqlError:
+    """The error `what` at a character of the text; it quotes the line, unless the text may contain a password."""
+    line, column = line_column(text, at)
     message = f"line {line}, column {column}: {what}"
     if not secret(text):
         message += f"\n{excerpt(text, at)}"
@@ -77,7 +77,7 @@ def wrong(text: str, at: int, what: str, *, code: str | None = None) -> SqlError
 
 
 def excerpt(text: str, at: int) -> str:
-    """The line of a character, or what is around it, and a caret below the character."""
+    """The line of a character, shortened if long, and a caret below the character."""
     begins = text.rfind("\n", 0, at) + 1
     ends = text.find("\n", at)
     ends = len(text) if ends < 0 else ends
@@ -91,7 +91,7 @@ def excerpt(text: str, at: int) -> str:
 
 
 def mark(error: Error, done: list[Result], line: int, column: int) -> None:
-    """Let an error carry the results of the statements before it, and where its statement or expression begins."""
+    """Attach to an error the results of the statements before it, and where its statement or expression begins."""
     carried = vars(error)
     carried["done"] = done
     carried.setdefault("line", line)
@@ -99,6 +99,6 @@ def mark(error: Error, done: list[Result], line: int, column: int) -> None:
 
 
 def marked(error: Error) -> tuple[list[Result], int | None, int | None]:
-    """What `mark` left on an error: results, line, column."""
+    """The results, line and column that `mark` attached to an error."""
     carried = vars(error)
     return carried.get("done", []), carried.get("line"), carried.get("column")

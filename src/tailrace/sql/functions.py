@@ -1,12 +1,11 @@
-"""Which functions a SELECT may call. What is not listed is refused.
+"""The functions that a SELECT may call. All others are refused.
 
-DuckDB looks at its clock between functions, not inside one. So a function is here only if it is done
-with a value in about the time of reading it, and makes nothing much larger of it. Those that compare every character
-with every other, wait, build a value of any size, run a function over a list, or tell about the server are not.
-REPLACE and REGEXP_REPLACE are, with what they put in written out and short.
+DuckDB checks for interrupts between function calls, not inside one. So a function is listed only if its time and its
+result are about linear in its argument. Functions that compare every character with every other, wait, build values of
+arbitrary size, run a lambda over a list, or reveal facts about the server are not listed. REPLACE and REGEXP_REPLACE
+are allowed with a short, constant replacement.
 
-The names are taken from DuckDB's own reading of the text, where an operator, a call in quotes and `x.f()` all are
-functions with a name.
+The names come from DuckDB's own parse, where an operator, a quoted call and `x.f()` are all functions with a name.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from tailrace.sql.lexer import parameter_number
 
-INSERTED_CHARACTERS_MAX: Final = 4  # of what REGEXP_REPLACE puts in the place of a match
+INSERTED_CHARACTERS_MAX: Final = 4  # of the replacement of REGEXP_REPLACE
 PATTERN_CHARACTERS_MAX: Final = 200  # of a regular expression
 
 _OPERATORS: Final = "+ - * / // % ** ^ & | << >> ~ @ || ~~ !~~ ~~* !~~* ~~~ ^@ -> ->> && @> <@ <=> <->"
@@ -84,27 +83,27 @@ FUNCTIONS: Final = frozenset(
 _REGEXES: Final = frozenset(
     name for name in FUNCTIONS if name.endswith("_regex") or (name.startswith("regexp_") and name != "regexp_escape")
 )
-_TYPES_REFUSED: Final = frozenset(("bignum", "varint"))  # reading one takes the square of its digits
-_NOWHERE: Final = 2**64 - 1  # what DuckDB says of what it made itself
+_TYPES_REFUSED: Final = frozenset(("bignum", "varint"))  # parsing one is quadratic in its digits
+_NOWHERE: Final = 2**64 - 1  # DuckDB's location of nodes that it generated
 
 
-class Refused(NamedTuple):
-    """Where, in bytes of the text, and why."""
+class RefusedCall(NamedTuple):
+    """A call that is not allowed: its position, in bytes of the text, and the reason."""
 
     position: int
     reason: str
 
 
-def refused(tree: Any, params: Sequence[Any]) -> Iterator[Refused]:
-    """What a statement, as DuckDB serialises it, calls and must not."""
+def refused(tree: Any, params: Sequence[Any]) -> Iterator[RefusedCall]:
+    """The calls in a statement, as DuckDB serializes it, that are not allowed."""
     left = [(tree, 0)]
     while left:
         node, around = left.pop()
         if isinstance(node, list):
             left += [(each, around) for each in node]
         elif isinstance(node, dict):
-            told = node.get("query_location", _NOWHERE)
-            position = told if isinstance(told, int) and told < _NOWHERE else around
+            location = node.get("query_location", _NOWHERE)
+            position = location if isinstance(location, int) and location < _NOWHERE else around
             left += [(each, position) for each in node.values()]
             if "function_name" in node:
                 reason = _reason(node, params)
@@ -113,7 +112,7 @@ def refused(tree: Any, params: Sequence[Any]) -> Iterator[Refused]:
             else:
                 continue
             if reason is not None:
-                yield Refused(position, reason)
+                yield RefusedCall(position, reason)
 
 
 def allowed(name: str) -> bool:
@@ -129,35 +128,34 @@ def _reason(node: dict[str, Any], params: Sequence[Any]) -> str | None:
         return None
     given = node.get("arguments") or ()
     if node.get("schema") or node.get("catalog") or any(each["name"] for each in given):
-        return f"write {name}(…) with all that it takes in the brackets"  # of x.f(y), x is not among them
+        return f"write {name}(…) with all arguments in parentheses"  # DuckDB's parse of x.f(y) does not list x
     arguments = [each["expression"] for each in given]
     if name == "replace" and len(arguments) == 3:
         part, by = (_text(each, params) for each in arguments[1:])
         if part is None or by is None or len(by.encode(errors="replace")) > len(part.encode(errors="replace")):
-            return "replace(text, part, by) takes part and by as texts or parameters, and by is no longer than part"
+            return "in replace(text, part, by), part and by must be literals or parameters, and by no longer than part"
     if name in _REGEXES and len(arguments) > 1:
         pattern = _text(arguments[1], params)
         if pattern is None or len(pattern) > PATTERN_CHARACTERS_MAX:
             return (
-                f"the pattern of {name} is written as a text or a parameter, of at most {PATTERN_CHARACTERS_MAX} "
-                "characters"
+                f"the pattern of {name} must be a literal or a parameter of at most {PATTERN_CHARACTERS_MAX} characters"
             )
     if name == "regexp_replace" and len(arguments) > 2:
         by = _text(arguments[2], params)
         if by is None or len(by) > INSERTED_CHARACTERS_MAX:
             return (
-                "regexp_replace puts in a text or a parameter, written as it is, of at most "
+                "the replacement of regexp_replace must be a literal or a parameter of at most "
                 f"{INSERTED_CHARACTERS_MAX} characters"
             )
     return None
 
 
 def _text(node: Any, params: Sequence[Any]) -> str | None:
-    """The text that a literal or a parameter is."""
+    """The text of a literal or a parameter."""
     if node.get("class") == "CONSTANT":
         literal = node.get("literal")
-        found = literal.get("text") if isinstance(literal, dict) and literal.get("kind") == "STRING" else None
-        return found if isinstance(found, str) else None
+        text = literal.get("text") if isinstance(literal, dict) and literal.get("kind") == "STRING" else None
+        return text if isinstance(text, str) else None
     if node.get("class") == "PARAMETER" and (number := parameter_number(str(node.get("identifier")))):
         given = params[number - 1] if number <= len(params) else None
         return given if isinstance(given, str) else None

@@ -1,8 +1,8 @@
-"""From text to tokens. One regular expression that never looks back, so the time is that of reading the text once.
+"""The lexer: from text to tokens. One regular expression without backtracking, so the time is linear in the text.
 
-A token knows where it begins; lines and columns are counted only when an error wants them. Comments (`--` and `/* */`)
-and white space are passed over. What the statements have no use for (operators, brackets) comes through one
-character at a time: expressions and SELECT are cut out of the text as they are, and read by others.
+A token knows where it begins; lines and columns are computed only for errors. Comments (`--` and `/* */`) and white
+space are skipped. Signs that the statements have no use for (operators, brackets) become one token per character:
+expressions and SELECT are passed on as text and parsed elsewhere.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import re
 from typing import Final, NamedTuple
 
 from tailrace.errors import TooLarge
-from tailrace.sql.error import wrong
+from tailrace.sql.error import syntax_error
 
-TEXT_CHARACTERS_MAX: Final = 1024 * 1024  # of all statements of one text; more is 413
-TOKENS_MAX: Final = 200_000  # and their tokens
+TEXT_CHARACTERS_MAX: Final = 1024 * 1024  # of a text with all its statements; more is 413
+TOKENS_MAX: Final = 200_000  # of a text
 NUMBER_CHARACTERS_MAX: Final = 200
 EXPONENT_CHARACTERS_MAX: Final = 5
 
-WORD: Final = 1  # a name or a keyword, as it was written
+WORD: Final = 1  # a name or a keyword, as written
 QUOTED: Final = 2  # "a name"
 TEXT: Final = 3  # 'a text' or $$a text$$
 NUMBER: Final = 4
@@ -28,8 +28,8 @@ SIGN: Final = 7  # any other character
 END: Final = 8
 NAMES: Final = ("", "a word", "a quoted name", "a text", "a number", "a parameter", "bytes", "a sign", "the end")
 
-# Blanks before a token are part of its match, so that they cost no turn of their own. The groups are the kinds above,
-# in their order, but for what no token begins with.
+# White space before a token is part of its match, which saves an iteration. The groups are the kinds above, in order,
+# followed by dollar-quoted texts, unterminated tokens and signs.
 _PATTERN: Final = re.compile(
     r"""
     (?: \s++ | --[^\n]*+ | /\*(?:[^*]++|\*(?!/))*+\*/ )*+
@@ -48,63 +48,62 @@ _PATTERN: Final = re.compile(
     """,
     re.X | re.S,
 )
-_DOLLARS: Final = 7  # the group of a text between $$ or $tag$; the one behind it is the tag
-_BAD: Final = 9  # the group of what is wrong; SIGN is the one behind it
+_DOLLARS: Final = 7  # the group of a text between $$ or $tag$; the next group is the tag
+_BAD: Final = 9  # the group of an invalid token; the next group is SIGN
 _UNENDED: Final = {
-    "/*": "a comment that begins here has no end; close it with */",
-    "'": "a text that begins here has no end; close it with ' (a quote inside it is written twice: '')",
-    '"': 'a quoted name that begins here has no end; close it with " (a quote inside it is written twice: "")',
-    "$": "a parameter is ? or a number after $, such as $1; a text that begins with $$ ends with $$",
-    "\0": "a NUL character is not part of SQL",
+    "/*": "the comment that begins here is not closed; close it with */",
+    "'": "the text that begins here is not closed; close it with ' (write a quote inside it twice: '')",
+    '"': 'the quoted name that begins here is not closed; close it with " (write a quote inside it twice: "")',
+    "$": "a parameter is ? or $ and a number, such as $1; a text that begins with $$ must end with $$",
+    "\0": "NUL characters are not allowed in SQL",
 }
 
 
 class Token(NamedTuple):
     kind: int
-    text: str  # as it means: without quotes
+    text: str  # without quotes
     start: int
     end: int
-    key: str  # what grammar compares with: a keyword in capitals, or a sign
+    key: str  # the token as the grammar compares it: a keyword in upper case, or a sign
 
 
 def lex(text: str) -> list[Token]:
     """The tokens of a text; the last one is END."""
     if len(text) > TEXT_CHARACTERS_MAX:
         raise TooLarge(
-            f"the SQL text has {len(text)} characters, at most {TEXT_CHARACTERS_MAX} are taken; send fewer statements "
-            "at a time",
+            f"the SQL text has {len(text)} characters; the limit is {TEXT_CHARACTERS_MAX}; send fewer statements at a "
+            "time",
             code="SQL_TOO_LARGE",
         )
     tokens: list[Token] = []
     add, make = tokens.append, tuple.__new__
     for match in _PATTERN.finditer(text):
         kind = match.lastindex
-        if kind is None:  # nothing but blanks was left
+        if kind is None:  # only white space was left
             break
-        found = match[kind]
+        matched = match[kind]
         start, end = match.span(kind)
         if kind == WORD:
-            add(make(Token, (WORD, found, start, end, found.upper())))
+            add(make(Token, (WORD, matched, start, end, matched.upper())))
         elif kind > _BAD:
-            add(make(Token, (SIGN, found, start, end, found)))
+            add(make(Token, (SIGN, matched, start, end, matched)))
         elif kind == PARAMETER:
-            add(Token(PARAMETER, found[1:], start, end, ""))
+            add(Token(PARAMETER, matched[1:], start, end, ""))
         elif kind == NUMBER:
             add(Token(NUMBER, _number(text, start, end), start, end, ""))
         elif kind == BYTES:
-            add(Token(BYTES, _bytes(text, start, found[2:-1]), start, end, ""))
+            add(Token(BYTES, _bytes(text, start, matched[2:-1]), start, end, ""))
         elif kind == _DOLLARS:
             tag = len(match[_DOLLARS + 1]) + 2
-            add(Token(TEXT, found[tag:-tag], start, end, ""))
+            add(Token(TEXT, matched[tag:-tag], start, end, ""))
         elif kind == _BAD:
-            raise wrong(text, start, _UNENDED[found])
+            raise syntax_error(text, start, _UNENDED[matched])
         else:
-            quote = found[0]
-            add(Token(kind, found[1:-1].replace(quote + quote, quote), start, end, ""))
+            quote = matched[0]
+            add(Token(kind, matched[1:-1].replace(quote + quote, quote), start, end, ""))
     if len(tokens) > TOKENS_MAX:
         raise TooLarge(
-            f"the SQL text has {len(tokens)} words and signs, at most {TOKENS_MAX} are taken; send fewer statements at "
-            "a time",
+            f"the SQL text has {len(tokens)} tokens; the limit is {TOKENS_MAX}; send fewer statements at a time",
             code="SQL_TOO_LARGE",
         )
     add(Token(END, "", len(text), len(text), ""))
@@ -113,22 +112,22 @@ def lex(text: str) -> list[Token]:
 
 def _number(text: str, start: int, end: int) -> str:
     if end - start > NUMBER_CHARACTERS_MAX:
-        raise wrong(text, start, f"a number has at most {NUMBER_CHARACTERS_MAX} digits")
-    found = text[start:end]
-    _, _, exponent = found.lower().partition("e")
+        raise syntax_error(text, start, f"a number can have at most {NUMBER_CHARACTERS_MAX} digits")
+    number = text[start:end]
+    _, _, exponent = number.lower().partition("e")
     if len(exponent) > EXPONENT_CHARACTERS_MAX:
-        raise wrong(text, start, "the number's exponent is out of all bounds")
-    return found
+        raise syntax_error(text, start, "the number's exponent is too large")
+    return number
 
 
 def _bytes(text: str, start: int, digits: str) -> str:
     try:
         bytes.fromhex(digits)
     except ValueError:
-        raise wrong(text, start, "bytes are written as pairs of hexadecimal digits, such as X'00ff'") from None
+        raise syntax_error(text, start, "bytes must be pairs of hexadecimal digits, such as X'00ff'") from None
     return digits
 
 
 def parameter_number(text: str) -> int:
-    """The number of a parameter, from 1 on; 0 if the text is none. int() of a long text is an error of its own."""
+    """The number of a parameter, counted from 1; 0 if the text is not one. int() itself raises for very long texts."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0

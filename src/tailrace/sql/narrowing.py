@@ -1,8 +1,8 @@
-"""How much of each source a SELECT needs, told from its text alone. Pure: nothing is read here.
+"""How much of each source a SELECT needs, derived from its syntax tree alone. Pure: nothing is read here.
 
-Three things are looked for: comparisons of a column with a constant that every row has to meet, a LIMIT that nothing
-stands before, and the names of the columns. What is in doubt is taken as needed: an answer may cost more for that and
-never changes.
+Three things are derived: comparisons of a column with a constant that hold for every row of the result, a LIMIT that
+applies to the source itself, and the names of the columns. In case of doubt a row or column counts as needed; that may
+make a statement slower but never changes its result.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import msgspec
 from sqlglot import exp
 
 from tailrace.sql.lexer import NUMBER_CHARACTERS_MAX, parameter_number
-from tailrace.sql.sources import Comparison, Wanted
+from tailrace.sql.sources import Comparison, SourceNeeds
 
 _OPERATORS: Final[dict[type[exp.Expr], str]] = {exp.EQ: "=", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
 _MIRRORED: Final = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-# What a SELECT may have if its LIMIT is to count for the source: anything else needs, drops or reorders rows.
+# Clauses that a SELECT may have for its LIMIT to apply to the source: any other needs, drops or reorders rows.
 _UNTOUCHED: Final = frozenset(
     ("with_", "expressions", "from_", "where", "limit", "offset", "operation_modifiers", "kind")
 )
@@ -28,30 +28,30 @@ _HEX: Final = re.compile(r"(?:[0-9a-fA-F]{2})*+")
 _NO_CONSTANT: Final = object()
 
 
-class Names(msgspec.Struct, frozen=True):
+class NamedColumns(msgspec.Struct, frozen=True):
     """The columns that a statement names."""
 
-    used: frozenset[str] | None  # in lower case; None: it may need any
+    used: frozenset[str] | None  # in lower case; None: possibly all
     ensured: dict[str, tuple[str, ...]]  # by a source's alias in lower case: the columns it should have
-    bare: tuple[str, ...]  # and those that the only source should have, if there is one
+    bare: tuple[str, ...]  # columns without a qualifier that the only source should have, if there is only one
 
 
-def wanted(table: exp.Table, alias: str, name: str, names: Names, params: Sequence[Any]) -> Wanted:
-    """What is needed of a source, which the statement calls `alias` or, in full, `name`."""
+def needs(table: exp.Table, alias: str, name: str, names: NamedColumns, params: Sequence[Any]) -> SourceNeeds:
+    """What the statement needs of a source with this alias and full name."""
     select = _alone(table)
     ensure = tuple(dict.fromkeys((*names.ensured.get(alias.lower(), ()), *names.bare)))
     if select is None:
-        return Wanted(names=names.used, ensure=ensure)
+        return SourceNeeds(names=names.used, ensure=ensure)
     where, complete = [], True
     for each in _conjuncts(select):
-        found = list(_comparisons(each, alias, name, params))
-        where += found
-        complete = complete and bool(found)
-    return Wanted(tuple(where), _limit(select, params) if complete else None, names.used, ensure)
+        comparisons = list(_comparisons(each, alias, name, params))
+        where += comparisons
+        complete = complete and bool(comparisons)
+    return SourceNeeds(tuple(where), _limit(select, params) if complete else None, names.used, ensure)
 
 
 def _alone(table: exp.Table) -> exp.Select | None:
-    """The SELECT that reads this source and no other, if there is one."""
+    """The SELECT that reads only this source, if there is one."""
     select = table.parent.parent if isinstance(table.parent, exp.From) else None
     if not isinstance(select, exp.Select):
         return None
@@ -74,7 +74,7 @@ def _conjuncts(select: exp.Select) -> Iterator[exp.Expr]:
 
 
 def _comparisons(node: exp.Expr, alias: str, name: str, params: Sequence[Any]) -> Iterator[Comparison]:
-    """What a condition says about columns of the source, if it is simple enough."""
+    """The comparisons of the source's columns with constants that a condition consists of, if it is simple enough."""
     if isinstance(node, exp.Between) and not node.args.get("symmetric"):
         column = _column(node.this, alias, name)
         low, high = constant(node.args["low"], params), constant(node.args["high"], params)
@@ -101,14 +101,13 @@ def _column(node: exp.Expr, alias: str, name: str) -> str | None:
 
 
 def constant(node: exp.Expr, params: Sequence[Any]) -> Any:
-    """The value of a literal or a parameter: a text, an int, a Decimal or bytes. Others have no place here."""
+    """The value of a literal or a parameter: a text, an int, a Decimal or bytes; no other type counts as a constant."""
     node = node.unnest()
     if isinstance(node, exp.Neg) and isinstance(node.this, exp.Literal) and not node.this.is_string:
         held = constant(node.this, params)
         return held if held is _NO_CONSTANT else -held
     if isinstance(node, exp.Placeholder):
-        place = str(node.this)
-        number = parameter_number(place)
+        number = parameter_number(str(node.this))
         if 0 < number <= len(params):
             held = params[number - 1]
             if isinstance(held, str | bytes | Decimal) or type(held) is int:
@@ -122,8 +121,7 @@ def constant(node: exp.Expr, params: Sequence[Any]) -> Any:
         return _NO_CONSTANT
     if node.is_string:
         return node.this
-    # With an exponent it is a DOUBLE, which compares in another way. Whether what is longer, or 1_000, is a number is
-    # for DuckDB to say.
+    # A number with an exponent is a DOUBLE, which compares differently. Longer numbers, and 1_000, are left to DuckDB.
     text = node.this
     if len(text) > NUMBER_CHARACTERS_MAX or not text.isascii() or "_" in text or "e" in text.lower():
         return _NO_CONSTANT
@@ -134,7 +132,7 @@ def constant(node: exp.Expr, params: Sequence[Any]) -> Any:
 
 
 def _limit(select: exp.Select, params: Sequence[Any]) -> int | None:
-    """How many rows of the source are enough, if the first ones do."""
+    """The number of the source's first rows that are enough, if any are."""
     limit, offset = select.args.get("limit"), select.args.get("offset")
     if (
         not isinstance(limit, exp.Limit)
@@ -160,8 +158,8 @@ def _limit(select: exp.Select, params: Sequence[Any]) -> int | None:
 # -- names
 
 
-def names(tree: exp.Expr, aliases: Sequence[str]) -> Names:
-    """The columns that a statement names; `aliases` are what it calls its sources."""
+def names(tree: exp.Expr, aliases: Sequence[str]) -> NamedColumns:
+    """The columns that a statement names; `aliases` are those of its sources."""
     lowered = {each.lower() for each in aliases}
     columns = [node for node in tree.find_all(exp.Column) if not isinstance(node.this, exp.Star)]
     ensured: dict[str, list[str]] = {}
@@ -170,7 +168,7 @@ def names(tree: exp.Expr, aliases: Sequence[str]) -> Names:
         if alias in lowered and not node.db:
             ensured.setdefault(alias, []).append(node.name)
     distinct = {alias: tuple(dict.fromkeys(each)) for alias, each in ensured.items()}
-    return Names(_used(tree, columns, lowered), distinct, tuple(dict.fromkeys(_bare(tree, columns, lowered))))
+    return NamedColumns(_used(tree, columns, lowered), distinct, tuple(dict.fromkeys(_bare(tree, columns, lowered))))
 
 
 def _used(tree: exp.Expr, columns: list[exp.Column], aliases: set[str]) -> frozenset[str] | None:
@@ -189,7 +187,7 @@ def _used(tree: exp.Expr, columns: list[exp.Column], aliases: set[str]) -> froze
 
 
 def _bare(tree: exp.Expr, columns: list[exp.Column], aliases: set[str]) -> Iterator[str]:
-    """The names without a qualifier, where they can only be those of the one source that there is."""
+    """The column names without a qualifier, if the statement has a single source that they must belong to."""
     sources = list(tree.find_all(exp.Table, exp.Subquery, exp.CTE, exp.Values, exp.Unnest, exp.Lateral, exp.Lambda))
     if len(sources) != 1 or len(list(tree.find_all(exp.Select))) != 1:
         return

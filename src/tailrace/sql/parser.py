@@ -1,6 +1,6 @@
-"""From text to statements: which rule of the grammar reads what.
+"""The parser: from the text of statements to `statements`, one grammar rule for each kind.
 
-All statements of a text are read before the first is run, so a mistake in the last one changes nothing.
+All statements of a text are parsed before the first one runs, so a syntax error in the last one changes nothing.
 """
 
 from __future__ import annotations
@@ -14,37 +14,39 @@ from tailrace.sql import topic_grammar as topics
 from tailrace.sql import user_grammar as users
 from tailrace.sql import view_grammar as views
 from tailrace.sql.lexer import QUOTED, TEXT, WORD
-from tailrace.sql.tokens import Place, Tokens
+from tailrace.sql.tokens import Location, Tokens
 
 STATEMENTS_MAX: Final = 1_000  # of one text
 PARAMETERS_MAX: Final = 65_535
 
-Rule = Callable[[Tokens, Place], ast.Statement]
+Rule = Callable[[Tokens, Location], ast.Statement]
 
 
 def parse(text: str, params: Sequence[Any] = ()) -> list[ast.Statement]:
-    """The statements of a text, in order; raises `SqlError` at the first mistake."""
+    """The statements of a text, in order; raises `SqlError` at the first error."""
     tokens = Tokens(text, params)
     if len(params) > PARAMETERS_MAX:
-        raise tokens.wrong(f"{len(params)} parameters are more than {PARAMETERS_MAX}", code="SQL_PARAMETERS")
-    found: list[ast.Statement] = []
+        raise tokens.error(
+            f"{len(params)} parameters were given; at most {PARAMETERS_MAX} are allowed", code="SQL_PARAMETERS"
+        )
+    statements: list[ast.Statement] = []
     while True:
         while tokens.accept(";"):
             pass
         if tokens.ends():
             break
-        if len(found) >= STATEMENTS_MAX:
-            raise tokens.wrong(f"a text has at most {STATEMENTS_MAX} statements; send several")
-        found.append(_statement(tokens))
+        if len(statements) >= STATEMENTS_MAX:
+            raise tokens.error(f"a text can have at most {STATEMENTS_MAX} statements; send several texts")
+        statements.append(_statement(tokens))
         if not tokens.ends():
             tokens.fail("';'", "the end of the statement")
-    wanted = max(tokens.used, tokens.numbered)
-    if wanted != len(params):
-        raise tokens.wrong(
-            f"{len(params)} parameters were given, and the text has {wanted}: one ? (or $1, $2, …) for each",
+    expected = max(tokens.used, tokens.numbered)
+    if expected != len(params):
+        raise tokens.error(
+            f"{len(params)} parameters were given, but the text has {expected}: write one ? (or $1, $2, …) for each",
             code="SQL_PARAMETERS",
         )
-    return found
+    return statements
 
 
 def _statement(tokens: Tokens) -> ast.Statement:
@@ -52,50 +54,52 @@ def _statement(tokens: Tokens) -> ast.Statement:
     rule = _select if first.key == "(" else _STARTS.get(first.key)
     if rule is None:
         tokens.fail(*_STARTS)
-    line, column = tokens.place(first)
-    at: Place = {"line": line, "column": column}
+    line, column = tokens.location(first)
+    location: Location = {"line": line, "column": column}
     if rule is _select:
-        return _select(tokens, at)
+        return _select(tokens, location)
     tokens.take()
-    return rule(tokens, at)
+    return rule(tokens, location)
 
 
 def _choice(rules: dict[str, Rule]) -> Rule:
-    """A rule that goes on by the next keyword."""
+    """A rule that dispatches on the next keyword."""
 
-    def chosen(tokens: Tokens, at: Place) -> ast.Statement:
+    def chosen(tokens: Tokens, location: Location) -> ast.Statement:
         rule = rules.get(tokens.next.key)
         if rule is None:
             tokens.fail(*rules)
         tokens.take()
-        return rule(tokens, at)
+        return rule(tokens, location)
 
     return chosen
 
 
-def _select(tokens: Tokens, at: Place) -> ast.Statement:
-    found = tokens.question("SELECT")
-    return ast.Select(text=found.text, params=found.params, **at)
+def _select(tokens: Tokens, location: Location) -> ast.Statement:
+    select = tokens.rest("SELECT")
+    return ast.SelectStatement(text=select.text, params=select.params, **location)
 
 
-def _drop_group(tokens: Tokens, at: Place) -> ast.Statement:
+def _drop_group(tokens: Tokens, location: Location) -> ast.Statement:
     tokens.expect("GROUP")
-    return topics.drop_group(tokens, at)
+    return topics.drop_group(tokens, location)
 
 
-def _show_groups(tokens: Tokens, at: Place) -> ast.Statement:
+def _show_groups(tokens: Tokens, location: Location) -> ast.Statement:
     tokens.expect("GROUPS")
-    return ast.ShowGroups(topic=tokens.name("the name of the topic") if tokens.accept("ON") else None, **at)
+    return ast.ShowGroupsStatement(
+        topic=tokens.name("the name of the topic") if tokens.accept("ON") else None, **location
+    )
 
 
-def _describe(tokens: Tokens, at: Place) -> ast.Statement:
-    # A table may be called topic or table: it is one if nothing follows.
+def _describe(tokens: Tokens, location: Location) -> ast.Statement:
+    # A table may be named "topic" or "table": the word is the name if nothing follows it.
     what = tokens.next.key if tokens.peek().kind in (WORD, QUOTED, TEXT) else ""
     if what in ("TOPIC", "TABLE"):
         tokens.take()
     if what == "TOPIC":
-        return ast.DescribeTopic(name=tokens.name("the name of the topic"), **at)
-    return ast.DescribeTable(name=tokens.name("TOPIC, or the name of a table"), **at)
+        return ast.DescribeTopicStatement(name=tokens.name("the name of the topic"), **location)
+    return ast.DescribeTableStatement(name=tokens.name("TOPIC, or the name of a table"), **location)
 
 
 _STARTS: Final[dict[str, Rule]] = {
@@ -133,9 +137,9 @@ _STARTS: Final[dict[str, Rule]] = {
     "VALUES": _select,
     "SHOW": _choice(
         {
-            "TOPICS": lambda tokens, at: ast.ShowTopics(**at),
-            "TABLES": lambda tokens, at: ast.ShowTables(**at),
-            "USERS": lambda tokens, at: ast.ShowUsers(**at),
+            "TOPICS": lambda tokens, location: ast.ShowTopicsStatement(**location),
+            "TABLES": lambda tokens, location: ast.ShowTablesStatement(**location),
+            "USERS": lambda tokens, location: ast.ShowUsersStatement(**location),
             "CONSUMER": _show_groups,
             "MATERIALIZED": views.show_views,
         }
@@ -143,4 +147,4 @@ _STARTS: Final[dict[str, Rule]] = {
     "DESCRIBE": _describe,
     "DESC": _describe,
 }
-STARTS: Final = tuple(_STARTS)  # the words that statements begin with
+STARTS: Final = tuple(_STARTS)  # the keywords that begin a statement

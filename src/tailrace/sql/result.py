@@ -1,4 +1,4 @@
-"""What a statement answers: its columns, its rows, and one line for a person."""
+"""The result of a statement: its columns, its rows, and a message for people."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ T = TypeVar("T")
 
 
 class Execute(Protocol):
-    """Runs a command or a query for whoever asks."""
+    """Runs a command or a query as the session's principal."""
 
-    def __call__(self, asked: Command[T] | Query[T], /) -> T: ...
+    def __call__(self, request: Command[T] | Query[T], /) -> T: ...
 
 
 class ColumnInfo(msgspec.Struct, frozen=True):
-    """A column of an answer: its name, and its type in SQL's words."""
+    """A column of a result: its name and its SQL type."""
 
     name: str
     type: str
 
 
 class Result(msgspec.Struct):
-    """The answer to one statement. A statement without rows has no columns, and says what it did in `message`."""
+    """The result of one statement. A statement without rows has no columns; `message` says what it did."""
 
     statement: str  # "SELECT", "CREATE TOPIC", ...
     columns: list[ColumnInfo] = []
     rows: list[dict[str, Any]] = []
     row_count: int = 0
     message: str = ""
-    facts: dict[str, Any] = {}  # what a program wants to know of a statement without rows
+    facts: dict[str, Any] = {}  # further values for programs
 
 
 def table(statement: str, columns: str, rows: Iterable[Sequence[Any]], message: str = "", **facts: Any) -> Result:
-    """An answer with rows; `columns` as in "name TEXT, lag BIGINT"."""
+    """A result with rows; `columns` as in "name TEXT, lag BIGINT"."""
     infos = [ColumnInfo(*column.split()) for column in columns.split(",")]
     names = [info.name for info in infos]
-    found = [dict(zip(names, row, strict=True)) for row in rows]
-    return Result(statement, infos, found, len(found), message or counted(len(found), "row"), facts)
+    dicts = [dict(zip(names, row, strict=True)) for row in rows]
+    return Result(statement, infos, dicts, len(dicts), message or counted(len(dicts), "row"), facts)
 
 
 def done(statement: str, message: str, count: int = 0, **facts: Any) -> Result:
-    """An answer without rows; `count` is how many were written."""
+    """A result without rows; `count` is how many were written."""
     return Result(statement, [], [], count, message, facts)
 
 

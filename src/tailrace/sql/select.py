@@ -1,15 +1,15 @@
-"""SELECT: sqlglot finds what a statement reads, we read it, DuckDB works out the answer.
+"""SELECT: sqlglot finds the sources of a statement, they are loaded as Arrow, and DuckDB computes the result.
 
 Theory of operation
 -------------------
-sqlglot parses the text, and only to look: it finds the sources, says no to what is none, and tells how much of each is
-needed. The sources are loaded as Arrow and sent, under private names, to a worker process (`workers.py`) with a DuckDB
-that has no files, no network, no extensions and little memory. Then DuckDB gets the very text that the user wrote, with
-nothing but the sources' names replaced; so it means what DuckDB says it means, and a place in it is a place in the
-user's text. The result comes back in Arrow.
+sqlglot parses the text for analysis only: it finds the sources, refuses everything that is not a known source, and
+determines how much of each source is needed. The sources are loaded as Arrow and sent, under private names, to a worker
+process (`workers.py`) whose DuckDB has no files, no network, no extensions and limited memory. DuckDB then runs the
+user's own text, in which only the names of the sources are replaced. So the statement means what DuckDB says it means,
+and DuckDB's error positions map back to the user's text. The result comes back as Arrow.
 
-What sqlglot and DuckDB may read differently is checked twice: DuckDB too has to find one SELECT in the text, of private
-names only.
+sqlglot and DuckDB may parse a text differently, so DuckDB's own parse is checked as well: it must be one SELECT that
+reads private names only.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from tailrace.errors import Error, Invalid, TooLarge, TooMany
 from tailrace.scalar.reading import first_too_deep
 from tailrace.sql import functions, narrowing
 from tailrace.sql.arrow import distinct
-from tailrace.sql.error import SqlError, excerpt, mark, place
+from tailrace.sql.error import SqlError, excerpt, line_column, mark
 from tailrace.sql.lexer import parameter_number
 from tailrace.sql.result import ColumnInfo, Execute, Result, counted
-from tailrace.sql.selected import Selected, Selection
-from tailrace.sql.sources import CHANGES, FUNCTIONS, SYSTEM, TABLE, TOPIC, Budget, Reference, load
+from tailrace.sql.selected import ArrowResult, ArrowRows
+from tailrace.sql.sources import CHANGES, FUNCTIONS, SYSTEM, TABLE, TOPIC, ReadBudget, Reference, load
 from tailrace.sql.system import SYSTEM_TABLES
-from tailrace.sql.workers import POOL, Failed, Interrupted, Worker
+from tailrace.sql.workers import POOL, DuckDBError, QueryInterrupted, SelectWorker
 
 TEXT_CHARACTERS_MAX: Final = 100_000  # of a statement; it is parsed twice
-TOKENS_MAX: Final = 5_000  # of a statement: whoever else wants the interpreter waits while it is parsed
-DEPTH_MAX: Final = 100  # brackets within brackets
-EQUALITY_DEPTH_MAX: Final = 24  # of the sides of = and <>, signs in a row included
-SOURCES_MAX: Final = 50  # that one statement names
+TOKENS_MAX: Final = 5_000  # of a statement: parsing holds the interpreter lock
+DEPTH_MAX: Final = 100  # nested brackets
+EQUALITY_DEPTH_MAX: Final = 24  # of the sides of = and <>, chained operators included
+SOURCES_MAX: Final = 50  # named by one statement
 
 _PRIVATE: Final = "_tailrace_source_"
 _BEGINNINGS: Final = frozenset((TokenType.SELECT, TokenType.WITH, TokenType.FROM, TokenType.VALUES, TokenType.L_PAREN))
-# What is about a token: a comment, a text, a word, or one character. The longest signs have three.
+# Roughly one token: a comment, a text, a word, or one character. The longest operators have three characters.
 _SIGN: Final = re.compile(r"--[^\n]*+|/\*(?:[^*]++|\*(?!/))*+\*/|'[^']*+'|\"[^\"]*+\"|\w++|[^\s\w]")
 _REFUSED: Final = (
     exp.DML, exp.DDL, exp.Command, exp.Describe, exp.Summarize, exp.Show, exp.Pragma, exp.Set, exp.Use, exp.Into,
@@ -58,20 +58,22 @@ _REFUSED: Final = (
 )  # fmt: skip
 _EQUALITIES: Final = (exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.NullSafeNEQ)
 _RELATIONS: Final = (exp.Table, exp.Subquery, exp.Values, exp.Unnest, exp.Lateral, exp.Paren)
-# Names of our columns that DuckDB takes for words of its own unless they are quoted.
+# Our column names that are keywords in DuckDB unless they are quoted.
 _QUOTED: Final = frozenset(("at", "by", "offset"))
 
 _running: Final = threading.BoundedSemaphore(limits.SELECT_WORKERS_MAX)
 
 
 def select(execute: Execute, text: str, params: Sequence[Any] = (), line: int = 1, column: int = 1) -> Result:
-    """The answer to a SELECT. `execute` runs queries for whoever asks; the text's first character is at `line` and
-    `column` of what its author wrote."""
-    return run(execute, text, params, Budget(), line, column)
+    """The result of a SELECT. `execute` runs queries with the caller's permissions; `line` and `column` locate the
+    text's first character in the user's whole text."""
+    return run(execute, text, params, ReadBudget(), line, column)
 
 
-def run(execute: Execute, text: str, params: Sequence[Any], budget: Budget, line: int = 1, column: int = 1) -> Result:
-    """As `select`, with bounds of one's own."""
+def run(
+    execute: Execute, text: str, params: Sequence[Any], budget: ReadBudget, line: int = 1, column: int = 1
+) -> Result:
+    """Like `select`, with an explicit budget."""
     return selection(execute, text, params, budget, line, column).with_rows()
 
 
@@ -79,64 +81,64 @@ def selection(
     execute: Execute,
     text: str,
     params: Sequence[Any],
-    budget: Budget,
+    budget: ReadBudget,
     line: int = 1,
     column: int = 1,
     caller: str = SYSTEM_PRINCIPAL.name,
-) -> Selection:
-    """As `run`, with the rows still in Arrow. `caller` is what current_user says."""
-    statement = _Statement(text, params, line, column)
+) -> ArrowResult:
+    """Like `run`, with the rows still in Arrow. `caller` is the value of current_user."""
+    statement = _SelectQuery(text, params, line, column)
     if not _running.acquire(timeout=max(0.0, budget.deadline_s - monotonic())):
-        raise TooMany(f"{limits.SELECT_WORKERS_MAX} SELECT statements are running, as many as may; try again later")
+        raise TooMany(f"{limits.SELECT_WORKERS_MAX} SELECT statements are already running, the limit; try again later")
     try:
         with POOL.worker() as worker:
             statement.check(worker, budget)
             try:
-                tables = load(execute, [found.reference for found in statement.found], budget)
+                tables = load(execute, [source.reference for source in statement.sources], budget)
             except Error as error:
-                raise statement.placed(error) from None
+                raise statement.located(error) from None
             sources = [(f"{_PRIVATE}{number}", table) for number, table in enumerate(tables)]
             del tables
             try:
                 answer = worker.run(statement.rewritten, params, sources, lambda: budget.over, caller)
-                return _answered(answer, budget)
-            except Failed as failed:
-                raise statement.failed(failed, budget) from None
-            except Interrupted:
-                raise budget.late() from None
+                return _collected(answer, budget)
+            except DuckDBError as failed:
+                raise statement.error_of(failed, budget) from None
+            except QueryInterrupted:
+                raise budget.exceeded() from None
     finally:
         _running.release()
 
 
-def _answered(running: Generator[Any, None, None], budget: Budget) -> Selection:
+def _collected(running: Generator[Any, None, None], budget: ReadBudget) -> ArrowResult:
     with closing(running) as answer:
-        told = next(answer)
-        names = distinct(name for name, _ in told)
-        selected = Selected(names)
+        header = next(answer)
+        names = distinct(name for name, _ in header)
+        selected = ArrowRows(names)
         for batch in answer:
             budget.spend(0, 0)
             selected.add(batch)
-    kinds = [kind.replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ") for _, kind in told]
+    kinds = [kind.replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ") for _, kind in header]
     columns = [ColumnInfo(name, kind) for name, kind in zip(names, kinds, strict=True)]
-    return Selection("SELECT", columns, [], selected.count, counted(selected.count, "row"), selected=selected)
+    return ArrowResult("SELECT", columns, [], selected.count, counted(selected.count, "row"), selected=selected)
 
 
-# -- what a statement reads
+# -- the sources of a statement
 
 
-class _Found(msgspec.Struct, frozen=True):
-    """A source, where in the text it is named, and what the statement calls it."""
+class _NamedSource(msgspec.Struct, frozen=True):
+    """A source, where the text names it, and its alias in the statement."""
 
     reference: Reference
     start: int
     end: int
     alias: str
-    aliased: bool  # the text says so
-    parameter: str = ""  # that gives the name, as it is written
+    aliased: bool  # the alias is written in the text
+    parameter: str = ""  # the parameter that holds the name, as written
 
 
-class _Statement:
-    """A statement whose sources are known; `rewritten` is what DuckDB gets to see."""
+class _SelectQuery:
+    """A parsed SELECT and its sources; `rewritten` is the text for DuckDB."""
 
     def __init__(self, text: str, params: Sequence[Any], line: int, column: int) -> None:
         self.text = text
@@ -149,12 +151,12 @@ class _Statement:
         self._check_params(len(params))
         nodes = [node for node in self._tree.find_all(exp.Table) if not _is_cte(node)]
         if len(nodes) > SOURCES_MAX:
-            raise self.wrong(0, f"the statement names {len(nodes)} sources, and {SOURCES_MAX} is the most; use fewer")
-        self.found = self._with_aliases([self._source(node, tokens) for node in nodes])
-        names = narrowing.names(self._tree, [found.alias for found in self.found])
-        self.found = [
-            msgspec.structs.replace(found, reference=self._narrowed(found, node, names, params))
-            for found, node in zip(self.found, nodes, strict=True)
+            raise self.error(0, f"the statement names {len(nodes)} sources; the limit is {SOURCES_MAX}")
+        self.sources = self._with_aliases([self._source(node, tokens) for node in nodes])
+        names = narrowing.names(self._tree, [source.alias for source in self.sources])
+        self.sources = [
+            msgspec.structs.replace(source, reference=self._narrowed(source, node, names, params))
+            for source, node in zip(self.sources, nodes, strict=True)
         ]
         self._splices = sorted(self._replacements())
         self.rewritten = self._spliced()
@@ -163,30 +165,30 @@ class _Statement:
 
     def _tokens(self) -> list[Token]:
         if len(self.text) > TEXT_CHARACTERS_MAX:
-            raise self.wrong(0, f"the statement is longer than {TEXT_CHARACTERS_MAX:,} characters; use parameters")
-        # What comes next lets nobody else run until it is done, so it gets nothing that is too long.
+            raise self.error(0, f"the statement is longer than {TEXT_CHARACTERS_MAX:,} characters; use parameters")
+        # sqlglot's tokenizer holds the interpreter lock until it is done, so the length is checked before.
         signs = sum(1 for _ in islice(_SIGN.finditer(self.text), 3 * TOKENS_MAX + 1))
         if signs > 3 * TOKENS_MAX:
-            raise self.wrong(0, f"the statement has more than {TOKENS_MAX:,} words and signs; use parameters")
+            raise self.error(0, f"the statement has more than {TOKENS_MAX:,} tokens; use parameters")
         try:
             tokens = DuckDB().tokenize(self.text)
         except TokenError:
-            raise self.wrong(
-                0, "a text, a name or a comment is not ended; look for a quote without its other"
+            raise self.error(
+                0, "a text, a quoted name or a comment is not closed; look for an unmatched quote"
             ) from None
         if len(tokens) > TOKENS_MAX:
-            raise self.wrong(
+            raise self.error(
                 tokens[TOKENS_MAX].start,
-                f"the statement has {len(tokens):,} words and signs, and {TOKENS_MAX:,} is the most; use parameters",
+                f"the statement has {len(tokens):,} tokens; the limit is {TOKENS_MAX:,}; use parameters",
             )
         if not tokens or tokens[0].token_type not in _BEGINNINGS:
-            raise self.wrong(0, _QUERIES)
+            raise self.error(0, _QUERIES)
         kinds = {token.token_type for token in tokens}
         if TokenType.PLACEHOLDER in kinds and TokenType.PARAMETER in kinds:
-            raise self.wrong(0, "parameters are written as ?, or as $1, $2 and so on; use one of the two", _PARAMETERS)
+            raise self.error(0, "parameters must be either all ? or all $1, $2, …", _PARAMETERS)
         deep = first_too_deep(tokens, DEPTH_MAX)
         if deep is not None:
-            raise self.wrong(deep.start, f"brackets, paths or casts are nested more than {DEPTH_MAX} deep")
+            raise self.error(deep.start, f"brackets, paths or casts are nested more than {DEPTH_MAX} deep")
         return tokens
 
     def _parsed(self, tokens: list[Token]) -> exp.Expr:
@@ -195,59 +197,59 @@ class _Statement:
         except ParseError as error:
             raise self._unparsed(error) from None
         except RecursionError:
-            raise self.wrong(0, _TOO_DEEP) from None
-        except Exception:  # our text made the parser of others fail: what it cannot read is not taken
-            raise self.wrong(0, "the statement cannot be read; write it in another way") from None
-        found = [tree for tree in trees if tree is not None]
-        if len(found) != 1:
-            raise self.wrong(0, "this is more than one statement; end it at the semicolon")
-        tree = found[0]
+            raise self.error(0, _TOO_DEEP) from None
+        except Exception:  # a bug in sqlglot: a text that it cannot parse is refused
+            raise self.error(0, "the statement cannot be parsed; write it in another way") from None
+        statements = [tree for tree in trees if tree is not None]
+        if len(statements) != 1:
+            raise self.error(0, "the text has more than one statement; end it at the semicolon")
+        tree = statements[0]
         if not isinstance(tree, exp.Query | exp.Values):
-            raise self.wrong(0, _QUERIES)
+            raise self.error(0, _QUERIES)
         return tree
 
     def _unparsed(self, error: ParseError) -> SqlError:
-        told = error.errors[0] if error.errors else {}
-        what = str(told.get("description") or "this is not a statement").split(" but got <Token")[0].rstrip(".")
-        line, column = told.get("line"), told.get("col")
+        details = error.errors[0] if error.errors else {}
+        what = str(details.get("description") or "this is not a statement").split(" but got <Token")[0].rstrip(".")
+        line, column = details.get("line"), details.get("col")
         if not line:
-            return self.wrong(0, what)
-        highlight = str(told.get("highlight") or "")
+            return self.error(0, what)
+        highlight = str(details.get("highlight") or "")
         starts = [0, *(at + 1 for at, each in enumerate(self.text) if each == "\n")]
-        # sqlglot tells where the token that it did not expect ends.
+        # sqlglot reports the end of the unexpected token.
         at = starts[min(line, len(starts)) - 1] + max((column or 1) - max(len(highlight), 1), 0)
         near = f" at {highlight[:60]!r}" if highlight else ""
-        return self.wrong(at, f"{what}{near}")
+        return self.error(at, f"{what}{near}")
 
     def _check_nodes(self) -> None:
         for node in self._tree.walk():
             if isinstance(node, _REFUSED):
-                raise self.wrong(
-                    _start(node), "a SELECT reads and does nothing else; use a statement of its own", _REFUSAL
+                raise self.error(
+                    _start(node), "a SELECT can only read; send anything else as a statement of its own", _REFUSAL
                 )
             if isinstance(node, exp.From | exp.Join) and not isinstance(node.this, _RELATIONS):
-                raise self.wrong(_start(node.this), _ONLY, _REFUSAL)
+                raise self.error(_start(node.this), _ONLY, _REFUSAL)
             if (
                 isinstance(node, exp.Anonymous)
                 and not isinstance(node.parent, exp.Table)
                 and not functions.allowed(node.name)
             ):
-                raise self.wrong(_start(node), f"the function {node.name[:80]} cannot be used in a SELECT", _REFUSAL)
+                raise self.error(_start(node), f"the function {node.name[:80]} cannot be used in a SELECT", _REFUSAL)
             if isinstance(node, exp.Lateral) and not isinstance(node.this, exp.Subquery | exp.Unnest):
-                raise self.wrong(_start(node), _ONLY, _REFUSAL)
+                raise self.error(_start(node), _ONLY, _REFUSAL)
 
     def _check_equalities(self) -> None:
-        """DuckDB replaces what is equal by one another, and takes more than cubic time of what is deep."""
+        """DuckDB's optimizer takes more than cubic time for deeply nested operands of an equality."""
         heights: dict[int, int] = {}
         for node in reversed(list(self._tree.walk())):
             height = heights[id(node)] = heights.get(id(node), 0) + 1
             if node.parent is not None:
                 heights[id(node.parent)] = max(heights.get(id(node.parent), 0), height)
             if isinstance(node, _EQUALITIES) and height > EQUALITY_DEPTH_MAX:
-                raise self.wrong(
+                raise self.error(
                     _start(node),
-                    f"what is compared by = or <> may be nested {EQUALITY_DEPTH_MAX} deep, signs in a row included; "
-                    "work it out in a subquery",
+                    f"an operand of = or <> can be nested at most {EQUALITY_DEPTH_MAX} deep, chained operators "
+                    "included; compute it in a subquery",
                 )
 
     def _check_params(self, given: int) -> None:
@@ -256,86 +258,86 @@ class _Statement:
             name = str(node.this or "")
             number = 0 if isinstance(node, exp.Parameter) else parameter_number(name)
             if not number:
-                raise self.wrong(0, f"parameter {name[:40]!r} has no number; use ?, or $1, $2 and so on", _PARAMETERS)
+                raise self.error(0, f"parameter {name[:40]!r} has no number; use ? or $1, $2, …", _PARAMETERS)
             used = max(used, number)
         if used != given:
-            raise self.wrong(
-                0, f"the statement has {used} parameters and {given} values were given; give one for each", _PARAMETERS
-            )
+            raise self.error(0, f"the statement has {used} parameters, but {given} values were given", _PARAMETERS)
 
     # -- sources
 
-    def _source(self, node: exp.Table, tokens: list[Token]) -> _Found:
+    def _source(self, node: exp.Table, tokens: list[Token]) -> _NamedSource:
         if isinstance(node.this, exp.Identifier):
             parts = [part for part in node.parts if isinstance(part, exp.Identifier)]
             start = min(part.meta["start"] for part in parts)
             end = max(part.meta["end"] for part in parts) + 1
             name = ".".join(part.name for part in parts)
             if any(self.text[part.meta["start"]] == "'" for part in parts):
-                raise self.wrong(start, f"files cannot be read, {name[:80]!r} neither; {_ONLY}", _REFUSAL)
+                raise self.error(start, f"{name[:80]!r} cannot be read: files are not available; {_ONLY}", _REFUSAL)
             reference = self._named(parts, name, start)
-            return _Found(reference, start, end, node.alias or parts[-1].name, bool(node.alias))
+            return _NamedSource(reference, start, end, node.alias or parts[-1].name, bool(node.alias))
         function = node.this
         called = function.name.lower() if isinstance(function, exp.Anonymous) else ""
         start = _start(function)
         arguments = function.expressions if called else []
         if called not in FUNCTIONS or len(node.parts) != 1:
-            raise self.wrong(start, _ONLY, _REFUSAL)
+            raise self.error(start, _ONLY, _REFUSAL)
         given = narrowing.constant(arguments[0], self._params) if len(arguments) == 1 else None
         if not isinstance(given, str):
             what = "a table" if called == CHANGES else "a topic"
-            raise self.wrong(start, f"{called}() takes the name of {what} in single quotes, or a parameter")
+            raise self.error(start, f"{called}() takes the name of {what} in single quotes, or a parameter")
         after = bisect_right(tokens, start, key=lambda token: token.start)
         opened = next(token for token in islice(tokens, after, None) if token.token_type == TokenType.L_PAREN)
         after = bisect_right(tokens, opened.start, key=lambda token: token.start)
         closed = next(token for token in islice(tokens, after, None) if token.token_type == TokenType.R_PAREN)
-        # A parameter stays in the text, for DuckDB wants to see as many as it is given.
+        # A parameter stays in the text, because DuckDB must see as many as it is given.
         kept = "" if isinstance(arguments[0], exp.Literal) else self.text[opened.end + 1 : closed.start]
         kind = CHANGES if called == CHANGES else TOPIC
         alias, aliased = node.alias or called, bool(node.alias)
-        return _Found(Reference(kind, given), start, closed.end + 1, alias, aliased, kept)
+        return _NamedSource(Reference(kind, given), start, closed.end + 1, alias, aliased, kept)
 
     def _named(self, parts: list[exp.Identifier], name: str, start: int) -> Reference:
         if parts[0].name.lower() != SYSTEM or len(parts) == 1:
             return Reference(TABLE, name)
         rest = ".".join(part.name for part in parts[1:]).lower()
         if rest not in SYSTEM_TABLES:
-            raise self.wrong(
+            raise self.error(
                 start,
-                f"there is no system table {name[:80]!r}; there are {', '.join(SYSTEM_TABLES)}",
+                f"system table {name[:80]!r} does not exist; the system tables are {', '.join(SYSTEM_TABLES)}",
                 "NO_SYSTEM_TABLE",
             )
         return Reference(SYSTEM, rest)
 
-    def _with_aliases(self, found: list[_Found]) -> list[_Found]:
-        """Where the last part of a name is not enough to tell two sources apart, they are called by all of it."""
+    def _with_aliases(self, sources: list[_NamedSource]) -> list[_NamedSource]:
+        """Two sources with the same last part of their names get their full names as aliases."""
         fulls: dict[str, set[str]] = {}
-        for each in found:
+        for each in sources:
             if not each.aliased:
                 fulls.setdefault(each.alias.lower(), set()).add(_full(each).lower())
         return [
             msgspec.structs.replace(each, alias=_full(each))
             if not each.aliased and len(fulls[each.alias.lower()]) > 1
             else each
-            for each in found
+            for each in sources
         ]
 
-    def _narrowed(self, found: _Found, node: exp.Table, names: narrowing.Names, params: Sequence[Any]) -> Reference:
-        needed = narrowing.wanted(node, found.alias, _full(found), names, params)
-        return msgspec.structs.replace(found.reference, wanted=needed)
+    def _narrowed(
+        self, source: _NamedSource, node: exp.Table, names: narrowing.NamedColumns, params: Sequence[Any]
+    ) -> Reference:
+        needs = narrowing.needs(node, source.alias, _full(source), names, params)
+        return msgspec.structs.replace(source.reference, needs=needs)
 
     # -- the text for DuckDB
 
     def _replacements(self) -> Iterator[tuple[int, int, str]]:
         taken: set[int] = set()
-        for number, found in enumerate(self.found):
-            taken.update(range(found.start, found.end))
-            alias = "" if found.aliased else f" AS {_quoted(found.alias)}"
+        for number, source in enumerate(self.sources):
+            taken.update(range(source.start, source.end))
+            alias = "" if source.aliased else f" AS {_quoted(source.alias)}"
             name = f'"{_PRIVATE}{number}"'
-            if found.parameter:
-                name = f"(FROM {name} WHERE ({found.parameter})::VARCHAR IS NOT NULL)"
-            yield found.start, found.end, f"{name}{alias}"
-        by_name = {_full(found).lower(): found.alias for found in self.found if not found.aliased}
+            if source.parameter:
+                name = f"(FROM {name} WHERE ({source.parameter})::VARCHAR IS NOT NULL)"
+            yield source.start, source.end, f"{name}{alias}"
+        by_name = {_full(source).lower(): source.alias for source in self.sources if not source.aliased}
         for column in self._tree.find_all(exp.Column):
             owners = [part for part in column.parts[:-1] if isinstance(part, exp.Identifier)]
             known = by_name.get(".".join(part.name for part in owners).lower()) if len(owners) > 1 else None
@@ -358,7 +360,7 @@ class _Statement:
         return "".join(pieces) + self.text[at:]
 
     def original(self, position: int) -> int:
-        """The place in the user's text of a byte of the rewritten one."""
+        """The index in the user's text of a byte of the rewritten text."""
         at = len(self.rewritten.encode()[:position].decode(errors="replace"))
         moved = 0
         for start, end, new in self._splices:
@@ -371,79 +373,79 @@ class _Statement:
 
     # -- errors
 
-    def _place(self, at: int) -> tuple[int, int]:
-        line, column = place(self.text, at)
+    def _location(self, at: int) -> tuple[int, int]:
+        line, column = line_column(self.text, at)
         return line + self._first[0] - 1, column + (self._first[1] - 1 if line == 1 else 0)
 
-    def wrong(self, at: int, what: str, code: str | None = None) -> SqlError:
-        """The error that `what` is wrong at a character of the text."""
-        line, column = self._place(at)
+    def error(self, at: int, what: str, code: str | None = None) -> SqlError:
+        """The error `what` at a character of the text."""
+        line, column = self._location(at)
         message = f"line {line}, column {column}: {what}\n{excerpt(self.text, at)}"
         return SqlError(message, line=line, column=column, code=code)
 
-    def placed(self, error: Error) -> Error:
-        """An error of a source, with the line and the column at which that is named."""
+    def located(self, error: Error) -> Error:
+        """An error of a source, with the line and the column at which the source is named."""
         about = vars(error).pop("reference", None)
-        for found in self.found:
-            if found.reference is about:
-                mark(error, [], *self._place(found.start))
+        for source in self.sources:
+            if source.reference is about:
+                mark(error, [], *self._location(source.start))
         return error
 
-    def failed(self, error: Failed, budget: Budget) -> Error:
-        """What DuckDB complained about, in terms of the user's text."""
+    def error_of(self, error: DuckDBError, budget: ReadBudget) -> Error:
+        """DuckDB's error in terms of the user's text."""
         if error.kind == "InterruptException" or budget.over:
-            return budget.late()
-        kind, _, told = str(error).partition(": ")
+            return budget.exceeded()
+        kind, _, message = str(error).partition(": ")
         try:
-            facts: dict[str, Any] = msgspec.json.decode(told, type=dict)
+            facts: dict[str, Any] = msgspec.json.decode(message, type=dict)
         except (msgspec.DecodeError, msgspec.ValidationError):
-            facts = {"exception_message": told or kind}
+            facts = {"exception_message": message or kind}
         what = str(facts.get("exception_message", "")).partition("\n")[0].strip() or kind
         if error.kind == "OutOfMemoryException":
             return TooLarge(
-                "the statement needs more memory than there is for a SELECT "
-                f"({limits.SELECT_DUCKDB_BYTES_MAX:,} bytes); narrow it, or use LIMIT",
+                "the statement needs more memory than a SELECT may use "
+                f"({limits.SELECT_DUCKDB_BYTES_MAX:,} bytes); make it more selective, or use LIMIT",
                 code="SELECT_TOO_LARGE",
             )
         if facts.get("candidates"):
-            what += f" Near it are: {facts['candidates']}"
-        for number in range(len(self.found) - 1, -1, -1):
-            what = what.replace(f"{_PRIVATE}{number}", _full(self.found[number]))
+            what += f" Did you mean: {facts['candidates']}"
+        for number in range(len(self.sources) - 1, -1, -1):
+            what = what.replace(f"{_PRIVATE}{number}", _full(self.sources[number]))
         code = "SQL_SYNTAX" if error.kind == "ParserException" else "SQL_INVALID"
         if facts.get("error_subtype") == "COLUMN_NOT_FOUND":
             code = "UNKNOWN_COLUMN"
         if str(facts.get("position", "")).isdigit():
-            return self.wrong(self.original(int(facts["position"])), what, code)
+            return self.error(self.original(int(facts["position"])), what, code)
         return Invalid(what, code=code)
 
-    def check(self, worker: Worker, budget: Budget) -> None:
-        """DuckDB, too, finds one query in the text, and no source that we do not know of."""
+    def check(self, worker: SelectWorker, budget: ReadBudget) -> None:
+        """Check DuckDB's own parse: one query, known sources only, and allowed functions only."""
         try:
-            kinds, told = worker.check(self.rewritten, lambda: budget.over)
-        except Failed as error:
-            raise self.failed(error, budget) from None
-        except Interrupted:
-            raise budget.late() from None
+            kinds, serialized = worker.check(self.rewritten, lambda: budget.over)
+        except DuckDBError as error:
+            raise self.error_of(error, budget) from None
+        except QueryInterrupted:
+            raise budget.exceeded() from None
         if kinds != ["SELECT"]:
-            raise self.wrong(0, _QUERIES)
+            raise self.error(0, _QUERIES)
         try:
-            tree = msgspec.json.decode(told)
+            tree = msgspec.json.decode(serialized)
         except RecursionError:
-            raise self.wrong(0, _TOO_DEEP) from None
+            raise self.error(0, _TOO_DEEP) from None
         if tree["error"]:
-            raise self.wrong(0, f"{tree['error_message']} {_QUERIES}")
-        known = {f"{_PRIVATE}{number}" for number in range(len(self.found))}
+            raise self.error(0, f"{tree['error_message']} {_QUERIES}")
+        known = {f"{_PRIVATE}{number}" for number in range(len(self.sources))}
         known.update(node.alias.lower() for node in self._tree.find_all(exp.CTE))
         for name in _sources_of(tree["statements"]):
             if name.lower() not in known:
-                raise self.wrong(0, f"{name[:80]!r} cannot be read; {_ONLY}", _REFUSAL)
-        found = min(functions.refused(tree["statements"], self._params), default=None)
-        if found is not None:
-            raise self.wrong(self.original(found.position), found.reason, _REFUSAL)
+                raise self.error(0, f"{name[:80]!r} cannot be read; {_ONLY}", _REFUSAL)
+        refused = min(functions.refused(tree["statements"], self._params), default=None)
+        if refused is not None:
+            raise self.error(self.original(refused.position), refused.reason, _REFUSAL)
 
 
 def _sources_of(tree: Any) -> Iterator[str]:
-    """The names of all that a statement reads, as DuckDB understands it."""
+    """The names of everything that a statement reads, according to DuckDB's parse."""
     left = [tree]
     while left:
         node = left.pop()
@@ -461,18 +463,18 @@ def _sources_of(tree: Any) -> Iterator[str]:
                     yield f"{name}()"
 
 
-_TOO_DEEP: Final = "the statement is nested too deep; use brackets, or WITH, to take parts of it out"
+_TOO_DEEP: Final = "the statement is nested too deeply; move parts of it into WITH queries"
 _QUERIES: Final = "only queries can be run here; begin with SELECT, WITH, FROM or VALUES"
 _REFUSAL: Final = "SQL_REFUSED"
 _PARAMETERS: Final = "SQL_PARAMETERS"
 _ONLY: Final = (
-    "a SELECT reads tables, system.<name>, changes('table'), topic('topic'), WITH queries and subqueries, nothing else"
+    "a SELECT can only read tables, system.<name>, changes('table'), topic('topic'), WITH queries and subqueries"
 )
 
 
-def _full(found: _Found) -> str:
-    """All of a source's name."""
-    reference = found.reference
+def _full(source: _NamedSource) -> str:
+    """The full name of a source."""
+    reference = source.reference
     if reference.kind == SYSTEM:
         return f"{SYSTEM}.{reference.name}"
     return reference.name if reference.kind == TABLE else reference.kind
@@ -483,14 +485,14 @@ def _quoted(name: str) -> str:
 
 
 def _start(node: Any) -> int:
-    """Where a node begins, as far as it is known."""
+    """Where a node begins; 0 if that is not known."""
     if not isinstance(node, exp.Expr):
         return 0
     return min((each.meta["start"] for each in node.walk() if "start" in each.meta), default=0)
 
 
 def _numbered(tokens: Iterable[Token]) -> Iterator[Token]:
-    """The tokens, each ? with its number, so that whoever finds it in the tree knows which one it is."""
+    """The tokens with each ? replaced by its number, so that the syntax tree has it."""
     number = 0
     for token in tokens:
         if token.token_type == TokenType.PLACEHOLDER:
@@ -503,7 +505,7 @@ def _numbered(tokens: Iterable[Token]) -> Iterator[Token]:
 
 
 def _with_bytes(tokens: list[Token]) -> Iterator[Token]:
-    """The tokens, X'00ff' as one of them: DuckDB knows it, and sqlglot does not when it reads DuckDB's language."""
+    """The tokens with X'00ff' as a single one: DuckDB accepts it, sqlglot's DuckDB dialect does not."""
     at = 0
     while at < len(tokens):
         token = tokens[at]
@@ -522,18 +524,18 @@ def _with_bytes(tokens: list[Token]) -> Iterator[Token]:
 
 
 def _is_cte(table: exp.Table) -> bool:
-    """Whether the name is that of a WITH query that can be seen from there."""
+    """Whether the name refers to a WITH query in scope."""
     if not isinstance(table.this, exp.Identifier) or len(table.parts) != 1:
         return False
     name = table.name.lower()
     below: exp.Expr = table
     node = table.parent
     while node is not None:
-        if isinstance(node, exp.With):  # the table is in one of its queries, and sees those before
+        if isinstance(node, exp.With):  # the table is in one of its queries, and can refer to those before
             seen = _index(node.expressions, below) + bool(node.args.get("recursive"))
             if any(each.alias.lower() == name for each in node.expressions[:seen]):
                 return True
-            node = node.parent  # whose WITH this is
+            node = node.parent  # the statement of this WITH
             assert node is not None
         else:
             known = node.args.get("with_")

@@ -1,8 +1,8 @@
-"""The result of a SELECT, as the Arrow batches that came from its worker, and its rows in pieces of bounded size.
+"""The result of a SELECT: the Arrow batches of its worker, and its rows in slices of bounded size.
 
-A value takes far more memory in Python than in Arrow: a result of 60 MiB can be gigabytes of dicts. So rows are made
-a slice at a time, for whoever sends them on; all of them at once only if they are few. What cannot be shown is found
-before the first slice is made.
+A value takes far more memory in Python than in Arrow: a result of 60 MiB can be gigabytes of dicts. So the rows are
+built a slice at a time while they are sent, and all at once only if they are few. Values that cannot be represented are
+detected before the first slice is built.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from tailrace.sql.arrow import VALUE_BYTES, plain_column
 from tailrace.sql.result import Result
 from tailrace.sql.workers import too_large
 
-SLICE_BYTES: Final = limits.MiB  # of rows that are made at once, as Python's values, unless a single one has more
+SLICE_BYTES: Final = limits.MiB  # of the rows of one slice, as Python values; a single row may have more
 _DAY: Final = 24 * 3600
 _FIRST_S: Final = int(datetime.datetime(1, 1, 1, tzinfo=datetime.UTC).timestamp())
 _LAST_S: Final = int(datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC).timestamp())
 _PER_S: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
-class Selected:
-    """Rows of a SELECT. Slices are (number of a batch, first row, rows)."""
+class ArrowRows:
+    """The rows of a SELECT, in Arrow. Slices are (number of a batch, first row, rows)."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = list(names)
         self.count = 0
         self.bytes = 0
-        self.rows_bytes = 0  # about what all rows take in Python
+        self.rows_bytes = 0  # an estimate of the memory that all rows take in Python
         self._row_bytes = sys.getsizeof(dict.fromkeys(self.names))
         self._batches: list[pa.RecordBatch] = []
         self._slices: list[tuple[int, int, int]] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take a batch; raises when there is too much, or what cannot be shown."""
+        """Add a batch; raises if the result is too large or has values that cannot be represented."""
         if not batch.num_rows:
             return
         self.count += batch.num_rows
@@ -62,7 +62,7 @@ class Selected:
         cost = self._cost(self._batches[number].slice(start, rows))
         if rows == 1 and cost > limits.SELECT_ROW_BYTES_MAX:
             raise TooLarge(
-                f"a row of the result takes more than {limits.SELECT_ROW_BYTES_MAX:,} bytes; select less of it",
+                f"a row of the result takes more than {limits.SELECT_ROW_BYTES_MAX:,} bytes; select fewer columns",
                 code="SELECT_TOO_LARGE",
             )
         if rows > 1 and cost > 2 * SLICE_BYTES:
@@ -77,7 +77,7 @@ class Selected:
         return int(batch.nbytes) + VALUE_BYTES * values + self._row_bytes * int(batch.num_rows)
 
     def slices(self) -> Iterator[list[dict[str, Any]]]:
-        """The rows, some at a time. Can be read once: what was read is let go of."""
+        """The rows, some at a time. Can be read once: the memory of rows already read is released."""
         batches, self._batches = self._batches, []
         last = 0
         for number, start, rows in self._slices:
@@ -98,18 +98,18 @@ class Selected:
         return [row for some in self.slices() for row in some]
 
 
-class Selection(Result, kw_only=True):
-    """The answer to a SELECT whose rows are still in Arrow."""
+class ArrowResult(Result, kw_only=True):
+    """The result of a SELECT whose rows are still in Arrow."""
 
-    selected: Selected
+    selected: ArrowRows
 
     def with_rows(self) -> Result:
-        """The same with its rows; an error if they take too much memory."""
+        """The same result with its rows as dicts; an error if they take too much memory."""
         return Result(self.statement, self.columns, self.selected.rows(), self.row_count, self.message)
 
 
 def _values(held: pa.Array) -> int:
-    """How many values there are in a column, those inside of lists and structs included."""
+    """The number of values in a column, including those inside lists and structs."""
     count = len(held)
     type_ = held.type
     if pa.types.is_struct(type_):
@@ -123,7 +123,7 @@ def _values(held: pa.Array) -> int:
 
 
 def _check_shown(held: pa.Array) -> None:
-    """Raise if a time in a column is none that Python has."""
+    """Raise if Python cannot represent a time in the column."""
     type_ = held.type
     if pa.types.is_struct(type_):
         for each in held.flatten():
@@ -154,6 +154,6 @@ def _check_time(held: pa.Array) -> None:
         shown = not pc.any(pc.not_equal(rest, 0)).as_py()
     if not shown:
         raise Invalid(
-            "the answer has a time outside of the years 1 to 9999, or one in nanoseconds; cast it to VARCHAR",
+            "the result has a time outside the years 1 to 9999, or one in nanoseconds; cast it to VARCHAR",
             code="SQL_INVALID",
         )

@@ -1,7 +1,7 @@
-"""What a statement says, once it is read: one frozen value for each kind of statement.
+"""Parsed statements: one frozen struct for each kind of statement.
 
-`title` is what its result is called, and what the reference calls it. Places (`line`, `column`) count from 1 and
-are those of the statement's first word.
+`title` is the statement's name in results and in the reference. `line` and `column` count from 1 and locate the
+statement's first word.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True):
-    """The root of all statements."""
+    """The base of all statements."""
 
     title: ClassVar[str] = ""
 
@@ -25,13 +25,13 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Constant(msgspec.Struct, frozen=True):
-    """A value that was written as it is, or given as a parameter."""
+    """The value of a literal or of a parameter."""
 
     value: Any
 
 
 class Expression(msgspec.Struct, frozen=True):
-    """A piece of text that `tailrace.scalar` reads, where it stands, and the parameters in it."""
+    """The text of an expression for `tailrace.scalar`, its location, and its parameters."""
 
     text: str
     line: int
@@ -43,7 +43,7 @@ Value: TypeAlias = Constant | Expression
 
 
 class Conjunct(msgspec.Struct, frozen=True):
-    """One of the conditions that AND joins. `column` is set where it says `column = value`: maybe a part of the key."""
+    """One of the conditions joined by AND. `column` is set if it reads `column = value`, possibly a part of the key."""
 
     whole: Expression
     column: str | None = None
@@ -51,7 +51,7 @@ class Conjunct(msgspec.Struct, frozen=True):
 
 
 class Secret:
-    """A password: it shows itself to nobody who does not ask by name."""
+    """A password. Its text is never part of its repr, so it does not end up in logs."""
 
     __slots__ = ("text",)
 
@@ -62,8 +62,8 @@ class Secret:
         return "Secret(***)"
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What WITH and SET can say of a topic; None takes a setting back."""
+class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The topic settings of WITH and SET; None resets a setting."""
 
     alias: str | UnsetType | None = UNSET
     retention_seconds: int | UnsetType | None = UNSET
@@ -72,14 +72,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     dead_letter: str | UnsetType | None = UNSET
 
 
-class From(msgspec.Struct, frozen=True):
-    """Where to begin: `at` is an offset, or milliseconds since 1970."""
+class StartClause(msgspec.Struct, frozen=True):
+    """The position to start at: `at` is an offset, or milliseconds since 1970."""
 
     kind: str = "earliest"  # earliest, latest, offset, timestamp
     at: int = 0
 
 
-class Producer(msgspec.Struct, frozen=True):
+class ProducerClause(msgspec.Struct, frozen=True):
     id: str
     epoch: int
     sequence: int
@@ -88,23 +88,23 @@ class Producer(msgspec.Struct, frozen=True):
 # -- topics
 
 
-class CreateTopic(Statement, frozen=True, kw_only=True):
+class CreateTopicStatement(Statement, frozen=True, kw_only=True):
     title = "CREATE TOPIC"
 
     name: str
     if_not_exists: bool = False
     partitions: int = 1
-    settings: Settings = Settings()
+    settings: TopicSettings = TopicSettings()
 
 
-class DropTopic(Statement, frozen=True, kw_only=True):
+class DropTopicStatement(Statement, frozen=True, kw_only=True):
     title = "DROP TOPIC"
 
     name: str
     if_exists: bool = False
 
 
-class AddSource(Statement, frozen=True, kw_only=True):
+class AddSourceStatement(Statement, frozen=True, kw_only=True):
     title = "ALTER TOPIC ADD SOURCE"
 
     topic: str
@@ -115,7 +115,7 @@ class AddSource(Statement, frozen=True, kw_only=True):
     mode: int = 0  # 0 key, 1 full, 2 diff
 
 
-class DropSource(Statement, frozen=True, kw_only=True):
+class DropSourceStatement(Statement, frozen=True, kw_only=True):
     title = "ALTER TOPIC DROP SOURCE"
 
     topic: str
@@ -123,43 +123,43 @@ class DropSource(Statement, frozen=True, kw_only=True):
     event: int | None = None
 
 
-class SetTopic(Statement, frozen=True, kw_only=True):
+class SetTopicStatement(Statement, frozen=True, kw_only=True):
     title = "ALTER TOPIC SET"
 
     name: str
-    settings: Settings
+    settings: TopicSettings
 
 
-class ClearTopic(Statement, frozen=True, kw_only=True):
+class ClearTopicStatement(Statement, frozen=True, kw_only=True):
     title = "CLEAR TOPIC"
 
     name: str
 
 
-class Publish(Statement, frozen=True, kw_only=True):
+class PublishStatement(Statement, frozen=True, kw_only=True):
     title = "PUBLISH"
 
     topic: str
     payloads: tuple[bytes, ...]
     partition: int | None = None
     key: bytes | None = None
-    producer: Producer | None = None
+    producer: ProducerClause | None = None
 
 
-class Consume(Statement, frozen=True, kw_only=True):
+class ConsumeStatement(Statement, frozen=True, kw_only=True):
     title = "CONSUME"
 
     topic: str
     group: str | None = None
     partition: int | None = 0  # None: any
-    start: From = From()
+    start: StartClause = StartClause()
     limit: int = 100
     consumer: str = ""
     visibility_ms: int | None = None
 
 
-class Holding(Statement, frozen=True, kw_only=True):
-    """What a consumer says of messages that it holds."""
+class LeaseStatement(Statement, frozen=True, kw_only=True):
+    """The base of ACK, NACK and EXTEND: statements about messages that a consumer has leased."""
 
     topic: str
     group: str
@@ -168,13 +168,13 @@ class Holding(Statement, frozen=True, kw_only=True):
     lease: str | None = None
 
 
-class Ack(Holding, frozen=True, kw_only=True):
+class AckStatement(LeaseStatement, frozen=True, kw_only=True):
     title = "ACK"
 
     upto: int
 
 
-class Nack(Holding, frozen=True, kw_only=True):
+class NackStatement(LeaseStatement, frozen=True, kw_only=True):
     title = "NACK"
 
     first: int | None = None
@@ -182,39 +182,39 @@ class Nack(Holding, frozen=True, kw_only=True):
     delay_ms: int = 0
 
 
-class Extend(Holding, frozen=True, kw_only=True):
+class ExtendStatement(LeaseStatement, frozen=True, kw_only=True):
     title = "EXTEND"
 
     visibility_ms: int
 
 
-class ResetGroup(Statement, frozen=True, kw_only=True):
+class ResetGroupStatement(Statement, frozen=True, kw_only=True):
     title = "RESET CONSUMER GROUP"
 
     topic: str
     group: str
-    to: From
+    to: StartClause
     partition: int | None = None  # None: all
 
 
-class DropGroup(Statement, frozen=True, kw_only=True):
+class DropGroupStatement(Statement, frozen=True, kw_only=True):
     title = "DROP CONSUMER GROUP"
 
     topic: str
     group: str
 
 
-class ShowTopics(Statement, frozen=True, kw_only=True):
+class ShowTopicsStatement(Statement, frozen=True, kw_only=True):
     title = "SHOW TOPICS"
 
 
-class ShowGroups(Statement, frozen=True, kw_only=True):
+class ShowGroupsStatement(Statement, frozen=True, kw_only=True):
     title = "SHOW CONSUMER GROUPS"
 
     topic: str | None = None
 
 
-class DescribeTopic(Statement, frozen=True, kw_only=True):
+class DescribeTopicStatement(Statement, frozen=True, kw_only=True):
     title = "DESCRIBE TOPIC"
 
     name: str
@@ -229,7 +229,7 @@ class ColumnSpec(msgspec.Struct, frozen=True):
     required: bool = False
 
 
-class CreateTable(Statement, frozen=True, kw_only=True):
+class CreateTableStatement(Statement, frozen=True, kw_only=True):
     title = "CREATE TABLE"
 
     name: str
@@ -240,27 +240,27 @@ class CreateTable(Statement, frozen=True, kw_only=True):
     ttl: str | None = None
 
 
-class DropTable(Statement, frozen=True, kw_only=True):
+class DropTableStatement(Statement, frozen=True, kw_only=True):
     title = "DROP TABLE"
 
     name: str
     if_exists: bool = False
 
 
-class EnableStream(Statement, frozen=True, kw_only=True):
+class EnableStreamStatement(Statement, frozen=True, kw_only=True):
     title = "ALTER TABLE ENABLE STREAM"
 
     table: str
     view: str
 
 
-class DisableStream(Statement, frozen=True, kw_only=True):
+class DisableStreamStatement(Statement, frozen=True, kw_only=True):
     title = "ALTER TABLE DISABLE STREAM"
 
     table: str
 
 
-class Insert(Statement, frozen=True, kw_only=True):
+class InsertStatement(Statement, frozen=True, kw_only=True):
     title = "INSERT"
 
     table: str
@@ -269,7 +269,7 @@ class Insert(Statement, frozen=True, kw_only=True):
     replace: bool = False
 
 
-class Update(Statement, frozen=True, kw_only=True):
+class UpdateStatement(Statement, frozen=True, kw_only=True):
     title = "UPDATE"
 
     table: str
@@ -277,18 +277,18 @@ class Update(Statement, frozen=True, kw_only=True):
     where: tuple[Conjunct, ...]
 
 
-class Delete(Statement, frozen=True, kw_only=True):
+class DeleteStatement(Statement, frozen=True, kw_only=True):
     title = "DELETE"
 
     table: str
     where: tuple[Conjunct, ...]
 
 
-class ShowTables(Statement, frozen=True, kw_only=True):
+class ShowTablesStatement(Statement, frozen=True, kw_only=True):
     title = "SHOW TABLES"
 
 
-class DescribeTable(Statement, frozen=True, kw_only=True):
+class DescribeTableStatement(Statement, frozen=True, kw_only=True):
     title = "DESCRIBE TABLE"
 
     name: str
@@ -297,7 +297,7 @@ class DescribeTable(Statement, frozen=True, kw_only=True):
 # -- materialized views
 
 
-class CreateView(Statement, frozen=True, kw_only=True):
+class CreateViewStatement(Statement, frozen=True, kw_only=True):
     title = "CREATE MATERIALIZED VIEW"
 
     name: str
@@ -305,21 +305,21 @@ class CreateView(Statement, frozen=True, kw_only=True):
     if_not_exists: bool = False
 
 
-class DropView(Statement, frozen=True, kw_only=True):
+class DropViewStatement(Statement, frozen=True, kw_only=True):
     title = "DROP MATERIALIZED VIEW"
 
     name: str
     if_exists: bool = False
 
 
-class ShowViews(Statement, frozen=True, kw_only=True):
+class ShowViewsStatement(Statement, frozen=True, kw_only=True):
     title = "SHOW MATERIALIZED VIEWS"
 
 
 # -- users
 
 
-class CreateUser(Statement, frozen=True, kw_only=True):
+class CreateUserStatement(Statement, frozen=True, kw_only=True):
     title = "CREATE USER"
 
     name: str
@@ -329,7 +329,7 @@ class CreateUser(Statement, frozen=True, kw_only=True):
     access: tuple[str, ...] | None = None
 
 
-class AlterUser(Statement, frozen=True, kw_only=True):
+class AlterUserStatement(Statement, frozen=True, kw_only=True):
     title = "ALTER USER"
 
     name: str
@@ -339,22 +339,22 @@ class AlterUser(Statement, frozen=True, kw_only=True):
     disabled: bool | None = None
 
 
-class DropUser(Statement, frozen=True, kw_only=True):
+class DropUserStatement(Statement, frozen=True, kw_only=True):
     title = "DROP USER"
 
     name: str
     if_exists: bool = False
 
 
-class ShowUsers(Statement, frozen=True, kw_only=True):
+class ShowUsersStatement(Statement, frozen=True, kw_only=True):
     title = "SHOW USERS"
 
 
-# -- questions
+# -- queries
 
 
-class Select(Statement, frozen=True, kw_only=True):
-    """A question that DuckDB answers; `text` is the statement as it was written."""
+class SelectStatement(Statement, frozen=True, kw_only=True):
+    """A query that DuckDB runs; `text` is the statement as written."""
 
     title = "SELECT"
 

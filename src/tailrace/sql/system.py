@@ -1,7 +1,7 @@
-"""The system tables: what there is in the database, as rows that SELECT reads.
+"""The system tables: the contents of the database as rows that SELECT can read.
 
-Each has fixed columns and is put together from the same queries as any other door uses, so that whoever may not ask
-those may not read the table either. Nothing here is stored twice.
+Each has fixed columns and is built from the same queries that the other APIs use, so it requires the same permissions.
+Nothing is stored twice.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from tailrace.jobs.queries import ListJobs
 from tailrace.log import cold
 from tailrace.log.entry import LOGS, Log
 from tailrace.sql.arrow import BIGINT, BOOLEAN, MOMENT, TEXT, json_text
+from tailrace.sql.commands import AllTables
 from tailrace.sql.result import Execute
 from tailrace.storage.engine import Reader
-from tailrace.streams.stream import STREAMS, Stream, expired
-from tailrace.tables.definition import TABLES, decoded
-from tailrace.tables.lifecycle import Described, describe
+from tailrace.streams.stream import STREAMS, StreamRow, expired
 from tailrace.topics.queries import ListGroups, ListPartitions, ListRoutes, ListTopics, RouteInfo
 from tailrace.topics.topic import MODES, OPERATIONS
 
@@ -31,7 +30,7 @@ Row = tuple[Any, ...]
 
 
 class SystemTable(msgspec.Struct, frozen=True):
-    """Its columns, and how its rows are found."""
+    """The columns of a system table, and the function that returns its rows."""
 
     columns: tuple[tuple[str, pa.DataType], ...]
     rows: Callable[[Execute], Iterator[Row]]
@@ -97,24 +96,13 @@ def _partitions(execute: Execute) -> Iterator[Row]:
 # -- tables and streams
 
 
-class AllTables(Query[list[Described]], frozen=True):
-    """Some tables with how much is in them, in order of names, `after` one."""
+class AllStreams(Query[list[tuple[StreamRow, Log | None]]], frozen=True):
+    """A page of streams with their logs, ordered by path, `after` one. Includes deleted streams."""
 
     after: str | None = None
     limit: int = limits.SLICE_ENTRIES
 
-    def run(self, reader: Reader) -> list[Described]:
-        rows = list(reader.scan(TABLES, after=self.after, limit=self.limit))
-        return [describe(reader, decoded(row)) for row in rows]
-
-
-class AllStreams(Query[list[tuple[Stream, Log | None]]], frozen=True):
-    """Some streams with their logs, in order of paths, `after` one. Those that were deleted are among them."""
-
-    after: str | None = None
-    limit: int = limits.SLICE_ENTRIES
-
-    def run(self, reader: Reader) -> list[tuple[Stream, Log | None]]:
+    def run(self, reader: Reader) -> list[tuple[StreamRow, Log | None]]:
         rows = list(reader.scan(STREAMS, after=self.after, limit=self.limit))
         logs = [None if expired(row, reader.settled_ms) else reader.get(LOGS, row.log) for row in rows]
         return [(row, log and cold.whole(reader, log)) for row, log in zip(rows, logs, strict=True)]

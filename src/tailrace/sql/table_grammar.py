@@ -7,13 +7,13 @@ from typing import Any, Final
 from tailrace.sql import statements as ast
 from tailrace.sql.error import SqlError
 from tailrace.sql.lexer import END, PARAMETER, QUOTED, WORD
-from tailrace.sql.tokens import DEPTH_MAX, Place, Tokens, absent
+from tailrace.sql.tokens import DEPTH_MAX, Location, Tokens, absent
 from tailrace.sql.topic_grammar import settings
 
 COLUMNS_MAX: Final = 1_000  # of a table
 ROWS_MAX: Final = 10_000  # of one INSERT
-CONJUNCTS_MAX: Final = 100  # conditions that AND joins
-CONDITION_TOKENS_MAX: Final = 5_000  # of one of them
+CONJUNCTS_MAX: Final = 100  # conditions joined by AND
+CONDITION_TOKENS_MAX: Final = 5_000  # of one condition
 BOTH: Final = "NEW_AND_OLD_IMAGES"
 VIEWS: Final = (BOTH, "NEW_IMAGE", "OLD_IMAGE", "KEYS_ONLY")
 
@@ -27,7 +27,7 @@ _KINDS: Final = {
     "JSON": "JSON JSONB",
 }
 KINDS: Final = {alias: kind for kind, aliases in _KINDS.items() for alias in aliases.split()}
-# What joins or compares more than two values: behind a column's `=` it says that the condition is no plain equality.
+# Operators that make `column = value …` more than a plain equality.
 _JOINING: Final = frozenset(
     ("=", "<", ">", "!", "~", "AND", "OR", "NOT", "IS", "IN", "LIKE", "ILIKE", "BETWEEN", "SIMILAR", "GLOB", "ISNULL")
 )
@@ -36,7 +36,7 @@ _JOINING: Final = frozenset(
 # -- tables
 
 
-def create_table(tokens: Tokens, place: Place) -> ast.Statement:
+def create_table(tokens: Tokens, location: Location) -> ast.Statement:
     fresh = tokens.accept("IF", "NOT", "EXISTS")
     name = tokens.name("the name of the table")
     tokens.expect("(")
@@ -48,16 +48,18 @@ def create_table(tokens: Tokens, place: Place) -> ast.Statement:
             named = _primary_key(tokens)
             missing = [each for each in named if each not in columns]
             if missing:
-                raise tokens.wrong(f"the key's column {missing[0]!r} is not declared before it", token)
+                raise tokens.error(f"key column {missing[0]!r} must be declared before PRIMARY KEY", token)
         else:
             column, named = _column(tokens)
             if column.name in columns:
-                raise tokens.wrong(f"column {column.name!r} is declared twice", token)
+                raise tokens.error(f"column {column.name!r} is declared twice", token)
             if len(columns) >= COLUMNS_MAX:
-                raise tokens.wrong(f"a table has at most {COLUMNS_MAX} columns")
+                raise tokens.error(f"a table can have at most {COLUMNS_MAX} columns")
             columns[column.name] = column
         if named and key:
-            raise tokens.wrong("there is a primary key already; name both columns as PRIMARY KEY (a, b)", token)
+            raise tokens.error(
+                "the table already has a primary key; for a key of two columns, write PRIMARY KEY (a, b)", token
+            )
         key = named or key
         if not tokens.accept(","):
             break
@@ -65,15 +67,17 @@ def create_table(tokens: Tokens, place: Place) -> ast.Statement:
         tokens.fail("','", "')'")
     closing = tokens.take()
     if not key:
-        raise tokens.wrong(
-            "the table has no primary key; write PRIMARY KEY behind the column that rows are found by", closing
+        raise tokens.error(
+            "the table has no primary key; write PRIMARY KEY after the column that identifies a row", closing
         )
     given = _table_settings(tokens) if tokens.accept("WITH") else {}
-    return ast.CreateTable(name=name, columns=tuple(columns.values()), key=key, if_not_exists=fresh, **given, **place)
+    return ast.CreateTableStatement(
+        name=name, columns=tuple(columns.values()), key=key, if_not_exists=fresh, **given, **location
+    )
 
 
 def _column(tokens: Tokens) -> tuple[ast.ColumnSpec, tuple[str, ...]]:
-    """A column, and its name again if it is the key."""
+    """A column, and its name as the key if it is declared PRIMARY KEY."""
     name = tokens.identifier("the name of a column")
     kind = KINDS.get(tokens.next.key) if tokens.next.kind == WORD else None
     if kind is None:
@@ -82,7 +86,7 @@ def _column(tokens: Tokens) -> tuple[ast.ColumnSpec, tuple[str, ...]]:
     if kind == "DOUBLE":
         tokens.accept("PRECISION")
     if tokens.next.key == "(":
-        raise tokens.wrong(f"a length or precision is not kept; write {kind} alone")
+        raise tokens.error(f"column types have no length or precision; write {kind} alone")
     key, required = False, False
     while True:
         if tokens.accept("PRIMARY"):
@@ -102,9 +106,7 @@ def _primary_key(tokens: Tokens) -> tuple[str, ...]:
         token = tokens.next
         names.append(tokens.identifier("the name of a column"))
         if len(names) > 2 or names[0] == names[1]:
-            raise tokens.wrong(
-                "a key is one column, or two: the second orders rows that have the first in common", token
-            )
+            raise tokens.error("a key has one or two columns: the partition key and, optionally, the sort key", token)
     tokens.expect(")")
     return tuple(names)
 
@@ -118,7 +120,7 @@ def _table_settings(tokens: Tokens) -> dict[str, Any]:
         return _view(tokens)
 
     def ttl() -> str | None:
-        return None if tokens.accept("NULL") else tokens.name("the column that says when a row expires")
+        return None if tokens.accept("NULL") else tokens.name("the column with the expiry time of a row")
 
     return settings(tokens, {"stream": stream, "ttl": ttl})
 
@@ -127,29 +129,29 @@ def _view(tokens: Tokens) -> str:
     token = tokens.next
     view = tokens.word_or_string("the view").upper()
     if view not in VIEWS:
-        raise tokens.wrong(f"there is no such view of changes; use {', '.join(VIEWS)}", token)
+        raise tokens.error(f"unknown stream view {view[:40]!r}; use {', '.join(VIEWS)}", token)
     return view
 
 
-def drop_table(tokens: Tokens, place: Place) -> ast.Statement:
+def drop_table(tokens: Tokens, location: Location) -> ast.Statement:
     quiet = tokens.accept("IF", "EXISTS")
-    return ast.DropTable(name=tokens.name("the name of the table"), if_exists=quiet, **place)
+    return ast.DropTableStatement(name=tokens.name("the name of the table"), if_exists=quiet, **location)
 
 
-def alter_table(tokens: Tokens, place: Place) -> ast.Statement:
+def alter_table(tokens: Tokens, location: Location) -> ast.Statement:
     table = tokens.name("the name of the table")
     enable = tokens.one_of("ENABLE", "DISABLE") == "ENABLE"
     tokens.expect("STREAM")
     if not enable:
-        return ast.DisableStream(table=table, **place)
+        return ast.DisableStreamStatement(table=table, **location)
     view = settings(tokens, {"view": lambda: _view(tokens)})["view"] if tokens.accept("WITH") else BOTH
-    return ast.EnableStream(table=table, view=view, **place)
+    return ast.EnableStreamStatement(table=table, view=view, **location)
 
 
 # -- rows
 
 
-def insert(tokens: Tokens, place: Place) -> ast.Statement:
+def insert(tokens: Tokens, location: Location) -> ast.Statement:
     replace = tokens.accept("OR", "REPLACE")
     tokens.expect("INTO")
     table = tokens.name("the name of the table")
@@ -160,24 +162,24 @@ def insert(tokens: Tokens, place: Place) -> ast.Statement:
             token = tokens.next
             columns.append(tokens.identifier("the name of a column"))
             if columns[-1] in columns[:-1]:
-                raise tokens.wrong(f"column {columns[-1]!r} is named twice", token)
+                raise tokens.error(f"column {columns[-1]!r} is named twice", token)
             if len(columns) > COLUMNS_MAX:
-                raise tokens.wrong(f"a row has at most {COLUMNS_MAX} columns", token)
+                raise tokens.error(f"a row can have at most {COLUMNS_MAX} columns", token)
         tokens.expect(")")
     tokens.expect("VALUES")
     rows: list[tuple[ast.Value, ...]] = []
     while True:
         token = tokens.next
         rows.append(_row(tokens))
-        wanted = len(rows[0] if columns is None else columns)
-        if len(rows[-1]) != wanted:
-            raise tokens.wrong(f"the row has {len(rows[-1])} values, and there are {wanted} columns", token)
+        expected = len(rows[0] if columns is None else columns)
+        if len(rows[-1]) != expected:
+            raise tokens.error(f"the row has {len(rows[-1])} values, but {expected} columns are expected", token)
         if len(rows) > ROWS_MAX:
-            raise tokens.wrong(f"at most {ROWS_MAX} rows are inserted at once; send several statements", token)
+            raise tokens.error(f"one INSERT can have at most {ROWS_MAX} rows; send several statements", token)
         if not tokens.accept(","):
             break
-    return ast.Insert(
-        table=table, rows=tuple(rows), columns=None if columns is None else tuple(columns), replace=replace, **place
+    return ast.InsertStatement(
+        table=table, rows=tuple(rows), columns=None if columns is None else tuple(columns), replace=replace, **location
     )
 
 
@@ -190,7 +192,7 @@ def _row(tokens: Tokens) -> tuple[ast.Value, ...]:
     return tuple(values)
 
 
-def update(tokens: Tokens, place: Place) -> ast.Statement:
+def update(tokens: Tokens, location: Location) -> ast.Statement:
     table = tokens.name("the name of the table")
     tokens.expect("SET")
     sets: list[tuple[str, ast.Value]] = []
@@ -198,54 +200,54 @@ def update(tokens: Tokens, place: Place) -> ast.Statement:
         token = tokens.next
         column = tokens.identifier("the name of a column")
         if any(column == known for known, _ in sets):
-            raise tokens.wrong(f"column {column!r} is set twice", token)
+            raise tokens.error(f"column {column!r} is set twice", token)
         if len(sets) >= COLUMNS_MAX:
-            raise tokens.wrong(f"a row has at most {COLUMNS_MAX} columns", token)
+            raise tokens.error(f"a row can have at most {COLUMNS_MAX} columns", token)
         tokens.expect("=")
         sets.append((column, tokens.value("a value", "WHERE")))
         if not tokens.accept(","):
             break
     if tokens.next.key != "WHERE":
         tokens.fail("','", "WHERE and the key of the row")
-    return ast.Update(table=table, sets=tuple(sets), where=_where(tokens), **place)
+    return ast.UpdateStatement(table=table, sets=tuple(sets), where=_where(tokens), **location)
 
 
-def delete(tokens: Tokens, place: Place) -> ast.Statement:
+def delete(tokens: Tokens, location: Location) -> ast.Statement:
     tokens.expect("FROM")
     table = tokens.name("the name of the table")
     if tokens.next.key != "WHERE":
         tokens.fail("WHERE and the key of the row")
-    return ast.Delete(table=table, where=_where(tokens), **place)
+    return ast.DeleteStatement(table=table, where=_where(tokens), **location)
 
 
 def _where(tokens: Tokens) -> tuple[ast.Conjunct, ...]:
-    """The conditions that AND joins; brackets around all of them are looked through."""
+    """The conditions joined by AND; parentheses around several of them are removed."""
     tokens.expect("WHERE")
-    found: list[ast.Conjunct] = []
-    _conjuncts(tokens, found, 0)
+    conjuncts: list[ast.Conjunct] = []
+    _conjuncts(tokens, conjuncts, 0)
     if not tokens.ends():
         tokens.fail("AND", "the end of the statement")
-    return tuple(found)
+    return tuple(conjuncts)
 
 
-def _conjuncts(tokens: Tokens, found: list[ast.Conjunct], depth: int) -> None:
+def _conjuncts(tokens: Tokens, conjuncts: list[ast.Conjunct], depth: int) -> None:
     while True:
-        if len(found) >= CONJUNCTS_MAX:
-            raise tokens.wrong(f"a statement has at most {CONJUNCTS_MAX} conditions")
+        if len(conjuncts) >= CONJUNCTS_MAX:
+            raise tokens.error(f"a statement can have at most {CONJUNCTS_MAX} conditions")
         if _wrapped(tokens):
             if depth >= DEPTH_MAX:
-                raise tokens.wrong(f"brackets are nested more than {DEPTH_MAX} deep")
+                raise tokens.error(f"brackets are nested more than {DEPTH_MAX} deep")
             tokens.expect("(")
-            _conjuncts(tokens, found, depth + 1)
+            _conjuncts(tokens, conjuncts, depth + 1)
             tokens.expect(")")
         else:
-            found.append(_conjunct(tokens))
+            conjuncts.append(_conjunct(tokens))
         if not tokens.accept("AND"):
             return
 
 
 def _wrapped(tokens: Tokens) -> bool:
-    """Whether the next condition is nothing but brackets around conditions that AND joins: `(a = 1 AND b > 2)`."""
+    """Whether the next condition is a parenthesized list of conditions joined by AND: `(a = 1 AND b > 2)`."""
     if tokens.next.key != "(":
         return False
     depth = 0
@@ -261,14 +263,14 @@ def _wrapped(tokens: Tokens) -> bool:
                 following = tokens.peek(ahead + 1)
                 return following.key in ("AND", ")", ";") or following.kind == END
         elif depth == 1 and token.key in ("OR", ","):
-            return False  # to be taken as a whole
+            return False  # a single condition
     raise _too_long(tokens)
 
 
 def _conjunct(tokens: Tokens) -> ast.Conjunct:
-    """One condition. BETWEEN has an AND of its own, and so may CASE."""
+    """One condition. BETWEEN has an AND of its own, and CASE may have one."""
     begins = tokens.next
-    # OR binds weaker than AND: a condition with one is not met by meeting its parts.
+    # OR binds weaker than AND, so the conditions around it cannot be taken apart.
     pending = 0
     cases = 0
 
@@ -284,7 +286,9 @@ def _conjunct(tokens: Tokens) -> ast.Conjunct:
         elif key == "BETWEEN":
             pending += 1
         elif key == "OR":
-            raise tokens.wrong("rows are found by their key: put conditions with OR in brackets, after AND")
+            raise tokens.error(
+                "OR is not allowed here, because the key of the row must be given; write key = … AND (… OR …)"
+            )
         elif key == "AND":
             if not pending:
                 return True
@@ -305,7 +309,7 @@ def _conjunct(tokens: Tokens) -> ast.Conjunct:
 
 
 def _equates(tokens: Tokens) -> bool:
-    """Whether the condition reads `column = value` and compares nothing else."""
+    """Whether the condition is just `column = value`."""
     if tokens.next.kind not in (WORD, QUOTED) or tokens.peek().key != "=":
         return False
     depth = 0
@@ -328,4 +332,4 @@ def _equates(tokens: Tokens) -> bool:
 
 
 def _too_long(tokens: Tokens) -> SqlError:
-    return tokens.wrong(f"a condition that begins here has more than {CONDITION_TOKENS_MAX} words and signs")
+    return tokens.error(f"the condition that begins here has more than {CONDITION_TOKENS_MAX} tokens")

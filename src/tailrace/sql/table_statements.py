@@ -1,7 +1,7 @@
-"""Statements about tables and rows, carried out.
+"""Execution of statements about tables and rows.
 
-A statement is first checked against the table as it is committed, where its mistakes can be told with their place in
-the text; then one command writes, and sees to it that the table is still the same.
+A statement is first checked against the committed definition of the table, where errors have their location in the
+text; then one command writes, and checks that the table is still the same.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from typing import Any, Final
 
 from tailrace import scalar
 from tailrace.errors import Invalid, TableNotFound
-from tailrace.scalar.problem import ExpressionError, Origin
+from tailrace.jobs import view as views
+from tailrace.jobs.queries import ListJobs
+from tailrace.scalar.problem import ExpressionError, TextOrigin
 from tailrace.scalar.reading import read
 from tailrace.sql import statements as ast
-from tailrace.sql.commands import DefineTable, DeleteRow, InsertRows, Term, UpdateRow
+from tailrace.sql.commands import AllTables, DefineTable, DeleteRow, InsertRows, Term, UpdateRow
 from tailrace.sql.result import Execute, Result, counted, done, table
 from tailrace.sql.values import KEY_TYPES, columns_of, row, typed, unknown
-from tailrace.tables import lifecycle, schema, streams
+from tailrace.tables import change_stream, lifecycle, schema
 from tailrace.tables.definition import Attribute, Column, Definition
 from tailrace.tables.operations import FindTable
 from tailrace.tables.value import Item
@@ -27,91 +29,97 @@ from tailrace.topics.topic import MODES, OPERATIONS
 # -- tables
 
 
-def create_table(execute: Execute, asked: ast.CreateTable) -> Result:
-    kinds = {column.name: column.kind for column in asked.columns}
-    for name in asked.key:
+def create_table(execute: Execute, statement: ast.CreateTableStatement) -> Result:
+    kinds = {column.name: column.kind for column in statement.columns}
+    for name in statement.key:
         if kinds[name] not in KEY_TYPES:
             raise Invalid(
-                f"the key's column {name!r} is {kinds[name]}; a key is {', '.join(KEY_TYPES)}", code="WRONG_TYPE"
+                f"key column {name!r} is {kinds[name]}; a key column must be {', '.join(KEY_TYPES)}", code="WRONG_TYPE"
             )
-    if asked.ttl is not None and kinds.get(asked.ttl) not in ("BIGINT", "DECIMAL"):
+    if statement.ttl is not None and kinds.get(statement.ttl) not in ("BIGINT", "DECIMAL"):
         raise Invalid(
-            f"ttl names {asked.ttl!r}; it must be a BIGINT column: when a row expires, in seconds since 1970",
-            code="UNKNOWN_COLUMN" if asked.ttl not in kinds else "WRONG_TYPE",
+            f"ttl = {statement.ttl!r} must name a BIGINT column with the time a row expires, in seconds since 1970",
+            code="UNKNOWN_COLUMN" if statement.ttl not in kinds else "WRONG_TYPE",
         )
-    spec = schema.Spec(
-        name=asked.name,
-        attributes=tuple(Attribute(name, KEY_TYPES[kinds[name]]) for name in asked.key),
+    spec = schema.TableSpec(
+        name=statement.name,
+        attributes=tuple(Attribute(name, KEY_TYPES[kinds[name]]) for name in statement.key),
         keys=tuple(
-            schema.KeyElement(name, role) for name, role in zip(asked.key, (schema.HASH, schema.RANGE), strict=False)
+            schema.KeyElement(name, role)
+            for name, role in zip(statement.key, (schema.HASH, schema.RANGE), strict=False)
         ),
         billing=schema.PAY_PER_REQUEST,
-        stream=None if asked.stream is None else schema.StreamSpec(True, asked.stream),
+        stream=None if statement.stream is None else schema.StreamSpec(True, statement.stream),
     )
     columns = tuple(
-        Column(column.name, column.kind, column.required or column.name in asked.key) for column in asked.columns
+        Column(column.name, column.kind, column.required or column.name in statement.key)
+        for column in statement.columns
     )
-    made = execute(DefineTable(spec, columns, asked.ttl, asked.if_not_exists))
-    message = f"table {asked.name} created" if made.fresh else f"table {asked.name} was there already"
-    return done(asked.title, message, created=made.fresh)
+    made = execute(DefineTable(spec, columns, statement.ttl, statement.if_not_exists))
+    message = f"table {statement.name} created" if made.created else f"table {statement.name} already exists"
+    return done(statement.title, message, created=made.created)
 
 
-def drop_table(execute: Execute, asked: ast.DropTable) -> Result:
+def drop_table(execute: Execute, statement: ast.DropTableStatement) -> Result:
     try:
-        execute(lifecycle.DeleteTable(asked.name))
+        execute(lifecycle.DeleteTable(statement.name))
     except TableNotFound:
-        if not asked.if_exists:
+        if not statement.if_exists:
             raise
-        return done(asked.title, f"there was no table {asked.name}", dropped=False)
-    return done(asked.title, f"table {asked.name} dropped", dropped=True)
+        return done(statement.title, f"table {statement.name} does not exist", dropped=False)
+    except Invalid:  # protected against deletion
+        name = statement.name.removesuffix(views.STATE)
+        if any(status.job.name == name and status.job.kind == views.KIND for status in execute(ListJobs())):
+            problem = f"table {statement.name} belongs to a materialized view"
+            raise Invalid(f"{problem}; use DROP MATERIALIZED VIEW {name}") from None
+        raise
+    return done(statement.title, f"table {statement.name} dropped", dropped=True)
 
 
-def enable_stream(execute: Execute, asked: ast.EnableStream) -> Result:
-    stream = execute(streams.EnableStream(asked.table, asked.view))
-    return done(asked.title, f"changes of table {asked.table} are recorded from now on", label=stream.label)
+def enable_stream(execute: Execute, statement: ast.EnableStreamStatement) -> Result:
+    stream = execute(change_stream.EnableStream(statement.table, statement.view))
+    return done(statement.title, f"change stream of table {statement.table} enabled", label=stream.label)
 
 
-def disable_stream(execute: Execute, asked: ast.DisableStream) -> Result:
-    execute(streams.DisableStream(asked.table))
-    return done(asked.title, f"changes of table {asked.table} are recorded no more; what is there stays readable")
+def disable_stream(execute: Execute, statement: ast.DisableStreamStatement) -> Result:
+    execute(change_stream.DisableStream(statement.table))
+    return done(statement.title, f"change stream of table {statement.table} disabled; its records remain readable")
 
 
-def show_tables(execute: Execute, asked: ast.ShowTables) -> Result:
-    from tailrace.sql.system import AllTables  # what it needs takes long to import, and few ask
-
+def show_tables(execute: Execute, statement: ast.ShowTablesStatement) -> Result:
     rows: list[tuple[Any, ...]] = []
     after: str | None = None
     while page := execute(AllTables(after)):
-        for found in page:
-            definition = found.definition
-            counts = found.counts[definition.space]
+        for description in page:
+            definition = description.definition
+            counts = description.counts[definition.space]
             view = None if definition.stream is None else definition.stream.view
             key = ", ".join(definition.keys)
-            rows.append((definition.name, key, counts.items, counts.bytes, view, definition.ttl, found.status))
+            rows.append((definition.name, key, counts.items, counts.bytes, view, definition.ttl, description.status))
         after = page[-1].definition.name
     columns = "name TEXT, key TEXT, items BIGINT, bytes BIGINT, stream TEXT, ttl TEXT, status TEXT"
-    return table(asked.title, columns, rows, counted(len(rows), "table"))
+    return table(statement.title, columns, rows, counted(len(rows), "table"))
 
 
-def describe_table(execute: Execute, asked: ast.DescribeTable) -> Result:
-    found = execute(lifecycle.DescribeTable(asked.name))
-    definition = found.definition
+def describe_table(execute: Execute, statement: ast.DescribeTableStatement) -> Result:
+    description = execute(lifecycle.DescribeTable(statement.name))
+    definition = description.definition
     roles = dict(zip(definition.keys, ("PARTITION", "SORT"), strict=False))
     rows = [
         (column.name, column.kind, not column.required, roles.get(column.name))
         for column in columns_of(definition).values()
     ]
-    counts = found.counts[definition.space]
-    message = counted(len(rows), "column") + ("" if definition.columns else "; a row may have any others")
+    counts = description.counts[definition.space]
+    message = counted(len(rows), "column") + ("" if definition.columns else "; rows may have other attributes")
     return table(
-        asked.title,
+        statement.title,
         "column TEXT, type TEXT, nullable BOOLEAN, key TEXT",
         rows,
         message,
         table=definition.name,
         items=counts.items,
         bytes=counts.bytes,
-        status=found.status,
+        status=description.status,
         stream=None if definition.stream is None else definition.stream.view,
         ttl=definition.ttl,
         indexes=[index.name for index in definition.indexes],
@@ -125,43 +133,45 @@ def describe_table(execute: Execute, asked: ast.DescribeTable) -> Result:
 # -- rows
 
 
-def insert(execute: Execute, asked: ast.Insert) -> Result:
-    definition = execute(FindTable(asked.table))
+def insert(execute: Execute, statement: ast.InsertStatement) -> Result:
+    definition = execute(FindTable(statement.table))
     columns = columns_of(definition)
-    names = asked.columns
+    names = statement.columns
     if names is None:
         if not definition.columns:
             raise Invalid(
-                f"table {asked.table!r} has no declared columns; name those of the values: INSERT INTO {asked.table} "
-                "(a, b) VALUES (…)",
+                f"table {statement.table!r} has no declared columns; name the columns of the values: INSERT INTO "
+                f"{statement.table} (a, b) VALUES (…)",
                 code="COLUMNS_NEEDED",
             )
         names = tuple(columns)
-        if len(asked.rows[0]) != len(names):
+        if len(statement.rows[0]) != len(names):
             raise Invalid(
-                f"the rows have {counted(len(asked.rows[0]), 'value')}, and table {asked.table!r} has "
+                f"the rows have {counted(len(statement.rows[0]), 'value')}, but table {statement.table!r} has "
                 f"{counted(len(names), 'column')}: {', '.join(names)}",
                 code="WRONG_COUNT",
             )
     items: list[Item] = []
-    for number, values in enumerate(asked.rows, start=1):
+    for number, values in enumerate(statement.rows, start=1):
         try:
             items.append(
-                row(definition, columns, {name: _alone(each) for name, each in zip(names, values, strict=True)})
+                row(
+                    definition, columns, {name: _constant_value(each) for name, each in zip(names, values, strict=True)}
+                )
             )
         except Invalid as error:
-            if len(asked.rows) > 1 and not hasattr(error, "line"):
+            if len(statement.rows) > 1 and not hasattr(error, "line"):
                 raise Invalid(f"row {number}: {error}", code=error.code) from None
             raise
-    written = execute(InsertRows(definition.name, definition.uuid, tuple(items), asked.replace))
-    return done(asked.title, counted(written.rows, "row") + " inserted", written.rows, sequence=written.sequence)
+    written = execute(InsertRows(definition.name, definition.uuid, tuple(items), statement.replace))
+    return done(statement.title, counted(written.rows, "row") + " inserted", written.rows, sequence=written.sequence)
 
 
-def update(execute: Execute, asked: ast.Update) -> Result:
-    definition = execute(FindTable(asked.table))
+def update(execute: Execute, statement: ast.UpdateStatement) -> Result:
+    definition = execute(FindTable(statement.table))
     columns = columns_of(definition)
     sets: list[tuple[str, Term]] = []
-    for name, value in asked.sets:
+    for name, value in statement.sets:
         if name in definition.keys:
             raise Invalid(
                 f"column {name!r} is part of the key and cannot be set; delete the row and insert another",
@@ -170,28 +180,28 @@ def update(execute: Execute, asked: ast.Update) -> Result:
         if definition.columns and name not in columns:
             raise unknown(definition.name, name, columns)
         if isinstance(value, ast.Constant):
-            typed(columns.get(name), name, value.value)  # to say now what is wrong, whether there is a row or not
+            typed(columns.get(name), name, value.value)  # an error must not depend on whether the row exists
         sets.append((name, _term(name, value, definition)))
-    key, conditions = _found_by(definition, asked.where, asked.title)
+    key, conditions = _where_key(definition, statement.where, statement.title)
     if key is None:
-        return done(asked.title, "0 rows updated", 0, sequence=None)
+        return done(statement.title, "0 rows updated", 0, sequence=None)
     written = execute(UpdateRow(definition.name, definition.uuid, key, conditions, sets=tuple(sets)))
-    return done(asked.title, counted(written.rows, "row") + " updated", written.rows, sequence=written.sequence)
+    return done(statement.title, counted(written.rows, "row") + " updated", written.rows, sequence=written.sequence)
 
 
-def delete(execute: Execute, asked: ast.Delete) -> Result:
-    definition = execute(FindTable(asked.table))
-    key, conditions = _found_by(definition, asked.where, asked.title)
+def delete(execute: Execute, statement: ast.DeleteStatement) -> Result:
+    definition = execute(FindTable(statement.table))
+    key, conditions = _where_key(definition, statement.where, statement.title)
     if key is None:
-        return done(asked.title, "0 rows deleted", 0, sequence=None)
+        return done(statement.title, "0 rows deleted", 0, sequence=None)
     written = execute(DeleteRow(definition.name, definition.uuid, key, conditions))
-    return done(asked.title, counted(written.rows, "row") + " deleted", written.rows, sequence=written.sequence)
+    return done(statement.title, counted(written.rows, "row") + " deleted", written.rows, sequence=written.sequence)
 
 
-def _found_by(
+def _where_key(
     definition: Definition, where: Sequence[ast.Conjunct], title: str
 ) -> tuple[Item | None, tuple[Term, ...]]:
-    """The key of the row that is meant, None if there can be no such row, and the conditions that are left."""
+    """The key in WHERE, None if no row can have it, and the remaining conditions."""
     columns = columns_of(definition)
     given: dict[str, ast.Value] = {}
     rest: list[ast.Expression] = []
@@ -204,25 +214,25 @@ def _found_by(
             rest.append(conjunct.whole)
     missing = [name for name in definition.keys if name not in given]
     if missing:
-        wanted = " AND ".join(f"{name} = …" for name in definition.keys)
+        condition = " AND ".join(f"{name} = …" for name in definition.keys)
         raise Invalid(
-            f"{title} finds a row by its key, and WHERE does not say what {missing[0]!r} equals; write WHERE {wanted}",
+            f"{title} needs the key of the row, but WHERE has no value for {missing[0]!r}; write WHERE {condition}",
             code="KEY_NEEDED",
         )
     conditions = tuple([_condition(each, definition) for each in rest])
     key: Item = {}
     for name in definition.keys:
-        value = _alone(given[name])
+        value = _constant_value(given[name])
         if value is None:
             return None, ()  # nothing equals NULL
-        found = typed(columns[name], name, value)
-        assert found is not None
-        key[name] = found
+        stored = typed(columns[name], name, value)
+        assert stored is not None
+        key[name] = stored
     return key, conditions
 
 
-def _alone(value: ast.Value) -> Any:
-    """The value of an expression that is about no row."""
+def _constant_value(value: ast.Value) -> Any:
+    """The value of an expression that reads no row."""
     if isinstance(value, ast.Constant):
         return value.value
     compiled = scalar.exact_value(value.text, columns=(), line=value.line, column=value.column)
@@ -230,7 +240,7 @@ def _alone(value: ast.Value) -> Any:
 
 
 def _term(name: str, value: ast.Value, definition: Definition) -> Term:
-    """What works the value of a column out from a row."""
+    """A function that computes the value of a column from a row."""
     if isinstance(value, ast.Constant):
         constant = value.value
         return lambda row: constant
@@ -238,22 +248,22 @@ def _term(name: str, value: ast.Value, definition: Definition) -> Term:
     _check_sides(compiled, value)
     of, params = compiled.of, value.params
 
-    def worked_out(row: Item) -> Any:
+    def computed(row: Item) -> Any:
         try:
             return of(row, None, params)
         except scalar.NoResult as error:
             raise scalar.NoResult(f"column {name!r}: {error}; nothing was changed") from None
 
-    return worked_out
+    return computed
 
 
 def _condition(value: ast.Expression, definition: Definition) -> Term:
-    """What says of a row whether the condition holds."""
+    """A function that tells whether the condition is true for a row."""
     columns = definition.column_kinds
     try:
         compiled = _compiled(value.text, columns)
-    except ExpressionError:  # once more, to say where
-        origin = Origin(value.line, value.column)
+    except ExpressionError:  # compile again with the location, for the error
+        origin = TextOrigin(value.line, value.column)
         tree = read(value.text, origin)
         compiled = scalar.compile_condition(tree, columns=columns, line=value.line, column=value.column)
     _check_sides(compiled, value)
@@ -263,26 +273,26 @@ def _condition(value: ast.Expression, definition: Definition) -> Term:
 
 @lru_cache(maxsize=1_024)
 def _compiled(text: str, columns: tuple[tuple[str, str], ...] | None) -> scalar.Condition:
-    return scalar.compile_condition(read(text, Origin()), columns=columns)
+    return scalar.compile_condition(read(text, TextOrigin()), columns=columns)
 
 
 def _check_sides(compiled: scalar.Scalar, value: ast.Expression) -> None:
     if "old" in compiled.sides or "new" in compiled.sides:
         raise ExpressionError(
-            "OLD and NEW are for the sources of topics; here a name alone is the row as it is",
+            "OLD and NEW are only allowed in the sources of topics; here, write the name of the column alone",
             line=value.line,
             column=value.column,
         )
 
 
 RUN: Final[dict[type[ast.Statement], Callable[[Execute, Any], Result]]] = {
-    ast.CreateTable: create_table,
-    ast.DropTable: drop_table,
-    ast.EnableStream: enable_stream,
-    ast.DisableStream: disable_stream,
-    ast.Insert: insert,
-    ast.Update: update,
-    ast.Delete: delete,
-    ast.ShowTables: show_tables,
-    ast.DescribeTable: describe_table,
+    ast.CreateTableStatement: create_table,
+    ast.DropTableStatement: drop_table,
+    ast.EnableStreamStatement: enable_stream,
+    ast.DisableStreamStatement: disable_stream,
+    ast.InsertStatement: insert,
+    ast.UpdateStatement: update,
+    ast.DeleteStatement: delete,
+    ast.ShowTablesStatement: show_tables,
+    ast.DescribeTableStatement: describe_table,
 }

@@ -1,4 +1,4 @@
-"""The grammar of statements about topics and consumer groups. Clauses whose order does not matter come in any order."""
+"""The grammar of statements about topics and consumer groups. Most clauses may come in any order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from tailrace import limits
 from tailrace.sql import statements as ast
 from tailrace.sql.lexer import BYTES, NUMBER, PARAMETER, QUOTED, TEXT, WORD
-from tailrace.sql.tokens import Place, Tokens
+from tailrace.sql.tokens import Location, Tokens
 
 EVENTS: Final = ("INSERT", "UPDATE", "DELETE")
 MODES: Final = ("key", "full", "diff")
@@ -19,7 +19,7 @@ Readers = dict[str, tuple[str, Callable[[], Any]]]
 
 
 def clauses(tokens: Tokens, readers: Readers) -> dict[str, Any]:
-    """Clauses in any order, each at most once: by keyword, the field it fills and what reads it."""
+    """Clauses in any order, each at most once. `readers` maps a keyword to the field it fills and its reader."""
     given: dict[str, Any] = {}
     while not tokens.ends():
         token = tokens.next
@@ -28,14 +28,14 @@ def clauses(tokens: Tokens, readers: Readers) -> dict[str, Any]:
             tokens.fail(*(key for key, (field, _) in readers.items() if field not in given), "the end of the statement")
         field, read = reader
         if field in given:
-            raise tokens.wrong(f"{token.key} is given twice")
+            raise tokens.error(f"{token.key} is given twice")
         tokens.take()
         given[field] = read()
     return given
 
 
 def settings(tokens: Tokens, readers: dict[str, Callable[[], Any]]) -> dict[str, Any]:
-    """`(name = value, ...)`: by the setting's name, what reads its value."""
+    """`(name = value, ...)`. `readers` maps the name of a setting to the reader of its value."""
     tokens.expect("(")
     given: dict[str, Any] = {}
     while True:
@@ -44,7 +44,7 @@ def settings(tokens: Tokens, readers: dict[str, Callable[[], Any]]) -> dict[str,
         if token.kind not in (WORD, QUOTED) or name not in readers:
             tokens.fail(*readers)
         if name in given:
-            raise tokens.wrong(f"{name} is given twice")
+            raise tokens.error(f"{name} is given twice")
         tokens.take()
         tokens.expect("=")
         given[name] = readers[name]()
@@ -56,7 +56,7 @@ def settings(tokens: Tokens, readers: dict[str, Callable[[], Any]]) -> dict[str,
     return given
 
 
-def _topic_settings(tokens: Tokens) -> ast.Settings:
+def _topic_settings(tokens: Tokens) -> ast.TopicSettings:
     def number(name: str) -> Callable[[], int | None]:
         return lambda: None if tokens.accept("NULL") else tokens.integer(name, 1, limits.POSITION_MAX)
 
@@ -73,13 +73,13 @@ def _topic_settings(tokens: Tokens) -> ast.Settings:
             "dead_letter": text("dead_letter"),
         },
     )
-    return ast.Settings(**given)
+    return ast.TopicSettings(**given)
 
 
 # -- topics
 
 
-def create_topic(tokens: Tokens, place: Place) -> ast.Statement:
+def create_topic(tokens: Tokens, location: Location) -> ast.Statement:
     fresh = tokens.accept("IF", "NOT", "EXISTS")
     name = tokens.name("the name of the topic")
     given = clauses(
@@ -87,34 +87,34 @@ def create_topic(tokens: Tokens, place: Place) -> ast.Statement:
         {
             "PARTITIONS": (
                 "partitions",
-                lambda: tokens.integer("the number of partitions"),  # how many there may be, the command says
+                lambda: tokens.integer("the number of partitions"),  # the command checks the range
             ),
             "WITH": ("settings", lambda: _topic_settings(tokens)),
         },
     )
-    return ast.CreateTopic(name=name, if_not_exists=fresh, **given, **place)
+    return ast.CreateTopicStatement(name=name, if_not_exists=fresh, **given, **location)
 
 
-def drop_topic(tokens: Tokens, place: Place) -> ast.Statement:
+def drop_topic(tokens: Tokens, location: Location) -> ast.Statement:
     quiet = tokens.accept("IF", "EXISTS")
-    return ast.DropTopic(name=tokens.name("the name of the topic"), if_exists=quiet, **place)
+    return ast.DropTopicStatement(name=tokens.name("the name of the topic"), if_exists=quiet, **location)
 
 
-def alter_topic(tokens: Tokens, place: Place) -> ast.Statement:
+def alter_topic(tokens: Tokens, location: Location) -> ast.Statement:
     name = tokens.name("the name of the topic")
     match tokens.one_of("ADD", "DROP", "SET"):
         case "ADD":
             tokens.expect("SOURCE")
-            return _add_source(tokens, name, place)
+            return _add_source(tokens, name, location)
         case "DROP":
             tokens.expect("SOURCE")
             table = tokens.name("the name of the table")
             event = EVENTS.index(tokens.one_of(*EVENTS)) if tokens.accept("ON") else None
-            return ast.DropSource(topic=name, table=table, event=event, **place)
-    return ast.SetTopic(name=name, settings=_topic_settings(tokens), **place)
+            return ast.DropSourceStatement(topic=name, table=table, event=event, **location)
+    return ast.SetTopicStatement(name=name, settings=_topic_settings(tokens), **location)
 
 
-def _add_source(tokens: Tokens, topic: str, place: Place) -> ast.Statement:
+def _add_source(tokens: Tokens, topic: str, location: Location) -> ast.Statement:
     table = tokens.name("the name of the table")
     tokens.expect("ON")
     event = EVENTS.index(tokens.one_of(*EVENTS))
@@ -133,7 +133,7 @@ def _add_source(tokens: Tokens, topic: str, place: Place) -> ast.Statement:
         token = tokens.next
         name = tokens.word_or_string("the payload").lower()
         if name not in MODES:
-            raise tokens.wrong("the payload is 'key', 'full' or 'diff'", token)
+            raise tokens.error("the payload is 'key', 'full' or 'diff'", token)
         return MODES.index(name)
 
     given = clauses(
@@ -144,35 +144,35 @@ def _add_source(tokens: Tokens, topic: str, place: Place) -> ast.Statement:
             "WITH": ("mode", lambda: settings(tokens, {"payload": mode})["payload"]),
         },
     )
-    return ast.AddSource(topic=topic, table=table, event=event, **given, **place)
+    return ast.AddSourceStatement(topic=topic, table=table, event=event, **given, **location)
 
 
 def _unbound(tokens: Tokens, read: Callable[[], ast.Expression]) -> ast.Expression:
-    """An expression that is kept as text, and so has no parameters."""
+    """An expression that is stored as text and therefore cannot have parameters."""
     token = tokens.next
-    found = read()
-    if found.params:
-        raise tokens.wrong("a source is kept as it is written and takes no parameters; write the values", token)
-    return found
+    expression = read()
+    if expression.params:
+        raise tokens.error("a source is stored as text and cannot have parameters; write the values", token)
+    return expression
 
 
-def clear_topic(tokens: Tokens, place: Place) -> ast.Statement:
-    return ast.ClearTopic(name=tokens.name("the name of the topic"), **place)
+def clear_topic(tokens: Tokens, location: Location) -> ast.Statement:
+    return ast.ClearTopicStatement(name=tokens.name("the name of the topic"), **location)
 
 
 # -- messages
 
 
-def publish(tokens: Tokens, place: Place) -> ast.Statement:
+def publish(tokens: Tokens, location: Location) -> ast.Statement:
     tokens.expect("TO")
     topic = tokens.name("the name of the topic")
 
-    def producer() -> ast.Producer:
+    def producer() -> ast.ProducerClause:
         name = tokens.string("the producer")
         tokens.expect("EPOCH")
         epoch = tokens.integer("the epoch", 0, limits.PRODUCER_NUMBER_MAX)
         tokens.expect("SEQUENCE")
-        return ast.Producer(name, epoch, tokens.integer("the sequence", 0, limits.PRODUCER_NUMBER_MAX))
+        return ast.ProducerClause(name, epoch, tokens.integer("the sequence", 0, limits.PRODUCER_NUMBER_MAX))
 
     given = clauses(
         tokens,
@@ -185,7 +185,7 @@ def publish(tokens: Tokens, place: Place) -> ast.Statement:
     )
     if "payloads" not in given:
         tokens.fail("VALUES")
-    return ast.Publish(topic=topic, **given, **place)
+    return ast.PublishStatement(topic=topic, **given, **location)
 
 
 def _payloads(tokens: Tokens) -> tuple[bytes, ...]:
@@ -195,7 +195,9 @@ def _payloads(tokens: Tokens) -> tuple[bytes, ...]:
         payloads.append(_payload(tokens, "the payload"))
         tokens.expect(")")
         if len(payloads) > limits.PUBLISH_MESSAGES_MAX:
-            raise tokens.wrong(f"at most {limits.PUBLISH_MESSAGES_MAX} messages are published at once; send several")
+            raise tokens.error(
+                f"one PUBLISH can have at most {limits.PUBLISH_MESSAGES_MAX} messages; send several statements"
+            )
         if not tokens.accept(","):
             return tuple(payloads)
 
@@ -212,7 +214,7 @@ def _payload(tokens: Tokens, what: str) -> bytes:
             return given
         if isinstance(given, str):
             return _encoded(tokens, what, given)
-        raise tokens.wrong(f"{what} is a text or bytes; encode other values, as JSON say", token)
+        raise tokens.error(f"{what} must be a text or bytes; encode other values, for example as JSON", token)
     raise tokens.expected(f"{what} as a text in single quotes, or a parameter")
 
 
@@ -220,16 +222,16 @@ def _encoded(tokens: Tokens, what: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise tokens.wrong(f"{what} has half of a surrogate pair, which UTF-8 cannot say") from None
+        raise tokens.error(f"{what} contains an unpaired surrogate, which UTF-8 cannot encode") from None
 
 
-def _start(tokens: Tokens) -> ast.From:
+def _start(tokens: Tokens) -> ast.StartClause:
     if tokens.accept("EARLIEST"):
-        return ast.From("earliest")
+        return ast.StartClause("earliest")
     if tokens.accept("LATEST"):
-        return ast.From("latest")
+        return ast.StartClause("latest")
     if tokens.accept("OFFSET") or tokens.next.kind in (NUMBER, PARAMETER):
-        return ast.From("offset", tokens.integer("the offset", 0, limits.POSITION_MAX))
+        return ast.StartClause("offset", tokens.integer("the offset", 0, limits.POSITION_MAX))
     raise tokens.expected("LATEST", "EARLIEST", "OFFSET", "an offset")
 
 
@@ -237,7 +239,7 @@ def _visibility_ms(tokens: Tokens) -> int:
     return tokens.seconds_ms("the visibility", limits.VISIBILITY_MS_MIN, limits.VISIBILITY_MS_MAX)
 
 
-def consume(tokens: Tokens, place: Place) -> ast.Statement:
+def consume(tokens: Tokens, location: Location) -> ast.Statement:
     tokens.expect("FROM")
     topic = tokens.name("the name of the topic")
 
@@ -258,14 +260,16 @@ def consume(tokens: Tokens, place: Place) -> ast.Statement:
     if "group" not in given:
         for field, clause in (("consumer", "CONSUMER"), ("visibility_ms", "VISIBILITY")):
             if field in given:
-                raise tokens.wrong(f"{clause} needs a GROUP: without one nothing is leased")
+                raise tokens.error(f"{clause} requires GROUP: without a group, messages are not leased")
         if given.get("partition", 0) is None:
-            raise tokens.wrong("PARTITION ANY needs a GROUP: without one give a partition's number")
-    return ast.Consume(topic=topic, **given, **place)
+            raise tokens.error("PARTITION ANY requires GROUP; without a group, write the number of a partition")
+    return ast.ConsumeStatement(topic=topic, **given, **location)
 
 
-def _holding(tokens: Tokens, more: Readers, needed: str, kind: type[ast.Holding], place: Place) -> ast.Holding:
-    """ACK, NACK and EXTEND: who holds what, and what becomes of it."""
+def _lease(
+    tokens: Tokens, more: Readers, needed: str, kind: type[ast.LeaseStatement], location: Location
+) -> ast.LeaseStatement:
+    """ACK, NACK and EXTEND: their common clauses, and `more` of which `needed` is required."""
     topic = tokens.name("the name of the topic")
     given = clauses(
         tokens,
@@ -282,42 +286,42 @@ def _holding(tokens: Tokens, more: Readers, needed: str, kind: type[ast.Holding]
     if needed and more[needed][0] not in given:
         tokens.fail(needed)
     given |= given.pop("range", {})
-    return kind(topic=topic, **given, **place)
+    return kind(topic=topic, **given, **location)
 
 
-def ack(tokens: Tokens, place: Place) -> ast.Statement:
+def ack(tokens: Tokens, location: Location) -> ast.Statement:
     def upto() -> int:
         tokens.expect("OFFSET")
         return tokens.integer("the offset", 0, limits.POSITION_MAX)
 
-    return _holding(tokens, {"UPTO": ("upto", upto)}, "UPTO", ast.Ack, place)
+    return _lease(tokens, {"UPTO": ("upto", upto)}, "UPTO", ast.AckStatement, location)
 
 
-def nack(tokens: Tokens, place: Place) -> ast.Statement:
+def nack(tokens: Tokens, location: Location) -> ast.Statement:
     def some() -> dict[str, int]:
         token = tokens.next
         first = tokens.integer("the offset", 0, limits.POSITION_MAX)
         upto = tokens.integer("the last offset", 0, limits.POSITION_MAX) if tokens.accept("TO") else first
         if upto < first:
-            raise tokens.wrong(f"offsets {first} to {upto} are no range; give the lower one first", token)
+            raise tokens.error(f"{first} TO {upto} is not a range of offsets; write the lower offset first", token)
         return {"first": first, "upto": upto}
 
     more: Readers = {
         "OFFSET": ("range", some),
         "DELAY": ("delay_ms", lambda: tokens.seconds_ms("the delay", 0, limits.VISIBILITY_MS_MAX)),
     }
-    return _holding(tokens, more, "", ast.Nack, place)
+    return _lease(tokens, more, "", ast.NackStatement, location)
 
 
-def extend(tokens: Tokens, place: Place) -> ast.Statement:
+def extend(tokens: Tokens, location: Location) -> ast.Statement:
     more: Readers = {"VISIBILITY": ("visibility_ms", lambda: _visibility_ms(tokens))}
-    return _holding(tokens, more, "VISIBILITY", ast.Extend, place)
+    return _lease(tokens, more, "VISIBILITY", ast.ExtendStatement, location)
 
 
 # -- groups
 
 
-def reset_group(tokens: Tokens, place: Place) -> ast.Statement:
+def reset_group(tokens: Tokens, location: Location) -> ast.Statement:
     tokens.expect("CONSUMER", "GROUP")
     group = tokens.name("the group")
     tokens.expect("ON")
@@ -325,16 +329,16 @@ def reset_group(tokens: Tokens, place: Place) -> ast.Statement:
     partition = tokens.integer("the partition") if tokens.accept("PARTITION") else None
     tokens.expect("TO")
     if tokens.accept("TIMESTAMP"):
-        to = ast.From("timestamp", _moment_ms(tokens))
+        to = ast.StartClause("timestamp", _moment_ms(tokens))
     elif tokens.next.key in ("EARLIEST", "LATEST", "OFFSET"):
         to = _start(tokens)
     else:
         tokens.fail("EARLIEST", "LATEST", "OFFSET", "TIMESTAMP")
-    return ast.ResetGroup(topic=topic, group=group, partition=partition, to=to, **place)
+    return ast.ResetGroupStatement(topic=topic, group=group, partition=partition, to=to, **location)
 
 
 def _moment_ms(tokens: Tokens) -> int:
-    """A time as ISO 8601 (UTC unless it says otherwise), or milliseconds since 1970."""
+    """A time in ISO 8601 (UTC if it has no offset), or in milliseconds since 1970."""
     token = tokens.next
     if token.kind == NUMBER or (token.kind == PARAMETER and _is_number(tokens)):
         return tokens.integer("the time in milliseconds since 1970", 0, limits.POSITION_MAX)
@@ -346,16 +350,16 @@ def _moment_ms(tokens: Tokens) -> int:
         moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
         since_ms = int(moment.timestamp() * 1000)
     except (ValueError, OverflowError):
-        raise tokens.wrong(f"{text[:40]!r} is no time; write it as in '2026-01-28T12:00:00Z'", token) from None
+        raise tokens.error(f"{text[:40]!r} is not a time; write it as in '2026-01-28T12:00:00Z'", token) from None
     return max(0, since_ms)
 
 
 def _is_number(tokens: Tokens) -> bool:
-    given = tokens.coming()
+    given = tokens.peek_parameter()
     return isinstance(given, int) and not isinstance(given, bool)
 
 
-def drop_group(tokens: Tokens, place: Place) -> ast.Statement:
+def drop_group(tokens: Tokens, location: Location) -> ast.Statement:
     group = tokens.name("the group")
     tokens.expect("ON")
-    return ast.DropGroup(topic=tokens.name("the name of the topic"), group=group, **place)
+    return ast.DropGroupStatement(topic=tokens.name("the name of the topic"), group=group, **location)

@@ -1,4 +1,4 @@
-"""Statements about topics, carried out: each becomes one command or query, and its result becomes rows."""
+"""Execution of statements about topics: each becomes one command or query, whose result becomes rows."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Final
 
 import msgspec
 
-from tailrace import scalar
+from tailrace import limits, scalar
 from tailrace.sql import statements as ast
 from tailrace.sql.result import Execute, Result, counted, done, table
-from tailrace.streams.producer import Claim
+from tailrace.streams.producer import ProducerClaim
 from tailrace.tables.operations import FindTable
 from tailrace.topics import commands, consuming, queries
-from tailrace.topics.group import Start
-from tailrace.topics.topic import MODES, OPERATIONS, Message, Topic
+from tailrace.topics.group import StartPoint
+from tailrace.topics.topic import MODES, OPERATIONS, DeliveredMessage, Topic
 
 EVENTS: Final = ("INSERT", "UPDATE", "DELETE")
 _MESSAGE: Final = (
@@ -33,108 +33,125 @@ def moment(at_ms: int) -> str:
 # -- topics
 
 
-def create_topic(execute: Execute, asked: ast.CreateTopic) -> Result:
-    command = commands.CreateTopic(asked.name, asked.partitions, _options(asked.settings), asked.if_not_exists)
+def create_topic(execute: Execute, statement: ast.CreateTopicStatement) -> Result:
+    command = commands.CreateTopic(
+        statement.name, statement.partitions, _options(statement.settings), statement.if_not_exists
+    )
     made = execute(command)
     topic = made.topic
     partitions = counted(topic.partitions, "partition")
-    message = f"topic {topic.name} created with {partitions}" if made.fresh else f"topic {topic.name} was there already"
-    return done(asked.title, message, created=made.fresh, topic_id=str(topic.id), partitions=topic.partitions)
+    message = f"topic {topic.name} created with {partitions}" if made.fresh else f"topic {topic.name} already exists"
+    return done(statement.title, message, created=made.fresh, topic_id=str(topic.id), partitions=topic.partitions)
 
 
-def _options(settings: ast.Settings) -> commands.Options:
-    return commands.Options(**msgspec.structs.asdict(settings))
+def _options(settings: ast.TopicSettings) -> commands.TopicOptions:
+    return commands.TopicOptions(**msgspec.structs.asdict(settings))
 
 
-def drop_topic(execute: Execute, asked: ast.DropTopic) -> Result:
-    dropped = execute(commands.DropTopic(asked.name, asked.if_exists))
-    message = f"topic {asked.name} dropped" if dropped else f"there was no topic {asked.name}"
-    return done(asked.title, message, dropped=dropped)
+def drop_topic(execute: Execute, statement: ast.DropTopicStatement) -> Result:
+    dropped = execute(commands.DropTopic(statement.name, statement.if_exists))
+    message = f"topic {statement.name} dropped" if dropped else f"topic {statement.name} does not exist"
+    return done(statement.title, message, dropped=dropped)
 
 
-def add_source(execute: Execute, asked: ast.AddSource) -> Result:
-    # Here its mistakes are told with their place in the text; the command looks again, inside the transaction.
-    columns = execute(FindTable(asked.table)).column_kinds
-    if asked.where is not None:
-        scalar.condition(asked.where.text, columns=columns, line=asked.where.line, column=asked.where.column)
-    if asked.partition_by is not None:
-        by = asked.partition_by
+def add_source(execute: Execute, statement: ast.AddSourceStatement) -> Result:
+    # Checked here so that errors have their location in the text; the command checks again, inside the transaction.
+    columns = execute(FindTable(statement.table)).column_kinds
+    if statement.where is not None:
+        scalar.condition(
+            statement.where.text, columns=columns, line=statement.where.line, column=statement.where.column
+        )
+    if statement.partition_by is not None:
+        by = statement.partition_by
         scalar.stored_value(by.text, columns=columns, line=by.line, column=by.column)
     command = commands.AddSource(
-        asked.topic,
-        asked.table,
-        asked.event,
-        None if asked.where is None else asked.where.text,
-        None if asked.partition_by is None else asked.partition_by.text,
-        asked.mode,
+        statement.topic,
+        statement.table,
+        statement.event,
+        None if statement.where is None else statement.where.text,
+        None if statement.partition_by is None else statement.partition_by.text,
+        statement.mode,
     )
     execute(command)
-    return done(asked.title, f"topic {asked.topic} gets each {EVENTS[asked.event]} of table {asked.table} from now on")
+    return done(
+        statement.title,
+        f"topic {statement.topic} gets each {EVENTS[statement.event]} of table {statement.table} from now on",
+    )
 
 
-def drop_source(execute: Execute, asked: ast.DropSource) -> Result:
-    count = execute(commands.DropSource(asked.topic, asked.table, asked.event))
-    return done(asked.title, f"{counted(count, 'source')} of topic {asked.topic} dropped", dropped=count)
+def drop_source(execute: Execute, statement: ast.DropSourceStatement) -> Result:
+    count = execute(commands.DropSource(statement.topic, statement.table, statement.event))
+    return done(statement.title, f"{counted(count, 'source')} of topic {statement.topic} dropped", dropped=count)
 
 
-def set_topic(execute: Execute, asked: ast.SetTopic) -> Result:
-    topic = execute(commands.AlterTopic(asked.name, _options(asked.settings)))
-    return done(asked.title, f"topic {topic.name} changed")
+def set_topic(execute: Execute, statement: ast.SetTopicStatement) -> Result:
+    topic = execute(commands.AlterTopic(statement.name, _options(statement.settings)))
+    return done(statement.title, f"topic {topic.name} changed")
 
 
-def clear_topic(execute: Execute, asked: ast.ClearTopic) -> Result:
-    count = execute(commands.ClearTopic(asked.name))
-    return done(asked.title, f"{counted(count, 'message')} of topic {asked.name} removed", count)
+def clear_topic(execute: Execute, statement: ast.ClearTopicStatement) -> Result:
+    count = execute(commands.ClearTopic(statement.name))
+    return done(statement.title, f"{counted(count, 'message')} of topic {statement.name} removed", count)
 
 
 # -- messages
 
 
-def publish(execute: Execute, asked: ast.Publish) -> Result:
+def publish(execute: Execute, statement: ast.PublishStatement) -> Result:
     claim = None
-    if asked.producer is not None:
-        claim = Claim(asked.producer.id, asked.producer.epoch, asked.producer.sequence)
-    messages = tuple([commands.Outgoing(payload, asked.key, asked.partition) for payload in asked.payloads])
-    published = execute(commands.Publish(asked.topic, messages, claim))
-    message = "these were published before" if published.duplicate else counted(len(messages), "message") + " published"
+    if statement.producer is not None:
+        claim = ProducerClaim(statement.producer.id, statement.producer.epoch, statement.producer.sequence)
+    messages = tuple([commands.Outgoing(payload, statement.key, statement.partition) for payload in statement.payloads])
+    published = execute(commands.Publish(statement.topic, messages, claim))
+    message = (
+        "these messages were published before (a duplicate)"
+        if published.duplicate
+        else counted(len(messages), "message") + " published"
+    )
     facts = {} if claim is None else {"producer_sequence": published.sequence}
     return table(
-        asked.title,
+        statement.title,
         "partition_id BIGINT, offset BIGINT",
-        published.places,
+        published.offsets,
         message,
         duplicate=published.duplicate,
         **facts,
     )
 
 
-def consume(execute: Execute, asked: ast.Consume) -> Result:
-    start = Start(asked.start.kind, asked.start.at)
-    if asked.group is None:
-        assert asked.partition is not None
-        found = execute(queries.ReadTopic(asked.topic, asked.partition, start, asked.limit))
+def consume(execute: Execute, statement: ast.ConsumeStatement) -> Result:
+    start = StartPoint(statement.start.kind, statement.start.at)
+    if statement.group is None:
+        assert statement.partition is not None
+        delivered = execute(queries.ReadTopic(statement.topic, statement.partition, start, statement.limit))
     else:
-        visibility_ms = consuming.VISIBILITY_MS if asked.visibility_ms is None else asked.visibility_ms
-        found = execute(
+        visibility_ms = limits.VISIBILITY_MS if statement.visibility_ms is None else statement.visibility_ms
+        delivered = execute(
             consuming.Consume(
-                asked.topic, asked.group, asked.partition, start, asked.limit, asked.consumer, visibility_ms
+                statement.topic,
+                statement.group,
+                statement.partition,
+                start,
+                statement.limit,
+                statement.consumer,
+                visibility_ms,
             )
         )
-    rows = [_message(found.topic, message, found.lease) for message in found.messages]
+    rows = [_message(delivered.topic, message, delivered.lease) for message in delivered.messages]
     return table(
-        asked.title,
+        statement.title,
         _MESSAGE,
         rows,
         counted(len(rows), "message"),
-        partition_id=found.partition,
-        next_offset=found.next_offset,
-        has_more=found.has_more,
-        skipped=found.skipped,
-        lease_id=found.lease,
+        partition_id=delivered.partition,
+        next_offset=delivered.next_offset,
+        has_more=delivered.has_more,
+        skipped=delivered.skipped,
+        lease_id=delivered.lease,
     )
 
 
-def _message(topic: Topic, message: Message, lease: str | None) -> tuple[Any, ...]:
+def _message(topic: Topic, message: DeliveredMessage, lease: str | None) -> tuple[Any, ...]:
     envelope = message.envelope
     try:
         value = envelope.payload.decode()
@@ -146,40 +163,51 @@ def _message(topic: Topic, message: Message, lease: str | None) -> tuple[Any, ..
     )  # fmt: skip
 
 
-def ack(execute: Execute, asked: ast.Ack) -> Result:
-    acked = execute(consuming.Ack(asked.topic, asked.group, asked.upto, asked.partition, asked.consumer, asked.lease))
+def ack(execute: Execute, statement: ast.AckStatement) -> Result:
+    acked = execute(
+        consuming.Ack(
+            statement.topic, statement.group, statement.upto, statement.partition, statement.consumer, statement.lease
+        )
+    )
     return done(
-        asked.title,
-        f"{counted(acked.acked, 'message')} acknowledged; everything below offset {acked.floor} is",
+        statement.title,
+        f"{counted(acked.acked, 'message')} acknowledged; first unacknowledged offset: {acked.floor}",
         acked.acked,
         acknowledged_offset=acked.floor - 1,
         acked=acked.acked,
     )
 
 
-def nack(execute: Execute, asked: ast.Nack) -> Result:
+def nack(execute: Execute, statement: ast.NackStatement) -> Result:
     nacked = execute(
         consuming.Nack(
-            asked.topic,
-            asked.group,
-            asked.partition,
-            asked.consumer,
-            asked.lease,
-            asked.first,
-            asked.upto,
-            asked.delay_ms,
+            statement.topic,
+            statement.group,
+            statement.partition,
+            statement.consumer,
+            statement.lease,
+            statement.first,
+            statement.upto,
+            statement.delay_ms,
         )
     )
-    return done(asked.title, f"{counted(nacked.messages, 'message')} given back", nacked.messages)
+    return done(statement.title, f"{counted(nacked.messages, 'message')} returned for redelivery", nacked.messages)
 
 
-def extend(execute: Execute, asked: ast.Extend) -> Result:
+def extend(execute: Execute, statement: ast.ExtendStatement) -> Result:
     extended = execute(
-        consuming.Extend(asked.topic, asked.group, asked.partition, asked.consumer, asked.lease, asked.visibility_ms)
+        consuming.Extend(
+            statement.topic,
+            statement.group,
+            statement.partition,
+            statement.consumer,
+            statement.lease,
+            statement.visibility_ms,
+        )
     )
     return done(
-        asked.title,
-        f"{counted(extended.messages, 'message')} held until {moment(extended.until_ms)}",
+        statement.title,
+        f"{counted(extended.messages, 'message')} leased until {moment(extended.until_ms)}",
         extended.messages,
         lease_until=extended.until_ms,
     )
@@ -188,22 +216,22 @@ def extend(execute: Execute, asked: ast.Extend) -> Result:
 # -- groups
 
 
-def reset_group(execute: Execute, asked: ast.ResetGroup) -> Result:
-    to = Start(asked.to.kind, asked.to.at)
-    reset = execute(consuming.ResetGroup(asked.topic, asked.group, to, asked.partition))
+def reset_group(execute: Execute, statement: ast.ResetGroupStatement) -> Result:
+    to = StartPoint(statement.to.kind, statement.to.at)
+    reset = execute(consuming.ResetGroup(statement.topic, statement.group, to, statement.partition))
     rows = sorted(reset.offsets.items())
-    return table(asked.title, "partition_id BIGINT, next_offset BIGINT", rows, f"group {asked.group} reset")
+    return table(statement.title, "partition_id BIGINT, next_offset BIGINT", rows, f"group {statement.group} reset")
 
 
-def drop_group(execute: Execute, asked: ast.DropGroup) -> Result:
-    count = execute(consuming.DropGroup(asked.topic, asked.group))
-    return done(asked.title, f"group {asked.group} forgotten in {counted(count, 'partition')}")
+def drop_group(execute: Execute, statement: ast.DropGroupStatement) -> Result:
+    count = execute(consuming.DropGroup(statement.topic, statement.group))
+    return done(statement.title, f"group {statement.group} dropped from {counted(count, 'partition')}")
 
 
-# -- how they are
+# -- SHOW and DESCRIBE
 
 
-def show_topics(execute: Execute, asked: ast.ShowTopics) -> Result:
+def show_topics(execute: Execute, statement: ast.ShowTopicsStatement) -> Result:
     topics = execute(queries.ListTopics())
     names = {topic.id: topic.name for topic in topics}
     columns = (
@@ -218,7 +246,7 @@ def show_topics(execute: Execute, asked: ast.ShowTopics) -> Result:
         )
         for topic in topics
     ]  # fmt: skip
-    return table(asked.title, columns, rows, counted(len(rows), "topic"))
+    return table(statement.title, columns, rows, counted(len(rows), "topic"))
 
 
 _GROUP: Final = (
@@ -227,8 +255,8 @@ _GROUP: Final = (
 )
 
 
-def show_groups(execute: Execute, asked: ast.ShowGroups) -> Result:
-    return _groups(asked.title, execute(queries.ListGroups(asked.topic)))
+def show_groups(execute: Execute, statement: ast.ShowGroupsStatement) -> Result:
+    return _groups(statement.title, execute(queries.ListGroups(statement.topic)))
 
 
 def _groups(title: str, infos: list[queries.GroupInfo]) -> Result:
@@ -242,11 +270,11 @@ def _groups(title: str, infos: list[queries.GroupInfo]) -> Result:
     return table(title, _GROUP, rows)
 
 
-def describe_topic(execute: Execute, asked: ast.DescribeTopic) -> Result:
-    """A line for each thing that there is to say; `facts` has the same for programs."""
-    found = execute(queries.DescribeTopic(asked.name))
-    topic = found.topic
-    said: dict[str, Any] = {
+def describe_topic(execute: Execute, statement: ast.DescribeTopicStatement) -> Result:
+    """One row per property, partition, source and group; `facts` has the same for programs."""
+    description = execute(queries.DescribeTopic(statement.name))
+    topic = description.topic
+    properties: dict[str, Any] = {
         "name": topic.name,
         "topic_id": str(topic.id),
         "alias": topic.alias,
@@ -254,26 +282,28 @@ def describe_topic(execute: Execute, asked: ast.DescribeTopic) -> Result:
         "retention_seconds": topic.retention_seconds,
         "retention_max_bytes": topic.retention_max_bytes,
         "max_attempts": topic.max_attempts,
-        "dead_letter": found.dead_letter,
+        "dead_letter": description.dead_letter,
         "created_at": moment(topic.created_ms),
         "created_by": topic.created_by,
     }
-    rows = [(name, None if value is None else str(value)) for name, value in said.items()]
-    for info in found.partitions:
+    rows = [(name, None if value is None else str(value)) for name, value in properties.items()]
+    for info in description.partitions:
         held = f"offsets {info.start} to {info.next - 1}" if info.next > info.start else f"empty, next is {info.next}"
         rows.append((f"partition {info.partition}", f"{held}, {counted(info.bytes, 'byte')}"))
-    rows += [_described(info) for info in found.routes]
-    for group in found.groups:
-        told = f"lag {group.lag}, in flight {group.in_flight}, to be delivered again {group.pending}, lost {group.lost}"
-        rows.append((f"group {group.group}, partition {group.partition}", told))
+    rows += [_described(info) for info in description.routes]
+    for group in description.groups:
+        status = (
+            f"lag {group.lag}, in flight {group.in_flight}, to be delivered again {group.pending}, lost {group.lost}"
+        )
+        rows.append((f"group {group.group}, partition {group.partition}", status))
     return table(
-        asked.title,
+        statement.title,
         "property TEXT, value TEXT",
         rows,
-        topic=said,
+        topic=properties,
         partitions=[
             {"partition_id": info.partition, "start_offset": info.start, "next_offset": info.next, "bytes": info.bytes}
-            for info in found.partitions
+            for info in description.partitions
         ],
         sources=[
             {
@@ -283,9 +313,9 @@ def describe_topic(execute: Execute, asked: ast.DescribeTopic) -> Result:
                 "filter": info.route.filter,
                 "partition_by": info.route.partition_by,
             }
-            for info in found.routes
+            for info in description.routes
         ],
-        groups=_groups(asked.title, found.groups).rows,
+        groups=_groups(statement.title, description.groups).rows,
     )
 
 
@@ -300,20 +330,20 @@ def _described(info: queries.RouteInfo) -> tuple[str, str]:
 
 
 RUN: Final[dict[type[ast.Statement], Callable[[Execute, Any], Result]]] = {
-    ast.CreateTopic: create_topic,
-    ast.DropTopic: drop_topic,
-    ast.AddSource: add_source,
-    ast.DropSource: drop_source,
-    ast.SetTopic: set_topic,
-    ast.ClearTopic: clear_topic,
-    ast.Publish: publish,
-    ast.Consume: consume,
-    ast.Ack: ack,
-    ast.Nack: nack,
-    ast.Extend: extend,
-    ast.ResetGroup: reset_group,
-    ast.DropGroup: drop_group,
-    ast.ShowTopics: show_topics,
-    ast.ShowGroups: show_groups,
-    ast.DescribeTopic: describe_topic,
+    ast.CreateTopicStatement: create_topic,
+    ast.DropTopicStatement: drop_topic,
+    ast.AddSourceStatement: add_source,
+    ast.DropSourceStatement: drop_source,
+    ast.SetTopicStatement: set_topic,
+    ast.ClearTopicStatement: clear_topic,
+    ast.PublishStatement: publish,
+    ast.ConsumeStatement: consume,
+    ast.AckStatement: ack,
+    ast.NackStatement: nack,
+    ast.ExtendStatement: extend,
+    ast.ResetGroupStatement: reset_group,
+    ast.DropGroupStatement: drop_group,
+    ast.ShowTopicsStatement: show_topics,
+    ast.ShowGroupsStatement: show_groups,
+    ast.DescribeTopicStatement: describe_topic,
 }

@@ -1,4 +1,4 @@
-"""The grammar of statements about users. Passwords go from the text straight into a `Secret`."""
+"""The grammar of statements about users. A password is kept in a `Secret` as soon as it is read."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from typing import Any, Final
 
 from msgspec import UNSET
 
-from tailrace.access import PATTERNS_MAX, ROLES
+from tailrace import limits
+from tailrace.access import ROLES
 from tailrace.sql import statements as ast
 from tailrace.sql.lexer import PARAMETER, TEXT
-from tailrace.sql.tokens import Place, Tokens
+from tailrace.sql.tokens import Location, Tokens
 from tailrace.sql.topic_grammar import Readers, clauses
 
 PASSWORD_CHARACTERS_MAX: Final = 1_024
 
 
-def create_user(tokens: Tokens, place: Place) -> ast.Statement:
+def create_user(tokens: Tokens, location: Location) -> ast.Statement:
     fresh = tokens.accept("IF", "NOT", "EXISTS")
     name = tokens.name("the name of the user")
     tokens.accept("WITH")
@@ -29,10 +30,10 @@ def create_user(tokens: Tokens, place: Place) -> ast.Statement:
     )
     if "password" not in given:
         tokens.fail("PASSWORD")
-    return ast.CreateUser(name=name, if_not_exists=fresh, **given, **place)
+    return ast.CreateUserStatement(name=name, if_not_exists=fresh, **given, **location)
 
 
-def alter_user(tokens: Tokens, place: Place) -> ast.Statement:
+def alter_user(tokens: Tokens, location: Location) -> ast.Statement:
     name = tokens.name("the name of the user")
     tokens.accept("SET")
     readers: Readers = {
@@ -45,21 +46,21 @@ def alter_user(tokens: Tokens, place: Place) -> ast.Statement:
     if tokens.ends():
         tokens.fail(*readers)
     given: dict[str, Any] = {"access": UNSET} | clauses(tokens, readers)
-    return ast.AlterUser(name=name, **given, **place)
+    return ast.AlterUserStatement(name=name, **given, **location)
 
 
-def drop_user(tokens: Tokens, place: Place) -> ast.Statement:
+def drop_user(tokens: Tokens, location: Location) -> ast.Statement:
     quiet = tokens.accept("IF", "EXISTS")
-    return ast.DropUser(name=tokens.name("the name of the user"), if_exists=quiet, **place)
+    return ast.DropUserStatement(name=tokens.name("the name of the user"), if_exists=quiet, **location)
 
 
 def _password(tokens: Tokens) -> ast.Secret:
     token = tokens.next
     if token.kind not in (TEXT, PARAMETER):
-        raise tokens.wrong("the password is written as a text in single quotes, or given as a parameter")
+        raise tokens.error("the password must be a text in single quotes, or a parameter")
     password = tokens.string("the password")
     if not 1 <= len(password) <= PASSWORD_CHARACTERS_MAX:
-        raise tokens.wrong(f"a password has 1 to {PASSWORD_CHARACTERS_MAX} characters", token)
+        raise tokens.error(f"a password has 1 to {PASSWORD_CHARACTERS_MAX} characters", token)
     return ast.Secret(password)
 
 
@@ -67,16 +68,16 @@ def _role(tokens: Tokens) -> str:
     token = tokens.next
     role = tokens.word_or_string("the role").lower()
     if role not in ROLES:
-        raise tokens.wrong(f"there is no such role; use {', '.join(ROLES)}", token)
+        raise tokens.error(f"there is no such role; use {', '.join(ROLES)}", token)
     return role
 
 
 def _access(tokens: Tokens) -> tuple[str, ...]:
     tokens.expect("(")
-    patterns = [tokens.string("what the user may use, such as 'tables/orders',")]
+    patterns = [tokens.string("a pattern of resources, such as 'tables/orders',")]
     while tokens.accept(","):
-        patterns.append(tokens.string("what the user may use"))
-        if len(patterns) > PATTERNS_MAX:
-            raise tokens.wrong(f"a user has at most {PATTERNS_MAX} patterns")
+        patterns.append(tokens.string("a pattern of resources"))
+        if len(patterns) > limits.ACCESS_PATTERNS_MAX:
+            raise tokens.error(f"a user can have at most {limits.ACCESS_PATTERNS_MAX} access patterns")
     tokens.expect(")")
     return tuple(patterns)

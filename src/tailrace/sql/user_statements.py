@@ -1,6 +1,6 @@
-"""Statements about users, carried out.
+"""Execution of statements about users.
 
-Whoever may not make users is told so before a password is hashed, for that is slow.
+The permission is checked by a query before a password is hashed, because hashing is slow.
 """
 
 from __future__ import annotations
@@ -16,54 +16,54 @@ from tailrace.sql.result import Execute, Result, counted, done, table
 from tailrace.sql.topic_statements import moment
 
 
-def create_user(execute: Execute, asked: ast.CreateUser) -> Result:
-    there = execute(users.FindUser(asked.name))
-    if there is not None and asked.if_not_exists:
-        return done(asked.title, f"user {asked.name} was there already", created=False)
+def create_user(execute: Execute, statement: ast.CreateUserStatement) -> Result:
+    there = execute(users.FindUser(statement.name))
+    if there is not None and statement.if_not_exists:
+        return done(statement.title, f"user {statement.name} already exists", created=False)
     command = users.create_user(
-        asked.name, asked.password.text, asked.role, asked.access, if_not_exists=asked.if_not_exists
+        statement.name, statement.password.text, statement.role, statement.access, if_not_exists=statement.if_not_exists
     )
     made = execute(command)
-    return done(asked.title, f"user {made.name} created with role {made.role}", created=True)
+    return done(statement.title, f"user {made.name} created with role {made.role}", created=True)
 
 
-def alter_user(execute: Execute, asked: ast.AlterUser) -> Result:
-    execute(users.FindUser(asked.name))
+def alter_user(execute: Execute, statement: ast.AlterUserStatement) -> Result:
+    execute(users.FindUser(statement.name))
     command = users.alter_user(
-        asked.name,
-        password=UNSET if asked.password is None else asked.password.text,
-        role=UNSET if asked.role is None else asked.role,
-        access=asked.access,
-        disabled=UNSET if asked.disabled is None else asked.disabled,
+        statement.name,
+        password=UNSET if statement.password is None else statement.password.text,
+        role=UNSET if statement.role is None else statement.role,
+        access=statement.access,
+        disabled=UNSET if statement.disabled is None else statement.disabled,
     )
     execute(command)
-    return done(asked.title, f"user {asked.name} changed")
+    return done(statement.title, f"user {statement.name} changed")
 
 
-def drop_user(execute: Execute, asked: ast.DropUser) -> Result:
-    dropped = execute(users.DropUser(name=asked.name, if_exists=asked.if_exists))
-    message = f"user {asked.name} dropped" if dropped else f"there was no user {asked.name}"
-    return done(asked.title, message, dropped=dropped)
+def drop_user(execute: Execute, statement: ast.DropUserStatement) -> Result:
+    dropped = execute(users.DropUser(name=statement.name, if_exists=statement.if_exists))
+    message = f"user {statement.name} dropped" if dropped else f"user {statement.name} does not exist"
+    return done(statement.title, message, dropped=dropped)
 
 
-def show_users(execute: Execute, asked: ast.ShowUsers) -> Result:
-    found = execute(users.ListUsers())
+def show_users(execute: Execute, statement: ast.ShowUsersStatement) -> Result:
+    all_users = execute(users.ListUsers())
     rows = [
         (
             user.name, user.role, None if user.access is None else list(user.access), user.password, user.disabled,
             moment(user.created_ms), moment(user.updated_ms),
         )
-        for user in found
+        for user in all_users
     ]  # fmt: skip
     columns = (
         "name TEXT, role TEXT, access JSON, has_password BOOLEAN, disabled BOOLEAN, created_at TEXT, updated_at TEXT"
     )
-    return table(asked.title, columns, rows, counted(len(rows), "user"))
+    return table(statement.title, columns, rows, counted(len(rows), "user"))
 
 
 RUN: Final[dict[type[ast.Statement], Callable[[Execute, Any], Result]]] = {
-    ast.CreateUser: create_user,
-    ast.AlterUser: alter_user,
-    ast.DropUser: drop_user,
-    ast.ShowUsers: show_users,
+    ast.CreateUserStatement: create_user,
+    ast.AlterUserStatement: alter_user,
+    ast.DropUserStatement: drop_user,
+    ast.ShowUsersStatement: show_users,
 }

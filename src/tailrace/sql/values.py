@@ -1,7 +1,7 @@
-"""What a column takes: plain values become typed ones, or it is said which column cannot hold which value.
+"""Conversion of plain values to the typed values of columns; an error names the column and the value.
 
 NULL is the absence of an attribute: a row that is NULL in a column does not have it. Numbers are decimals of up to 38
-digits, whatever the column's type is called; a DOUBLE only promises less.
+digits in columns of any numeric type, DOUBLE included.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _json: Final = msgspec.json.Decoder(float_hook=Decimal)
 
 
 def columns_of(definition: Definition) -> dict[str, Column]:
-    """The columns of a table that has them declared, else those of its key."""
+    """The declared columns of a table, or those of its key if it has none."""
     if definition.columns:
         return {column.name: column for column in definition.columns}
     return {name: Column(name, KEY_KINDS[definition.kinds[name]], True) for name in definition.keys}
 
 
 def unknown(table: str, name: str, columns: dict[str, Column]) -> Invalid:
-    """The error that a table has no such column."""
+    """The error for a column that the table does not have."""
     known = ", ".join(list(columns)[:20])
     return Invalid(f"table {table!r} has no column {name!r}; it has {known}", code=UNKNOWN_COLUMN)
 
 
 def typed(column: Column | None, name: str, given: Any) -> Value | None:
-    """A value as the column keeps it; None for NULL. Without a declared column, whatever the value is."""
+    """The typed value that a column stores; None for NULL. An undeclared column takes a value of any type."""
     if given is None:
         if column is not None and column.required:
             raise Invalid(f"column {name!r} is NOT NULL and is given no value; give it one", code="NULL_VALUE")
@@ -61,15 +61,15 @@ def typed(column: Column | None, name: str, given: Any) -> Value | None:
 
 
 def row(definition: Definition, columns: dict[str, Column], given: dict[str, Any]) -> Item:
-    """A whole row as it is kept."""
+    """A row as the item that is stored."""
     item: Item = {}
     for name, value in given.items():
         column = columns.get(name)
         if column is None and definition.columns:
             raise unknown(definition.name, name, columns)
-        found = typed(column, name, value)
-        if found is not None:
-            item[name] = found
+        stored = typed(column, name, value)
+        if stored is not None:
+            item[name] = stored
     for name, column in columns.items():
         if column.required and name not in item:
             raise Invalid(f"column {name!r} is NOT NULL and is given no value; give it one", code="NULL_VALUE")
@@ -144,11 +144,11 @@ _HINTS: Final = {
 
 
 def _decimal(given: Any, _depth: int = 0) -> Any:
-    """The value with exact numbers in place of floats, which are taken as the decimals that they show."""
+    """The value with each float replaced by its shortest decimal representation."""
     if isinstance(given, float):
         return Decimal(repr(given))
     if _depth > typing.DEPTH_MAX:
-        return given  # too deep for an item, which is said there
+        return given  # too deep for an item; `from_plain` raises the error
     if isinstance(given, list | tuple):
         return [_decimal(each, _depth + 1) for each in given]
     if isinstance(given, dict):

@@ -1,12 +1,12 @@
-"""The grammar of statements about materialized views. What stands after AS is a SELECT, kept as it is written."""
+"""The grammar of statements about materialized views. The SELECT after AS is stored as written."""
 
 from __future__ import annotations
 
 from tailrace.sql import statements as ast
-from tailrace.sql.tokens import Place, Tokens
+from tailrace.sql.tokens import Location, Tokens
 
 
-def create_view(tokens: Tokens, place: Place) -> ast.Statement:
+def create_view(tokens: Tokens, location: Location) -> ast.Statement:
     tokens.expect("VIEW")
     fresh = tokens.accept("IF", "NOT", "EXISTS")
     name = tokens.name("the name of the view")
@@ -14,18 +14,18 @@ def create_view(tokens: Tokens, place: Place) -> ast.Statement:
     if not tokens.sees("SELECT"):
         tokens.fail("SELECT")
     first = tokens.next
-    found = tokens.span("SELECT")
-    if found.params:
-        raise tokens.wrong("a view is kept as it is written and takes no parameters; write the values", first)
-    return ast.CreateView(name=name, select=found, if_not_exists=fresh, **place)
+    select = tokens.span("SELECT")
+    if select.params:
+        raise tokens.error("a view is stored as text and cannot have parameters; write the values", first)
+    return ast.CreateViewStatement(name=name, select=select, if_not_exists=fresh, **location)
 
 
-def drop_view(tokens: Tokens, place: Place) -> ast.Statement:
+def drop_view(tokens: Tokens, location: Location) -> ast.Statement:
     tokens.expect("VIEW")
     quiet = tokens.accept("IF", "EXISTS")
-    return ast.DropView(name=tokens.name("the name of the view"), if_exists=quiet, **place)
+    return ast.DropViewStatement(name=tokens.name("the name of the view"), if_exists=quiet, **location)
 
 
-def show_views(tokens: Tokens, place: Place) -> ast.Statement:
+def show_views(tokens: Tokens, location: Location) -> ast.Statement:
     tokens.expect("VIEWS")
-    return ast.ShowViews(**place)
+    return ast.ShowViewsStatement(**location)

@@ -1,4 +1,4 @@
-"""Statements about materialized views, carried out."""
+"""Execution of statements about materialized views."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from tailrace.sql import statements as ast
 from tailrace.sql.result import Execute, Result, counted, done, table
 
 
-def create_view(execute: Execute, asked: ast.CreateView) -> Result:
-    select = asked.select
-    place = {"line": select.line, "column": select.column}
-    names = view_plan.tables(select.text, **place)
-    there = any(found.name == asked.name for found in execute(view.ListViews())) if asked.if_not_exists else False
-    made = execute(view.CreateView(asked.name, select.text, names, asked.if_not_exists, **place))
+def create_view(execute: Execute, statement: ast.CreateViewStatement) -> Result:
+    select = statement.select
+    location = {"line": select.line, "column": select.column}
+    names = view_plan.tables(select.text, **location)
+    there = any(each.name == statement.name for each in execute(view.ListViews())) if statement.if_not_exists else False
+    made = execute(view.CreateView(statement.name, select.text, names, statement.if_not_exists, **location))
     if there:
-        return done(asked.title, f"view {asked.name} was there already", created=False)
-    how = "it is live" if made.phase == view.LIVE else "its job fills it first"
+        return done(statement.title, f"view {statement.name} already exists", created=False)
+    state = "it is live" if made.phase == view.LIVE else "its job builds it first"
     return done(
-        asked.title,
-        f"view {asked.name} created; {how}, and `tailrace pipeline view {asked.name}` keeps it",
+        statement.title,
+        f"view {statement.name} created; {state}, and `tailrace pipeline view {statement.name}` keeps it up to date",
         created=True,
     )
 
 
-def drop_view(execute: Execute, asked: ast.DropView) -> Result:
-    dropped = execute(view.DropView(asked.name, asked.if_exists))
-    message = f"view {asked.name} dropped" if dropped else f"there was no view {asked.name}"
-    return done(asked.title, message, dropped=dropped)
+def drop_view(execute: Execute, statement: ast.DropViewStatement) -> Result:
+    dropped = execute(view.DropView(statement.name, statement.if_exists))
+    message = f"view {statement.name} dropped" if dropped else f"view {statement.name} does not exist"
+    return done(statement.title, message, dropped=dropped)
 
 
-def show_views(execute: Execute, asked: ast.ShowViews) -> Result:
-    found = execute(view.ListViews())
+def show_views(execute: Execute, statement: ast.ShowViewsStatement) -> Result:
+    views = execute(view.ListViews())
     rows = [
         (
             each.name, ", ".join(key for key, _ in each.keys), each.items, each.phase, each.state,
             ", ".join(source.table for source in each.sources), " ".join(each.sql.split()), each.stale or each.message,
         )
-        for each in found
+        for each in views
     ]  # fmt: skip
     columns = "name TEXT, key TEXT, items BIGINT, phase TEXT, state TEXT, sources TEXT, sql TEXT, message TEXT"
-    return table(asked.title, columns, rows, counted(len(rows), "view"))
+    return table(statement.title, columns, rows, counted(len(rows), "view"))
 
 
 RUN: Final[dict[type[ast.Statement], Callable[[Execute, Any], Result]]] = {
-    ast.CreateView: create_view,
-    ast.DropView: drop_view,
-    ast.ShowViews: show_views,
+    ast.CreateViewStatement: create_view,
+    ast.DropViewStatement: drop_view,
+    ast.ShowViewsStatement: show_views,
 }

@@ -1,12 +1,12 @@
 """The program of a SELECT worker: DuckDB in a process of its own, with hard limits on its memory.
 
-It is run as a file, not imported, by `workers.py`, and imports nothing of Tailrace: it starts in a fraction of a second
-and holds no more than it needs. Standard input is a socket to the parent process; see `workers.py` for the messages.
+`workers.py` runs it as a script. It imports nothing of Tailrace, so that it starts in a fraction of a second and stays
+small. Standard input is a socket to the parent process; see `workers.py` for the messages.
 
 Theory of operation. The main thread runs one request at a time. A second thread reads the socket, so that "stop" can
-interrupt a query. The same thread ends the process when the parent is gone, when the process has grown over
-its limit (the operating system refuses memory first where it can), and, in a worker that may be idle only for a while,
-when that time has passed. A worker never ends itself while a request is under way for any other reason.
+interrupt a query. That thread also exits the process when the parent is gone, when the process has grown over its limit
+(where possible, the operating system refuses memory before that), and, in a worker with an idle limit, when that has
+passed. A worker never exits during a request for any other reason.
 """
 
 import contextlib
@@ -27,30 +27,30 @@ from typing import Any
 
 HEAD = struct.Struct("<IQ")  # the lengths of a message's header and of its body
 OVER_LIMIT = 70  # the exit status of a worker that has grown over its limit
-_BUSY_S = 0.05  # between two looks at the memory while a query runs, and between two interrupts
-_IDLE_S = 1.0  # between two looks at the parent
+_BUSY_S = 0.05  # between two checks of the memory while a query runs, and between two interrupts
+_IDLE_S = 1.0  # between two checks of the parent
 _ARROW_BATCH_ROWS = 8_192
-# Types without an Arrow value that Python can show.
+# Types whose Arrow values have no Python representation; they are sent as text.
 _AS_TEXT = frozenset(("BIT", "BIGNUM", "INTERVAL", "TIME WITH TIME ZONE", "TIMESTAMP_NS", "TIME_NS", "VARIANT"))
 _CALLER = ("current_user", "session_user", "user", "current_role")
-_PLACED = ("BinderException", "CatalogException", "ParserException")
+_LOCATED = ("BinderException", "CatalogException", "ParserException")
 
 
-class Gone(Exception):
+class ParentGone(Exception):
     """The parent has closed the socket."""
 
 
 def main() -> None:
     parent = os.getppid()
     sock = socket.socket(fileno=os.dup(0))
-    with open(os.devnull, "r+b") as nothing:  # whatever a library prints or reads is no message
+    with open(os.devnull, "r+b") as nothing:  # output of libraries must not get into the socket
         for number in (0, 1, 2):
             os.dup2(nothing.fileno(), number)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the parent decides; a service manager sends these to all processes
+        signal.signal(number, signal.SIG_IGN)  # service managers signal all processes; the parent handles it
     settings = json.loads(sys.argv[1])
     _prepare(settings["bytes_max"])
-    worker = Worker(sock, settings["config"], settings["settings"])
+    worker = WorkerProgram(sock, settings["config"], settings["settings"])
     bounds = settings["bytes_max"], settings["idle_s"]
     threading.Thread(target=_listen, args=(worker, parent, *bounds), daemon=True).start()
     worker.send({"ready": True})
@@ -58,19 +58,19 @@ def main() -> None:
 
 
 def _prepare(bytes_max: int) -> None:
-    """Limits that the process cannot lift again."""
+    """Set resource limits that the process cannot raise again."""
     with contextlib.suppress(OSError):
-        os.nice(5)  # writes and small reads of the server go first
+        os.nice(5)  # the server's writes and small reads have priority
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-        score.write("1000")  # a machine without memory loses a query, not the server
-    for kind, wanted in ((resource.RLIMIT_DATA, bytes_max), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)):
+        score.write("1000")  # when the machine runs out of memory, a query is killed before the server
+    for kind, limit in ((resource.RLIMIT_DATA, bytes_max), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)):
         _, hard = resource.getrlimit(kind)
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (most, most))
 
 
 def _data_bytes() -> int:
-    """The private memory of this process, as RLIMIT_DATA counts it; its peak where that is not known."""
+    """The private memory of this process, as RLIMIT_DATA counts it; the resident peak where that is not available."""
     try:
         with open("/proc/self/statm", "rb") as statm:
             return int(statm.read().split()[5]) * resource.getpagesize()
@@ -79,11 +79,17 @@ def _data_bytes() -> int:
 
 
 def _resident_peak() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    """The most memory that this program has had. On Linux `ru_maxrss` is not it: a process inherits that of the one
+    which started it, so under a large server every worker would be over its limit."""
+    try:
+        with open("/proc/self/status", "rb") as status:
+            return int(status.read().partition(b"VmHWM:")[2].split(None, 1)[0]) * 1024
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
 
 
-class Worker:
+class WorkerProgram:
     """Runs requests, one after the other."""
 
     def __init__(self, sock: socket.socket, config: dict[str, Any], settings: list[str]) -> None:
@@ -94,8 +100,8 @@ class Worker:
         self.sock = sock
         self.requests: queue.SimpleQueue[tuple[dict[str, Any], bytearray]] = queue.SimpleQueue()
         self.lock = threading.Lock()
-        self.current = 0  # the number of the request under way
-        self.stopped = 0  # of the last one that was to stop, which may not have begun
+        self.current = 0  # the number of the running request
+        self.stopped = 0  # the number of the last request to stop, which may not have begun
         self.running: Any = None  # the connection whose query runs
         self.engine = duckdb.connect(":memory:", config=config)
         for setting in settings:
@@ -119,7 +125,7 @@ class Worker:
                 os._exit(0)
             except MemoryError as error:
                 self.fail("OutOfMemoryException", error)
-            except Exception as error:  # all of it is an answer to the parent, which knows what to make of it
+            except Exception as error:  # every error is sent to the parent, which handles it
                 self.fail(type(error).__name__, error)
             del header, body
 
@@ -147,13 +153,13 @@ class Worker:
             self.check(header["text"])
         elif op == "run":
             self.current = header["number"]
-            self.run(header["text"], header["caller"], pickle.loads(body))  # the parent's own words
+            self.run(header["text"], header["caller"], pickle.loads(body))  # trusted: pickled by the parent
 
     @contextlib.contextmanager
     def interruptible(self, connection: Any) -> Iterator[None]:
         with self.lock:
             if self.stopped == self.current:
-                raise self.duckdb.InterruptException("INTERRUPT Error: Interrupted!")
+                raise self.duckdb.InterruptException("INTERRUPT Error: QueryInterrupted!")
             self.running = connection
         try:
             yield
@@ -162,15 +168,15 @@ class Worker:
                 self.running = None
 
     def check(self, text: str) -> None:
-        """What kinds of statements the text has, and its one query as a tree."""
+        """Send the kinds of the statements in the text, and the parse tree of a single query."""
         connection = self.engine.cursor()
         try:
             with self.interruptible(connection):
                 kinds = [str(each.type).rpartition(".")[2] for each in connection.extract_statements(text)]
                 tree = "{}"
                 if kinds == ["SELECT"]:
-                    told = connection.execute("SELECT json_serialize_sql($1::VARCHAR)", [text]).fetchall()
-                    tree = told[0][0]
+                    rows = connection.execute("SELECT json_serialize_sql($1::VARCHAR)", [text]).fetchall()
+                    tree = rows[0][0]
         finally:
             connection.close()
         self.send({"kinds": kinds}, tree.encode())
@@ -179,7 +185,7 @@ class Worker:
         connection = self.engine.cursor()
         try:
             if any(name in text.lower() for name in _CALLER):
-                for name in _CALLER:  # of this connection alone; a column of that name goes first
+                for name in _CALLER:  # for this connection only; a column of that name has precedence
                     connection.execute(f"""CREATE TEMP MACRO "{name}"() AS '{caller.replace("'", "''")}'""")
             for name, schema in self.schemas.items():
                 connection.register(name, self.pa.Table.from_batches(self.batches[name], schema))
@@ -187,7 +193,7 @@ class Worker:
                 try:
                     self.answer(connection, text, params)
                 except Exception as error:
-                    raise self.placed(connection, text, params, error) from None
+                    raise self.located(connection, text, params, error) from None
         finally:
             connection.close()
         self.reset()
@@ -206,36 +212,36 @@ class Worker:
         self.send({"columns": list(zip(names, types, strict=True))})
         for batch in reader:
             held = self.pa.BufferOutputStream()
-            with self.pa.ipc.new_stream(held, reader.schema) as stream:  # whole, for an ENUM has a dictionary
+            with self.pa.ipc.new_stream(held, reader.schema) as stream:  # with its schema: an ENUM has a dictionary
                 stream.write_batch(batch)
             self.send({"rows": batch.num_rows}, memoryview(held.getvalue()))
 
-    def placed(self, connection: Any, text: str, params: list[Any], error: Exception) -> Exception:
-        """The error with its place in the text, which DuckDB tells only to those who do not want Arrow."""
-        if type(error).__name__ not in _PLACED:
+    def located(self, connection: Any, text: str, params: list[Any], error: Exception) -> Exception:
+        """The error with its position in the text, which DuckDB's relational API does not report."""
+        if type(error).__name__ not in _LOCATED:
             return error
         try:
             connection.execute("EXPLAIN\n" + text, params)
-        except self.duckdb.Error as found:
-            kind, brace, told = str(found).partition("{")
+        except self.duckdb.Error as explained:
+            kind, brace, rest = str(explained).partition("{")
             if brace:
-                facts = json.loads(brace + told)
+                facts = json.loads(brace + rest)
                 if str(facts.get("position", "")).isdigit():
                     facts["position"] = str(max(0, int(facts["position"]) - len("EXPLAIN\n")))
-                placed: Exception = type(found)(kind + json.dumps(facts))
-                return placed
+                located: Exception = type(explained)(kind + json.dumps(facts))
+                return located
         return error
 
     def stop(self, number: int) -> None:
-        """Interrupt a request, whether it runs or has yet to begin."""
+        """Interrupt a request, whether it is running or has not begun yet."""
         with self.lock:
             self.stopped = number
             if self.running is not None and self.current == number:
                 self.running.interrupt()
 
 
-def _listen(worker: Worker, parent: int, bytes_max: int, idle_s: float) -> None:
-    """Read messages until the parent is gone; never returns."""
+def _listen(worker: WorkerProgram, parent: int, bytes_max: int, idle_s: float) -> None:
+    """Read messages until the parent is gone. Never returns."""
     used_s = time.monotonic()
     while True:
         worker.sock.settimeout(None)
@@ -245,14 +251,14 @@ def _listen(worker: Worker, parent: int, bytes_max: int, idle_s: float) -> None:
                     os._exit(0)
                 if worker.running is not None:
                     used_s = time.monotonic()
-                    if worker.stopped:  # between two steps of a query an interrupt is not noticed
+                    if worker.stopped:  # DuckDB may miss an interrupt between two steps of a query, so repeat it
                         worker.stop(worker.stopped)
                     if _resident_peak() > bytes_max:
                         os._exit(OVER_LIMIT)
                 elif idle_s and time.monotonic() - used_s > idle_s:
                     os._exit(0)
             header, body = _receive(worker.sock)
-        except (Gone, ConnectionError):
+        except (ParentGone, ConnectionError):
             os._exit(0)
         except MemoryError:
             os._exit(OVER_LIMIT)
@@ -280,7 +286,7 @@ def _exactly(sock: socket.socket, size: int) -> bytearray:
     while at < size:
         got = sock.recv_into(view[at:])
         if not got:
-            raise Gone
+            raise ParentGone
         at += got
     return held
 

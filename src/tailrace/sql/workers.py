@@ -1,19 +1,19 @@
-"""SELECT workers, seen from the process that asks: started, used one statement at a time, stopped, replaced.
+"""The pool of SELECT worker processes, and the parent's side of their protocol.
 
-Theory of operation. DuckDB's own memory limit does not hold (docs/why/0017), so it runs in child processes whose memory
-the operating system limits (`worker_main.py`). A message is a header, which is JSON, and a body:
+Theory of operation. DuckDB's own memory limit is not reliable (docs/why/0017), so it runs in child processes whose
+memory the operating system limits (`worker_main.py`). A message is a JSON header and a body:
 
     check  number, text                  -> kinds, and the query as a tree (body: JSON)
-    schema name; batch name              (bodies: Arrow IPC) the sources of the next run; no answer
-    run    number, text, caller (body: params)  -> columns, then rows (body: Arrow IPC) again and again, then end
-    stop   number                        ends the run with that number, by its error
+    schema name; batch name              (bodies: Arrow IPC) the sources of the next run; no response
+    run    number, text, caller (body: params)  -> columns, then any number of rows (body: Arrow IPC), then end
+    stop   number                        interrupts the run with that number, which ends with an error
     ping                                 -> ready
 
-or, in the place of any answer, error: the name of DuckDB's exception, and its text. A worker serves one statement at a
-time and is then used again. It is ended, and the next statement gets a new one, when it does not stop in time, when it
-broke, and when it holds on to much memory. It ends by itself when this process does, however that ends.
+Instead of any response a worker may send an error: the name of DuckDB's exception, and its text. A worker serves one
+statement at a time and is reused. It is killed, and the next statement gets a new one, if it does not stop in time, if
+the connection fails, or if it retains too much memory. It exits by itself when this process exits, even by a crash.
 
-Nothing that a worker sends is trusted to be small: every length is compared with what may still come.
+The size of a worker's messages is not trusted: every length is checked against a limit.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ _SETTINGS: Final = (
     "SET GLOBAL errors_as_json = true",
     "SET allow_community_extensions = false",
     "SET enable_external_access = false",
-    "SET lock_configuration = true",  # last: from here on they stay so
+    "SET lock_configuration = true",  # must be the last: it freezes the settings
 )
-_WATCH_S: Final = 0.05  # between two looks at the clock
-_START_S: Final = 60.0  # for a worker to start, on a machine that is very busy
-_STOP_S: Final = 1.0  # for a query that was interrupted to notice; then its process is killed
+_WATCH_S: Final = 0.05  # between two checks of the deadline
+_START_S: Final = 60.0  # for a worker to start, on a very busy machine
+_STOP_S: Final = 1.0  # for an interrupted query to stop; then its process is killed
 _HEADER_BYTES_MAX: Final = 4 * limits.MiB  # names and types of many columns, or an error's text
-# What a worker needs of the environment; secrets of the server are not among it.
+# The environment variables that a worker inherits; the server's secrets are not among them.
 _ENVIRONMENT: Final = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
 _PLAIN: Final = (
     type(None), bool, int, float, str, bytes, Decimal, datetime.datetime, datetime.date, datetime.time,
@@ -70,62 +70,64 @@ _PLAIN: Final = (
 )  # fmt: skip
 
 
-class Failed(Exception):
-    """DuckDB's error: the name of its class, and its text."""
+class DuckDBError(Exception):
+    """An error from DuckDB: the name of its class, and its text."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
         self.kind = kind
 
 
-class Broken(Exception):
-    """The worker's process has ended, or does not answer any more."""
+class WorkerBroken(Exception):
+    """The worker's process has exited, or no longer responds."""
 
 
-class Interrupted(Exception):
-    """The time is over, or nobody waits any more."""
+class QueryInterrupted(Exception):
+    """The time limit was reached, or the statement was cancelled."""
 
 
-Over = Callable[[], bool]  # whether the statement has to end now
+Over = Callable[[], bool]  # whether the statement must end now
 
 
-class Worker:
+class SelectWorker:
     """One child process. Used by one thread at a time."""
 
     def __init__(self, idle_s: float) -> None:
-        """`idle_s`: end when not used for so long; 0: never."""
+        """`idle_s`: the process exits after being idle for this long; 0: never."""
         ours, theirs = socket.socketpair()
-        told = {"bytes_max": limits.SELECT_WORKER_BYTES_MAX, "config": _CONFIG, "settings": _SETTINGS, "idle_s": idle_s}
+        settings = {
+            "bytes_max": limits.SELECT_WORKER_BYTES_MAX, "config": _CONFIG, "settings": _SETTINGS, "idle_s": idle_s,
+        }  # fmt: skip
         program = Path(__file__).with_name("worker_main.py").resolve()
         kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         paths = os.pathsep.join(os.path.abspath(each) for each in sys.path if each)
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", str(program), msgspec.json.encode(told).decode()],
+                    [sys.executable, "-P", str(program), msgspec.json.encode(settings).decode()],
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     env={**kept, "PYTHONPATH": paths},
                     cwd="/",
-                    start_new_session=True,  # a Ctrl-C in the terminal is for this process alone
+                    start_new_session=True,  # Ctrl-C in the terminal must reach only this process
                 )
             except OSError as error:
                 ours.close()
-                raise Unavailable(f"a process for SELECT cannot be started: {error}", code="SELECT_WORKER") from None
+                raise Unavailable(f"cannot start a worker process for SELECT: {error}", code="SELECT_WORKER") from None
         ours.settimeout(_WATCH_S)
         self._sock = ours
         self._number = 0
-        self._torn = False  # part of a message was sent or received
-        self.data_bytes = 0  # the memory that the process had after the last statement
+        self._torn = False  # a message was sent or received only in part
+        self.data_bytes = 0  # the memory of the process after the last statement
         deadline_s = monotonic() + _START_S
         try:
             self._receive(lambda: monotonic() > deadline_s)
-        except (Broken, Interrupted):
+        except (WorkerBroken, QueryInterrupted):
             status = self.kill()
             raise Unavailable(
-                f"a process for SELECT did not start (exit status {status}): {sys.executable} must be the Python that "
-                "runs this program, with duckdb and pyarrow",
+                f"a worker process for SELECT did not start (exit status {status}): {sys.executable} must be a Python "
+                "with duckdb and pyarrow installed",
                 code="SELECT_WORKER",
             ) from None
 
@@ -138,7 +140,7 @@ class Worker:
         return self._process.poll() is None
 
     def kill(self) -> int:
-        """End the process; its exit status."""
+        """Kill the process; returns its exit status."""
         self._process.kill()
         self._sock.close()
         return self._process.wait()
@@ -146,17 +148,17 @@ class Worker:
     # -- requests
 
     def ping(self) -> bool:
-        """Whether it answers. One that does will not end for being idle before it is used."""
+        """Whether the process responds. One that does will not exit for being idle before it is used."""
         deadline_s = monotonic() + _STOP_S
         try:
             self._send({"op": "ping"}, b"", lambda: monotonic() > deadline_s)
             self._receive(lambda: monotonic() > deadline_s)
-        except (Broken, Interrupted):
+        except (WorkerBroken, QueryInterrupted):
             return False
         return True
 
     def check(self, text: str, over: Over) -> tuple[list[str], bytes]:
-        """The kinds of the statements in a text, and the query as DuckDB reads it, if it is one."""
+        """The kinds of the statements in a text, and DuckDB's parse tree if it is a single query."""
         with self._stopping():
             self._send({"op": "check", "number": self._next(), "text": text}, b"", over)
             header, body = self._answer(over, limits.SELECT_TREE_BYTES_MAX)
@@ -165,8 +167,8 @@ class Worker:
     def run(
         self, text: str, params: Sequence[Any], sources: list[tuple[str, pa.Table]], over: Over, caller: str = ""
     ) -> Generator[Any, None, None]:
-        """The names and types of the answer's columns, then its batches. Whoever stops reading stops the query.
-        `sources` is emptied: the worker has them then. `caller` is what current_user says."""
+        """Yields the names and types of the result's columns, then its batches. Closing the generator stops the query.
+        `sources` is emptied, to free its memory as it is sent. `caller` is the value of current_user."""
         bound = pickle.dumps([_parameter(at, each) for at, each in enumerate(params, start=1)])
         with self._stopping():
             while sources:
@@ -192,22 +194,22 @@ class Worker:
 
     @contextlib.contextmanager
     def _stopping(self) -> Iterator[None]:
-        """Whatever ends the use of an answer before its end, stops the query; what is left of its answer is dropped."""
+        """Stop the query and discard the rest of its result if the block ends early."""
         try:
             yield
-        except (Failed, Broken):
-            raise  # there is nothing to stop
+        except (DuckDBError, WorkerBroken):
+            raise  # nothing is running
         except BaseException:
             deadline_s = monotonic() + _STOP_S
             try:
                 if self._torn:
-                    raise Broken
+                    raise WorkerBroken
                 self._send({"op": "stop", "number": self._number}, b"", lambda: monotonic() > deadline_s)
                 while "end" not in self._answer(lambda: monotonic() > deadline_s, drop=True)[0]:
                     pass
-            except Failed:
+            except DuckDBError:
                 pass
-            except (Broken, Interrupted):
+            except (WorkerBroken, QueryInterrupted):
                 self.kill()
             raise
 
@@ -223,16 +225,16 @@ class Worker:
                     at += self._sock.send(view[at:])
                 except TimeoutError:
                     if over():
-                        raise Interrupted from None
+                        raise QueryInterrupted from None
                 except OSError:
-                    raise Broken from None
+                    raise WorkerBroken from None
         self._torn = False
 
     def _answer(self, over: Over, bytes_max: int = 0, *, drop: bool = False) -> tuple[dict[str, Any], bytearray]:
         header, body = self._receive(over, bytes_max, drop=drop)
         self.data_bytes = header.get("data", 0)
         if "error" in header:
-            raise Failed(header["error"], header["text"])
+            raise DuckDBError(header["error"], header["text"])
         return header, body
 
     def _receive(self, over: Over, bytes_max: int = 0, *, drop: bool = False) -> tuple[dict[str, Any], bytearray]:
@@ -240,7 +242,7 @@ class Worker:
         self._torn = True
         head, size = HEAD.unpack(self._exactly(HEAD.size, over))
         if head > _HEADER_BYTES_MAX:
-            raise Broken
+            raise WorkerBroken
         header: dict[str, Any] = msgspec.json.decode(self._exactly(head, over))
         if drop or size > bytes_max:
             self._drop(size, over)
@@ -253,16 +255,16 @@ class Worker:
         return header, body
 
     def _wait(self, over: Over) -> None:
-        """Return when a message begins."""
+        """Wait until a message begins."""
         while True:
             try:
                 self._sock.recv(1, socket.MSG_PEEK)
                 return
             except TimeoutError:
                 if over():
-                    raise Interrupted from None
+                    raise QueryInterrupted from None
             except OSError:
-                raise Broken from None
+                raise WorkerBroken from None
 
     def _drop(self, size: int, over: Over) -> None:
         while size > 0:
@@ -276,18 +278,18 @@ class Worker:
                 got = self._sock.recv_into(view[at:])
             except TimeoutError:
                 if over():
-                    raise Interrupted from None
+                    raise QueryInterrupted from None
                 continue
             except OSError:
-                raise Broken from None
+                raise WorkerBroken from None
             if not got:
-                raise Broken
+                raise WorkerBroken
             at += got
         return held
 
 
 def too_large() -> TooLarge:
-    """The error that a result is too large."""
+    """The error for a result that is too large."""
     return TooLarge(
         f"the result has more than {limits.SELECT_RESULT_ROWS_MAX:,} rows or {limits.SELECT_RESULT_BYTES_MAX:,} bytes; "
         "use LIMIT, or select fewer columns",
@@ -311,37 +313,37 @@ def _parameter(number: int, given: Any) -> Any:
         if isinstance(given, plain):
             return plain(given)
     raise Invalid(
-        f"parameter {number} is a {kind.__name__}, which SELECT does not take; give a text, a number, bytes, a time, "
-        "true, false or None",
+        f"parameter {number} is a {kind.__name__}, which SELECT does not support; use a text, a number, bytes, a time, "
+        "a boolean or None",
         code="SQL_PARAMETERS",
     )
 
 
-class Pool:
-    """The workers of this process; as many as are used at once. One is kept, others end when they are idle."""
+class WorkerPool:
+    """The workers of this process, as many as are used at once. One is kept, the others exit when they are idle."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: list[Worker] = []
-        self._kept: Worker | None = None
+        self._idle: list[SelectWorker] = []
+        self._kept: SelectWorker | None = None
 
     @contextlib.contextmanager
-    def worker(self) -> Iterator[Worker]:
-        """A worker that nobody else uses."""
+    def worker(self) -> Iterator[SelectWorker]:
+        """A worker for exclusive use."""
         worker = self._take()
         try:
             yield worker
-        except Broken:
+        except WorkerBroken:
             status = worker.kill()
             raise TooLarge(
                 f"the statement needs more memory than a SELECT may use ({limits.SELECT_WORKER_BYTES_MAX:,} bytes), "
-                f"and its process has ended (exit status {status}); narrow it, or use LIMIT",
+                f"and its process has exited (status {status}); make it more selective, or use LIMIT",
                 code="SELECT_TOO_LARGE",
             ) from None
         finally:
             self._give_back(worker)
 
-    def _take(self) -> Worker:
+    def _take(self) -> SelectWorker:
         while True:
             with self._lock:
                 worker = self._idle.pop() if self._idle else None
@@ -351,14 +353,14 @@ class Pool:
                 return worker
             worker.kill()
 
-    def _start(self) -> Worker:
+    def _start(self) -> SelectWorker:
         kept = self._kept is None or not self._kept.alive
-        worker = Worker(0.0 if kept else limits.SELECT_WORKER_IDLE_S)
+        worker = SelectWorker(0.0 if kept else limits.SELECT_WORKER_IDLE_S)
         if kept:
             self._kept = worker
         return worker
 
-    def _give_back(self, worker: Worker) -> None:
+    def _give_back(self, worker: SelectWorker) -> None:
         if not worker.alive or worker.data_bytes > limits.SELECT_WORKER_KEPT_BYTES:
             worker.kill()
             return
@@ -366,18 +368,18 @@ class Pool:
             self._idle.append(worker)
 
     def close(self) -> None:
-        """End the workers that nobody uses."""
+        """Kill the idle workers."""
         with self._lock:
             idle, self._idle = self._idle, []
         for worker in idle:
             worker.kill()
 
     def forget(self) -> None:
-        """After a fork, in the child: the workers are the parent's."""
+        """Drop the workers in a forked child: they belong to the parent."""
         self._lock = threading.Lock()
         self._idle, self._kept = [], None
 
 
-POOL: Final = Pool()
+POOL: Final = WorkerPool()
 atexit.register(POOL.close)
 os.register_at_fork(after_in_child=POOL.forget)

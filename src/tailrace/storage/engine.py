@@ -1,12 +1,12 @@
-"""What an engine is: rows in tables, one writer, readers that see whole commits.
+"""The interface of storage engines: rows in tables, one writer, readers that see whole commits.
 
 Theory of operation
 -------------------
 A `Tx` serves a batch of commands that share one commit. Commands read and write rows; writes are buffered in
-memory and reach the database in bulk at `flush`. Each command stands alone: after it, the runner calls `keep`, or
-`undo`, which takes back just what that command did. While a command only gets, puts and adds, taking back costs a walk
-over a small journal. A command that must see its own buffered writes in a range (`scan`, `remove_range`) makes
-the engine flush early, behind a savepoint; so the common path never pays for one.
+memory and reach the database in bulk at `flush`. Each command is independent: after it, the runner calls `keep`, or
+`undo`, which reverts just that command. While a command only gets, puts and adds, reverting walks a small journal. A
+command that must see its own buffered writes in a range (`scan`, `remove_range`) makes the engine flush early, behind a
+savepoint; so the common path never pays for one.
 
 Nothing a `Tx` wrote is visible to a `Reader` before the commit is durable.
 """
@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from tailrace.errors import Unavailable
-from tailrace.storage.table import META, Key, Meta, R, Table
+from tailrace.storage.table import META, Key, MetaRow, R, StorageTable
 
-if TYPE_CHECKING:  # it imports SQLite, which commands of the command line do without
+if TYPE_CHECKING:  # it imports SQLite, which most CLI commands do not need
     from tailrace.storage.scratch import Scratch
 
 _ABSENT: Final[Any] = object()
@@ -33,12 +33,12 @@ UNSTORABLE: Final = "UNSTORABLE"  # the code of a flush that failed for a value,
 
 
 def closed() -> Unavailable:
-    """What is answered when the database was closed."""
+    """The error of a closed database."""
     return Unavailable("the database is closed; open it again", code="CLOSED")
 
 
-def unstorable(table: Table[Any], error: Exception) -> Unavailable:
-    """A row has a value that its column cannot take: a bug of the command that made it, no damage of the database."""
+def unstorable(table: StorageTable[Any], error: Exception) -> Unavailable:
+    """The error for a value that its column cannot store: a bug of the command, not damage of the database."""
     return Unavailable(
         f"a row of {table.name} cannot be stored ({error}), and nothing that shared its commit was written; "
         "if your command has no such value, try again",
@@ -49,22 +49,22 @@ def unstorable(table: Table[Any], error: Exception) -> Unavailable:
 class Reader(Protocol):
     """A consistent view of committed rows."""
 
-    now_ms: int  # when it was asked for
-    lag_ms: int  # how far the settled time was behind it (`clock.py`)
-    shelf: Any  # what was read from cold storage lately (`log/cold.py`); None where there is none
-    exports: Any  # what reads tables as they are now in transactions of their own (`tables/export.py`), if there is one
-    vault: Any  # what decrypts the secrets in rows (`storage/vault.py`)
+    now_ms: int  # when it was opened
+    lag_ms: int  # by how much the settled time was behind it (`clock.py`)
+    cold: Any  # the `ColdReader` (`log/cold.py`); None without cold storage
+    exports: Any  # the exports of tables (`tables/export.py`), if any
+    vault: Any  # decrypts the secrets in rows (`storage/vault.py`)
 
     @property
     def settled_ms(self) -> int:
-        """The time that deletion by age goes by: `now_ms`, unless the clock has jumped."""
+        """The time for deletion by age: `now_ms`, unless the clock has jumped."""
 
-    def get(self, table: Table[R], *key: Any) -> R | None:
+    def get(self, table: StorageTable[R], *key: Any) -> R | None:
         """The row with this key."""
 
     def scan(
         self,
-        table: Table[R],
+        table: StorageTable[R],
         *prefix: Any,
         start: Any = None,
         after: Any = None,
@@ -76,14 +76,14 @@ class Reader(Protocol):
         `start` includes, `after` and `before` exclude. Lazy: take what you need before the next call."""
 
     def values(
-        self, table: Table[Any], columns: str, *prefix: Any, start: Any = None, limit: int | None = None
+        self, table: StorageTable[Any], columns: str, *prefix: Any, start: Any = None, limit: int | None = None
     ) -> list[tuple[Any, ...]]:
-        """Some columns ("position, next") of rows whose key begins with `prefix`, from `start` on, in key order. What
-        is not named is not read: bodies may be large."""
+        """Some columns ("position, next") of rows whose key begins with `prefix`, from `start` on, in key order. Other
+        columns are not read: bodies may be large."""
 
     def packed(
         self,
-        table: Table[Any],
+        table: StorageTable[Any],
         numbers: tuple[str, ...],
         body: str,
         *prefix: Any,
@@ -93,12 +93,12 @@ class Reader(Protocol):
         bytes_max: int,
     ) -> Packed:
         """Columns of numbers and one of bytes, of rows whose key begins with `prefix`, in key order, from `start` on
-        and below `before`: at least one if there is any, then up to `limit` rows and `bytes_max`. For those who read
-        much: hardly an object is made for a row, and other threads go on meanwhile."""
+        and below `before`: at least one if there is any, then up to `limit` rows and `bytes_max`. For bulk reads: there
+        is hardly an object per row, and other threads run meanwhile."""
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """Rows side by side instead of one by one: an array for each column of numbers, and the bytes of all end to end."""
+    """Rows in columns: an array for each column of numbers, and the bytes of all rows concatenated."""
 
     numbers: tuple[array[int], ...]
     sizes: array[int]  # of each row's bytes
@@ -106,7 +106,7 @@ class Packed(msgspec.Struct, frozen=True):
 
 
 class Notice(msgspec.Struct, frozen=True, gc=False):
-    """Something to tell waiters once the commit is durable: `item` happened in `log`."""
+    """A notice for waiters once the commit is durable: `item` happened in `log`."""
 
     log: int
     item: Any
@@ -118,16 +118,16 @@ class Tx(ABC):
     def __init__(self, now_ms: int) -> None:
         self.now_ms = now_ms  # the same for all commands of a batch
         self.lag_ms = 0  # as a reader's
-        self.by = ""  # who runs the current command
-        self.exports: Mapping[int, Sequence[Any]] = {}  # by space, who wants items as they were before a write
-        self.router: Callable[..., None] | None = None  # what turns changes of tables into messages of topics
-        self.shelf: Any = None  # as a reader's
+        self.by = ""  # the principal that runs the current command
+        self.exports: Mapping[int, Sequence[Any]] = {}  # by space, exports that need the old items
+        self.router: Callable[..., None] | None = None  # turns changes of tables into messages of topics
+        self.cold: Any = None  # as a reader's
         self.vault: Any = None  # likewise
         self.notices: list[Notice] = []
-        self._dirty: dict[Table[Any], dict[Key, Any]] = {}
-        self._added: dict[Table[Any], list[Any]] = {}
+        self._dirty: dict[StorageTable[Any], dict[Key, Any]] = {}
+        self._added: dict[StorageTable[Any], list[Any]] = {}
         self._journal: list[tuple[Any, Any, Any]] = []
-        self._flushed: dict[Table[Any], dict[Key, Any]] = {}
+        self._flushed: dict[StorageTable[Any], dict[Key, Any]] = {}
         self._saved = False
         self.wrote = False  # whether any row was written
 
@@ -138,7 +138,7 @@ class Tx(ABC):
         """As a reader's."""
         return self.now_ms - self.lag_ms
 
-    def get(self, table: Table[R], *key: Any) -> R | None:
+    def get(self, table: StorageTable[R], *key: Any) -> R | None:
         """The row with this key, as this transaction has left it."""
         dirty = self._dirty.get(table)
         if dirty is not None:
@@ -147,16 +147,16 @@ class Tx(ABC):
                 return row  # type: ignore[no-any-return]
         return self._load(table, key)
 
-    def put(self, table: Table[R], row: R) -> None:
+    def put(self, table: StorageTable[R], row: R) -> None:
         """Insert the row, or replace the one with its key."""
         assert not table.heap, f"rows of {table.name} are added, not put"
         self._set(table, table.key_of(row), row)
 
-    def delete(self, table: Table[R], *key: Any) -> None:
+    def delete(self, table: StorageTable[R], *key: Any) -> None:
         """Remove the row with this key, if there is one."""
         self._set(table, key, _DELETED)
 
-    def add(self, table: Table[R], row: R) -> None:
+    def add(self, table: StorageTable[R], row: R) -> None:
         """Add a row to a heap. Its key must be new."""
         rows = self._added.get(table)
         if rows is None:
@@ -166,7 +166,7 @@ class Tx(ABC):
 
     def scan(
         self,
-        table: Table[R],
+        table: StorageTable[R],
         *prefix: Any,
         start: Any = None,
         after: Any = None,
@@ -180,7 +180,7 @@ class Tx(ABC):
         return self._select(table, prefix, start, after, before, limit, reverse)
 
     def values(
-        self, table: Table[Any], columns: str, *prefix: Any, start: Any = None, limit: int | None = None
+        self, table: StorageTable[Any], columns: str, *prefix: Any, start: Any = None, limit: int | None = None
     ) -> list[tuple[Any, ...]]:
         """As `Reader.values`, over what this transaction has written so far."""
         if self._dirty.get(table) or self._added.get(table):
@@ -189,7 +189,7 @@ class Tx(ABC):
 
     def packed(
         self,
-        table: Table[Any],
+        table: StorageTable[Any],
         numbers: tuple[str, ...],
         body: str,
         *prefix: Any,
@@ -203,22 +203,22 @@ class Tx(ABC):
             self._flush_early()
         return self._select_packed(table, numbers, body, prefix, start, before, limit, bytes_max)
 
-    def remove_range(self, table: Table[R], *prefix: Any, before: Any = None, limit: int) -> int:
+    def remove_range(self, table: StorageTable[R], *prefix: Any, before: Any = None, limit: int) -> int:
         """Remove up to `limit` rows under `prefix` from the lowest key on; how many were removed."""
         self._flush_early(always=True)
         self.wrote = True
         return self._remove(table, prefix, before, limit)
 
     def notify(self, log: int, item: Any) -> None:
-        """Tell the waiters of `log` about `item` once the commit is durable."""
+        """Notify the waiters of `log` of `item` once the commit is durable."""
         self.notices.append(Notice(log, item))
         self._journal.append((self.notices, None, None))
 
     def next_id(self, name: str) -> int:
-        """The next number of a counter that never repeats, whatever is deleted."""
+        """The next number of a counter; numbers are never reused."""
         row = self.get(META, f"counter/{name}")
         number = int(row.value) + 1 if row else 1
-        self.put(META, Meta(f"counter/{name}", b"%d" % number))
+        self.put(META, MetaRow(f"counter/{name}", b"%d" % number))
         return number
 
     # -- for the runner
@@ -232,7 +232,7 @@ class Tx(ABC):
             self._saved = False
 
     def undo(self) -> None:
-        """The command failed: as if it had not run."""
+        """The command failed: revert its writes."""
         self._unwind()
         if self._saved:
             self._rollback_to()
@@ -241,8 +241,8 @@ class Tx(ABC):
             self._flushed.clear()
 
     def flush(self) -> None:
-        """Write everything buffered into the open transaction, table by table. `Unavailable` UNSTORABLE: one of the
-        rows cannot be written, whatever is tried."""
+        """Write everything buffered into the open transaction, table by table. Raises `Unavailable` UNSTORABLE if a row
+        has a value that cannot be stored."""
         for table, rows in self._added.items():
             if rows:
                 self.wrote = True
@@ -270,7 +270,7 @@ class Tx(ABC):
 
     # -- mechanics
 
-    def _set(self, table: Table[Any], key: Key, row: Any) -> None:
+    def _set(self, table: StorageTable[Any], key: Key, row: Any) -> None:
         dirty = self._dirty.get(table)
         if dirty is None:
             dirty = self._dirty[table] = {}
@@ -278,7 +278,7 @@ class Tx(ABC):
         dirty[key] = row
 
     def _unwind(self) -> list[tuple[Any, Any, Any]]:
-        """Take the current command's buffered writes back; what would do them again."""
+        """Revert the current command's buffered writes; returns them, to be applied again."""
         redo: list[tuple[Any, Any, Any]] = []
         while self._journal:
             holder, key, before = self._journal.pop()
@@ -294,7 +294,7 @@ class Tx(ABC):
         return redo
 
     def _flush_early(self, *, always: bool = False) -> None:
-        """Flush in the middle of a command, so that `undo` still takes back this command alone."""
+        """Flush in the middle of a command, so that `undo` still reverts this command alone."""
         if not self._journal and not always:
             self.flush()
             return
@@ -316,22 +316,22 @@ class Tx(ABC):
         self.flush()
 
     @abstractmethod
-    def _load(self, table: Table[R], key: Key) -> R | None: ...
+    def _load(self, table: StorageTable[R], key: Key) -> R | None: ...
 
     @abstractmethod
     def _select(
-        self, table: Table[R], prefix: Key, start: Any, after: Any, before: Any, limit: int | None, reverse: bool
+        self, table: StorageTable[R], prefix: Key, start: Any, after: Any, before: Any, limit: int | None, reverse: bool
     ) -> Iterator[R]: ...
 
     @abstractmethod
     def _select_values(
-        self, table: Table[Any], columns: str, prefix: Key, start: Any, limit: int | None
+        self, table: StorageTable[Any], columns: str, prefix: Key, start: Any, limit: int | None
     ) -> list[tuple[Any, ...]]: ...
 
     @abstractmethod
     def _select_packed(
         self,
-        table: Table[Any],
+        table: StorageTable[Any],
         numbers: tuple[str, ...],
         body: str,
         prefix: Key,
@@ -342,13 +342,13 @@ class Tx(ABC):
     ) -> Packed: ...
 
     @abstractmethod
-    def _insert(self, table: Table[Any], rows: list[Any]) -> None: ...
+    def _insert(self, table: StorageTable[Any], rows: list[Any]) -> None: ...
 
     @abstractmethod
-    def _write(self, table: Table[Any], rows: dict[Key, Any]) -> None: ...
+    def _write(self, table: StorageTable[Any], rows: dict[Key, Any]) -> None: ...
 
     @abstractmethod
-    def _remove(self, table: Table[Any], prefix: Key, before: Any, limit: int) -> int: ...
+    def _remove(self, table: StorageTable[Any], prefix: Key, before: Any, limit: int) -> int: ...
 
     @abstractmethod
     def _savepoint(self) -> None: ...
@@ -361,7 +361,7 @@ class Tx(ABC):
 
 
 class Engine(Protocol):
-    """A place where rows are kept."""
+    """A storage engine."""
 
     blocking: bool  # whether a call may wait for another machine: then it never runs on an event loop's thread
 
@@ -369,26 +369,26 @@ class Engine(Protocol):
         """Open the write transaction. One at a time."""
 
     def reader(self, now_ms: int = 0, *, single: bool = False) -> AbstractContextManager[Reader]:
-        """A view of what is committed now; keep it short. `single`: each row is of some commit that was durable when it
+        """A view of the committed rows; keep it short. `single`: each row is of some commit that was durable when it
         was read, but two rows may be of two commits, and nothing is scanned."""
 
     def verify(self) -> None:
-        """Look whether what was committed is where it will be looked for. `Unavailable` DATABASE_GONE: it is not.
-        `Corrupt` WAL_DAMAGED: `examine` found that it is not what was written."""
+        """Raise `Unavailable` DATABASE_GONE if the files of the database are no longer in place, and `Corrupt`
+        WAL_DAMAGED if `examine` found damage."""
 
     def examine(self) -> None:
-        """Read again what was written and is not verified whenever it is read; from any thread, every now and then.
-        What is wrong is an error of `verify` and of every reader from then on."""
+        """Verify data that is not verified by every read; from any thread, regularly. `verify` and every reader report
+        damage from then on."""
 
     def make_room(self, freeing: bool) -> None:
-        """After DISK_FULL, before a transaction: release the space that was set aside, if all that the transaction does
-        frees space; or set it aside again, as far as there is room."""
+        """After DISK_FULL, before a transaction: release the reserve if the transaction only frees space; or take it
+        again, as far as there is room."""
 
     def roomy(self) -> bool:
-        """Whether writes of some size will find space, after DISK_FULL and a commit that succeeded."""
+        """Whether there is room for ordinary writes, after DISK_FULL and a successful commit."""
 
     def scratch(self) -> Scratch:
-        """A place for what need not outlive the process."""
+        """Temporary storage that does not outlive the process."""
 
     def close(self) -> None:
         """Close; everything acknowledged is already durable."""

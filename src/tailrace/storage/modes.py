@@ -1,4 +1,4 @@
-"""Who may read the files of a database: its owner and nobody else. Directories are 0700, files 0600.
+"""File modes: only the owner may read the files of a database. Directories are 0700, files 0600.
 
 Files are created with their mode, not changed afterwards, so that they are never open to others for a moment. SQLite
 gives the write-ahead log and its index the mode of the database file, which is why that file is created here.
@@ -26,7 +26,7 @@ logger = logging.getLogger("tailrace.storage")
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory, and those above it that are missing, for us alone."""
+    """Create a directory and its missing parents, accessible to the owner only."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
     for each in reversed(missing):
         with suppress(FileExistsError):
@@ -34,8 +34,8 @@ def make_directory(path: Path) -> None:
 
 
 def claim_directory(path: Path, prefixes: tuple[str, ...]) -> None:
-    """Make the directory of a database, or take away what others may do in one that exists, and with its files whose
-    names begin so."""
+    """Create the directory of a database, or revoke the access of others to an existing one and to its files with these
+    prefixes."""
     if not path.exists():
         make_directory(path)
     for each, mode in _private_paths(path, prefixes):
@@ -43,7 +43,7 @@ def claim_directory(path: Path, prefixes: tuple[str, ...]) -> None:
 
 
 def warn_of_exposure(path: Path, prefixes: tuple[str, ...]) -> None:
-    """For those who only read a database, and so change no modes: say what others may do with it."""
+    """Log a warning if others have access to a database that is opened read-only, without changing modes."""
     for each, mode in _private_paths(path, prefixes):
         try:
             found = os.stat(each)
@@ -57,7 +57,7 @@ def warn_of_exposure(path: Path, prefixes: tuple[str, ...]) -> None:
 
 
 def _private_paths(path: Path, prefixes: tuple[str, ...]) -> Iterator[tuple[Path, int]]:
-    """What is to be for its owner alone, and the mode that it is to have; the directory first."""
+    """The private paths and their modes; the directory first."""
     yield path, DIRECTORY
     with os.scandir(path) as entries:
         for entry in entries:
@@ -69,7 +69,7 @@ def _private_paths(path: Path, prefixes: tuple[str, ...]) -> Iterator[tuple[Path
 
 
 def restrict(path: Path, mode: int) -> None:
-    """Take away what the group and others may do, with a warning; `Invalid` where that cannot be done."""
+    """Revoke the access of group and others, with a warning; raises `Invalid` if that fails."""
     found = os.stat(path)
     if not found.st_mode & _OTHERS:
         return
@@ -100,12 +100,12 @@ def _octal(found: os.stat_result) -> str:
 
 
 def open_private(path: Path, mode: str) -> IO[Any]:
-    """Open a file; if it is made, then for us alone."""
+    """Open a file; a new one is accessible to the owner only."""
     return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_CLOEXEC, PRIVATE))
 
 
 def create_private(path: Path) -> None:
-    """Make an empty file if there is none."""
+    """Create an empty file if it does not exist."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE))
     except OSError as error:
@@ -113,7 +113,7 @@ def create_private(path: Path) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file that is there whole or not at all, and stays."""
+    """Write a file atomically and durably."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         with suppress(FileNotFoundError):

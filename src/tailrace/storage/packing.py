@@ -1,4 +1,4 @@
-"""Many rows read side by side, not one by one: numbers as texts that the database joins, bytes end to end."""
+"""Bulk reads by column: numbers as texts that the database joins, bytes concatenated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from tailrace.storage import sql
 from tailrace.storage.engine import Packed
-from tailrace.storage.table import Key, Table
+from tailrace.storage.table import Key, StorageTable
 
 _INTS: Final = msgspec.json.Decoder(list[int])
 
@@ -18,7 +18,7 @@ _INTS: Final = msgspec.json.Decoder(list[int])
 def read(
     execute: Any,
     mark: str,
-    table: Table[Any],
+    table: StorageTable[Any],
     numbers: tuple[str, ...],
     body: str,
     prefix: Key,
@@ -27,10 +27,10 @@ def read(
     limit: int,
     bytes_max: int,
 ) -> Packed:
-    """Read as `Reader.packed` has it."""
+    """The rows of `Reader.packed`."""
     listing, bodies = sql.packed(table, numbers, body, len(prefix), mark)
     bound = (*prefix, start, before)
-    # The length of bytes stands in the row's head: what is too much is not read.
+    # The row's header has the length of its bytes: rows beyond `bytes_max` are not read.
     ((*texts, sizes),) = execute(listing, (*bound, limit)).fetchall()
     if sizes is None:
         return Packed(tuple(array("q") for _ in numbers), array("q"), b"")
@@ -56,7 +56,7 @@ def _numbers(text: str) -> array[int]:
 
 
 def _fitting(sizes: array[int], bytes_max: int) -> array[int]:
-    """The first of them, and those that follow while all together are not too much."""
+    """The first size, and those that follow while their sum fits `bytes_max`."""
     for count, total in enumerate(accumulate(sizes)):
         if total > bytes_max:
             return sizes[: max(count, 1)]

@@ -1,8 +1,8 @@
 """Checksums of database pages, by SQLite's own extension `cksumvfs`, which comes with apsw.
 
 It keeps a checksum in 8 reserved bytes at the end of each page: computed when a page is written to the database
-file, verified in C whenever one is read from it. So a wrong bit anywhere in the file, in a key, an index or a pointer
-between pages too, is an error and never an answer. Frames of the write-ahead log have checksums of their own
+file, verified in C whenever one is read from it. So a wrong bit anywhere in the file, also in a key, an index or a
+pointer between pages, is an error and never a wrong result. Frames of the write-ahead log have checksums of their own
 (`wal.py`).
 """
 
@@ -24,12 +24,11 @@ import apsw.sqlite_extra
 from tailrace.errors import Corrupt, Invalid
 
 VFS: Final = "cksmvfs"
-PAGE_BYTES: Final = 4096  # of every database that Tailrace makes
+PAGE_BYTES: Final = 4096  # of every database that Tailrace creates
 RESERVED: Final = 8  # bytes at the end of a page
 _RESERVED_AT: Final = 20  # where the header of a database file says so
-_MAGIC: Final = b"SQLite format 3\0"
 _CHUNK_PAGES: Final = 256
-_LOOKS: Final = 3  # at a page that seems bad: a checkpoint may be writing it
+_LOOKS: Final = 3  # reads of a page that seems bad: a checkpoint may be writing it
 _NEW: Final = ".with-checksums"
 _loading = threading.Lock()
 _local = threading.local()
@@ -37,7 +36,7 @@ logger = logging.getLogger("tailrace.storage")
 
 
 def load() -> None:
-    """Make the VFS known to SQLite, once in a process; the default one stays what it was."""
+    """Register the VFS with SQLite, once per process; the default VFS does not change."""
     with _loading:
         if VFS in apsw.vfs_names():
             return
@@ -67,7 +66,7 @@ def _first(rows: Any) -> Any:
 
 
 def reserve(connection: apsw.Connection) -> None:
-    """Have a database that is about to be made keep checksums. Without effect on one that is there."""
+    """Enable checksums for a database that is about to be created. Without effect on an existing one."""
     reserved = ctypes.c_int(RESERVED)
     connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(reserved))
 
@@ -106,8 +105,8 @@ def kept(database: Path) -> bool:
 
 
 def upgrade(database: Path) -> None:
-    """Give checksums to the pages of a database that was made without, by a copy that takes its place. May be
-    killed: the copy counts from the moment it is whole and has the name."""
+    """Add checksums to the pages of an older database, by a copy that replaces it. May be killed at any point: the copy
+    is renamed when it is complete."""
     new = database.with_name(database.name + _NEW)
     for left in (new, Path(f"{new}-journal")):
         left.unlink(missing_ok=True)
@@ -125,9 +124,9 @@ def upgrade(database: Path) -> None:
     logger.info("adding checksums to the pages of %s (%d bytes)", database, size)
     connection = apsw.Connection(str(database), vfs=VFS)
     try:
-        connection.execute("PRAGMA journal_mode = DELETE").fetchall()  # all that is in the WAL goes to the file
+        connection.execute("PRAGMA journal_mode = DELETE").fetchall()  # moves the WAL into the file
     except apsw.BusyError as error:
-        logger.warning("the pages of %s get no checksums now: %s; somebody has it open", database, error)
+        logger.warning("the pages of %s get no checksums now: %s; another process has it open", database, error)
         return
     finally:
         connection.close()
@@ -166,8 +165,7 @@ def _copy(database: Path, new: Path) -> None:
 
 
 def damaged(database: Path, elsewhere: frozenset[int] = frozenset()) -> Iterator[int]:
-    """The numbers of the pages of a database file that fail their checksum, but for those that are read from
-    `elsewhere`, the WAL."""
+    """The numbers of pages that fail their checksum, except those `elsewhere`, which are read from the WAL."""
     with open(database, "rb", buffering=0) as file:
         number = 0
         while chunk := os.pread(file.fileno(), _CHUNK_PAGES * PAGE_BYTES, number * PAGE_BYTES):
@@ -181,7 +179,7 @@ def damaged(database: Path, elsewhere: frozenset[int] = frozenset()) -> Iterator
 
 
 def names(database: Path, numbers: list[int]) -> dict[int, str]:
-    """To which table or index pages belong, as far as it can be known."""
+    """The tables and indexes that pages belong to, as far as known."""
     found: dict[int, str] = {}
     try:
         connection = apsw.Connection(str(database), vfs=VFS, flags=apsw.SQLITE_OPEN_READWRITE)

@@ -1,8 +1,8 @@
-"""The directory of an open database: it is locked, and nobody removes, moves or replaces files in it unnoticed.
+"""The directory of an open database: it is locked, and the removal, move or replacement of its files is detected.
 
-A process that holds a file open can write to it and sync it after `rm -rf`, and nothing fails; but no restart finds
-what was written. So after each commit the files are looked for under their names. Creating, removing or renaming a file
-changes the modification time of its directory: while that is as it was, one `stat` of the directory is all it takes.
+A process that holds a file open can write to it and sync it after `rm -rf`, and nothing fails; but a restart does not
+find the data. So after each commit the files are looked up by name. Creating, removing or renaming a file changes the
+modification time of its directory: while that is unchanged, one `stat` of the directory is enough.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GONE: Final = "DATABASE_GONE"
 # File systems stamp times in ticks. A directory that changed just now may change again without a new time, so it is
 # trusted only when its last change is older than this.
 _SETTLED_NS: Final = 2_000_000_000
-_TRUSTED_NS: Final = 1_000_000_000  # how long the directory's time alone is trusted; then the files are looked at again
+_TRUSTED_NS: Final = 1_000_000_000  # how long the directory's time alone is trusted; then the files are checked again
 
 
 class Presence:
@@ -29,14 +29,14 @@ class Presence:
     def __init__(self, directory: Path, names: tuple[str, ...]) -> None:
         self._directory = os.path.abspath(directory)  # the working directory of the process may change
         self._growing = os.path.join(self._directory, names[0])
-        self._size = 0  # of that one, when it was looked at
+        self._size = 0  # of the first file, when it was last checked
         self._inodes = {path: _inode(os.stat(path)) for path in (os.path.join(self._directory, name) for name in names)}
         self._home = _inode(os.stat(self._directory))
         self._mtime_ns: int | None = None
         self._looked_ns = 0
 
     def verify(self) -> None:
-        """`Unavailable` DATABASE_GONE unless every file is where it was when the database was opened."""
+        """Raise `Unavailable` DATABASE_GONE unless every file is where it was when the database was opened."""
         try:
             found = os.stat(self._directory)
         except OSError as error:
@@ -52,7 +52,7 @@ class Presence:
         self._mtime_ns = found.st_mtime_ns if found.st_mtime_ns < time.time_ns() - _SETTLED_NS else None
 
     def _verify_file(self, path: str, inode: tuple[int, int]) -> None:
-        size = self._size  # before the look: another thread may look later, and note more
+        size = self._size  # before the check: another thread may check later, and store a larger size
         try:
             found = os.stat(path)
         except OSError as error:
@@ -71,7 +71,7 @@ def _inode(found: os.stat_result) -> tuple[int, int]:
 
 def _gone(path: str, why: str) -> Unavailable:
     return Unavailable(
-        f"{path!r} was removed, moved or replaced while the database was open ({why}), and what is written now would "
+        f"{path!r} was removed, moved or replaced while the database was open ({why}), and new writes would "
         "be lost; put the original files back under that name, or restore a backup, and then restart",
         code=GONE,
     )

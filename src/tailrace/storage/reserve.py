@@ -1,7 +1,7 @@
-"""A little disk space set aside, so that a full disk can be made less full.
+"""The reserve: disk space set aside, so that data can be deleted on a full disk.
 
 Every commit needs space in the write-ahead log, also one that deletes. While the disk is full the reserve is released
-for batches of commands that free space, and for no others; afterwards as much of it as is left is taken again.
+for batches of commands that free space, and for no others; afterwards it is taken again as far as possible.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Reserve:
 
     @property
     def full(self) -> bool:
-        """Whether all of it is set aside."""
+        """Whether the reserve has its full size."""
         try:
             return self._path.stat().st_size >= self.wanted
         except OSError:
             return self.wanted == 0
 
     def take(self) -> None:
-        """Set aside what is missing, or as much of it as there is room for."""
+        """Fill the reserve, or as much of it as there is room for."""
         if self.wanted == 0 or self.full:
             return
         size = self.wanted
@@ -59,7 +59,7 @@ class Reserve:
             self._path.unlink()
 
     def close(self) -> None:
-        """The database is closed: the reserve stays if the disk could be full when it is opened again."""
+        """The database is closed: the reserve stays if the disk may be full at the next open."""
         with suppress(OSError):
             if self.room() > self.wanted * limits.DISK_RESERVE_SHARE:
                 self.release()
@@ -68,9 +68,9 @@ class Reserve:
         handle = -1
         try:
             handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            os.posix_fallocate(handle, 0, size)  # what it has already counts
+            os.posix_fallocate(handle, 0, size)  # existing blocks count
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # it cannot be done here, whatever is free
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # not supported by this file system
                 logger.warning("no space is set aside for a full disk in %s: %s", self._path, error.strerror or error)
                 self.wanted = 0
             if handle >= 0:

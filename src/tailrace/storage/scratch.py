@@ -1,9 +1,9 @@
-"""Keys and bytes that need not outlive the process, in key order: in memory while they are few, then in a file.
+"""A temporary table of keys and bytes, in key order: in memory while it is small, then in a file.
 
-The file lies beside the database, or among the system's temporary files if that directory is gone or cannot be written:
-reads need a scratch too. It can be read by its owner alone and has no name any more when it is first written to, so
-that nothing is left behind by a crash. One transaction is open for as long as the scratch is: pages go to the file only
-when the cache is full. Not for use by two threads at once.
+The file is beside the database, or among the system's temporary files if that directory is gone or cannot be written:
+reads need a scratch too. Only its owner can read it, and it is unlinked before the first write, so that a crash leaves
+nothing behind. One transaction stays open: pages go to the file only when the cache is full. Not for use by two threads
+at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import apsw
 from tailrace.errors import Unavailable
 
 _CACHE_KIB: Final = 2 * 1024
-ROW_BYTES: Final = 64  # about what a row takes beside its key and bytes
+ROW_BYTES: Final = 64  # the approximate overhead of a row
 
 
 class Scratch:
@@ -49,7 +49,7 @@ class Scratch:
                 os.unlink(path)
 
     def keep(self, key: bytes, body: bytes | None) -> None:
-        """Keep bytes for a key, unless there are some: the first ones stay."""
+        """Store bytes under a key, unless the key exists: the first ones stay."""
         try:
             self._connection.execute("INSERT OR IGNORE INTO kept VALUES (?, ?)", (key, body))
         except apsw.Error as error:
@@ -60,10 +60,10 @@ class Scratch:
     def between(self, start: bytes, until: bytes | None, limit: int) -> list[tuple[bytes, bytes | None]]:
         """The first rows with keys from `start` up to `until`, in key order."""
         bound = "" if until is None else "AND key <= ?"
-        given = (start, limit) if until is None else (start, until, limit)
+        bounds = (start, limit) if until is None else (start, until, limit)
         statement = f"SELECT key, body FROM kept WHERE key >= ? {bound} ORDER BY key LIMIT ?"
         try:
-            found: list[Any] = self._connection.execute(statement, given).fetchall()
+            found: list[Any] = self._connection.execute(statement, bounds).fetchall()
             return found
         except apsw.Error as error:
             raise _unusable(error) from error

@@ -1,4 +1,4 @@
-"""The statements an engine needs for a table, made from its declaration.
+"""The SQL statements of an engine for a table, generated from its declaration.
 
 SQLite and PostgreSQL agree on all of them but for the placeholder.
 """
@@ -8,22 +8,22 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from tailrace.storage.table import UNKNOWN, Key, Table
+from tailrace.storage.table import UNKNOWN, Key, StorageTable
 
 
 @cache
-def select_one(table: Table[Any], mark: str) -> str:
+def select_one(table: StorageTable[Any], mark: str) -> str:
     return f"SELECT {_columns(table)} FROM {table.name} WHERE {_match(table.key, mark)}"
 
 
 @cache
-def insert(table: Table[Any], mark: str) -> str:
+def insert(table: StorageTable[Any], mark: str) -> str:
     marks = ", ".join([mark] * len(table.stored))
     return f"INSERT INTO {table.name} ({_columns(table)}) VALUES ({marks})"
 
 
 @cache
-def upsert(table: Table[Any], mark: str) -> str:
+def upsert(table: StorageTable[Any], mark: str) -> str:
     changed = [column.name for column in table.stored if column.name not in table.key]
     sets = ", ".join(f"{name} = excluded.{name}" for name in changed)
     action = f"DO UPDATE SET {sets}" if sets else "DO NOTHING"
@@ -31,12 +31,14 @@ def upsert(table: Table[Any], mark: str) -> str:
 
 
 @cache
-def delete(table: Table[Any], mark: str) -> str:
+def delete(table: StorageTable[Any], mark: str) -> str:
     return f"DELETE FROM {table.name} WHERE {_match(table.key, mark)}"
 
 
 @cache
-def _scan(table: Table[Any], columns: str, prefixed: int, bounds: str, reverse: bool, limited: bool, mark: str) -> str:
+def _scan(
+    table: StorageTable[Any], columns: str, prefixed: int, bounds: str, reverse: bool, limited: bool, mark: str
+) -> str:
     keys = table.key
     terms = [f"{name} = {mark}" for name in keys[:prefixed]]
     terms += [f"{keys[prefixed]} {sign} {mark}" for sign in bounds.split()]
@@ -49,7 +51,7 @@ def _scan(table: Table[Any], columns: str, prefixed: int, bounds: str, reverse: 
 
 
 def scan(
-    table: Table[Any],
+    table: StorageTable[Any],
     prefix: Key,
     start: Any,
     after: Any,
@@ -59,7 +61,7 @@ def scan(
     mark: str,
     columns: str = "",
 ) -> tuple[str, Key]:
-    """The statement of `Reader.scan` and what is bound to it."""
+    """The statement of `Reader.scan` and its parameters."""
     bounds, bound = "", prefix
     for sign, value in ((">= ", start), ("> ", after), ("< ", before)):
         if value is not None:
@@ -71,7 +73,7 @@ def scan(
 
 
 @cache
-def packed(table: Table[Any], numbers: tuple[str, ...], body: str, prefixed: int, mark: str) -> tuple[str, str]:
+def packed(table: StorageTable[Any], numbers: tuple[str, ...], body: str, prefixed: int, mark: str) -> tuple[str, str]:
     """The statements of `Reader.packed`: one for the numbers of some rows, with the bytes' sizes, as texts with commas;
     one for their bytes. Both are bound to the prefix, the two bounds and a limit. Of a table with checksums the first
     also has what `others` names, their sizes if they are bytes, and the sums; the second the bytes of those."""
@@ -90,13 +92,13 @@ def packed(table: Table[Any], numbers: tuple[str, ...], body: str, prefixed: int
 
 
 @cache
-def others(table: Table[Any], numbers: tuple[str, ...], body: str, prefixed: int) -> tuple[tuple[str, str], ...]:
-    """What else of a row its checksum needs, beside the columns that are asked for: names and kinds."""
+def others(table: StorageTable[Any], numbers: tuple[str, ...], body: str, prefixed: int) -> tuple[tuple[str, str], ...]:
+    """The other columns of a row that its checksum covers: names and kinds."""
     known = {*numbers, body, *table.key[:prefixed]}
     return tuple((column.name, column.kind) for column in table.columns if table.checked and column.name not in known)
 
 
-def _columns(table: Table[Any]) -> str:
+def _columns(table: StorageTable[Any]) -> str:
     return ", ".join(column.name for column in table.stored)
 
 

@@ -1,8 +1,8 @@
 """The embedded engine: one directory, one SQLite database in WAL mode, every commit synced.
 
-One process owns a directory (a lock file says so), one connection writes. Readers have connections of their own and
-see the last durable commit: SQLite publishes a commit to them only after its WAL is synced. Committed rows of small
-hot tables are cached, which is safe just because nobody else writes.
+One process owns a directory (by a lock file), one connection writes. Readers have connections of their own and see the
+last durable commit: SQLite publishes a commit to them only after its WAL is synced. Committed rows of small hot tables
+are cached, which is safe because there is no other writer.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from tailrace.storage.engine import Packed, Tx, closed
 from tailrace.storage.presence import Presence, locked_directory, sync_directory
 from tailrace.storage.reserve import Reserve
 from tailrace.storage.scratch import Scratch
-from tailrace.storage.table import Key, R, Table
+from tailrace.storage.table import Key, R, StorageTable
 from tailrace.storage.translation import FOREIGN, REFUSALS, refused, translate, translated
 
 FILE: Final = "tailrace.db"
 ENCRYPTED_SINCE: Final = 6  # the migration that encrypts what was in clear text
 _MARK: Final = "?"
-BUSY_MS: Final = 250  # how long somebody else's lock on the file is waited for; the event loop waits too
+BUSY_MS: Final = 250  # how long to wait for another program's lock on the file; the event loop waits too
 _CHECKPOINT_PAGES: Final = 1000  # in the WAL before it is moved into the file; fewer on a small disk
-_WAL_BYTES_KEPT: Final = 64 * limits.MiB  # what a long reader made the WAL grow beyond this is given back
-_PRIVATE_FILES: Final = (FILE, "LOCK", vault.FILE, reserve.FILE)  # how their names begin
+_WAL_BYTES_KEPT: Final = 64 * limits.MiB  # a WAL that a long reader made larger is truncated to this
+_PRIVATE_FILES: Final = (FILE, "LOCK", vault.FILE, reserve.FILE)  # prefixes of file names
 _WRITER_CACHE_KIB: Final = 64 * 1024
 _READER_CACHE_KIB: Final = 8 * 1024
 
@@ -47,17 +47,17 @@ class SqliteReader:
     def __init__(self, connection: apsw.Connection, now_ms: int, damaged: dict[str, None] | None = None) -> None:
         self.now_ms = now_ms
         self.lag_ms = 0
-        self.shelf: Any = None
+        self.cold: Any = None
         self.exports: Any = None
         self.vault: Any = None
         self._execute = connection.execute
-        self._damaged = damaged  # where rows that fail their checksum are noted; None: they are errors
+        self._damaged = damaged  # collects rows that fail their checksum; None: such a row is an error
 
     @property
     def settled_ms(self) -> int:
         return self.now_ms - self.lag_ms
 
-    def get(self, table: Table[R], *key: Any) -> R | None:
+    def get(self, table: StorageTable[R], *key: Any) -> R | None:
         row = self._execute(sql.select_one(table, _MARK), key).fetchone()
         if row is None:
             return None
@@ -65,7 +65,7 @@ class SqliteReader:
 
     def scan(
         self,
-        table: Table[R],
+        table: StorageTable[R],
         *prefix: Any,
         start: Any = None,
         after: Any = None,
@@ -78,14 +78,14 @@ class SqliteReader:
         return map(load, self._execute(statement, bound))
 
     def values(
-        self, table: Table[Any], columns: str, *prefix: Any, start: Any = None, limit: int | None = None
+        self, table: StorageTable[Any], columns: str, *prefix: Any, start: Any = None, limit: int | None = None
     ) -> list[tuple[Any, ...]]:
         statement, bound = sql.scan(table, prefix, start, None, None, limit, False, _MARK, columns)
         return self._execute(statement, bound).fetchall()
 
     def packed(
         self,
-        table: Table[Any],
+        table: StorageTable[Any],
         numbers: tuple[str, ...],
         body: str,
         *prefix: Any,
@@ -98,14 +98,16 @@ class SqliteReader:
 
 
 class SingleReader(SqliteReader):
-    """Rows one by one, each from the last commit; no transaction around them. Rows that the writer keeps in memory need
-    no look at the file: what it keeps is committed, and goes when a commit that changes it begins."""
+    """Single rows, each from the last commit, without a transaction. Rows in the writer's cache are not read from the
+    file: the cache has committed rows only, and drops a row when a commit that changes it begins."""
 
-    def __init__(self, connection: apsw.Connection, now_ms: int, cache: dict[Table[Any], dict[Key, Any]]) -> None:
+    def __init__(
+        self, connection: apsw.Connection, now_ms: int, cache: dict[StorageTable[Any], dict[Key, Any]]
+    ) -> None:
         super().__init__(connection, now_ms)
         self._cache = cache
 
-    def get(self, table: Table[R], *key: Any) -> R | None:
+    def get(self, table: StorageTable[R], *key: Any) -> R | None:
         if table.cached:
             rows = self._cache.get(table)
             row = None if rows is None else rows.get(key)
@@ -179,7 +181,7 @@ class SqliteTx(Tx):
             with translated():
                 self._execute("ROLLBACK")
 
-    def _load(self, table: Table[R], key: Key) -> R | None:
+    def _load(self, table: StorageTable[R], key: Key) -> R | None:
         if not table.cached:
             return self._fetch(table, key)
         cache = self._cache.get(table)
@@ -189,18 +191,18 @@ class SqliteTx(Tx):
                 return row  # type: ignore[no-any-return]
         row = self._fetch(table, key)
         flushed = self._flushed.get(table)
-        # What this transaction flushed is not committed yet, so it must not be remembered as if it were.
+        # Flushed rows are not committed yet, so they must not go into the cache.
         if row is not None and not self._saved and (flushed is None or key not in flushed):
             self._engine.remember(table, {key: row})
         return row
 
-    def _fetch(self, table: Table[R], key: Key) -> R | None:
+    def _fetch(self, table: StorageTable[R], key: Key) -> R | None:
         with translated():
             row = self._execute(sql.select_one(table, _MARK), key).fetchone()
         return None if row is None else table.load(row)
 
     def _select(
-        self, table: Table[R], prefix: Key, start: Any, after: Any, before: Any, limit: int | None, reverse: bool
+        self, table: StorageTable[R], prefix: Key, start: Any, after: Any, before: Any, limit: int | None, reverse: bool
     ) -> Iterator[R]:
         statement, bound = sql.scan(table, prefix, start, after, before, limit, reverse, _MARK)
         with translated():
@@ -208,7 +210,7 @@ class SqliteTx(Tx):
         return map(table.load, rows)
 
     def _select_values(
-        self, table: Table[Any], columns: str, prefix: Key, start: Any, limit: int | None
+        self, table: StorageTable[Any], columns: str, prefix: Key, start: Any, limit: int | None
     ) -> list[tuple[Any, ...]]:
         statement, bound = sql.scan(table, prefix, start, None, None, limit, False, _MARK, columns)
         with translated():
@@ -216,7 +218,7 @@ class SqliteTx(Tx):
 
     def _select_packed(
         self,
-        table: Table[Any],
+        table: StorageTable[Any],
         numbers: tuple[str, ...],
         body: str,
         prefix: Key,
@@ -228,13 +230,13 @@ class SqliteTx(Tx):
         with translated():
             return packing.read(self._execute, _MARK, table, numbers, body, prefix, start, before, limit, bytes_max)
 
-    def _insert(self, table: Table[Any], rows: list[Any]) -> None:
+    def _insert(self, table: StorageTable[Any], rows: list[Any]) -> None:
         try:
             self._connection.executemany(sql.insert(table, _MARK), map(table.values, rows))
         except REFUSALS as error:
             raise refused(table, error) from error
 
-    def _write(self, table: Table[Any], rows: dict[Key, Any]) -> None:
+    def _write(self, table: StorageTable[Any], rows: dict[Key, Any]) -> None:
         cache = self._cache.get(table)
         if cache is not None:
             for key in rows:
@@ -250,7 +252,7 @@ class SqliteTx(Tx):
         except REFUSALS as error:
             raise refused(table, error) from error
 
-    def _remove(self, table: Table[Any], prefix: Key, before: Any, limit: int) -> int:
+    def _remove(self, table: StorageTable[Any], prefix: Key, before: Any, limit: int) -> int:
         assert not table.cached, f"{table.name} is cached: delete its rows one by one"
         terms = [f"{name} = ?" for name in table.key[: len(prefix)]]
         bound = prefix
@@ -258,7 +260,7 @@ class SqliteTx(Tx):
             terms.append(f"{table.key[len(prefix)]} < ?")
             bound += (before,)
         order = ", ".join(table.key)
-        # A heap's rows are deleted in the order they lie in; other tables may have no row number.
+        # A heap's rows are deleted in storage order; other tables may have no row number.
         named = "rowid" if table.heap else f"({order})"
         chosen = f"SELECT {named.strip('()')} FROM {table.name} WHERE {' AND '.join(terms)} ORDER BY {order} LIMIT ?"
         with translated():
@@ -295,7 +297,7 @@ class SqliteEngine:
         self.directory = Path(directory)
         self._environment = environment
         self.read_only = read_only
-        self.cache: dict[Table[Any], dict[Key, Any]] = {}
+        self.cache: dict[StorageTable[Any], dict[Key, Any]] = {}
         self._vfs = vfs
         self._idle: deque[apsw.Connection] = deque()
         self._closed = False
@@ -306,7 +308,7 @@ class SqliteEngine:
         self._checkpoints: Checkpoints | None = None
         if read_only:
             if not (self.directory / FILE).is_file():
-                raise Invalid(f"there is no database in {str(self.directory)!r}; name the directory given to --data")
+                raise Invalid(f"there is no database in {str(self.directory)!r}; name the directory of --data")
             modes.warn_of_exposure(self.directory, _PRIVATE_FILES)
         else:
             self._claim()
@@ -320,7 +322,7 @@ class SqliteEngine:
                     if not read_only:
                         self._watch()
                 except BaseException:
-                    self.writer.close()  # or a transaction stays open for as long as somebody keeps the error
+                    self.writer.close()  # otherwise a transaction would stay open as long as the error is referenced
                     raise
         except BaseException:
             self._unclaim()
@@ -330,7 +332,7 @@ class SqliteEngine:
         return SqliteTx(self, now_ms)
 
     def reader(self, now_ms: int = 0, *, single: bool = False, damaged: dict[str, None] | None = None) -> _Opened:
-        """As `Engine.reader`. With `damaged`, rows that fail their checksum are noted there, and read all the same."""
+        """As `Engine.reader`. With `damaged`, rows that fail their checksum are collected there, and still returned."""
         return _Opened(self, now_ms, single, damaged)
 
     def scratch(self) -> Scratch:
@@ -344,7 +346,7 @@ class SqliteEngine:
         except IndexError:
             if self._closed:
                 raise closed() from None
-            self.verify()  # or another file of that name would be read
+            self.verify()  # otherwise another file of that name could be read
             with translated():
                 connection = self._connect(_READER_CACHE_KIB, create=False)
                 connection.execute("PRAGMA query_only = ON")
@@ -377,7 +379,7 @@ class SqliteEngine:
             self._presence.verify()
 
     def examine(self) -> None:
-        """As `Engine.examine`: the write-ahead log is looked at."""
+        """As `Engine.examine`: verifies the write-ahead log."""
         if self._checkpoints is not None:
             self._checkpoints.examine()
 
@@ -398,8 +400,8 @@ class SqliteEngine:
         checkpoint = True
         if freeing:
             self._reserve.release()
-            # A checkpoint that the space suffices for lets the write-ahead log be written from its beginning again,
-            # which needs no more space then. One that it does not suffice for would use it up for nothing.
+            # A checkpoint that fits lets the write-ahead log be written from its beginning again, which needs no more
+            # space. One that does not fit would use the space up for nothing.
             with translated():
                 grown = self._number("page_count") * self._number("page_size") - (self.directory / FILE).stat().st_size
                 checkpoint = grown < self._reserve.room() // 2
@@ -418,7 +420,7 @@ class SqliteEngine:
             return self._number("freelist_count") * self._number("page_size") >= self._reserve.wanted
 
     def _checkpoint_by_itself(self, on: bool) -> None:
-        """Checkpoint before the WAL is larger than what is set aside, or not at all."""
+        """Checkpoint before the WAL is larger than the reserve, or not at all."""
         assert self._reserve is not None
         assert self._checkpoints is not None
         pages = self._reserve.wanted // 2 // self._number("page_size") or _CHECKPOINT_PAGES
@@ -430,14 +432,14 @@ class SqliteEngine:
         return value
 
     def _watch(self) -> None:
-        """From now on the files must stay where they are, and some space is set aside."""
+        """From now on the files must stay in place, and the reserve is taken."""
         files = (FILE, f"{FILE}-wal", f"{FILE}-shm")
         self._presence = Presence(self.directory, files if self._home is not None else (*files, "LOCK"))
         self._reserve = Reserve(self.directory)
         self._reserve.take()
         self._checkpoints = self._make_checkpoints()
         self._checkpoint_by_itself(True)
-        connection = self.lend()  # so that reads go on whatever happens to the names of the files
+        connection = self.lend()  # so that reads work even if the files are renamed
         with translated():
             connection.execute("SELECT 1 FROM sqlite_schema").fetchall()
         self.take_back(connection)
@@ -451,8 +453,8 @@ class SqliteEngine:
             while True:
                 self._idle.pop().close()
 
-    def remember(self, table: Table[Any], rows: dict[Key, Any]) -> None:
-        """Keep committed rows in memory; forget all of a table when there are too many."""
+    def remember(self, table: StorageTable[Any], rows: dict[Key, Any]) -> None:
+        """Cache committed rows; evict all rows of a table when there are too many."""
         cache = self.cache.setdefault(table, {})
         if len(cache) + len(rows) > limits.ROW_CACHE_MAX:
             cache.clear()
@@ -463,14 +465,14 @@ class SqliteEngine:
                 cache[key] = row
 
     def copy_to(self, path: Path, on_progress: Callable[[int, int], None] | None = None) -> None:
-        """Copy the database as it is at this moment into a new file, page by page, while others write. Told about are
-        pages done and pages in all."""
+        """Copy the database as it is at this moment into a new file, page by page, while others write. `on_progress`
+        gets the pages done and the total."""
         modes.create_private(path)
         with translated(), closing(pages.begin(path)) as copy:
             copy.execute("PRAGMA synchronous = OFF").fetchall()
             source = self.lend()
             try:
-                # The read transaction keeps the view that the steps copy from; without it each commit starts them anew.
+                # The read transaction pins the view; without it each commit would restart the copy.
                 source.execute("BEGIN")
                 source.execute("SELECT 1 FROM sqlite_schema").fetchall()
                 log = self._checkpoints or self._make_checkpoints()
@@ -480,7 +482,7 @@ class SqliteEngine:
                         done = backup.step(limits.BACKUP_PAGES)
                         if on_progress is not None:
                             on_progress(backup.page_count - backup.remaining, backup.page_count)
-                log.examine()  # the copy gives pages of the log new checksums, whatever they hold
+                log.examine()  # the copy gives pages of the log new checksums, even if they are damaged
                 if log.damage is not None:
                     raise log.damage
             finally:
@@ -488,7 +490,7 @@ class SqliteEngine:
                 self.take_back(source)
 
     def integrity(self) -> list[str]:
-        """What is wrong with the file: pages that fail their checksum, and what SQLite itself finds."""
+        """Findings about the file: pages that fail their checksum, and those of SQLite's own check."""
         database = self.directory / FILE
         findings: list[str] = []
         if self.checksums:
@@ -504,7 +506,7 @@ class SqliteEngine:
         return findings + ([] if found == ["ok"] else found)
 
     def schema(self) -> list[str]:
-        """The statements that make this database, as it is."""
+        """The statements of this database's schema."""
         with translated():
             rows = self.writer.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY name")
             return [row[0] for row in rows]
@@ -512,7 +514,7 @@ class SqliteEngine:
     # -- opening
 
     def _claim(self) -> None:
-        """Make the directory ours. Its own name must survive a power loss too, so the parents of what is made are
+        """Create and lock the directory. Its name must survive a power loss, so the parents of new directories are
         synced."""
         directory = self.directory.absolute()
         made = [path for path in (directory, *directory.parents) if not path.exists()]
@@ -523,7 +525,7 @@ class SqliteEngine:
             raise Invalid(f"cannot open {str(self.directory)!r} for writing: {error.strerror or error}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The directory itself is locked too: the file can be removed, and the next process would make a new one.
+            # The directory itself is locked too: if the file is removed, the next process would create a new one.
             self._home = locked_directory(directory)
         except OSError:
             self._unclaim()
@@ -532,7 +534,7 @@ class SqliteEngine:
                 code="DATABASE_IN_USE",
             ) from None
         try:
-            modes.create_private(directory / FILE)  # SQLite would make it readable for others, and its WAL alike
+            modes.create_private(directory / FILE)  # SQLite would create it and its WAL readable for others
         except Unavailable:
             self._unclaim()
             raise
@@ -540,7 +542,7 @@ class SqliteEngine:
             sync_directory(path.parent)
 
     def _guard(self, accept_loss: bool) -> None:
-        """Look at the WAL before SQLite does. Who reads only has not claimed the directory: a server may be writing."""
+        """Verify the WAL before SQLite reads it. A read-only engine has no lock: a server may be writing."""
         database = self.directory / FILE
         if not self.read_only:
             wal.guard(database, pages.verify, accept_loss=accept_loss)
@@ -552,7 +554,7 @@ class SqliteEngine:
                 raise wal.refusal(damage)
 
     def _choose_vfs(self) -> None:
-        """Pages have checksums, kept by a VFS of SQLite's own; a database that was made without them gets them now."""
+        """Choose the VFS that maintains page checksums; a database without checksums is upgraded now."""
         database = self.directory / FILE
         if self._vfs is None:
             pages.load()
@@ -565,7 +567,7 @@ class SqliteEngine:
         self.checksums = self._vfs == pages.VFS and (not database.exists() or pages.kept(database))
 
     def _claim_shared(self) -> bool:
-        """Keep others from opening the directory for writing; False if somebody has."""
+        """Lock the directory against writers; False if another process has it open for writing."""
         try:
             self._home = locked_directory(self.directory, shared=True)
         except BlockingIOError:
@@ -607,8 +609,8 @@ class SqliteEngine:
             _refuse_other(self.version())
             try:
                 self.vault = self._open_vault()
-            except Invalid as error:  # who does not need secrets can read all the rest
-                self.vault = vault.Locked(error)
+            except Invalid as error:  # the rest is readable without the key
+                self.vault = vault.LockedVault(error)
             return
         if self._vfs == pages.VFS:
             pages.reserve(self.writer)
@@ -623,7 +625,7 @@ class SqliteEngine:
         self._migrate()
 
     def version(self) -> int:
-        """Of the schema."""
+        """The version of the schema."""
         return self._number("user_version")
 
     def _migrate(self) -> None:
@@ -652,13 +654,13 @@ class SqliteEngine:
             ((check,),) = found
         return vault.open_vault(self.directory, check, self._environment, writable=not self.read_only)
 
-    def encrypt_anew(self, fresh: vault.Vault) -> None:
-        """Encrypt all secrets with another key, in one transaction. Nobody else uses the engine meanwhile."""
+    def reencrypt(self, fresh: vault.Vault) -> None:
+        """Encrypt all secrets with another key, in one transaction. No other thread may use the engine meanwhile."""
         with translated():
             self.writer.execute("PRAGMA secure_delete = ON").fetchall()
             self.writer.execute("BEGIN IMMEDIATE")
             try:
-                vault.encrypt_anew(self.writer.execute, self.vault, fresh)
+                vault.reencrypt(self.writer.execute, self.vault, fresh)
                 self.writer.execute("COMMIT")
             except BaseException:
                 self.writer.execute("ROLLBACK")
@@ -668,8 +670,8 @@ class SqliteEngine:
             self._forget_old_pages()
 
     def _forget_old_pages(self) -> None:
-        """Leave nothing of replaced secrets in the files: free space within pages is zeroed as rows change
-        (`secure_delete`), and old versions of pages go with the write-ahead log."""
+        """Remove replaced secrets from the files: free space within pages is zeroed as rows change (`secure_delete`),
+        and old versions of pages are removed with the write-ahead log."""
         self.examine()
         self.verify()
         self.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -687,7 +689,7 @@ def _refuse_other(version: int) -> None:
     known = len(migrations())
     if version > known:
         raise Invalid(
-            f"the database has schema version {version}, this Tailrace knows up to {known}; upgrade to open it",
+            f"the database has schema version {version}, this Tailrace supports up to {known}; upgrade to open it",
             code="DATABASE_TOO_NEW",
         )
     if version < known:

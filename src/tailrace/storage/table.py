@@ -1,10 +1,10 @@
-"""How a kind of row is stored: declared once, beside the rules that use it, and understood by every engine.
+"""Declarations of stored tables: each is declared once, beside the rules that use it, for every engine.
 
 A row is a frozen `msgspec.Struct`; its fields are the columns, in order, and their types the column types
-(int, str, bytes, and ``| None`` for nullable). Rows are values: nobody changes one, so they can be shared and cached.
+(int, str, bytes, and ``| None`` for nullable). Rows are immutable, so they can be shared and cached.
 
-Rows of a table that is `checked` carry a checksum, in a column that only this module knows: made when a row is written,
-verified whenever one is read, by whatever engine.
+Rows of a `checked` table have a checksum, in a column that only this module knows: computed when a row is written, and
+verified whenever it is read.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ Key = tuple[Any, ...]
 _KINDS: dict[type, str] = {int: "INTEGER", str: "TEXT", bytes: "BLOB"}
 
 
-class Column(msgspec.Struct, frozen=True):
+class StorageColumn(msgspec.Struct, frozen=True):
     name: str
     kind: str  # INTEGER, TEXT or BLOB; an engine translates
     nullable: bool
 
 
-SUM: Final = Column("sum", "INTEGER", True)  # a row's checksum; NULL if it was written before there were any
+SUM: Final = StorageColumn("sum", "INTEGER", True)  # a row's checksum; NULL if it was written before there were any
 UNKNOWN: Final = -1  # stands for NULL among sums
 
 
-class Table(Generic[R]):
+class StorageTable(Generic[R]):
     """A table of rows `R`, unique by `key`.
 
     `heap`: rows are only added and removed in ranges, never replaced; stored in arrival order with an index on the
@@ -82,7 +82,7 @@ class Table(Generic[R]):
             self.load = verified
 
     def load_anyway(self, damaged: dict[str, None], values: tuple[Any, ...]) -> R:
-        """As `load`, but a row that fails its checksum is noted and returned."""
+        """As `load`, but a row that fails its checksum is added to `damaged` and returned."""
         try:
             return self.load(values)
         except Corrupt as error:
@@ -96,8 +96,8 @@ class Table(Generic[R]):
         blobs: dict[str, tuple[array[int], bytes]],
         sums: array[int],
     ) -> None:
-        """Verify many rows under a key's `prefix`: columns of numbers, and of bytes end to end with their sizes. Little
-        is done for a single row."""
+        """Verify many rows under a key's `prefix`: columns of numbers, and concatenated bytes with their sizes. Fast
+        per row."""
         fixed = dict(zip(self.key, prefix, strict=False))
         columns: list[Iterable[int]] = [
             numbers[column.name] if column.name in numbers else repeat(fixed[column.name], len(sums))
@@ -126,21 +126,21 @@ class Table(Generic[R]):
         return f"Table({self.name})"
 
 
-def _summing(columns: tuple[Column, ...]) -> Callable[[Sequence[Any]], int]:
-    """What computes a row's checksum: CRC-32 over its numbers, the lengths of its bytes, and those."""
+def _summing(columns: tuple[StorageColumn, ...]) -> Callable[[Sequence[Any]], int]:
+    """A function that computes a row's checksum: CRC-32 over its numbers, the lengths of its bytes, and the bytes."""
     assert all(column.kind in ("INTEGER", "BLOB") and not column.nullable for column in columns)
     numbers = itemgetter(*(at for at, column in enumerate(columns) if column.kind == "INTEGER"))
-    places = [at for at, column in enumerate(columns) if column.kind == "BLOB"]
+    blobs = [at for at, column in enumerate(columns) if column.kind == "BLOB"]
     pack = struct.Struct(f"<{len(columns)}q").pack
-    if len(places) == 1:
-        (place,) = places
+    if len(blobs) == 1:
+        (blob,) = blobs
 
         def of_one(values: Sequence[Any]) -> int:
-            body = values[place]
+            body = values[blob]
             return crc32(body, crc32(pack(*numbers(values), len(body))))
 
         return of_one
-    first, second = places
+    first, second = blobs
 
     def of_two(values: Sequence[Any]) -> int:
         key, body = values[first], values[second]
@@ -154,19 +154,19 @@ def _getter(names: tuple[str, ...]) -> Callable[[Any], Key]:
     return get if len(names) > 1 else lambda row: (get(row),)
 
 
-def _column(name: str, hint: Any) -> Column:
+def _column(name: str, hint: Any) -> StorageColumn:
     nullable = False
     if isinstance(hint, types.UnionType):
         nullable = type(None) in hint.__args__
         (hint,) = (part for part in hint.__args__ if part is not type(None))
-    return Column(name, _KINDS[hint], nullable)
+    return StorageColumn(name, _KINDS[hint], nullable)
 
 
-class Meta(msgspec.Struct, frozen=True):
-    """A named fact about the whole database: counters, its identity, its keys."""
+class MetaRow(msgspec.Struct, frozen=True):
+    """A named value of the whole database: counters, its identity, its keys."""
 
     name: str
     value: bytes
 
 
-META = Table("meta", Meta, key=("name",), cached=True)
+META = StorageTable("meta", MetaRow, key=("name",), cached=True)

@@ -1,4 +1,4 @@
-"""Errors of SQLite and its binding, as ours."""
+"""Translates errors of SQLite and its binding into `Error`s."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import apsw
 
 from tailrace.errors import Corrupt, Error, Invalid, Unavailable
 from tailrace.storage.engine import unstorable
-from tailrace.storage.table import Table
+from tailrace.storage.table import StorageTable
 
 
 class _Translation:
-    """What SQLite and its binding raise, as ours. One object serves all: entering costs nothing."""
+    """A context manager that translates errors. One object serves all uses: entering it costs nothing."""
 
     __slots__ = ()
 
@@ -30,10 +30,10 @@ REFUSALS: Final = (apsw.Error, OverflowError, TypeError, UnicodeEncodeError)
 _DATATYPES: Final = (apsw.SQLITE_CONSTRAINT_DATATYPE, apsw.SQLITE_CONSTRAINT_NOTNULL)
 
 
-def refused(table: Table[Any], error: Exception) -> Error:
-    """Why rows were not written."""
+def refused(table: StorageTable[Any], error: Exception) -> Error:
+    """The error for rows that were not written."""
     if isinstance(error, apsw.ConstraintError) and getattr(error, "extendedresult", None) not in _DATATYPES:
-        return translate(error)  # a key that must be new is there
+        return translate(error)  # a key that must be new exists
     if isinstance(error, apsw.Error) and not isinstance(error, apsw.ConstraintError | apsw.TooBigError):
         return translate(error)
     return unstorable(table, error)
@@ -41,12 +41,13 @@ def refused(table: Table[Any], error: Exception) -> Error:
 
 def translate(error: apsw.Error | UnicodeEncodeError) -> Error:
     if isinstance(error, UnicodeEncodeError):
-        return Invalid(f"a text has half of a surrogate pair at {error.start}, which UTF-8 cannot say; leave it out")
+        return Invalid(f"a text has half of a surrogate pair at {error.start}, which UTF-8 cannot encode; leave it out")
     if isinstance(error, apsw.FullError):
-        return Unavailable(f"the disk is full ({error}); free some space, then writes go on", code="DISK_FULL")
+        return Unavailable(f"the disk is full ({error}); free some space, then writes continue", code="DISK_FULL")
     if isinstance(error, apsw.BusyError):
         return Unavailable(
-            f"another program has locked the database ({error}); writes go on when it lets go", code="DATABASE_BUSY"
+            f"another program has locked the database ({error}); writes continue when it releases the lock",
+            code="DATABASE_BUSY",
         )
     if isinstance(error, (apsw.CorruptError, apsw.NotADBError, apsw.ConstraintError)):
         return Corrupt(f"the database is damaged: {error}; run `tailrace check` and restore a backup")

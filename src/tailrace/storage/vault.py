@@ -1,12 +1,12 @@
-"""Secrets that the server must be able to read (access-key secrets, signing keys) are encrypted in the database.
+"""Encryption of the secrets that the server must be able to read: access-key secrets, signing keys.
 
 The cipher is AES-256-GCM; the associated data names the row, so that a value cannot be moved to another one. The key is
 not in the database: it comes from the environment (TAILRACE_SECRET_KEY) or from the file secret.key beside the
 database, which is created when it is first needed. A row of META is encrypted with it too, so that a wrong key is
 noticed when the database is opened.
 
-Rotation is killable at any point: the next key is written to secret.key.new and synced, the rows are encrypted anew in
-one transaction, and then the file is renamed. Opening a database tries both files, and completes or undoes the rest.
+Rotation may be killed at any point: the next key is written to secret.key.new and synced, the rows are re-encrypted in
+one transaction, and then the file is renamed. Opening a database tries both files, and completes or reverts the rest.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from tailrace.errors import Corrupt, Invalid
 from tailrace.storage.modes import write_private
 from tailrace.storage.presence import sync_directory
-from tailrace.storage.table import META, Meta
+from tailrace.storage.table import META, MetaRow
 
 ENVIRONMENT: Final = "TAILRACE_SECRET_KEY"
-PREVIOUS: Final = "TAILRACE_SECRET_KEY_OLD"  # what rotation decrypts with, where the present key is in no file
+PREVIOUS: Final = "TAILRACE_SECRET_KEY_OLD"  # the present key during rotation, if it is not in a file
 FILE: Final = "secret.key"
 NEXT: Final = "secret.key.new"
 KEY_BYTES: Final = 32
@@ -96,7 +96,7 @@ class Vault:
         return True
 
 
-class Locked(Vault):
+class LockedVault(Vault):
     """The vault of a database that is read without its key."""
 
     def __init__(self, error: Invalid) -> None:
@@ -113,7 +113,7 @@ class Locked(Vault):
 
 
 def read_secret(reader: Any, name: str) -> bytes | None:
-    """A secret of META; None if it was not made yet."""
+    """A secret of META; None if it does not exist yet."""
     row = reader.get(META, name)
     return None if row is None else reader.vault.open(_meta(name), row.value)
 
@@ -121,7 +121,7 @@ def read_secret(reader: Any, name: str) -> bytes | None:
 def write_secret(tx: Any, name: str, value: bytes) -> None:
     """Store a secret in META, where only its ciphertext is written."""
     assert name in SEALED, f"{name} is not among the secrets that rotation knows"
-    tx.put(META, Meta(name, tx.vault.seal(_meta(name), value)))
+    tx.put(META, MetaRow(name, tx.vault.seal(_meta(name), value)))
 
 
 def access_key_label(name: str) -> str:
@@ -129,13 +129,13 @@ def access_key_label(name: str) -> str:
 
 
 def stored_session(session: str) -> str:
-    """What the database has of a session's id, which is in the tokens of the session: a hash."""
+    """The hash of a session's id, as the database stores it; the tokens of the session have the id itself."""
     return base64.urlsafe_b64encode(sha256(session.encode()).digest()).rstrip(b"=").decode()
 
 
 def encrypt_existing(execute: Execute, vault: Vault) -> None:
-    """Encrypt the secrets of a database that has them in clear text, and hash its session ids. Within a transaction:
-    part of a migration, so it knows the tables as they were then."""
+    """Encrypt the clear-text secrets of a database, and hash its session ids. Within a transaction: part of a
+    migration, so it uses the tables as they were then."""
     for name in SEALED:
         for (value,) in execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchall():
             execute("UPDATE meta SET value = ? WHERE name = ?", (vault.seal(_meta(name), value), name))
@@ -149,7 +149,7 @@ def encrypt_existing(execute: Execute, vault: Vault) -> None:
     _write_check(execute, vault)
 
 
-def encrypt_anew(execute: Execute, old: Vault, new: Vault) -> None:
+def reencrypt(execute: Execute, old: Vault, new: Vault) -> None:
     """Encrypt all secrets with another key. Within a transaction."""
     for name in SEALED:
         label = _meta(name)
@@ -209,7 +209,7 @@ def open_vault(directory: Path, check: bytes | None, environment: Mapping[str, s
 
 
 def _settle_rotation(directory: Path, current: str) -> None:
-    """Complete or undo a rotation that was interrupted: the file that fits is the one."""
+    """Complete or revert an interrupted rotation: the key file that decrypts is kept."""
     if current == NEXT:
         os.rename(directory / NEXT, directory / FILE)
     else:
@@ -227,7 +227,7 @@ def _wrong_key(directory: Path, check: bytes, in_file: bytes | None) -> Invalid:
 
 
 def parse_key(text: str, source: str) -> bytes:
-    """A key as it is written down: 32 bytes, in base64 or as 64 hexadecimal digits."""
+    """Parse a key: 32 bytes, in base64 or as 64 hexadecimal digits."""
     text = text.strip()
     key = b""
     with suppress(ValueError):
@@ -251,7 +251,7 @@ def read_key_file(path: Path) -> bytes | None:
 
 
 def create_key_file(path: Path) -> bytes:
-    """Make a key in a new file, durable and whole or not there at all."""
+    """Create a key in a new file, atomically and durably."""
     key = os.urandom(KEY_BYTES)
     write_private(path, base64.b64encode(key) + b"\n")
     return key

@@ -1,7 +1,7 @@
-"""Reads SQLite's write-ahead log before SQLite does, and tells a torn tail from damage.
+"""Reads SQLite's write-ahead log before SQLite does, and distinguishes a torn tail from damage.
 
-SQLite takes the first frame with a wrong checksum for the end of the log. After a power loss that is right: what
-follows was never acknowledged. After a flipped bit it silently drops every commit behind it. This module finds out
+SQLite treats the first frame with a wrong checksum as the end of the log. After a power loss that is right: later
+frames were never acknowledged. After a flipped bit it silently drops every commit behind it. This module determines
 which of the two it is.
 
 Theory of operation
@@ -63,7 +63,7 @@ Verify = Callable[[bytes], bool]  # whether the last 8 bytes are the checksum, b
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """What is known of a damaged WAL."""
+    """A description of a damaged WAL."""
 
     file: str
     what: str  # the defect, with the frame it is in
@@ -80,8 +80,8 @@ class Verdict(msgspec.Struct, frozen=True):
     commits: int = 0  # in those frames
 
 
-class Index(msgspec.Struct, frozen=True):
-    """What the wal-index says: `frames` were durable, of which the first `copied` are in the database file."""
+class WalIndex(msgspec.Struct, frozen=True):
+    """The state of the wal-index: `frames` were durable, of which the first `copied` are in the database file."""
 
     frames: int
     copied: int
@@ -104,8 +104,8 @@ def verify_slowly(page: bytes) -> bool:
 
 
 def judge(database: Path, verify: Verify = verify_slowly, *, live: bool = False) -> Verdict:
-    """Judge the WAL beside `database`. Nobody may write to it meanwhile, unless `live`: then only the frames that the
-    wal-index counts are looked at, which nobody changes before all of them are copied."""
+    """Judge the WAL beside `database`. It must not be written meanwhile, unless `live`: then only the frames that the
+    wal-index counts are examined, which do not change before all of them are copied."""
     path = Path(f"{database}{WAL}")
     index = read_index(Path(f"{database}{INDEX}"))
     if live and index is None:
@@ -120,7 +120,7 @@ def judge(database: Path, verify: Verify = verify_slowly, *, live: bool = False)
         what = f"it belongs to {str(database)!r}, which is empty or missing (put that file back if you have it)"
         return Verdict(verdict.frames, Damage(str(path), what, 1, verdict.commits, 0))
     if verdict.damage is not None and live and read_index(Path(f"{database}{INDEX}")) != index:
-        return Verdict(0)  # it was begun again while we looked: nothing of that is known to be wrong
+        return Verdict(0)  # the log was restarted meanwhile: nothing is known to be wrong
     return verdict
 
 
@@ -132,19 +132,19 @@ def _is_empty(database: Path) -> bool:
 
 
 def read_salts(database: Path) -> bytes:
-    """What tells this WAL from those before it; nothing if it is empty."""
+    """The salts, which distinguish this WAL from earlier ones; empty if the WAL is."""
     with open(f"{database}{WAL}", "rb") as file:
         return file.read(HEADER_BYTES)[16:24]
 
 
-def examine(database: Path, index: Index, verify: Verify) -> Damage | None:
-    """Look for damage in the WAL of a database in use, of which `index` is known, among the frames that are not in the
-    database file. As `judge` does, but many frames at a time, so that it can be done before every checkpoint.
+def examine(database: Path, index: WalIndex, verify: Verify) -> Damage | None:
+    """Verify the frames of a live WAL that are not in the database file, given its `index`. As `judge`, but many frames
+    at a time, so that it can run before every checkpoint.
 
     The WAL may be restarted meanwhile, or have been: its header changes before any frame does, and then there is
     nothing to report. A read can overlap the write of the header, and return a mix of the old and the new one; damage
-    is reported only if it is there at every one of several looks. The wal-index is not read: to close that file would
-    release SQLite's locks on it, for the whole process."""
+    is reported only if several reads find it. The wal-index is not read: closing that file would release SQLite's locks
+    on it, for the whole process."""
     damage = _look(database, index, verify)
     for _ in range(_LOOKS - 1):
         if damage is None:
@@ -154,23 +154,23 @@ def examine(database: Path, index: Index, verify: Verify) -> Damage | None:
     return damage
 
 
-def _look(database: Path, index: Index, verify: Verify) -> Damage | None:
+def _look(database: Path, index: WalIndex, verify: Verify) -> Damage | None:
     path = Path(f"{database}{WAL}")
     with open(path, "rb") as file:
         header = file.read(HEADER_BYTES)
         if header[16:24] != index.salts or index.frames <= index.copied:
             return None
-        shape = _Shape.of(header)
+        shape = _WalHeader.of(header)
         if shape is not None and _whole(file, shape, index, verify):
             return None
         file.seek(0)
         found = _judge(path, file, index, verify, index.frames)
-    with open(path, "rb") as file:  # anew: what the other one has buffered is older
+    with open(path, "rb") as file:  # a new handle: the other one has older buffers
         return found.damage if file.read(HEADER_BYTES) == header else None
 
 
-def _whole(file: IO[bytes], shape: _Shape, index: Index, verify: Verify) -> bool:
-    """Whether each frame that is durable and not copied continues the one before it, as far as what they hold goes."""
+def _whole(file: IO[bytes], shape: _WalHeader, index: WalIndex, verify: Verify) -> bool:
+    """Whether each durable frame that is not copied continues the one before it."""
     size, before, copied = shape.frame_bytes, shape.sum, index.copied
     if copied:
         file.seek(HEADER_BYTES + (copied - 1) * size)
@@ -190,7 +190,7 @@ def _whole(file: IO[bytes], shape: _Shape, index: Index, verify: Verify) -> bool
         for start in range(0, len(data), size):
             parts += (data[start : start + 8], data[start + _FRAME_HEADER.size : start + size])
         after: Sum = struct.unpack_from(">II", data, len(data) - size + 16)
-        # Zeros in front change nothing, and make a size that can be verified.
+        # Leading zeros do not change the checksum, and pad to a size that can be verified.
         if not _sums_to(before, after, b"".join(parts), shape.big, verify, _VERIFIED_MAX):
             return False
         before = after
@@ -199,11 +199,11 @@ def _whole(file: IO[bytes], shape: _Shape, index: Index, verify: Verify) -> bool
 
 
 def pages(database: Path, verify: Verify = verify_slowly) -> frozenset[int]:
-    """The numbers of the pages that are read from the WAL, not from the database file; at least of those that were
-    durable when it was asked."""
+    """The numbers of the pages that are read from the WAL, not from the database file; at least those that were durable
+    at the call."""
     try:
         with open(f"{database}{WAL}", "rb") as file:
-            shape = _Shape.of(file.read(HEADER_BYTES))
+            shape = _WalHeader.of(file.read(HEADER_BYTES))
             if shape is None:
                 return frozenset()
             scan = _Scan(file, shape, verify)
@@ -214,8 +214,8 @@ def pages(database: Path, verify: Verify = verify_slowly) -> frozenset[int]:
 
 
 def guard(database: Path, verify: Verify, *, accept_loss: bool = False) -> None:
-    """Refuse a database whose WAL is damaged, before SQLite drops what is behind the damage; or, if the loss is
-    accepted, keep a copy of the WAL and cut it off where it is good. Nobody else may write meanwhile."""
+    """Raise if the WAL is damaged, before SQLite drops the commits behind the damage; or, if the loss is accepted, keep
+    a copy of the WAL and truncate it to its good part. It must not be written meanwhile."""
     damage = judge(database, verify).damage
     if damage is not None:
         damage = judge(database, verify).damage  # a reader that closed just then may have removed the files
@@ -232,14 +232,14 @@ def guard(database: Path, verify: Verify, *, accept_loss: bool = False) -> None:
 
 
 def refusal(damage: Damage) -> Corrupt:
-    """Why a database with a damaged WAL is not opened, and what can be done."""
+    """The error for a damaged WAL, with the possible remedies."""
     try:
         written = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(os.stat(damage.file).st_mtime)) + " UTC"
     except OSError:
         written = "never"
     return Corrupt(
-        f"the write-ahead log {damage.file!r} (last written {written}) is damaged: {damage.what}. It is no torn tail: "
-        f"opening it would lose acknowledged writes ({_lost(damage)}). Restore a backup; or accept the loss "
+        f"the write-ahead log {damage.file!r} (last written {written}) is damaged: {damage.what}. It is not a torn "
+        f"tail: opening it would lose acknowledged writes ({_lost(damage)}). Restore a backup; or accept the loss "
         "(tailrace serve --accept-loss, tailrace.open(..., accept_loss=True)), which keeps a copy of the damaged files",
         code=DAMAGED,
         facts={"frame": damage.frame, "commits": damage.commits},
@@ -270,15 +270,15 @@ def _keep_copy(database: Path) -> Path:
 
 def _cut(database: Path, keep: int) -> None:
     path = Path(f"{database}{WAL}")
-    Path(f"{database}{INDEX}").unlink(missing_ok=True)  # SQLite makes it anew
+    Path(f"{database}{INDEX}").unlink(missing_ok=True)  # SQLite recreates it
     if path.exists():
         with open(path, "r+b") as file:
             file.truncate(keep)
             os.fsync(file.fileno())
 
 
-def read_index(path: Path) -> Index | None:
-    """The wal-index' header; None if there is none that can be believed."""
+def read_index(path: Path) -> WalIndex | None:
+    """The header of the wal-index; None if there is no valid one."""
     try:
         with open(path, "rb") as file:
             data = file.read(136)
@@ -286,27 +286,27 @@ def read_index(path: Path) -> Index | None:
         return None
     if len(data) < 100:
         return None
-    found: list[Index] = []
+    found: list[WalIndex] = []
     (copied,) = struct.unpack_from("=I", data, 96)
     for start in (0, 48):
         fields = _INDEX_HEADER.unpack_from(data, start)
         body = data[start : start + 40]
         if fields[0] == _VERSION and fields[3] and add((0, 0), body, sys.byteorder == "big") == fields[-2:]:
-            found.append(Index(fields[6], copied, fields[10]))
+            found.append(WalIndex(fields[6], copied, fields[10]))
     return max(found, key=lambda one: one.frames) if found else None
 
 
 def continues(before: Sum, after: Sum, frame: bytes, big: bool, verify: Verify) -> bool:
     """Whether a frame whose checksum is `after` follows one whose checksum is `before`.
 
-    The checksum is linear: what it began with can be taken off its end. So a function that verifies checksums which
-    begin at zero does for all but the first words."""
+    The checksum is linear: its initial value can be subtracted from the result. So a function that verifies checksums
+    that begin at zero works for all but the first words."""
     before = add(before, frame[:8] + frame[24:32], big)
     return _sums_to(before, after, frame[32:], big, verify, len(frame) - _FRAME_HEADER.size)
 
 
 def _sums_to(before: Sum, after: Sum, data: bytes, big: bool, verify: Verify, size: int) -> bool:
-    """Whether `data` makes the checksum `after` of `before`. `size`: of what is verified, with zeros in front."""
+    """Whether `data` turns the checksum `before` into `after`. `size`: of the verified bytes, with leading zeros."""
     if big:
         data = _words(data, True).tobytes()
     first, second = before
@@ -323,7 +323,7 @@ def _sums_to(before: Sum, after: Sum, data: bytes, big: bool, verify: Verify, si
 
 @cache
 def _power(steps: int) -> tuple[int, int, int, int]:
-    """What that many steps over zeros make of a checksum, as a matrix."""
+    """The effect of that many zero words on a checksum, as a matrix."""
     one, two, three, four = 1, 0, 0, 1
     for _ in range(steps):
         one, two = (one + three) & _MASK, (two + four) & _MASK
@@ -339,10 +339,10 @@ def _words(data: bytes, big: bool) -> array[int]:
     return words
 
 
-def _judge(path: Path, file: IO[bytes], index: Index | None, verify: Verify, only: int | None) -> Verdict:
+def _judge(path: Path, file: IO[bytes], index: WalIndex | None, verify: Verify, only: int | None) -> Verdict:
     size = os.fstat(file.fileno()).st_size
     header = file.read(HEADER_BYTES)
-    shape = _Shape.of(header)
+    shape = _WalHeader.of(header)
     if shape is None:
         shape = None if only is not None else _guessed(file, header, verify)
         if shape is None:
@@ -351,7 +351,7 @@ def _judge(path: Path, file: IO[bytes], index: Index | None, verify: Verify, onl
         scan.run((size - HEADER_BYTES) // shape.frame_bytes, 0)
         return Verdict(0, Damage(str(path), "the header fails its checksum", 0, scan.commits + scan.lost(0), 0))
     if index is not None and index.salts != shape.salts:
-        index = None  # of another log: one of the two was begun later
+        index = None  # it belongs to another log: one of the two was started later
         if only is not None:
             return Verdict(0)
     scan = _Scan(file, shape, verify)
@@ -370,16 +370,16 @@ def _judge(path: Path, file: IO[bytes], index: Index | None, verify: Verify, onl
     return Verdict(scan.good, Damage(str(path), what, bad, scan.lost(copied), keep))
 
 
-def _headless(path: Path, index: Index | None, state: str) -> Verdict:
-    """A WAL without a header holds nothing, unless the wal-index knows of frames that are nowhere else."""
+def _headless(path: Path, index: WalIndex | None, state: str) -> Verdict:
+    """A WAL without a header is empty, unless the wal-index counts frames that are not in the database file."""
     if index is None or index.frames <= index.copied:
         return Verdict(0)
     what = f"the file {state}, and the wal-index counts {index.frames} frames that were durable"
     return Verdict(0, Damage(str(path), what, 0, 0, 0))
 
 
-class _Shape(msgspec.Struct, frozen=True):
-    """What a header says of the frames behind it."""
+class _WalHeader(msgspec.Struct, frozen=True):
+    """The header of a WAL: the format of its frames."""
 
     big: bool
     page_bytes: int
@@ -391,7 +391,7 @@ class _Shape(msgspec.Struct, frozen=True):
         return _FRAME_HEADER.size + self.page_bytes
 
     @classmethod
-    def of(cls, header: bytes) -> _Shape | None:
+    def of(cls, header: bytes) -> _WalHeader | None:
         if len(header) < HEADER_BYTES:
             return None
         magic, version, page_bytes, _, salts, *stored = _WAL_HEADER.unpack(header)
@@ -401,9 +401,9 @@ class _Shape(msgspec.Struct, frozen=True):
         return cls(big, page_bytes, salts, tuple(stored)) if add((0, 0), header[:24], big) == tuple(stored) else None
 
 
-def _guessed(file: IO[bytes], header: bytes, verify: Verify) -> _Shape | None:
-    """What a damaged header must have said, if the first frame continues it: by the checksum that is stored there, or
-    by the one of the fields if that is what was damaged. A header is less than a sector: no write leaves a part."""
+def _guessed(file: IO[bytes], header: bytes, verify: Verify) -> _WalHeader | None:
+    """The original of a damaged header, if the first frame continues it: with its stored checksum, or with the computed
+    one if that was damaged. A header is smaller than a sector, so it cannot be torn."""
     if len(header) < HEADER_BYTES:
         return None
     stored: Sum = struct.unpack(">II", header[24:])
@@ -416,14 +416,14 @@ def _guessed(file: IO[bytes], header: bytes, verify: Verify) -> _Shape | None:
         for big in (False, True):
             for before in (stored, add((0, 0), header[:24], big)):
                 if any(frame[:24]) and continues(before, after, frame, big, verify):
-                    return _Shape(big, page_bytes, frame[8:16], before)
+                    return _WalHeader(big, page_bytes, frame[8:16], before)
     return None
 
 
 class _Scan:
     """One pass over the frames of a WAL."""
 
-    def __init__(self, file: IO[bytes], shape: _Shape, verify: Verify) -> None:
+    def __init__(self, file: IO[bytes], shape: _WalHeader, verify: Verify) -> None:
         self._file = file
         self._shape = shape
         self._verify = verify
@@ -431,26 +431,26 @@ class _Scan:
         self.commits = 0  # in them
         self.numbers: set[int] = set()  # of the pages before the bad frame
         self.bad = 0  # the first bad frame, 0 if there is none
-        self.defect: str | None = None  # what shows that it is no torn tail
+        self.defect: str | None = None  # the evidence that it is not a torn tail
         self._behind: list[int] = []  # frames from the bad one on that end commits
 
     def lost(self, copied: int) -> int:
-        """How many commits are behind the damage, but for those that the database file has."""
+        """The number of commits behind the damage, without those in the database file."""
         return sum(1 for commit in self._behind if commit > copied)
 
     def run(self, count: int, counted: int) -> None:
-        """Look at `count` frames, of which the wal-index says that `counted` were durable."""
+        """Examine `count` frames, of which `counted` were durable according to the wal-index."""
         shape, verify = self._shape, self._verify
         self._file.seek(HEADER_BYTES)
         before = shape.sum
-        computed: Sum | None = None  # the checksum of the frame before, where the one that is stored may be wrong
+        computed: Sum | None = None  # the computed checksum of the previous frame, if the stored one may be wrong
         committed = False  # whether a commit lies between the bad frame and this one, in one chain with it
         for number in range(1, count + 1):
             frame = self._file.read(shape.frame_bytes)
             number_of_page, mark, salts, *stored = _FRAME_HEADER.unpack_from(frame)
             after: Sum = tuple(stored)
             ours = salts == shape.salts
-            # Frames of an older log are the rule behind the end, and need no look.
+            # Frames of an older log are normal behind the end, and are skipped.
             linked = (ours or not self.bad) and any(frame[:8]) and continues(before, after, frame, shape.big, verify)
             if not self.bad and ours and linked:
                 self.numbers.add(number_of_page)

@@ -1,4 +1,4 @@
-"""What can be done to streams: create (also as a fork), append, close, delete, touch."""
+"""Commands on streams: create (also as a fork), append, close, delete, touch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tailrace.log.entry import LOGS, Log
 from tailrace.log.position import offset
 from tailrace.storage.engine import Reader, Tx
 from tailrace.streams import json_mode
-from tailrace.streams.producer import PRODUCERS, Claim, Producer, is_new, is_retry
+from tailrace.streams.producer import PRODUCERS, ProducerClaim, ProducerState, is_new, is_retry
 from tailrace.streams.stream import (
     DEADLINES,
     DEFAULT_CONTENT_TYPE,
@@ -21,7 +21,7 @@ from tailrace.streams.stream import (
     STREAMS,
     Deadline,
     Retained,
-    Stream,
+    StreamRow,
     check_content_type,
     check_path,
     expired,
@@ -31,9 +31,9 @@ from tailrace.streams.stream import (
 )
 
 
-class Created(msgspec.Struct, frozen=True):
-    fresh: bool  # False: it was there already, just so
-    stream: Stream
+class CreatedStream(msgspec.Struct, frozen=True):
+    fresh: bool  # False: it existed already with the same configuration
+    stream: StreamRow
     tail: int
 
 
@@ -45,15 +45,15 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fork(msgspec.Struct, frozen=True):
-    """Where a new stream branches off."""
+    """The point at which a new stream branches off."""
 
     source: str
     position: int | None = None  # None: the source's tail
     sub: int = 0  # how much of the next message to inherit: bytes, or messages of a JSON stream
 
 
-class Create(Command[Created], frozen=True):
-    """Make a stream, or find that it is there with the same configuration."""
+class CreateStream(Command[CreatedStream], frozen=True):
+    """Create a stream; succeeds if it exists with the same configuration."""
 
     path: str
     content_type: str | None = None
@@ -70,20 +70,20 @@ class Create(Command[Created], frozen=True):
         return len(self.body)
 
     def heavy(self) -> bool:
-        # A fork inside a message takes that message apart, which may be large.
+        # A fork inside a message splits that message, which may be large.
         return len(self.body) > limits.LOOP_BYTES or (self.fork is not None and self.fork.sub > 0)
 
     def subjects(self) -> tuple[str, ...]:
         own = f"streams/{self.path}"
         return (own,) if self.fork is None else (own, f"streams/{self.fork.source}")
 
-    def run(self, tx: Tx) -> Created:
+    def run(self, tx: Tx) -> CreatedStream:
         check_path(self.path)
         existing = tx.get(STREAMS, self.path)
         if existing is not None:
             if existing.deleted or not expired(existing, tx.settled_ms):
                 return self._confirm(tx, existing)
-            bury(tx, existing)
+            remove_stream(tx, existing)
             if tx.get(STREAMS, self.path) is not None:
                 raise _blocked(self.path)
         if self.fork is not None:
@@ -98,12 +98,12 @@ class Create(Command[Created], frozen=True):
         watch_expiry(tx, stream)
         if stream.max_age_s is not None or stream.max_bytes is not None:
             tx.put(RETAINED, Retained(stream.path))
-        return Created(True, stream, log.next)
+        return CreatedStream(True, stream, log.next)
 
     def _stream(
-        self, tx: Tx, log: Log, content_type: str, source: Stream | None = None, fork: Fork | None = None
-    ) -> Stream:
-        """The new row. A fork has the source's life and retention where it was given none of its own."""
+        self, tx: Tx, log: Log, content_type: str, source: StreamRow | None = None, fork: Fork | None = None
+    ) -> StreamRow:
+        """The new row. A fork has the source's TTL and retention unless it sets its own."""
         ttl_s, expires_ms, expires_text = self.ttl_s, self.expires_ms, self.expires_text
         max_age_s, max_bytes = self.max_age_s, self.max_bytes
         if source is not None and ttl_s is None and expires_ms is None:
@@ -113,20 +113,20 @@ class Create(Command[Created], frozen=True):
             max_age_s, max_bytes = source.max_age_s, source.max_bytes
         if ttl_s is not None:
             expires_ms = tx.now_ms + ttl_s * 1000
-        return Stream(
+        return StreamRow(
             path=self.path, log=log.id, content_type=content_type, created_ms=tx.now_ms, ttl_s=ttl_s,
             expires_ms=expires_ms, expires_text=expires_text, deadline_ms=None, closed=int(self.closed), seq=None,
             forked_from=fork.source if fork else None, fork_position=fork.position if fork else None,
             fork_sub=fork.sub if fork else None, max_age_s=max_age_s, max_bytes=max_bytes, deleted=0,
         )  # fmt: skip
 
-    def _fork(self, tx: Tx, fork: Fork) -> tuple[Stream, Log]:
+    def _fork(self, tx: Tx, fork: Fork) -> tuple[StreamRow, Log]:
         source = tx.get(STREAMS, fork.source)
         if source is None:
             raise NotFound(f"there is no stream {fork.source!r} to fork")
         origin = log_of(tx, source)
         if source.deleted or (expired(source, tx.settled_ms) and origin.forks):
-            raise Conflict(f"stream {fork.source!r} was deleted and lives only in its forks; fork one of them")
+            raise Conflict(f"stream {fork.source!r} was deleted; only its forks remain; fork one of them")
         if expired(source, tx.settled_ms):
             raise NotFound(f"there is no stream {fork.source!r} to fork: it has expired")
         if self.content_type is not None and media_type(self.content_type) != media_type(source.content_type):
@@ -141,12 +141,12 @@ class Create(Command[Created], frozen=True):
         resolved = msgspec.structs.replace(fork, position=log.base if fork.position is None else fork.position)
         return self._stream(tx, log, source.content_type, source, resolved), log
 
-    def _confirm(self, tx: Tx, stream: Stream) -> Created:
-        """200 or 409: whether the request asks for what is there."""
+    def _confirm(self, tx: Tx, stream: StreamRow) -> CreatedStream:
+        """The existing stream if the request matches its configuration; raises `Conflict` otherwise."""
         if stream.deleted:
             raise _blocked(self.path)
         fork = self.fork
-        asked_expiry = self.ttl_s is not None or self.expires_ms is not None
+        has_expiry = self.ttl_s is not None or self.expires_ms is not None
         if fork is None:
             same_type = media_type(self.content_type or DEFAULT_CONTENT_TYPE) == media_type(stream.content_type)
             same_fork = stream.forked_from is None
@@ -158,11 +158,11 @@ class Create(Command[Created], frozen=True):
                 and fork.sub == stream.fork_sub
             )
         absolute_ms = stream.expires_ms if stream.ttl_s is None else None
-        same_expiry = (fork is not None and not asked_expiry) or (
+        same_expiry = (fork is not None and not has_expiry) or (
             self.ttl_s == stream.ttl_s and self.expires_ms == absolute_ms
         )
-        asked_retention = self.max_age_s is not None or self.max_bytes is not None
-        same_retention = (fork is not None and not asked_retention) or (
+        has_retention = self.max_age_s is not None or self.max_bytes is not None
+        same_retention = (fork is not None and not has_retention) or (
             self.max_age_s == stream.max_age_s and self.max_bytes == stream.max_bytes
         )
         for same, what in (
@@ -177,18 +177,18 @@ class Create(Command[Created], frozen=True):
                     f"stream {self.path!r} exists with a different {what}; delete it first or use another path",
                     code="STREAM_EXISTS",
                 )
-        return Created(False, stream, log_of(tx, stream).next)
+        return CreatedStream(False, stream, log_of(tx, stream).next)
 
 
 class Append(Command[Appended], frozen=True, gc=False):
-    """Add to a stream, close it, or both; once, however often it is sent by an idempotent producer."""
+    """Append to a stream, close it, or both; exactly once for an idempotent producer, however often it is sent."""
 
     subject = ("streams", "path")
 
     path: str
     body: bytes = b""
     content_type: str | None = None
-    claim: Claim | None = None
+    claim: ProducerClaim | None = None
     seq: str | None = None
     close: bool = False
 
@@ -212,13 +212,13 @@ class Append(Command[Appended], frozen=True, gc=False):
         elif not self.close:
             raise Invalid("the body is empty: there is nothing to append; close with Stream-Closed: true")
         if claim is not None:
-            tx.put(PRODUCERS, Producer(log.id, claim.id, claim.epoch, claim.sequence))
+            tx.put(PRODUCERS, ProducerState(log.id, claim.id, claim.epoch, claim.sequence))
         if self.close or self.seq is not None or stream.ttl_s is not None:
             self._remember(tx, stream)
         return Appended(log.next, self.close, False, None if claim is None else claim.sequence)
 
-    def _accepted(self, stream: Stream) -> bytes:
-        """The entry's body, if the stream takes it."""
+    def _accepted(self, stream: StreamRow) -> bytes:
+        """The entry's body; raises if the stream does not accept it."""
         if self.content_type is None:
             raise Invalid("Content-Type is missing; send the stream's", code="MISSING_CONTENT_TYPE")
         if self.content_type != stream.content_type and media_type(self.content_type) != media_type(
@@ -235,22 +235,22 @@ class Append(Command[Appended], frozen=True, gc=False):
             )
         return json_mode.entry(self.body) if is_json(stream.content_type) else self.body
 
-    def _remember(self, tx: Tx, stream: Stream) -> None:
+    def _remember(self, tx: Tx, stream: StreamRow) -> None:
         seq = self.seq if self.seq is not None and self.body else stream.seq
         stream = msgspec.structs.replace(stream, closed=int(self.close), seq=seq)
         tx.put(STREAMS, touched(stream, tx.now_ms))
         if self.close:
             tx.notify(stream.log, logs.CLOSED)
 
-    def _on_closed(self, tx: Tx, stream: Stream, log: Log) -> Appended:
+    def _on_closed(self, tx: Tx, stream: StreamRow, log: Log) -> Appended:
         if not self.body and self.close and self.claim is None:
             _renew(tx, stream)
             return Appended(log.next, True, True)
         raise Closed(path=self.path, tail=log.next)
 
 
-class Delete(Command[None], frozen=True):
-    """Delete a stream. While forks read from it, its path answers 410 and stays taken."""
+class DeleteStream(Command[None], frozen=True):
+    """Delete a stream. While forks read from it, its path returns 410 and cannot be reused."""
 
     freeing = True
     subject = ("streams", "path")
@@ -258,10 +258,10 @@ class Delete(Command[None], frozen=True):
     path: str
 
     def run(self, tx: Tx) -> None:
-        bury(tx, live(tx, self.path))
+        remove_stream(tx, live(tx, self.path))
 
 
-class Touch(Command[None], frozen=True):
+class TouchStream(Command[None], frozen=True):
     """Renew a stream's TTL because it was read."""
 
     subject = ("streams", "path")
@@ -274,42 +274,42 @@ class Touch(Command[None], frozen=True):
             tx.put(STREAMS, touched(stream, tx.now_ms))
 
 
-def live(reader: Reader | Tx, path: str) -> Stream:
-    """The stream at `path`, if it can be used."""
+def live(reader: Reader | Tx, path: str) -> StreamRow:
+    """The stream at `path`; raises if it does not exist, has expired or was deleted."""
     stream = reader.get(STREAMS, path)
     if stream is None:
         raise NotFound(f"there is no stream {path[:200]!r}; create it with PUT")
     if stream.deleted:
-        raise Gone(f"stream {path!r} was deleted and lives only in its forks")
+        raise Gone(f"stream {path!r} was deleted; only its forks remain")
     if expired(stream, reader.settled_ms):
         if log_of(reader, stream).forks:
-            raise Gone(f"stream {path!r} has expired and lives only in its forks")
+            raise Gone(f"stream {path!r} has expired; only its forks remain")
         raise NotFound(f"there is no stream {path!r}: it has expired")
     return stream
 
 
-def log_of(reader: Reader | Tx, stream: Stream) -> Log:
+def log_of(reader: Reader | Tx, stream: StreamRow) -> Log:
     log = reader.get(LOGS, stream.log)
     assert log is not None, f"stream {stream.path!r} has lost its log {stream.log}"
     return log
 
 
-def _renew(tx: Tx, stream: Stream) -> None:
-    """A write that changes nothing is a sign of life all the same."""
+def _renew(tx: Tx, stream: StreamRow) -> None:
+    """A write that changes nothing renews the TTL all the same."""
     if stream.ttl_s is not None:
         tx.put(STREAMS, touched(stream, tx.now_ms))
 
 
-def watch_expiry(tx: Tx, stream: Stream) -> None:
-    """Write the stream's row and, if it expires, when to look at it again."""
+def watch_expiry(tx: Tx, stream: StreamRow) -> None:
+    """Store the stream's row and, if it expires, its next deadline."""
     at_ms = stream.expires_ms
     if at_ms is not None:
         tx.put(DEADLINES, Deadline(at_ms, stream.path))
     tx.put(STREAMS, msgspec.structs.replace(stream, deadline_ms=at_ms))
 
 
-def bury(tx: Tx, stream: Stream) -> None:
-    """Remove a stream; softly if it has forks. Ancestors that only it kept go with it."""
+def remove_stream(tx: Tx, stream: StreamRow) -> None:
+    """Remove a stream; softly if it has forks. Deleted ancestors without other forks are removed with it."""
     tx.delete(RETAINED, stream.path)
     if stream.deadline_ms is not None:
         tx.delete(DEADLINES, stream.deadline_ms, stream.path)
@@ -326,7 +326,7 @@ def _blocked(path: str) -> Conflict:
 
 
 def branch(tx: Tx, origin: Log, fork: Fork, *, json: bool) -> tuple[int, bytes]:
-    """The position at which a fork's own entries begin, and what of the next message it inherits by copy."""
+    """The position at which a fork's own entries begin, and the part of the next message that it copies."""
     position = origin.next if fork.position is None else fork.position
     if position > origin.next:
         raise Invalid(

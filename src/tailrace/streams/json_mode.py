@@ -1,7 +1,7 @@
 """JSON streams: message boundaries are kept, arrays are flattened by one level.
 
-One append is one entry, whose body is its messages with commas between them, as they came: between brackets that is a
-JSON array, whether of one entry or of many. Nothing is taken apart to be written, nor parsed again to be read.
+One append is one entry, whose body is its messages as they were sent, separated by commas: in brackets that is a JSON
+array, of one entry or of many. Messages are not split to be written, nor parsed again to be read.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ _VALUE: Final = msgspec.json.Decoder(msgspec.Raw)
 _SPACE: Final = b" \t\r\n"
 _SPACES: Final = re.compile(rb"[ \t\r\n]*+")
 _WRONG: Final = (msgspec.DecodeError, ValueError)
-_NESTING_SURE: Final = 200  # a body with no more brackets than this cannot be nested too deeply for anybody
-# A match holds up all threads while it lasts, so none may be long: strings that are not short are looked through apart.
+_NESTING_SURE: Final = 200  # a body with no more brackets than this cannot be nested too deeply
+# A match blocks all threads while it lasts, so it must be short: long strings are matched separately.
 _SHORT: Final = rb'"(?:[^"\\]{1,1024}+|\\.){0,64}+"'
 _STRING: Final = re.compile(_SHORT, re.DOTALL)
-_INSIDE: Final = re.compile(rb'(?:[^"\\]{1,1024}+|\\.){0,256}+', re.DOTALL)  # of a string that is not
+_INSIDE: Final = re.compile(rb'(?:[^"\\]{1,1024}+|\\.){0,256}+', re.DOTALL)  # inside a long string
 _RUN: Final = re.compile(rb'(?:[^"]{1,1024}+|' + _SHORT + rb"){1,64}+", re.DOTALL)  # from outside strings to outside
 _TOKEN: Final = re.compile(_SHORT + rb'|[][{},"]', re.DOTALL)
-_CUT_BYTES: Final = 64 * 1024  # of messages that are decoded at once, or one message: other threads wait for that
-_CUT_TOKENS: Final = 4_096  # looked at, one by one, for the end of a message
-_COUNTED_BYTES: Final = 64 * 1024  # looked through at once for commas
+_CUT_BYTES: Final = 64 * 1024  # of messages decoded at once, or one message: other threads wait meanwhile
+_CUT_TOKENS: Final = 4_096  # examined one by one to find the end of a message
+_COUNTED_BYTES: Final = 64 * 1024  # searched for commas at once
 _NESTING_MARGIN: Final = 150  # how much deeper in the stack a reader may be than the writer was
 
 
 def _without_surrogates(body: bytes) -> bytes:
-    """The body with other characters in place of surrogates (`"\\ud83d"`): half of a pair, which the grammar allows
-    and browsers write, is not taken by the decoder. It is good JSON if and only if the body is, and every value is
-    where it was."""
-    # Escaped backslashes first: then every backslash that is left begins an escape.
+    """The body with other characters instead of surrogates (`"\\ud83d"`): the decoder rejects half of a pair, which the
+    grammar allows and browsers write. The result is valid JSON if and only if the body is, with every value at the same
+    position."""
+    # Escaped backslashes first: then every remaining backslash begins an escape.
     return body.replace(rb"\\", rb"\n").replace(rb"\ud", rb"\u0").replace(rb"\uD", rb"\u0")
 
 
 def initial(body: bytes) -> bytes:
-    """The body of the entry that a stream's first content makes; empty for an empty array."""
+    """The body of the entry for a stream's initial content; empty for an empty array."""
     try:
-        body.decode()  # the decoder does not look inside strings
+        body.decode()  # the decoder does not check strings
         if body.count(b"[") + body.count(b"{") > _NESTING_SURE:
             _check_from(_NESTING_MARGIN, body)
         else:
@@ -56,7 +56,7 @@ def initial(body: bytes) -> bytes:
 
 
 def entry(body: bytes) -> bytes:
-    """The body of the entry that an append makes."""
+    """The body of the entry for an append."""
     messages = initial(body)
     if not messages:
         raise Invalid("the array is empty: there is nothing to append; send at least one message", code="EMPTY_ARRAY")
@@ -73,7 +73,7 @@ def _check(body: bytes) -> None:
 
 
 def _check_from(levels: int, body: bytes) -> None:
-    """Check from further down the stack, whose depth bounds the nesting: what passes here can be read anywhere."""
+    """Check with a deeper stack, which bounds the nesting: a body that passes here can be decoded anywhere."""
     if levels:
         _check_from(levels - 1, body)
     else:
@@ -89,15 +89,15 @@ def _messages(some: bytes) -> list[msgspec.Raw] | list[bytes]:
     try:
         return _ARRAY.decode(b"[" + some + b"]")
     except msgspec.DecodeError:
-        return _taken_apart(some)
+        return _split(some)
 
 
 def _cut(entry: bytes) -> Iterator[bytes]:
-    """The entry in pieces, each of some messages: a call of the decoder holds up all threads while it lasts."""
+    """The entry in parts of some messages each: a call of the decoder blocks all threads while it lasts."""
     begun = at = depth = 0
     while len(entry) - at > _CUT_BYTES:
         until = at + _CUT_BYTES
-        while at < until:  # quickly: only how deep it is at the end is counted
+        while at < until:  # fast: only the depth at the end is counted
             run = _RUN.match(entry, at)
             if run is None:
                 at = _after_string(entry, at)
@@ -123,7 +123,7 @@ def _cut(entry: bytes) -> Iterator[bytes]:
 
 
 def _after_string(entry: bytes, at: int) -> int:
-    """Where a string that begins here has ended."""
+    """The end of a string that begins here."""
     at += 1
     while entry[at : at + 1] != b'"':
         inside = _INSIDE.match(entry, at)
@@ -132,8 +132,8 @@ def _after_string(entry: bytes, at: int) -> int:
     return at + 1
 
 
-def _taken_apart(entry: bytes) -> list[bytes]:
-    """As `messages`, of an entry with surrogates: they are found in one without, and taken from the one that is."""
+def _split(entry: bytes) -> list[bytes]:
+    """As `messages`, of an entry with surrogates: the bounds are found in a copy without them."""
     found: list[bytes] = []
     at = 0
     for part in _ARRAY.decode(b"[" + _without_surrogates(entry) + b"]"):
@@ -152,7 +152,7 @@ def _after_space(entry: bytes, at: int) -> int:
 
 def prefix(entry: bytes, count: int) -> tuple[bytes, int]:
     """The first `count` messages of an entry, and how many it has."""
-    if not any(mark in entry for mark in (b'"', b"[", b"{")):  # every comma stands between two messages
+    if not any(mark in entry for mark in (b'"', b"[", b"{")):  # every comma separates two messages
         whole = entry.count(b",") + 1
         return (entry if count >= whole else entry[: _comma(entry, count)].rstrip(_SPACE) if count else b""), whole
     first: list[bytes] = []
@@ -166,7 +166,7 @@ def prefix(entry: bytes, count: int) -> tuple[bytes, int]:
 
 
 def _comma(entry: bytes, count: int) -> int:
-    """Where the comma with this number is."""
+    """The position of the comma with this number."""
     at = 0
     while (found := entry.count(b",", at, at + _COUNTED_BYTES)) < count:
         count, at = count - found, at + _COUNTED_BYTES
@@ -176,7 +176,7 @@ def _comma(entry: bytes, count: int) -> int:
 
 
 def check(entry: bytes) -> None:
-    """Refuse what no append can have made."""
+    """Raise if this is not an entry that an append can have written."""
     try:
         entry.decode()
         _check(b"[" + entry + b"]")

@@ -1,9 +1,9 @@
-"""Idempotent producers: the same request twice has the effect of one.
+"""Idempotent producers: a request that is sent twice has the effect of one.
 
 Theory of operation: a producer counts its requests from 0 within an epoch and raises the epoch when it restarts. The
 stream remembers, per producer, the epoch and the highest sequence accepted. A request is new (the next sequence, or
 sequence 0 of a higher epoch), a duplicate (a sequence seen before), stale (a lower epoch: a zombie) or leaves a gap.
-The memory commits with the entry, so there is no moment at which one exists without the other.
+This state commits with the entry, so that neither can exist without the other.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from __future__ import annotations
 import msgspec
 
 from tailrace.errors import Invalid, SequenceGap, StaleEpoch
-from tailrace.storage.table import Table
+from tailrace.storage.table import StorageTable
 
 
-class Producer(msgspec.Struct, frozen=True, gc=False):
+class ProducerState(msgspec.Struct, frozen=True, gc=False):
     log: int
     id: str
     epoch: int
     sequence: int  # the highest accepted
 
 
-class Claim(msgspec.Struct, frozen=True, gc=False):
-    """What a request says of itself."""
+class ProducerClaim(msgspec.Struct, frozen=True, gc=False):
+    """The producer headers of a request."""
 
     id: str
     epoch: int
     sequence: int
 
 
-PRODUCERS = Table("producers", Producer, key=("log", "id"), cached=True)
+PRODUCERS = StorageTable("producers", ProducerState, key=("log", "id"), cached=True)
 
 
-def is_retry(claim: Claim, known: Producer | None) -> bool:
-    """Whether this very request was accepted before."""
+def is_retry(claim: ProducerClaim, known: ProducerState | None) -> bool:
+    """Whether this request was accepted before."""
     return known is not None and claim.epoch == known.epoch and claim.sequence <= known.sequence
 
 
-def is_new(claim: Claim, known: Producer | None) -> bool:
+def is_new(claim: ProducerClaim, known: ProducerState | None) -> bool:
     """True for a new request, False for a duplicate; raises for one that must not be accepted."""
     if known is None:
         if claim.sequence != 0:

@@ -1,4 +1,4 @@
-"""What can be asked of streams: their state, a run of their entries, which there are."""
+"""Queries on streams: describe, read, list."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from tailrace.command import Query
 from tailrace.log import cold
 from tailrace.log import log as logs
 from tailrace.log.entry import Log
-from tailrace.log.log import Page
+from tailrace.log.log import LogPage
 from tailrace.storage.engine import Reader
 from tailrace.streams.commands import live, log_of
-from tailrace.streams.stream import STREAMS, Stream
+from tailrace.streams.stream import STREAMS, StreamRow
 
 
-class Described(msgspec.Struct, frozen=True):
-    stream: Stream
+class StreamDescription(msgspec.Struct, frozen=True):
+    stream: StreamRow
     log: Log
     earliest: int  # the first position that can be read, hot or cold
 
 
-class Slice(msgspec.Struct, frozen=True):
-    """Some entries, and the stream as it was when they were read."""
+class StreamSlice(msgspec.Struct, frozen=True):
+    """Some entries, and the state of the stream when they were read."""
 
-    stream: Stream
+    stream: StreamRow
     log: Log
     position: int  # where the page begins
-    page: Page
+    page: LogPage
 
     @property
     def closed(self) -> bool:
-        """Whether the reader has now seen all there will ever be."""
+        """Whether the reader has reached the end of a closed stream."""
         return bool(self.stream.closed) and self.page.at_tail
 
 
-class Describe(Query[Described], frozen=True):
+class DescribeStream(Query[StreamDescription], frozen=True):
     subject = ("streams", "path")
 
     path: str
 
-    def run(self, reader: Reader) -> Described:
+    def run(self, reader: Reader) -> StreamDescription:
         stream = live(reader, self.path)
         log = log_of(reader, stream)
-        return Described(stream, log, cold.earliest(reader, log))
+        return StreamDescription(stream, log, cold.earliest(reader, log))
 
 
-class Read(Query[Slice], frozen=True):
-    """Entries from `position` on (None: from the earliest there is), up to `bytes_max` and `entries_max`.
+class ReadStream(Query[StreamSlice], frozen=True):
+    """Entries from `position` on (None: from the earliest one), up to `bytes_max` and `entries_max`.
 
     A position that lies inside a message is read from the beginning of that message, and one past the tail is the tail:
     the official Yjs server adds one to the offset of its snapshot, and nothing may be skipped because of it."""
@@ -61,7 +61,7 @@ class Read(Query[Slice], frozen=True):
     bytes_max: int = limits.SLICE_BYTES
     entries_max: int = sys.maxsize
 
-    def run(self, reader: Reader) -> Slice:
+    def run(self, reader: Reader) -> StreamSlice:
         stream = live(reader, self.path)
         log = log_of(reader, stream)
         position = cold.earliest(reader, log) if self.position is None else self.position
@@ -72,14 +72,14 @@ class Read(Query[Slice], frozen=True):
         except logs.Misaligned:
             position = logs.message_start(reader, log, position)
             page = logs.read(reader, log, position, self.bytes_max, self.entries_max)
-        return Slice(stream, log, position, page)
+        return StreamSlice(stream, log, position, page)
 
 
-class ListStreams(Query[list[Stream]], frozen=True):
+class ListStreams(Query[list[StreamRow]], frozen=True):
     """Streams in path order, `after` a path."""
 
     after: str | None = None
     limit: int = 1000
 
-    def run(self, reader: Reader) -> list[Stream]:
+    def run(self, reader: Reader) -> list[StreamRow]:
         return list(reader.scan(STREAMS, after=self.after, limit=self.limit))

@@ -1,7 +1,7 @@
-"""What a stream is and the rules that hold for it. Pure: no transaction, no clock.
+"""Streams and their rules. Pure: no transaction, no clock.
 
-A stream is a log with a path, a content type and a life: it may be closed (takes no more), expire (idle for its TTL, or
-at a fixed time), be trimmed (retention), and be deleted; softly, while forks still read from it.
+A stream is a log with a path, a content type and a lifecycle: it may be closed (no more appends), expire (idle for its
+TTL, or at a fixed time), be trimmed (retention), and be deleted; softly, while forks still read from it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import msgspec
 
 from tailrace import limits
 from tailrace.errors import Invalid
-from tailrace.storage.table import Table
+from tailrace.storage.table import StorageTable
 
 DEFAULT_CONTENT_TYPE: Final = "application/octet-stream"
-OWNER: Final = "stream/"  # what a log's owner begins with when it is a stream's
+OWNER: Final = "stream/"  # the prefix of the owner of a stream's log
 RESERVED: Final = "__ds"  # the first path segment that belongs to the protocol
 
 _CONTENT_TYPE: Final = re.compile(r"[\w!#$&^.+-]+/[\w!#$&^.+-]+\s*(;[\x20-\x7e]*)?", re.ASCII)
 
 
-class Stream(msgspec.Struct, frozen=True, gc=False):
+class StreamRow(msgspec.Struct, frozen=True, gc=False):
     path: str
     log: int
     content_type: str
@@ -31,7 +31,7 @@ class Stream(msgspec.Struct, frozen=True, gc=False):
     ttl_s: int | None  # sliding: each read or write moves expires_ms
     expires_ms: int | None
     expires_text: str | None  # an absolute expiry as the client wrote it
-    deadline_ms: int | None  # when it is looked at again; the key of its Deadline
+    deadline_ms: int | None  # when expiry is checked next; the key of its Deadline
     closed: int
     seq: str | None  # the last Stream-Seq
     forked_from: str | None
@@ -43,7 +43,7 @@ class Stream(msgspec.Struct, frozen=True, gc=False):
 
 
 class Deadline(msgspec.Struct, frozen=True):
-    """When to look whether a stream has expired. A touch does not move it: the look is repeated later."""
+    """When to check whether a stream has expired. A touch does not move it: the check is repeated later."""
 
     at_ms: int
     path: str
@@ -55,13 +55,13 @@ class Retained(msgspec.Struct, frozen=True):
     path: str
 
 
-STREAMS = Table("streams", Stream, key=("path",), cached=True)
-DEADLINES = Table("deadlines", Deadline, key=("at_ms", "path"))
-RETAINED = Table("retained", Retained, key=("path",))
+STREAMS = StorageTable("streams", StreamRow, key=("path",), cached=True)
+DEADLINES = StorageTable("deadlines", Deadline, key=("at_ms", "path"))
+RETAINED = StorageTable("retained", Retained, key=("path",))
 
 
 def check_path(path: str) -> str:
-    """A path that a stream may have."""
+    """Return the path if it is valid for a stream; raise `Invalid` otherwise."""
     if not path:
         raise Invalid("the stream's path is empty; name the stream after /v1/stream/", code="INVALID_PATH")
     if len(path.encode()) > limits.PATH_BYTES_MAX:
@@ -87,7 +87,8 @@ def check_content_type(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def media_type(content_type: str) -> str:
-    """What two content types must agree in: the type and subtype, without parameters or case."""
+    """The type and subtype of a content type, without parameters and in lower case: two content types must agree in
+    these."""
     return content_type.partition(";")[0].strip().lower()
 
 
@@ -96,25 +97,25 @@ def is_json(content_type: str) -> bool:
 
 
 def is_text(content_type: str) -> bool:
-    """Whether the bytes can stand in an event stream as they are."""
+    """Whether the bytes can be sent in an event stream unencoded."""
     return media_type(content_type).startswith("text/") or is_json(content_type)
 
 
-def expired(stream: Stream, settled_ms: int) -> bool:
-    """Whether its time is over, by the settled time: what has expired is deleted for good."""
+def expired(stream: StreamRow, settled_ms: int) -> bool:
+    """Whether it has expired, by the settled time: deletion cannot be undone."""
     return stream.expires_ms is not None and settled_ms >= stream.expires_ms
 
 
-def touched(stream: Stream, now_ms: int) -> Stream:
-    """The stream after a read or write at `now_ms`: its TTL, if it has one, starts anew."""
+def touched(stream: StreamRow, now_ms: int) -> StreamRow:
+    """The stream after a read or write at `now_ms`: its TTL, if it has one, is renewed."""
     if stream.ttl_s is None:
         return stream
     return msgspec.structs.replace(stream, expires_ms=now_ms + stream.ttl_s * 1000)
 
 
-def touch_due(stream: Stream, now_ms: int) -> bool:
-    """Whether a read should renew the TTL. Not at every read: a twentieth of the TTL (5 s at most) is not worth a
-    write."""
+def touch_due(stream: StreamRow, now_ms: int) -> bool:
+    """Whether a read should renew the TTL. Not every read does: less than a twentieth of the TTL (5 s at most) is not
+    worth a write."""
     if stream.ttl_s is None or stream.expires_ms is None:
         return False
     elapsed_ms = stream.ttl_s * 1000 - (stream.expires_ms - now_ms)

@@ -1,57 +1,28 @@
-"""Housekeeping: what has expired is deleted, what retention lets go is trimmed, what nobody can read is removed.
+"""Housekeeping of streams: expired streams are deleted, retention is applied, and unreachable entries are removed.
 
 Each step is a small command of its own, so that writers wait for milliseconds at most, and can be repeated or
-interrupted anywhere: the lists of work are in the database.
+interrupted anywhere: the lists of work are in the database, and each step checks again before it acts.
 """
 
 from __future__ import annotations
 
-import msgspec
-
 from tailrace import failpoints, limits
 from tailrace.access import Permission
-from tailrace.command import Command, Query
+from tailrace.command import Command
+from tailrace.housekeeping import DueWork, HousekeepingTask
 from tailrace.log import log as logs
 from tailrace.log import retention
 from tailrace.log.entry import GARBAGE, LOGS, Log
+from tailrace.metrics import Metrics
 from tailrace.storage.engine import Reader, Tx
-from tailrace.storage.table import META, Meta
-from tailrace.streams.commands import bury, log_of, watch_expiry
+from tailrace.storage.table import META, MetaRow
+from tailrace.streams.commands import log_of, remove_stream, watch_expiry
 from tailrace.streams.producer import PRODUCERS
 from tailrace.streams.stream import DEADLINES, RETAINED, STREAMS, Deadline, expired
 
 
-class Due(msgspec.Struct, frozen=True):
-    """Work found by looking at committed state; each step looks again before it acts."""
-
-    deadlines: list[Deadline]
-    trims: list[str]
-    garbage: list[int]
-    looked_at: str | None  # the last stream with retention that was looked at; None: there are no more
-    more: bool  # there may be more deadlines or garbage than these
-
-    def __bool__(self) -> bool:
-        return bool(self.deadlines or self.trims or self.garbage)
-
-
-class FindDue(Query[Due], frozen=True):
-    """What there is to do. Of the streams with retention only some, `after` a path: looking at all takes long."""
-
-    after: str | None = None
-    limit: int = 100
-
-    def run(self, reader: Reader) -> Due:
-        deadlines = list(reader.scan(DEADLINES, before=reader.settled_ms + 1, limit=self.limit))
-        garbage = [row.log for row in reader.scan(GARBAGE, limit=self.limit)]
-        paths = [row.path for row in reader.scan(RETAINED, after=self.after, limit=limits.SWEEP_STREAMS)]
-        trims = [path for path in paths if _horizon(reader, path) is not None]
-        looked_at = paths[-1] if len(paths) == limits.SWEEP_STREAMS else None
-        more = len(deadlines) == self.limit or len(garbage) == self.limit
-        return Due(deadlines, trims, garbage, looked_at, more)
-
-
 def _horizon(reader: Reader | Tx, path: str) -> tuple[Log, int] | None:
-    """The log of a stream and where retention lets it start, if that is not where it does."""
+    """The log of a stream and where retention lets it start; None if it starts there already."""
     stream = reader.get(STREAMS, path)
     if stream is None or stream.deleted or (stream.max_age_s is None and stream.max_bytes is None):
         return None
@@ -60,17 +31,17 @@ def _horizon(reader: Reader | Tx, path: str) -> tuple[Log, int] | None:
     return (log, start) if start > log.start else None
 
 
-class Probe(Command[None], frozen=True):
-    """The smallest write there is, to find out whether writes work again."""
+class ProbeWrite(Command[None], frozen=True):
+    """The smallest possible write, to find out whether writes work again."""
 
     permission = Permission.ADMIN
 
     def run(self, tx: Tx) -> None:
-        tx.put(META, Meta("probe", b"%d" % tx.now_ms))
+        tx.put(META, MetaRow("probe", b"%d" % tx.now_ms))
 
 
-class Expire(Command[bool], frozen=True):
-    """Delete the stream of a deadline if it has really expired; whether it had."""
+class ExpireStream(Command[bool], frozen=True):
+    """Delete the stream of a deadline if it has really expired; True if it had."""
 
     freeing = True
     permission = Permission.ADMIN
@@ -87,12 +58,12 @@ class Expire(Command[bool], frozen=True):
         if not expired(stream, tx.settled_ms):
             watch_expiry(tx, stream)
             return False
-        bury(tx, stream)
+        remove_stream(tx, stream)
         return True
 
 
-class Trim(Command[None], frozen=True):
-    """Let a stream start where its retention says: the stream that is at the path now, not one that was."""
+class TrimStream(Command[None], frozen=True):
+    """Apply the retention of the stream that is at the path now."""
 
     freeing = True
     permission = Permission.ADMIN
@@ -106,8 +77,8 @@ class Trim(Command[None], frozen=True):
             logs.trim(tx, *found)
 
 
-class Reclaim(Command[bool], frozen=True):
-    """Remove one step's worth of a log that nobody can read; whether it is done."""
+class ReclaimLog(Command[bool], frozen=True):
+    """Remove one step's worth of unreachable entries of a log; True when none are left."""
 
     freeing = True
     permission = Permission.ADMIN
@@ -124,3 +95,38 @@ class Reclaim(Command[bool], frozen=True):
             if len(producers) == limits.SWEEP_ENTRIES:
                 return False
         return logs.reclaim(tx, self.log)
+
+
+# -- tasks
+
+
+def _find_expired(reader: Reader, position: None) -> DueWork[bool]:
+    deadlines = list(reader.scan(DEADLINES, before=reader.settled_ms + 1, limit=limits.SWEEP_DUE))
+    return DueWork([ExpireStream(deadline) for deadline in deadlines], more=len(deadlines) == limits.SWEEP_DUE)
+
+
+def _find_trims(reader: Reader, after: str | None) -> DueWork[None]:
+    """A page of the streams with retention: examining all of them takes long."""
+    paths = [row.path for row in reader.scan(RETAINED, after=after, limit=limits.SWEEP_STREAMS)]
+    trims = [TrimStream(path) for path in paths if _horizon(reader, path) is not None]
+    return DueWork(trims, paths[-1] if len(paths) == limits.SWEEP_STREAMS else None)
+
+
+def _find_garbage(reader: Reader, position: None) -> DueWork[bool]:
+    logs = [row.log for row in reader.scan(GARBAGE, limit=limits.SWEEP_DUE)]
+    return DueWork([ReclaimLog(log) for log in logs], more=len(logs) == limits.SWEEP_DUE)
+
+
+def _count_expired(metrics: Metrics, expired: bool) -> None:
+    metrics.expired += expired
+
+
+def _count_trimmed(metrics: Metrics, trimmed: None) -> None:
+    metrics.trimmed += 1
+
+
+TASKS = (
+    HousekeepingTask("streams.expire", _find_expired, count=_count_expired),
+    HousekeepingTask("streams.trim", _find_trims, count=_count_trimmed),
+    HousekeepingTask("streams.reclaim", _find_garbage, finished=bool),  # also entries of change streams and topics
+)

@@ -1,1 +1,1 @@
-"""Durable cursors over streams, and how they wake workers: rules, commands, and what the dispatcher asks."""
+"""Subscriptions: durable cursors over streams that wake workers, by webhook or by pull."""

@@ -1,5 +1,4 @@
-"""What can be done to subscriptions and asked of them by those who use them; what the server does by itself is in
-`streams/dispatch.py`."""
+"""Commands and queries of clients on subscriptions. Those of the server itself are in `subscriptions/dispatch.py`."""
 
 from __future__ import annotations
 
@@ -15,12 +14,20 @@ from tailrace.log import position as positions
 from tailrace.log.entry import LOGS
 from tailrace.log.position import offset
 from tailrace.storage.engine import Reader, Tx
-from tailrace.storage.table import META, Meta
+from tailrace.storage.table import META, MetaRow
 from tailrace.storage.vault import read_secret
 from tailrace.streams.stream import STREAMS
-from tailrace.subscriptions import grant, signing, webhook
+from tailrace.subscriptions import signing, wake_tokens, webhook
 from tailrace.subscriptions import subscription as rules
-from tailrace.subscriptions.subscription import LINKS, SUBSCRIPTIONS, Changed, Link, Settings, State, Subscription
+from tailrace.subscriptions.subscription import (
+    LINKS,
+    SUBSCRIPTIONS,
+    Changed,
+    Link,
+    LinkState,
+    Subscription,
+    SubscriptionSettings,
+)
 from tailrace.subscriptions.wakes import (
     has_room,
     load,
@@ -37,50 +44,50 @@ from tailrace.subscriptions.wakes import (
 _BACKFILL_STEP = 1_000
 
 
-class Described(msgspec.Struct, frozen=True):
+class SubscriptionDescription(msgspec.Struct, frozen=True):
     subscription: Subscription
-    streams: list[State]
-    kid: str | None  # the active signing key, where deliveries are signed
+    streams: list[LinkState]
+    kid: str | None  # the active signing key, if deliveries are signed
     fresh: bool = False
 
 
-class Claimed(msgspec.Struct, frozen=True):
+class ClaimedWake(msgspec.Struct, frozen=True):
     subscription: Subscription
     token: str
-    streams: list[State]
+    streams: list[LinkState]
 
 
-class Acked(msgspec.Struct, frozen=True):
+class SubscriptionAcked(msgspec.Struct, frozen=True):
     next_wake: bool
 
 
-class AckOf(msgspec.Struct, frozen=True):
+class StreamAck(msgspec.Struct, frozen=True):
     """Entries of a stream up to `offset` are processed."""
 
     stream: str
     offset: str
 
 
-class PutSubscription(Command[Described], frozen=True):
-    """Make a subscription, or find that it is there with the same configuration.
+class PutSubscription(Command[SubscriptionDescription], frozen=True):
+    """Create a subscription; succeeds if it exists with the same configuration.
 
-    Streams that exist are linked at their tail: a subscription does not replay what was before it."""
+    Existing streams are linked at their tail: a subscription does not replay earlier entries."""
 
     id: str
-    settings: Settings
+    settings: SubscriptionSettings
     base_url: str
-    webhooks: webhook.Rules = webhook.Rules()
+    webhooks: webhook.WebhookRules = webhook.WebhookRules()
 
     def subjects(self) -> tuple[str, ...]:
         settings = rules.normalised(self.settings)
-        # A pattern is covered where its beginning is, up to the first of its own wildcards.
+        # A pattern is granted if its prefix up to the first wildcard is.
         named = (settings.pattern, settings.wake_stream, *settings.streams)
         return (f"subscriptions/{self.id}", *(f"streams/{path}" for path in named if path is not None))
 
     def heavy(self) -> bool:
-        return True  # a subscription may follow very many streams, and each is looked at
+        return True  # a subscription may follow very many streams, and each is read
 
-    def run(self, tx: Tx) -> Described:
+    def run(self, tx: Tx) -> SubscriptionDescription:
         rules.check_id(self.id)
         settings = rules.normalised(self.settings)
         if settings.webhook_url is not None:
@@ -104,26 +111,26 @@ class PutSubscription(Command[Described], frozen=True):
         save(tx, None, subscription, membership=True)
         return _described(tx, subscription, fresh=True)
 
-    def _confirm(self, tx: Tx, existing: Subscription, digest: str) -> Described:
+    def _confirm(self, tx: Tx, existing: Subscription, digest: str) -> SubscriptionDescription:
         if existing.digest != digest:
             raise Conflict(
                 f"subscription {self.id!r} exists with a different configuration; delete it first or use another id",
                 code="SUBSCRIPTION_ALREADY_EXISTS",
             )
-        # Whoever confirms it reaches the server this way now; callbacks should too.
+        # The client reaches the server at this URL now, so callbacks should too.
         save(tx, existing, msgspec.structs.replace(existing, base_url=self.base_url))
         return _described(tx, existing, fresh=False)
 
 
-class GetSubscription(Query[Described], frozen=True):
+class GetSubscription(Query[SubscriptionDescription], frozen=True):
     subject = ("subscriptions", "id")
 
     id: str
 
-    def run(self, reader: Reader) -> Described:
+    def run(self, reader: Reader) -> SubscriptionDescription:
         subscription = load(reader, self.id)
         keys = signing.load(reader) if subscription.kind == rules.WEBHOOK else []
-        return Described(subscription, states(reader, subscription), keys[0].kid if keys else None)
+        return SubscriptionDescription(subscription, states(reader, subscription), keys[0].kid if keys else None)
 
 
 class ListSubscriptions(Query[list[Subscription]], frozen=True):
@@ -137,7 +144,7 @@ class ListSubscriptions(Query[list[Subscription]], frozen=True):
 
 
 class DeleteSubscription(Command[bool], frozen=True):
-    """Remove a subscription; whether there was one. Whoever holds a wake of it cannot ack any more."""
+    """Delete a subscription; True if it existed. A worker that holds a wake of it can no longer ack."""
 
     freeing = True
     subject = ("subscriptions", "id")
@@ -145,7 +152,7 @@ class DeleteSubscription(Command[bool], frozen=True):
     id: str
 
     def heavy(self) -> bool:
-        return True  # a subscription may follow very many streams, and each is looked at
+        return True  # a subscription may follow very many streams, and each is read
 
     def run(self, tx: Tx) -> bool:
         if tx.get(SUBSCRIPTIONS, self.id) is None:
@@ -169,7 +176,7 @@ class AddStreams(Command[None], frozen=True):
         return (f"subscriptions/{self.id}", *(f"streams/{path}" for path in named))
 
     def heavy(self) -> bool:
-        return True  # a subscription may follow very many streams, and each is looked at
+        return True  # a subscription may follow very many streams, and each is read
 
     def run(self, tx: Tx) -> None:
         subscription = load(tx, self.id)
@@ -184,7 +191,7 @@ class AddStreams(Command[None], frozen=True):
 
 
 class RemoveStream(Command[None], frozen=True):
-    """Follow a stream by name no more. If the pattern matches it, it is followed all the same."""
+    """Stop following a stream by name. If the pattern matches it, it is still followed."""
 
     freeing = True
 
@@ -206,11 +213,11 @@ class RemoveStream(Command[None], frozen=True):
         save(tx, subscription, put_link(tx, subscription, link, kept), membership=True)
 
 
-class Claim(Command[Claimed | None], frozen=True):
+class ClaimWake(Command[ClaimedWake | None], frozen=True):
     """Take the lease of a pull-wake subscription; None: nothing is pending.
 
-    That is a result and not an error because it ends a wake that has become pointless (its streams were deleted): if
-    it stayed in flight, the next append would wake nobody."""
+    None is a result and not an error because the command may end a wake whose streams were deleted: if it stayed in
+    flight, the next append would not wake a worker."""
 
     subject = ("subscriptions", "id")
 
@@ -218,9 +225,9 @@ class Claim(Command[Claimed | None], frozen=True):
     worker: str
 
     def heavy(self) -> bool:
-        return True  # a subscription may follow very many streams, and each is looked at
+        return True  # a subscription may follow very many streams, and each is read
 
-    def run(self, tx: Tx) -> Claimed | None:
+    def run(self, tx: Tx) -> ClaimedWake | None:
         rules.check_worker(self.worker)
         before = load(tx, self.id)
         require_kind(before, rules.PULL_WAKE, "claim")
@@ -239,37 +246,37 @@ class Claim(Command[Claimed | None], frozen=True):
                 return None
         subscription = rules.claimed(subscription, self.worker, snapshot(found), tx.now_ms)
         save(tx, before, subscription, warning=warning)
-        return Claimed(subscription, _token(tx, subscription), found)
+        return ClaimedWake(subscription, _token(tx, subscription), found)
 
 
-class Ack(Command[Acked], frozen=True):
-    """Move cursors under a wake and renew its lease; with `done`, end the wake. A webhook's callback and a pull-wake's
-    ack are the same thing. All acks count or none does."""
+class SubscriptionAck(Command[SubscriptionAcked], frozen=True):
+    """Move cursors under a wake and renew its lease; with `done`, end the wake. Used by webhook callbacks and pull-wake
+    acks alike. Either all acks apply or none."""
 
     freeing = True
 
     id: str
-    kind: str  # which of the two the caller takes it for
+    kind: str  # WEBHOOK or PULL_WAKE, as the caller expects
     token: str
     wake_id: str
     generation: int
-    acks: tuple[AckOf, ...] = ()
+    acks: tuple[StreamAck, ...] = ()
     done: bool = False
 
     def heavy(self) -> bool:
-        return True  # a subscription may follow very many streams, and each is looked at
+        return True  # a subscription may follow very many streams, and each is read
 
-    def run(self, tx: Tx) -> Acked:
+    def run(self, tx: Tx) -> SubscriptionAcked:
         before = _holder(tx, self.id, self.kind, self.token, self.wake_id, self.generation)
-        snapshot = rules.snapshot_of(before) if self.acks else {}  # decoded once: it may be of very many streams
+        snapshot = rules.snapshot_of(before) if self.acks else {}  # decoded once: it may have very many streams
         for ack in self.acks:
             self._apply(tx, snapshot, ack)
         if not self.done:
-            save(tx, before, rules.heard(before, tx.now_ms))
-            return Acked(False)
-        return Acked(end_wake(tx, before))
+            save(tx, before, rules.heartbeat(before, tx.now_ms))
+            return SubscriptionAcked(False)
+        return SubscriptionAcked(end_wake(tx, before))
 
-    def _apply(self, tx: Tx, snapshot: rules.Snapshot, ack: AckOf) -> None:
+    def _apply(self, tx: Tx, snapshot: rules.Snapshot, ack: StreamAck) -> None:
         path = ack.stream.strip("/")
         try:
             position = positions.parse(ack.offset)
@@ -279,7 +286,7 @@ class Ack(Command[Acked], frozen=True):
         link = tx.get(LINKS, self.id, path)
         rules.judge_ack(link, log, path, position, snapshot)
         assert link is not None and log is not None
-        # Below the hot part nothing can be looked up: any position is as good as another.
+        # Cold entries are not looked up here: any position below the hot part is accepted.
         hot = tx.get(LOGS, log.id)
         assert hot is not None
         if position not in (link.acked, 0) and position > hot.start and not logs.boundary(tx, hot, position):
@@ -288,20 +295,20 @@ class Ack(Command[Acked], frozen=True):
 
 
 class CheckToken(Query[None], frozen=True):
-    """Raise unless the token was handed out for a wake of this subscription and has not expired. `Ack` and `Release`
-    look for themselves; this is for a door that has a body to parse first, and should not for just anyone."""
+    """Raise unless the token was issued for a wake of this subscription and has not expired. `SubscriptionAck` and
+    `ReleaseWake` check it themselves; handlers use this before they parse a body."""
 
     id: str
     token: str
 
     def run(self, reader: Reader) -> None:
-        # Before the first token there is no secret; none can be right then.
-        secret = read_secret(reader, grant.SECRET) or secrets.token_bytes(32)
-        grant.verify(secret, self.token, self.id, reader.now_ms)
+        # Before the first token there is no secret, and no token is valid.
+        secret = read_secret(reader, wake_tokens.SECRET) or secrets.token_bytes(32)
+        wake_tokens.verify(secret, self.token, self.id, reader.now_ms)
 
 
-class Release(Command[None], frozen=True):
-    """Give the lease of a pull-wake subscription back. If something is pending, the next wake follows at once."""
+class ReleaseWake(Command[None], frozen=True):
+    """Release the lease of a pull-wake subscription. If entries are pending, the next wake follows at once."""
 
     id: str
     token: str
@@ -309,14 +316,14 @@ class Release(Command[None], frozen=True):
     generation: int
 
     def heavy(self) -> bool:
-        return True  # a subscription may follow very many streams, and each is looked at
+        return True  # a subscription may follow very many streams, and each is read
 
     def run(self, tx: Tx) -> None:
         end_wake(tx, _holder(tx, self.id, rules.PULL_WAKE, self.token, self.wake_id, self.generation))
 
 
 def end_wake(tx: Tx, before: Subscription) -> bool:
-    """End the wake in flight; whether the next has begun."""
+    """End the wake in flight; True if the next one has begun."""
     subscription, found = settle(tx, rules.idle(before))
     issued = wake_if_pending(tx, subscription, found)
     save(tx, before, issued.subscription, warning=issued.warning)
@@ -324,37 +331,39 @@ def end_wake(tx: Tx, before: Subscription) -> bool:
 
 
 def _holder(tx: Tx, name: str, kind: str, token: str, wake_id: str, generation: int) -> Subscription:
-    """The subscription, if token, wake and generation speak for its wake in flight. The token comes first: without one
-    nobody learns which subscriptions there are."""
-    granted = grant.verify(grant.secret(tx), token, name, tx.now_ms)
+    """The subscription, if token, wake and generation are those of its wake in flight. The token is checked first:
+    callers without one cannot find out which subscriptions exist."""
+    granted = wake_tokens.verify(wake_tokens.secret(tx), token, name, tx.now_ms)
     subscription = load(tx, name)
     require_kind(subscription, kind, "callback" if kind == rules.WEBHOOK else "ack or release")
     if (granted.generation, granted.wake_id) != (generation, wake_id):
-        raise Fenced("the token was handed out for another wake than the request names; stop working on this one")
+        raise Fenced("the token was issued for another wake than the one in the request; stop working on this one")
     rules.fence(subscription, wake_id=wake_id, generation=generation, now_ms=tx.now_ms)
     return subscription
 
 
 def _token(tx: Tx, subscription: Subscription) -> str:
     assert subscription.wake_id is not None
-    return grant.issue(grant.secret(tx), subscription.id, subscription.generation, subscription.wake_id, tx.now_ms)
+    return wake_tokens.issue(
+        wake_tokens.secret(tx), subscription.id, subscription.generation, subscription.wake_id, tx.now_ms
+    )
 
 
-def _described(tx: Tx, subscription: Subscription, *, fresh: bool) -> Described:
+def _described(tx: Tx, subscription: Subscription, *, fresh: bool) -> SubscriptionDescription:
     kid = signing.ensure(tx)[0].kid if subscription.kind == rules.WEBHOOK else None
-    return Described(subscription, states(tx, subscription), kid, fresh)
+    return SubscriptionDescription(subscription, states(tx, subscription), kid, fresh)
 
 
 def _count(tx: Tx, change: int) -> None:
     row = tx.get(META, rules.COUNT)
     count = (int(row.value) if row else 0) + change
     if change > 0 and count > limits.SUBSCRIPTIONS_MAX:
-        raise TooMany(f"there are {limits.SUBSCRIPTIONS_MAX} subscriptions, the most there may be; delete one first")
-    tx.put(META, Meta(rules.COUNT, b"%d" % count))
+        raise TooMany(f"there are {limits.SUBSCRIPTIONS_MAX} subscriptions, the maximum; delete one first")
+    tx.put(META, MetaRow(rules.COUNT, b"%d" % count))
 
 
 def _link_by_name(tx: Tx, subscription: Subscription, path: str) -> Subscription:
-    """Follow `path` explicitly; one that is followed already keeps its cursor."""
+    """Follow `path` explicitly; a stream that is already followed keeps its cursor."""
     log = log_at(tx, path)
     existing = tx.get(LINKS, subscription.id, path)
     link = rules.settled(existing, log) if existing is not None else None

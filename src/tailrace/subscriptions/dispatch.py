@@ -1,7 +1,7 @@
-"""What the server does for subscriptions by itself: notice streams that advanced, deliver wakes, end leases.
+"""The server's own commands on subscriptions: detect streams that advanced, deliver wakes, end leases.
 
-Each is a small command that looks again before it acts, so it can be late, repeated or left out by a crash; the work
-to do is found in the database (`DueWork`, `Behind`), never only in memory.
+Each is a small command that checks again before it acts, so it can be late, repeated or lost in a crash; due work is
+found in the database (`FindDueSubscriptions`, `Behind`), never only in memory.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tailrace.command import Command, Query
 from tailrace.log.entry import LOGS
 from tailrace.storage.engine import Reader, Tx
 from tailrace.streams.stream import OWNER
-from tailrace.subscriptions import grant, signing
+from tailrace.subscriptions import signing, wake_tokens
 from tailrace.subscriptions import subscription as rules
 from tailrace.subscriptions.commands import end_wake
 from tailrace.subscriptions.signing import SigningKey
-from tailrace.subscriptions.subscription import LINKS, SUBSCRIPTIONS, Due, Link, State, Subscription
+from tailrace.subscriptions.subscription import LINKS, SUBSCRIPTIONS, DueStep, Link, LinkState, Subscription
 from tailrace.subscriptions.wakes import (
     announce,
     has_room,
@@ -34,51 +34,51 @@ from tailrace.subscriptions.wakes import (
 Pair = tuple[str, str]  # a subscription's id, a stream's path
 
 
-class Following(msgspec.Struct, frozen=True):
-    """What a subscription follows."""
+class FollowedStreams(msgspec.Struct, frozen=True):
+    """The streams that a subscription follows: its pattern, and streams by name."""
 
     id: str
     pattern: str | None
     streams: tuple[str, ...]  # by name
 
 
-class Duty(msgspec.Struct, frozen=True):
-    """Where a subscription stands."""
+class SubscriptionStatus(msgspec.Struct, frozen=True):
+    """Whether a subscription is busy, and what is due for it."""
 
     id: str
     busy: bool  # a wake is in flight
-    due: Due | None
+    due: DueStep | None
 
 
-class Delivery(msgspec.Struct, frozen=True):
-    """A wake on its way to a webhook."""
+class WebhookDelivery(msgspec.Struct, frozen=True):
+    """A wake to be delivered to a webhook."""
 
     subscription: Subscription
-    streams: list[State]  # tails as the wake's snapshot has them
+    streams: list[LinkState]  # with the tails of the wake's snapshot
     token: str
     key: SigningKey
 
 
-class Followings(Query[list[Following]], frozen=True):
-    """What these subscriptions follow, or all; those that are no more are left out."""
+class ListFollowedStreams(Query[list[FollowedStreams]], frozen=True):
+    """The streams that these subscriptions follow (None: all). Deleted subscriptions are left out."""
 
     ids: tuple[str, ...] | None = None
 
-    def run(self, reader: Reader) -> list[Following]:
+    def run(self, reader: Reader) -> list[FollowedStreams]:
         return [self._following(reader, subscription) for subscription in _some(reader, self.ids)]
 
-    def _following(self, reader: Reader, subscription: Subscription) -> Following:
+    def _following(self, reader: Reader, subscription: Subscription) -> FollowedStreams:
         named = tuple(link.path for link in reader.scan(LINKS, subscription.id) if link.explicit)
-        return Following(subscription.id, subscription.pattern, named)
+        return FollowedStreams(subscription.id, subscription.pattern, named)
 
 
-class DueWork(Query[list[Duty]], frozen=True):
-    """Where these subscriptions stand, or all, and what is due for them."""
+class FindDueSubscriptions(Query[list[SubscriptionStatus]], frozen=True):
+    """The status of these subscriptions (None: all)."""
 
     ids: tuple[str, ...] | None = None
 
-    def run(self, reader: Reader) -> list[Duty]:
-        return [Duty(row.id, row.wake_id is not None, rules.due(row)) for row in _some(reader, self.ids)]
+    def run(self, reader: Reader) -> list[SubscriptionStatus]:
+        return [SubscriptionStatus(row.id, row.wake_id is not None, rules.due(row)) for row in _some(reader, self.ids)]
 
 
 class Owners(Query[dict[int, str]], frozen=True):
@@ -94,7 +94,7 @@ class Owners(Query[dict[int, str]], frozen=True):
 
 
 class Behind(Query[list[Pair]], frozen=True):
-    """Which of these pairs `Notify` would do something for."""
+    """The pairs among these for which `Notify` has work to do."""
 
     pairs: tuple[Pair, ...]
 
@@ -114,7 +114,7 @@ class Behind(Query[list[Pair]], frozen=True):
 
 
 class Notify(Command[int], frozen=True):
-    """Streams advanced (or came, or went): link those that are new, and wake who is idle; how many were woken."""
+    """Streams advanced, were created or deleted: link new ones, and wake idle subscriptions; the number woken."""
 
     permission = Permission.ADMIN
 
@@ -166,7 +166,7 @@ class AnnounceWake(Command[None], frozen=True):
 
 
 class ExpireLease(Command[bool], frozen=True):
-    """End a wake whose lease has run out; whether it had."""
+    """End a wake whose lease has ended; True if it had."""
 
     permission = Permission.ADMIN
 
@@ -180,15 +180,15 @@ class ExpireLease(Command[bool], frozen=True):
         return True
 
 
-class BeginDelivery(Command[Delivery | None], frozen=True):
-    """Start the lease and say what to send where; None: nothing is due. A wake whose lease ran out while it could not
-    be delivered is replaced by a new one, and the retries go on."""
+class BeginDelivery(Command[WebhookDelivery | None], frozen=True):
+    """Start the lease and return the delivery; None: nothing is due. A wake whose lease ended before it could be
+    delivered is replaced by a new one, and the retries continue."""
 
     permission = Permission.ADMIN
 
     id: str
 
-    def run(self, tx: Tx) -> Delivery | None:
+    def run(self, tx: Tx) -> WebhookDelivery | None:
         before = tx.get(SUBSCRIPTIONS, self.id)
         if before is None or not _is_due(before, rules.DELIVER, tx.now_ms):
             return None
@@ -202,26 +202,28 @@ class BeginDelivery(Command[Delivery | None], frozen=True):
                 return None
         save(tx, before, subscription)
         assert subscription.wake_id is not None
-        token = grant.issue(grant.secret(tx), self.id, subscription.generation, subscription.wake_id, tx.now_ms)
-        return Delivery(subscription, self._snapshot(tx, subscription), token, signing.ensure(tx)[0])
+        token = wake_tokens.issue(
+            wake_tokens.secret(tx), self.id, subscription.generation, subscription.wake_id, tx.now_ms
+        )
+        return WebhookDelivery(subscription, self._snapshot(tx, subscription), token, signing.ensure(tx)[0])
 
-    def _snapshot(self, tx: Tx, subscription: Subscription) -> list[State]:
-        """The links with the tails that {"done": true} will ack; what came later is for the next wake."""
+    def _snapshot(self, tx: Tx, subscription: Subscription) -> list[LinkState]:
+        """The links with the tails that {"done": true} will ack; later entries are for the next wake."""
         snapshot = rules.snapshot_of(subscription)
-        found: list[State] = []
+        found: list[LinkState] = []
         for state in states(tx, subscription):
             link = state.link
             log, tail = snapshot.get(link.path, (link.log, state.acked))
             if log == link.log:
-                # A trim may have moved the start past what the snapshot has: then nothing of it is left to read.
+                # A trim may have moved the start past the snapshot's tail: nothing of it is left to read then.
                 tail = max(tail, state.acked)
-                found.append(State(link, state.acked, tail, tail > state.acked))
+                found.append(LinkState(link, state.acked, tail, tail > state.acked))
         return found
 
 
 class RecordDelivery(Command[bool], frozen=True):
-    """What became of a delivery; whether it still mattered. `failure` None: the receiver took it, and with `done`
-    has finished: what the snapshot says is acked."""
+    """Record the outcome of a delivery; False if the wake was over already. `failure` None: the receiver accepted it,
+    and with `done` has finished: the snapshot is acked."""
 
     permission = Permission.ADMIN
 
@@ -240,7 +242,7 @@ class RecordDelivery(Command[bool], frozen=True):
             end_wake(tx, before)
             return True
         if before.next_attempt_ms is None:
-            return False  # a callback said that the worker has it
+            return False  # a callback has shown that the worker received it
         if self.failure is None:
             save(tx, before, rules.delivered(before))
         else:
@@ -256,7 +258,7 @@ class RecordDelivery(Command[bool], frozen=True):
 
 
 def _some(reader: Reader, ids: tuple[str, ...] | None) -> list[Subscription]:
-    """These subscriptions, as far as they are there, or all."""
+    """These subscriptions as far as they exist, or all."""
     if ids is None:
         return list(reader.scan(SUBSCRIPTIONS))
     return [row for name in ids if (row := reader.get(SUBSCRIPTIONS, name)) is not None]

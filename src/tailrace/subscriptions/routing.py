@@ -1,7 +1,7 @@
 """Which subscriptions follow a path: an index in memory, so that a commit costs a look-up per stream it touched.
 
-A hint, not the truth: whoever acts on it looks again in the database. Patterns are grouped by their first segment, and
-answers are remembered until a subscription comes, goes or changes what it follows by name.
+The index is a hint: commands check the database before they act on it. Patterns are grouped by their first segment, and
+results are cached until a subscription is created, deleted or changes its streams by name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tailrace.subscriptions.subscription import Pattern, compiled
 
 
 class Routes:
-    """Paths to the ids of subscriptions."""
+    """Maps paths to the ids of subscriptions."""
 
     def __init__(self) -> None:
         self._followers: dict[str, tuple[Pattern | None, tuple[str, ...]]] = {}

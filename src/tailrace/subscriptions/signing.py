@@ -1,8 +1,8 @@
-"""The keys that webhook deliveries are signed with (Ed25519), and how receivers find them (a JWK Set).
+"""The signing keys of webhook deliveries (Ed25519), published to receivers as a JWK Set.
 
 The keys are one short list in META, the active one first. A rotation puts a new key in front; the old one loses its
-private half at once and stays published until nothing signed with it can be accepted any more. A key's `kid` is its
-RFC 7638 thumbprint, so it names the key and nothing else.
+private part at once and stays published until no signature of it can be accepted any more. A key's `kid` is its RFC
+7638 thumbprint.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from tailrace import limits
 from tailrace.access import Permission
 from tailrace.command import Command, Query
 from tailrace.errors import TooMany
@@ -21,8 +22,6 @@ from tailrace.storage.engine import Reader, Tx
 from tailrace.storage.vault import read_secret, write_secret
 
 KEYS: Final = "webhook-signing-keys"  # their name in META
-RETIRED_MS: Final = 24 * 3600 * 1000  # how long a retired key stays published; receivers accept minutes
-KEYS_MAX: Final = 8  # published at once
 
 
 class SigningKey(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -60,8 +59,8 @@ def sign(key: SigningKey, body: bytes, at_s: int) -> str:
 
 
 def published(keys: list[SigningKey], settled_ms: int) -> list[SigningKey]:
-    """The keys that a receiver may still meet: the active one, and those that were retired lately."""
-    return [key for key in keys if key.retired_ms is None or settled_ms - key.retired_ms < RETIRED_MS]
+    """The keys that a receiver may still need: the active one, and recently retired ones."""
+    return [key for key in keys if key.retired_ms is None or settled_ms - key.retired_ms < limits.RETIRED_KEY_MS]
 
 
 def jwks(keys: list[SigningKey], settled_ms: int) -> dict[str, Any]:
@@ -69,13 +68,13 @@ def jwks(keys: list[SigningKey], settled_ms: int) -> dict[str, Any]:
 
 
 def load(reader: Reader | Tx) -> list[SigningKey]:
-    """The keys, the active one first; none before the first was needed."""
+    """The keys, the active one first; none before first use."""
     keys = read_secret(reader, KEYS)
     return [] if keys is None else _DECODER.decode(keys)
 
 
 def ensure(tx: Tx) -> list[SigningKey]:
-    """The keys; the first is made when it is first needed."""
+    """The keys; the first one is created on first use."""
     keys = load(tx)
     if not keys:
         keys = [generate(tx.now_ms)]
@@ -84,16 +83,16 @@ def ensure(tx: Tx) -> list[SigningKey]:
 
 
 class EnsureSigningKey(Command[list[SigningKey]], frozen=True):
-    """The keys, after making sure that there is one."""
+    """The keys; the first one is created if there is none."""
 
-    permission = Permission.SYSTEM  # the private halves are in it
+    permission = Permission.SYSTEM  # the result has the private keys
 
     def run(self, tx: Tx) -> list[SigningKey]:
         return ensure(tx)
 
 
 class GetSigningKeys(Query[list[SigningKey]], frozen=True):
-    """The keys, with their private halves."""
+    """The keys with their private parts."""
 
     permission = Permission.SYSTEM
 
@@ -102,7 +101,7 @@ class GetSigningKeys(Query[list[SigningKey]], frozen=True):
 
 
 class KeyState(msgspec.Struct, frozen=True):
-    """What may be told of a signing key."""
+    """A signing key without its private part."""
 
     kid: str
     created_ms: int
@@ -110,7 +109,7 @@ class KeyState(msgspec.Struct, frozen=True):
 
 
 class ListSigningKeys(Query[list[KeyState]], frozen=True):
-    """The keys that are published, the active one first; without their halves."""
+    """The published keys, the active one first, without their private parts."""
 
     permission = Permission.ADMIN
 
@@ -119,7 +118,7 @@ class ListSigningKeys(Query[list[KeyState]], frozen=True):
 
 
 class RotateSigningKey(Command[KeyState], frozen=True):
-    """Sign with a new key from now on; the new key. The old one stays published for a day."""
+    """Replace the signing key; the new key. The old one stays published for a day."""
 
     permission = Permission.ADMIN
 
@@ -129,10 +128,10 @@ class RotateSigningKey(Command[KeyState], frozen=True):
             key if key.retired_ms is not None else msgspec.structs.replace(key, d=None, retired_ms=now_ms)
             for key in published(load(tx), tx.settled_ms)
         ]
-        if len(kept) >= KEYS_MAX:
+        if len(kept) >= limits.PUBLISHED_KEYS_MAX:
             raise TooMany(
-                f"{len(kept)} keys were in use within {RETIRED_MS // 3_600_000} hours and are still published; "
-                f"rotate again when the oldest has gone"
+                f"{len(kept)} keys were used within {limits.RETIRED_KEY_MS // 3_600_000} hours and are still "
+                f"published; rotate again when the oldest is no longer published"
             )
         fresh = generate(now_ms)
         _store(tx, [fresh, *kept])

@@ -1,33 +1,33 @@
-"""What a subscription is and the rules that hold for it. Pure: no transaction, no clock, no chance of its own.
+"""Subscriptions and their rules. Pure: no transaction, no clock, no randomness of its own.
 
 Theory of operation
 -------------------
-A subscription follows streams and wakes a worker when one of them has entries past what was acked. A *link* is its
-cursor in one stream; it is bound to the stream's log, so that a stream deleted and created again starts over.
+A subscription follows streams and wakes a worker when one of them has entries past the acked position. A *link* is its
+cursor in one stream; it is bound to the stream's log, so that a stream that is recreated starts over.
 
     pending     a linked stream's tail is past its acked position
     idle        no wake is in flight (`wake_id` is None)
 
     idle ──pending──> woken ──> ... ──> idle
 
-Every wake has the next `generation` and a random `wake_id`. Whoever speaks for a wake must name both, with a token made
-for them; anyone else is fenced. How a wake gets to its worker depends on the kind:
+Every wake has the next `generation` and a random `wake_id`. A request for a wake must name both, with the token that
+was issued for them; any other is fenced. How a wake gets to its worker depends on the kind:
 
     webhook     woken: a delivery is due at `next_attempt_ms`, the lease runs
                 ├─ answered 2xx             delivered: no attempt is due, callbacks are awaited while the lease runs
-                ├─ answered {"done": true}  what the snapshot says is acked; idle
+                ├─ answered {"done": true}  the snapshot is acked; idle
                 └─ failed                   `retries` + 1, the next attempt later; if the lease has ended by then, it is
                                             made under a new generation
     pull-wake   woken: the wake event is in the wake stream (or is due at `next_attempt_ms`, where that stream could
-                not take it); nobody holds the lease
+                not take it); no worker holds the lease
                 └─ claimed                  `holder` is set, the lease runs
 
 A valid callback or ack renews the lease; with done it ends the wake. A lease that ends takes the wake with it. Whenever
-a wake ends and something is pending, the next one begins in the same transaction. Everything here is stored, times
-included, so a restart changes nothing: what was due is due.
+a wake ends and entries are pending, the next one begins in the same transaction. The whole state is stored, times
+included, so a restart changes nothing.
 
-Positions: a link's `acked` is BEFORE_FIRST until something was acked in a stream that was new when it was linked. That
-means wherever the stream starts, and clients are shown just that.
+Positions: a link's `acked` is BEFORE_FIRST until the first ack in a stream that was new when it was linked. It stands
+for the start of the stream, and clients see that offset.
 """
 
 from __future__ import annotations
@@ -42,19 +42,16 @@ from tailrace import limits
 from tailrace.errors import Conflict, Fenced, Invalid
 from tailrace.log.entry import Log
 from tailrace.log.position import offset
-from tailrace.storage.table import Table
+from tailrace.storage.table import StorageTable
 from tailrace.streams.stream import RESERVED, check_path
+from tailrace.subscriptions.backoff import backoff_ms
 
 WEBHOOK: Final = "webhook"
 PULL_WAKE: Final = "pull-wake"
 BEFORE_FIRST: Final = -1  # acked, as a position
-UNBOUND: Final = 0  # the log of a link whose stream is not there; logs are numbered from 1
+UNBOUND: Final = 0  # the log of a link whose stream does not exist; logs are numbered from 1
 COUNT: Final = "count/subscriptions"  # in META: counting rows at every PUT would cost more the more there are
-CHANGES: Final = 0  # what `Changed` notices are told under: the number that no log has
-DESCRIPTION_BYTES_MAX: Final = 4 * limits.KiB
-WORKER_BYTES_MAX: Final = 256
-PATTERN_SEGMENTS_MAX: Final = 64
-JITTER: Final = 0.2  # of a retry's delay, either way
+CHANGES: Final = 0  # the number under which `Changed` notices are published; no log has it
 
 
 class Subscription(msgspec.Struct, frozen=True):
@@ -67,7 +64,7 @@ class Subscription(msgspec.Struct, frozen=True):
     description: str | None
     created_ms: int
     digest: str  # of the configuration it was created with
-    base_url: str  # the stream root as its creator reached it; callbacks go there
+    base_url: str  # the URL of the stream root as its creator reached it; callbacks go there
     log_floor: int  # the highest log number at creation: a matching stream above it is new
     links: int  # how many there are
     generation: int
@@ -88,8 +85,8 @@ class Link(msgspec.Struct, frozen=True):
     acked: int
 
 
-SUBSCRIPTIONS = Table("subscriptions", Subscription, key=("id",), cached=True)
-LINKS = Table("links", Link, key=("subscription", "path"), cached=True)
+SUBSCRIPTIONS = StorageTable("subscriptions", Subscription, key=("id",), cached=True)
+LINKS = StorageTable("links", Link, key=("subscription", "path"), cached=True)
 
 
 class Changed(msgspec.Struct, frozen=True):
@@ -101,17 +98,17 @@ class Changed(msgspec.Struct, frozen=True):
     warning: str | None = None  # for the operator
 
 
-class State(msgspec.Struct, frozen=True):
-    """A link and where its stream stands."""
+class LinkState(msgspec.Struct, frozen=True):
+    """A link and the state of its stream."""
 
     link: Link
-    acked: int  # where the worker reads on
+    acked: int  # where the worker continues to read
     tail: int
     pending: bool
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client asks for."""
+class SubscriptionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration that a client requests."""
 
     kind: str
     pattern: str | None = None
@@ -122,8 +119,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     description: str | None = None
 
 
-class Due(msgspec.Struct, frozen=True):
-    """What a subscription waits for, and when it is time."""
+class DueStep(msgspec.Struct, frozen=True):
+    """The next step of a subscription, and when it is due."""
 
     at_ms: int
     what: str
@@ -197,7 +194,7 @@ def compiled(pattern: str) -> Pattern:
 
 
 def follows(subscription: Subscription, path: str) -> bool:
-    """Whether the pattern matches. A subscription never follows its own wake stream: it would wake itself for ever."""
+    """Whether the pattern matches. A subscription never follows its own wake stream: it would wake itself forever."""
     pattern = subscription.pattern
     return pattern is not None and path != subscription.wake_stream and compiled(pattern).matches(path)
 
@@ -215,13 +212,13 @@ def check_id(text: str) -> str:
 
 
 def check_worker(text: str) -> str:
-    if not text or len(text.encode()) > WORKER_BYTES_MAX:
-        raise Invalid(f"worker must be a name of 1 to {WORKER_BYTES_MAX} bytes; say who claims")
+    if not text or len(text.encode()) > limits.WORKER_NAME_BYTES_MAX:
+        raise Invalid(f"worker must be a name of 1 to {limits.WORKER_NAME_BYTES_MAX} bytes; send the worker's name")
     return text
 
 
-def normalised(settings: Settings) -> Settings:
-    """The settings as they are stored and compared: without slashes at the ends, repeats, and what the kind ignores."""
+def normalised(settings: SubscriptionSettings) -> SubscriptionSettings:
+    """The settings in canonical form: without surrounding slashes, duplicates, and fields of the other kind."""
     if settings.kind not in (WEBHOOK, PULL_WAKE):
         raise Invalid(f'type must be "{WEBHOOK}" or "{PULL_WAKE}", not {settings.kind[:80]!r}')
     webhook = settings.kind == WEBHOOK
@@ -233,16 +230,16 @@ def normalised(settings: Settings) -> Settings:
         raise Invalid(
             f"lease_ttl_ms {settings.lease_ms} is out of range; use {limits.LEASE_MS_MIN} to {limits.LEASE_MS_MAX}"
         )
-    if settings.description is not None and len(settings.description.encode()) > DESCRIPTION_BYTES_MAX:
-        raise Invalid(f"description is longer than {DESCRIPTION_BYTES_MAX} bytes; shorten it")
+    if settings.description is not None and len(settings.description.encode()) > limits.DESCRIPTION_BYTES_MAX:
+        raise Invalid(f"description is longer than {limits.DESCRIPTION_BYTES_MAX} bytes; shorten it")
     wake_stream = None if webhook or settings.wake_stream is None else stream_path(settings.wake_stream, "wake_stream")
     streams = tuple(sorted({stream_path(path, "streams") for path in dict.fromkeys(settings.streams)}))
     pattern = _pattern(settings.pattern) if settings.pattern else None
     if pattern is None and not streams:
         raise Invalid("pattern and streams are both missing; give at least one of them")
     if wake_stream is not None and wake_stream in streams:
-        raise Invalid(f"streams has the wake_stream {wake_stream!r}, which would wake itself for ever; leave it out")
-    return Settings(
+        raise Invalid(f"streams has the wake_stream {wake_stream!r}, which would wake itself forever; leave it out")
+    return SubscriptionSettings(
         kind=settings.kind,
         pattern=pattern,
         streams=streams,
@@ -264,9 +261,9 @@ def stream_path(text: str, field: str) -> str:
 def _pattern(text: str) -> str:
     text = text.strip("/")
     segments = text.split("/")
-    if len(text.encode()) > limits.PATH_BYTES_MAX or len(segments) > PATTERN_SEGMENTS_MAX:
+    if len(text.encode()) > limits.PATH_BYTES_MAX or len(segments) > limits.PATTERN_SEGMENTS_MAX:
         raise Invalid(
-            f"pattern is longer than {limits.PATH_BYTES_MAX} bytes or {PATTERN_SEGMENTS_MAX} segments; shorten it"
+            f"pattern has more than {limits.PATH_BYTES_MAX} bytes or {limits.PATTERN_SEGMENTS_MAX} segments; shorten it"
         )
     if any(segment in ("", ".", "..") for segment in segments) or any(ord(character) < 0x20 for character in text):
         raise Invalid(f"pattern {text[:80]!r} has an empty, '.' or '..' segment or a control character; leave it out")
@@ -281,7 +278,7 @@ def _pattern(text: str) -> str:
     return text
 
 
-def digest(settings: Settings) -> str:
+def digest(settings: SubscriptionSettings) -> str:
     """Equal for equal normalised settings."""
     return hashlib.sha256(msgspec.json.encode(msgspec.structs.astuple(settings))).hexdigest()
 
@@ -290,7 +287,7 @@ def digest(settings: Settings) -> str:
 
 
 def settled(link: Link, log: Log | None) -> Link | None:
-    """The link as it should be now that its stream has `log`; None: there is nothing left to follow."""
+    """The link updated to its stream's `log`; None: there is nothing left to follow."""
     if log is None:
         if not link.explicit:
             return None
@@ -300,19 +297,19 @@ def settled(link: Link, log: Log | None) -> Link | None:
     return link
 
 
-def state(link: Link, log: Log | None) -> State:
+def state(link: Link, log: Log | None) -> LinkState:
     if log is None:
-        return State(link, max(link.acked, 0), 0, False)
+        return LinkState(link, max(link.acked, 0), 0, False)
     acked = log.start if link.acked == BEFORE_FIRST else link.acked
-    return State(link, acked, log.next, log.next > acked)
+    return LinkState(link, acked, log.next, log.next > acked)
 
 
 def judge_ack(link: Link | None, log: Log | None, path: str, position: int, snapshot: Snapshot) -> None:
-    """Raise unless `position` may be acked. (That it lies between messages is for the log to say.)"""
+    """Raise unless `position` may be acked. (Whether it is a message boundary is checked against the log.)"""
     if link is None or log is None:
-        raise invalid_offset(f"ack of {path[:80]!r}: the subscription does not follow that stream, or it is gone")
+        raise invalid_offset(f"ack of {path[:80]!r}: the subscription does not follow that stream, or it was deleted")
     if link.log != log.id or snapshot.get(path, (log.id, 0))[0] != log.id:
-        raise invalid_offset(f"ack of {path!r}: the stream was created anew after this wake; leave it to the next one")
+        raise invalid_offset(f"ack of {path!r}: the stream was recreated after this wake; leave it to the next one")
     if position < link.acked:
         raise invalid_offset(
             f"ack of {path!r}: offset {offset(position)} is behind {offset(link.acked)}, which was acked already"
@@ -354,12 +351,12 @@ def claimed(subscription: Subscription, worker: str, snapshot: Snapshot, now_ms:
 
 
 def renewed(subscription: Subscription, now_ms: int) -> Subscription:
-    """A delivery begins: the lease does too."""
+    """A delivery begins, and with it the lease."""
     return _replace(subscription, lease_until_ms=now_ms + subscription.lease_ms)
 
 
-def heard(subscription: Subscription, now_ms: int) -> Subscription:
-    """The worker spoke: it has the wake, whatever became of the delivery, and keeps it for another lease."""
+def heartbeat(subscription: Subscription, now_ms: int) -> Subscription:
+    """The worker sent a heartbeat: it has the wake, whatever the outcome of the delivery, and the lease is extended."""
     return _replace(renewed(subscription, now_ms), retries=0, next_attempt_ms=None)
 
 
@@ -371,7 +368,7 @@ def delivered(subscription: Subscription) -> Subscription:
 def failed(subscription: Subscription, now_ms: int, random: float) -> Subscription:
     """An attempt to deliver failed; the next is scheduled."""
     retries = subscription.retries + 1
-    return _replace(subscription, retries=retries, next_attempt_ms=now_ms + retry_ms(retries, random))
+    return _replace(subscription, retries=retries, next_attempt_ms=now_ms + backoff_ms(retries, random))
 
 
 def idle(subscription: Subscription) -> Subscription:
@@ -382,26 +379,20 @@ def idle(subscription: Subscription) -> Subscription:
 
 
 def lapsed(subscription: Subscription, now_ms: int) -> bool:
-    """Whether the lease has run out."""
+    """Whether the lease has ended."""
     return subscription.lease_until_ms is not None and subscription.lease_until_ms <= now_ms
 
 
-def due(subscription: Subscription) -> Due | None:
-    """What happens next to a subscription without anybody asking. A lease that ends while a delivery is due is dealt
-    with by that delivery."""
+def due(subscription: Subscription) -> DueStep | None:
+    """The next step that the server takes by itself. A lease that ends while a delivery is due is handled by that
+    delivery."""
     if subscription.wake_id is None:
         return None
     if subscription.next_attempt_ms is not None:
-        return Due(subscription.next_attempt_ms, DELIVER if subscription.kind == WEBHOOK else ANNOUNCE)
+        return DueStep(subscription.next_attempt_ms, DELIVER if subscription.kind == WEBHOOK else ANNOUNCE)
     if subscription.lease_until_ms is not None:
-        return Due(subscription.lease_until_ms, EXPIRE)
+        return DueStep(subscription.lease_until_ms, EXPIRE)
     return None
-
-
-def retry_ms(retries: int, random: float) -> int:
-    """How long to wait after the `retries`-th failure in a row; `random` is in [0, 1)."""
-    delay_s = min(limits.RETRY_S_MIN * 2.0 ** min(retries - 1, 32), limits.RETRY_S_MAX)
-    return round(delay_s * 1000 * (1 + JITTER * (2 * random - 1)))
 
 
 def status(subscription: Subscription) -> str:
@@ -413,11 +404,11 @@ def snapshot_of(subscription: Subscription) -> Snapshot:
 
 
 def fence(subscription: Subscription, *, wake_id: str, generation: int, now_ms: int) -> None:
-    """Raise unless these name the wake in flight and its lease runs."""
+    """Raise unless these are of the wake in flight and its lease has not ended."""
     if generation != subscription.generation or wake_id != subscription.wake_id:
         raise Fenced(
             f"wake {wake_id[:80]!r} of generation {generation} is over, the current generation is "
             f"{subscription.generation}; stop working on it"
         )
     if lapsed(subscription, now_ms):
-        raise Fenced(f"the lease of wake {wake_id!r} ran out; stop working on it and ack more often than every lease")
+        raise Fenced(f"the lease of wake {wake_id!r} has ended; stop working on it, and ack before the lease ends")

@@ -1,8 +1,8 @@
-"""What the commands of subscriptions share: links settled against committed streams, wakes issued, rows stored.
+"""The common steps of subscription commands: updating links to committed streams, issuing wakes, storing rows.
 
-The rule: a subscription's row and its links change only here, and each change tells the dispatcher (`Changed`) once the
-commit is durable. A link is settled before anything is concluded from it, so nothing depends on whether, or how
-often, somebody was told that a stream advanced.
+The rule: a subscription's row and its links change only here, and each change notifies the dispatcher (`Changed`) once
+the commit is durable. A link is updated before it is used, so that a lost or repeated notice of an advanced stream does
+no harm.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tailrace.subscriptions.subscription import (
     SUBSCRIPTIONS,
     Changed,
     Link,
+    LinkState,
     Snapshot,
-    State,
     Subscription,
 )
 
-_LINES = (DEFAULT_CONTENT_TYPE, "application/x-ndjson")  # and all text: where a wake event can stand as a line
+_LINES = (DEFAULT_CONTENT_TYPE, "application/x-ndjson")  # and all text types: a wake event can be a line in these
 
 
 def load(reader: Reader | Tx, name: str) -> Subscription:
@@ -48,7 +48,7 @@ def require_kind(subscription: Subscription, kind: str, what: str) -> None:
 
 
 def log_at(reader: Reader | Tx, path: str) -> Log | None:
-    """The log of the stream at `path`, if there is one to follow."""
+    """The log of the stream at `path`, if it exists."""
     stream = reader.get(STREAMS, path)
     if stream is None or stream.deleted or expired(stream, reader.settled_ms):
         return None
@@ -56,9 +56,9 @@ def log_at(reader: Reader | Tx, path: str) -> Log | None:
     return None if log is None else cold.whole(reader, log)
 
 
-def states(reader: Reader | Tx, subscription: Subscription) -> list[State]:
-    """All links as they stand, in path order. Changes nothing: for queries."""
-    found: list[State] = []
+def states(reader: Reader | Tx, subscription: Subscription) -> list[LinkState]:
+    """The state of all links, in path order. Changes nothing: for queries."""
+    found: list[LinkState] = []
     for link in list(reader.scan(LINKS, subscription.id)):
         log = log_at(reader, link.path)
         settled = rules.settled(link, log)
@@ -67,9 +67,9 @@ def states(reader: Reader | Tx, subscription: Subscription) -> list[State]:
     return found
 
 
-def settle(tx: Tx, subscription: Subscription) -> tuple[Subscription, list[State]]:
-    """As `states`, and what was found is stored."""
-    found: list[State] = []
+def settle(tx: Tx, subscription: Subscription) -> tuple[Subscription, list[LinkState]]:
+    """As `states`; the updated links are stored."""
+    found: list[LinkState] = []
     for link in list(tx.scan(LINKS, subscription.id)):
         log = log_at(tx, link.path)
         settled = rules.settled(link, log)
@@ -100,7 +100,7 @@ def has_room(subscription: Subscription) -> bool:
 def save(
     tx: Tx, before: Subscription | None, after: Subscription, *, membership: bool = False, warning: str | None = None
 ) -> Subscription:
-    """Store the subscription and tell the dispatcher, if anything changed."""
+    """Store the subscription and notify the dispatcher, if anything changed."""
     if after != before:
         tx.put(SUBSCRIPTIONS, after)
     elif not membership and warning is None:
@@ -118,8 +118,8 @@ class Issued(msgspec.Struct, frozen=True):
     warning: str | None = None
 
 
-def wake_if_pending(tx: Tx, subscription: Subscription, found: list[State], trigger: str | None = None) -> Issued:
-    """Issue the next wake if anything is pending. Not for a subscription whose wake is still good."""
+def wake_if_pending(tx: Tx, subscription: Subscription, found: list[LinkState], trigger: str | None = None) -> Issued:
+    """Issue the next wake if entries are pending. Not for a subscription with a wake in flight."""
     pending = [state for state in found if state.pending]
     if not pending:
         return Issued(rules.idle(subscription))
@@ -131,13 +131,13 @@ def wake_if_pending(tx: Tx, subscription: Subscription, found: list[State], trig
     return Issued(subscription, True, warning)
 
 
-def snapshot(found: Iterable[State]) -> Snapshot:
+def snapshot(found: Iterable[LinkState]) -> Snapshot:
     return {state.link.path: (state.link.log, state.tail) for state in found if state.pending}
 
 
 def announce(tx: Tx, subscription: Subscription, trigger: str) -> tuple[Subscription, str | None]:
-    """Write the wake event into the wake stream. Where that cannot be, the wake is no less issued: it can be claimed,
-    and the event is tried again later."""
+    """Write the wake event into the wake stream. If that fails, the wake is still issued: it can be claimed, and the
+    event is retried later."""
     path = subscription.wake_stream
     assert path is not None, f"pull-wake subscription {subscription.id!r} has no wake stream"
     event = msgspec.json.encode(

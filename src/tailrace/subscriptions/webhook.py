@@ -1,9 +1,9 @@
-"""Where a webhook may go, so that nobody makes this server call what only it can reach (SSRF).
+"""Allowed webhook URLs: prevents requests of this server to internal addresses (SSRF).
 
-The rule: the host that is checked is the host that is called. A URL is taken apart once, strictly; what we would have
-to interpret (user names, other spellings of addresses, other alphabets) is refused. A literal address is checked
-when the subscription is made, and every address that a name resolves to is checked again before each call, which then
-goes to just that address: a name that changes its mind in between (DNS rebinding) gains nothing.
+The rule: the host that is checked is the host that is called. A URL is parsed once, strictly; ambiguous parts (user
+names, other spellings of addresses, other alphabets) are rejected. A literal address is checked when the subscription
+is created, and every address that a name resolves to is checked again before each call, which then goes to exactly that
+address, so that DNS rebinding gains nothing.
 
 Production: https to public addresses. `allow_private` adds private networks, still by https. `allow_loopback` (--dev)
 adds http://localhost and http://127.x.x.x.
@@ -17,9 +17,8 @@ from typing import Final
 
 import msgspec
 
+from tailrace import limits
 from tailrace.errors import Invalid
-
-URL_BYTES_MAX: Final = 2048
 
 _FORM: Final = re.compile(
     r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<target>(?:/[^?#]*)?(?:\?[^#]*)?)", re.ASCII
@@ -30,12 +29,12 @@ _NUMERIC: Final = re.compile(r"(?:0[xX][0-9A-Fa-f]*|[0-9]+)", re.ASCII)
 _LOCAL_NAMES: Final = (
     "local", "internal", "lan", "intranet", "home", "home.arpa", "localdomain", "svc", "cluster.local",
 )  # fmt: skip
-# Where clouds keep their metadata besides 169.254.0.0/16: Azure, Alibaba, Oracle, AWS by IPv6.
+# Metadata services of clouds besides 169.254.0.0/16: Azure, Alibaba, Oracle, AWS by IPv6.
 _METADATA: Final = frozenset(
     map(ipaddress.ip_address, ("168.63.129.16", "100.100.100.200", "192.0.0.192", "fd00:ec2::254"))
 )
-# What the registries of special addresses have and no public server. `ipaddress` knows most of it, but how much depends
-# on the Python: 3.11 takes site-local addresses and half of 192.0.0.0/24 for public.
+# Special-purpose addresses, which no public server has. `ipaddress` knows most of them, depending on the version of
+# Python: 3.11 treats site-local addresses and half of 192.0.0.0/24 as public.
 _SPECIAL: Final = tuple(
     map(
         ipaddress.ip_network,
@@ -51,14 +50,14 @@ _PORTS: Final = {"http": 80, "https": 443}
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-class Rules(msgspec.Struct, frozen=True):
-    """What a server's settings let through."""
+class WebhookRules(msgspec.Struct, frozen=True):
+    """The addresses that a server's settings allow."""
 
     allow_loopback: bool = False
     allow_private: bool = False
 
 
-class Target(msgspec.Struct, frozen=True):
+class WebhookTarget(msgspec.Struct, frozen=True):
     """A webhook URL in parts."""
 
     scheme: str
@@ -77,22 +76,22 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def names_loopback(self) -> bool:
-        """Whether the URL says outright that it means this machine: localhost or 127.x.x.x."""
+        """Whether the URL explicitly names this machine: localhost or 127.x.x.x."""
         address = self.literal
         return self.host == "localhost" or (isinstance(address, ipaddress.IPv4Address) and address.is_loopback)
 
     @property
     def origin(self) -> str:
-        """The URL as far as it may be shown to others than its owner: path and query often hold a secret."""
+        """The part of the URL that others than its owner may see: path and query often contain a secret."""
         return f"{self.scheme}://{self.authority}"
 
 
-def parse(url: str, rules: Rules) -> Target:
+def parse(url: str, rules: WebhookRules) -> WebhookTarget:
     """The parts of a URL that a subscription may have; raises WEBHOOK_URL_REJECTED."""
-    if len(url) > URL_BYTES_MAX:
-        raise _rejected(f"is longer than {URL_BYTES_MAX} bytes; shorten it")
+    if len(url) > limits.WEBHOOK_URL_BYTES_MAX:
+        raise _rejected(f"is longer than {limits.WEBHOOK_URL_BYTES_MAX} bytes; shorten it")
     if "#" in url:
-        raise _rejected("has a fragment; leave out # and what follows")
+        raise _rejected("has a fragment; leave out # and the text after it")
     form = _FORM.fullmatch(url)
     if form is None:
         raise _rejected("is not an absolute URL; write https://host/path")
@@ -100,7 +99,7 @@ def parse(url: str, rules: Rules) -> Target:
     if scheme not in _PORTS:
         raise _rejected(f"has scheme {scheme!r}; use https")
     if "@" in form["authority"]:
-        raise _rejected("has a user name; leave out what stands before @")
+        raise _rejected("has a user name; leave out the part before @")
     if not _BYTES.fullmatch(url):
         raise _rejected("has a space, control, non-ASCII or other forbidden character; percent-encode it")
     authority = _AUTHORITY.fullmatch(form["authority"])
@@ -110,14 +109,14 @@ def parse(url: str, rules: Rules) -> Target:
     if not 1 <= port <= 65535:
         raise _rejected(f"has port {port}; use 1 to 65535")
     host = authority["host"].lower().strip("[]").rstrip(".")
-    target = Target(scheme, host, port, form["target"] or "/", form["authority"])
+    target = WebhookTarget(scheme, host, port, form["target"] or "/", form["authority"])
     if not target.target.startswith("/"):
         target = msgspec.structs.replace(target, target="/" + target.target)
     _check(target, authority["host"], rules)
     return target
 
 
-def _check(target: Target, written: str, rules: Rules) -> None:
+def _check(target: WebhookTarget, written: str, rules: WebhookRules) -> None:
     address = target.literal
     if written.startswith("["):
         if not isinstance(address, ipaddress.IPv6Address):
@@ -136,7 +135,7 @@ def _check(target: Target, written: str, rules: Rules) -> None:
 
 
 def _is_local(host: str) -> bool:
-    """Whether a name means something in one network only. One label is completed by the resolver's search list."""
+    """Whether a name is valid in one network only. A single label is completed by the resolver's search list."""
     return "." not in host or any(_under(host, name) for name in _LOCAL_NAMES)
 
 
@@ -153,7 +152,7 @@ def _check_name(host: str) -> None:
         raise _rejected(f"has host {host[:80]!r}; write an IPv4 address as four decimal numbers without leading zeros")
 
 
-def check_address(target: Target, address: Address, rules: Rules) -> None:
+def check_address(target: WebhookTarget, address: Address, rules: WebhookRules) -> None:
     """Raise unless a call of `target` may go to `address`."""
     real = _unwrapped(address)
     if real.is_loopback and target.names_loopback and target.scheme == "http" and rules.allow_loopback:
@@ -175,7 +174,7 @@ def check_address(target: Target, address: Address, rules: Rules) -> None:
 
 
 def _unwrapped(address: Address) -> Address:
-    """The IPv4 address that an IPv6 address carries, if that is where it leads."""
+    """The IPv4 address embedded in an IPv6 address, if traffic goes there."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     if address.ipv4_mapped is not None:

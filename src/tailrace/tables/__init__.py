@@ -1,1 +1,1 @@
-"""Document tables: items under keys, their indexes, and the change stream that every write leaves."""
+"""Document tables: items, keys, indexes, and the change stream of all writes."""

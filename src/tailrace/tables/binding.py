@@ -1,4 +1,4 @@
-"""What a request's placeholders stand for, and document paths: how they are resolved, read and kept apart.
+"""Binding of expressions: a request's placeholders, and document paths.
 
 A bound path is a tuple of attribute names and list indexes, of which the first is the name of a top-level attribute.
 """
@@ -9,23 +9,22 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
+from tailrace import limits
 from tailrace.errors import Invalid
 from tailrace.tables import messages, value
-from tailrace.tables.syntax import Path, Refused
+from tailrace.tables.syntax import DocumentPath, InvalidExpression
 from tailrace.tables.value import NAME_BYTES_MAX, Item, Value
 
 Steps: TypeAlias = tuple[str | int, ...]
 Read: TypeAlias = Callable[[Item], Value | None]
 
-PATH_DEEP_MAX: Final = 32
-PLACEHOLDER_BYTES_MAX: Final = 255
 
 _NAME: Final = re.compile(r"#[A-Za-z0-9_]+")
 _VALUE: Final = re.compile(r":[A-Za-z0-9_]+")
 
 
 class Placeholders:
-    """The names and values that expressions of one request may use, and which of them they did."""
+    """The names and values for the expressions of one request; keeps track of those that were used."""
 
     __slots__ = ("_names", "_used_names", "_used_values", "_values")
 
@@ -36,26 +35,26 @@ class Placeholders:
         self._used_values: set[str] = set()
 
     def name(self, placeholder: str) -> str:
-        """The attribute's name that a #placeholder stands for."""
+        """The attribute name of a #placeholder."""
         found = self._names.get(placeholder)
         if found is None:
-            raise Refused(
+            raise InvalidExpression(
                 f"An expression attribute name used in the document path is not defined; attribute name: {placeholder}"
             )
         self._used_names.add(placeholder)
         return found
 
     def value(self, placeholder: str) -> Value:
-        """The value that a :placeholder stands for."""
+        """The value of a :placeholder."""
         found = self._values.get(placeholder)
         if found is None:
-            raise Refused(
+            raise InvalidExpression(
                 f"An expression attribute value used in expression is not defined; attribute value: {placeholder}"
             )
         self._used_values.add(placeholder)
         return found
 
-    def path(self, path: Path) -> Steps:
+    def path(self, path: DocumentPath) -> Steps:
         """The path with its names filled in."""
         steps = path.parts
         if not path.plain:
@@ -63,8 +62,8 @@ class Placeholders:
             for part in steps:
                 filled.append(self.name(part) if isinstance(part, str) and part[0] == "#" else part)
             steps = tuple(filled)
-        if len(steps) > PATH_DEEP_MAX:
-            raise Refused(f"The document path has too many nesting levels; nesting levels: {len(steps)}")
+        if len(steps) > limits.EXPRESSION_PATH_STEPS_MAX:
+            raise InvalidExpression(f"The document path has too many nesting levels; nesting levels: {len(steps)}")
         return steps
 
     def check_used(self) -> None:
@@ -80,7 +79,7 @@ def _check_used(parameter: str, provided: Mapping[str, object], used: set[str]) 
 
 
 def placeholders(names: dict[str, str] | None, values: dict[str, Any] | None) -> Placeholders:
-    """Check and read what came over the wire: names as they are, values still to be read."""
+    """Check names and values of a request; values are read when they are used."""
     if names is not None:
         if not names:
             raise Invalid("ExpressionAttributeNames must not be empty")
@@ -113,7 +112,7 @@ def placeholders(names: dict[str, str] | None, values: dict[str, Any] | None) ->
 def _check_key(parameter: str, key: str, pattern: re.Pattern[str]) -> None:
     if not pattern.fullmatch(key):
         raise Invalid(f'{parameter} contains invalid key: Syntax error; key: "{key}"')
-    if len(key) > PLACEHOLDER_BYTES_MAX:
+    if len(key) > limits.PLACEHOLDER_BYTES_MAX:
         raise Invalid(
             f"{parameter} contains invalid key: The expression attribute map contains a key that is too long; "
             f"size of key: {len(key)}"
@@ -124,7 +123,7 @@ def _check_key(parameter: str, key: str, pattern: re.Pattern[str]) -> None:
 
 
 def reader(steps: Steps) -> Read:
-    """What reads the value at this path of an item; None where there is none."""
+    """A function that reads the value at this path of an item; None if there is none."""
     head = steps[0]
     assert isinstance(head, str)
     if len(steps) == 1:
@@ -161,7 +160,7 @@ def written(steps: Steps) -> str:
 
 
 class _Branch:
-    """A place in the tree of paths: which path came here first, and which ends here."""
+    """A node in the tree of paths: the first path through it, and the path that ends at it."""
 
     __slots__ = ("children", "end", "first", "index", "member")
 
@@ -173,7 +172,7 @@ class _Branch:
         self.children: dict[str | int, _Branch] = {}
 
 
-def check_apart(paths: list[Steps]) -> None:
+def check_disjoint(paths: list[Steps]) -> None:
     """Raise if two paths overlap (one is part of the other) or conflict (a map for one, a list for the other)."""
     root = _Branch(0)
     conflict: tuple[int, int] | None = None
@@ -203,8 +202,8 @@ def check_apart(paths: list[Steps]) -> None:
         raise _clash("conflict", paths[conflict[0]], paths[conflict[1]])
 
 
-def _clash(how: str, one: Steps, two: Steps) -> Refused:
-    return Refused(
+def _clash(how: str, one: Steps, two: Steps) -> InvalidExpression:
+    return InvalidExpression(
         f"Two document paths {how} with each other; must remove or rewrite one of these paths; "
         f"path one: {written(one)}, path two: {written(two)}"
     )
@@ -233,7 +232,7 @@ class Paths:
         return self.names
 
     def project(self, item: Item) -> Item:
-        """Only these paths of the item; what it does not have is left out, elements of lists move together."""
+        """Only these paths of the item; missing ones are left out, and list elements close up."""
         if self._flat is not None:
             return {name: item[name] for name in self._flat if name in item}
         return _members(item, self._tree)
@@ -251,7 +250,7 @@ def _members(members: Mapping[str, Value], tree: dict[Any, Any]) -> dict[str, Va
 
 
 def _reduced(of: Value, tree: dict[Any, Any]) -> Value | None:
-    """A map or list with only what the tree names; None if it has nothing of that."""
+    """A map or list reduced to the tree; None if nothing is left."""
     if isinstance(next(iter(tree)), str):
         members = of.get("M")
         found = None if members is None else _members(members, tree)

@@ -1,8 +1,8 @@
-"""What an operation would cost in DynamoDB's units. Told to those who ask, never charged.
+"""The cost of an operation in DynamoDB's capacity units. Reported on request, never enforced.
 
-A read unit covers 4 KB, half of one where the read may be stale; a write unit covers 1 KB. Transactions cost twice.
-A scan costs at least the least read of each of the service's partitions that it goes through, of which a table that is
-paid by request has four: a scan of one small item costs 2 units, a consistent one 4.
+A read unit covers 4 KB, half a unit for an eventually consistent read; a write unit covers 1 KB. Transactions cost
+twice. A scan costs at least the minimum read of each of the service's partitions that it goes through, of which an
+on-demand table has four: a scan of one small item costs 2 units, a consistent one 4.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import msgspec
 
 _READ_BYTES = 4096
 _WRITE_BYTES = 1024
-_ON_DEMAND_BITS = 2  # a table that is paid by request begins with four partitions; another, with one
+_ON_DEMAND_BITS = 2  # an on-demand table begins with four partitions, a provisioned one with one
 
 
-class Part(msgspec.Struct, frozen=True):
+class IndexCapacity(msgspec.Struct, frozen=True):
     """The units that an index used."""
 
     read: float
@@ -28,7 +28,7 @@ class Capacity(msgspec.Struct, frozen=True):
     table: str
     read: float = 0.0
     write: float = 0.0
-    parts: dict[str, Part] = {}
+    parts: dict[str, IndexCapacity] = {}
 
     @property
     def total(self) -> float:
@@ -46,7 +46,9 @@ class Capacity(msgspec.Struct, frozen=True):
         parts = dict(self.parts)
         for name, part in other.parts.items():
             mine = parts.get(name)
-            parts[name] = part if mine is None else Part(mine.read + part.read, mine.write + part.write, part.local)
+            parts[name] = (
+                part if mine is None else IndexCapacity(mine.read + part.read, mine.write + part.write, part.local)
+            )
         return Capacity(self.table, self.read + other.read, self.write + other.write, parts)
 
 
@@ -64,12 +66,12 @@ def partitions_scanned(first: bytes | None, last: bytes | None, before: bytes | 
 
 
 def _hash(key: bytes) -> int:
-    """Where in the hash space a key is: what it begins with (see `key`)."""
+    """The position of a key in the hash space: its first bytes (see `key`)."""
     return int.from_bytes(key[:8].ljust(8, b"\0"))
 
 
 def read_units(size: int, consistent: bool, transactional: bool = False, *, partitions: int = 1) -> float:
-    """Units to read `size` bytes; an empty answer costs as much as a small one, in each partition."""
+    """Units to read `size` bytes; an empty result costs as much as a small one, in each partition."""
     blocks = max(partitions, -(-size // _READ_BYTES))
     if transactional:
         return 2.0 * blocks

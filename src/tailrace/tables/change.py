@@ -1,15 +1,14 @@
-"""The change stream: what a record is, and how the records of one transaction stand in the log.
+"""Change records, and how the records of one transaction are stored in the log.
 
 Theory of operation
 -------------------
 A transaction has a *sequence*, the next number of one counter for the whole database. All that it changes in one
 table is one entry of that table's log, so a read of whole entries never splits a transaction. The log's positions are
 sequences: the entry of sequence `s` covers everything from the end of the entry before it up to and including `s`.
-Hence `entry.next - 1` is the sequence, and who has seen `s` goes on at `s + 1`.
+Hence `entry.next - 1` is the sequence, and a reader that has seen `s` continues at `s + 1`.
 
 An entry's body is the number of records that the stream had before it (eight bytes, so that retention by count can look
-without decoding), then MessagePack. Images are the very bytes that are stored for the items: capture copies, it does
-not encode.
+without decoding), then MessagePack. Images are the stored bytes of the items: capture copies them without encoding.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tailrace.tables.definition import COUNTS, CountRow, Definition, counted
 from tailrace.tables.value import Item
 
 SEQUENCE: Final = "sequence"  # the name of the counter
-TTL: Final = "ttl"  # who removes expired items
+TTL: Final = "ttl"  # the principal that removes expired items
 KEYS_ONLY: Final = "KEYS_ONLY"
 NEW_IMAGE: Final = "NEW_IMAGE"
 OLD_IMAGE: Final = "OLD_IMAGE"
@@ -39,7 +38,7 @@ _HAS_OLD: Final = frozenset((OLD_IMAGE, BOTH))
 _HAS_NEW: Final = frozenset((NEW_IMAGE, BOTH))
 
 
-class Stored(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class StoredRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A record inside an entry."""
 
     event: int  # into EVENTS
@@ -50,13 +49,13 @@ class Stored(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StoredEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """All that one transaction did to one table, and who did it."""
+    """All changes of one transaction to one table, and its principal."""
 
     by: str
-    records: list[Stored]
+    records: list[StoredRecord]
 
 
-class Record(msgspec.Struct, frozen=True):
+class ChangeRecord(msgspec.Struct, frozen=True):
     """One change of one item."""
 
     sequence: int
@@ -88,15 +87,15 @@ class SkimmedEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 _skimmer: Final = msgspec.msgpack.Decoder(SkimmedEntry)
-_record: Final = msgspec.msgpack.Decoder(Stored)
+_record: Final = msgspec.msgpack.Decoder(StoredRecord)
 
 
 def skimmed(body: bytes) -> SkimmedEntry:
-    """An entry's body, looked over: of a large transaction not every reader wants everything, nor at once."""
+    """An entry's body with undecoded records, for readers that need only some of a large transaction."""
     return _skimmer.decode(memoryview(body)[HEAD_BYTES:])
 
 
-def record(raw: msgspec.Raw) -> Stored:
+def record(raw: msgspec.Raw) -> StoredRecord:
     """A record of a skimmed entry, decoded."""
     return _record.decode(raw)
 
@@ -106,12 +105,12 @@ def before(body: bytes) -> int:
     return int.from_bytes(body[:HEAD_BYTES])
 
 
-def decode(entry: Entry) -> list[Record]:
+def decode(entry: Entry) -> list[ChangeRecord]:
     """The records of one transaction, in order."""
     found = opened(entry.body)
     sequence, last = entry.next - 1, len(found.records) - 1
     return [
-        Record(
+        ChangeRecord(
             sequence, index, index == last, EVENTS[record.event], record.keys, record.old, record.new, entry.at_ms,
             found.by, record.size,
         )
@@ -119,20 +118,20 @@ def decode(entry: Entry) -> list[Record]:
     ]  # fmt: skip
 
 
-def encode(records_before: int, by: str, records: list[Stored]) -> bytes:
+def encode(records_before: int, by: str, records: list[StoredRecord]) -> bytes:
     return records_before.to_bytes(HEAD_BYTES) + _encode(StoredEntry(by, records))
 
 
 def too_large() -> TooLarge:
-    """What is answered to a transaction that would not fit an entry."""
+    """The error for a transaction that does not fit an entry."""
     return TooLarge(
         f"a transaction's items, as they were and as they are to be, take at most {limits.TRANSACTION_BYTES_MAX} bytes "
         "together, and so do the images in its change record; write them in several transactions"
     )
 
 
-class Planned(Protocol):
-    """A write that was done: the item before and after it, None where there was or is none."""
+class AppliedWrite(Protocol):
+    """An applied write: the item before and after it, None if there was or is none."""
 
     @property
     def definition(self) -> Definition: ...
@@ -142,27 +141,27 @@ class Planned(Protocol):
     def old(self) -> Item | None: ...
 
 
-Changed: TypeAlias = tuple[Planned, int]  # and what happened, into EVENTS
+Changed: TypeAlias = tuple[AppliedWrite, int]  # and the event, an index into EVENTS
 
 
 class Capture:
-    """What one transaction has changed so far, by the log that is to hold it, and what of it has routes to topics."""
+    """The changes of one transaction so far: by the log that will hold them, and those with routes to topics."""
 
     __slots__ = ("_bytes", "_routed", "_streams")
 
     def __init__(self) -> None:
-        self._streams: dict[int, list[Stored]] = {}
+        self._streams: dict[int, list[StoredRecord]] = {}
         self._routed: list[Changed] = []
         self._bytes = 0
 
-    def send(self, plan: Planned, event: int) -> None:
-        """Note a change that has routes."""
+    def send(self, plan: AppliedWrite, event: int) -> None:
+        """Add a change that has routes."""
         self._routed.append((plan, event))
 
     def add(
         self, definition: Definition, event: int, keys: Item, size: int, old: tuple[bytes, int], new: tuple[bytes, int]
     ) -> None:
-        """Note a change; images are given as stored bytes and size, empty where there is none."""
+        """Add a change; images are stored bytes and sizes, empty if there is none."""
         stream = definition.stream
         assert stream is not None
         old_image = new_image = None
@@ -173,10 +172,10 @@ class Capture:
             new_image = msgspec.Raw(new[0])
             size += new[1]
         self._bytes += size
-        self._streams.setdefault(stream.log, []).append(Stored(event, size, keys, old_image, new_image))
+        self._streams.setdefault(stream.log, []).append(StoredRecord(event, size, keys, old_image, new_image))
 
     def append(self, tx: Tx, by: str | None = None) -> int | None:
-        """Write it all into the logs, under one new sequence; that, or None where nothing was recorded."""
+        """Append the records to the logs under a new sequence; returns it, or None if there were no records."""
         if not self._streams:
             if self._routed:
                 self._route(tx, 0, by)

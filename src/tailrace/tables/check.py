@@ -1,8 +1,8 @@
-"""The part of the consistency check that is about tables: items, indexes, counts, change streams and lists of work.
+"""The consistency check of tables: items, indexes, counts, change streams and lists of work.
 
-Each invariant is looked at from the side that needs no memory: every item asks its indexes for its entries, and as keys
-are unique, an index that has all of them and no more entries than that has nothing wrong. Only then are entries walked
-through, to name those that are.
+Each invariant is checked in the direction that needs no memory: every item looks up its index entries, and as keys are
+unique, an index that has all of them and no further entries is correct. Only otherwise are the entries scanned, to name
+the wrong ones.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import msgspec
 from tailrace.errors import Error
 from tailrace.log.entry import ENTRIES, LOGS, Log
 from tailrace.storage.engine import Reader
-from tailrace.storage.table import META, Table
+from tailrace.storage.table import META, StorageTable
 from tailrace.tables import change, value, write
 from tailrace.tables import key as keys
+from tailrace.tables.change_stream import CHANGE_STREAMS, OWNER, ChangeStream
 from tailrace.tables.definition import (
     ACTIVE,
     BACKFILLS,
@@ -30,22 +31,21 @@ from tailrace.tables.definition import (
     TOKENS,
     CountRow,
     Definition,
-    Index,
+    IndexDefinition,
     IndexRow,
     ItemRow,
     counted,
     decoded,
 )
 from tailrace.tables.retention import CHANGE_CURSORS
-from tailrace.tables.streams import CHANGE_STREAMS, OWNER, ChangeStream
 from tailrace.tables.value import Item
 
 Progress = Callable[[str, int, int], None]
 _DAMAGED = (Error, msgspec.MsgspecError, ValueError, TypeError, KeyError, AttributeError, IndexError)
 
 
-class Looked(msgspec.Struct):
-    """What was looked at and what was found wrong."""
+class TablesChecked(msgspec.Struct):
+    """The findings, and how much was checked."""
 
     findings: list[str] = []
     tables: int = 0
@@ -53,34 +53,34 @@ class Looked(msgspec.Struct):
     records: int = 0
 
 
-def check_tables(reader: Reader, on_progress: Progress) -> Looked:
-    """Check all that tables have in one view of a database."""
-    looked = Looked()
+def check_tables(reader: Reader, on_progress: Progress) -> TablesChecked:
+    """Check all tables in one view of a database."""
+    checked = TablesChecked()
     definitions: dict[str, Definition] = {}
     for row in reader.scan(TABLES):
         try:
             definition = definitions[row.name] = decoded(row)
         except _DAMAGED as error:
-            looked.findings.append(f"table {row.name!r}: its definition cannot be read: {error}")
+            checked.findings.append(f"table {row.name!r}: its definition cannot be read: {error}")
             continue
         if (definition.name, definition.space) != (row.name, row.space):
-            looked.findings.append(f"table {row.name!r}: its definition is that of {definition.name!r}")
-    looked.tables = len(definitions)
+            checked.findings.append(f"table {row.name!r}: its definition is that of {definition.name!r}")
+    checked.tables = len(definitions)
     changes = list(reader.scan(CHANGE_STREAMS))
     total = len(definitions) + len(changes)
-    looked.findings += _check_spaces(reader, definitions)
-    looked.findings += _check_work(reader, definitions)
-    looked.findings += _check_tokens(reader)
-    looked.findings += _check_ownership(reader, definitions, changes)
+    checked.findings += _check_spaces(reader, definitions)
+    checked.findings += _check_work(reader, definitions)
+    checked.findings += _check_tokens(reader)
+    checked.findings += _check_ownership(reader, definitions, changes)
     for done, definition in enumerate(definitions.values(), start=1):
-        looked.findings += _Items(reader, definition, looked).check()
+        checked.findings += _Items(reader, definition, checked).check()
         on_progress("checking tables", done, total)
     for done, stream in enumerate(changes, start=len(definitions) + 1):
         log = reader.get(LOGS, stream.log)
         if log is not None:
-            looked.findings += _Records(reader, stream, log, definitions.get(stream.name), looked).check()
+            checked.findings += _Records(reader, stream, log, definitions.get(stream.name), checked).check()
         on_progress("checking tables", done, total)
-    return looked
+    return checked
 
 
 # -- numbers and lists
@@ -98,7 +98,7 @@ def _orders(definition: Definition) -> list[int]:
 
 
 def _check_spaces(reader: Reader, definitions: dict[str, Definition]) -> Iterator[str]:
-    """A space has one owner, and rows only while it has one or waits for the sweep."""
+    """A space has one owner, and rows only while it has an owner or waits to be purged."""
     owners: dict[int, str] = {}
     for definition in definitions.values():
         for space in (definition.space, *_orders(definition)):
@@ -107,7 +107,7 @@ def _check_spaces(reader: Reader, definitions: dict[str, Definition]) -> Iterato
             owners[space] = definition.name
     last = _counter(reader, "space")
     if owners and max(owners) > last:
-        yield f"space {max(owners)} exists but the counter is at {last}: its number could be given out again"
+        yield f"space {max(owners)} exists but the counter is at {last}: its number could be assigned again"
     dropped = {row.space for row in reader.scan(DROPPED_SPACES)}
     for space in sorted(dropped & owners.keys()):
         yield f"space {space} is listed as dropped, but belongs to table {owners[space]!r}"
@@ -116,13 +116,13 @@ def _check_spaces(reader: Reader, definitions: dict[str, Definition]) -> Iterato
     for table, known in ((ITEMS, items), (INDEX_ENTRIES, orders)):
         for space in _spaces(reader, table):
             if space not in known and space not in dropped:
-                yield f"{table.name} of space {space}, which nobody has: they would never be removed"
+                yield f"{table.name} of space {space}, which has no owner: they would never be removed"
     for row in reader.scan(COUNTS):
         if row.space > 0 and row.space not in owners:
-            yield f"counts of space {row.space}, which nobody has"
+            yield f"counts of space {row.space}, which has no owner"
 
 
-def _spaces(reader: Reader, table: Table[Any]) -> Iterator[int]:
+def _spaces(reader: Reader, table: StorageTable[Any]) -> Iterator[int]:
     """Every space that has a row."""
     last: int | None = None
     while rows := list(reader.scan(table, after=last, limit=1)):
@@ -131,7 +131,7 @@ def _spaces(reader: Reader, table: Table[Any]) -> Iterator[int]:
 
 
 def _check_work(reader: Reader, definitions: dict[str, Definition]) -> Iterator[str]:
-    """The list of indexes to fill names all that are being filled, and no others."""
+    """The list of backfills has exactly the indexes that are being filled."""
     fills = {row.space: row.owner for row in reader.scan(BACKFILLS)}
     for space, owner in fills.items():
         if owner not in definitions or space not in _orders(definitions[owner]):
@@ -157,10 +157,10 @@ def _check_tokens(reader: Reader) -> Iterator[str]:
 class _Items:
     """One table's items, each against its row, its indexes and the counts."""
 
-    def __init__(self, reader: Reader, definition: Definition, looked: Looked) -> None:
+    def __init__(self, reader: Reader, definition: Definition, checked: TablesChecked) -> None:
         self._reader = reader
         self._definition = definition
-        self._looked = looked
+        self._checked = checked
         self._name = f"table {definition.name!r}"
         self._expected: dict[int, CountRow] = {space: CountRow(space, 0, 0) for space in _orders(definition)}
 
@@ -174,10 +174,10 @@ class _Items:
             try:
                 item = value.decode(row.body)
                 yield from self._check_item(row, item)
-                yield from self._check_places(row, item, filling)
+                yield from self._check_entries(row, item, filling)
             except _DAMAGED as error:
                 yield f"{self._name}: the item at {row.key.hex()} cannot be read: {error}"
-        self._looked.items += count
+        self._checked.items += count
         yield from self._check_count(CountRow(definition.space, count, size), self._name)
         for index in definition.indexes:
             name = f"{self._name}: index {index.name!r}"
@@ -192,22 +192,22 @@ class _Items:
         if size != row.size:
             yield f"{self._name}: the item at {row.key.hex()} has {size} bytes, its row says {row.size}"
 
-    def _check_places(self, row: ItemRow, item: Item, filling: set[int]) -> Iterator[str]:
-        """The item is in every order that it belongs into."""
+    def _check_entries(self, row: ItemRow, item: Item, filling: set[int]) -> Iterator[str]:
+        """The item has its entry in every index, and in the expiry order."""
         for index in self._definition.indexes:
-            place = write.place(self._definition, index, item, row.key)
-            if place is not None:
+            key = write.entry_key(self._definition, index, item, row.key)
+            if key is not None:
                 size = write.projected_size(self._definition, index, item)
-                yield from self._check_place(index.space, place, row, size, f"index {index.name!r}", filling)
+                yield from self._check_entry(index.space, key, row, size, f"index {index.name!r}", filling)
         if self._definition.ttl_space is not None:
-            place = write.expiry(self._definition, item, row.key)
-            if place is not None:
-                yield from self._check_place(self._definition.ttl_space, place, row, 0, "expiry", filling)
+            key = write.expiry(self._definition, item, row.key)
+            if key is not None:
+                yield from self._check_entry(self._definition.ttl_space, key, row, 0, "expiry", filling)
 
-    def _check_place(
-        self, space: int, place: bytes, row: ItemRow, size: int, name: str, filling: set[int]
+    def _check_entry(
+        self, space: int, key: bytes, row: ItemRow, size: int, name: str, filling: set[int]
     ) -> Iterator[str]:
-        entry = self._reader.get(INDEX_ENTRIES, space, place)
+        entry = self._reader.get(INDEX_ENTRIES, space, key)
         if entry is None:
             if space not in filling:
                 yield f"{self._name}: {name} lacks the item at {row.key.hex()}"
@@ -217,17 +217,17 @@ class _Items:
         known = self._expected[space]
         self._expected[space] = CountRow(space, known.items + 1, known.bytes + size)
 
-    def _check_order(self, space: int, name: str, index: Index | None, filling: set[int]) -> Iterator[str]:
+    def _check_order(self, space: int, name: str, index: IndexDefinition | None, filling: set[int]) -> Iterator[str]:
         expected = self._expected[space]
         entries = sum(1 for _ in self._reader.scan(INDEX_ENTRIES, space))
         if entries != expected.items:
             for entry in self._reader.scan(INDEX_ENTRIES, space):
-                if self._place_of(entry, index) != entry.key:
+                if self._entry_key(entry, index) != entry.key:
                     yield f"{name}: the entry at {entry.key.hex()} is not that of the item it leads to"
         if index is not None:
             yield from self._check_count(expected, name)
 
-    def _place_of(self, entry: IndexRow, index: Index | None) -> bytes | None:
+    def _entry_key(self, entry: IndexRow, index: IndexDefinition | None) -> bytes | None:
         row = self._reader.get(ITEMS, self._definition.space, entry.item)
         if row is None:
             return None
@@ -237,19 +237,21 @@ class _Items:
             return None
         if index is None:
             return write.expiry(self._definition, item, row.key)
-        return write.place(self._definition, index, item, row.key)
+        return write.entry_key(self._definition, index, item, row.key)
 
     def _check_count(self, real: CountRow, name: str) -> Iterator[str]:
-        said = counted(self._reader, real.space)
-        if said != real:
-            yield f"{name} has {real.items} items of {real.bytes} bytes, its counts say {said.items} of {said.bytes}"
+        stored = counted(self._reader, real.space)
+        if stored != real:
+            yield (
+                f"{name} has {real.items} items of {real.bytes} bytes, its counts say {stored.items} of {stored.bytes}"
+            )
 
 
 # -- change streams
 
 
 def _check_ownership(reader: Reader, definitions: dict[str, Definition], changes: list[ChangeStream]) -> Iterator[str]:
-    """A change stream has its log, a table its change stream, and the other way round."""
+    """Change streams and logs refer to each other, and tables and change streams."""
     owned: set[int] = set()
     for stream in changes:
         name = f"change stream {stream.name}/{stream.label}"
@@ -285,15 +287,15 @@ class _Records:
     """One change stream's records, against each other and against the table."""
 
     def __init__(
-        self, reader: Reader, stream: ChangeStream, log: Log, definition: Definition | None, looked: Looked
+        self, reader: Reader, stream: ChangeStream, log: Log, definition: Definition | None, checked: TablesChecked
     ) -> None:
         self._reader = reader
         self._stream = stream
         self._log = log
-        self._looked = looked
+        self._checked = checked
         self._name = f"change stream {stream.name}/{stream.label}"
         self._of = definition if definition is not None and definition.space == stream.space else None
-        self._last: dict[bytes, tuple[bool, int | None]] = {}  # by identity: whether it is there, and its image
+        self._last: dict[bytes, tuple[bool, int | None]] = {}  # by identity: whether the item exists, and its image
         self._images = (stream.view in (change.OLD_IMAGE, change.BOTH), stream.view in (change.NEW_IMAGE, change.BOTH))
 
     def check(self) -> Iterator[str]:
@@ -322,7 +324,7 @@ class _Records:
                 yield f"{self._name}: the entry of {entry.next - 1} has no records"
             number = before + records
             size += len(entry.body)
-            self._looked.records += records
+            self._checked.records += records
         yield from self._check_totals(number, size)
         if self._of is not None and self._stream.closed_ms is None:
             yield from self._check_replay(self._of)
@@ -333,21 +335,24 @@ class _Records:
         return self._log.start == self._stream.first
 
     def _check_totals(self, number: int | None, size: int) -> Iterator[str]:
-        said = counted(self._reader, -self._log.id)
-        if number is not None and said.items != number:
-            yield f"{self._name} has had {number} records, its counts say {said.items}"
-        if self._whole and (number or 0, size) != (said.items, said.bytes):
-            yield f"{self._name} has {number or 0} records of {size} bytes, its counts say {said.items} of {said.bytes}"
+        stored = counted(self._reader, -self._log.id)
+        if number is not None and stored.items != number:
+            yield f"{self._name} has had {number} records, its counts say {stored.items}"
+        if self._whole and (number or 0, size) != (stored.items, stored.bytes):
+            yield (
+                f"{self._name} has {number or 0} records of {size} bytes, "
+                f"its counts say {stored.items} of {stored.bytes}"
+            )
 
-    def _check_record(self, record: change.Record) -> Iterator[str]:
-        """It has the images of its view, and goes on from the last record of its item."""
+    def _check_record(self, record: change.ChangeRecord) -> Iterator[str]:
+        """The record has the images of its view, and continues from the last record of its item."""
         where = f"{self._name}: record {record.index} of {record.sequence}"
         if tuple(sorted(record.keys)) != tuple(sorted(name for name, _ in self._stream.keys)):
             yield f"{where} has other keys than the table"
             return
         wanted = (record.event != "INSERT" and self._images[0], record.event != "REMOVE" and self._images[1])
         if (record.old is not None, record.new is not None) != wanted:
-            yield f"{where} has not the images that {self._stream.view} asks for"
+            yield f"{where} lacks the images of {self._stream.view}"
         key = _identity(self._stream, record.keys)
         known = self._last.get(key)
         if known is not None:
@@ -359,7 +364,7 @@ class _Records:
         self._last[key] = (record.event != "REMOVE", None if record.new is None else _digest(record.new))
 
     def _check_replay(self, definition: Definition) -> Iterator[str]:
-        """Replaying the records ends at the items as they are; all of them, where there were none before."""
+        """Replaying the records yields the items; all of them, if the table was empty before."""
         for identity, (there, image) in self._last.items():
             key = keys.key_of(definition, value.decode(identity))
             row = self._reader.get(ITEMS, definition.space, key)
@@ -374,7 +379,7 @@ class _Records:
 
 
 def _identity(stream: ChangeStream, attributes: Item) -> bytes:
-    """What tells an item from the others, also when its table is no more."""
+    """The identity of an item within its table, also if the table was deleted."""
     return value.encode({name: attributes[name] for name, _ in stream.keys})
 
 

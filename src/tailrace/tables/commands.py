@@ -1,7 +1,7 @@
 """Writing items: one by one, in batches, in transactions.
 
 Each of the four actions on one item is a command of its own and can be part of a `TransactWrite`. All of them plan
-first (`plan`: look, test the condition, work out the new item) and then do.
+first (`plan`: read, test the condition, compute the new item) and then write.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tailrace.tables import messages, value, write
 from tailrace.tables.capacity import Capacity, read_units
 from tailrace.tables.change import Capture, too_large
 from tailrace.tables.definition import TOKEN_AGES, TOKENS, Definition, TokenAgeRow, TokenRow, find
-from tailrace.tables.expression import Condition, Update, Updated
+from tailrace.tables.expression import ItemCondition, ItemUpdate, Updated
 from tailrace.tables.queries import check_scalars
 from tailrace.tables.value import Item
-from tailrace.tables.write import Plan, Written
+from tailrace.tables.write import WritePlan, WrittenItem
 
 NONE: Final = "NONE"
 ALL_OLD: Final = "ALL_OLD"
@@ -31,51 +31,51 @@ UPDATED_OLD: Final = "UPDATED_OLD"
 UPDATED_NEW: Final = "UPDATED_NEW"
 
 
-class ItemCommand(Command[Written], frozen=True, kw_only=True, gc=False):
+class ItemCommand(Command[WrittenItem], frozen=True, kw_only=True, gc=False):
     """An action on one item of a table, if the condition holds."""
 
     subject = ("tables", "table")
 
-    condition: Condition | None = None
-    on_failure: bool = False  # tell the item as it is where the condition fails
+    condition: ItemCondition | None = None
+    on_failure: bool = False  # return the stored item if the condition fails
     returns: str = NONE
     capacity: bool = False
-    carried: int = 1024  # about how many bytes its key and the values of its expressions take
+    request_bytes: int = 1024  # the approximate bytes of its key and of the values in its expressions
 
     def size(self) -> int:
-        return self.carried
+        return self.request_bytes
 
-    def plan(self, tx: Tx) -> Plan:
+    def plan(self, tx: Tx) -> WritePlan:
         raise AssertionError(f"{type(self).__name__} has no plan()")
 
-    def run(self, tx: Tx) -> Written:
+    def run(self, tx: Tx) -> WrittenItem:
         plan = self.plan(tx)
         capture = Capture()
         write.do(tx, plan, capture)
         sequence = capture.append(tx)
         consumed = write.units(plan) if self.capacity else None
-        return Written(plan.definition, self.attributes(plan), consumed, sequence)
+        return WrittenItem(plan.definition, self.attributes(plan), consumed, sequence)
 
-    def attributes(self, plan: Plan) -> Item | None:
+    def attributes(self, plan: WritePlan) -> Item | None:
         return plan.old if self.returns == ALL_OLD else None
 
-    def check(self, plan: Plan) -> None:
-        """Raise if the condition does not hold for the item as it is."""
+    def check(self, plan: WritePlan) -> None:
+        """Raise if the condition does not hold for the stored item."""
         if self.condition is not None and not self.condition.test(plan.old):
             raise ConditionFailed(plan.old if self.on_failure else None)
 
 
 class PutItem(ItemCommand, frozen=True, gc=False):
-    """Put an item, in place of the one with its key if there is one."""
+    """Put an item; replaces an item with the same key."""
 
     table: str
     item: Item
     item_size: int
 
     def size(self) -> int:
-        return self.item_size if self.condition is None else self.item_size + self.carried
+        return self.item_size if self.condition is None else self.item_size + self.request_bytes
 
-    def plan(self, tx: Tx) -> Plan:
+    def plan(self, tx: Tx) -> WritePlan:
         definition = find(tx, self.table)
         key = keys.item_key(definition, self.item)
         if self.item_size > value.NAME_BYTES_MAX or "" in self.item:
@@ -97,7 +97,7 @@ class DeleteItem(ItemCommand, frozen=True, gc=False):
     table: str
     key: Item
 
-    def plan(self, tx: Tx) -> Plan:
+    def plan(self, tx: Tx) -> WritePlan:
         definition = find(tx, self.table)
         plan = write.find(tx, definition, keys.key_of(definition, self.key), self.key)
         self.check(plan)
@@ -105,13 +105,13 @@ class DeleteItem(ItemCommand, frozen=True, gc=False):
 
 
 class UpdateItem(ItemCommand, frozen=True, gc=False):
-    """Change some attributes of the item with this key; without it, make one."""
+    """Change some attributes of the item with this key; creates it if it does not exist."""
 
     table: str
     key: Item
-    update: Update | None = None
+    update: ItemUpdate | None = None
 
-    def plan(self, tx: Tx) -> Plan:
+    def plan(self, tx: Tx) -> WritePlan:
         definition = find(tx, self.table)
         plan = UpdatePlan(definition, keys.key_of(definition, self.key), self.key, tx)
         if self.update is not None:
@@ -137,7 +137,7 @@ class UpdateItem(ItemCommand, frozen=True, gc=False):
                 raise Invalid(messages.UPDATED_ITEM_TOO_LARGE)
         return plan
 
-    def attributes(self, plan: Plan) -> Item | None:
+    def attributes(self, plan: WritePlan) -> Item | None:
         if self.returns == ALL_NEW:
             return plan.new
         if self.returns in (UPDATED_OLD, UPDATED_NEW):
@@ -148,8 +148,8 @@ class UpdateItem(ItemCommand, frozen=True, gc=False):
         return super().attributes(plan)
 
 
-def _check_indexes(definition: Definition, update: Update) -> None:
-    """What can be seen of an update before it is made: that it will not fit an index."""
+def _check_indexes(definition: Definition, update: ItemUpdate) -> None:
+    """Raise if an update cannot fit an index, as far as that is known before it is applied."""
     if update.types:
         for index in definition.indexes:
             for name in index.hash + index.range:
@@ -159,15 +159,15 @@ def _check_indexes(definition: Definition, update: Update) -> None:
     check_scalars(definition, update)
 
 
-def _check_indexed(definition: Definition, update: Update, item: Item) -> None:
-    """What is seen only of the item as it has become: copied from elsewhere, an index's key has an impossible type."""
+def _check_indexed(definition: Definition, update: ItemUpdate, item: Item) -> None:
+    """Raise if the updated item has an index key of the wrong type, for example copied from another attribute."""
     for index in definition.indexes:
         for name in index.hash + index.range:
             if name in update.names and name in item and definition.kinds[name] not in item[name]:
                 raise Invalid(messages.UNSUPPORTED_INDEX_KEY)
 
 
-class UpdatePlan(Plan):
+class UpdatePlan(WritePlan):
     """A plan that remembers what the update touched."""
 
     __slots__ = ("updated",)
@@ -179,12 +179,12 @@ class UpdatePlan(Plan):
 
 
 class CheckItem(ItemCommand, frozen=True, gc=False):
-    """Change nothing, but let the transaction fail unless the condition holds."""
+    """Change nothing, but fail the transaction unless the condition holds."""
 
     table: str
     key: Item
 
-    def plan(self, tx: Tx) -> Plan:
+    def plan(self, tx: Tx) -> WritePlan:
         definition = find(tx, self.table)
         plan = write.find(tx, definition, keys.key_of(definition, self.key), self.key)
         self.check(plan)
@@ -194,10 +194,10 @@ class CheckItem(ItemCommand, frozen=True, gc=False):
 
 
 class BatchWritten(msgspec.Struct, frozen=True):
-    """What a batch or a transaction did: per action."""
+    """The outcome of a batch or a transaction, per action."""
 
-    written: list[Written]
-    replayed: bool = False  # the token was used before; nothing was done again
+    written: list[WrittenItem]
+    replayed: bool = False  # the token was used before; nothing was written
 
     def consumed(self) -> dict[str, Capacity]:
         """Units by table."""
@@ -210,8 +210,8 @@ class BatchWritten(msgspec.Struct, frozen=True):
 
 
 class BatchWrite(Command[BatchWritten], frozen=True):
-    """Several puts and deletes. `atomic`: as one transaction, whose records share a sequence; otherwise in one commit
-    all the same, but each a transaction of its own to those who follow the changes."""
+    """Several puts and deletes in one commit. `atomic`: as one transaction, whose records share a sequence; otherwise
+    each is a transaction of its own in the change stream."""
 
     writes: tuple[PutItem | DeleteItem, ...]
     atomic: bool = True
@@ -234,21 +234,21 @@ class BatchWrite(Command[BatchWritten], frozen=True):
         if len({(plan.definition.space, plan.key) for plan in plans}) != len(plans):
             raise Invalid("Provided list of item keys contains duplicates")
         capture = Capture()
-        written: list[Written] = []
+        written: list[WrittenItem] = []
         sequence: int | None = None
         for plan in plans:
             write.do(tx, plan, capture)
             if not self.atomic:
                 sequence = capture.append(tx)
-            written.append(Written(plan.definition, None, write.units(plan) if self.capacity else None, sequence))
+            written.append(WrittenItem(plan.definition, None, write.units(plan) if self.capacity else None, sequence))
         if self.atomic:
             sequence = capture.append(tx)
             written = [msgspec.structs.replace(one, sequence=sequence) for one in written]
         return BatchWritten(written)
 
-    def _plan(self, tx: Tx) -> list[Plan]:
-        """All plans, unless they are too much to be held in memory and written at once."""
-        plans: list[Plan] = []
+    def _plan(self, tx: Tx) -> list[WritePlan]:
+        """All plans; raises if they are too large to be held in memory and written at once."""
+        plans: list[WritePlan] = []
         total = 0
         for action in self.writes:
             plan = action.plan(tx)
@@ -259,8 +259,8 @@ class BatchWrite(Command[BatchWritten], frozen=True):
         return plans
 
 
-def _fitting(plan: Plan) -> Plan:
-    """The plan, if its item fits the table's indexes: of a transaction's actions that is known before any is done."""
+def _fitting(plan: WritePlan) -> WritePlan:
+    """The plan; raises if its item does not fit the table's indexes. A transaction checks this before it writes."""
     new = plan.new
     if new is not None:
         for index in plan.definition.indexes:
@@ -269,13 +269,13 @@ def _fitting(plan: Plan) -> Plan:
 
 
 class TransactWrite(Command[BatchWritten], frozen=True):
-    """Several actions on different items: all, or none. A token makes a repetition within ten minutes harmless."""
+    """Several actions on different items, all or none. A token makes it idempotent for ten minutes."""
 
     actions: tuple[ItemCommand, ...]
     token: str | None = None
-    digest: bytes = b""  # of all that the token stands for
+    digest: bytes = b""  # of the request that the token identifies
     capacity: bool = False
-    bytes_max: int = limits.TRANSACTION_BYTES_MAX  # of the larger of each item as it is and as it is to be
+    bytes_max: int = limits.TRANSACTION_BYTES_MAX  # the sum over all items of the larger of the old and new size
 
     def size(self) -> int:
         return sum(action.size() for action in self.actions)
@@ -303,16 +303,16 @@ class TransactWrite(Command[BatchWritten], frozen=True):
             tx.put(TOKEN_AGES, TokenAgeRow(tx.now_ms, name))
         return BatchWritten(
             [
-                Written(
+                WrittenItem(
                     plan.definition, None, write.units(plan, transactional=True) if self.capacity else None, sequence
                 )
                 for plan in plans
             ]
         )
 
-    def _plan(self, tx: Tx) -> list[Plan]:
-        """All plans, or a cancellation that gives the reason of each that failed."""
-        plans: list[Plan] = []
+    def _plan(self, tx: Tx) -> list[WritePlan]:
+        """All plans; raises `TransactionCanceled` with the reason of each that failed."""
+        plans: list[WritePlan] = []
         reasons: list[tuple[str, str | None, Any]] = [("None", None, None)] * len(self.actions)
         total = 0
         for at, action in enumerate(self.actions):
@@ -326,7 +326,7 @@ class TransactWrite(Command[BatchWritten], frozen=True):
                 raise
             except ConditionFailed as error:
                 reasons[at] = ("ConditionalCheckFailed", str(error), error.item)
-            except Invalid as error:  # what is wrong in itself is told alone, whatever the conditions say
+            except Invalid as error:  # an invalid request is reported alone, whatever the conditions
                 reasons = [("None", None, None)] * len(self.actions)
                 reasons[at] = ("ValidationError", str(error), None)
                 break
@@ -337,7 +337,7 @@ class TransactWrite(Command[BatchWritten], frozen=True):
         return plans
 
     def _used(self, tx: Tx) -> bool:
-        """Whether the token was used for just this in the last ten minutes."""
+        """Whether the token was used for the same request in the last ten minutes."""
         row = tx.get(TOKENS, self._name(tx))
         if row is None or row.at_ms + limits.TOKEN_S * 1000 <= tx.settled_ms:
             return False
@@ -349,16 +349,16 @@ class TransactWrite(Command[BatchWritten], frozen=True):
         return True
 
     def _name(self, tx: Tx) -> str:
-        """The token and whose it is, so that no other principal's reads the same, whatever slashes are in either."""
+        """The key of the token, unique per principal, whatever slashes are in either."""
         return f"{len(tx.by)}/{tx.by}/{self.token}"
 
-    def _replayed(self, tx: Tx, action: ItemCommand) -> Written:
+    def _replayed(self, tx: Tx, action: ItemCommand) -> WrittenItem:
         assert isinstance(action, PutItem | DeleteItem | UpdateItem | CheckItem)
         definition = find(tx, action.table)
         if not self.capacity:
-            return Written(definition)
+            return WrittenItem(definition)
         attributes = action.item if isinstance(action, PutItem) else action.key
         key = keys.item_key(definition, attributes)
         row = write.find(tx, definition, key, attributes).row
         units = read_units(row.size if row else 0, consistent=True, transactional=True)
-        return Written(definition, None, Capacity(definition.name, units))
+        return WrittenItem(definition, None, Capacity(definition.name, units))

@@ -1,4 +1,4 @@
-"""Conditions: what has to be true of an item, compiled to closures.
+"""Conditions on items, compiled to closures.
 
 A comparison of values of different types is false, and so is one with an attribute that the item lacks; only <> is
 true then. An item that does not exist is like one without attributes.
@@ -10,17 +10,17 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
+from tailrace import limits
 from tailrace.tables import syntax, value
 from tailrace.tables.binding import Placeholders, Read, Steps, reader, written
-from tailrace.tables.syntax import Refused, wrong_type
+from tailrace.tables.syntax import InvalidExpression, wrong_type
 from tailrace.tables.value import Item, Value
 
 Test: TypeAlias = Callable[[Item], bool]
 
-IN_OPERANDS_MAX: Final = 100
 TYPES: Final = ("S", "N", "B", "SS", "NS", "BS", "M", "L", "NULL", "BOOL")
 ORDERED: Final = frozenset({"S", "N", "B"})
-_SCALAR: Final = frozenset({"S", "N", "B", "NULL", "BOOL"})  # values whose dicts are equal exactly when they are
+_SCALAR: Final = frozenset({"S", "N", "B", "NULL", "BOOL"})  # their values are equal exactly if the dicts are
 _SIZED: Final = frozenset({"S", "B", "SS", "NS", "BS", "L", "M"})
 _SETS: Final = {"SS": "S", "NS": "N", "BS": "B"}
 _ORDERS: Final[dict[str, Callable[[int, int], bool]]] = {
@@ -35,8 +35,8 @@ _TYPE_NAMES: Final = "{B,NULL,SS,BOOL,L,BS,N,NS,S,M}"
 _NOTHING: Final[Item] = {}
 
 
-class Condition:
-    """A test of an item. `names` are the top-level attributes that it looks at, `nested` those it looks into."""
+class ItemCondition:
+    """A test of an item. `names` are the top-level attributes that it reads, `nested` those whose inside it reads."""
 
     __slots__ = ("_test", "names", "nested")
 
@@ -50,7 +50,7 @@ class Condition:
         return self._test(_NOTHING if item is None else item)
 
     def paths(self) -> frozenset[str]:
-        """The names of the top-level attributes that the condition looks at."""
+        """The names of the top-level attributes that the condition reads."""
         return self.names
 
 
@@ -58,7 +58,7 @@ class Condition:
 
 
 def equals(read: Read, expected: Value) -> Test:
-    """Whether what is read is this value."""
+    """Whether the attribute is equal to this value."""
     if kind_of(expected) in _SCALAR:
         return lambda item: read(item) == expected
 
@@ -70,13 +70,13 @@ def equals(read: Read, expected: Value) -> Test:
 
 
 def differs(read: Read, expected: Value) -> Test:
-    """Whether what is read is another value, or not there."""
+    """Whether the attribute has another value, or is missing."""
     same = equals(read, expected)
     return lambda item: not same(item)
 
 
 def ordered(op: str, read: Read, bound: Value) -> Test:
-    """Whether what is read is <, <=, > or >= a value of its type."""
+    """Whether the attribute is <, <=, > or >= a value of its type."""
     holds = _ORDERS[op]
 
     def test(item: Item) -> bool:
@@ -90,7 +90,7 @@ def ordered(op: str, read: Read, bound: Value) -> Test:
 
 
 def between(read: Read, low: Value, high: Value) -> Test:
-    """Whether what is read is of the type of these bounds and not outside them."""
+    """Whether the attribute has the type of these bounds and is within them."""
 
     def test(item: Item) -> bool:
         found = read(item)
@@ -108,7 +108,7 @@ def _between(found: Value, low: Value, high: Value) -> bool:
 
 
 def one_of(read: Read, expected: Sequence[Value]) -> Test:
-    """Whether what is read is one of these values."""
+    """Whether the attribute is one of these values."""
     if all(kind_of(each) in _SCALAR for each in expected):
         return lambda item: read(item) in expected
 
@@ -143,7 +143,7 @@ def every(tests: Sequence[Test]) -> Test:
     """Whether all of these hold."""
     if len(tests) == 1:
         return tests[0]
-    if len(tests) == 2:  # also what nests deepest, for which one frame per level is enough
+    if len(tests) == 2:  # the deepest nesting is of this form, and then needs one frame per level
         one, two = tests
         return lambda item: one(item) and two(item)
     return lambda item: all(test(item) for test in tests)
@@ -175,7 +175,7 @@ def kind_of(of: Value) -> str:
 
 
 class Size:
-    """size(operand): a number, if the operand is there and has a size."""
+    """size(operand): a number, if the operand exists and has a size."""
 
     __slots__ = ("operand",)
 
@@ -186,7 +186,7 @@ class Size:
 Bound: TypeAlias = Steps | Value | Size
 
 
-class Binder:
+class ConditionBinder:
     """Fills in a condition's placeholders, checks its operands and compiles it; each leaf's errors in their order."""
 
     def __init__(self, placeholders: Placeholders) -> None:
@@ -194,10 +194,10 @@ class Binder:
         self._names: set[str] = set()
         self._nested: set[str] = set()
 
-    def condition(self, node: syntax.Node) -> Condition:
+    def condition(self, node: syntax.Node) -> ItemCondition:
         """The condition of this tree."""
         test = self._node(node)
-        return Condition(test, frozenset(self._names), frozenset(self._nested))
+        return ItemCondition(test, frozenset(self._names), frozenset(self._nested))
 
     def leaves(self, node: syntax.Node) -> list[list[Bound]]:
         """The operands of the comparisons and functions that the condition is made of, checked, in their order."""
@@ -234,9 +234,9 @@ class Binder:
         return every(tests) if isinstance(node, syntax.Every) else either(tests)
 
     def _operand(self, arg: syntax.Operand) -> Bound:
-        if isinstance(arg, syntax.Constant):
+        if isinstance(arg, syntax.ValuePlaceholder):
             return self._placeholders.value(arg.name)
-        if isinstance(arg, syntax.Path):
+        if isinstance(arg, syntax.DocumentPath):
             steps = self._placeholders.path(arg)
             head = str(steps[0])
             self._names.add(head)
@@ -253,8 +253,10 @@ class Binder:
     def _compared(self, node: syntax.Compare) -> list[Bound]:
         op = node.op
         args = self._operands(node.args)
-        if op == "IN" and len(args) - 1 > IN_OPERANDS_MAX:
-            raise Refused(f"The IN operator is provided with too many operands; number of operands: {len(args) - 1}")
+        if op == "IN" and len(args) - 1 > limits.IN_OPERANDS_MAX:
+            raise InvalidExpression(
+                f"The IN operator is provided with too many operands; number of operands: {len(args) - 1}"
+            )
         check_distinct(op, args)
         if op in _ORDERED_OPERATORS:
             for arg in args:
@@ -272,7 +274,7 @@ class Binder:
         check_distinct(name, args)
         if name in ("attribute_exists", "attribute_not_exists"):
             if not isinstance(args[0], tuple):
-                raise Refused(f"Operator or function requires a document path; operator or function: {name}")
+                raise InvalidExpression(f"Operator or function requires a document path; operator or function: {name}")
         elif name == "attribute_type":
             _check_type_name(args[1])
         elif name == "begins_with":
@@ -286,7 +288,7 @@ class Binder:
 def check_arity(call: syntax.Call) -> None:
     """Raise if a function has too few or too many operands."""
     if len(call.args) != syntax.ARITY[call.name]:
-        raise Refused(
+        raise InvalidExpression(
             "Incorrect number of operands for operator or function; "
             f"operator or function: {call.name}, number of operands: {len(call.args)}"
         )
@@ -296,14 +298,14 @@ def check_distinct(name: str, args: Sequence[Bound]) -> None:
     """Raise if the first operand is a path that is among the others."""
     first = args[0]
     if isinstance(first, tuple) and first in args[1:]:
-        raise Refused(
+        raise InvalidExpression(
             "The first operand must be distinct from the remaining operands for this operator or function; "
             f"operator: {name}, first operand: {written(first)}"
         )
 
 
 def static_kind(bound: Bound) -> str | None:
-    """The type of an operand where the expression alone tells it."""
+    """The type of an operand, if it is known from the expression alone."""
     if isinstance(bound, dict):
         return kind_of(bound)
     return "N" if isinstance(bound, Size) else None
@@ -318,7 +320,7 @@ def _check_bounds(low: Bound, high: Bound) -> None:
         rule = "requires upper bound to be greater than or equal to lower bound"
     else:
         return
-    raise Refused(
+    raise InvalidExpression(
         f"The BETWEEN operator {rule}; lower bound operand: {_shown(low)}, upper bound operand: {_shown(high)}"
     )
 
@@ -328,7 +330,7 @@ def _check_type_name(wanted: Bound) -> None:
     if not isinstance(wanted, dict) or kind != "S":
         raise wrong_type("attribute_type", kind or _ANY_TYPE)
     if wanted["S"] not in TYPES:
-        raise Refused(f"Invalid attribute type name found; type: {wanted['S']}, valid types: {_TYPE_NAMES}")
+        raise InvalidExpression(f"Invalid attribute type name found; type: {wanted['S']}, valid types: {_TYPE_NAMES}")
 
 
 def _shown(bound: Value) -> str:

@@ -1,6 +1,6 @@
-"""Named cursors: how far the consumers of a change stream have come, and how far behind that is.
+"""Named cursors: the positions of consumers in a change stream, and their lag.
 
-What a cursor holds back is the business of `retention`."""
+How cursors hold back retention is in `retention`."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from tailrace.log import cold
 from tailrace.log.entry import Log
 from tailrace.storage.engine import Reader, Tx
 from tailrace.tables import retention, value
+from tailrace.tables.change_reading import position_after
+from tailrace.tables.change_stream import find_stream, log_of, whole
 from tailrace.tables.retention import CHANGE_CURSORS, ChangeCursor, Lag
-from tailrace.tables.streams import find_stream, log_of, position_after, whole
 
 
-class Cursor(msgspec.Struct, frozen=True):
-    """A named cursor and how far it is behind."""
+class CursorStatus(msgspec.Struct, frozen=True):
+    """A named cursor and its lag."""
 
     name: str
-    after: int  # the sequence that it has seen last
+    after: int  # the last sequence that it has seen
     at_ms: int
     hold_bytes: int
-    lost: int  # records trimmed before it came to them, since it was made
-    cut_off: bool  # the next record for it is gone: reading after `after` says Trimmed
+    lost: int  # records trimmed before it reached them, since it was created
+    cut_off: bool  # its next record was trimmed: reading after `after` raises Trimmed
     lag: Lag
 
 
-class SaveCursor(Command[Cursor], frozen=True):
-    """Note that `name` has seen everything up to the sequence `after`, and hold retention back for it."""
+class SaveCursor(Command[CursorStatus], frozen=True):
+    """Save a cursor: `name` has seen everything up to the sequence `after`, and retention keeps the rest for it."""
 
     history = True
     subject = ("tables", "table")
@@ -40,7 +41,7 @@ class SaveCursor(Command[Cursor], frozen=True):
     hold_bytes: int | None = None  # None: as before, or HOLD_BYTES
     label: str | None = None
 
-    def run(self, tx: Tx) -> Cursor:
+    def run(self, tx: Tx) -> CursorStatus:
         size = len(value.check_text(self.name, "a cursor's name").encode())
         if not 1 <= size <= limits.CURSOR_NAME_BYTES_MAX:
             raise Invalid(f"a cursor's name has 1 to {limits.CURSOR_NAME_BYTES_MAX} bytes, not {size}")
@@ -62,7 +63,7 @@ class SaveCursor(Command[Cursor], frozen=True):
 
 
 class DropCursor(Command[bool], frozen=True):
-    """Forget a cursor; whether there was one."""
+    """Drop a cursor; True if it existed."""
 
     freeing = True
     subject = ("tables", "table")
@@ -78,21 +79,21 @@ class DropCursor(Command[bool], frozen=True):
         return known
 
 
-class ListCursors(Query[list[Cursor]], frozen=True):
+class ListCursors(Query[list[CursorStatus]], frozen=True):
     """All cursors of a stream, by name."""
 
     subject = ("tables", "table")
     table: str
     label: str | None = None
 
-    def run(self, reader: Reader) -> list[Cursor]:
+    def run(self, reader: Reader) -> list[CursorStatus]:
         stream = find_stream(reader, self.table, self.label)
         log = log_of(reader, stream)
         return [_cursor(reader, log, row) for row in list(reader.scan(CHANGE_CURSORS, log.id))]
 
 
-def _cursor(reader: Reader | Tx, log: Log, row: ChangeCursor) -> Cursor:
-    return Cursor(
+def _cursor(reader: Reader | Tx, log: Log, row: ChangeCursor) -> CursorStatus:
+    return CursorStatus(
         row.name, row.position - 1, row.at_ms, row.hold_bytes, row.lost, row.position < cold.earliest(reader, log),
         retention.lag(reader, log, row.position),
     )  # fmt: skip

@@ -1,9 +1,9 @@
-"""What a table is, and the rows that tables are kept in.
+"""The definition of a table, and the rows of tables.
 
-A *space* is a number that names a set of ordered keys: a table's items have one, and so has each of its indexes.
-Numbers are never used again, so what is left of a dropped table or index can be removed in small steps, later.
+A *space* is a number that identifies a set of ordered keys: a table's items have one, and so has each of its indexes.
+Numbers are never reused, so the rows of a dropped table or index can be removed later, in small steps.
 
-A `Definition` is stored as one blob and decoded once for all who use it; it is a value, a change makes a new one.
+A `Definition` is stored as one blob and decoded once; it is immutable, and a change creates a new one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from tailrace.errors import TableNotFound
 from tailrace.storage.engine import Reader, Tx
-from tailrace.storage.table import Table
+from tailrace.storage.table import StorageTable
 
 CREATING: Final = "CREATING"
 ACTIVE: Final = "ACTIVE"
@@ -29,7 +29,7 @@ class Attribute(msgspec.Struct, frozen=True):
 
 
 class Throughput(msgspec.Struct, frozen=True):
-    """Provisioned capacity: kept and told, never enforced."""
+    """Provisioned capacity: stored and reported, never enforced."""
 
     read: int = 0
     write: int = 0
@@ -43,8 +43,8 @@ class Projection(msgspec.Struct, frozen=True):
     attributes: tuple[str, ...] = ()
 
 
-class Index(msgspec.Struct, frozen=True):
-    """A second order of a table's items. Several hash or range attributes make one composite key."""
+class IndexDefinition(msgspec.Struct, frozen=True):
+    """A secondary index. Several hash or range attributes form one composite key."""
 
     name: str
     space: int
@@ -53,13 +53,13 @@ class Index(msgspec.Struct, frozen=True):
     range: tuple[str, ...] = ()
     projection: Projection = Projection()
     throughput: Throughput | None = None  # of a global index of a provisioned table
-    on_demand: tuple[int, int] | None = None  # most read and write units, where billed by request
+    on_demand: tuple[int, int] | None = None  # the maximum read and write units of an on-demand index
     warm: tuple[int, int] | None = None
-    status: str = ACTIVE  # CREATING while items that were there before are added
+    status: str = ACTIVE  # CREATING while existing items are added
 
 
 class StreamRef(msgspec.Struct, frozen=True):
-    """The change stream that a table's writes go to now."""
+    """The current change stream of a table."""
 
     label: str
     log: int
@@ -67,16 +67,16 @@ class StreamRef(msgspec.Struct, frozen=True):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A column that was declared in SQL. What is written through other doors need not keep to it."""
+    """A column declared in SQL. Writes through other APIs are not checked against it."""
 
     name: str
     kind: str  # TEXT, BIGINT, DOUBLE, DECIMAL, BOOLEAN, BLOB or JSON
     required: bool = False  # NOT NULL
 
 
-class Route(msgspec.Struct, frozen=True, dict=True):
-    """Where changes of one kind are also sent, as messages. Kept with the table, so that whoever writes a row has its
-    routes at hand, and they change with it in one transaction. `dict`: it keeps what it was compiled to."""
+class TopicRoute(msgspec.Struct, frozen=True, dict=True):
+    """A route of one kind of changes to a topic. It is part of the table's definition, so that a write has its routes
+    at hand, and both change in one transaction. `dict`: the compiled route is cached on it."""
 
     topic: int
     event: int  # into change.EVENTS
@@ -93,7 +93,7 @@ class Definition(msgspec.Struct, frozen=True, dict=True):
     attributes: tuple[Attribute, ...]
     hash: str
     range: str | None = None
-    indexes: tuple[Index, ...] = ()
+    indexes: tuple[IndexDefinition, ...] = ()
     billing: str = "PROVISIONED"  # or PAY_PER_REQUEST
     billing_ms: int | None = None  # when it became PAY_PER_REQUEST
     throughput: Throughput = Throughput()
@@ -101,13 +101,13 @@ class Definition(msgspec.Struct, frozen=True, dict=True):
     warm: tuple[int, int] | None = None
     table_class: str | None = None
     protected: bool = False  # DeletionProtectionEnabled
-    encryption: str | None = None  # the kind of SSE that was asked for; the disk's encryption is the operator's
-    ttl: str | None = None  # the attribute that says when an item expires
+    encryption: str | None = None  # the requested kind of SSE; encryption of the disk is up to the operator
+    ttl: str | None = None  # the attribute with an item's expiry time
     ttl_space: int | None = None  # the order of items by expiry
     stream: StreamRef | None = None
     tags: dict[str, str] = {}
-    columns: tuple[Column, ...] = ()  # none: any attribute may be there
-    routes: tuple[Route, ...] = ()
+    columns: tuple[Column, ...] = ()  # none: any attribute is allowed
+    routes: tuple[TopicRoute, ...] = ()
 
     @cached_property
     def kinds(self) -> dict[str, str]:
@@ -120,22 +120,22 @@ class Definition(msgspec.Struct, frozen=True, dict=True):
         return (self.hash,) if self.range is None else (self.hash, self.range)
 
     @cached_property
-    def by_name(self) -> dict[str, Index]:
+    def by_name(self) -> dict[str, IndexDefinition]:
         return {index.name: index for index in self.indexes}
 
     @cached_property
-    def routes_of(self) -> tuple[tuple[Route, ...], ...]:
-        """The routes by what happens to a row, in the order of change.EVENTS."""
+    def routes_of(self) -> tuple[tuple[TopicRoute, ...], ...]:
+        """The routes by event, in the order of change.EVENTS."""
         return tuple(tuple(route for route in self.routes if route.event == event) for event in range(3))
 
     @cached_property
     def column_kinds(self) -> tuple[tuple[str, str], ...] | None:
-        """The declared columns by name and kind; None: none were declared, and any may be there."""
+        """The declared columns by name and kind; None: none were declared, and any attribute is allowed."""
         return tuple((column.name, column.kind) for column in self.columns) or None
 
     @cached_property
     def plain(self) -> bool:
-        """Whether a write touches nothing but the item: no index, no expiry."""
+        """Whether a write touches only the item: there is no index and no expiry."""
         return not self.indexes and self.ttl_space is None
 
 
@@ -153,7 +153,7 @@ class ItemRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class IndexRow(msgspec.Struct, frozen=True, gc=False):
-    """An item's place in an index: ordered by `key`, it leads to the item at `item` of the table's space."""
+    """An item's entry in an index: ordered by `key`, it points to the key `item` in the table's space."""
 
     space: int
     key: bytes
@@ -161,7 +161,7 @@ class IndexRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class CountRow(msgspec.Struct, frozen=True, gc=False):
-    """How much a space holds; under minus the number of a change stream's log: how much ever went into it."""
+    """The size of a space; under the negated number of a change stream's log: the total of all its records ever."""
 
     space: int
     items: int
@@ -169,7 +169,7 @@ class CountRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class DroppedRow(msgspec.Struct, frozen=True):
-    """A space whose rows nobody can reach any more; the sweep's list of work."""
+    """A space whose rows are unreachable; the list of work of `PurgeSpace`."""
 
     space: int
 
@@ -183,7 +183,7 @@ class BackfillRow(msgspec.Struct, frozen=True):
 
 
 class TokenRow(msgspec.Struct, frozen=True):
-    """A client request token that was used, and a digest of what for."""
+    """A client request token that was used, and the digest of its request."""
 
     token: str
     digest: bytes
@@ -197,14 +197,14 @@ class TokenAgeRow(msgspec.Struct, frozen=True):
     token: str
 
 
-TABLES = Table("tables", TableRow, key=("name",), cached=True)
-ITEMS = Table("items", ItemRow, key=("space", "key"), checked=True)
-INDEX_ENTRIES = Table("index_entries", IndexRow, key=("space", "key"))
-COUNTS = Table("counts", CountRow, key=("space",), cached=True)
-DROPPED_SPACES = Table("dropped_spaces", DroppedRow, key=("space",))
-BACKFILLS = Table("backfills", BackfillRow, key=("space",))
-TOKENS = Table("tokens", TokenRow, key=("token",))
-TOKEN_AGES = Table("token_ages", TokenAgeRow, key=("at_ms", "token"))
+TABLES = StorageTable("tables", TableRow, key=("name",), cached=True)
+ITEMS = StorageTable("items", ItemRow, key=("space", "key"), checked=True)
+INDEX_ENTRIES = StorageTable("index_entries", IndexRow, key=("space", "key"))
+COUNTS = StorageTable("counts", CountRow, key=("space",), cached=True)
+DROPPED_SPACES = StorageTable("dropped_spaces", DroppedRow, key=("space",))
+BACKFILLS = StorageTable("backfills", BackfillRow, key=("space",))
+TOKENS = StorageTable("tokens", TokenRow, key=("token",))
+TOKEN_AGES = StorageTable("token_ages", TokenAgeRow, key=("at_ms", "token"))
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decoder: Final = msgspec.msgpack.Decoder(Definition)
@@ -224,7 +224,7 @@ def find(reader: Reader | Tx, name: str) -> Definition:
 
 
 def save(tx: Tx, definition: Definition) -> None:
-    """Let the table be defined so from now on."""
+    """Store the definition of a table."""
     tx.put(TABLES, TableRow(definition.name, definition.space, _encode(definition)))
 
 
@@ -233,5 +233,5 @@ def decoded(row: TableRow) -> Definition:
 
 
 def counted(reader: Reader | Tx, space: int) -> CountRow:
-    """How many items a space has, and their bytes."""
+    """The number of items in a space, and their bytes."""
     return reader.get(COUNTS, space) or CountRow(space, 0, 0)

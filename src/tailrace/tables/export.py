@@ -1,17 +1,17 @@
-"""All items of a table, or a range of them, at one sequence, read a page at a time, however slowly.
+"""Exports: all items of a table, or a range of them, at one sequence, read a page at a time, however slowly.
 
 Theory of operation
 -------------------
 Each page is read in a short read transaction of its own, which sees the table as it is then; a transaction that lasted
-from the first page to the last would keep SQLite from reusing its write-ahead log. What was changed since the export
-began is put right from *old images*: while an export is open, the writer keeps, of each item that it changes for the
-first time since and that the export has not come to yet, the item as it was (`save`). An old image that is kept is what
-the item was when the export began, whatever became of the write: so it replaces what the page has, or comes back if the
-item is gone. A page looks for old images after it has read its rows; a change that it saw was kept before it was
-committed. Writes from before the export are never kept: it begins between two commits (`Runner.between`).
+from the first page to the last would keep SQLite from reusing its write-ahead log. Later changes are reverted with *old
+images*: while an export is open, the writer saves the old image of each item that it changes for the first time and
+that the export has not read yet (`save`). An old image is the item as it was when the export began, even if the write
+failed: so it replaces the item in the page, or is added if the item is gone. A page reads the old images after its
+rows; the old image of a change that it saw was saved before the commit. Writes from before the export have no old
+images: it begins between two commits (`Runner.between`).
 
-Old images that the export has passed are dropped. If those that it has still to come to are more than
-EXPORT_IMAGES_BYTES, the export is given up, with an error that says so; the writer never waits and never fails for it.
+Old images that the export has passed are dropped. If the remaining ones exceed EXPORT_IMAGES_BYTES, the export fails
+with an error; the writer never waits and never fails for it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tailrace.command import Query
 from tailrace.errors import Error, Gone, Unavailable
 from tailrace.storage.engine import Packed, Reader
 from tailrace.storage.scratch import Scratch
+from tailrace.tables import change_stream, value
 from tailrace.tables import key as keys
-from tailrace.tables import streams, value
 from tailrace.tables.definition import ITEMS, TABLES, Definition, decoded, find
 
 AFTER_ALL: Final = b"\xff" * 8192  # keys of items are shorter
@@ -41,7 +41,7 @@ logger = logging.getLogger("tailrace.export")
 
 
 class ExportStart(msgspec.Struct, frozen=True):
-    """What an export is of: the items of a table with keys from `start` on and below `before`."""
+    """The range of an export: the items of a table with keys from `start` on and below `before`."""
 
     definition: Definition
     sequence: int
@@ -53,35 +53,35 @@ S = TypeVar("S", bound=ExportStart)
 
 
 class BeginExport(Query[list[ExportStart]], frozen=True):
-    """What an export of a whole table that begins now is of."""
+    """The range of an export of a whole table that begins now."""
 
     subject = ("tables", "table")
 
     table: str
 
     def run(self, reader: Reader) -> list[ExportStart]:
-        return [ExportStart(find(reader, self.table), streams.given_out(reader))]
+        return [ExportStart(find(reader, self.table), change_stream.last_sequence(reader))]
 
 
 class Export:
-    """An export under way. `save` is the writer's; the rest is for one reader at a time, on any thread."""
+    """A running export. `save` is for the writer; the rest is for one reader at a time, on any thread."""
 
     def __init__(self, of: ExportStart, scratch: Scratch, statement: bool = False) -> None:
-        """`statement`: it is a SELECT's, and has no place among those of clients."""
+        """`statement`: it belongs to a SELECT, and does not count towards EXPORTS_MAX."""
         self.table = of.definition.name
         self.space = of.definition.space
         self.sequence = of.sequence
         self.keys = of.definition.keys
         self.statement = statement
         self.before = of.before
-        self._start = of.start  # what comes before this key was read, or is not wanted
+        self._start = of.start  # items before this key were read, or are outside the range
         self._scratch = scratch
         self._lock = threading.Lock()
         self._failed: Error | None = None
         self._closed = False
 
     def save(self, key: bytes, body: bytes | None) -> None:
-        """Keep an item as it is before a write, if it was not kept yet and is still to be read."""
+        """Save the old image of an item before a write, if it was not saved yet and is still to be read."""
         with self._lock:
             if key < self._start or key >= self.before or self._failed is not None or self._closed:
                 return
@@ -98,10 +98,10 @@ class Export:
                     code="EXPORT_BEHIND",
                 )
             self._scratch.forget(AFTER_ALL)
-        logger.warning("the items of %r cannot be read on: %s", self.table, self._failed)
+        logger.warning("the export of the items of %r failed: %s", self.table, self._failed)
 
     def images(self, until: bytes | None) -> tuple[list[tuple[bytes, bytes | None]], bool]:
-        """The old images from where the export is up to a key, and whether these are all; not too many at once."""
+        """The old images from the export's position up to a key, and whether these are all; not too many at once."""
         found: list[tuple[bytes, bytes | None]] = []
         start, size = self._start, 0
         while len(found) < limits.BULK_ENTRIES and size < limits.EXPORT_PAGE_BYTES:
@@ -116,7 +116,7 @@ class Export:
         return found, False
 
     def passed(self, until: bytes) -> None:
-        """What comes up to this key was read."""
+        """Items up to this key were read."""
         with self._lock:
             self._check()
             self._start = until + b"\0"
@@ -134,7 +134,7 @@ class Export:
         return self._start
 
     def close(self) -> None:
-        """Keep no more images, and drop those that were kept. A second time changes nothing."""
+        """Save no more images, and drop the saved ones. Idempotent."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -142,10 +142,10 @@ class Export:
 
 
 class ReadExport(Query[Packed | None], frozen=True):
-    """The next items of an export, as they were when it began. There may be none in a page, if all that is there now is
-    new; None: there are no more. Each call reads on."""
+    """The next items of an export, as they were when it began. A page may be empty if all its items are new; None:
+    there are no more. Each call continues after the last."""
 
-    permission = Permission.SYSTEM  # whoever began it was asked for theirs
+    permission = Permission.SYSTEM  # the permission was checked when the export began
 
     export: Export
 
@@ -154,7 +154,9 @@ class ReadExport(Query[Packed | None], frozen=True):
         row = reader.get(TABLES, export.table)
         definition = None if row is None else decoded(row)
         if definition is None or definition.space != export.space:
-            raise Gone(f"table {export.table!r} was dropped while its items were read; what came before this is whole")
+            raise Gone(
+                f"table {export.table!r} was dropped while its items were read; the pages before this are complete"
+            )
         start = export.start
         found = reader.packed(
             ITEMS, ("size",), "body", export.space, start=start, before=export.before, limit=limits.BULK_ENTRIES,
@@ -182,8 +184,8 @@ def _merged(rows: list[tuple[bytes, bytes]], images: list[tuple[bytes, bytes | N
     return Packed((), array("q", map(len, bodies)), b"".join(bodies))
 
 
-class Writer(Protocol):
-    """What exports need of the runner: to be known to each transaction, and to begin and end between two of them."""
+class ExportWriter(Protocol):
+    """The part of the runner that exports use: each transaction sees them, and they begin and end between two."""
 
     exports: Mapping[int, Sequence[Any]]
 
@@ -191,9 +193,9 @@ class Writer(Protocol):
 
 
 class Exports:
-    """The exports of a database that are under way. From any thread but an event loop's."""
+    """The running exports of a database. From any thread but an event loop's."""
 
-    def __init__(self, scratch: Callable[[], Scratch], writer: Writer, execute: Callable[..., Any]) -> None:
+    def __init__(self, scratch: Callable[[], Scratch], writer: ExportWriter, execute: Callable[..., Any]) -> None:
         self._scratch = scratch
         self._writer = writer
         self._execute = execute
@@ -201,12 +203,12 @@ class Exports:
     def begin(self, table: str, principal: Principal = SYSTEM) -> Export:
         """Begin to read all items of a table as they are now. Read on with `ReadExport`; `end` it."""
         query = BeginExport(table)
-        self._execute(query, principal)  # whether there is such a table, and whether it may be read
+        self._execute(query, principal)  # raises if the table does not exist or may not be read
         return self._begin(query, [self._scratch()], statement=False)[0][1]
 
     def begin_together(self, query: Query[list[S]], count: int) -> list[tuple[S, Export]]:
-        """Begin to read, for a statement, what the query says, all of it as it is at one moment; where two are of the
-        same range, they are one export. `count` is how many ranges to expect. Permission is asked for before."""
+        """Begin the exports of a statement, all at one moment; equal ranges share one export. `count` is the expected
+        number of ranges. The caller has checked the permission."""
         scratches: list[Scratch] = []
         try:
             while len(scratches) < count:
@@ -223,16 +225,16 @@ class Exports:
             under_way = sum(not export.statement for some in exports.values() for export in some)
             if not statement and under_way >= limits.EXPORTS_MAX:
                 raise Unavailable(
-                    f"{limits.EXPORTS_MAX} exports of items are under way; try again when one has ended",
+                    f"{limits.EXPORTS_MAX} exports of items are running; try again when one has ended",
                     code="SCANS_BUSY",
                 )
             begun: dict[tuple[int, bytes, bytes], Export] = {}
             found: list[tuple[S, Export]] = []
             for of in self._execute(query):
-                place = of.definition.space, of.start, of.before
-                export = begun.get(place)
+                bounds = of.definition.space, of.start, of.before
+                export = begun.get(bounds)
                 if export is None:
-                    export = begun[place] = Export(of, scratches.pop() if scratches else self._scratch(), statement)
+                    export = begun[bounds] = Export(of, scratches.pop() if scratches else self._scratch(), statement)
                     exports[export.space] = (*exports.get(export.space, ()), export)
                 found.append((of, export))
             self._writer.exports = exports
@@ -250,7 +252,7 @@ class Exports:
         return found
 
     def end(self, *ended: Export) -> None:
-        """End exports, whether they were read to their end or not. A second time changes nothing."""
+        """End exports, whether they were read completely or not. Idempotent."""
 
         def end() -> None:
             exports = dict(self._writer.exports)
@@ -265,7 +267,7 @@ class Exports:
             export.close()
 
     def close(self) -> None:
-        """Drop what is kept for all of them; no more is written."""
+        """Drop the images of all exports; nothing is written any more."""
         for exports in self._writer.exports.values():
             for export in exports:
                 export.close()

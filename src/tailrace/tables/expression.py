@@ -1,33 +1,33 @@
-"""Expressions: what a request says in text about items, made into objects that work on them.
+"""Expressions: conditions, projections and updates as text, compiled to objects that work on items.
 
 Text goes through two steps. `syntax` parses it, once per text, into a tree that still has placeholders; then the tree
 is bound to the placeholders of a request and compiled. Errors are the service's, to the letter, and begin with the name
-of the parameter that the text was given as.
+of the expression's parameter.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Final
 
+from tailrace import limits
 from tailrace.errors import Invalid
 from tailrace.tables import binding, syntax
 from tailrace.tables import condition as conditions
 from tailrace.tables import key_condition as key_conditions
 from tailrace.tables import update as updates
 from tailrace.tables.binding import Paths, Placeholders, placeholders
-from tailrace.tables.condition import Condition
+from tailrace.tables.condition import ItemCondition
 from tailrace.tables.key_condition import KeyCondition, KeyConditions
-from tailrace.tables.syntax import Refused
-from tailrace.tables.update import Update, Updated
+from tailrace.tables.syntax import InvalidExpression
+from tailrace.tables.update import ItemUpdate, Updated
 
 __all__ = [
-    "Condition",
+    "ItemCondition",
+    "ItemUpdate",
     "KeyCondition",
     "KeyConditions",
     "Paths",
     "Placeholders",
-    "Update",
     "Updated",
     "condition",
     "key_condition",
@@ -36,25 +36,23 @@ __all__ = [
     "update",
 ]
 
-FIXED_MAX: Final = 1024  # expressions without placeholders, which are bound once for all requests
 
-
-def condition(text: str, placeholders: Placeholders, parameter: str = "ConditionExpression") -> Condition:
+def condition(text: str, placeholders: Placeholders, parameter: str = "ConditionExpression") -> ItemCondition:
     """A ConditionExpression or FilterExpression."""
     if "#" not in text and ":" not in text:
         return _fixed_condition(text, parameter)
     return _condition(text, placeholders, parameter)
 
 
-def _condition(text: str, placeholders: Placeholders, parameter: str) -> Condition:
+def _condition(text: str, placeholders: Placeholders, parameter: str) -> ItemCondition:
     try:
-        return conditions.Binder(placeholders).condition(syntax.condition(text))
-    except Refused as refused:
+        return conditions.ConditionBinder(placeholders).condition(syntax.condition(text))
+    except InvalidExpression as refused:
         raise _named(parameter, refused) from None
 
 
-@lru_cache(FIXED_MAX)
-def _fixed_condition(text: str, parameter: str) -> Condition:
+@lru_cache(limits.EXPRESSIONS_BOUND_MAX)
+def _fixed_condition(text: str, parameter: str) -> ItemCondition:
     return _condition(text, Placeholders(), parameter)
 
 
@@ -62,8 +60,8 @@ def key_condition(text: str, placeholders: Placeholders) -> KeyConditions:
     """A KeyConditionExpression. The result is to be checked (`.check`) after a request's other expressions, and called
     with the hash and range attributes of the key."""
     try:
-        return key_conditions.bind(syntax.condition(text), conditions.Binder(placeholders))
-    except Refused as refused:
+        return key_conditions.bind(syntax.condition(text), conditions.ConditionBinder(placeholders))
+    except InvalidExpression as refused:
         raise _named("KeyConditionExpression", refused) from None
 
 
@@ -75,24 +73,24 @@ def projection(text: str, placeholders: Placeholders) -> Paths:
 def _projection(text: str, placeholders: Placeholders) -> Paths:
     try:
         steps = [placeholders.path(path) for path in syntax.projection(text)]
-        binding.check_apart(steps)
+        binding.check_disjoint(steps)
         return Paths(steps)
-    except Refused as refused:
+    except InvalidExpression as refused:
         raise _named("ProjectionExpression", refused) from None
 
 
-@lru_cache(FIXED_MAX)
+@lru_cache(limits.EXPRESSIONS_BOUND_MAX)
 def _fixed_projection(text: str) -> Paths:
     return _projection(text, Placeholders())
 
 
-def update(text: str, placeholders: Placeholders) -> Update:
+def update(text: str, placeholders: Placeholders) -> ItemUpdate:
     """An UpdateExpression."""
     try:
-        return updates.Binder(placeholders).update(syntax.update(text))
-    except Refused as refused:
+        return updates.UpdateBinder(placeholders).update(syntax.update(text))
+    except InvalidExpression as refused:
         raise _named("UpdateExpression", refused) from None
 
 
-def _named(parameter: str, refused: Refused) -> Invalid:
+def _named(parameter: str, refused: InvalidExpression) -> Invalid:
     return Invalid(f"Invalid {parameter}: {refused}")

@@ -1,13 +1,13 @@
 """The keys that items and index entries are stored under: bytes in the order in which the service reads them.
 
 An item's key is `hash8 + len16 + hash bytes + range bytes`. `hash8` is the start of the MD5 that the service places a
-partition by, so a scan meets partitions in the service's order; the length and the bytes keep partitions apart. The
+partition by, so a scan visits partitions in the service's order; the length and the bytes separate partitions. The
 range bytes sort as the range attribute does: UTF-8, raw, or `number.ordered`.
 
 An index entry's key is `hash8 + len16 + hash parts + range parts + tie + item key`. Each range part has an end that
-sorts below whatever could follow it, so that composite keys compare part by part. Items with the same index key come
-in the order of the MD5 of their own (`tie`), as in the service, and are told apart by that key. Several hash parts are
-each preceded by their length; one stands alone.
+sorts below anything that could follow it, so that composite keys compare part by part. Items with the same index key
+come in the order of the MD5 of their own key (`tie`), as in the service, and are distinguished by that key. Several
+hash parts are each preceded by their length; a single one is not.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from collections.abc import Sequence
 from hashlib import md5
 from typing import Any, Final, NamedTuple
 
+from tailrace import limits
 from tailrace.errors import Invalid
 from tailrace.tables import messages, number
-from tailrace.tables.definition import Definition, Index
+from tailrace.tables.definition import Definition, IndexDefinition
 from tailrace.tables.value import Item, Value
 
-HEAD_BYTES: Final = 10  # what stands before the hash bytes: hash8 and len16
-HASH_BYTES_MAX: Final = 2048
-RANGE_BYTES_MAX: Final = 1024
+HEAD_BYTES: Final = 10  # before the hash bytes: hash8 and len16
 
 _SEED: Final = md5(b"Outliers", usedforsecurity=False)
 _HASH_8: Final = 8
@@ -33,7 +32,7 @@ _ESCAPED_NUL: Final = b"\x00\xff"
 
 
 class Bounds(NamedTuple):
-    """What a scan reads: from `start` on or from behind `after`, up to but not including `before`; None is no bound."""
+    """The bounds of a scan: from `start` on or from behind `after`, below `before`; None: unbounded."""
 
     start: bytes | None
     after: bytes | None
@@ -94,7 +93,7 @@ def _hash_part(name: str, kind: str, inner: Any) -> bytes:
     if not inner:
         raise messages.empty_key(name, kind)
     data: bytes = inner.encode() if kind == "S" else inner
-    if len(data) > HASH_BYTES_MAX:
+    if len(data) > limits.PARTITION_KEY_BYTES_MAX:
         raise Invalid(messages.HASH_TOO_LONG)
     return data
 
@@ -105,7 +104,7 @@ def _range_part(name: str, kind: str, inner: Any) -> bytes:
     if not inner:
         raise messages.empty_key(name, kind)
     data: bytes = inner.encode() if kind == "S" else inner
-    if len(data) > RANGE_BYTES_MAX:
+    if len(data) > limits.SORT_KEY_BYTES_MAX:
         raise Invalid(messages.RANGE_TOO_LONG)
     return data
 
@@ -113,10 +112,10 @@ def _range_part(name: str, kind: str, inner: Any) -> bytes:
 # -- index entries
 
 
-def index_key(definition: Definition, index: Index, item: Item, item_key: bytes) -> bytes | None:
+def index_key(definition: Definition, index: IndexDefinition, item: Item, item_key: bytes) -> bytes | None:
     """The key of an item's entry in an index, or None if it has none because it lacks an attribute of the index's key.
 
-    An attribute that is there but not of the right type, empty or too long is refused.
+    Raises if such an attribute has the wrong type, is empty or is too long.
     """
     hashes = _index_values(definition, index, index.hash, item)
     ranges = _index_values(definition, index, index.range, item)
@@ -124,13 +123,15 @@ def index_key(definition: Definition, index: Index, item: Item, item_key: bytes)
         return None
     head = partition(hashes)
     tail = b"".join([_ended(value) for value in ranges])
-    if len(tail) > RANGE_BYTES_MAX and any(len(_bytes(value)) > RANGE_BYTES_MAX for value in ranges):
+    if len(tail) > limits.SORT_KEY_BYTES_MAX and any(
+        len(_bytes(value)) > limits.SORT_KEY_BYTES_MAX for value in ranges
+    ):
         raise Invalid(messages.RANGE_TOO_LONG)
     return head + tail + _tie(definition, item, item_key) + item_key
 
 
 def _tie(definition: Definition, item: Item, item_key: bytes) -> bytes:
-    """What orders items with the same index key: the start of the MD5 of the whole of the item's own."""
+    """The order of items with the same index key: the start of the MD5 of the item's own key."""
     if definition.range is None:
         return item_key[:_HASH_8]
     hasher = _SEED.copy()
@@ -143,12 +144,14 @@ def _tie(definition: Definition, item: Item, item_key: bytes) -> bytes:
     return hasher.digest()[:_HASH_8]
 
 
-def _index_values(definition: Definition, index: Index, names: tuple[str, ...], item: Item) -> list[Value] | None:
+def _index_values(
+    definition: Definition, index: IndexDefinition, names: tuple[str, ...], item: Item
+) -> list[Value] | None:
     values: list[Value] | None = []
     for name in names:
         value = item.get(name)
         if value is None:
-            values = None  # but go on: what is there must be right all the same
+            values = None  # but continue: the other attributes are still checked
             continue
         kind = definition.kinds[name]
         inner = value.get(kind)
@@ -185,11 +188,11 @@ def _ended(value: Value) -> bytes:
 
 
 def partition(hashes: Sequence[Value]) -> bytes:
-    """What the keys of one partition begin with, in a table or an index, by the values of its hash attributes; one that
-    is too long is refused."""
+    """The prefix of the keys of one partition, in a table or an index, by the values of its hash attributes; raises if
+    one is too long."""
     parts = [_hash_bytes(value) for value in hashes]
     for part in parts:
-        if len(part) > HASH_BYTES_MAX:
+        if len(part) > limits.PARTITION_KEY_BYTES_MAX:
             raise Invalid(messages.HASH_TOO_LONG)
     if len(parts) == 1:
         return _partition(parts[0])

@@ -1,7 +1,7 @@
-"""Key conditions: which part of an index (or of the table) a query reads.
+"""Key conditions: the part of an index (or of the table) that a query reads.
 
-There are two steps. What an expression or the legacy parameter says is first reduced to conditions on single
-attributes (`KeyConditions`), which needs no table. Then, with the attributes of the key, it becomes a `KeyCondition`.
+There are two steps. An expression or the legacy parameter is first reduced to conditions on single attributes
+(`KeyConditions`), which needs no table. Then, with the attributes of the key, these become a `KeyCondition`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from tailrace.errors import Invalid
 from tailrace.tables import syntax
-from tailrace.tables.condition import Binder, Bound
+from tailrace.tables.condition import Bound, ConditionBinder
 from tailrace.tables.messages import INVALID
 from tailrace.tables.value import Value
 
@@ -35,7 +35,7 @@ class KeyCondition(msgspec.Struct, frozen=True):
     operands: list[Value] = []
 
 
-class On(msgspec.Struct, frozen=True):
+class AttributeCondition(msgspec.Struct, frozen=True):
     """A condition on one attribute."""
 
     op: str
@@ -43,16 +43,16 @@ class On(msgspec.Struct, frozen=True):
 
 
 class KeyConditions:
-    """Conditions by attribute, not yet held against a key. Calling it with the hash and range attributes does that."""
+    """Conditions by attribute, not yet applied to a key. Calling it with the hash and range attributes does that."""
 
     __slots__ = ("_on", "_problem")
 
-    def __init__(self, on: dict[str, On], problem: Invalid | None = None) -> None:
+    def __init__(self, on: dict[str, AttributeCondition], problem: Invalid | None = None) -> None:
         self._on = on
         self._problem = problem
 
     def check(self, indexed: bool = False) -> None:
-        """Raise what is wrong with the conditions whatever the key is; an index's may be of more attributes."""
+        """Raise if the conditions are invalid for any key; those on an index may have more attributes."""
         if self._problem is not None:
             raise self._problem
         if not self._on or (len(self._on) > _SIMPLE_MAX and not indexed):
@@ -61,7 +61,7 @@ class KeyConditions:
     def __call__(
         self, hashes: tuple[str, ...], ranges: tuple[str, ...], kinds: Mapping[str, str] | None = None
     ) -> KeyCondition:
-        """The conditions as one on this key. With the types of the key's attributes, operands have to be of those."""
+        """The conditions as one on this key. `kinds`: the types of the key's attributes, which operands must have."""
         composite = len(hashes) > 1 or len(ranges) > 1
         self.check(indexed=True)
         if len(self._on) > max(len(hashes) + len(ranges), _SIMPLE_MAX):
@@ -124,7 +124,7 @@ class KeyConditions:
             )
         return KeyCondition(values, equal, op, operands)
 
-    def _found(self, name: str, kinds: Mapping[str, str] | None) -> On | None:
+    def _found(self, name: str, kinds: Mapping[str, str] | None) -> AttributeCondition | None:
         """The condition on this attribute of the key, if there is one."""
         found = self._on.get(name)
         if found is None:
@@ -143,11 +143,11 @@ def _missed(name: str) -> Invalid:
 # -- from an expression
 
 
-def bind(node: syntax.Node, binder: Binder) -> KeyConditions:
-    """The conditions of an expression. What a key condition may not say is kept for `check`, because the service tells
-    errors of the request's other expressions first."""
+def bind(node: syntax.Node, binder: ConditionBinder) -> KeyConditions:
+    """The conditions of an expression. Errors specific to key conditions are kept for `check`, because the service
+    reports errors of the request's other expressions first."""
     leaves = binder.leaves(node)  # with the errors that every condition can have
-    on: dict[str, On] = {}
+    on: dict[str, AttributeCondition] = {}
     try:
         _collect(node, iter(leaves), on)
     except Invalid as problem:
@@ -155,7 +155,7 @@ def bind(node: syntax.Node, binder: Binder) -> KeyConditions:
     return KeyConditions(on)
 
 
-def _collect(node: syntax.Node, leaves: Iterator[list[Bound]], on: dict[str, On]) -> None:
+def _collect(node: syntax.Node, leaves: Iterator[list[Bound]], on: dict[str, AttributeCondition]) -> None:
     if isinstance(node, syntax.Every):
         for part in node.nodes:
             _collect(part, leaves, on)
@@ -173,8 +173,8 @@ def _collect(node: syntax.Node, leaves: Iterator[list[Bound]], on: dict[str, On]
     on[name] = condition
 
 
-def _single(op: str, args: Sequence[syntax.Operand], bound: Sequence[Bound]) -> tuple[str, On]:
-    if op in ("BETWEEN", "begins_with") and not isinstance(args[0], syntax.Path):
+def _single(op: str, args: Sequence[syntax.Operand], bound: Sequence[Bound]) -> tuple[str, AttributeCondition]:
+    if op in ("BETWEEN", "begins_with") and not isinstance(args[0], syntax.DocumentPath):
         raise _bad(f"{op} operator must have the key attribute as its first operand")
     name: str | None = None
     values: list[Value] = []
@@ -191,9 +191,9 @@ def _single(op: str, args: Sequence[syntax.Operand], bound: Sequence[Bound]) -> 
             raise Invalid("KeyConditionExpressions cannot contain nested operations")
     if name is None:
         raise _bad("No key attribute specified")
-    if not isinstance(args[0], syntax.Path):
+    if not isinstance(args[0], syntax.DocumentPath):
         op = _MIRRORED[op]
-    return name, On(op, values)
+    return name, AttributeCondition(op, values)
 
 
 def _not_allowed(op: str) -> Invalid:

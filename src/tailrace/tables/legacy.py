@@ -1,7 +1,7 @@
-"""The parameters that expressions replaced, made into the same objects: Expected, QueryFilter and ScanFilter,
+"""The legacy parameters that expressions replaced, compiled to the same objects: Expected, QueryFilter and ScanFilter,
 KeyConditions, AttributeUpdates, AttributesToGet.
 
-They come as the wire has them: dicts whose types were checked, but whose values are still to be read.
+Their input is as on the wire: dicts whose types were checked, but whose values are not read yet.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tailrace.tables import value
 from tailrace.tables.binding import Paths, Read, reader
 from tailrace.tables.condition import (
     ORDERED,
-    Condition,
+    ItemCondition,
     Test,
     begins,
     between,
@@ -27,9 +27,9 @@ from tailrace.tables.condition import (
     one_of,
     ordered,
 )
-from tailrace.tables.key_condition import KeyCondition, KeyConditions, On
+from tailrace.tables.key_condition import AttributeCondition, KeyConditions
 from tailrace.tables.messages import INVALID
-from tailrace.tables.update import LEGACY_BAD_TYPE, SETS, Change, Update
+from tailrace.tables.update import LEGACY_BAD_TYPE, SETS, CompiledAction, ItemUpdate
 from tailrace.tables.value import Item, Value
 
 ONE: Final = frozenset({"EQ", "NE", "LE", "LT", "GE", "GT", "CONTAINS", "NOT_CONTAINS", "BEGINS_WITH"})
@@ -37,7 +37,7 @@ NONE: Final = frozenset({"NULL", "NOT_NULL"})
 _ORDERS: Final = {"LT": "<", "LE": "<=", "GT": ">", "GE": ">="}
 _KEY_OPERATORS: Final = {"EQ": "=", "BETWEEN": "BETWEEN", "BEGINS_WITH": "begins_with", **_ORDERS}
 _SINGLE: Final = ORDERED | {"BOOL", "NULL"}
-_TAKEN: Final = {  # the types that an operator takes; others take every type
+_TAKEN: Final = {  # the types that an operator accepts; other operators accept every type
     "LE": ORDERED,
     "LT": ORDERED,
     "GE": ORDERED,
@@ -54,13 +54,13 @@ _ACTIONS: Final = ("PUT", "ADD", "DELETE")
 # -- conditions
 
 
-def expected(conditions: Mapping[str, Mapping[str, Any]], operator: str | None = None) -> Condition:
+def expected(conditions: Mapping[str, Mapping[str, Any]], operator: str | None = None) -> ItemCondition:
     """Expected, whose conditions are joined by AND unless `operator` is OR."""
     tests = [_expectation(name, condition) for name, condition in conditions.items()]
     return _joined(tests, conditions, operator)
 
 
-def query_filter(conditions: Mapping[str, Mapping[str, Any]], operator: str | None = None) -> Condition:
+def query_filter(conditions: Mapping[str, Mapping[str, Any]], operator: str | None = None) -> ItemCondition:
     """QueryFilter or ScanFilter, whose conditions are joined by AND unless `operator` is OR."""
     tests = []
     for name, condition in conditions.items():
@@ -71,10 +71,10 @@ def query_filter(conditions: Mapping[str, Mapping[str, Any]], operator: str | No
     return _joined(tests, conditions, operator)
 
 
-def _joined(tests: Sequence[Test], names: Mapping[str, Any], operator: str | None) -> Condition:
+def _joined(tests: Sequence[Test], names: Mapping[str, Any], operator: str | None) -> ItemCondition:
     if not tests:
-        return Condition(lambda item: True, frozenset())
-    return Condition(either(tests) if operator == "OR" else every(tests), frozenset(names))
+        return ItemCondition(lambda item: True, frozenset())
+    return ItemCondition(either(tests) if operator == "OR" else every(tests), frozenset(names))
 
 
 def _expectation(name: str, condition: Mapping[str, Any]) -> Test:
@@ -107,7 +107,7 @@ def _expectation(name: str, condition: Mapping[str, Any]) -> Test:
 
 
 def _read_all(listed: Sequence[Any] | None) -> list[Value]:
-    # A copy each, because reading changes what it is given, and a question may be worked out more than once.
+    # Copies, because reading changes its argument, and a request may be evaluated more than once.
     return [value.read_value(dict(raw) if isinstance(raw, dict) else raw) for raw in listed or ()]
 
 
@@ -156,7 +156,7 @@ def _test(op: str, name: str, operands: list[Value]) -> Test:
 
 
 def _text_test(op: str, read: Read, operand: Value) -> Test:
-    """BEGINS_WITH, CONTAINS and NOT_CONTAINS, all of which are false of an attribute that is not there."""
+    """BEGINS_WITH, CONTAINS and NOT_CONTAINS, all of which are false for a missing attribute."""
     holds = begins if op == "BEGINS_WITH" else contains
     wanted = op != "NOT_CONTAINS"
 
@@ -171,24 +171,17 @@ def _text_test(op: str, read: Read, operand: Value) -> Test:
 
 
 def read_key_conditions(conditions: Mapping[str, Mapping[str, Any]]) -> KeyConditions:
-    """KeyConditions, checked as far as that can be done without the table."""
-    on: dict[str, On] = {}
+    """KeyConditions, checked as far as possible without the table."""
+    on: dict[str, AttributeCondition] = {}
     for name, condition in conditions.items():
         op = condition["ComparisonOperator"]
         operands = _read_all(condition.get("AttributeValueList"))
         _check_operands(op, operands)
-        on[name] = On(_KEY_OPERATORS.get(op, op), operands)
+        on[name] = AttributeCondition(_KEY_OPERATORS.get(op, op), operands)
     return KeyConditions(on)
 
 
-def key_conditions(
-    conditions: Mapping[str, Mapping[str, Any]], hashes: tuple[str, ...], ranges: tuple[str, ...]
-) -> KeyCondition:
-    """KeyConditions, held against a key."""
-    return read_key_conditions(conditions)(hashes, ranges)
-
-
-# -- what to show and what to change
+# -- projections and updates
 
 
 def attributes_to_get(names: Sequence[str]) -> Paths:
@@ -196,7 +189,7 @@ def attributes_to_get(names: Sequence[str]) -> Paths:
     return Paths((name,) for name in names)
 
 
-def attribute_updates(updates: Mapping[str, Mapping[str, Any]]) -> Update:
+def attribute_updates(updates: Mapping[str, Mapping[str, Any]]) -> ItemUpdate:
     """AttributeUpdates: PUT, ADD or DELETE per top-level attribute."""
     changes = []
     types: dict[str, str] = {}
@@ -212,23 +205,23 @@ def attribute_updates(updates: Mapping[str, Mapping[str, Any]]) -> Update:
         if operand is None:
             if action != "DELETE":
                 raise _invalid("Only DELETE action is allowed when no attribute value is specified")
-            changes.append(Change("REMOVE", (name,)))
+            changes.append(CompiledAction("REMOVE", (name,)))
             continue
         kind = kind_of(operand)
         types[name] = kind
         changes.append(_change(action, name, operand, kind))
-    return Update(changes, types=types, bad_type=LEGACY_BAD_TYPE)
+    return ItemUpdate(changes, types=types, bad_type=LEGACY_BAD_TYPE)
 
 
-def _change(action: str, name: str, operand: Value, kind: str) -> Change:
+def _change(action: str, name: str, operand: Value, kind: str) -> CompiledAction:
     if action == "PUT":
-        return Change("SET", (name,), evaluate=lambda item: operand)
+        return CompiledAction("SET", (name,), evaluate=lambda item: operand)
     if action == "DELETE":
         if kind not in SETS:
             raise _invalid(f"DELETE action with value is not supported for the type {kind}")
     elif kind not in SETS and kind not in ("N", "L"):
         raise _invalid(f"ADD action is not supported for the type {kind}")
-    return Change(action, (name,), operand=operand)
+    return CompiledAction(action, (name,), operand=operand)
 
 
 def _invalid(what: str) -> Invalid:

@@ -1,9 +1,9 @@
-"""What happens to whole tables: they are created, described, changed, tagged and deleted.
+"""The lifecycle of tables: create, describe, update, tag, delete.
 
-A change takes effect in the definition at once, in the command's own transaction; from then on every write obeys it.
-What takes long is left to the sweep, which finds it in lists that are written here: items that were there before an
-index (or an order of expiry) are added to it (`BACKFILLS`), and what a dropped table or index leaves behind is removed
-(`DROPPED_SPACES`). `HOUSEKEEPING` notices wake the sweep.
+A change takes effect in the definition at once, in the command's own transaction; from then on every write follows it.
+Slow work is left to housekeeping, in lists that are written here: existing items are added to a new index or expiry
+order (`BACKFILLS`), and the rows of a dropped table or index are removed (`DROPPED_SPACES`). `HOUSEKEEPING` notices
+start it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Final
 
 import msgspec
 
+from tailrace import limits
 from tailrace.access import Permission
 from tailrace.command import Command, Query
 from tailrace.errors import InUse, Invalid, LimitExceeded, NotFound, TableNotFound
 from tailrace.log.tail import HOUSEKEEPING
 from tailrace.storage.engine import Reader, Tx
-from tailrace.tables import schema, streams
+from tailrace.tables import change_stream, schema
 from tailrace.tables.definition import (
     ACTIVE,
     BACKFILLS,
@@ -32,26 +33,25 @@ from tailrace.tables.definition import (
     CountRow,
     Definition,
     DroppedRow,
-    Index,
+    IndexDefinition,
     Throughput,
     counted,
     decoded,
     save,
 )
 from tailrace.tables.messages import INVALID
-from tailrace.tables.schema import PAY_PER_REQUEST, PROVISIONED, Changes, IndexUpdate, Spec
+from tailrace.tables.schema import PAY_PER_REQUEST, PROVISIONED, IndexUpdate, TableChanges, TableSpec
 
-LIST_MAX: Final = 100  # tables named in one answer
 _DAY_MS: Final = 24 * 3600 * 1000
-_SPACE: Final = "space"  # the counter that spaces are numbered by
+_SPACE: Final = "space"  # the counter of spaces
 
 
-class Described(msgspec.Struct, frozen=True):
-    """A table, what is in it, and its present or last change stream."""
+class TableDescription(msgspec.Struct, frozen=True):
+    """A table, its size, and its current or last change stream."""
 
     definition: Definition
     counts: dict[int, CountRow]  # by space: the table's and each index's
-    stream: streams.ChangeStream | None
+    stream: change_stream.ChangeStream | None
 
     @property
     def status(self) -> str:
@@ -60,15 +60,15 @@ class Described(msgspec.Struct, frozen=True):
         return "UPDATING" if busy else ACTIVE
 
 
-class Listed(msgspec.Struct, frozen=True):
-    """Names of tables, in order; `last` is the one to go on after, None at the end."""
+class TableNames(msgspec.Struct, frozen=True):
+    """Names of tables, in order; `last` is where the next page continues, None at the end."""
 
     names: list[str]
     last: str | None
 
 
 class TimeToLive(msgspec.Struct, frozen=True):
-    """The attribute that says when items expire, None where they do not."""
+    """The attribute with the expiry time of items; None if they do not expire."""
 
     attribute: str | None
 
@@ -78,46 +78,46 @@ class TimeToLive(msgspec.Struct, frozen=True):
 
 
 def find(reader: Reader | Tx, name: str) -> Definition:
-    """The table of this name; the error names it, as it does for whole tables and not for items."""
+    """The table of this name; the error names it, as the service does for operations on tables but not on items."""
     row = reader.get(TABLES, name)
     if row is None:
         raise TableNotFound(name, f"Requested resource not found: Table: {name} not found")
     return decoded(row)
 
 
-def describe(reader: Reader | Tx, definition: Definition) -> Described:
-    """The table as it is now."""
+def describe(reader: Reader | Tx, definition: Definition) -> TableDescription:
+    """The description of a table."""
     spaces = (definition.space, *(index.space for index in definition.indexes))
     if definition.stream is not None:
-        stream = reader.get(streams.CHANGE_STREAMS, definition.name, definition.stream.label)
+        stream = reader.get(change_stream.CHANGE_STREAMS, definition.name, definition.stream.label)
     else:
-        stream = next(iter(reader.scan(streams.CHANGE_STREAMS, definition.name, reverse=True, limit=1)), None)
+        stream = next(iter(reader.scan(change_stream.CHANGE_STREAMS, definition.name, reverse=True, limit=1)), None)
         if stream is not None and stream.space != definition.space:
-            stream = None  # that of a table of the same name that was deleted
-    return Described(definition, {space: counted(reader, space) for space in spaces}, stream)
+            stream = None  # it belongs to a deleted table of the same name
+    return TableDescription(definition, {space: counted(reader, space) for space in spaces}, stream)
 
 
 # -- create, delete
 
 
-class CreateTable(Command[Described], frozen=True):
-    """Make a table. It can be used at once."""
+class CreateTable(Command[TableDescription], frozen=True):
+    """Create a table. It can be used at once."""
 
     permission = Permission.ADMIN
 
-    spec: Spec
+    spec: TableSpec
 
     def subjects(self) -> tuple[str, ...]:
         return (f"tables/{self.spec.name}",)
 
-    def run(self, tx: Tx) -> Described:
+    def run(self, tx: Tx) -> TableDescription:
         spec = self.spec
         schema.check_table(spec)
         if tx.get(TABLES, spec.name) is not None:
             raise InUse(f"Table already exists: {spec.name}")
-        if len(tx.values(TABLES, "space", limit=schema.TABLES_MAX)) >= schema.TABLES_MAX:
+        if len(tx.values(TABLES, "space", limit=limits.TABLES_MAX)) >= limits.TABLES_MAX:
             raise LimitExceeded(
-                f"Subscriber limit exceeded: There is a limit of {schema.TABLES_MAX} tables per subscriber"
+                f"Subscriber limit exceeded: There is a limit of {limits.TABLES_MAX} tables per subscriber"
             )
         definition = self._defined(tx)
         if spec.stream is not None and spec.stream.enabled:
@@ -155,8 +155,8 @@ class CreateTable(Command[Described], frozen=True):
         )
 
 
-class DeleteTable(Command[Described], frozen=True):
-    """Remove a table with all that is in it. Its change stream stays readable until retention lets it go."""
+class DeleteTable(Command[TableDescription], frozen=True):
+    """Delete a table with its items. Its change stream stays readable until its retention passes."""
 
     freeing = True
     permission = Permission.ADMIN
@@ -164,7 +164,7 @@ class DeleteTable(Command[Described], frozen=True):
 
     name: str
 
-    def run(self, tx: Tx) -> Described:
+    def run(self, tx: Tx) -> TableDescription:
         definition = find(tx, self.name)
         if definition.protected:
             raise Invalid(
@@ -172,7 +172,7 @@ class DeleteTable(Command[Described], frozen=True):
                 "Disable deletion protection first."
             )
         described = describe(tx, definition)
-        streams.dropped(tx, definition)
+        change_stream.close(tx, definition)
         tx.delete(TABLES, definition.name)
         _drop_space(tx, definition.space)
         for index in definition.indexes:
@@ -183,7 +183,7 @@ class DeleteTable(Command[Described], frozen=True):
 
 
 def _drop_space(tx: Tx, space: int) -> None:
-    """Let go of all rows of a space; nobody can find them from here on."""
+    """Drop a space: its rows are unreachable from now on, and housekeeping removes them."""
     tx.delete(COUNTS, space)
     tx.delete(BACKFILLS, space)
     tx.put(DROPPED_SPACES, DroppedRow(space))
@@ -192,51 +192,51 @@ def _drop_space(tx: Tx, space: int) -> None:
 
 def _enable(tx: Tx, definition: Definition, stream: schema.StreamSpec) -> Definition:
     assert stream.view is not None
-    return streams.enable(tx, definition, stream.view, max_age_s=stream.max_age_s, max_count=stream.max_count)
+    return change_stream.enable(tx, definition, stream.view, max_age_s=stream.max_age_s, max_count=stream.max_count)
 
 
 # -- describe, list
 
 
-class DescribeTable(Query[Described], frozen=True):
-    """What a table is and how much is in it."""
+class DescribeTable(Query[TableDescription], frozen=True):
+    """Describe a table."""
 
     subject = ("tables", "name")
 
     name: str
 
-    def run(self, reader: Reader) -> Described:
+    def run(self, reader: Reader) -> TableDescription:
         return describe(reader, find(reader, self.name))
 
 
-class ListTables(Query[Listed], frozen=True):
-    """The names of tables that have so many characters at least, `after` one that need not exist."""
+class ListTables(Query[TableNames], frozen=True):
+    """The names of tables with at least `characters_min` characters, `after` a name that need not exist."""
 
     after: str | None = None
-    limit: int = LIST_MAX
-    characters_min: int = schema.NAME_MIN
+    limit: int = limits.LIST_TABLES_MAX
+    characters_min: int = limits.TABLE_NAME_CHARACTERS_MIN
 
-    def run(self, reader: Reader) -> Listed:
+    def run(self, reader: Reader) -> TableNames:
         found = (row.name for row in reader.scan(TABLES, after=self.after))
         names = list(islice((name for name in found if len(name) >= self.characters_min), self.limit + 1))
         more = len(names) > self.limit
         names = names[: self.limit]
-        return Listed(names, names[-1] if more and names else None)
+        return TableNames(names, names[-1] if more and names else None)
 
 
 # -- update
 
 
-class UpdateTable(Command[Described], frozen=True):
-    """Change a table that is in use."""
+class UpdateTable(Command[TableDescription], frozen=True):
+    """Change a table."""
 
     permission = Permission.ADMIN
     subject = ("tables", "name")
 
     name: str
-    changes: Changes
+    changes: TableChanges
 
-    def run(self, tx: Tx) -> Described:
+    def run(self, tx: Tx) -> TableDescription:
         changes = self.changes
         schema.check_changes(changes)
         definition = find(tx, self.name)
@@ -263,11 +263,11 @@ class UpdateTable(Command[Described], frozen=True):
         elif changes.stream.enabled:
             definition = _enable(tx, definition, changes.stream)
         else:
-            definition = streams.disable(tx, definition)
+            definition = change_stream.disable(tx, definition)
         return describe(tx, definition)
 
 
-def _rebill(definition: Definition, changes: Changes, now_ms: int) -> Definition:
+def _rebill(definition: Definition, changes: TableChanges, now_ms: int) -> Definition:
     """Change how the table is billed, and its throughput."""
     if changes.billing == PAY_PER_REQUEST:
         if definition.billing == PAY_PER_REQUEST:
@@ -308,7 +308,7 @@ def _changed(throughput: Throughput, wanted: tuple[int, int], what: str, now_ms:
 
 
 def _counted(throughput: Throughput, wanted: tuple[int, int], now_ms: int) -> Throughput:
-    """With the times of the last changes, and how often it went down today (UTC)."""
+    """The new throughput with the times of the last changes, and the number of decreases today (UTC)."""
     read, write = wanted
     more = read > throughput.read or write > throughput.write
     less = read < throughput.read or write < throughput.write
@@ -341,7 +341,7 @@ def _update_index(definition: Definition, update: IndexUpdate, billing: str | No
     return with_index(definition, index)
 
 
-def _global(definition: Definition, name: str) -> Index:
+def _global(definition: Definition, name: str) -> IndexDefinition:
     index = definition.by_name.get(name)
     if index is None:
         raise NotFound("Requested resource not found", code="INDEX_NOT_FOUND")
@@ -350,7 +350,7 @@ def _global(definition: Definition, name: str) -> Index:
     return index
 
 
-def with_index(definition: Definition, index: Index) -> Definition:
+def with_index(definition: Definition, index: IndexDefinition) -> Definition:
     """The table with this index instead of the one of its name."""
     indexes = tuple(index if known.name == index.name else known for known in definition.indexes)
     return msgspec.structs.replace(definition, indexes=indexes)
@@ -378,7 +378,7 @@ def _create_index(
 
 
 def _backfill(tx: Tx, definition: Definition, space: int) -> bool:
-    """Let the items that are there be added to a new order of them; whether there are any."""
+    """Schedule the backfill of a new index or expiry order; True if there are items."""
     if counted(tx, definition.space).items == 0:
         return False
     tx.put(BACKFILLS, BackfillRow(space, definition.name, b""))
@@ -398,7 +398,7 @@ def _delete_index(tx: Tx, definition: Definition, name: str) -> Definition:
 
 
 class SetTimeToLive(Command[TimeToLive], frozen=True):
-    """Let items expire at the time (seconds since 1970) in an attribute, or no longer."""
+    """Enable or disable the expiry of items, at the time (seconds since 1970) in an attribute."""
 
     permission = Permission.ADMIN
     subject = ("tables", "name")
@@ -408,10 +408,10 @@ class SetTimeToLive(Command[TimeToLive], frozen=True):
     enabled: bool
 
     def run(self, tx: Tx) -> TimeToLive:
-        if not 1 <= len(self.attribute) <= schema.ATTRIBUTE_NAME_MAX:
+        if not 1 <= len(self.attribute) <= limits.KEY_ATTRIBUTE_CHARACTERS_MAX:
             raise Invalid(
                 f"{INVALID}TimeToLive AttributeName has {len(self.attribute)} characters, it must have a length of 1 "
-                f"to {schema.ATTRIBUTE_NAME_MAX}"
+                f"to {limits.KEY_ATTRIBUTE_CHARACTERS_MAX}"
             )
         definition = find(tx, self.name)
         if definition.ttl is not None and definition.ttl != self.attribute:
@@ -466,7 +466,7 @@ class TagTable(Command[None], frozen=True):
 
 
 class UntagTable(Command[None], frozen=True):
-    """Take tags off a table; keys that it does not have are passed over."""
+    """Remove tags from a table; unknown keys are ignored."""
 
     permission = Permission.ADMIN
     subject = ("tables", "name")

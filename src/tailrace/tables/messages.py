@@ -1,6 +1,6 @@
-"""The service's own words, where more than one module has to say them.
+"""Error messages of the service that several modules use.
 
-Clients and test suites compare these texts, so they are kept to the letter, including what looks like a slip.
+Clients and test suites compare these texts, so they are reproduced to the letter, including typing mistakes.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ NULL_NOT_TRUE: Final = INVALID + "Null attribute value types must have the value
 
 
 def malformed(message: str) -> Invalid:
-    """What a SerializationException says: the JSON has a value of the wrong type."""
+    """A SerializationException: the JSON has a value of the wrong type."""
     return Invalid(message, code=SERIALIZATION)
 
 
 def mismatched_index_key(name: str, expected: str, actual: str, index: str) -> Invalid:
-    """An item's attribute is not of the type that the index's key wants."""
+    """An item's attribute does not have the type of the index's key."""
     return Invalid(
         f"{INVALID}Type mismatch for Index Key {name} Expected: {expected} Actual: {actual} IndexName: {index}"
     )
 
 
 class EmptyKey(Invalid):
-    """A key attribute is empty, which is seen before anything of a transaction is done."""
+    """A key attribute is empty, which is checked before a transaction begins."""
 
 
 def empty_key(name: str, kind: str) -> Invalid:

@@ -1,9 +1,9 @@
 """Numbers: decimal, 38 significant digits, magnitudes from 1E-130 to 9.99E+125, never a float.
 
-A number is kept as its *canonical text*: plain decimal notation, no exponent, no needless zero, so that equal numbers
+A number is stored as its *canonical text*: plain decimal notation, no exponent, no needless zero, so that equal numbers
 are equal texts. `ordered` gives bytes whose order is the order of the numbers. They are a base-100 floating-point form:
 a byte of sign and exponent, then a byte per pair of digits (1 to 100, so that 0 can end them); of a negative number
-every byte is turned around. The same form without its end is what the service hashes to place an item.
+every byte is inverted. The service hashes the same form without its end to place an item.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ DIGITS_MAX: Final = 38
 MAGNITUDE_MAX: Final = 125  # the power of ten of the first digit
 MAGNITUDE_MIN: Final = -130
 EXPONENT_MAX: Final = 2**63 - 1  # beyond it, a text is not read as a number at all
-CACHED_CHARACTERS_MAX: Final = 48  # of a text that `measure` may be asked about, so that what it keeps is bounded
+CACHED_CHARACTERS_MAX: Final = 48  # of a text for the cached `measure`, whose memory is bounded by this
 
-# Nothing that was matched is ever given back, so a text is read once, whatever is wrong with it.
+# Possessive matching: a text is read once, whatever is wrong with it.
 _NUMBER: Final = re.compile(r"([+-]?)([0-9]*+)(?:\.([0-9]*+))?+(?:[eE]([+-]?)([0-9]++))?+")
 _EXACT: Final = Context(prec=DIGITS_MAX, traps=[Inexact])
 
@@ -37,7 +37,7 @@ _END_NEGATIVE: Final = b"\x66"  # above every pair of a negative number
 
 
 def canonical(text: str) -> str:
-    """The one text of this number; raises what the service says about a text that is none, or out of range."""
+    """The canonical text of a number; raises the service's error if it is not a number, or out of range."""
     if text.isdigit() and text.isascii() and len(text) <= DIGITS_MAX and (text[0] != "0" or len(text) == 1):
         return text
     return _canonical(text)
@@ -115,7 +115,7 @@ def ordered(text: str) -> bytes:
 
 
 def hashed(text: str) -> bytes:
-    """The bytes that the service hashes for a canonical number; they tell numbers apart, but may begin one another."""
+    """The bytes that the service hashes for a canonical number; unique, but one may be a prefix of another."""
     if text == "0":
         return b"\x80"
     negative, power, digits = _pairs(text)
@@ -145,7 +145,7 @@ measure = lru_cache(maxsize=8192)(measure_long)
 
 
 def add(a: str, b: str) -> str:
-    """The sum of canonical numbers; one that needs more than 38 digits is an overflow, as the service has it."""
+    """The sum of canonical numbers; more than 38 digits are an overflow, as in the service."""
     return _exact(Decimal(a), Decimal(b))
 
 

@@ -1,7 +1,6 @@
-"""Every operation on tables of a Python program, written once.
+"""Commands and queries for the table operations of the Python API, built from plain values; and plain results.
 
-An operation is a generator: it yields the commands and queries that it needs done and is sent their results; what it
-returns is the answer. So it does not know how to wait, and serves `Table` and `AsyncTable` alike (`tailrace.embedded`).
+Everything here is independent of how the caller waits: `embedded.aio` awaits the results, `embedded.sync` blocks.
 """
 
 from __future__ import annotations
@@ -10,43 +9,38 @@ import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from tempfile import SpooledTemporaryFile
-from types import EllipsisType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from tailrace import limits
 from tailrace.access import Permission
 from tailrace.command import Command, Query
-from tailrace.errors import ConditionFailed, InUse, Invalid
+from tailrace.errors import InUse, Invalid
 from tailrace.storage.engine import Reader, Tx
 from tailrace.tables import commands, lifecycle, plain, queries, schema, value
 from tailrace.tables.definition import TABLES, Attribute, Definition, decoded, find
 from tailrace.tables.expression import KeyCondition, update
+from tailrace.tables.paging import ItemPage
 from tailrace.tables.plain import (
-    Age,
     Check,
     Delete,
-    Get,
-    Holders,
     Index,
     IndexInfo,
     KeySpec,
     Page,
+    PlaceholderBindings,
     Plain,
     Put,
     Sort,
-    Steps,
     TableInfo,
     Update,
     eq,
     key_item,
-    retention,
     spelt,
 )
-from tailrace.tables.write import Written
 
-TRANSACT_ACTIONS_MAX: Final = 100
+Action: TypeAlias = Put | Delete | Update | Check
 SPOOL_BYTES: Final = 64 * limits.MiB  # of a snapshot in memory; more goes to a temporary file
 
 
@@ -58,7 +52,7 @@ class MakeTable(Command[Definition], frozen=True):
 
     permission = Permission.ADMIN
 
-    spec: schema.Spec
+    spec: schema.TableSpec
     ttl: str | None = None
     exist_ok: bool = False
 
@@ -80,7 +74,7 @@ class MakeTable(Command[Definition], frozen=True):
         return find(tx, self.spec.name)
 
 
-def _kinds_of(spec: schema.Spec) -> dict[str, str]:
+def _kinds_of(spec: schema.TableSpec) -> dict[str, str]:
     kinds = {attribute.name: attribute.kind for attribute in spec.attributes}
     return {element.name: kinds[element.name] for element in spec.keys}
 
@@ -96,19 +90,16 @@ class FindTable(Query[Definition], frozen=True):
         return find(reader, self.name)
 
 
-def create_table(
+def make_table(
     name: str,
     partition_key: KeySpec,
     sort_key: KeySpec | None,
-    *,
-    stream: str | None,
     indexes: Iterable[Index],
+    stream: schema.StreamSpec | None,
     ttl: str | None,
-    max_age: Age | EllipsisType,
-    max_count: int | EllipsisType | None,
     exist_ok: bool,
-) -> Steps[Definition]:
-    """Make a table."""
+) -> MakeTable:
+    """The command that creates a table."""
     if ttl is not None:
         value.check_text(ttl, "the name of the attribute for expiry")
     kinds: dict[str, str | None] = {}
@@ -119,45 +110,20 @@ def create_table(
         if index.local and index.partition_key is None:
             index = msgspec.structs.replace(index, partition_key=_listed(partition_key))
         (local if index.local else others).append(_index_spec(kinds, index))
-    spec = schema.Spec(
+    spec = schema.TableSpec(
         name=name,
         attributes=tuple(Attribute(attribute, kind or "S") for attribute, kind in kinds.items()),
         keys=key,
         local=tuple(local) or None,
         globals=tuple(others) or None,
         billing=schema.PAY_PER_REQUEST,
-        stream=None if stream is None else schema.StreamSpec(True, stream, **retention(max_age, max_count)),
+        stream=stream,
     )
-    made: Definition = yield MakeTable(spec, ttl, exist_ok)
-    return made
+    return MakeTable(spec, ttl, exist_ok)
 
 
-def find_table(name: str) -> Steps[Definition]:
-    """A table that is there."""
-    definition: Definition = yield FindTable(name)
-    return definition
-
-
-def list_tables() -> Steps[list[str]]:
-    """The names of all tables."""
-    names: list[str] = []
-    after: str | None = None
-    while True:
-        listed: lifecycle.Listed = yield lifecycle.ListTables(after)
-        names += listed.names
-        after = listed.last
-        if after is None:
-            return names
-
-
-def drop_table(name: str) -> Steps[None]:
-    """Delete a table and what is in it."""
-    yield lifecycle.DeleteTable(name)
-
-
-def describe(name: str) -> Steps[TableInfo]:
-    """What a table is."""
-    described: lifecycle.Described = yield lifecycle.DescribeTable(name)
+def table_info(described: lifecycle.TableDescription) -> TableInfo:
+    """A description of a table with plain values."""
     definition, counts = described.definition, described.counts
     kinds = definition.kinds
     indexes = [
@@ -174,7 +140,7 @@ def describe(name: str) -> Steps[TableInfo]:
         for index in definition.indexes
     ]
     return TableInfo(
-        name,
+        definition.name,
         (definition.hash, kinds[definition.hash]),
         None if definition.range is None else (definition.range, kinds[definition.range]),
         counts[definition.space].items,
@@ -187,28 +153,17 @@ def describe(name: str) -> Steps[TableInfo]:
     )
 
 
-def count(name: str) -> Steps[int]:
-    """How many items there are."""
-    info = yield from describe(name)
-    return info.items
-
-
-def add_index(name: str, index: Index) -> Steps[None]:
-    """Make an index of a table that is in use."""
+def added_index(definition: Definition, index: Index) -> lifecycle.UpdateTable:
+    """The command that adds an index to an existing table."""
     if index.local:
-        raise Invalid(f"index {index.name!r} is local: such an index is made with its table; leave out local=True")
-    definition: Definition = yield FindTable(name)
+        raise Invalid(f"index {index.name!r} is local: a local index is created with its table; leave out local=True")
     kinds: dict[str, str | None] = {}
     spec = _index_spec(kinds, index)
     attributes = tuple(
         Attribute(attribute, kind or definition.kinds.get(attribute, "S")) for attribute, kind in kinds.items()
     )
-    yield lifecycle.UpdateTable(name, schema.Changes(attributes=attributes, indexes=(schema.IndexChange(create=spec),)))
-
-
-def drop_index(name: str, index: str) -> Steps[None]:
-    """Delete an index."""
-    yield lifecycle.UpdateTable(name, schema.Changes(indexes=(schema.IndexChange(delete=index),)))
+    changes = schema.TableChanges(attributes=attributes, indexes=(schema.IndexChange(create=spec),))
+    return lifecycle.UpdateTable(definition.name, changes)
 
 
 class SetExpiry(Command[None], frozen=True):
@@ -230,11 +185,11 @@ class SetExpiry(Command[None], frozen=True):
             lifecycle.SetTimeToLive(self.table, self.attribute, True).run(tx)
 
 
-def set_ttl(name: str, attribute: str | None) -> Steps[None]:
-    """Let items expire."""
+def set_expiry(table: str, attribute: str | None) -> SetExpiry:
+    """The command that lets items expire by an attribute."""
     if attribute is not None:
         value.check_text(attribute, "the name of the attribute for expiry")
-    yield SetExpiry(name, attribute)
+    return SetExpiry(table, attribute)
 
 
 def _listed(key: KeySpec | list[KeySpec] | None) -> list[KeySpec]:
@@ -244,7 +199,7 @@ def _listed(key: KeySpec | list[KeySpec] | None) -> list[KeySpec]:
 def _elements(
     kinds: dict[str, str | None], hashes: list[KeySpec], ranges: list[KeySpec]
 ) -> tuple[schema.KeyElement, ...]:
-    """The elements of a key; types that are told go into `kinds`."""
+    """The elements of a key; types that are given go into `kinds`."""
     elements: list[schema.KeyElement] = []
     for role, keys in (("HASH", hashes), ("RANGE", ranges)):
         for given in keys:
@@ -278,72 +233,8 @@ def _index_spec(kinds: dict[str, str | None], index: Index) -> schema.IndexSpec:
 # -- writing
 
 
-def put(
-    definition: Definition,
-    item: Mapping[str, Any],
-    condition: str | None,
-    names: Mapping[str, str] | None,
-    values: Mapping[str, Any] | None,
-    returns: str,
-    on_failure: bool,
-) -> Steps[Plain | None]:
-    """Put an item."""
-    _check_returns(returns, commands.NONE, commands.ALL_OLD)
-    action = _put(Put(definition.name, item, condition, names, values), returns, on_failure)
-    return (yield from _written(action))
-
-
-def delete(
-    definition: Definition,
-    key: Any,
-    condition: str | None,
-    names: Mapping[str, str] | None,
-    values: Mapping[str, Any] | None,
-    returns: str,
-    on_failure: bool,
-) -> Steps[Plain | None]:
-    """Delete an item."""
-    _check_returns(returns, commands.NONE, commands.ALL_OLD)
-    action = _delete(definition, Delete(definition.name, key, condition, names, values), returns, on_failure)
-    return (yield from _written(action))
-
-
-def update_item(
-    definition: Definition,
-    key: Any,
-    expression: str,
-    condition: str | None,
-    names: Mapping[str, str] | None,
-    values: Mapping[str, Any] | None,
-    returns: str,
-    on_failure: bool,
-) -> Steps[Plain | None]:
-    """Change an item."""
-    _check_returns(
-        returns,
-        commands.NONE,
-        commands.ALL_OLD,
-        commands.ALL_NEW,
-        commands.UPDATED_OLD,
-        commands.UPDATED_NEW,
-    )
-    given = Update(definition.name, key, expression, condition, names, values)
-    return (yield from _written(_update(definition, given, returns, on_failure)))
-
-
-def _written(action: commands.ItemCommand) -> Steps[Plain | None]:
-    try:
-        written: Written = yield action
-    except ConditionFailed as error:
-        error.item = plain.plain(error.item)
-        raise
-    return plain.plain(written.attributes)
-
-
-def batch_write(writes: Sequence[Put | Delete]) -> Steps[int | None]:
-    """Several puts and deletes at once; the sequence of their change records."""
-    definitions: dict[str, Definition] = {}
-    actions: list[commands.PutItem | commands.DeleteItem] = []
+def check_batch(writes: Sequence[Put | Delete]) -> None:
+    """Refuse actions that a batch cannot take."""
     for write in writes:
         if not isinstance(write, Put | Delete):
             raise Invalid(
@@ -351,78 +242,46 @@ def batch_write(writes: Sequence[Put | Delete]) -> Steps[int | None]:
             )
         if write.condition is not None:
             raise Invalid("a batch takes no conditions; use transact_write")
-        if isinstance(write, Put):
-            actions.append(_put(write))
-        else:
-            actions.append(_delete((yield from _known(definitions, write.table)), write))
-    if not actions:
-        return None
-    done: commands.BatchWritten = yield commands.BatchWrite(tuple(actions))
-    return done.written[0].sequence
 
 
-def transact_write(actions: Sequence[Put | Delete | Update | Check], token: str | None) -> Steps[int | None]:
-    """Several actions, all or none; the sequence of their change records."""
-    _check_actions(len(actions))
-    _check_token(token)
-    definitions: dict[str, Definition] = {}
-    made: list[commands.ItemCommand] = []
+def check_transaction(actions: Sequence[Action], token: str | None) -> None:
+    """Refuse actions that a transaction cannot take, too many of them, and a token that cannot be stored."""
+    check_count(len(actions))
     for action in actions:
-        if isinstance(action, Put):
-            made.append(_put(action))
-            continue
-        if not isinstance(action, Delete | Update | Check):
+        if not isinstance(action, Put | Delete | Update | Check):
             raise Invalid(f"a transaction takes Put, Delete, Update and Check, not {type(action).__name__}")
-        definition = yield from _known(definitions, action.table)
-        if isinstance(action, Delete):
-            made.append(_delete(definition, action))
-        elif isinstance(action, Update):
-            made.append(_update(definition, action))
-        else:
-            made.append(_check(definition, action))
-    digest = b"" if token is None else _digest(actions, made)
-    done: commands.BatchWritten = yield commands.TransactWrite(tuple(made), token, digest)
-    return done.written[0].sequence
-
-
-def _check_token(token: str | None) -> None:
     most = limits.TOKEN_CHARACTERS_MAX
     if token is not None and not 1 <= len(value.check_text(token, "a token")) <= most:
         raise Invalid(f"a token has 1 to {most} characters, not {len(token)}; use None for none")
 
 
-def _digest(actions: Sequence[Put | Delete | Update | Check], made: list[commands.ItemCommand]) -> bytes:
-    """Of all that a token stands for; the same in every process."""
+def item_command(definitions: Mapping[str, Definition], action: Action) -> commands.ItemCommand:
+    """The command of one action of a batch or transaction."""
+    if isinstance(action, Put):
+        return put_item(action)
+    definition = definitions[action.table]
+    if isinstance(action, Delete):
+        return delete_item(definition, action)
+    if isinstance(action, Update):
+        return update_item(definition, action)
+    return _check(definition, action)
+
+
+def digest(actions: Sequence[Action], made: list[commands.ItemCommand]) -> bytes:
+    """The digest of everything that a token stands for; the same in every process."""
     parts: list[Any] = []
     for action, one in zip(actions, made, strict=True):
         item = one.item if isinstance(one, commands.PutItem) else one.key  # type: ignore[attr-defined]
         texts = [type(action).__name__, action.table, action.condition, getattr(action, "expression", None)]
-        names = sorted(Holders.marked_names(action.names).items())
-        parts.append([texts, names, value.digest(item), value.digest(Holders(None, action.values).values)])
+        names = sorted(PlaceholderBindings.marked_names(action.names).items())
+        parts.append([texts, names, value.digest(item), value.digest(PlaceholderBindings(None, action.values).values)])
     return hashlib.sha256(msgspec.msgpack.encode(parts)).digest()
 
 
-def transact_get(gets: Sequence[Get]) -> Steps[list[Plain | None]]:
-    """Several items as they are at one moment."""
-    _check_actions(len(gets))
-    definitions: dict[str, Definition] = {}
-    made: list[queries.GetItem] = []
-    for get in gets:
-        definition = yield from _known(definitions, get.table)
-        made.append(_get(definition, get.key, get.projection, get.names))
-    got: queries.TransactGot = yield queries.TransactGet(tuple(made))
-    return [plain.plain(item) for item in got.items]
-
-
-def _known(definitions: dict[str, Definition], name: str) -> Steps[Definition]:
-    if name not in definitions:
-        definitions[name] = yield FindTable(name)
-    return definitions[name]
-
-
-def _check_actions(number: int) -> None:
-    if not 1 <= number <= TRANSACT_ACTIONS_MAX:
-        raise Invalid(f"a transaction has 1 to {TRANSACT_ACTIONS_MAX} actions, not {number}")
+def check_count(number: int) -> None:
+    """Refuse a transaction with too many actions, or with none."""
+    if not 1 <= number <= limits.TRANSACT_ACTIONS_MAX:
+        raise Invalid(f"a transaction has 1 to {limits.TRANSACT_ACTIONS_MAX} actions, not {number}")
 
 
 def _check_returns(returns: str, *allowed: str) -> None:
@@ -430,72 +289,73 @@ def _check_returns(returns: str, *allowed: str) -> None:
         raise Invalid(f"returns={returns!r} is unknown here; use one of {', '.join(allowed)}")
 
 
-def _put(put: Put, returns: str = commands.NONE, on_failure: bool = False) -> commands.PutItem:
+def put_item(put: Put, returns: str = commands.NONE, on_failure: bool = False) -> commands.PutItem:
+    """The command that puts an item."""
+    _check_returns(returns, commands.NONE, commands.ALL_OLD)
     item, size = value.item_from_plain(put.item)
-    holders = Holders(put.names, put.values)
+    holders = PlaceholderBindings(put.names, put.values)
     wanted = holders.condition(put.condition)
     holders.done()
-    carried = 0 if wanted is None else holders.carried({})
+    request_bytes = 0 if wanted is None else holders.request_bytes({})
     return commands.PutItem(
-        put.table, item, size, condition=wanted, returns=returns, on_failure=on_failure, carried=carried
+        put.table, item, size, condition=wanted, returns=returns, on_failure=on_failure, request_bytes=request_bytes
     )
 
 
-def _delete(
+def delete_item(
     definition: Definition, delete: Delete, returns: str = commands.NONE, on_failure: bool = False
 ) -> commands.DeleteItem:
-    holders = Holders(delete.names, delete.values)
+    """The command that deletes an item."""
+    _check_returns(returns, commands.NONE, commands.ALL_OLD)
+    holders = PlaceholderBindings(delete.names, delete.values)
     wanted = holders.condition(delete.condition)
     holders.done()
     key = key_item(definition, delete.key)
-    carried = holders.carried(key)
+    request_bytes = holders.request_bytes(key)
     return commands.DeleteItem(
-        delete.table, key, condition=wanted, returns=returns, on_failure=on_failure, carried=carried
+        delete.table, key, condition=wanted, returns=returns, on_failure=on_failure, request_bytes=request_bytes
     )
 
 
-def _update(
+def update_item(
     definition: Definition, given: Update, returns: str = commands.NONE, on_failure: bool = False
 ) -> commands.UpdateItem:
-    holders = Holders(given.names, given.values)
+    """The command that updates an item."""
+    _check_returns(
+        returns, commands.NONE, commands.ALL_OLD, commands.ALL_NEW, commands.UPDATED_OLD, commands.UPDATED_NEW
+    )
+    holders = PlaceholderBindings(given.names, given.values)
     changes = update(given.expression, holders.placeholders)
     wanted = holders.condition(given.condition)
     holders.done()
     key = key_item(definition, given.key)
-    carried = holders.carried(key)
+    request_bytes = holders.request_bytes(key)
     return commands.UpdateItem(
-        given.table, key, changes, condition=wanted, returns=returns, on_failure=on_failure, carried=carried
+        given.table, key, changes, condition=wanted, returns=returns, on_failure=on_failure, request_bytes=request_bytes
     )
 
 
 def _check(definition: Definition, check: Check) -> commands.CheckItem:
-    holders = Holders(check.names, check.values)
+    holders = PlaceholderBindings(check.names, check.values)
     wanted = holders.condition(check.condition)
     holders.done()
     key = key_item(definition, check.key)
-    return commands.CheckItem(check.table, key, condition=wanted, carried=holders.carried(key))
+    return commands.CheckItem(check.table, key, condition=wanted, request_bytes=holders.request_bytes(key))
 
 
 # -- reading
 
 
-def get(
-    definition: Definition, key: Any, projection: str | None, names: Mapping[str, str] | None
-) -> Steps[Plain | None]:
-    """The item with this key."""
-    got: queries.Got = yield _get(definition, key, projection, names)
-    return plain.plain(got.item)
-
-
-def _get(definition: Definition, key: Any, wanted: str | None, names: Mapping[str, str] | None) -> queries.GetItem:
-    holders = Holders(names, None)
+def get_item(definition: Definition, key: Any, wanted: str | None, names: Mapping[str, str] | None) -> queries.GetItem:
+    """The query for one item."""
+    holders = PlaceholderBindings(names, None)
     paths = holders.projection(wanted)
     holders.done()
     return queries.GetItem(definition.name, key_item(definition, key), paths, True)
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """What queries and scans are told alike."""
+class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options that queries and scans share."""
 
     index: str | None = None
     filter: str | None = None
@@ -506,10 +366,10 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     after: Plain | None = None
 
     def options(self) -> dict[str, Any]:
-        """As the commands want it."""
+        """The same as fields of the queries."""
         if self.limit is not None and not (type(self.limit) is int and 1 <= self.limit <= sys.maxsize):
             raise Invalid(f"limit={self.limit!r} is not a number from 1 on; leave it out for no limit")
-        holders = Holders(self.names, self.values)
+        holders = PlaceholderBindings(self.names, self.values)
         options = {
             "index": self.index,
             "filter": holders.condition(self.filter, "FilterExpression"),
@@ -521,7 +381,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
         return options
 
 
-def query(name: str, partition: Any, sort: Any, reverse: bool, reading: Reading) -> queries.Query:
+def query(name: str, partition: Any, sort: Any, reverse: bool, reading: ReadOptions) -> queries.QueryItems:
     """The query for items of one partition."""
     hashes = [value.from_plain(part) for part in (partition if isinstance(partition, tuple) else (partition,))]
     equal: list[dict[str, Any]] = []
@@ -546,25 +406,20 @@ def query(name: str, partition: Any, sort: Any, reverse: bool, reading: Reading)
             raise Invalid(f"the sort key {there}; {len(parts)} conditions on it are too many")
         return KeyCondition(hashes, equal, op, operands)
 
-    return queries.Query(table=name, condition=bind, reverse=reverse, consistent=False, **reading.options())
+    return queries.QueryItems(table=name, condition=bind, reverse=reverse, consistent=False, **reading.options())
 
 
-def scan(name: str, segment: int | None, segments: int | None, reading: Reading) -> queries.Scan:
+def scan(name: str, segment: int | None, segments: int | None, reading: ReadOptions) -> queries.ScanItems:
     """The scan of a table, or of a part of it."""
     if (segment is None) != (segments is None):
         raise Invalid("segment and segments belong together: which one, of how many")
     if segment is not None and segments is not None and not 0 <= segment < segments:
         raise Invalid(f"segment={segment} is not from 0 to {segments - 1}")
-    return queries.Scan(table=name, segment=segment, total=segments, **reading.options())
+    return queries.ScanItems(table=name, segment=segment, total=segments, **reading.options())
 
 
-def read_page(wanted: queries.Query | queries.Scan) -> Steps[Page]:
-    """One page."""
-    pager: queries.Pager[Any] = queries.Pager(wanted)
-    while (step := pager.next()) is not None:
-        part: queries.Slice = yield step
-        pager.add(part)
-    page = pager.page()
+def plain_page(page: ItemPage) -> Page:
+    """A page with plain values."""
     items = [value.item_to_plain(item) for item in page.items or ()]
     return Page(items, plain.plain(page.last_key), page.scanned)
 
@@ -572,36 +427,31 @@ def read_page(wanted: queries.Query | queries.Scan) -> Steps[Page]:
 class Walk:
     """All pages of a query or scan, one after the other, up to `limit` items that pass."""
 
-    def __init__(self, wanted: queries.Query | queries.Scan) -> None:
+    def __init__(self, wanted: queries.QueryItems | queries.ScanItems) -> None:
         self._left = wanted.limit
-        # With a filter the number to examine is not known; without one there is no use in reading more than is wanted.
-        self._next: queries.Query | queries.Scan | None = wanted
+        # With a filter the number to examine is not known; without one reading more than is wanted would be of no use.
+        self.next: queries.QueryItems | queries.ScanItems | None = wanted
         if wanted.filter is not None:
-            self._next = msgspec.structs.replace(wanted, limit=None)
+            self.next = msgspec.structs.replace(wanted, limit=None)
 
-    @property
-    def more(self) -> bool:
-        return self._next is not None
-
-    def page(self) -> Steps[list[Plain]]:
-        """The items of the next page."""
-        wanted = self._next
+    def take(self, page: Page) -> list[Plain]:
+        """The items of the page that answered `next`; moves on to the following page."""
+        wanted = self.next
         assert wanted is not None
-        page = yield from read_page(wanted)
         items = page.items
         if self._left is not None:
             items = items[: self._left]
             self._left -= len(items)
         if page.cursor is None or self._left == 0:
-            self._next = None
+            self.next = None
         else:
             start, _ = value.item_from_plain(page.cursor)
             limit = self._left if wanted.filter is None else None
-            self._next = msgspec.structs.replace(wanted, start=start, limit=limit)
+            self.next = msgspec.structs.replace(wanted, start=start, limit=limit)
         return items
 
 
-class Snapshot:
+class TableSnapshot:
     """All items of a table as they were right after `sequence`. Iterate over it once, or close it."""
 
     def __init__(self, sequence: int, spool: SpooledTemporaryFile[bytes]) -> None:
@@ -616,5 +466,5 @@ class Snapshot:
             self.close()
 
     def close(self) -> None:
-        """Give up what was not read."""
+        """Drop the items that were not read."""
         self._spool.close()

@@ -1,18 +1,18 @@
-"""How a page of a query or a scan is put together, and where it ends.
+"""Pages of queries and scans: how they are assembled, and where they end.
 
 Theory of operation
 -------------------
-A page is read in slices, each of them a short question of its own, so that nobody holds up the event loop for a whole
-megabyte. `Pager` hands out the questions and merges the answers; it waits for nothing itself:
+A page is read in slices, each a short query of its own, so that the event loop is not blocked for a whole megabyte.
+`Pager` yields the queries and merges their results; it never waits itself:
 
     pager = Pager(query)
     while (step := pager.next()) is not None:
         pager.add(db.execute(step))
     page = pager.page()
 
-A page ends with `limit` items examined, or with the item that makes it a megabyte. Both are told by a last key, whether
-or not something follows. The service measures that megabyte in the bytes of its own storage format, not in those it
-charges for (`weight`), and so do we: clients see where pages end.
+A page ends with `limit` items examined, or with the item that makes it a megabyte. Both return a last key, whether or
+not items follow. The service measures that megabyte in the bytes of its own storage format, not in those it charges for
+(`weight`), and so does Tailrace: clients see where pages end.
 """
 
 from __future__ import annotations
@@ -21,54 +21,52 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from tailrace import limits
 from tailrace.errors import Invalid
 from tailrace.tables import messages, value
-from tailrace.tables.capacity import Capacity, Part, partitions_scanned, read_units
-from tailrace.tables.definition import Definition, Index
+from tailrace.tables.capacity import Capacity, IndexCapacity, partitions_scanned, read_units
+from tailrace.tables.definition import Definition, IndexDefinition
 from tailrace.tables.value import Item, Value
 
-PAGE_BYTES: Final = 1 * limits.MiB
 ALL_ATTRIBUTES: Final = "ALL_ATTRIBUTES"
 ALL_PROJECTED_ATTRIBUTES: Final = "ALL_PROJECTED_ATTRIBUTES"
 SPECIFIC_ATTRIBUTES: Final = "SPECIFIC_ATTRIBUTES"
 COUNT: Final = "COUNT"
 
 
-class Heavy(Exception):
-    """There are items so large that whoever must not be held up should ask elsewhere, and not be in a hurry."""
+class HeavyItems(Exception):
+    """The slice has items that are too large for the event loop: read it in a thread."""
 
 
-class Progress(msgspec.Struct, frozen=True, gc=False):
-    """Where a page has got to: what the first slice worked out, the last key examined, and how heavy it is by now."""
+class PageProgress(msgspec.Struct, frozen=True, gc=False):
+    """The state of an unfinished page: the plan of the first slice, the last key examined, and the weight so far."""
 
     plan: Any
     position: bytes
     weight: int
 
 
-class Slice(msgspec.Struct, frozen=True, gc=False):
+class ItemSlice(msgspec.Struct, frozen=True, gc=False):
     """A part of a page."""
 
     definition: Definition
-    index: Index | None
-    items: list[Item]  # those that passed the filter; none where only their number is wanted
+    index: IndexDefinition | None
+    items: list[Item]  # those that passed the filter; none if only their number is requested
     count: int
     scanned: int
     size: int  # bytes examined, in the table or in the index
     fetched: int  # bytes read from the table because the index does not hold them
     weight: int  # of the page so far
     plan: Any
-    position: bytes | None  # go on after it; None: there is no more
-    last_key: Item | None  # of the last item examined, where a page could end with it
-    full: bool  # the page is as heavy as it gets
+    position: bytes | None  # continue after it; None: there are no more
+    last_key: Item | None  # of the last item examined, if the page can end with it
+    full: bool  # the page has reached its size limit
 
 
-class Page(msgspec.Struct, frozen=True):
-    """An answer to a query or a scan."""
+class ItemPage(msgspec.Struct, frozen=True):
+    """The result of a query or a scan."""
 
     definition: Definition
-    items: list[Item] | None  # None: only the number was asked for
+    items: list[Item] | None  # None: only the number was requested
     count: int
     scanned: int
     last_key: Item | None  # start the next page after it; None: this was the last one
@@ -76,7 +74,7 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class Paged(Protocol):
-    """What queries and scans have in common."""
+    """The common fields of queries and scans."""
 
     @property
     def scans(self) -> bool: ...  # whether it goes through many partitions
@@ -100,7 +98,7 @@ Q = TypeVar("Q", bound=Paged)
 
 
 class Pager(Generic[Q]):
-    """Asks for slices until a page is full."""
+    """Requests slices until a page is full."""
 
     __slots__ = ("_count", "_done", "_fetched", "_items", "_last", "_query", "_scanned", "_size")
 
@@ -109,24 +107,24 @@ class Pager(Generic[Q]):
         self._query = query
         self._items: list[Item] = []
         self._count = self._scanned = self._size = self._fetched = 0
-        self._last: Slice | None = None
+        self._last: ItemSlice | None = None
         self._done = False
 
     def next(self) -> Q | None:
-        """What to ask next; None: the page is complete."""
+        """The next query; None: the page is complete."""
         last = self._last
         if last is None:
             return self._query
         if self._done:
             return None
         assert last.position is not None
-        progress = Progress(last.plan, last.position, last.weight)
+        progress = PageProgress(last.plan, last.position, last.weight)
         limit = self._query.limit
         left = None if limit is None else limit - self._scanned
         return msgspec.structs.replace(self._query, limit=left, progress=progress)  # type: ignore[type-var]
 
-    def add(self, part: Slice) -> None:
-        """Take the answer."""
+    def add(self, part: ItemSlice) -> None:
+        """Add the result of a query."""
         self._last = part
         if self._items:
             self._items += part.items
@@ -138,25 +136,27 @@ class Pager(Generic[Q]):
         self._fetched += part.fetched
         self._done = part.position is None or part.full or self._scanned == self._query.limit
 
-    def page(self) -> Page:
-        """The whole of it."""
+    def page(self) -> ItemPage:
+        """The complete page."""
         last = self._last
         assert last is not None and self._done, "a page is complete when there is nothing to ask any more"
         query = self._query
         items = None if query.select == COUNT else self._items
         last_key = None if last.position is None else last.last_key
         consumed = self._consumed(last) if query.capacity else None
-        return Page(last.definition, items, self._count, self._scanned, last_key, consumed)
+        return ItemPage(last.definition, items, self._count, self._scanned, last_key, consumed)
 
-    def _consumed(self, last: Slice) -> Capacity:
+    def _consumed(self, last: ItemSlice) -> Capacity:
         consistent = self._query.consistent
         units = read_units(self._size, consistent, partitions=self._partitions(last))
         if last.index is None:
             return Capacity(last.definition.name, units)
         fetched = read_units(self._fetched, consistent) if self._fetched else 0.0
-        return Capacity(last.definition.name, fetched, 0.0, {last.index.name: Part(units, 0.0, last.index.local)})
+        return Capacity(
+            last.definition.name, fetched, 0.0, {last.index.name: IndexCapacity(units, 0.0, last.index.local)}
+        )
 
-    def _partitions(self, last: Slice) -> int:
+    def _partitions(self, last: ItemSlice) -> int:
         """How many of the service's partitions a scan went through; a query is in one."""
         if not self._query.scans:
             return 1
@@ -166,7 +166,7 @@ class Pager(Generic[Q]):
 
 
 def check_select(query: Paged) -> None:
-    """Refuse a choice of attributes that contradicts itself, whatever the table is like."""
+    """Raise if the selection of attributes contradicts itself, whatever the table."""
     select = query.select
     named = query.projection is not None
     if select is None or (select == SPECIFIC_ATTRIBUTES and named):
@@ -184,22 +184,22 @@ def check_select(query: Paged) -> None:
     raise Invalid(messages.INVALID + wrong)
 
 
-# -- how heavy an item is
+# -- the weight of items
 
-_WEIGHT_PER_BYTE: Final = 6  # more than an item can weigh per byte of its size, at the worst,
-_WEIGHT_PER_ITEM: Final = 1_100  # and apart from that: its key once more, and the frame
+_WEIGHT_PER_BYTE: Final = 6  # an upper bound of an item's weight per byte of its size
+_WEIGHT_PER_ITEM: Final = 1_100  # and in addition per item: its key once more, and the frame
 _BLOCK_BYTES: Final = 3_072  # the service stores an item in blocks; each repeats the sort key
 _BLOCK_FRAME: Final = 18
 
 
 def weight_most(size: int, items: int) -> int:
-    """More than what items of so many bytes together can weigh. Most pages are so small that this is enough to know."""
+    """An upper bound of the weight of items with this total size. It suffices for most pages, which are small."""
     return size * _WEIGHT_PER_BYTE + items * _WEIGHT_PER_ITEM
 
 
 def weight(item: Item, range_name: str | None) -> int:
-    """How much of a page's megabyte an item takes: names count one byte, values carry their length, and the sort key is
-    repeated in every block."""
+    """The share of a page's megabyte that an item takes: names count one byte, values include their length, and the
+    sort key is repeated in every block."""
     total = len(item)
     in_blocks = 0
     for name, attribute in item.items():

@@ -1,4 +1,4 @@
-"""What Python programs hand to tables and get from them: plain values, and small structs around them.
+"""The plain values of the Python API of tables, and small structs around them.
 
 Strings, ints, `Decimal`, bytes, bools, None, sets, lists and dicts go in; the same come out, numbers as int where they
 are whole and as `Decimal` elsewhere. A key is a dict, or its value alone; of a table with a sort key, a pair of values.
@@ -7,37 +7,33 @@ are whole and as `Decimal` elsewhere. A key is a dict, or its value alone; of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import EllipsisType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import msgspec
 
-from tailrace.command import Command, Query
 from tailrace.errors import Invalid
-from tailrace.tables import cursors, streams, value
-from tailrace.tables.change import Record
+from tailrace.tables import change_info, cursors, value
+from tailrace.tables.change import ChangeRecord
 from tailrace.tables.definition import Definition
-from tailrace.tables.expression import Condition, Paths, Placeholders, condition, projection
+from tailrace.tables.expression import ItemCondition, Paths, Placeholders, condition, projection
 from tailrace.tables.value import Item
 
-R = TypeVar("R")
-# An operation: it yields what it wants done and is sent what came of it.
-Steps: TypeAlias = Generator[Command[Any] | Query[Any], Any, R]
 Plain: TypeAlias = dict[str, Any]
 KeySpec: TypeAlias = str | tuple[str, str]  # a name, or a name and its type: S, N or B
 Age: TypeAlias = timedelta | float | None  # a number is in seconds; None: any age
 
 
-# -- what is given
+# -- parameters
 
 
 class Index(msgspec.Struct, frozen=True):
-    """A second order of a table's items.
+    """A secondary index of a table.
 
     `projection` is "ALL", "KEYS_ONLY" or a list of the attributes that queries of the index return beside the keys. A
-    `local` index has the table's partition key and a sort key of its own, and is made with the table."""
+    `local` index has the table's partition key and a sort key of its own, and is created with the table."""
 
     name: str
     partition_key: KeySpec | list[KeySpec] | None = None
@@ -78,7 +74,7 @@ class Update(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """Let a transaction fail unless the condition holds for the item with this key."""
+    """Fail a transaction unless the condition holds for the item with this key."""
 
     table: str
     key: Any
@@ -104,7 +100,7 @@ class Sort(msgspec.Struct, frozen=True):
 
 
 def eq(wanted: Any) -> Sort:
-    """The sort key is this. A bare value means the same."""
+    """The sort key is equal. A bare value means the same."""
     return Sort("=", (wanted,))
 
 
@@ -129,28 +125,28 @@ def ge(bound: Any) -> Sort:
 
 
 def between(low: Any, high: Any) -> Sort:
-    """The sort key is one of these or lies between them."""
+    """The sort key is between these bounds, inclusive."""
     return Sort("BETWEEN", (low, high))
 
 
 def begins_with(prefix: str | bytes) -> Sort:
-    """The sort key, a string or binary, begins so."""
+    """The sort key, a string or binary, begins with this prefix."""
     return Sort("begins_with", (prefix,))
 
 
-# -- what comes back
+# -- results
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Some items; `cursor` is where the next page goes on, None on the last one."""
+    """Some items; `cursor` is where the next page continues, None on the last one."""
 
     items: list[Plain]
     cursor: Plain | None
-    scanned: int  # how many were examined to find them
+    scanned: int  # the number of items examined
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One change of one item. `sequence` and `index` name it; those of one transaction share the sequence."""
+    """One change of one item, identified by `sequence` and `index`. Changes of one transaction share the sequence."""
 
     sequence: int
     index: int
@@ -158,14 +154,14 @@ class Change(msgspec.Struct, frozen=True):
     event: str  # INSERT, MODIFY or REMOVE
     table: str
     keys: Plain
-    old: Plain | None  # as far as the stream's view has it
+    old: Plain | None  # None if there is none, or the stream's view does not include it
     new: Plain | None
     at: datetime
-    by: str  # who made it; "ttl": it expired
+    by: str  # the principal; "ttl": the item expired
 
 
 class StreamInfo(msgspec.Struct, frozen=True):
-    """A table's change stream: the present one, or the last it had."""
+    """A table's current or last change stream."""
 
     enabled: bool
     view: str | None = None
@@ -175,18 +171,18 @@ class StreamInfo(msgspec.Struct, frozen=True):
     label: str | None = None
     max_age_s: int | None = None
     max_count: int | None = None
-    bytes: int = 0  # about how much the records take
+    bytes: int = 0  # the approximate size of the records
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """A consumer's place in a change stream, under a name, and how far it is behind."""
+    """A consumer's named position in a change stream, and its lag."""
 
     name: str
-    sequence: int  # the last that it has seen
+    sequence: int  # the last sequence that it has seen
     at: datetime  # when it was saved
-    hold_bytes: int  # how much retention keeps for it
-    lost: int  # records that were trimmed before it came to them
-    cut_off: bool  # the next record for it is gone: reading after `sequence` says Trimmed
+    hold_bytes: int  # how much retention keeps for it beyond the stream's bounds
+    lost: int  # records trimmed before it reached them
+    cut_off: bool  # its next record was trimmed: reading after `sequence` raises Trimmed
     lag_records: int
     lag_bytes: int  # about
     lag_s: float  # the age of the oldest record that it has not seen
@@ -206,7 +202,7 @@ class IndexInfo(msgspec.Struct, frozen=True):
 
 
 class TableInfo(msgspec.Struct, frozen=True):
-    """What a table is, and how much is in it."""
+    """A table, its keys, indexes and size."""
 
     name: str
     partition_key: tuple[str, str]  # name and type
@@ -223,9 +219,9 @@ class TableInfo(msgspec.Struct, frozen=True):
 # -- plain and typed
 
 
-class Holders:
-    """The names and values that stand behind the placeholders of an operation's expressions. `#` and `:` may be left
-    out in the dicts, not in the expressions."""
+class PlaceholderBindings:
+    """The names and values for the placeholders of an operation's expressions. `#` and `:` may be left out in the
+    dicts, not in the expressions."""
 
     def __init__(self, names: Mapping[str, str] | None, values: Mapping[str, Any] | None) -> None:
         self._given = bool(names or values)
@@ -241,18 +237,18 @@ class Holders:
     def marked_names(names: Mapping[str, str] | None) -> dict[str, str]:
         return {} if not names else {_marked("#", name): held for name, held in names.items()}
 
-    def condition(self, text: str | None, parameter: str = "ConditionExpression") -> Condition | None:
+    def condition(self, text: str | None, parameter: str = "ConditionExpression") -> ItemCondition | None:
         return None if text is None else condition(text, self.placeholders, parameter)
 
     def projection(self, text: str | None) -> Paths | None:
         return None if text is None else projection(text, self.placeholders)
 
-    def carried(self, key: Item) -> int:
-        """About how many bytes the values take, and a key."""
+    def request_bytes(self, key: Item) -> int:
+        """The approximate bytes of the values and a key."""
         return value.item_size(key) + (value.item_size(self.values) if self.values else 0)
 
     def done(self) -> None:
-        """All expressions have been read: what was given must have been used."""
+        """Raise if a name or value was not used by the expressions."""
         if self._given:
             self.placeholders.check_used()
 
@@ -262,7 +258,7 @@ def _marked(mark: str, name: str) -> str:
 
 
 def key_item(definition: Definition, key: Any) -> Item:
-    """A key as an item with just the key's attributes."""
+    """A key as an item with only the key's attributes."""
     if isinstance(key, Mapping):
         return value.item_from_plain(key)[0]
     names = definition.keys
@@ -287,7 +283,7 @@ def moment(at_ms: int) -> datetime:
     return datetime.fromtimestamp(at_ms / 1000, UTC)
 
 
-def change(table: str, record: Record) -> Change:
+def change(table: str, record: ChangeRecord) -> Change:
     """A change record with plain values."""
     return Change(
         record.sequence,
@@ -303,7 +299,7 @@ def change(table: str, record: Record) -> Change:
     )
 
 
-def stream_info(info: streams.Info) -> StreamInfo:
+def stream_info(info: change_info.ChangeStreamDescription) -> StreamInfo:
     """A change stream as programs see it."""
     stream = info.stream
     return StreamInfo(
@@ -319,7 +315,7 @@ def stream_info(info: streams.Info) -> StreamInfo:
     )
 
 
-def cursor(saved: cursors.Cursor) -> Cursor:
+def cursor(saved: cursors.CursorStatus) -> Cursor:
     """A cursor as programs see it."""
     return Cursor(
         saved.name,
@@ -335,14 +331,14 @@ def cursor(saved: cursors.Cursor) -> Cursor:
 
 
 def retention(max_age: Age | EllipsisType, max_count: int | EllipsisType | None) -> dict[str, int | None]:
-    """The bounds that were given, as commands call them. Ages are kept in whole seconds, rounded up."""
-    given: dict[str, int | None] = {}
+    """The bounds as fields of commands. Ages are whole seconds, rounded up."""
+    bounds: dict[str, int | None] = {}
     if isinstance(max_age, timedelta):
         max_age = max_age.total_seconds()
     if isinstance(max_age, float) and math.isfinite(max_age):
         max_age = math.ceil(max_age)
     if max_age is not ...:
-        given["max_age_s"] = max_age  # type: ignore[assignment]  # whatever else it is, the command refuses it
+        bounds["max_age_s"] = max_age  # type: ignore[assignment]  # whatever else it is, the command refuses it
     if max_count is not ...:
-        given["max_count"] = max_count
-    return given
+        bounds["max_count"] = max_count
+    return bounds

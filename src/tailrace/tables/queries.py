@@ -1,9 +1,9 @@
 """Reading items: one by key, several by key, a partition in order, everything.
 
-`Query` and `Scan` answer with a slice of a page; `Pager` makes pages of them. An index holds pointers: what an index
-query returns is read from the table, and cut to what the index projects.
+`QueryItems` and `ScanItems` return a slice of a page; `Pager` assembles pages. An index holds pointers: the items of an
+index query are read from the table, and reduced to the index's projection.
 
-Requests are checked in the order in which the service does it, because a client sees the first complaint only.
+Requests are checked in the order of the service, because a client sees only the first error.
 """
 
 from __future__ import annotations
@@ -25,21 +25,20 @@ from tailrace.tables.definition import (
     INDEX_ENTRIES,
     ITEMS,
     Definition,
-    Index,
+    IndexDefinition,
     IndexRow,
     ItemRow,
     find,
 )
-from tailrace.tables.expression import Condition, KeyCondition, Paths, Update
+from tailrace.tables.expression import ItemCondition, ItemUpdate, KeyCondition, Paths
 from tailrace.tables.paging import (
     ALL_ATTRIBUTES,
     COUNT,
-    PAGE_BYTES,
-    Heavy,
-    Page,
+    HeavyItems,
+    ItemPage,
+    ItemSlice,
+    PageProgress,
     Pager,
-    Progress,
-    Slice,
     weight,
     weight_most,
 )
@@ -47,28 +46,23 @@ from tailrace.tables.value import Item, Value
 
 __all__ = [
     "BatchGet",
+    "BatchGetKeys",
     "BatchGot",
     "GetItem",
     "Got",
-    "Heavy",
-    "Page",
+    "HeavyItems",
+    "ItemPage",
+    "ItemSlice",
     "Pager",
-    "Query",
-    "Scan",
-    "Slice",
+    "QueryItems",
+    "ScanItems",
     "TransactGet",
     "TransactGot",
-    "Wanted",
 ]
 
-BATCH_KEYS_MAX: Final = 100
-ANSWER_BYTES_MAX: Final = 1 * limits.MiB + 400 * limits.KiB - 3  # as the service; the rest is told as unprocessed
-TRANSACT_BYTES_MAX: Final = 4 * limits.MiB
-ITEMS_AT_ONCE: Final = 32  # looked at before looking at the clock
+ITEMS_AT_ONCE: Final = 32  # examined before the clock is read
 BYTES_AT_ONCE: Final = 32 * limits.KiB
-LIGHT_BYTES_MAX: Final = 64 * limits.KiB  # of an item; a larger one takes too long for an event loop
-SLICE_S: Final = 0.01  # how long a slice looks at items: filters may be slow
-_POINTERS: Final = 256  # index entries of one slice; each costs a look into the table
+_POINTERS: Final = 256  # index entries of one slice; each costs a lookup in the table
 _INVALID_START: Final = "The provided starting key is invalid"
 _OUTSIDE: Final = "The provided starting key is outside query boundaries based on provided conditions"
 _ONE_ROW: Final = "The query can return at most one row and cannot be restarted"
@@ -83,7 +77,7 @@ KeyBinder = Callable[[tuple[str, ...], tuple[str, ...], Mapping[str, str]], KeyC
 
 
 class Got(msgspec.Struct, frozen=True):
-    """An item, or that there is none."""
+    """An item, or None."""
 
     definition: Definition
     item: Item | None
@@ -91,7 +85,7 @@ class Got(msgspec.Struct, frozen=True):
 
 
 class GetItem(command.Query[Got], frozen=True):
-    """The item with this key. Every read is consistent here; `consistent` is what it is counted as."""
+    """The item with this key. Every read is consistent; `consistent` only affects the capacity units."""
 
     single = True
     subject = ("tables", "table")
@@ -113,8 +107,8 @@ class GetItem(command.Query[Got], frozen=True):
         return Got(definition, _shown(row, self.projection), units)
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """Items of one table that a batch asks for."""
+class BatchGetKeys(msgspec.Struct, frozen=True):
+    """The keys of one table in a batch."""
 
     table: str
     keys: tuple[Item, ...]
@@ -123,7 +117,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class BatchGot(msgspec.Struct, frozen=True):
-    """What a batch found, by table; keys that it did not come to, by table; units, by table."""
+    """The result of a batch, by table: items, unprocessed keys, capacity units."""
 
     items: dict[str, list[Item]]
     unprocessed: dict[str, list[Item]]
@@ -133,7 +127,7 @@ class BatchGot(msgspec.Struct, frozen=True):
 class BatchGet(command.Query[BatchGot], frozen=True):
     """Up to a hundred items of several tables, as they are at one moment."""
 
-    requests: tuple[Wanted, ...]
+    requests: tuple[BatchGetKeys, ...]
     capacity: bool = False
 
     def subjects(self) -> tuple[str, ...]:
@@ -143,19 +137,19 @@ class BatchGet(command.Query[BatchGot], frozen=True):
         for wanted in self.requests:
             if len({_identity(key) for key in wanted.keys}) != len(wanted.keys):
                 raise Invalid("Provided list of item keys contains duplicates")
-        if sum(len(wanted.keys) for wanted in self.requests) > BATCH_KEYS_MAX:
+        if sum(len(wanted.keys) for wanted in self.requests) > limits.BATCH_GET_KEYS_MAX:
             raise Invalid("Too many items requested for the BatchGetItem call")
-        places = [self._places(reader, wanted) for wanted in self.requests]
+        stored_keys = [self._stored_keys(reader, wanted) for wanted in self.requests]
         found: dict[str, list[Item]] = {}
         unprocessed: dict[str, list[Item]] = {}
         consumed: dict[str, Capacity] = {}
         size = 0
-        for wanted, (definition, stored) in zip(self.requests, places, strict=True):
+        for wanted, (definition, stored) in zip(self.requests, stored_keys, strict=True):
             shown = found.setdefault(definition.name, [])
             units = 0.0
-            for key, place in zip(wanted.keys, stored, strict=True):
-                row = reader.get(ITEMS, definition.space, place)
-                if row is not None and size + row.size > ANSWER_BYTES_MAX:
+            for key, stored_key in zip(wanted.keys, stored, strict=True):
+                row = reader.get(ITEMS, definition.space, stored_key)
+                if row is not None and size + row.size > limits.BATCH_GET_BYTES_MAX:
                     unprocessed.setdefault(definition.name, []).append(key)
                     units += read_units(0, wanted.consistent)
                     continue
@@ -168,16 +162,16 @@ class BatchGet(command.Query[BatchGot], frozen=True):
                 consumed[definition.name] = Capacity(definition.name, units)
         return BatchGot(found, unprocessed, consumed)
 
-    def _places(self, reader: Reader, wanted: Wanted) -> tuple[Definition, list[bytes]]:
+    def _stored_keys(self, reader: Reader, wanted: BatchGetKeys) -> tuple[Definition, list[bytes]]:
         definition = find(reader, wanted.table)
-        places = [keys.key_of(definition, key) for key in wanted.keys]
+        stored_keys = [keys.key_of(definition, key) for key in wanted.keys]
         if wanted.projection is not None:
             check_scalars(definition, wanted.projection)
-        return definition, places
+        return definition, stored_keys
 
 
 class TransactGot(msgspec.Struct, frozen=True):
-    """Items in the order of the gets; None where there is none."""
+    """Items in the order of the gets; None for a missing one."""
 
     items: list[Item | None]
     consumed: dict[str, Capacity]
@@ -193,12 +187,12 @@ class TransactGet(command.Query[TransactGot], frozen=True):
         return tuple({f"tables/{get.table}" for get in self.gets})
 
     def run(self, reader: Reader) -> TransactGot:
-        places: list[tuple[Definition, bytes]] = []
+        stored_keys: list[tuple[Definition, bytes]] = []
         reasons: list[tuple[str, str | None, Any]] = []
         for get in self.gets:
             definition = find(reader, get.table)
             try:
-                places.append((definition, keys.key_of(definition, get.key)))
+                stored_keys.append((definition, keys.key_of(definition, get.key)))
                 if get.projection is not None:
                     check_scalars(definition, get.projection)
                 reasons.append(("None", None, None))
@@ -208,14 +202,14 @@ class TransactGet(command.Query[TransactGot], frozen=True):
                 reasons.append(("ValidationError", str(error), None))
         if any(code != "None" for code, _, _ in reasons):
             raise TransactionCanceled(reasons)
-        if len({(definition.space, place) for definition, place in places}) != len(places):
+        if len({(definition.space, stored_key) for definition, stored_key in stored_keys}) != len(stored_keys):
             raise Invalid("Transaction request cannot include multiple operations on one item")
-        rows = [reader.get(ITEMS, definition.space, place) for definition, place in places]
-        if sum(row.size for row in rows if row is not None) > TRANSACT_BYTES_MAX:
+        rows = [reader.get(ITEMS, definition.space, stored_key) for definition, stored_key in stored_keys]
+        if sum(row.size for row in rows if row is not None) > limits.TRANSACT_GET_BYTES_MAX:
             raise Invalid("Collective size of all items in a transaction cannot exceed 4 MB")
         consumed: dict[str, Capacity] = {}
         if self.capacity:
-            for (definition, _), row in zip(places, rows, strict=True):
+            for (definition, _), row in zip(stored_keys, rows, strict=True):
                 units = read_units(0 if row is None else row.size, consistent=True, transactional=True)
                 before = consumed.get(definition.name, Capacity(definition.name))
                 consumed[definition.name] = before + Capacity(definition.name, units)
@@ -237,21 +231,21 @@ def _identity(key: Item) -> bytes:
 # -- in order
 
 
-class Plan(msgspec.Struct, frozen=True, gc=False):
-    """What a query or scan comes down to: a range of keys, and what of the items is visible."""
+class QueryPlan(msgspec.Struct, frozen=True, gc=False):
+    """The plan of a query or scan: a range of keys, and the visible attributes."""
 
     definition: Definition
-    index: Index | None
+    index: IndexDefinition | None
     start: bytes | None  # the first key
     after: bytes | None  # or the one before it
     before: bytes | None  # the key after the last
     names: frozenset[str] | None  # attributes that the index holds; None: all
-    fetch: bool  # what the index does not hold is wanted
-    single: bool  # there cannot be a second item
+    fetch: bool  # attributes are requested that the index does not hold
+    single: bool  # there can be only one item
     key_names: tuple[str, ...]  # of a last key
 
 
-class Query(command.Query[Slice], frozen=True, kw_only=True):
+class QueryItems(command.Query[ItemSlice], frozen=True, kw_only=True):
     """Items of one partition of a table or index, in the order of the sort key."""
 
     subject = ("tables", "table")
@@ -263,20 +257,20 @@ class Query(command.Query[Slice], frozen=True, kw_only=True):
     start: Item | None = None  # the last key of the page before
     limit: int | None = None
     reverse: bool = False
-    filter: Condition | None = None
+    filter: ItemCondition | None = None
     projection: Paths | None = None
     select: str | None = None
     consistent: bool = False
     capacity: bool = False
-    legacy: bool = False  # filter and projection were given by the parameters of before expressions
-    progress: Progress | None = None  # the pager's
-    slice_s: float = SLICE_S
-    light: bool = False  # raise `Heavy` rather than look at large items
+    legacy: bool = False  # filter and projection come from legacy parameters
+    progress: PageProgress | None = None  # the pager's
+    slice_s: float = limits.ITEM_SLICE_S
+    light: bool = False  # raise `HeavyItems` rather than read large items
 
-    def run(self, reader: Reader) -> Slice:
+    def run(self, reader: Reader) -> ItemSlice:
         return _slice(reader, self, self.reverse)
 
-    def plan(self, reader: Reader) -> Plan:
+    def plan(self, reader: Reader) -> QueryPlan:
         """Check the question against the table and work out what to read."""
         definition = find(reader, self.table)
         index = _index(definition, self.index, self.consistent)
@@ -294,38 +288,43 @@ class Query(command.Query[Slice], frozen=True, kw_only=True):
         first, after, before = _bounds(wanted.hash, wanted, index)
         single = index is None and (definition.range is None or bool(wanted.equal))
         if start is not None:
-            place = _start_place(definition, index, start)
-            self._check_start(definition, index, start, place, wanted)
+            stored_key = _start_key(definition, index, start)
+            self._check_start(definition, index, start, stored_key, wanted)
             if self.reverse:
-                before = place if before is None else min(before, place)
+                before = stored_key if before is None else min(before, stored_key)
             else:
-                first, after = None, place if after is None else max(after, place)
+                first, after = None, stored_key if after is None else max(after, stored_key)
         if self.projection is not None:
             check_scalars(definition, self.projection)
         self._check_filter(hash_names + range_names)
         names, fetch = _visible(definition, index, self)
         if self.filter is not None:
             check_scalars(definition, self.filter)
-        return Plan(definition, index, first, after, before, names, fetch, single, _last_names(definition, index))
+        return QueryPlan(definition, index, first, after, before, names, fetch, single, _last_names(definition, index))
 
     def _check_start(
-        self, definition: Definition, index: Index | None, start: Item, place: bytes, wanted: KeyCondition
+        self,
+        definition: Definition,
+        index: IndexDefinition | None,
+        start: Item,
+        stored_key: bytes,
+        wanted: KeyCondition,
     ) -> None:
-        """The key to start after must be one that the query could have returned."""
+        """Raise unless the start key is one that the query could have returned."""
         hash_names, _ = _key_names(definition, index)
         same = all(value.equal(start[name], part) for name, part in zip(hash_names, wanted.hash, strict=True))
         if wanted.op is None and not wanted.equal:
             if not same:
                 raise Invalid(_OUTSIDE)
             if index is None and definition.range is None:
-                raise Invalid(f"The provided exclusive start key is invalid: ExclusiveStartKey: {_told(start)}")
+                raise Invalid(f"The provided exclusive start key is invalid: ExclusiveStartKey: {_key_text(start)}")
             return
         # The predicate comes first, as if the partition were the right one.
         first, after, before = _bounds([start[name] for name in hash_names], wanted, index)
         if (
-            (first is not None and place < first)
-            or (after is not None and place <= after)
-            or (before is not None and place >= before)
+            (first is not None and stored_key < first)
+            or (after is not None and stored_key <= after)
+            or (before is not None and stored_key >= before)
         ):
             raise Invalid("The provided starting key does not match the range key predicate")
         if not same or (index is None and wanted.equal):
@@ -341,7 +340,7 @@ class Query(command.Query[Slice], frozen=True, kw_only=True):
                 raise Invalid(f"{parameter} can only contain non-primary key attributes: Primary key attribute: {name}")
 
 
-class Scan(command.Query[Slice], frozen=True, kw_only=True):
+class ScanItems(command.Query[ItemSlice], frozen=True, kw_only=True):
     """All items of a table or index, or of one of `total` segments of it."""
 
     subject = ("tables", "table")
@@ -353,20 +352,20 @@ class Scan(command.Query[Slice], frozen=True, kw_only=True):
     total: int | None = None
     start: Item | None = None  # the last key of the page before
     limit: int | None = None
-    filter: Condition | None = None
+    filter: ItemCondition | None = None
     projection: Paths | None = None
     select: str | None = None
     consistent: bool = False
     capacity: bool = False
-    legacy: bool = False  # filter and projection were given by the parameters of before expressions
-    progress: Progress | None = None  # the pager's
-    slice_s: float = SLICE_S
-    light: bool = False  # raise `Heavy` rather than look at large items
+    legacy: bool = False  # filter and projection come from legacy parameters
+    progress: PageProgress | None = None  # the pager's
+    slice_s: float = limits.ITEM_SLICE_S
+    light: bool = False  # raise `HeavyItems` rather than read large items
 
-    def run(self, reader: Reader) -> Slice:
+    def run(self, reader: Reader) -> ItemSlice:
         return _slice(reader, self, False)
 
-    def plan(self, reader: Reader) -> Plan:
+    def plan(self, reader: Reader) -> QueryPlan:
         """Check the question against the table and work out what to read."""
         definition = find(reader, self.table)
         index = _index(definition, self.index, self.consistent)
@@ -382,7 +381,7 @@ class Scan(command.Query[Slice], frozen=True, kw_only=True):
         first, before = (None, None) if self.total is None else keys.segment_bounds(self.segment or 0, self.total)
         after = None
         if start is not None:
-            after = _start_place(definition, index, start)
+            after = _start_key(definition, index, start)
             if (first is not None and after < first) or (before is not None and after >= before):
                 raise Invalid(
                     f"{_INVALID_START}: Invalid ExclusiveStartKey. Please use ExclusiveStartKey with correct Segment. "
@@ -393,13 +392,13 @@ class Scan(command.Query[Slice], frozen=True, kw_only=True):
             check_scalars(definition, self.projection)
         if self.filter is not None:
             check_scalars(definition, self.filter)
-        return Plan(definition, index, first, after, before, names, fetch, False, _last_names(definition, index))
+        return QueryPlan(definition, index, first, after, before, names, fetch, False, _last_names(definition, index))
 
 
 # -- checking
 
 
-def _index(definition: Definition, name: str | None, consistent: bool) -> Index | None:
+def _index(definition: Definition, name: str | None, consistent: bool) -> IndexDefinition | None:
     if name is None:
         return None
     index = definition.by_name.get(name)
@@ -413,20 +412,20 @@ def _index(definition: Definition, name: str | None, consistent: bool) -> Index 
     return index
 
 
-def _key_names(definition: Definition, index: Index | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _key_names(definition: Definition, index: IndexDefinition | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if index is not None:
         return index.hash, index.range
     return (definition.hash,), () if definition.range is None else (definition.range,)
 
 
-def _last_names(definition: Definition, index: Index | None) -> tuple[str, ...]:
-    """The attributes that name a place: the index's, and the item's own key."""
+def _last_names(definition: Definition, index: IndexDefinition | None) -> tuple[str, ...]:
+    """The attributes of a last key: those of the index, and of the item's own key."""
     if index is None:
         return definition.keys
     return tuple(dict.fromkeys(definition.keys + index.hash + index.range))
 
 
-def _check_start_size(definition: Definition, index: Index | None, start: Item, wrong: str) -> None:
+def _check_start_size(definition: Definition, index: IndexDefinition | None, start: Item, wrong: str) -> None:
     if len(start) != len(_last_names(definition, index)):
         raise Invalid(wrong)
 
@@ -439,14 +438,14 @@ def _check_start_part(definition: Definition, start: Item, name: str) -> None:
         raise Invalid(messages.KEY_MISMATCH)
 
 
-def _start_place(definition: Definition, index: Index | None, start: Item) -> bytes:
-    """Where in the order the key stands, whether or not there is such an item."""
+def _start_key(definition: Definition, index: IndexDefinition | None, start: Item) -> bytes:
+    """The stored key of a start key, whether or not the item exists."""
     own = {name: start[name] for name in definition.keys if name in start}
     try:
-        place = keys.key_of(definition, own)
+        stored_key = keys.key_of(definition, own)
         if index is None:
-            return place
-        found = keys.index_key(definition, index, start, place)
+            return stored_key
+        found = keys.index_key(definition, index, start, stored_key)
     except Invalid as error:
         raise Invalid(f"{_INVALID_START}: {error}") from None
     if found is None:
@@ -469,8 +468,8 @@ def _check_kinds(
             raise messages.empty_key(name, kinds[name])
 
 
-def check_scalars(definition: Definition, used: Condition | Paths | Update) -> None:
-    """A key attribute has no inside to look into."""
+def check_scalars(definition: Definition, used: ItemCondition | Paths | ItemUpdate) -> None:
+    """Raise if a path goes into a key attribute, which is always a scalar."""
     nested = used.nested
     if not nested:
         return
@@ -486,28 +485,30 @@ def check_scalars(definition: Definition, used: Condition | Paths | Update) -> N
 _SCALARS: Final = "Key attributes must be scalars; list random access '[]' and map lookup '.' are not allowed:"
 
 
-def _visible(definition: Definition, index: Index | None, asked: Query | Scan) -> tuple[frozenset[str] | None, bool]:
-    """The attributes that the index holds (None: all), and whether others are wanted."""
+def _visible(
+    definition: Definition, index: IndexDefinition | None, request: QueryItems | ScanItems
+) -> tuple[frozenset[str] | None, bool]:
+    """The attributes that the index holds (None: all), and whether others are requested."""
     if index is None or index.projection.kind == "ALL":
         return None, False
     held = frozenset((*definition.keys, *index.hash, *index.range, *index.projection.attributes))
-    if asked.select == ALL_ATTRIBUTES:
+    if request.select == ALL_ATTRIBUTES:
         if not index.local:
             raise Invalid(
                 f"{messages.INVALID}Select type ALL_ATTRIBUTES is not supported for global "
                 f"secondary index {index.name} because its projection type is not ALL"
             )
         return held, True
-    wanted = () if asked.projection is None else asked.projection.steps
+    wanted = () if request.projection is None else request.projection.steps
     missing = list(dict.fromkeys(str(path[0]) for path in wanted if path[0] not in held))
     if missing and not index.local:
         raise Invalid(f"{messages.INVALID}Global secondary index {index.name} does not project [{', '.join(missing)}]")
-    if not missing and index.local and asked.filter is not None:
-        missing = [name for name in asked.filter.names if name not in held]
+    if not missing and index.local and request.filter is not None:
+        missing = [name for name in request.filter.names if name not in held]
     return held, bool(missing)
 
 
-def _told(start: Item) -> str:
+def _key_text(start: Item) -> str:
     """A key as the service's messages show it."""
     shown = []
     for name, part in start.items():
@@ -519,18 +520,18 @@ def _told(start: Item) -> str:
 # -- reading
 
 
-def _bounds(hashes: list[Value], wanted: KeyCondition, index: Index | None) -> keys.Bounds:
+def _bounds(hashes: list[Value], wanted: KeyCondition, index: IndexDefinition | None) -> keys.Bounds:
     """The keys of the partition of these hash values that meet the condition."""
     return keys.range_bounds(
         keys.partition(hashes), index=index is not None, equal=wanted.equal, op=wanted.op, operands=wanted.operands
     )
 
 
-def _slice(reader: Reader, asked: Query | Scan, reverse: bool) -> Slice:
-    """Examine what comes next: up to a slice's worth of items, or the rest of the page."""
-    progress = asked.progress
+def _slice(reader: Reader, request: QueryItems | ScanItems, reverse: bool) -> ItemSlice:
+    """Examine the next items: up to a slice's worth, or the rest of the page."""
+    progress = request.progress
     if progress is None:
-        plan = asked.plan(reader)
+        plan = request.plan(reader)
         first, after, before, heavy = plan.start, plan.after, plan.before, 0
     else:
         plan, heavy = progress.plan, progress.weight
@@ -538,11 +539,11 @@ def _slice(reader: Reader, asked: Query | Scan, reverse: bool) -> Slice:
             first, after, before = plan.start, plan.after, progress.position
         else:
             first, after, before = None, progress.position, plan.before
-        _check_still_there(reader, asked, plan)
+        _check_still_there(reader, request, plan)
     definition, index = plan.definition, plan.index
     most = limits.SLICE_ENTRIES if index is None else _POINTERS
-    if asked.limit is not None and asked.limit < most:
-        most = asked.limit
+    if request.limit is not None and request.limit < most:
+        most = request.limit
     bounds: dict[str, Any] = {"start": first, "after": after, "before": before, "limit": most, "reverse": reverse}
     pointers: list[IndexRow] = []
     if index is None:
@@ -551,32 +552,32 @@ def _slice(reader: Reader, asked: Query | Scan, reverse: bool) -> Slice:
         pointers = list(reader.scan(INDEX_ENTRIES, index.space, **bounds))
         rows, taken = _take(_fetched(reader, definition, pointers))
     ended = taken and len(rows) < most
-    if asked.light and any(row.size > LIGHT_BYTES_MAX for row in rows):
-        raise Heavy
-    seen = _examined(asked, plan, rows, heavy, weighed=not (ended or len(rows) == asked.limit))
+    if request.light and any(row.size > limits.LOOP_ITEM_BYTES_MAX for row in rows):
+        raise HeavyItems
+    seen = _examined(request, plan, rows, heavy, weighed=not (ended or len(rows) == request.limit))
     position = last_key = None
     if rows and (seen.full or not ended or seen.scanned < len(rows)) and not plan.single:
         position = rows[seen.scanned - 1].key if index is None else pointers[seen.scanned - 1].key
         last_key = {name: seen.last[name] for name in plan.key_names}
-    return Slice(
+    return ItemSlice(
         definition, index, seen.items, seen.count, seen.scanned, seen.size, seen.fetched, seen.weight, plan, position,
         last_key, seen.full,
     )  # fmt: skip
 
 
-def _check_still_there(reader: Reader, asked: Query | Scan, plan: Plan) -> None:
-    """Between two slices of a page, the table or the index may have been deleted, and perhaps made anew."""
-    definition = find(reader, asked.table)
+def _check_still_there(reader: Reader, request: QueryItems | ScanItems, plan: QueryPlan) -> None:
+    """Raise if the table or the index was deleted between two slices of a page, or recreated."""
+    definition = find(reader, request.table)
     if definition.space != plan.definition.space:
-        raise TableNotFound(asked.table)
+        raise TableNotFound(request.table)
     if plan.index is not None:
-        index = _index(definition, asked.index, asked.consistent)
+        index = _index(definition, request.index, request.consistent)
         if index is None or index.space != plan.index.space:
-            raise Invalid(f"The table does not have the specified index: {asked.index}")
+            raise Invalid(f"The table does not have the specified index: {request.index}")
 
 
 class _Examined:
-    """What came of the items of a slice, up to where it ended: the page is full, or others have waited long enough."""
+    """The examined items of a slice, up to its end: the page is full, or the time of the slice is over."""
 
     __slots__ = ("count", "fetched", "full", "items", "last", "scanned", "size", "weight")
 
@@ -588,25 +589,27 @@ class _Examined:
         self.last: Item = {}
 
 
-def _examined(asked: Query | Scan, plan: Plan, rows: list[ItemRow], heavy: int, *, weighed: bool) -> _Examined:
-    """Look at the items, some at a time, for as long as a slice may take. `weighed`: how heavy they are is needed."""
+def _examined(
+    request: QueryItems | ScanItems, plan: QueryPlan, rows: list[ItemRow], heavy: int, *, weighed: bool
+) -> _Examined:
+    """Examine the items, some at a time, for the time of a slice. `weighed`: their weight is needed."""
     seen = _Examined(heavy)
-    weighed = weighed or heavy + weight_most(sum([row.size for row in rows]), len(rows)) >= PAGE_BYTES
+    weighed = weighed or heavy + weight_most(sum([row.size for row in rows]), len(rows)) >= limits.ITEM_PAGE_BYTES
     began = perf_counter()
     at = 0
     while at < len(rows) and not seen.full:
-        if at and perf_counter() - began >= asked.slice_s:
-            if not weighed:  # the page goes on after all: how heavy it is has to be known
+        if at and perf_counter() - began >= request.slice_s:
+            if not weighed:  # the page continues after all, so its weight is needed
                 seen.weight, _ = _weigh(_views(plan, rows[:at], False)[0], plan.definition.range, heavy)
             break
         some = _some(rows, at)
-        _look(asked, plan, some, seen, weighed=weighed)
+        _look(request, plan, some, seen, weighed=weighed)
         at += len(some)
     return seen
 
 
 def _some(rows: list[ItemRow], at: int) -> list[ItemRow]:
-    """As many of the items from `at` on as are looked at between two looks at the clock."""
+    """The items from `at` on that are examined before the clock is read again."""
     size = 0
     for number, row in enumerate(rows[at : at + ITEMS_AT_ONCE], start=1):
         size += row.size
@@ -615,25 +618,27 @@ def _some(rows: list[ItemRow], at: int) -> list[ItemRow]:
     return rows[at : at + ITEMS_AT_ONCE]
 
 
-def _look(asked: Query | Scan, plan: Plan, rows: list[ItemRow], seen: _Examined, *, weighed: bool) -> None:
-    views, size, fetched = _views(plan, rows, asked.capacity)
+def _look(
+    request: QueryItems | ScanItems, plan: QueryPlan, rows: list[ItemRow], seen: _Examined, *, weighed: bool
+) -> None:
+    views, size, fetched = _views(plan, rows, request.capacity)
     if weighed:
         seen.weight, kept = _weigh(views, plan.definition.range, seen.weight)
-        seen.full = seen.weight >= PAGE_BYTES
+        seen.full = seen.weight >= limits.ITEM_PAGE_BYTES
         if kept < len(rows):
-            views, size, fetched = _views(plan, rows[:kept], asked.capacity)
+            views, size, fetched = _views(plan, rows[:kept], request.capacity)
     seen.scanned += len(views)
     seen.size += size
     seen.fetched += fetched
     seen.last = views[-1]
-    passed = views if asked.filter is None else list(filter(asked.filter.test, views))
+    passed = views if request.filter is None else list(filter(request.filter.test, views))
     seen.count += len(passed)
-    if asked.select != COUNT:
-        seen.items += passed if asked.projection is None else [asked.projection.project(item) for item in passed]
+    if request.select != COUNT:
+        seen.items += passed if request.projection is None else [request.projection.project(item) for item in passed]
 
 
 def _take(found: Iterable[ItemRow]) -> tuple[list[ItemRow], bool]:
-    """Rows until they are a slice's worth of bytes; whether all that were found have been taken."""
+    """Rows up to a slice's worth of bytes; whether these are all."""
     rows: list[ItemRow] = []
     size = 0
     for row in found:
@@ -645,20 +650,20 @@ def _take(found: Iterable[ItemRow]) -> tuple[list[ItemRow], bool]:
 
 
 def _fetched(reader: Reader, definition: Definition, pointers: list[IndexRow]) -> Iterator[ItemRow]:
-    """The items that index entries lead to."""
+    """The items of index entries."""
     for pointer in pointers:
         row = reader.get(ITEMS, definition.space, pointer.item)
         if row is None:
             raise Corrupt(
-                f"an index of {definition.name} leads to an item that is not there; run `tailrace check` and restore a "
-                "backup"
+                f"an index of {definition.name} points to an item that does not exist; run `tailrace check` and "
+                "restore a backup"
             )
         yield row
 
 
-def _views(plan: Plan, rows: list[ItemRow], counted: bool) -> tuple[list[Item], int, int]:
-    """The items as the reader of this table or index sees them; how many bytes were examined, and how many more fetched
-    from the table (counted only where somebody wants to know)."""
+def _views(plan: QueryPlan, rows: list[ItemRow], counted: bool) -> tuple[list[Item], int, int]:
+    """The items as visible in this table or index; the bytes examined, and the bytes fetched in addition from the table
+    (only counted if capacity is requested)."""
     items = [_decode(row.body) for row in rows]
     total = sum([row.size for row in rows]) if counted else 0
     names = plan.names
@@ -672,9 +677,9 @@ def _views(plan: Plan, rows: list[ItemRow], counted: bool) -> tuple[list[Item], 
 
 
 def _weigh(views: list[Item], range_name: str | None, heavy: int) -> tuple[int, int]:
-    """How heavy the page is with these items, up to the one that fills it; and how many that are."""
+    """The weight of the page with these items, up to the one that fills it; and their number."""
     for number, item in enumerate(views, start=1):
         heavy += weight(item, range_name)
-        if heavy >= PAGE_BYTES:
+        if heavy >= limits.ITEM_PAGE_BYTES:
             return heavy, number
     return heavy, len(views)

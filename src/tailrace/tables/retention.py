@@ -1,10 +1,10 @@
-"""How long a change stream is kept: by age, by count, and for whom.
+"""Retention of change streams: by age, by count, and for named cursors.
 
-Records and times only grow along a log, so where it should start is found by bisection, a few looks however long it is.
-The trim itself moves the start at once; the entries go later, in small steps (`log.reclaim`).
+Record counts and times only grow along a log, so its new start is found by bisection, in a few reads. The trim itself
+moves the start at once; the entries are removed later, in small steps (`log.reclaim`).
 
-A named cursor holds retention back while what it makes the stream keep is no more than its `hold_bytes`. Then it is cut
-off: the trim passes it, what it missed is counted in `lost`, and it holds nothing until it is saved anew.
+A named cursor holds back retention as long as the records kept for it are no more than its `hold_bytes`. Then it is cut
+off: the trim passes it, the records it missed are counted in `lost`, and it holds nothing until it is saved again.
 """
 
 from __future__ import annotations
@@ -17,52 +17,50 @@ import msgspec
 from tailrace.log import cold
 from tailrace.log.entry import ENTRIES, Log
 from tailrace.storage.engine import Reader, Tx
-from tailrace.storage.table import Table
+from tailrace.storage.table import StorageTable
 from tailrace.tables import change
 from tailrace.tables.definition import counted
 
-MAX_AGE_S: Final = 7 * 24 * 3600
-MAX_COUNT: Final = 1_000_000
 _COLUMNS: Final = "position, next, at_ms, substr(body, 1, 8)"
 
 
 class ChangeCursor(msgspec.Struct, frozen=True):
-    """How far a consumer of a change stream has come."""
+    """The position of a consumer in a change stream."""
 
     log: int
     name: str
-    position: int  # where it goes on
+    position: int  # where it continues
     at_ms: int  # when it was saved
-    hold_bytes: int  # how much it may make the stream keep beyond its retention
-    lost: int  # records that were trimmed before it came to them
+    hold_bytes: int  # how much the stream keeps for it beyond its retention
+    lost: int  # records trimmed before it reached them
 
 
-CHANGE_CURSORS = Table("change_cursors", ChangeCursor, key=("log", "name"))
+CHANGE_CURSORS = StorageTable("change_cursors", ChangeCursor, key=("log", "name"))
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """Where a log is to start, and the cursors that this leaves behind, as they are to be."""
+class RetentionPlan(msgspec.Struct, frozen=True):
+    """The new start of a log, and the updated cursors that it cuts off."""
 
     start: int
     cut: list[ChangeCursor]
 
 
 class Lag(msgspec.Struct, frozen=True):
-    """What lies between a position and the tail."""
+    """The distance between a position and the tail."""
 
     records: int
     bytes: int  # from the mean size of a record
     age_ms: int  # of the oldest of them; 0 if there is none
 
 
-def plan(reader: Reader | Tx, log: Log, max_age_s: int | None, max_count: int | None) -> Plan:
-    """What retention asks for now. Of a log that is tiered only what is in cold storage goes; there everybody can go on
-    reading it, so no cursor holds it back and none is cut off."""
+def plan(reader: Reader | Tx, log: Log, max_age_s: int | None, max_count: int | None) -> RetentionPlan:
+    """The plan of retention now. A tiered log is trimmed only up to its cold range, where its entries stay readable, so
+    no cursor holds it back and none is cut off."""
     start = horizon(reader, log, max_age_s, max_count)
     tier = cold.tier_of(reader, log.id)
     if tier is not None:
-        return Plan(max(log.start, min(start, cold.removable(reader, log))), [])
-    return past_cursors(reader, log, start, held=True) if start > log.start else Plan(log.start, [])
+        return RetentionPlan(max(log.start, min(start, cold.removable(reader, log))), [])
+    return past_cursors(reader, log, start, held=True) if start > log.start else RetentionPlan(log.start, [])
 
 
 def horizon(reader: Reader | Tx, log: Log, max_age_s: int | None, max_count: int | None) -> int:
@@ -79,7 +77,7 @@ def horizon(reader: Reader | Tx, log: Log, max_age_s: int | None, max_count: int
 
 
 def _bisect(reader: Reader | Tx, log: Log, kept: Callable[[int, int, int], bool]) -> int:
-    """The first entry that is kept; all that follow it are. Most of the time that is the first one there is."""
+    """The first entry that is kept, as are all that follow it. Usually it is the first entry."""
     low, high = log.start, log.next  # below `low` nothing is kept, from `high` on everything
     middle = low
     while low < high:
@@ -92,13 +90,13 @@ def _bisect(reader: Reader | Tx, log: Log, kept: Callable[[int, int, int], bool]
     return low
 
 
-def past_cursors(reader: Reader | Tx, log: Log, start: int, *, held: bool) -> Plan:
-    """Let the log start at `start`, or where the first cursor stands that may hold it back (if `held`)."""
+def past_cursors(reader: Reader | Tx, log: Log, start: int, *, held: bool) -> RetentionPlan:
+    """The plan to start the log at `start`, or at the first cursor that holds it back (if `held`)."""
     behind = [cursor for cursor in reader.scan(CHANGE_CURSORS, log.id) if cursor.position < start]
     cut = []
     for cursor in behind:
         if cursor.position >= start:
-            continue  # another one, further behind, holds already
+            continue  # another cursor, further behind, holds already
         holds = held and cursor.position >= log.start
         if holds and bytes_between(reader, log, cursor.position, start) <= cursor.hold_bytes:
             start = aligned(reader, log, cursor.position)
@@ -110,24 +108,24 @@ def past_cursors(reader: Reader | Tx, log: Log, start: int, *, held: bool) -> Pl
         missed = number - number_at(reader, log, max(cursor.position, cold.earliest(reader, log)))
         if missed > 0:
             lost.append(msgspec.structs.replace(cursor, lost=cursor.lost + missed))
-    return Plan(start, lost)
+    return RetentionPlan(start, lost)
 
 
 def number_at(reader: Reader | Tx, log: Log, position: int) -> int:
-    """How many records the stream has had below this position."""
+    """The number of records that the stream has had below this position."""
     head = _head(reader, log, position)
     return counted(reader, -log.id).items if head is None else head[1]
 
 
 def bytes_between(reader: Reader | Tx, log: Log, low: int, high: int) -> int:
-    """About how many bytes of records lie between two positions."""
+    """The approximate bytes of records between two positions."""
     total = counted(reader, -log.id)
     records = number_at(reader, log, high) - number_at(reader, log, low)
     return records * total.bytes // total.items if total.items else 0
 
 
 def lag(reader: Reader | Tx, log: Log, position: int) -> Lag:
-    """How far behind somebody is who goes on at `position`."""
+    """The lag of a reader at `position`."""
     head = _head(reader, log, position)
     if head is None:
         return Lag(0, 0, 0)
@@ -138,7 +136,7 @@ def lag(reader: Reader | Tx, log: Log, position: int) -> Lag:
 
 
 def _head(reader: Reader | Tx, log: Log, position: int) -> tuple[int, int] | None:
-    """Of the entry that covers `position`, or the first one after it: its time, and how many records came before it."""
+    """Time of the entry that covers `position`, or of the next one, and the number of records before it."""
     if position < log.start:
         first = cold.earliest(reader, log)
         if first < log.start:
@@ -150,7 +148,7 @@ def _head(reader: Reader | Tx, log: Log, position: int) -> tuple[int, int] | Non
 
 
 def aligned(reader: Reader | Tx, log: Log, position: int) -> int:
-    """The beginning of the hot entry that covers `position`: any sequence is one, also one of another table's."""
+    """The start of the hot entry that covers `position`, which may be any sequence, also another table's."""
     if position <= log.start:
         return log.start
     if position >= log.next:

@@ -1,7 +1,7 @@
-"""What a table may look like: the shapes that one is created or changed with, and the rules that they must keep.
+"""The rules for creating and changing tables.
 
-Pure: nothing here looks at a database. The rules and their wording are DynamoDB's; the order in which they are tried is
-too, for a request with two mistakes is told of the one that DynamoDB would name.
+Pure: nothing here reads a database. The rules, their wording and their order are DynamoDB's, so that a request with two
+mistakes gets the same error as there.
 """
 
 from __future__ import annotations
@@ -11,28 +11,16 @@ from typing import Final
 
 import msgspec
 
+from tailrace import limits
 from tailrace.errors import Invalid, LimitExceeded
 from tailrace.tables.change import VIEWS
-from tailrace.tables.definition import Attribute, Definition, Index, Projection
+from tailrace.tables.definition import Attribute, Definition, IndexDefinition, Projection
 from tailrace.tables.messages import INVALID as _INVALID
-from tailrace.tables.retention import MAX_AGE_S, MAX_COUNT
 
 HASH: Final = "HASH"
 RANGE: Final = "RANGE"
 PROVISIONED: Final = "PROVISIONED"
 PAY_PER_REQUEST: Final = "PAY_PER_REQUEST"
-
-TABLES_MAX: Final = 2_500  # of one database
-LOCAL_MAX: Final = 5  # indexes of one table
-GLOBAL_MAX: Final = 20
-KEY_PARTS_MAX: Final = 4  # attributes of a global index's hash key, and of its range key
-PROJECTED_MAX: Final = 100  # attributes named in the projections of all indexes together
-UNITS_MAX: Final = 1_000_000_000_000  # of provisioned throughput
-TAGS_MAX: Final = 50
-TAG_KEY_MAX: Final = 128
-TAG_VALUE_MAX: Final = 256
-NAME_MIN, NAME_MAX = 1, 255
-ATTRIBUTE_NAME_MAX: Final = 255
 
 
 class KeyElement(msgspec.Struct, frozen=True):
@@ -43,14 +31,14 @@ class KeyElement(msgspec.Struct, frozen=True):
 
 
 class ProjectionSpec(msgspec.Struct, frozen=True):
-    """What an index is to hold; None where nothing was said, which the rules tell from an empty list."""
+    """The requested projection of an index; None if it is missing, which is not the same as an empty list."""
 
     kind: str | None = None
     attributes: tuple[str, ...] | None = None
 
 
 class IndexSpec(msgspec.Struct, frozen=True):
-    """An index that is to be."""
+    """A requested index."""
 
     name: str
     keys: tuple[KeyElement, ...]
@@ -61,16 +49,16 @@ class IndexSpec(msgspec.Struct, frozen=True):
 
 
 class StreamSpec(msgspec.Struct, frozen=True):
-    """Whether changes are to be captured, and how much of them."""
+    """The requested change stream."""
 
     enabled: bool
     view: str | None = None
-    max_age_s: int | None = MAX_AGE_S
-    max_count: int | None = MAX_COUNT
+    max_age_s: int | None = limits.CHANGES_AGE_S
+    max_count: int | None = limits.CHANGES_COUNT
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """A table that is to be."""
+class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A requested table."""
 
     name: str
     attributes: tuple[Attribute, ...]
@@ -98,7 +86,7 @@ class IndexUpdate(msgspec.Struct, frozen=True):
 
 
 class IndexChange(msgspec.Struct, frozen=True):
-    """One of three things to do to a global index."""
+    """Create, update or delete a global index."""
 
     create: IndexSpec | None = None
     update: IndexUpdate | None = None
@@ -111,8 +99,8 @@ class IndexChange(msgspec.Struct, frozen=True):
         return self.create.name if self.create is not None else self.delete
 
 
-class Changes(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to change about a table; None: stays as it is."""
+class TableChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """The requested changes of a table; None: unchanged."""
 
     attributes: tuple[Attribute, ...] = ()
     billing: str | None = None
@@ -129,8 +117,8 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
 # -- creating
 
 
-def check_table(spec: Spec) -> None:
-    """Refuse a table that cannot be."""
+def check_table(spec: TableSpec) -> None:
+    """Raise if the table is invalid."""
     check_name(spec.name)
     _check_billing(spec.billing, spec.throughput, spec.on_demand)
     names = [attribute.name for attribute in spec.attributes]
@@ -155,8 +143,8 @@ def check_table(spec: Spec) -> None:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name of a table or an index. The DynamoDB API refuses shorter ones than this, as the service does."""
-    if not NAME_MIN <= len(name) <= NAME_MAX or not _spelt_well(name):
+    """Raise if the name of a table or an index is invalid. The DynamoDB API has a higher minimum length."""
+    if not limits.TABLE_NAME_CHARACTERS_MIN <= len(name) <= limits.TABLE_NAME_CHARACTERS_MAX or not _spelt_well(name):
         raise Invalid(
             "Invalid table/index name.  Table/index names must be between 1 and 255 characters long, and may contain "
             "only the characters a-z, A-Z, 0-9, '_', '-', and '.'"
@@ -189,13 +177,13 @@ def _no_units() -> Invalid:
 
 
 def check_units(throughput: tuple[int, int]) -> None:
-    """Refuse throughput beyond all bounds."""
+    """Raise if throughput is out of bounds."""
     for name, units in zip(("ReadCapacityUnits", "WriteCapacityUnits"), throughput, strict=True):
-        if not 1 <= units <= UNITS_MAX:
+        if not 1 <= units <= limits.CAPACITY_UNITS_MAX:
             raise Invalid(f"Given value {units} for {name} is out of bounds")
 
 
-def _check_table_keys(spec: Spec, names: list[str]) -> None:
+def _check_table_keys(spec: TableSpec, names: list[str]) -> None:
     keys = [element.name for element in spec.keys]
     if len(keys) > len(names) or not keys:
         raise Invalid("Invalid KeySchema: Some index key attribute have no definition")
@@ -245,7 +233,7 @@ def _first_duplicate(names: Iterable[str]) -> str | None:
     return None
 
 
-def _check_local(spec: Spec, names: list[str], taken: set[str]) -> None:
+def _check_local(spec: TableSpec, names: list[str], taken: set[str]) -> None:
     assert spec.local is not None
     if not spec.local:
         raise Invalid(f"{_INVALID}List of LocalSecondaryIndexes is empty")
@@ -268,12 +256,14 @@ def _check_local(spec: Spec, names: list[str], taken: set[str]) -> None:
             )
         _check_projection(index.projection)
         _take(taken, index.name)
-    if len(spec.local) > LOCAL_MAX:
-        raise Invalid(f"{_INVALID}Number of LocalSecondaryIndexes exceeds per-table limit of {LOCAL_MAX}")
+    if len(spec.local) > limits.LOCAL_INDEXES_MAX:
+        raise Invalid(
+            f"{_INVALID}Number of LocalSecondaryIndexes exceeds per-table limit of {limits.LOCAL_INDEXES_MAX}"
+        )
 
 
 def check_global(index: IndexSpec, names: Iterable[str]) -> None:
-    """Refuse a global index that cannot be, over attributes of these names."""
+    """Raise if a global index over attributes of these names is invalid."""
     check_name(index.name)
     keys = [element.name for element in index.keys]
     _check_defined(keys, names)
@@ -285,9 +275,9 @@ def check_global(index: IndexSpec, names: Iterable[str]) -> None:
     if kinds != sorted(kinds):
         raise Invalid("Invalid KeySchema: All HASH key elements must precede all RANGE key elements")
     for kind in (HASH, RANGE):
-        if kinds.count(kind) > KEY_PARTS_MAX:
+        if kinds.count(kind) > limits.KEY_PARTS_MAX:
             raise Invalid(
-                f"{_INVALID}Number of {kind} key attributes exceeds the limit of {KEY_PARTS_MAX} for index: "
+                f"{_INVALID}Number of {kind} key attributes exceeds the limit of {limits.KEY_PARTS_MAX} for index: "
                 f"{index.name}"
             )
     _check_projection(index.projection)
@@ -328,20 +318,22 @@ def _take(taken: set[str], name: str) -> None:
 
 
 def _check_global_count(count: int) -> None:
-    if count > GLOBAL_MAX:
-        raise Invalid(f"{_INVALID}GlobalSecondaryIndex count exceeds the per-table limit of {GLOBAL_MAX}")
+    if count > limits.GLOBAL_INDEXES_MAX:
+        raise Invalid(
+            f"{_INVALID}GlobalSecondaryIndex count exceeds the per-table limit of {limits.GLOBAL_INDEXES_MAX}"
+        )
 
 
 def _check_projected(attributes: Iterable[tuple[str, ...]]) -> None:
     count = sum(map(len, attributes))
-    if count > PROJECTED_MAX:
+    if count > limits.PROJECTED_ATTRIBUTES_MAX:
         raise Invalid(
             f"{_INVALID}Number of projected attributes of all indexes, {count}, exceeds the per-table limit of "
-            f"{PROJECTED_MAX}"
+            f"{limits.PROJECTED_ATTRIBUTES_MAX}"
         )
 
 
-def _check_all_used(spec: Spec, names: list[str], indexes: list[IndexSpec]) -> None:
+def _check_all_used(spec: TableSpec, names: list[str], indexes: list[IndexSpec]) -> None:
     used = dict.fromkeys(element.name for keys in (spec.keys, *(index.keys for index in indexes)) for element in keys)
     if len(used) != len(names):
         raise Invalid(
@@ -351,7 +343,7 @@ def _check_all_used(spec: Spec, names: list[str], indexes: list[IndexSpec]) -> N
 
 
 def check_stream(stream: StreamSpec) -> None:
-    """Refuse a change stream without a view, or a view without a change stream."""
+    """Raise for a change stream without a view, or a view without a change stream."""
     if stream.enabled and stream.view is None:
         raise Invalid(f"{_INVALID}StreamViewType must be specified when StreamEnabled is true")
     if not stream.enabled and stream.view is not None:
@@ -361,14 +353,20 @@ def check_stream(stream: StreamSpec) -> None:
 
 
 def check_tags(tags: dict[str, str]) -> None:
-    """Refuse tags that DynamoDB would not take. Letters of any alphabet are letters."""
-    if len(tags) > TAGS_MAX:
-        raise Invalid(f"{_INVALID}Number of tags, {len(tags)}, exceeds the limit of {TAGS_MAX} tags per resource")
+    """Raise for tags that DynamoDB does not accept. Letters of any alphabet are valid."""
+    if len(tags) > limits.TAGS_MAX:
+        raise Invalid(
+            f"{_INVALID}Number of tags, {len(tags)}, exceeds the limit of {limits.TAGS_MAX} tags per resource"
+        )
     for name, text in tags.items():
-        if not 1 <= len(name) <= TAG_KEY_MAX:
-            raise Invalid(f"{_INVALID}Tag key has {len(name)} characters, it must have 1 to {TAG_KEY_MAX}")
-        if len(text) > TAG_VALUE_MAX:
-            raise Invalid(f"{_INVALID}Tag value has {len(text)} characters, it may have {TAG_VALUE_MAX}")
+        if not 1 <= len(name) <= limits.TAG_KEY_CHARACTERS_MAX:
+            raise Invalid(
+                f"{_INVALID}Tag key has {len(name)} characters, it must have 1 to {limits.TAG_KEY_CHARACTERS_MAX}"
+            )
+        if len(text) > limits.TAG_VALUE_CHARACTERS_MAX:
+            raise Invalid(
+                f"{_INVALID}Tag value has {len(text)} characters, it may have {limits.TAG_VALUE_CHARACTERS_MAX}"
+            )
         if name.lower().startswith("aws:"):
             raise Invalid(f"{_INVALID}Tag key {name} is reserved: aws: is no prefix for tags of yours")
         for part in (name, text):
@@ -381,13 +379,13 @@ def check_tags(tags: dict[str, str]) -> None:
 # -- changing
 
 
-def check_changes(changes: Changes) -> None:
-    """Refuse what is wrong whatever the table looks like."""
-    asked = (
+def check_changes(changes: TableChanges) -> None:
+    """Raise if the changes are invalid for any table."""
+    fields = (
         changes.billing, changes.throughput, changes.on_demand, changes.warm, changes.table_class, changes.protected,
         changes.encryption, changes.stream,
     )  # fmt: skip
-    if not changes.indexes and all(change is None for change in asked):
+    if not changes.indexes and all(field is None for field in fields):
         raise Invalid(
             "At least one of ProvisionedThroughput, BillingMode, UpdateStreamEnabled, GlobalSecondaryIndexUpdates or "
             "SSESpecification or ReplicaUpdates is required"
@@ -398,13 +396,13 @@ def check_changes(changes: Changes) -> None:
         check_units(changes.throughput)
     seen: set[str] = set()
     for change in changes.indexes:
-        given = sum(part is not None for part in (change.create, change.update, change.delete))
-        if given == 0:
+        count = sum(part is not None for part in (change.create, change.update, change.delete))
+        if count == 0:
             raise Invalid(
                 f"{_INVALID}One of GlobalSecondaryIndexUpdate.Update, GlobalSecondaryIndexUpdate.Create, "
                 "GlobalSecondaryIndexUpdate.Delete must not be null"
             )
-        if given > 1:
+        if count > 1:
             raise Invalid(
                 f"{_INVALID}Only one of GlobalSecondaryIndexUpdate.Update, GlobalSecondaryIndexUpdate.Create, "
                 "GlobalSecondaryIndexUpdate.Delete may be specified in one GlobalSecondaryIndexUpdate"
@@ -420,8 +418,8 @@ def check_changes(changes: Changes) -> None:
         check_stream(changes.stream)
 
 
-def check_against(definition: Definition, changes: Changes) -> None:
-    """Refuse changes that this table, as it is, cannot take."""
+def check_against(definition: Definition, changes: TableChanges) -> None:
+    """Raise if the changes are invalid for this table."""
     billing = changes.billing or definition.billing
     if billing == PAY_PER_REQUEST and changes.throughput is not None:
         raise _no_units()
@@ -433,20 +431,20 @@ def check_against(definition: Definition, changes: Changes) -> None:
         )
     for change in changes.indexes:
         units = change.update.throughput if change.update is not None else None
-        if units is not None and max(units) > UNITS_MAX:
+        if units is not None and max(units) > limits.CAPACITY_UNITS_MAX:
             raise Invalid(
                 "This operation cannot be performed with given input values. Please contact DynamoDB service team "
                 "for more info: Action Blocked: IndexUpdate"
             )
     if billing == PROVISIONED and definition.billing == PAY_PER_REQUEST:
-        given = {change.name for change in changes.indexes}
-        missing = [index.name for index in definition.indexes if not index.local and index.name not in given]
+        named = {change.name for change in changes.indexes}
+        missing = [index.name for index in definition.indexes if not index.local and index.name not in named]
         if missing:
             raise Invalid(f"{_INVALID}ProvisionedThroughput must be specified for index: {','.join(missing)}")
 
 
 def check_new_index(definition: Definition, spec: IndexSpec, attributes: tuple[Attribute, ...], billing: str) -> None:
-    """Refuse a global index that this table cannot get. The request must define its attributes, even known ones."""
+    """Raise if the new index is invalid for this table. The request must define its attributes, even known ones."""
     if spec.name in definition.by_name:
         raise Invalid("Attempting to create an index which already exists")
     names = [attribute.name for attribute in attributes]
@@ -481,17 +479,17 @@ def _schema(keys: Iterable[tuple[str, str]], kinds: dict[str, str]) -> str:
     return f"Schema:[SchemaElement: {', '.join(f'key{{{name}:{kinds[name]}:{kind}}}' for name, kind in keys)}]"
 
 
-# -- what comes of it
+# -- definitions
 
 
-def index_of(spec: IndexSpec, space: int, *, local: bool) -> Index:
+def index_of(spec: IndexSpec, space: int, *, local: bool) -> IndexDefinition:
     """The index that a spec, which has passed the checks, describes."""
     projection = Projection(spec.projection.kind or "ALL", spec.projection.attributes or ())
     hashed = tuple(element.name for element in spec.keys if element.kind == HASH)
     ranged = tuple(element.name for element in spec.keys if element.kind == RANGE)
-    return Index(
+    return IndexDefinition(
         spec.name, space, local, hashed, ranged, projection, on_demand=spec.on_demand, warm=spec.warm
-    )  # throughput is the caller's: it depends on how the table is billed
+    )  # the caller sets the throughput: it depends on the table's billing mode
 
 
 def attributes_in_use(definition: Definition) -> tuple[Attribute, ...]:

@@ -1,6 +1,6 @@
-"""The secret that places in change streams are sealed with before clients get them.
+"""The secret with which shard iterators are sealed before clients get them.
 
-It is made when the database is first opened and kept in it, so that what was handed out survives a restart.
+It is created when the database is first opened and stored in it, so that iterators survive a restart.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SECRET_BYTES: Final = 32
 
 
 class FindSecret(Query[bytes | None], frozen=True):
-    """The secret, if there is one yet."""
+    """The secret, if it exists yet."""
 
     permission = Permission.SYSTEM
     single = True
@@ -28,7 +28,7 @@ class FindSecret(Query[bytes | None], frozen=True):
 
 
 class MakeSecret(Command[bytes], frozen=True):
-    """The secret; if there is none, it is made."""
+    """The secret; created if it does not exist."""
 
     permission = Permission.SYSTEM
 

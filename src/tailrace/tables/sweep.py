@@ -1,22 +1,25 @@
-"""Housekeeping of tables: expired items are deleted, new indexes filled, what was dropped is removed, tokens forgotten.
+"""Housekeeping of tables: expired items are deleted, new indexes filled, dropped tables removed, tokens forgotten.
 
-As for streams, each step is a small command of its own, so that writers wait for milliseconds at most, and can be
-repeated or interrupted anywhere: the lists of work are in the database, and a step looks again before it acts. An item
-whose time was put off since it was found is never deleted, an index entry is never added twice.
+Each step is a small command of its own, so that writers wait for milliseconds at most, and can be repeated or
+interrupted anywhere: the lists of work are in the database, and each step checks again before it acts. An item whose
+TTL was postponed after it was found is not deleted, and an index entry is never added twice.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from tailrace import failpoints, limits
 from tailrace.access import Permission
-from tailrace.command import Command, Query
+from tailrace.command import Command
+from tailrace.housekeeping import DueWork, HousekeepingTask
+from tailrace.metrics import Metrics
 from tailrace.storage.engine import Reader, Tx
+from tailrace.tables import change_trimming, number, value, write
 from tailrace.tables import key as keys
-from tailrace.tables import number, streams, value, write
+from tailrace.tables.change_stream import CHANGE_STREAMS, ChangeStream
 from tailrace.tables.definition import (
     ACTIVE,
     BACKFILLS,
@@ -30,7 +33,7 @@ from tailrace.tables.definition import (
     BackfillRow,
     CountRow,
     Definition,
-    Index,
+    IndexDefinition,
     IndexRow,
     ItemRow,
     counted,
@@ -39,68 +42,22 @@ from tailrace.tables.definition import (
 )
 from tailrace.tables.lifecycle import with_index
 
-EXPIRED_S_MAX: Final = 5 * 365 * 24 * 3600  # what expired longer ago was meant otherwise and stays
-Place = tuple[str | None, tuple[str, str] | None]  # a table, and a change stream's name and label
-STEP_ITEMS: Final = 250  # items that one step deletes or adds to an index
-STEP_ROWS: Final = 2_000  # rows of what was dropped that one step removes
-
-
-class Due(msgspec.Struct, frozen=True):
-    """Work found by looking at committed state."""
-
-    steps: list[Command[bool]]  # each to be repeated until it answers that it is done
-    expiries: list[ExpireItems]  # likewise
-    trims: list[streams.TrimChanges]
-    looked_at: Place | None  # go on after it; None: all was looked at
-    more: bool  # there may be more than these
-
-    def __bool__(self) -> bool:
-        return bool(self.steps or self.expiries or self.trims)
-
-
-class FindDue(Query[Due], frozen=True):
-    """What there is to do. Of tables with expiry and of change streams only some, `after` others."""
-
-    after: Place | None = None
-    limit: int = 100
-
-    def run(self, reader: Reader) -> Due:
-        tables_after, streams_after = self.after or (None, None)
-        fills = [row.space for row in reader.scan(BACKFILLS, limit=self.limit)]
-        dropped = [row.space for row in reader.scan(DROPPED_SPACES, limit=self.limit)]
-        steps: list[Command[bool]] = [Backfill(space) for space in fills]
-        steps += [Purge(space) for space in dropped]
-        if any(True for _ in reader.scan(TOKEN_AGES, before=reader.settled_ms - limits.TOKEN_S * 1000, limit=1)):
-            steps.append(ForgetTokens())
-        expiries = []
-        rows = list(reader.scan(TABLES, after=tables_after, limit=limits.SWEEP_STREAMS))
-        for row in rows:
-            definition = decoded(row)
-            if definition.ttl_space is not None and _expired(reader, definition, 1):
-                expiries.append(ExpireItems(row.name))
-        found = streams.find_due(reader, streams_after, limits.SWEEP_STREAMS)
-        trims = [streams.TrimChanges(name, label) for name, label in found.due]
-        last = rows[-1].name if len(rows) == limits.SWEEP_STREAMS else None
-        looked_at = None if last is None and found.looked_at is None else (last, found.looked_at)
-        return Due(steps, expiries, trims, looked_at, max(len(fills), len(dropped)) == self.limit)
-
-
 # -- expiry
 
 
 def _expired(reader: Reader | Tx, definition: Definition, limit: int) -> list[IndexRow]:
-    """The first items whose time has come."""
+    """The first expired items, as entries of the expiry order."""
     now_s = reader.settled_ms // 1000
-    since = number.ordered(str(max(0, now_s - EXPIRED_S_MAX)))
+    since = number.ordered(str(max(0, now_s - limits.EXPIRED_ITEM_S_MAX)))
     until = keys.successor(number.ordered(str(now_s)))
     return list(reader.scan(INDEX_ENTRIES, definition.ttl_space, start=since, before=until, limit=limit))
 
 
 class Expired(msgspec.Struct, frozen=True):
-    """What one step of expiry did."""
+    """The outcome of one step of expiry."""
 
-    items: int  # how many were deleted
-    done: bool  # all that were due are gone
+    items: int  # deleted
+    done: bool  # no more are due
 
 
 class ExpireItems(Command[Expired], frozen=True):
@@ -118,7 +75,7 @@ class ExpireItems(Command[Expired], frozen=True):
         if definition is None or definition.ttl_space is None:
             return Expired(0, done=True)
         deleted, left = 0, limits.SWEEP_BYTES
-        found = _expired(tx, definition, STEP_ITEMS)
+        found = _expired(tx, definition, limits.SWEEP_ITEMS)
         for entry in found:
             item = tx.get(ITEMS, definition.space, entry.item)
             left -= 0 if item is None else item.size
@@ -129,15 +86,15 @@ class ExpireItems(Command[Expired], frozen=True):
                 write.remove(tx, definition, entry.item)
                 deleted += 1
             else:
-                tx.delete(INDEX_ENTRIES, entry.space, entry.key)  # it is not its item's, and the item stays
-        return Expired(deleted, done=len(found) < STEP_ITEMS)
+                tx.delete(INDEX_ENTRIES, entry.space, entry.key)  # the item has another TTL by now, and stays
+        return Expired(deleted, done=len(found) < limits.SWEEP_ITEMS)
 
 
 # -- new indexes
 
 
-class Backfill(Command[bool], frozen=True):
-    """Add some of the items that were there before an index, or an order of expiry, to it; whether all are in now."""
+class BackfillIndex(Command[bool], frozen=True):
+    """Add some existing items to a new index, or to a new expiry order; True when all are in it."""
 
     permission = Permission.ADMIN
 
@@ -168,22 +125,22 @@ class Backfill(Command[bool], frozen=True):
 
 
 def _step(tx: Tx, space: int, after: bytes) -> tuple[list[ItemRow], bool]:
-    """The next items, not too many and not too large together, and whether there may be more."""
+    """The next items, limited by number and total size, and whether there may be more."""
     start = after + b"\0"  # the least key above it
-    sizes = tx.values(ITEMS, "size", space, start=start, limit=STEP_ITEMS)
+    sizes = tx.values(ITEMS, "size", space, start=start, limit=limits.SWEEP_ITEMS)
     count = _affordable(sizes)
     items = list(tx.scan(ITEMS, space, start=start, limit=count)) if count else []
-    return items, count < len(sizes) or len(sizes) == STEP_ITEMS
+    return items, count < len(sizes) or len(sizes) == limits.SWEEP_ITEMS
 
 
-def _add(tx: Tx, definition: Definition, index: Index, rows: list[ItemRow]) -> None:
-    """Items that do not fit the index are passed over, as are those that were written since it was made."""
+def _add(tx: Tx, definition: Definition, index: IndexDefinition, rows: list[ItemRow]) -> None:
+    """Skips items without the index's key attributes, and items written since the index was created."""
     items = size = 0
     for row in rows:
         item = value.decode(row.body)
-        place = write.place(definition, index, item, row.key)
-        if place is not None and tx.get(INDEX_ENTRIES, index.space, place) is None:
-            tx.put(INDEX_ENTRIES, IndexRow(index.space, place, row.key))
+        key = write.entry_key(definition, index, item, row.key)
+        if key is not None and tx.get(INDEX_ENTRIES, index.space, key) is None:
+            tx.put(INDEX_ENTRIES, IndexRow(index.space, key, row.key))
             items += 1
             size += write.projected_size(definition, index, item)
     if items:
@@ -199,11 +156,11 @@ def _add_expiry(tx: Tx, definition: Definition, rows: list[ItemRow]) -> None:
             tx.put(INDEX_ENTRIES, IndexRow(definition.ttl_space, expiry, row.key))
 
 
-# -- what was dropped
+# -- dropped tables and indexes
 
 
-class Purge(Command[bool], frozen=True):
-    """Remove some of what a dropped table or index left behind; whether all is gone."""
+class PurgeSpace(Command[bool], frozen=True):
+    """Remove some rows of a dropped table or index; True when none are left."""
 
     freeing = True
     permission = Permission.ADMIN
@@ -214,18 +171,18 @@ class Purge(Command[bool], frozen=True):
         failpoints.hit("sweep.step")
         if tx.get(DROPPED_SPACES, self.space) is None:
             return True
-        sizes = tx.values(ITEMS, "size", self.space, limit=STEP_ROWS)
+        sizes = tx.values(ITEMS, "size", self.space, limit=limits.SWEEP_ROWS)
         if sizes:
             tx.remove_range(ITEMS, self.space, limit=_affordable(sizes))
             return False
-        if tx.remove_range(INDEX_ENTRIES, self.space, limit=STEP_ROWS) == STEP_ROWS:
+        if tx.remove_range(INDEX_ENTRIES, self.space, limit=limits.SWEEP_ROWS) == limits.SWEEP_ROWS:
             return False
         tx.delete(DROPPED_SPACES, self.space)
         return True
 
 
 def _affordable(sizes: list[tuple[Any, ...]]) -> int:
-    """How many items one step takes on: at least one, then as many as are not too large together."""
+    """The number of items for one step: at least one, then as many as fit SWEEP_BYTES."""
     count, left = 0, limits.SWEEP_BYTES
     for (size,) in sizes:
         left -= size
@@ -239,17 +196,76 @@ def _affordable(sizes: list[tuple[Any, ...]]) -> int:
 
 
 class ForgetTokens(Command[bool], frozen=True):
-    """Forget some client request tokens that are too old to be repeated; whether all of those are forgotten."""
+    """Forget some client request tokens that are too old to be repeated; True when none are left."""
 
     freeing = True
     permission = Permission.ADMIN
 
     def run(self, tx: Tx) -> bool:
         failpoints.hit("sweep.step")
-        old = list(tx.scan(TOKEN_AGES, before=tx.settled_ms - limits.TOKEN_S * 1000, limit=STEP_ROWS))
+        old = list(tx.scan(TOKEN_AGES, before=tx.settled_ms - limits.TOKEN_S * 1000, limit=limits.SWEEP_ROWS))
         for age in old:
             token = tx.get(TOKENS, age.token)
             if token is not None and token.at_ms == age.at_ms:
                 tx.delete(TOKENS, age.token)
             tx.delete(TOKEN_AGES, age.at_ms, age.token)
-        return len(old) < STEP_ROWS
+        return len(old) < limits.SWEEP_ROWS
+
+
+# -- tasks
+
+
+def _find_backfills(reader: Reader, position: None) -> DueWork[bool]:
+    spaces = [row.space for row in reader.scan(BACKFILLS, limit=limits.SWEEP_DUE)]
+    return DueWork([BackfillIndex(space) for space in spaces], more=len(spaces) == limits.SWEEP_DUE)
+
+
+def _find_dropped(reader: Reader, position: None) -> DueWork[bool]:
+    spaces = [row.space for row in reader.scan(DROPPED_SPACES, limit=limits.SWEEP_DUE)]
+    return DueWork([PurgeSpace(space) for space in spaces], more=len(spaces) == limits.SWEEP_DUE)
+
+
+def _find_tokens(reader: Reader, position: None) -> DueWork[bool]:
+    due = any(True for _ in reader.scan(TOKEN_AGES, before=reader.settled_ms - limits.TOKEN_S * 1000, limit=1))
+    return DueWork([ForgetTokens()] if due else [])
+
+
+def _find_expired(reader: Reader, after: str | None) -> DueWork[Expired]:
+    """A page of the tables: examining all of them takes long."""
+    rows = list(reader.scan(TABLES, after=after, limit=limits.SWEEP_STREAMS))
+    due = []
+    for row in rows:
+        definition = decoded(row)
+        if definition.ttl_space is not None and _expired(reader, definition, 1):
+            due.append(ExpireItems(row.name))
+    return DueWork(due, rows[-1].name if len(rows) == limits.SWEEP_STREAMS else None)
+
+
+def _find_trims(reader: Reader, after: tuple[str, str] | None) -> DueWork[int]:
+    """A page of the change streams, in order of table and label."""
+    rows: list[ChangeStream]
+    if after is None:
+        rows = list(reader.scan(CHANGE_STREAMS, limit=limits.SWEEP_STREAMS))
+    else:
+        rows = list(reader.scan(CHANGE_STREAMS, after[0], after=after[1], limit=limits.SWEEP_STREAMS))
+        if len(rows) < limits.SWEEP_STREAMS:
+            rows += reader.scan(CHANGE_STREAMS, after=after[0], limit=limits.SWEEP_STREAMS - len(rows))
+    due = [change_trimming.TrimChanges(row.name, row.label) for row in rows if change_trimming.is_due(reader, row)]
+    return DueWork(due, (rows[-1].name, rows[-1].label) if len(rows) == limits.SWEEP_STREAMS else None)
+
+
+def _count_expired(metrics: Metrics, expired: Expired) -> None:
+    metrics.items_expired += expired.items
+
+
+def _count_trimmed(metrics: Metrics, records: int) -> None:
+    metrics.trimmed += 1
+
+
+TASKS = (
+    HousekeepingTask("tables.backfill", _find_backfills, finished=bool),
+    HousekeepingTask("tables.purge", _find_dropped, finished=bool),
+    HousekeepingTask("tables.tokens", _find_tokens, finished=bool),
+    HousekeepingTask("tables.expire", _find_expired, finished=lambda expired: expired.done, count=_count_expired),
+    HousekeepingTask("tables.trim", _find_trims, count=_count_trimmed),
+)

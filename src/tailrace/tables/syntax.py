@@ -1,11 +1,11 @@
-"""The grammar of expressions: text to a tree, with the placeholders still in it.
+"""The parser of expressions: text to a tree that still contains placeholders.
 
-What depends on the text alone is decided here, once per text: syntax, redundant parentheses, function names and where
-they may stand, reserved words, list indexes, the number of operators. What depends on a request's names and values is
-decided when the tree is bound (`binding`, `condition`, `update`).
+Everything that depends on the text alone is checked here, once per text: syntax, redundant parentheses, function names
+and their positions, reserved words, list indexes, the number of operators. Checks that depend on a request's names and
+values are made when the tree is bound (`binding`, `condition`, `update`).
 
-Nothing here recurses with the text. Parentheses and calls are kept on explicit stacks, and what comes out is bounded: a
-condition nests at most as deep as it has operators, a condition's operand at most `CALLS_DEEP_MAX` calls, an update's
+Nothing here recurses with the text. Parentheses and calls are kept on explicit stacks, and the result is bounded: a
+condition nests at most as deep as it has operators, its operand at most `EXPRESSION_CALLS_DEPTH_MAX` calls, an update's
 as many `if_not_exists(` as fit into the text.
 """
 
@@ -17,13 +17,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, TypeAlias
 
+from tailrace import limits
 from tailrace.tables.reserved import is_reserved
-
-TEXT_BYTES_MAX: Final = 4096
-OPERATORS_MAX: Final = 300
-INDEX_MAX: Final = 2**31 - 1
-CALLS_DEEP_MAX: Final = 32  # in a condition, where more than two are never right
-PARSED_MAX: Final = 1024  # texts remembered per grammar
 
 COMPARATORS: Final = frozenset({"=", "<>", "<", "<=", ">", ">="})
 ARITY: Final = {
@@ -51,15 +46,15 @@ _NO_WORDS: Final[frozenset[str]] = frozenset()
 _REDUNDANT: Final = "The expression has redundant parentheses;"
 
 
-class Refused(Exception):
-    """What is wrong with an expression, in the service's words but without the name of the parameter."""
+class InvalidExpression(Exception):
+    """An invalid expression; the message is the service's, without the name of the parameter."""
 
 
 # -- the tree
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class DocumentPath:
     """A document path: names, placeholders (which begin with #) and list indexes."""
 
     parts: tuple[str | int, ...]
@@ -67,7 +62,7 @@ class Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class ValuePlaceholder:
     """A value's placeholder."""
 
     name: str
@@ -81,7 +76,7 @@ class Call:
     args: tuple[Operand, ...]
 
 
-Operand: TypeAlias = Path | Constant | Call
+Operand: TypeAlias = DocumentPath | ValuePlaceholder | Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +116,7 @@ class Action:
     """One change: SET (to the operand), REMOVE (no operand), ADD or DELETE (a constant)."""
 
     section: str
-    path: Path
+    path: DocumentPath
     operand: Operand | None
 
 
@@ -136,34 +131,34 @@ def condition(text: str) -> Node:
 
 def update(text: str) -> tuple[Action, ...]:
     """The actions of an update, in the order they are written."""
-    _measure(text, told=False)
+    _measure(text, with_size=False)
     return _update(text)
 
 
-def projection(text: str) -> tuple[Path, ...]:
+def projection(text: str) -> tuple[DocumentPath, ...]:
     """The paths of a projection."""
     _measure(text)
     return _projection(text)
 
 
-def _measure(text: str, *, told: bool = True) -> None:
-    """Raise if there is no text or too much; of conditions and projections the service tells how much (`told`)."""
+def _measure(text: str, *, with_size: bool = True) -> None:
+    """Raise if there is no text or too much; for conditions and projections the error has the size (`with_size`)."""
     if not text:
-        raise Refused("The expression can not be empty;")
+        raise InvalidExpression("The expression can not be empty;")
     size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-    if size > TEXT_BYTES_MAX:
-        shown = f" expression size: {size}" if told else ""
-        raise Refused(f"Expression size has exceeded the maximum allowed size;{shown}")
+    if size > limits.EXPRESSION_BYTES_MAX:
+        shown = f" expression size: {size}" if with_size else ""
+        raise InvalidExpression(f"Expression size has exceeded the maximum allowed size;{shown}")
 
 
-@lru_cache(PARSED_MAX)
+@lru_cache(limits.EXPRESSIONS_PARSED_MAX)
 def _condition(text: str) -> Node:
     node = _Condition(text, _CONDITION_WORDS).parse()
     _check_condition(node)
     return node
 
 
-@lru_cache(PARSED_MAX)
+@lru_cache(limits.EXPRESSIONS_PARSED_MAX)
 def _update(text: str) -> tuple[Action, ...]:
     actions, sections = _Update(text, _UPDATE_WORDS).parse()
     for action in actions:
@@ -172,12 +167,12 @@ def _update(text: str) -> tuple[Action, ...]:
             _check_value(action.operand)
     for at, section in enumerate(sections):
         if section in sections[:at]:
-            raise Refused(f'The "{section}" section can only be used once in an update expression;')
+            raise InvalidExpression(f'The "{section}" section can only be used once in an update expression;')
     return tuple(actions)
 
 
-@lru_cache(PARSED_MAX)
-def _projection(text: str) -> tuple[Path, ...]:
+@lru_cache(limits.EXPRESSIONS_PARSED_MAX)
+def _projection(text: str) -> tuple[DocumentPath, ...]:
     parser = _Parser(text, _NO_WORDS)
     paths = [parser.path()]
     while parser.kind == ",":
@@ -238,25 +233,27 @@ class _Parser:
         if self.kind != "end":
             raise self.wrong()
 
-    def wrong(self) -> Refused:
+    def wrong(self) -> InvalidExpression:
         """A syntax error at the current token; it shows the tokens on both sides."""
         at, spans = self._at, self._spans
         start = spans[max(at - 1, 0)][0] if spans else 0
         if at == len(spans):
-            return Refused(f'Syntax error; token: "<EOF>", near: "{self._text[start : spans[-1][1] if spans else 0]}"')
+            return InvalidExpression(
+                f'Syntax error; token: "<EOF>", near: "{self._text[start : spans[-1][1] if spans else 0]}"'
+            )
         end = spans[min(at + 1, len(spans) - 1)][1]
-        return Refused(f'Syntax error; token: "{self.token}", near: "{self._text[start:end]}"')
+        return InvalidExpression(f'Syntax error; token: "{self.token}", near: "{self._text[start:end]}"')
 
     def operator(self) -> str:
         """Pass an operator; there is a limit to how many."""
         self._operators += 1
-        if self._operators > OPERATORS_MAX:
-            raise Refused(f"The expression contains too many operators; operator count: {self._operators}")
+        if self._operators > limits.EXPRESSION_OPERATORS_MAX:
+            raise InvalidExpression(f"The expression contains too many operators; operator count: {self._operators}")
         kind = self.kind
         self.advance()
         return kind
 
-    def path(self) -> Path:
+    def path(self) -> DocumentPath:
         if self.kind not in ("id", "name"):
             raise self.wrong()
         parts: list[str | int] = [self.token]
@@ -264,7 +261,7 @@ class _Parser:
         self.advance()
         return self.steps(parts, plain)
 
-    def steps(self, parts: list[str | int], plain: bool) -> Path:
+    def steps(self, parts: list[str | int], plain: bool) -> DocumentPath:
         """What follows the parts of a path that were read already."""
         while True:
             if self.kind == ".":
@@ -283,7 +280,7 @@ class _Parser:
                 self.expect("]")
                 parts.append(int(digits))
             else:
-                return Path(tuple(parts), plain)
+                return DocumentPath(tuple(parts), plain)
 
     def operand(self) -> Operand:
         """A path, a value or a function of operands, each also in parentheses."""
@@ -301,7 +298,7 @@ class _Parser:
                 continue
             node: Operand
             if kind == "value":
-                node = Constant(self.token)
+                node = ValuePlaceholder(self.token)
                 self.advance()
             else:
                 node = self.path()
@@ -311,7 +308,7 @@ class _Parser:
                 if call is None:
                     self.expect(")")
                     if wrapped:
-                        raise Refused(_REDUNDANT)
+                        raise InvalidExpression(_REDUNDANT)
                     wrapped = True
                 else:
                     call[1].append(node)
@@ -330,7 +327,7 @@ class _Parser:
 
 
 class _Frame:
-    """A parenthesis (or the whole text) under way: alternatives of conjuncts, and the NOTs before the next term."""
+    """An open parenthesis (or the whole text): alternatives of conjuncts, and the NOTs before the next term."""
 
     __slots__ = ("alternatives", "conjuncts", "nots")
 
@@ -353,7 +350,8 @@ def _joined(kind: type[Every] | type[Either], nodes: Sequence[Node]) -> Node:
 
 
 class _Condition(_Parser):
-    """NOT before AND before OR. A parenthesis may hold a condition or an operand; which, shows when it closes."""
+    """NOT binds before AND before OR. A parenthesis may contain a condition or an operand, which is known when it
+    closes."""
 
     def parse(self) -> Node:
         frames: list[_Frame] = []
@@ -374,10 +372,10 @@ class _Condition(_Parser):
                 extended = self._comparison(term, wrapped)
                 wrapped = wrapped and extended is term
                 term = extended
-                if isinstance(term, Path | Constant):
-                    # Nothing but an operand: then it is all that the parenthesis holds.
+                if isinstance(term, DocumentPath | ValuePlaceholder):
+                    # The parenthesis contains only an operand.
                     if not (frames and frame.fresh and self.kind == ")") or wrapped:
-                        raise Refused(_REDUNDANT) if wrapped and frames and self.kind == ")" else self.wrong()
+                        raise InvalidExpression(_REDUNDANT) if wrapped and frames and self.kind == ")" else self.wrong()
                     self.advance()
                     frame = frames.pop()
                     wrapped = True
@@ -400,16 +398,16 @@ class _Condition(_Parser):
                     return frame.node()
                 self.expect(")")
                 if wrapped and not frame.alternatives and len(frame.conjuncts) == 1:
-                    raise Refused(_REDUNDANT)
+                    raise InvalidExpression(_REDUNDANT)
                 term = frame.node()
                 frame = frames.pop()
                 wrapped = True
 
     def _comparison(self, term: Operand | Node, wrapped: bool) -> Operand | Node:
-        """The comparison that this operand begins, if it does."""
-        if not isinstance(term, Path | Constant | Call):
+        """The comparison that begins with this operand, or the operand."""
+        if not isinstance(term, DocumentPath | ValuePlaceholder | Call):
             return term
-        if wrapped and isinstance(term, Path) and self.kind in (".", "["):
+        if wrapped and isinstance(term, DocumentPath) and self.kind in (".", "["):
             term = self.steps(list(term.parts), term.plain)
         if self.kind in COMPARATORS:
             op = self.operator()
@@ -436,17 +434,19 @@ def _check_condition(node: Node) -> None:
     todo: list[tuple[Node | Operand, bool, int]] = [(node, True, 0)]
     while todo:
         node_, outer, deep = todo.pop()
-        if isinstance(node_, Path):
+        if isinstance(node_, DocumentPath):
             _check_path(node_)
         elif isinstance(node_, Call):
             name = node_.name
             if name not in ARITY:
-                raise Refused(f"Invalid function name; function: {name}")
+                raise InvalidExpression(f"Invalid function name; function: {name}")
             if name in UPDATE_FUNCTIONS:
-                raise Refused(f"The function is not allowed in a condition expression; function: {name}")
+                raise InvalidExpression(f"The function is not allowed in a condition expression; function: {name}")
             if outer is (name == "size"):
-                raise Refused(f"The function is not allowed to be used this way in an expression; function: {name}")
-            if deep > CALLS_DEEP_MAX:
+                raise InvalidExpression(
+                    f"The function is not allowed to be used this way in an expression; function: {name}"
+                )
+            if deep > limits.EXPRESSION_CALLS_DEPTH_MAX:
                 raise wrong_type(name, "N")
             todo.extend((arg, False, deep + 1) for arg in reversed(node_.args))
         elif isinstance(node_, Compare):
@@ -457,20 +457,20 @@ def _check_condition(node: Node) -> None:
             todo.extend((part, True, 0) for part in reversed(node_.nodes))
 
 
-def wrong_type(name: str, kind: str) -> Refused:
-    """An operand is of a type that the operator or function does not take."""
-    return Refused(
+def wrong_type(name: str, kind: str) -> InvalidExpression:
+    """The error for an operand of a type that the operator or function does not accept."""
+    return InvalidExpression(
         f"Incorrect operand type for operator or function; operator or function: {name}, operand type: {kind}"
     )
 
 
-def _check_path(path: Path) -> None:
+def _check_path(path: DocumentPath) -> None:
     for part in path.parts:
         if isinstance(part, int):
-            if part > INDEX_MAX:
-                raise Refused(f"List index is not within the allowable range; index: [{part}]")
+            if part > limits.LIST_INDEX_MAX:
+                raise InvalidExpression(f"List index is not within the allowable range; index: [{part}]")
         elif part[0] != "#" and is_reserved(part):
-            raise Refused(f"Attribute name is a reserved keyword; reserved keyword: {part}")
+            raise InvalidExpression(f"Attribute name is a reserved keyword; reserved keyword: {part}")
 
 
 # -- updates
@@ -478,7 +478,7 @@ def _check_path(path: Path) -> None:
 
 class _Update(_Parser):
     def parse(self) -> tuple[list[Action], list[str]]:
-        """The actions, and the sections as they come."""
+        """The actions, and the sections in their order."""
         actions: list[Action] = []
         sections: list[str] = []
         while True:
@@ -503,32 +503,32 @@ class _Update(_Parser):
             return Action(section, path, self._value())
         if self.kind != "value":
             raise self.wrong()
-        constant = Constant(self.token)
+        constant = ValuePlaceholder(self.token)
         self.advance()
         return Action(section, path, constant)
 
     def _value(self) -> Operand:
-        """An operand, or the sum or difference of two, which may stand in parentheses as a whole."""
+        """An operand, or the sum or difference of two, optionally in parentheses."""
         parentheses = 0
         while self.kind == "(":
             self.advance()
             parentheses += 1
-            if parentheses > 2:  # of three, two are around the same
-                raise Refused(_REDUNDANT)
+            if parentheses > 2:  # of three, two enclose the same
+                raise InvalidExpression(_REDUNDANT)
         left = self.operand()
         if parentheses and self.kind in ("+", "-"):  # (a + b)
             left = self._sum(left)
             self.expect(")")
             if parentheses > 1:
                 self.expect(")")
-                raise Refused(_REDUNDANT)
+                raise InvalidExpression(_REDUNDANT)
             return left
         if parentheses:
             self.expect(")")
         if parentheses > 1:  # ((a) + b)
             if self.kind not in ("+", "-"):
                 self.expect(")")
-                raise Refused(_REDUNDANT)
+                raise InvalidExpression(_REDUNDANT)
             left = self._sum(left)
             self.expect(")")
             return left
@@ -540,18 +540,20 @@ class _Update(_Parser):
 
 
 def _check_value(operand: Operand) -> None:
-    """What is set: names, functions and indexes, in the order in which they are written."""
+    """Check the value of SET: names, functions and indexes, in the order in which they are written."""
     todo: list[tuple[Operand, bool]] = [(operand, True)]
     while todo:
         node, outer = todo.pop()
-        if isinstance(node, Path):
+        if isinstance(node, DocumentPath):
             _check_path(node)
         elif isinstance(node, Call):
             name = node.name
             if name not in ARITY:
-                raise Refused(f"Invalid function name; function: {name}")
+                raise InvalidExpression(f"Invalid function name; function: {name}")
             if name not in UPDATE_FUNCTIONS and name not in ("+", "-"):
-                raise Refused(f"The function is not allowed in an update expression; function: {name}")
+                raise InvalidExpression(f"The function is not allowed in an update expression; function: {name}")
             if name == "list_append" and not outer:
-                raise Refused(f"The function is not allowed to be used this way in an expression; function: {name}")
+                raise InvalidExpression(
+                    f"The function is not allowed to be used this way in an expression; function: {name}"
+                )
             todo.extend((arg, False) for arg in reversed(node.args))

@@ -1,9 +1,9 @@
-"""Updates: changes to an item, all worked out from the item as it was before.
+"""Updates: changes to an item, all computed from the old item.
 
 An update is a list of changes, each to one path. Values to set are evaluated first, against the old item; then every
-change is made. Indexes of lists mean the old list throughout: removed elements leave only at the end, and elements set
-beyond the end are appended in the order of their indexes. Nothing that the old item holds is changed; containers on the
-way to a change are copied once.
+change is applied. List indexes refer to the old list throughout: elements are removed only at the end, and elements set
+beyond the end are appended in the order of their indexes. The old item is not modified; containers on the path of a
+change are copied once.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import msgspec
 
 from tailrace.errors import Invalid
 from tailrace.tables import messages, number, syntax, value
-from tailrace.tables.binding import Paths, Placeholders, Steps, check_apart, reader
+from tailrace.tables.binding import Paths, Placeholders, Steps, check_disjoint, reader
 from tailrace.tables.condition import check_arity, check_distinct, kind_of
-from tailrace.tables.syntax import Refused, wrong_type
+from tailrace.tables.syntax import InvalidExpression, wrong_type
 from tailrace.tables.value import Item, Value
 
 Evaluate: TypeAlias = Callable[[Item], Value]
@@ -28,7 +28,7 @@ BAD_TYPE: Final = "An operand in the update expression has an incorrect data typ
 MISSING: Final = "The provided expression refers to an attribute that does not exist in the item"
 LEGACY_BAD_TYPE: Final = "Type mismatch for attribute to update"
 
-_GONE: Final[Value] = {}  # takes the place of an element that was removed
+_GONE: Final[Value] = {}  # stands for a removed element
 _LONG_NAMES: Final = {
     "S": "STRING",
     "N": "NUMBER",
@@ -40,8 +40,8 @@ _LONG_NAMES: Final = {
 }
 
 
-class Change(msgspec.Struct, frozen=True, gc=False):
-    """What happens at one path: SET to what is evaluated, REMOVE, ADD or DELETE of an operand."""
+class CompiledAction(msgspec.Struct, frozen=True, gc=False):
+    """The change of one path: SET to an evaluated value, REMOVE, ADD or DELETE of an operand."""
 
     section: str
     steps: Steps
@@ -50,32 +50,32 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
 
 class Updated:
-    """The item after an update, and what the update touched of it."""
+    """The item after an update, and the paths that the update touched."""
 
     __slots__ = ("_update", "item")
 
-    def __init__(self, item: Item, update: Update) -> None:
+    def __init__(self, item: Item, update: ItemUpdate) -> None:
         self.item = item
         self._update = update
 
     def old(self, before: Item | None) -> Item | None:
-        """What the updated paths held before, if anything."""
+        """The old values of the updated paths, if any."""
         return None if before is None else self._update.touched().project(before) or None
 
     def new(self) -> Item | None:
-        """What the updated paths hold now, if anything."""
+        """The new values of the updated paths, if any."""
         return self._update.touched().project(self.item) or None
 
 
-class Update:
-    """Changes to an item. `names` are the top-level attributes that it changes; `nested` those that it looks into, to
-    change or to read; `types` what it will surely make of a top-level attribute."""
+class ItemUpdate:
+    """An update of an item. `names` are the top-level attributes that it changes; `nested` those whose inside it
+    changes or reads; `types` the types of top-level attributes after it, as far as they are known."""
 
     __slots__ = ("_bad_type", "_changes", "creates", "names", "nested", "types")
 
     def __init__(
         self,
-        changes: Sequence[Change],
+        changes: Sequence[CompiledAction],
         *,
         nested: frozenset[str] = frozenset(),
         types: dict[str, str] | None = None,
@@ -86,7 +86,7 @@ class Update:
         self.names = frozenset([str(change.steps[0]) for change in changes])
         self.nested = nested
         self.types = types or {}
-        # What only removes makes no item where there is none.
+        # An update that only removes does not create an item.
         self.creates = not changes or any(change.section in ("SET", "ADD") for change in changes)
 
     def paths(self) -> frozenset[str]:
@@ -98,8 +98,8 @@ class Update:
         return Paths(change.steps for change in self._changes)
 
     def apply(self, item: Item | None, key: Item) -> Updated:
-        """The item with the changes made; an item that does not exist (None) begins as its key. Where `creates` is
-        false and there was no item, there is none afterwards either, and the result is not to be stored."""
+        """The updated item; an item that does not exist (None) begins as its key. If `creates` is false and there was
+        no item, the result must not be stored."""
         if item is None and not self.creates:
             return Updated(dict(key), self)
         before = key if item is None else item
@@ -125,7 +125,7 @@ class Update:
             edits.finish()
         return Updated(after, self)
 
-    def _nested(self, edits: _Edits, change: Change, set_to: Value | None) -> None:
+    def _nested(self, edits: _Edits, change: CompiledAction, set_to: Value | None) -> None:
         last = change.steps[-1]
         container = edits.container(change.steps)
         if set_to is None:
@@ -135,8 +135,8 @@ class Update:
                 return
         edits.put(container, last, set_to)
 
-    def _changed(self, change: Change, existing: Value | None) -> Value | None:
-        """What REMOVE, ADD or DELETE leave of a value; None for nothing."""
+    def _changed(self, change: CompiledAction, existing: Value | None) -> Value | None:
+        """The value after REMOVE, ADD or DELETE; None: it is removed."""
         operand = change.operand
         if change.section == "REMOVE":
             return None
@@ -188,7 +188,7 @@ class _Edits:
         self._appended: dict[int, dict[int, Value]] = {}
 
     def container(self, steps: Steps) -> Any:
-        """The map or list that the last step leads out of, ready to be changed."""
+        """The map or list that contains the last step, copied so that it can be changed."""
         container: Any = self._item
         for at, step in enumerate(steps[:-1]):
             if isinstance(step, int):
@@ -207,7 +207,7 @@ class _Edits:
         return container
 
     def put(self, container: Any, step: str | int, to: Value | None) -> None:
-        """Set or remove (None) what is at this step."""
+        """Set or remove (None) the value at this step."""
         if isinstance(step, str):
             if to is None:
                 container.pop(step, None)
@@ -223,10 +223,10 @@ class _Edits:
             self._appended.setdefault(id(container), {})[step] = to
 
     def finish(self) -> None:
-        """Let removed elements leave the lists, and append what was set beyond their ends."""
-        for place, elements in self._lists.items():
+        """Remove deleted elements from the lists, and append those set beyond their ends."""
+        for identity, elements in self._lists.items():
             elements[:] = [element for element in elements if element is not _GONE]
-            appended = self._appended.get(place)
+            appended = self._appended.get(identity)
             if appended:
                 elements.extend(appended[index] for index in sorted(appended))
 
@@ -234,25 +234,25 @@ class _Edits:
 # -- binding
 
 
-class Binder:
-    """Fills in an update's placeholders, checks paths and operands and compiles what is set."""
+class UpdateBinder:
+    """Fills in an update's placeholders, checks paths and operands, and compiles the values."""
 
     def __init__(self, placeholders: Placeholders) -> None:
         self._placeholders = placeholders
         self._nested: set[str] = set()
 
-    def update(self, actions: Sequence[syntax.Action]) -> Update:
+    def update(self, actions: Sequence[syntax.Action]) -> ItemUpdate:
         """The update of these actions."""
         try:
             return self._update(actions)
-        except Refused:
+        except InvalidExpression:
             self._explain(actions)
             raise
 
-    def _update(self, actions: Sequence[syntax.Action]) -> Update:
+    def _update(self, actions: Sequence[syntax.Action]) -> ItemUpdate:
         targets = [self._placeholders.path(action.path) for action in actions]
         if len({steps[0] for steps in targets}) != len(targets):
-            check_apart(targets)
+            check_disjoint(targets)
         changes = []
         types: dict[str, str] = {}
         for action, steps in zip(actions, targets, strict=True):
@@ -262,53 +262,53 @@ class Binder:
                 self._nested.add(str(steps[0]))
             elif kind is not None:
                 types[str(steps[0])] = kind
-        return Update(changes, nested=frozenset(self._nested), types=types)
+        return ItemUpdate(changes, nested=frozenset(self._nested), types=types)
 
     def _explain(self, actions: Sequence[syntax.Action]) -> None:
-        """Raise what the service tells of an update in which something is wrong: names that are not defined before
-        paths that are not apart, before values that are not defined, before operands of ADD and DELETE."""
+        """Raise the service's error for an invalid update, in its order: undefined names, overlapping paths, undefined
+        values, operands of ADD and DELETE."""
         for action in actions:
             self._placeholders.path(action.path)
         for action in actions:
             for leaf in _leaves(action.operand):
-                if isinstance(leaf, syntax.Path):
+                if isinstance(leaf, syntax.DocumentPath):
                     self._placeholders.path(leaf)
-        check_apart([self._placeholders.path(action.path) for action in actions])
+        check_disjoint([self._placeholders.path(action.path) for action in actions])
         for action in actions:
             for leaf in _leaves(action.operand):
-                if isinstance(leaf, syntax.Constant):
+                if isinstance(leaf, syntax.ValuePlaceholder):
                     self._placeholders.value(leaf.name)
         for action in actions:
             if action.section in ("ADD", "DELETE"):
                 self._check_operand(action)
 
-    def _change(self, action: syntax.Action, steps: Steps) -> tuple[Change, str | None]:
+    def _change(self, action: syntax.Action, steps: Steps) -> tuple[CompiledAction, str | None]:
         operand = action.operand
         if operand is None:
-            return Change(action.section, steps), None
+            return CompiledAction(action.section, steps), None
         if action.section == "SET":
             evaluate, kind, _ = self._operand(operand)
-            return Change("SET", steps, evaluate=evaluate), kind
+            return CompiledAction("SET", steps, evaluate=evaluate), kind
         constant = self._check_operand(action)
-        return Change(action.section, steps, operand=constant), kind_of(constant)
+        return CompiledAction(action.section, steps, operand=constant), kind_of(constant)
 
     def _check_operand(self, action: syntax.Action) -> Value:
-        assert isinstance(action.operand, syntax.Constant)
+        assert isinstance(action.operand, syntax.ValuePlaceholder)
         constant = self._placeholders.value(action.operand.name)
         kind = kind_of(constant)
         if kind not in SETS and not (action.section == "ADD" and kind == "N"):
-            raise Refused(
+            raise InvalidExpression(
                 "Incorrect operand type for operator or function; "
                 f"operator: {action.section}, operand type: {_LONG_NAMES[kind]}"
             )
         return constant
 
     def _operand(self, operand: syntax.Operand) -> tuple[Evaluate, str | None, Steps | Value | None]:
-        """How to work an operand out, its type if that is known, and the path or constant that it is."""
-        if isinstance(operand, syntax.Constant):
+        """How to evaluate an operand, its type if known, and its path or constant."""
+        if isinstance(operand, syntax.ValuePlaceholder):
             constant = self._placeholders.value(operand.name)
             return (lambda item: constant), kind_of(constant), constant
-        if isinstance(operand, syntax.Path):
+        if isinstance(operand, syntax.DocumentPath):
             steps = self._placeholders.path(operand)
             if len(steps) > 1:
                 self._nested.add(str(steps[0]))
@@ -322,7 +322,7 @@ class Binder:
         two, two_kind, two_is = self._operand(call.args[1])
         if name == "if_not_exists":
             if not isinstance(one_is, tuple):
-                raise Refused(f"Operator or function requires a document path; operator or function: {name}")
+                raise InvalidExpression(f"Operator or function requires a document path; operator or function: {name}")
             if isinstance(two_is, tuple):
                 check_distinct(name, (one_is, two_is))
             return _if_not_exists(one_is, two), two_kind, None
@@ -335,9 +335,9 @@ class Binder:
         return _sum(one, two, number.add if name == "+" else number.subtract), "N", None
 
 
-def _leaves(operand: syntax.Operand | None) -> list[syntax.Path | syntax.Constant]:
+def _leaves(operand: syntax.Operand | None) -> list[syntax.DocumentPath | syntax.ValuePlaceholder]:
     """The paths and constants of an operand, in the order in which they are written."""
-    found: list[syntax.Path | syntax.Constant] = []
+    found: list[syntax.DocumentPath | syntax.ValuePlaceholder] = []
     todo = [] if operand is None else [operand]
     while todo:
         each = todo.pop()

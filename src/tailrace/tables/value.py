@@ -1,13 +1,13 @@
 """Typed values and items: reading them off the wire, their size, equality and order, and their plain Python form.
 
 A value is a dict of one entry, type to content: `{"S": "x"}`, `{"N": "12.5"}` (canonical text), `{"B": b"raw"}`, and so
-on; an item is a dict of values. Nobody changes one after it was read.
+on; an item is a dict of values. Values are not changed after they were read.
 
-Reading has two ways. The quick one takes what is in order and gives up at the first surprise. The thorough one then
-reads the same item again, to say in the service's words what is wrong with it, or to take the odd forms that the
-service takes too. It has two stages, because the service has two. The first looks at the JSON alone: a string where a
-string is due, base64 where bytes are; it raises what is a SerializationException there, and drops nulls and types that
-it does not know. The second looks at the values and raises ValidationExceptions.
+There are two readers. The fast one reads well-formed items and gives up at the first irregularity. The thorough one
+then reads the same item again, to raise the service's error, or to accept unusual forms that the service accepts too.
+It has two stages, as the service has. The first checks the JSON alone: a string where a string is required, base64
+where bytes are; it raises SerializationExceptions, and drops nulls and unknown types. The second checks the values and
+raises ValidationExceptions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Value: TypeAlias = dict[str, Any]
 Item: TypeAlias = dict[str, Value]
 
 NAME_BYTES_MAX: Final = 65_535
-DEPTH_MAX: Final = 31  # lists and maps inside one another; what the innermost holds is level 32
+DEPTH_MAX: Final = 31  # nested lists and maps; the contents of the innermost are level 32
 _VALUE_CLASS: Final = "com.amazonaws.dynamodb.v20120810.AttributeValue"
 _VALUE_MAP: Final = f"java.util.Map<java.lang.String, {_VALUE_CLASS}>"
 _STRUCTURE: Final = "Start of structure or map found where not expected"
@@ -47,15 +47,15 @@ _decoder: Final = msgspec.msgpack.Decoder(dict[str, dict[str, Any]])
 
 
 class _Odd(Exception):
-    """Not what is usual; the slow way decides."""
+    """An irregular value: the thorough reader decides."""
 
 
-# What the quick way can stumble on in JSON that is not as it should be.
+# The errors that the fast reader can raise for irregular JSON.
 _SURPRISES: Final = (_Odd, AttributeError, ValueError, LookupError, TypeError, Invalid)
 
 
 def decode(body: bytes) -> Item:
-    """The item that `encode` made these bytes of."""
+    """The item that `encode` encoded to these bytes."""
     return _decoder.decode(body)
 
 
@@ -80,8 +80,8 @@ def read_value(raw: object) -> Value:
 
 
 def _read_attributes(attributes: Item, depth: int) -> int:
-    """Normalise these values in place and count the size of names and values. Anything unusual raises what comes first
-    to hand. Strings and numbers, which most values are, are dealt with on the spot."""
+    """Normalise these values in place and count the size of names and values. Irregular values raise any error of
+    _SURPRISES. Strings and numbers, the most frequent values, are handled inline."""
     size = 0
     for name, value in attributes.items():
         size += len(name) if name.isascii() else len(name.encode())
@@ -157,7 +157,7 @@ def _binary(text: Any) -> bytes:
     if type(text) is bytes:
         return text
     data = a2b_base64(text, strict_mode=True)
-    # The last character before padding has bits to spare; the service wants them to be 0.
+    # The last character before padding has unused bits; the service requires them to be 0.
     rest = len(data) % 3
     if rest and b2a_base64(data[-rest:], newline=False) != text[-4:].encode():
         raise _Odd
@@ -165,13 +165,13 @@ def _binary(text: Any) -> bytes:
 
 
 def _thorough_item(raw: object) -> tuple[Item, int]:
-    """The item in `raw` and its size, or what is wrong with it."""
+    """The item in `raw` and its size; raises the service's error."""
     item = check_types(raw)
     return item, _measure(item)
 
 
 def _thorough_value(raw: object) -> Value:
-    """The value in `raw`, or what is wrong with it."""
+    """The value in `raw`; raises the service's error."""
     value = _typed_value(raw, 1)
     _check(value)
     return value
@@ -187,7 +187,7 @@ def check_types(raw: object) -> Item:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse attribute names that no attribute can have."""
+    """Raise for invalid attribute names."""
     for name in names:
         if not name:
             raise Invalid(f"{INVALID}Empty attribute name")
@@ -195,7 +195,7 @@ def check_names(names: Iterable[str]) -> None:
             raise Invalid(f"{INVALID}Attribute name is too large, must be less than {NAME_BYTES_MAX + 1} bytes")
 
 
-# -- reading the thorough way, first stage: JSON types
+# -- the thorough reader, first stage: JSON types
 
 
 def _typed_value(raw: object, depth: int) -> Value:
@@ -294,7 +294,7 @@ def _typed_map(raw: object, depth: int) -> Item:
     return {_typed_string(name): _typed_value(value, depth + 1) for name, value in raw.items()}
 
 
-# In the order in which the service looks at them.
+# In the order in which the service checks them.
 _READERS: Final[dict[str, Callable[[Any, int], Any]]] = {
     "S": _typed_string,
     "B": _typed_binary,
@@ -309,7 +309,7 @@ _READERS: Final[dict[str, Callable[[Any, int], Any]]] = {
 }
 
 
-# -- reading the thorough way, second stage: values
+# -- the thorough reader, second stage: values
 
 
 def _measure(item: Item) -> int:
@@ -317,7 +317,7 @@ def _measure(item: Item) -> int:
 
 
 def _check(value: Value) -> int:
-    """Normalise the numbers of a value in place and count its size, or raise what is wrong with it."""
+    """Normalise the numbers of a value in place and count its size; raises the service's error."""
     if not value:
         raise Invalid(messages.VALUE_EMPTY)
     size = 0
@@ -432,7 +432,7 @@ def equal(a: Value, b: Value) -> bool:
 
 
 def same(a: Item | None, b: Item | None) -> bool:
-    """Whether both items have the same attributes, equal in value, or neither is there."""
+    """Whether both items have the same attributes with equal values, or both are None."""
     if a is None or b is None:
         return a is b
     if a == b:
@@ -441,8 +441,8 @@ def same(a: Item | None, b: Item | None) -> bool:
 
 
 def compare(a: Value, b: Value) -> int | None:
-    """Below 0, 0 or above 0, as `a` comes before, with or after `b`; None if they have no order: they are of two types,
-    or of one that is not a string, a number or binary."""
+    """Below 0, 0 or above 0, as `a` is less than, equal to or greater than `b`; None if they are of different types, or
+    of one without an order: not a string, a number or binary."""
     ((kind, left),) = a.items()
     right = b.get(kind)
     if right is None:
@@ -486,7 +486,7 @@ def item_from_plain(plain: Mapping[str, Any]) -> tuple[Item, int]:
 
 
 def from_plain(plain: Any, _depth: int = 1) -> Value:
-    """The typed value of a plain Python object. A float is refused: it is not the decimal number that it shows."""
+    """The typed value of a plain Python object. A float raises: it is not the decimal number that it shows."""
     if type(plain) is str and plain.isascii():
         return {"S": plain}
     if isinstance(plain, str):
@@ -528,12 +528,12 @@ def _text(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise Invalid(f"a string has half of a surrogate pair at {error.start}, which UTF-8 cannot say") from None
+        raise Invalid(f"a string has half of a surrogate pair at {error.start}, which UTF-8 cannot encode") from None
     return str(text)
 
 
 def check_text(text: object, what: str) -> str:
-    """A text that a Python program gave for `what`, if it is one that can be stored."""
+    """Return a string of a Python program if it can be stored; `what` names it in the error."""
     if not isinstance(text, str):
         raise Invalid(f"{what} is a string, not {text!r}")
     try:
@@ -570,7 +570,7 @@ def _from_set(plain: AbstractSet[Any]) -> Value:
 
 def item_to_plain(item: Item) -> dict[str, Any]:
     """The plain dict of an item."""
-    # Most attributes are strings, and a call for each would cost more than all the rest.
+    # Most attributes are strings, and a call for each would cost more than the rest.
     return {name: value["S"] if "S" in value else to_plain(value) for name, value in item.items()}
 
 

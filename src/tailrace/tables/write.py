@@ -1,7 +1,7 @@
-"""How one item is written: the item, its place in every index, the counts and the change record, in one transaction.
+"""Writing one item: the item, its index entries, the counts and the change record, in one transaction.
 
-A write is planned before it is done: `Plan` holds what is there and what is to be there. A transaction plans all of its
-actions, and does them only if none of the plans failed.
+A write is planned before it is applied: `WritePlan` holds the old and the new item. A transaction plans all of its
+actions, and applies them only if no plan failed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tailrace.errors import Invalid
 from tailrace.storage.engine import Tx
 from tailrace.tables import key as keys
 from tailrace.tables import value
-from tailrace.tables.capacity import Capacity, Part, write_units
+from tailrace.tables.capacity import Capacity, IndexCapacity, write_units
 from tailrace.tables.change import TTL, Capture
 from tailrace.tables.definition import (
     ACTIVE,
@@ -23,7 +23,7 @@ from tailrace.tables.definition import (
     ITEMS,
     CountRow,
     Definition,
-    Index,
+    IndexDefinition,
     IndexRow,
     ItemRow,
     counted,
@@ -36,8 +36,8 @@ REMOVE: Final = 2
 _NONE: Final = (b"", 0)
 
 
-class Plan:
-    """One item as it is (`row`, `old`) and as it is to be (`new`; None: not at all)."""
+class WritePlan:
+    """The old item (`row`, `old`) and the new one (`new`; None: deleted)."""
 
     __slots__ = ("_old", "definition", "key", "keys", "new", "row", "size")
 
@@ -52,24 +52,24 @@ class Plan:
 
     @property
     def size_old(self) -> int:
-        """How large the item is now."""
+        """The size of the old item."""
         return 0 if self.row is None else self.row.size
 
     @property
     def old(self) -> Item | None:
-        """The item as it is; decoded when somebody asks."""
+        """The old item, decoded on first use."""
         if self._old is None and self.row is not None:
             self._old = value.decode(self.row.body)
         return self._old
 
 
-def find(tx: Tx, definition: Definition, key: bytes, attributes: Item) -> Plan:
-    """Look at the item with this key."""
-    return Plan(definition, key, attributes, tx.get(ITEMS, definition.space, key))
+def find(tx: Tx, definition: Definition, key: bytes, attributes: Item) -> WritePlan:
+    """Read the item with this key; the plan without a new item."""
+    return WritePlan(definition, key, attributes, tx.get(ITEMS, definition.space, key))
 
 
-def do(tx: Tx, plan: Plan, capture: Capture) -> None:
-    """Carry a plan out. A write that changes nothing leaves nothing behind, not even a record."""
+def do(tx: Tx, plan: WritePlan, capture: Capture) -> None:
+    """Apply a plan. A write that changes nothing leaves no trace, not even a record."""
     definition, row, new = plan.definition, plan.row, plan.new
     if new is None:
         if row is None:
@@ -108,19 +108,19 @@ def do(tx: Tx, plan: Plan, capture: Capture) -> None:
             _send(plan, MODIFY, capture)
 
 
-def _save(tx: Tx, plan: Plan) -> None:
-    """Let those who read the table as it was have the item as it is, before it is written (`export.py`)."""
+def _save(tx: Tx, plan: WritePlan) -> None:
+    """Save the old image of the item for running exports, before it is written (`export.py`)."""
     for export in tx.exports.get(plan.definition.space, ()):
         export.save(plan.key, None if plan.row is None else plan.row.body)
 
 
-def _send(plan: Plan, event: int, capture: Capture) -> None:
+def _send(plan: WritePlan, event: int, capture: Capture) -> None:
     if plan.definition.routes_of[event]:
         capture.send(plan, event)
 
 
 def remove(tx: Tx, definition: Definition, key: bytes) -> bool:
-    """Remove an expired item, for the TTL service; whether it was there."""
+    """Remove an expired item, for the TTL service; True if it existed."""
     plan = find(tx, definition, key, {})
     if plan.old is None:
         return False
@@ -131,7 +131,7 @@ def remove(tx: Tx, definition: Definition, key: bytes) -> bool:
     return True
 
 
-def _named(plan: Plan) -> tuple[Item, int]:
+def _named(plan: WritePlan) -> tuple[Item, int]:
     """The key's attributes and their size, for a record."""
     definition, attributes = plan.definition, plan.keys
     size = len(plan.key) - keys.HEAD_BYTES + len(definition.hash)
@@ -149,14 +149,14 @@ def _count(tx: Tx, space: int, items: int, size: int) -> None:
 # -- indexes
 
 
-def _move(tx: Tx, plan: Plan) -> None:
-    """Put the item where it now belongs in each index, and in the order of expiry."""
+def _move(tx: Tx, plan: WritePlan) -> None:
+    """Update the item's entries in each index, and in the expiry order."""
     definition, key, old, new = plan.definition, plan.key, plan.old, plan.new
     for index in definition.indexes:
-        before = None if old is None else place(definition, index, old, key)
+        before = None if old is None else entry_key(definition, index, old, key)
         after = None if new is None else keys.index_key(definition, index, new, key)
         if before is not None and index.status != ACTIVE and tx.get(INDEX_ENTRIES, index.space, before) is None:
-            before = None  # an index that is being filled has not come to this item yet
+            before = None  # the backfill of the index has not reached this item yet
         size_before = 0 if before is None or old is None else projected_size(definition, index, old)
         size_after = 0 if after is None or new is None else projected_size(definition, index, new)
         if before != after:
@@ -175,9 +175,9 @@ def _move(tx: Tx, plan: Plan) -> None:
                 tx.put(INDEX_ENTRIES, IndexRow(definition.ttl_space, expiry_after, key))
 
 
-def place(definition: Definition, index: Index, item: Item, key: bytes) -> bytes | None:
-    """Where an item that is stored already stands in an index: nowhere, if it was written before the index was made
-    and does not fit it."""
+def entry_key(definition: Definition, index: IndexDefinition, item: Item, key: bytes) -> bytes | None:
+    """The key of a stored item's entry in an index; None if the item was written before the index was created and does
+    not fit it."""
     try:
         return keys.index_key(definition, index, item, key)
     except Invalid:
@@ -185,12 +185,12 @@ def place(definition: Definition, index: Index, item: Item, key: bytes) -> bytes
 
 
 def expiry(definition: Definition, item: Item | None, key: bytes) -> bytes | None:
-    """Where an item stands in the order of expiry; nowhere, if it never expires."""
+    """The key of an item in the expiry order; None if it never expires."""
     when = None if item is None or definition.ttl is None else item.get(definition.ttl)
     return None if when is None or "N" not in when else keys.ttl_key(when["N"], key)
 
 
-def projected(definition: Definition, index: Index, item: Item) -> Item:
+def projected(definition: Definition, index: IndexDefinition, item: Item) -> Item:
     """The part of an item that an index holds."""
     if index.projection.kind == "ALL":
         return item
@@ -198,22 +198,22 @@ def projected(definition: Definition, index: Index, item: Item) -> Item:
     return {name: attribute for name, attribute in item.items() if name in named}
 
 
-def projected_size(definition: Definition, index: Index, item: Item) -> int:
+def projected_size(definition: Definition, index: IndexDefinition, item: Item) -> int:
     return value.item_size(projected(definition, index, item))
 
 
-# -- what it would cost
+# -- capacity
 
 
-def units(plan: Plan, *, transactional: bool = False) -> Capacity:
-    """What a write would cost in DynamoDB: the larger of the item before and after, and the same for each index whose
-    entry changed; an entry that moves is removed and put."""
+def units(plan: WritePlan, *, transactional: bool = False) -> Capacity:
+    """The cost of a write in DynamoDB: the larger of the old and new item, and the same for each index whose entry
+    changed; an entry that moves is deleted and put."""
     definition, old, new = plan.definition, plan.old, plan.new
     size_new = plan.size if new is not None else 0
-    parts: dict[str, Part] = {}
+    parts: dict[str, IndexCapacity] = {}
     for index in definition.indexes:
-        before = None if old is None else place(definition, index, old, plan.key)
-        after = None if new is None else place(definition, index, new, plan.key)
+        before = None if old is None else entry_key(definition, index, old, plan.key)
+        after = None if new is None else entry_key(definition, index, new, plan.key)
         held_before = None if before is None or old is None else projected(definition, index, old)
         held_after = None if after is None or new is None else projected(definition, index, new)
         cost = 0.0
@@ -225,14 +225,14 @@ def units(plan: Plan, *, transactional: bool = False) -> Capacity:
             cost += 0.0 if held_before is None else write_units(value.item_size(held_before), transactional)
             cost += 0.0 if held_after is None else write_units(value.item_size(held_after), transactional)
         if cost:
-            parts[index.name] = Part(0.0, cost, index.local)
+            parts[index.name] = IndexCapacity(0.0, cost, index.local)
     return Capacity(definition.name, 0.0, write_units(max(plan.size_old, size_new), transactional), parts)
 
 
-class Written(msgspec.Struct, frozen=True):
+class WrittenItem(msgspec.Struct, frozen=True):
     """An item was written."""
 
     definition: Definition
-    attributes: Item | None = None  # those that were asked for
+    attributes: Item | None = None  # the requested attributes
     consumed: Capacity | None = None
-    sequence: int | None = None  # of the change record, where there is one
+    sequence: int | None = None  # of the change record, if there is one

@@ -1,4 +1,4 @@
-"""What must hold of topics, partitions and groups, over a whole database."""
+"""The consistency check of topics, partitions and groups."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from tailrace.storage.engine import Reader
 from tailrace.tables import definition as tables
 from tailrace.tables.definition import TABLES
 from tailrace.topics import group as rules
-from tailrace.topics.topic import GROUPS, OWNER, PARTITIONS, TOPIC_NAMES, TOPICS, Group, Topic, opened
+from tailrace.topics.topic import GROUPS, OWNER, PARTITIONS, TOPIC_NAMES, TOPICS, GroupRow, Topic, opened
 
 
-class Looked(msgspec.Struct):
-    """What was looked at and what was found wrong."""
+class TopicsChecked(msgspec.Struct):
+    """The findings, and how much was checked."""
 
     findings: list[str]
     topics: int = 0
     messages: int = 0
 
 
-def check_topics(reader: Reader) -> Looked:
+def check_topics(reader: Reader) -> TopicsChecked:
     """Check all topics of one view."""
     topics = {topic.id: topic for topic in reader.scan(TOPICS)}
-    looked = Looked([], topics=len(topics))
-    looked.findings += _check_names(reader, topics)
-    looked.findings += _check_routes(reader, topics)
+    checked = TopicsChecked([], topics=len(topics))
+    checked.findings += _check_names(reader, topics)
+    checked.findings += _check_routes(reader, topics)
     for topic in topics.values():
         if topic.dead_letter is not None and topic.dead_letter not in topics:
-            looked.findings.append(f"topic {topic.name!r}: its dead-letter topic {topic.dead_letter} does not exist")
+            checked.findings.append(f"topic {topic.name!r}: its dead-letter topic {topic.dead_letter} does not exist")
         for partition in range(topic.partitions):
-            looked.findings += _check_partition(reader, topic, partition, looked)
+            checked.findings += _check_partition(reader, topic, partition, checked)
     known = {topic.log_of(partition) for topic in topics.values() for partition in range(topic.partitions)}
     for row in reader.scan(PARTITIONS):
         if row.log not in known:
-            looked.findings.append(f"partition with log {row.log} belongs to no topic")
+            checked.findings.append(f"partition with log {row.log} belongs to no topic")
     strays = {row.log for row in reader.scan(GROUPS)} - known
-    looked.findings += [f"consumer groups of log {number}, which is no partition" for number in sorted(strays)]
-    return looked
+    checked.findings += [f"consumer groups of log {number}, which is no partition" for number in sorted(strays)]
+    return checked
 
 
 def _check_names(reader: Reader, topics: dict[int, Topic]) -> Iterator[str]:
@@ -63,13 +63,13 @@ def _check_routes(reader: Reader, topics: dict[int, Topic]) -> Iterator[str]:
         try:
             definition = tables.decoded(row)
         except msgspec.DecodeError:
-            continue  # the check of tables says so
+            continue  # a finding of the check of tables
         for route in definition.routes:
             if route.topic not in topics:
                 yield f"table {definition.name!r} has a route to topic {route.topic}, which does not exist"
 
 
-def _check_partition(reader: Reader, topic: Topic, partition: int, looked: Looked) -> Iterator[str]:
+def _check_partition(reader: Reader, topic: Topic, partition: int, checked: TopicsChecked) -> Iterator[str]:
     number = topic.log_of(partition)
     where = f"topic {topic.name!r}, partition {partition}"
     log, held = reader.get(LOGS, number), reader.get(PARTITIONS, number)
@@ -82,7 +82,7 @@ def _check_partition(reader: Reader, topic: Topic, partition: int, looked: Looke
         yield f"{where}: its row is of topic {held.topic}, partition {held.number}"
     size = 0
     for entry in reader.scan(ENTRIES, number, start=log.start):
-        looked.messages += 1
+        checked.messages += 1
         size += len(entry.body)
         if entry.next != entry.position + 1:
             yield f"{where}: the message at {entry.position} takes {entry.next - entry.position} offsets"
@@ -96,7 +96,7 @@ def _check_partition(reader: Reader, topic: Topic, partition: int, looked: Looke
         yield from _check_group(row, log.next, where)
 
 
-def _check_group(row: Group, tail: int, where: str) -> Iterator[str]:
+def _check_group(row: GroupRow, tail: int, where: str) -> Iterator[str]:
     where = f"{where}, group {row.name!r}"
     if not 0 <= row.cursor <= tail:
         yield f"{where}: is at {row.cursor}, the partition ends at {tail}"

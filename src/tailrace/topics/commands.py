@@ -1,4 +1,4 @@
-"""What can be done to topics: make, change, clear and drop them, give them sources, publish to them."""
+"""Commands on topics: create, alter, clear, drop, add and drop sources, publish."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tailrace.log import cold
 from tailrace.log import log as logs
 from tailrace.log.entry import LOGS
 from tailrace.storage.engine import Tx
-from tailrace.streams.producer import PRODUCERS, Claim, Producer, is_new
+from tailrace.streams.producer import PRODUCERS, ProducerClaim, ProducerState, is_new
 from tailrace.tables import definition as tables
-from tailrace.tables.definition import TABLES, Definition, Route
+from tailrace.tables.definition import TABLES, Definition, TopicRoute
 from tailrace.topics import router
 from tailrace.topics.topic import (
     GROUPS,
@@ -42,8 +42,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 _FULL: Final = MODES.index("Full")
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What a topic can be told; UNSET leaves a setting as it is, None takes it back."""
+class TopicOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a topic; UNSET leaves one unchanged, None removes it."""
 
     alias: str | UnsetType | None = UNSET
     retention_seconds: int | UnsetType | None = UNSET
@@ -58,17 +58,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 class CreatedTopic(msgspec.Struct, frozen=True):
     topic: Topic
-    fresh: bool  # False: it was there already
+    fresh: bool  # False: it existed already
 
 
 class CreateTopic(Command[CreatedTopic], frozen=True):
-    """Make a topic."""
+    """Create a topic."""
 
     permission = Permission.ADMIN
 
     name: str
     partitions: int = 1
-    options: Options = Options()
+    options: TopicOptions = TopicOptions()
     if_not_exists: bool = False
 
     def subjects(self) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ class CreateTopic(Command[CreatedTopic], frozen=True):
         if not 1 <= self.partitions <= limits.PARTITIONS_MAX:
             raise Invalid(f"a topic has 1 to {limits.PARTITIONS_MAX} partitions, not {self.partitions}")
         if sum(1 for _ in tx.scan(TOPICS, limit=limits.TOPICS_MAX)) >= limits.TOPICS_MAX:
-            raise LimitExceeded(f"there are {limits.TOPICS_MAX} topics, the most there may be; drop some first")
+            raise LimitExceeded(f"there are {limits.TOPICS_MAX} topics, the maximum; drop some first")
         number = tx.next_id("topic")
         made = [logs.create(tx, f"{OWNER}{number}/{partition}").id for partition in range(self.partitions)]
         assert made[-1] - made[0] == self.partitions - 1, "the logs of a topic are numbered one after the other"
@@ -96,7 +96,7 @@ class CreateTopic(Command[CreatedTopic], frozen=True):
         tx.put(TOPIC_NAMES, TopicName(self.name, number))
         for partition, log in enumerate(made):
             tx.put(PARTITIONS, Partition(log, number, partition, 0))
-        return CreatedTopic(_told(tx, topic, self.options), True)
+        return CreatedTopic(_configured(tx, topic, self.options), True)
 
 
 class AlterTopic(Command[Topic], frozen=True):
@@ -106,16 +106,16 @@ class AlterTopic(Command[Topic], frozen=True):
     permission = Permission.ADMIN
 
     name: str
-    options: Options
+    options: TopicOptions
 
     def subjects(self) -> tuple[str, ...]:
         return (subject(self.name), *self.options.subjects())
 
     def run(self, tx: Tx) -> Topic:
-        return _told(tx, find(tx, self.name), self.options)
+        return _configured(tx, find(tx, self.name), self.options)
 
 
-def _told(tx: Tx, topic: Topic, options: Options) -> Topic:
+def _configured(tx: Tx, topic: Topic, options: TopicOptions) -> Topic:
     """The topic with these settings, stored."""
     alias = _or(options.alias, topic.alias)
     if alias != topic.alias:
@@ -147,14 +147,14 @@ def _told(tx: Tx, topic: Topic, options: Options) -> Topic:
     return changed
 
 
-def _or(given: V | UnsetType, there: V) -> V:
-    return there if isinstance(given, UnsetType) else given
+def _or(value: V | UnsetType, current: V) -> V:
+    return current if isinstance(value, UnsetType) else value
 
 
-def _positive(name: str, given: int | None) -> int | None:
-    if given is not None and not 1 <= given <= limits.POSITION_MAX:
-        raise Invalid(f"{name} is a whole number from 1 to {limits.POSITION_MAX}, not {given}; or NULL for none")
-    return given
+def _positive(name: str, value: int | None) -> int | None:
+    if value is not None and not 1 <= value <= limits.POSITION_MAX:
+        raise Invalid(f"{name} is a whole number from 1 to {limits.POSITION_MAX}, not {value}; or NULL for none")
+    return value
 
 
 def _dead_letter(tx: Tx, topic: Topic, name: str | None) -> int | None:
@@ -167,7 +167,7 @@ def _dead_letter(tx: Tx, topic: Topic, name: str | None) -> int | None:
 
 
 class DropTopic(Command[bool], frozen=True):
-    """Drop a topic with its messages, groups and routes; whether it was there. A topic of the same name later inherits
+    """Drop a topic with its messages, groups and routes; True if it existed. A later topic of the same name inherits
     nothing."""
 
     freeing = True
@@ -189,7 +189,7 @@ class DropTopic(Command[bool], frozen=True):
         for other in tx.scan(TOPICS):
             if other.dead_letter == topic.id:
                 raise InUse(
-                    f"topic {topic.name!r} takes the dead letters of {other.name!r}; ALTER TOPIC {other.name} SET "
+                    f"topic {topic.name!r} is the dead-letter topic of {other.name!r}; ALTER TOPIC {other.name} SET "
                     "(max_attempts = NULL, dead_letter = NULL) first"
                 )
         for definition in _routed(tx, topic.id):
@@ -211,7 +211,7 @@ class DropTopic(Command[bool], frozen=True):
 
 
 class ClearTopic(Command[int], frozen=True):
-    """Remove all messages of a topic; how many. Offsets go on where they were."""
+    """Remove all messages of a topic; the number removed. Offsets continue where they were."""
 
     freeing = True
     permission = Permission.ADMIN
@@ -237,7 +237,7 @@ class ClearTopic(Command[int], frozen=True):
 # -- sources
 
 
-class AddSource(Command[Route], frozen=True):
+class AddSource(Command[TopicRoute], frozen=True):
     """Send changes of a table to a topic from now on."""
 
     permission = Permission.ADMIN
@@ -252,32 +252,32 @@ class AddSource(Command[Route], frozen=True):
     def subjects(self) -> tuple[str, ...]:
         return (subject(self.topic), f"tables/{self.table}")
 
-    def run(self, tx: Tx) -> Route:
+    def run(self, tx: Tx) -> TopicRoute:
         topic = find(tx, self.topic)
         definition = tables.find(tx, self.table)
         for text, check in ((self.where, scalar.condition), (self.partition_by, scalar.stored_value)):
             if text is not None:
                 check(text, columns=definition.column_kinds)
-        made = Route(topic.id, self.event, self.where, self.partition_by, self.mode)
+        made = TopicRoute(topic.id, self.event, self.where, self.partition_by, self.mode)
         if made in definition.routes:
-            raise Conflict(f"topic {topic.name!r} has this very source already", code="SOURCE_EXISTS")
+            raise Conflict(f"topic {topic.name!r} already has this source", code="SOURCE_EXISTS")
         if len(definition.routes) >= limits.ROUTES_MAX:
             raise LimitExceeded(
-                f"table {definition.name!r} has {limits.ROUTES_MAX} routes, the most there may be; drop some first"
+                f"table {definition.name!r} has {limits.ROUTES_MAX} routes, the maximum; drop some first"
             )
         tables.save(tx, msgspec.structs.replace(definition, routes=(*definition.routes, made)))
         return made
 
 
 class DropSource(Command[int], frozen=True):
-    """Send a table's changes to a topic no more; how many routes that were."""
+    """Stop sending a table's changes to a topic; the number of routes removed."""
 
     freeing = True
     permission = Permission.ADMIN
 
     topic: str
     table: str
-    event: int | None = None  # None: whatever happens to a row
+    event: int | None = None  # None: all events
 
     def subjects(self) -> tuple[str, ...]:
         return (subject(self.topic), f"tables/{self.table}")
@@ -309,26 +309,26 @@ def _routed(tx: Tx, topic: int) -> list[Definition]:
 
 
 class Outgoing(msgspec.Struct, frozen=True, gc=False):
-    """A message to be published. Its partition is the one given, or the key's, or 0."""
+    """A message to publish. Its partition is `partition`, or that of the key, or 0."""
 
     payload: bytes
     key: bytes | None = None
     partition: int | None = None
 
 
-class Published(msgspec.Struct, frozen=True, gc=False):
+class PublishedMessages(msgspec.Struct, frozen=True, gc=False):
     topic: Topic
-    places: list[tuple[int, int]]  # partition and offset of each message
+    offsets: list[tuple[int, int]]  # partition and offset of each message
     duplicate: bool = False
     sequence: int | None = None  # the producer's highest accepted
 
 
-class Publish(Command[Published], frozen=True, gc=False):
+class Publish(Command[PublishedMessages], frozen=True, gc=False):
     """Add messages to a topic: all or none, and once, however often an idempotent producer sends them."""
 
     topic: str
     messages: tuple[Outgoing, ...]
-    claim: Claim | None = None
+    claim: ProducerClaim | None = None
 
     def subjects(self) -> tuple[str, ...]:
         return (subject(self.topic),)
@@ -337,27 +337,27 @@ class Publish(Command[Published], frozen=True, gc=False):
         messages = self.messages
         return len(messages[0].payload) if len(messages) == 1 else sum([len(each.payload) for each in messages])
 
-    def run(self, tx: Tx) -> Published:
+    def run(self, tx: Tx) -> PublishedMessages:
         topic = find(tx, self.topic)
         claim = self.claim
         if claim is not None:
             known = tx.get(PRODUCERS, topic.first_log, claim.id)
             if not is_new(claim, known):
                 assert known is not None
-                return Published(topic, [], True, known.sequence)
-            tx.put(PRODUCERS, Producer(topic.first_log, claim.id, claim.epoch, claim.sequence))
+                return PublishedMessages(topic, [], True, known.sequence)
+            tx.put(PRODUCERS, ProducerState(topic.first_log, claim.id, claim.epoch, claim.sequence))
         accepted = None if claim is None else claim.sequence
         if len(self.messages) == 1:  # nearly always
             (message,) = self.messages
             partition = self._placed(topic, message)
             body = encode(Envelope(0, 0, PUBLISH, _FULL, None, message.payload, tx.by, message.key))
-            return Published(
+            return PublishedMessages(
                 topic, [(partition, router.append(tx, topic.first_log + partition, [body]))], False, accepted
             )
-        return Published(topic, self._published(tx, topic), False, accepted)
+        return PublishedMessages(topic, self._published(tx, topic), False, accepted)
 
     def _published(self, tx: Tx, topic: Topic) -> list[tuple[int, int]]:
-        """Where the messages are now: partition and offset of each."""
+        """Append the messages; partition and offset of each."""
         partitions = [self._placed(topic, message) for message in self.messages]
         bodies: dict[int, list[bytes]] = {}
         for index, (message, partition) in enumerate(zip(self.messages, partitions, strict=True)):
@@ -366,20 +366,20 @@ class Publish(Command[Published], frozen=True, gc=False):
         following = {
             partition: router.append(tx, topic.first_log + partition, each) for partition, each in bodies.items()
         }
-        places: list[tuple[int, int]] = []
+        offsets: list[tuple[int, int]] = []
         for partition in partitions:
-            places.append((partition, following[partition]))
+            offsets.append((partition, following[partition]))
             following[partition] += 1
-        return places
+        return offsets
 
     @staticmethod
     def _placed(topic: Topic, message: Outgoing) -> int:
         if len(message.payload) > limits.MESSAGE_BYTES_MAX:
             raise TooLarge(
-                f"a message of {len(message.payload)} bytes is too large; at most {limits.MESSAGE_BYTES_MAX} are taken"
+                f"a message of {len(message.payload)} bytes is too large; the maximum is {limits.MESSAGE_BYTES_MAX}"
             )
         if message.partition is not None:
-            topic.log_of(message.partition)  # raises where there is none
+            topic.log_of(message.partition)  # raises if it does not exist
             return message.partition
         return 0 if message.key is None else topic.partition_for(message.key)
 
@@ -388,20 +388,20 @@ class Publish(Command[Published], frozen=True, gc=False):
 
 
 def subject(name: str) -> str:
-    """How a topic is called where access is given."""
+    """The subject of a topic in access patterns."""
     return f"topics/{name}"
 
 
 def check_name(name: str, what: str) -> None:
     if not _NAME.fullmatch(name) or len(name) > limits.TOPIC_NAME_CHARACTERS_MAX:
         raise Invalid(
-            f"{name[:64]!r} cannot name {what}: use up to {limits.TOPIC_NAME_CHARACTERS_MAX} letters, digits, _, - and "
-            "dots, not beginning with a dot",
+            f"{name[:64]!r} is not a valid name for {what}: use up to {limits.TOPIC_NAME_CHARACTERS_MAX} letters, "
+            "digits, _, - and dots, not beginning with a dot",
             code="INVALID_TOPIC_NAME",
         )
     if name.lower().startswith("system."):
         raise Invalid(
-            f"{name[:64]!r} cannot name {what}: names in system are the database's own", code="INVALID_TOPIC_NAME"
+            f"{name[:64]!r} is not a valid name for {what}: names in system are reserved", code="INVALID_TOPIC_NAME"
         )
 
 

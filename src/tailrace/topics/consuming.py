@@ -1,4 +1,4 @@
-"""What consumer groups do: consume, acknowledge, give back, extend, and be reset. The rules are in `group.py`."""
+"""Commands of consumer groups: consume, ack, nack, extend, reset, drop. The rules are in `group.py`."""
 
 from __future__ import annotations
 
@@ -17,26 +17,34 @@ from tailrace.storage.engine import Reader, Tx
 from tailrace.topics import group as rules
 from tailrace.topics import router
 from tailrace.topics.commands import subject
-from tailrace.topics.group import EARLIEST, LATEST, OFFSET, TIMESTAMP, Moved, Place, Range, Start
-from tailrace.topics.topic import GROUPS, TOPICS, Group, Message, Topic, encode, find, partition_log
+from tailrace.topics.group import (
+    EARLIEST,
+    LATEST,
+    OFFSET,
+    TIMESTAMP,
+    GroupMoved,
+    GroupProgress,
+    LeasedRange,
+    StartPoint,
+)
+from tailrace.topics.topic import GROUPS, TOPICS, DeliveredMessage, GroupRow, Topic, encode, find, partition_log
 from tailrace.topics.topic import messages as read
 
-VISIBILITY_MS: Final = 60_000
-LEASE_BITS: Final = 31  # of a lease's number that count within its group
+LEASE_BITS: Final = 31  # bits of a lease's number that count leases within its group
 _LEASE: Final = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
 
-class Delivery(msgspec.Struct, frozen=True):
-    """Messages, and how it goes on. `lease` is None without a group; `wake_ms` says when a lease runs out, if nothing
-    can be delivered before."""
+class ConsumedMessages(msgspec.Struct, frozen=True):
+    """Messages, and the state after their delivery. `lease` is None without a group; `wake_ms` is when the next lease
+    ends, if nothing can be delivered before."""
 
     topic: Topic
     partition: int
     log: int
-    messages: list[Message]
+    messages: list[DeliveredMessage]
     next_offset: int
     has_more: bool
-    skipped: int = 0  # messages that retention had removed before the group came to them
+    skipped: int = 0  # messages that retention removed before they were delivered to the group
     lease: str | None = None
     wake_ms: int | None = None
     acked: int = 0  # messages that the same call acknowledged
@@ -45,7 +53,7 @@ class Delivery(msgspec.Struct, frozen=True):
 class Acked(msgspec.Struct, frozen=True, gc=False):
     topic: Topic
     floor: int  # the first offset that the group has not acknowledged
-    acked: int  # how many messages this very call acknowledged
+    acked: int  # the number of messages that this call acknowledged
 
 
 class Extended(msgspec.Struct, frozen=True, gc=False):
@@ -59,17 +67,17 @@ class Nacked(msgspec.Struct, frozen=True, gc=False):
     messages: int
 
 
-class ResetDone(msgspec.Struct, frozen=True):
+class GroupReset(msgspec.Struct, frozen=True):
     topic: Topic
     offsets: dict[int, int]  # by partition
 
 
-class Consume(Command[Delivery], frozen=True, gc=False):
+class Consume(Command[ConsumedMessages], frozen=True, gc=False):
     """Deliver messages to a consumer of a group, and lease them to it.
 
-    `start` counts for the group's first consume of the partition, whose place is stored then. `partition` None: any
-    that has something, looking from `first` on. `acks` are done before, in the same commit: a consumer that has worked
-    through one batch acknowledges it when it asks for the next."""
+    `start` applies to the group's first consume of the partition. `partition` None: the first partition with messages,
+    searched from `first` on. `acks` are applied before, in the same commit: a consumer that has processed one batch
+    acknowledges it when it requests the next."""
 
     history = True
     permission = Permission.CONSUME
@@ -77,14 +85,14 @@ class Consume(Command[Delivery], frozen=True, gc=False):
     topic: str
     group: str
     partition: int | None = 0
-    start: Start = Start()
+    start: StartPoint = StartPoint()
     limit: int = 100
     consumer: str = ""
-    visibility_ms: int = VISIBILITY_MS
+    visibility_ms: int = limits.VISIBILITY_MS
     bytes_max: int = limits.CONSUME_BYTES
     first: int = 0
     acks: tuple[Ack, ...] = ()
-    wide: bool = False  # there are many partitions to look at
+    wide: bool = False  # the topic has many partitions to search
 
     def subjects(self) -> tuple[str, ...]:
         return (subject(self.topic), *(subject(ack.topic) for ack in self.acks))
@@ -92,7 +100,7 @@ class Consume(Command[Delivery], frozen=True, gc=False):
     def heavy(self) -> bool:
         return self.wide or self.limit > limits.SLICE_ENTRIES
 
-    def run(self, tx: Tx) -> Delivery:
+    def run(self, tx: Tx) -> ConsumedMessages:
         self._check()
         topic = find(tx, self.topic)
         if self.acks:
@@ -100,15 +108,15 @@ class Consume(Command[Delivery], frozen=True, gc=False):
             return msgspec.structs.replace(self._delivered(tx, topic), acked=acked)
         return self._delivered(tx, topic)
 
-    def _delivered(self, tx: Tx, topic: Topic) -> Delivery:
+    def _delivered(self, tx: Tx, topic: Topic) -> ConsumedMessages:
         if self.partition is not None:
             return self._consume(tx, topic, self.partition)
-        for partition in range(topic.partitions):  # of which each has its start from now on
+        for partition in range(topic.partitions):  # each partition gets its start now
             log = partition_log(tx, topic, partition)
             if tx.get(GROUPS, log.id, self.group) is None:
                 tx.put(GROUPS, _joined(tx, topic, log, self.group, self.start))
         wake_ms: int | None = None
-        found: Delivery | None = None
+        found: ConsumedMessages | None = None
         skipped = 0
         for turn in range(topic.partitions):
             found = self._consume(tx, topic, (self.first + turn) % topic.partitions)
@@ -122,15 +130,15 @@ class Consume(Command[Delivery], frozen=True, gc=False):
         return msgspec.structs.replace(found, wake_ms=wake_ms, skipped=skipped, has_more=more)
 
     def _elsewhere(self, tx: Tx, topic: Topic, but: int) -> bool:
-        """Whether another partition has something to deliver."""
+        """Whether another partition has messages to deliver."""
         for partition in range(topic.partitions):
             log = partition_log(tx, topic, partition)
             row = tx.get(GROUPS, log.id, self.group)
             if partition == but:
                 continue
             assert row is not None, "it has joined all of them"
-            place, _ = _overtaken(tx, log, row)
-            if rules.deliverable(place, log.next, tx.now_ms):
+            progress, _ = _overtaken(tx, log, row)
+            if rules.deliverable(progress, log.next, tx.now_ms):
                 return True
         return False
 
@@ -141,83 +149,85 @@ class Consume(Command[Delivery], frozen=True, gc=False):
             raise Invalid(f"limit is 1 to {limits.CONSUME_MESSAGES_MAX}, not {self.limit}")
         check_visibility(self.visibility_ms)
 
-    def _consume(self, tx: Tx, topic: Topic, partition: int) -> Delivery:
+    def _consume(self, tx: Tx, topic: Topic, partition: int) -> ConsumedMessages:
         log = partition_log(tx, topic, partition)
         row = tx.get(GROUPS, log.id, self.group)
         fresh = row is None
         if row is None:
             row = _joined(tx, topic, log, self.group, self.start)
-        place, skipped = _overtaken(tx, log, row)
+        progress, skipped = _overtaken(tx, log, row)
         if fresh:
             skipped += max(0, row.cursor - self.start.at) if self.start.kind == OFFSET else 0
         buried = 0
         if topic.max_attempts is not None:
-            place, buried = _bury(tx, topic, partition, log, self.group, place)
-        given, messages = self._taken(tx, topic, partition, log, place)
+            progress, buried = _bury(tx, topic, partition, log, self.group, progress)
+        leased, messages = self._taken(tx, topic, partition, log, progress)
         lease = row.leases
         redelivered = 0
-        if given:
+        if leased:
             lease += 1
             until_ms = tx.now_ms + self.visibility_ms
-            place = rules.taken(place, given, self.consumer, lease, until_ms, self.visibility_ms)
-            redelivered = sum([each.end - each.first for each in given if each.attempt])
-        more = rules.deliverable(place, log.next, tx.now_ms)
-        wake_ms = rules.wake_ms(place, tx.now_ms)
-        if given or skipped or buried or fresh:
+            progress = rules.taken(progress, leased, self.consumer, lease, until_ms, self.visibility_ms)
+            redelivered = sum([each.end - each.first for each in leased if each.attempt])
+        more = rules.deliverable(progress, log.next, tx.now_ms)
+        wake_ms = rules.wake_ms(progress, tx.now_ms)
+        if leased or skipped or buried or fresh:
             lost = row.lost if fresh else row.lost + skipped
             tx.put(
                 GROUPS,
-                Group(
-                    log.id, self.group, place.cursor, lease, row.delivered + len(messages),
-                    row.redelivered + redelivered, lost, row.created_ms, tx.now_ms, rules.packed(place.ranges),
+                GroupRow(
+                    log.id, self.group, progress.cursor, lease, row.delivered + len(messages),
+                    row.redelivered + redelivered, lost, row.created_ms, tx.now_ms, rules.packed(progress.ranges),
                 ),
             )  # fmt: skip
-            tx.notify(log.id, Moved(self.group, more, wake_ms))
-        after = messages[-1].offset + 1 if messages else place.cursor
-        return Delivery(
-            topic, partition, log.id, messages, after, more, skipped, lease_text(lease) if given else None, wake_ms
+            tx.notify(log.id, GroupMoved(self.group, more, wake_ms))
+        after = messages[-1].offset + 1 if messages else progress.cursor
+        return ConsumedMessages(
+            topic, partition, log.id, messages, after, more, skipped, lease_text(lease) if leased else None, wake_ms
         )
 
-    def _taken(self, tx: Tx, topic: Topic, partition: int, log: Log, place: Place) -> tuple[list[Range], list[Message]]:
-        """What is offered and fits, with the messages themselves."""
-        given: list[Range] = []
-        messages: list[Message] = []
+    def _taken(
+        self, tx: Tx, topic: Topic, partition: int, log: Log, progress: GroupProgress
+    ) -> tuple[list[LeasedRange], list[DeliveredMessage]]:
+        """The offered ranges that fit, with their messages."""
+        leased: list[LeasedRange] = []
+        messages: list[DeliveredMessage] = []
         left = self.bytes_max
-        for offer in rules.offers(place, log.next, tx.now_ms, self.limit):
+        for offer in rules.offers(progress, log.next, tx.now_ms, self.limit):
             if topic.max_attempts is not None and offer.attempt >= topic.max_attempts:
-                continue  # there were too many of them to be moved at once; the next call goes on with it
+                continue  # too many to move at once; the next call continues
             wanted = offer.end - offer.first
             try:
                 found = list(read(tx, log, partition, offer.first, wanted, left, offer.attempt + 1))
-            except cold.Missing:
-                if not given:
+            except cold.ColdMiss:
+                if not leased:
                     raise
-                break  # what was found is delivered; the next call fetches the rest
+                break  # deliver the messages found so far; the next call fetches the rest
             messages += found
-            given.append(
+            leased.append(
                 offer if len(found) == wanted else msgspec.structs.replace(offer, end=offer.first + len(found))
             )
             left -= sum([len(message.envelope.payload) for message in found])
             if len(found) < wanted or left <= 0:
                 break
-        return given, messages
+        return leased, messages
 
 
-def _joined(tx: Tx, topic: Topic, log: Log, name: str, start: Start) -> Group:
+def _joined(tx: Tx, topic: Topic, log: Log, name: str, start: StartPoint) -> GroupRow:
     """A group that consumes a partition for the first time."""
     if sum(1 for _ in tx.scan(GROUPS, log.id, limit=limits.GROUPS_MAX)) >= limits.GROUPS_MAX:
         raise LimitExceeded(
-            f"topic {topic.name!r} has {limits.GROUPS_MAX} consumer groups, the most there may be; drop some first"
+            f"topic {topic.name!r} has {limits.GROUPS_MAX} consumer groups, the maximum; drop some first"
         )
     cursor = max(cold.earliest(tx, log), resolved(tx, log, start))
-    # A number of its own goes before the leases', so that a lease of a group that was dropped is never one of another.
+    # A unique number prefixes the leases, so that a lease of a dropped group is never valid for another one.
     leases = tx.next_id("group") << LEASE_BITS
-    return Group(log.id, name, cursor, leases, 0, 0, 0, tx.now_ms, tx.now_ms, rules.NOTHING)
+    return GroupRow(log.id, name, cursor, leases, 0, 0, 0, tx.now_ms, tx.now_ms, rules.NOTHING)
 
 
-def resolved(reader: Reader | Tx, log: Log, start: Start, *, exact: bool = False) -> int:
-    """The offset that is meant; it may lie below the log's start. One that is not there yet is an error where it must
-    be `exact`; else it means what comes next, so that nothing is passed over."""
+def resolved(reader: Reader | Tx, log: Log, start: StartPoint, *, exact: bool = False) -> int:
+    """The offset of a start point; it may be below the log's start. An offset beyond the tail is an error if `exact`,
+    and the tail otherwise, so that no message is skipped."""
     if start.kind == EARLIEST:
         return cold.earliest(reader, log)
     if start.kind == LATEST:
@@ -234,14 +244,14 @@ def resolved(reader: Reader | Tx, log: Log, start: Start, *, exact: bool = False
             f"{cold.earliest(reader, log)} to {log.next}; use one of those",
             code="INVALID_OFFSET",
         )
-    raise Invalid(f"{start.kind!r} is no place to start; use earliest, latest, offset or timestamp")
+    raise Invalid(f"{start.kind!r} is not a start position; use earliest, latest, offset or timestamp")
 
 
 def _at_time(reader: Reader | Tx, log: Log, at_ms: int) -> int:
-    """The first offset whose message is not older: offsets are dense and times in order, so halving finds it."""
+    """The first offset whose message is not older, by bisection: offsets are dense and times are ordered."""
     low, high = log.start, log.next
     rows = reader.values(ENTRIES, "at_ms", log.id, start=low, limit=1)
-    if not rows or rows[0][0] >= at_ms:  # what is looked for is the first hot one, or in cold storage
+    if not rows or rows[0][0] >= at_ms:  # the offset is the first hot one, or in cold storage
         return cold.first_since(reader, log, at_ms)
     while low < high:
         middle = (low + high) // 2
@@ -253,21 +263,23 @@ def _at_time(reader: Reader | Tx, log: Log, at_ms: int) -> int:
     return low
 
 
-def _overtaken(tx: Tx, log: Log, row: Group) -> tuple[Place, int]:
-    """Where a group is, and how many messages were gone before it came to them."""
-    place = Place(row.cursor, rules.unpacked(row.ranges))
-    # Only who is behind the hot part needs to know whether there is more in cold storage.
-    start = log.start if place.floor >= log.start else cold.earliest(tx, log)
-    return rules.overtaken(place, start, tx.now_ms)
+def _overtaken(tx: Tx, log: Log, row: GroupRow) -> tuple[GroupProgress, int]:
+    """The progress of a group, and how many messages it has lost to retention."""
+    progress = GroupProgress(row.cursor, rules.unpacked(row.ranges))
+    # Only a group that is behind the hot part needs the start of the cold range.
+    start = log.start if progress.floor >= log.start else cold.earliest(tx, log)
+    return rules.overtaken(progress, start, tx.now_ms)
 
 
-def _bury(tx: Tx, topic: Topic, partition: int, log: Log, group: str, place: Place) -> tuple[Place, int]:
-    """Move messages that were delivered often enough to the dead-letter topic, one step's worth of them."""
+def _bury(
+    tx: Tx, topic: Topic, partition: int, log: Log, group: str, progress: GroupProgress
+) -> tuple[GroupProgress, int]:
+    """Move messages that have reached `max_attempts` to the dead-letter topic, one step's worth of them."""
     assert topic.max_attempts is not None and topic.dead_letter is not None
     target = tx.get(TOPICS, topic.dead_letter)
     assert target is not None, f"topic {topic.name!r} has lost its dead-letter topic"
     count, left = 0, limits.SLICE_BYTES
-    for offer in rules.offers(place, place.cursor, tx.now_ms, limits.SLICE_ENTRIES):
+    for offer in rules.offers(progress, progress.cursor, tx.now_ms, limits.SLICE_ENTRIES):
         if offer.attempt < topic.max_attempts:
             continue
         if left <= 0:
@@ -275,7 +287,7 @@ def _bury(tx: Tx, topic: Topic, partition: int, log: Log, group: str, place: Pla
         wanted = offer.end - offer.first
         try:
             letters = list(read(tx, log, partition, offer.first, wanted, left, offer.attempt))
-        except cold.Missing:
+        except cold.ColdMiss:
             if not count:
                 raise
             break
@@ -287,15 +299,17 @@ def _bury(tx: Tx, topic: Topic, partition: int, log: Log, group: str, place: Pla
             body = encode(msgspec.structs.replace(envelope, origin=origin))
             router.append(tx, target.log_of(target.partition_for(key)), [body])
         count += len(letters)
-        place = Place(place.cursor, rules.without(place.ranges, offer.first, offer.first + len(letters)))
-    return place, count
+        progress = GroupProgress(
+            progress.cursor, rules.without(progress.ranges, offer.first, offer.first + len(letters))
+        )
+    return progress, count
 
 
 # -- settling
 
 
 class Ack(Command[Acked], frozen=True, gc=False):
-    """Acknowledge what a consumer holds, up to and including an offset."""
+    """Acknowledge the messages that a consumer holds, up to and including an offset."""
 
     freeing = True
     permission = Permission.CONSUME
@@ -315,15 +329,15 @@ class Ack(Command[Acked], frozen=True, gc=False):
         if self.upto < 0:
             raise Invalid(f"an offset is 0 or more, not {self.upto}")
         row = known(tx, topic, self.partition, self.group)
-        place = Place(row.cursor, rules.unpacked(row.ranges))
-        place, count = rules.acknowledged(place, self.consumer, lease_number(self.lease), self.upto)
+        progress = GroupProgress(row.cursor, rules.unpacked(row.ranges))
+        progress, count = rules.acknowledged(progress, self.consumer, lease_number(self.lease), self.upto)
         if count:
-            _store(tx, row, place)
-        return Acked(topic, place.floor, count)
+            _store(tx, row, progress)
+        return Acked(topic, progress.floor, count)
 
 
 class Extend(Command[Extended], frozen=True, gc=False):
-    """Let a consumer keep what it holds for longer, from now on."""
+    """Extend the leases of a consumer, from now on."""
 
     permission = Permission.CONSUME
 
@@ -332,7 +346,7 @@ class Extend(Command[Extended], frozen=True, gc=False):
     partition: int = 0
     consumer: str = ""
     lease: str | None = None
-    visibility_ms: int = VISIBILITY_MS
+    visibility_ms: int = limits.VISIBILITY_MS
 
     def subjects(self) -> tuple[str, ...]:
         return (subject(self.topic),)
@@ -341,15 +355,17 @@ class Extend(Command[Extended], frozen=True, gc=False):
         topic = find(tx, self.topic)
         check_visibility(self.visibility_ms)
         row = known(tx, topic, self.partition, self.group)
-        place = Place(row.cursor, rules.unpacked(row.ranges))
+        progress = GroupProgress(row.cursor, rules.unpacked(row.ranges))
         until_ms = tx.now_ms + self.visibility_ms
-        place, count = rules.extended(place, self.consumer, lease_number(self.lease), until_ms, self.visibility_ms)
-        _store(tx, row, place)
+        progress, count = rules.extended(
+            progress, self.consumer, lease_number(self.lease), until_ms, self.visibility_ms
+        )
+        _store(tx, row, progress)
         return Extended(topic, until_ms, count)
 
 
 class Nack(Command[Nacked], frozen=True, gc=False):
-    """Give back what a consumer holds, or some of it, to be delivered again at once or after a delay."""
+    """Return the messages that a consumer holds, or some of them, to be delivered again at once or after a delay."""
 
     permission = Permission.CONSUME
 
@@ -361,7 +377,7 @@ class Nack(Command[Nacked], frozen=True, gc=False):
     first: int | None = None
     upto: int | None = None  # inclusive
     delay_ms: int = 0
-    undelivered: bool = False  # the consumer had left before it got them: that was no attempt
+    undelivered: bool = False  # the consumer was gone before it received them: it does not count as an attempt
 
     def subjects(self) -> tuple[str, ...]:
         return (subject(self.topic),)
@@ -373,11 +389,11 @@ class Nack(Command[Nacked], frozen=True, gc=False):
         first = 0 if self.first is None else self.first
         end = limits.POSITION_MAX if self.upto is None else self.upto + 1
         if not 0 <= first < end:
-            raise Invalid(f"offsets {first} to {end - 1} are no range; give the lower one first, from 0 on")
+            raise Invalid(f"offsets {first} to {end - 1} are not a range; give the lower one first, from 0 on")
         row = known(tx, topic, self.partition, self.group)
-        place = Place(row.cursor, rules.unpacked(row.ranges))
-        place, count = rules.returned(
-            place,
+        progress = GroupProgress(row.cursor, rules.unpacked(row.ranges))
+        progress, count = rules.returned(
+            progress,
             self.consumer,
             lease_number(self.lease),
             first,
@@ -387,25 +403,25 @@ class Nack(Command[Nacked], frozen=True, gc=False):
             undelivered=self.undelivered,
         )
         if count:
-            _store(tx, row, place)
+            _store(tx, row, progress)
         return Nacked(topic, count)
 
 
-class ResetGroup(Command[ResetDone], frozen=True):
-    """Let a group go on from another place. What its consumers hold is no longer theirs."""
+class ResetGroup(Command[GroupReset], frozen=True):
+    """Move a group to another position. Leases of its consumers end."""
 
     history = True
     permission = Permission.CONSUME
 
     topic: str
     group: str
-    to: Start
-    partition: int | None = None  # None: every one
+    to: StartPoint
+    partition: int | None = None  # None: all
 
     def subjects(self) -> tuple[str, ...]:
         return (subject(self.topic),)
 
-    def run(self, tx: Tx) -> ResetDone:
+    def run(self, tx: Tx) -> GroupReset:
         topic = find(tx, self.topic)
         check_group(self.group)
         chosen = range(topic.partitions) if self.partition is None else (self.partition,)
@@ -416,12 +432,12 @@ class ResetGroup(Command[ResetDone], frozen=True):
             if row is None:
                 row = _joined(tx, topic, log, self.group, self.to)
             offsets[partition] = max(cold.earliest(tx, log), resolved(tx, log, self.to, exact=True))
-            _store(tx, row, Place(offsets[partition]), deliverable=offsets[partition] < log.next)
-        return ResetDone(topic, offsets)
+            _store(tx, row, GroupProgress(offsets[partition]), deliverable=offsets[partition] < log.next)
+        return GroupReset(topic, offsets)
 
 
 class DropGroup(Command[int], frozen=True):
-    """Forget a group; in how many partitions it was known."""
+    """Drop a group; the number of partitions it had consumed from."""
 
     freeing = True
     permission = Permission.CONSUME
@@ -439,15 +455,15 @@ class DropGroup(Command[int], frozen=True):
             number = topic.log_of(partition)
             if tx.get(GROUPS, number, self.group) is not None:
                 tx.delete(GROUPS, number, self.group)
-                tx.notify(number, Moved(self.group, True, None))
+                tx.notify(number, GroupMoved(self.group, True, None))
                 count += 1
         if not count:
             raise NotFound(_unknown(topic, self.group), code="GROUP_NOT_FOUND")
         return count
 
 
-def known(tx: Tx, topic: Topic, partition: int, name: str) -> Group:
-    """A group that has consumed from a partition."""
+def known(tx: Tx, topic: Topic, partition: int, name: str) -> GroupRow:
+    """A group that has consumed from a partition; raises if there is none."""
     check_group(name)
     row = tx.get(GROUPS, topic.log_of(partition), name)
     if row is None:
@@ -462,11 +478,11 @@ def _unknown(topic: Topic, name: str) -> str:
     return f"group {name!r} has not consumed from topic {topic.name!r}"
 
 
-def _store(tx: Tx, row: Group, place: Place, *, deliverable: bool = False) -> None:
-    ranges = rules.packed(place.ranges)
-    tx.put(GROUPS, msgspec.structs.replace(row, cursor=place.cursor, ranges=ranges, updated_ms=tx.now_ms))
-    deliverable = deliverable or any(each.free(tx.now_ms) for each in place.ranges)
-    tx.notify(row.log, Moved(row.name, deliverable, rules.wake_ms(place, tx.now_ms)))
+def _store(tx: Tx, row: GroupRow, progress: GroupProgress, *, deliverable: bool = False) -> None:
+    ranges = rules.packed(progress.ranges)
+    tx.put(GROUPS, msgspec.structs.replace(row, cursor=progress.cursor, ranges=ranges, updated_ms=tx.now_ms))
+    deliverable = deliverable or any(each.free(tx.now_ms) for each in progress.ranges)
+    tx.notify(row.log, GroupMoved(row.name, deliverable, rules.wake_ms(progress, tx.now_ms)))
 
 
 def lease_number(lease: str | None) -> int | None:
@@ -475,12 +491,12 @@ def lease_number(lease: str | None) -> int | None:
         return None
     parts = _LEASE.fullmatch(lease)
     if parts is None:
-        raise Invalid(f"{lease[:40]!r} is no lease; use the lease_id that consume returned")
+        raise Invalid(f"{lease[:40]!r} is not a lease; use the lease_id that consume returned")
     return (int(parts[1]) << LEASE_BITS) + int(parts[2])
 
 
 def lease_text(number: int) -> str:
-    """A lease as it is told: the number of its group in the partition, and its own."""
+    """The wire form of a lease: the number of its group in the partition, and its own."""
     return f"{number >> LEASE_BITS}-{number & ((1 << LEASE_BITS) - 1)}"
 
 
@@ -504,5 +520,6 @@ def check_consumer(name: str) -> None:
 def _check_text(name: str, what: str) -> None:
     if len(name.encode("utf-8", "replace")) > limits.GROUP_NAME_BYTES_MAX or not (name.isprintable()):
         raise Invalid(
-            f"{name[:64]!r} cannot name {what}: use up to {limits.GROUP_NAME_BYTES_MAX} bytes of printable text"
+            f"{name[:64]!r} is not a valid name for {what}: use up to {limits.GROUP_NAME_BYTES_MAX} bytes of "
+            "printable text"
         )

@@ -1,4 +1,4 @@
-"""Consumer groups: who holds which messages of a partition, and what may be delivered next. Pure rules.
+"""Consumer groups: which consumer holds which messages of a partition, and which are delivered next. Pure rules.
 
 Theory of operation
 -------------------
@@ -6,17 +6,16 @@ A group has a *cursor*: the first offset that was never delivered to it. Below t
 acknowledged or in one of the group's *ranges*, which are disjoint, in order, and each
 
 - *held*: leased to a consumer until a time, or
-- *free*: its lease has run out, or it was given back (nack) and the delay has passed; to be delivered again.
+- *free*: its lease has ended, or it was returned (nack) and the delay has passed; to be delivered again.
 
-To consume is to take free ranges, lowest first, then what lies from the cursor on; what is taken becomes ranges with a
-new lease. To acknowledge is to remove. So the *floor*, below which all is acknowledged, is where the first range
-begins, or the cursor; nothing else is kept, and an acknowledgement out of order cannot cover what another consumer
-holds.
+Consuming takes free ranges, lowest first, then offsets from the cursor on; they become ranges with a new lease.
+Acknowledging removes ranges. So the *floor*, below which all messages are acknowledged, is the start of the first
+range, or the cursor; nothing else is stored, and an acknowledgement out of order cannot cover messages that another
+consumer holds.
 
-A consumer whose lease ran out may still acknowledge or extend until somebody else has taken the messages: it was the
-last to have them. Times are of a clock that never goes back while the process lives. Across a restart it may; a lease
-that would then last longer than it was given for counts as run out, for a delivery too many is safe and one too few is
-not.
+A consumer whose lease has ended may still acknowledge or extend until the messages are delivered to another consumer.
+Times come from a clock that never goes back while the process lives. After a restart it may; a lease that would then
+last longer than its duration counts as ended, since delivering once too often is safe and once too few is not.
 """
 
 from __future__ import annotations
@@ -26,33 +25,33 @@ from typing import Final
 
 import msgspec
 
+from tailrace import limits
 from tailrace.errors import Conflict, Invalid, TooMany
 
 TOO_MANY_RANGES: Final = "TOO_MANY_RANGES"
-RANGES_MAX: Final = 2_000  # of a group in a partition: all of them are looked at by each consume and ack
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 OFFSET: Final = "offset"
 TIMESTAMP: Final = "timestamp"
 
 
-class Start(msgspec.Struct, frozen=True):
-    """Where to begin: `at` is an offset, or milliseconds since 1970."""
+class StartPoint(msgspec.Struct, frozen=True):
+    """Where a group begins: `at` is an offset, or milliseconds since 1970."""
 
     kind: str = EARLIEST
     at: int = 0
 
 
-class Range(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Offsets [first, end) that were delivered and not acknowledged."""
+class LeasedRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Offsets [first, end) that were delivered and are not acknowledged."""
 
     first: int
     end: int
-    attempt: int  # how often they were delivered
-    consumer: str  # who has them, or had them last; "" is a consumer too
-    lease: int  # 0: given back
-    until_ms: int  # the lease runs out, or the delay ends
-    span_ms: int  # how long it was given for
+    attempt: int  # the number of deliveries
+    consumer: str  # the holder, or the last one; "" is a consumer too
+    lease: int  # 0: returned
+    until_ms: int  # the end of the lease, or of the delay
+    span_ms: int  # the duration of the lease
 
     def free(self, now_ms: int) -> bool:
         """Whether it may be delivered again."""
@@ -60,23 +59,23 @@ class Range(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return left <= 0 or left > self.span_ms
 
     def held_by(self, consumer: str, lease: int | None) -> bool:
-        """Whether this consumer may still settle it."""
+        """Whether this consumer may still acknowledge, extend or return it."""
         return self.lease != 0 and self.consumer == consumer and (lease is None or self.lease == lease)
 
 
-class Moved(msgspec.Struct, frozen=True, gc=False):
-    """The notice that a group has changed: whether it has something to deliver now, or else when."""
+class GroupMoved(msgspec.Struct, frozen=True, gc=False):
+    """The notice that a group has changed: whether it has messages to deliver now, or else when."""
 
     group: str
     deliverable: bool
     wake_ms: int | None
 
 
-class Place(msgspec.Struct, frozen=True):
-    """How far a group has come."""
+class GroupProgress(msgspec.Struct, frozen=True):
+    """The progress of a group in a partition: its cursor and its ranges."""
 
     cursor: int
-    ranges: tuple[Range, ...] = ()
+    ranges: tuple[LeasedRange, ...] = ()
 
     @property
     def floor(self) -> int:
@@ -85,31 +84,31 @@ class Place(msgspec.Struct, frozen=True):
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decoder: Final = msgspec.msgpack.Decoder(tuple[Range, ...])
+_decoder: Final = msgspec.msgpack.Decoder(tuple[LeasedRange, ...])
 NOTHING: Final = _encode(())
 
 
-def packed(ranges: Sequence[Range]) -> bytes:
+def packed(ranges: Sequence[LeasedRange]) -> bytes:
     return _encode(ranges) if ranges else NOTHING
 
 
-def unpacked(body: bytes) -> tuple[Range, ...]:
+def unpacked(body: bytes) -> tuple[LeasedRange, ...]:
     return () if body == NOTHING else _decoder.decode(body)
 
 
 # -- consuming
 
 
-def overtaken(place: Place, start: int, now_ms: int) -> tuple[Place, int]:
-    """The place after retention has removed what lies below `start`, and how many messages the group has lost by that.
+def overtaken(progress: GroupProgress, start: int, now_ms: int) -> tuple[GroupProgress, int]:
+    """The progress after retention has removed messages below `start`, and how many of them the group has lost.
 
-    What a consumer holds at this moment is in its hands and not lost yet; when the lease runs out, it is."""
-    lost = max(0, start - place.cursor)
-    cursor = max(place.cursor, start)
-    if not place.ranges or place.ranges[0].first >= start:
-        return (Place(cursor, place.ranges), lost) if lost else (place, 0)
-    kept: list[Range] = []
-    for held in place.ranges:
+    Messages that a consumer holds now are not lost yet; they are when the lease ends."""
+    lost = max(0, start - progress.cursor)
+    cursor = max(progress.cursor, start)
+    if not progress.ranges or progress.ranges[0].first >= start:
+        return (GroupProgress(cursor, progress.ranges), lost) if lost else (progress, 0)
+    kept: list[LeasedRange] = []
+    for held in progress.ranges:
         if held.first >= start or not held.free(now_ms):
             kept.append(held)
         elif held.end <= start:
@@ -117,55 +116,57 @@ def overtaken(place: Place, start: int, now_ms: int) -> tuple[Place, int]:
         else:
             lost += start - held.first
             kept.append(msgspec.structs.replace(held, first=start))
-    return Place(cursor, tuple(kept)), lost
+    return GroupProgress(cursor, tuple(kept)), lost
 
 
-def deliverable(place: Place, tail: int, now_ms: int) -> bool:
-    """Whether there is something to deliver now."""
-    return place.cursor < tail or any(held.free(now_ms) for held in place.ranges)
+def deliverable(progress: GroupProgress, tail: int, now_ms: int) -> bool:
+    """Whether there are messages to deliver now."""
+    return progress.cursor < tail or any(held.free(now_ms) for held in progress.ranges)
 
 
-def wake_ms(place: Place, now_ms: int) -> int | None:
-    """When the next lease or delay runs out."""
-    return min((held.until_ms for held in place.ranges if not held.free(now_ms)), default=None)
+def wake_ms(progress: GroupProgress, now_ms: int) -> int | None:
+    """When the next lease or delay ends."""
+    return min((held.until_ms for held in progress.ranges if not held.free(now_ms)), default=None)
 
 
-def offers(place: Place, tail: int, now_ms: int, limit: int) -> list[Range]:
-    """What may be delivered next, lowest offset first, `limit` messages at most. `attempt` is of deliveries so far."""
-    found: list[Range] = []
-    for held in place.ranges:
+def offers(progress: GroupProgress, tail: int, now_ms: int, limit: int) -> list[LeasedRange]:
+    """The ranges to deliver next, lowest offset first, `limit` messages at most. `attempt` is the deliveries so far."""
+    found: list[LeasedRange] = []
+    for held in progress.ranges:
         if limit <= 0:
             return found
         if held.free(now_ms):
             taken = held if held.end - held.first <= limit else msgspec.structs.replace(held, end=held.first + limit)
             found.append(taken)
             limit -= taken.end - taken.first
-    if limit > 0 and place.cursor < tail:
-        found.append(Range(place.cursor, min(tail, place.cursor + limit), 0, "", 0, 0, 0))
+    if limit > 0 and progress.cursor < tail:
+        found.append(LeasedRange(progress.cursor, min(tail, progress.cursor + limit), 0, "", 0, 0, 0))
     return found
 
 
-def taken(place: Place, given: Sequence[Range], consumer: str, lease: int, until_ms: int, span_ms: int) -> Place:
-    """The place after `given`, a part of what was offered, was delivered to a consumer."""
-    cursor = place.cursor
-    ranges = place.ranges
-    for each in given:
+def taken(
+    progress: GroupProgress, leased: Sequence[LeasedRange], consumer: str, lease: int, until_ms: int, span_ms: int
+) -> GroupProgress:
+    """The progress after `leased`, a part of the offers, was delivered to a consumer."""
+    cursor = progress.cursor
+    ranges = progress.ranges
+    for each in leased:
         ranges = without(ranges, each.first, each.end)
         cursor = max(cursor, each.end)
-    added = [Range(each.first, each.end, each.attempt + 1, consumer, lease, until_ms, span_ms) for each in given]
+    added = [LeasedRange(each.first, each.end, each.attempt + 1, consumer, lease, until_ms, span_ms) for each in leased]
     if len(added) > 1:
         added = joined(added)
     ranges = tuple(sorted((*ranges, *added), key=_first)) if ranges else tuple(added)
-    return Place(cursor, bounded(ranges, until_ms - span_ms))
+    return GroupProgress(cursor, bounded(ranges, until_ms - span_ms))
 
 
-def _first(held: Range) -> int:
+def _first(held: LeasedRange) -> int:
     return held.first
 
 
-def without(ranges: tuple[Range, ...], first: int, end: int) -> tuple[Range, ...]:
+def without(ranges: tuple[LeasedRange, ...], first: int, end: int) -> tuple[LeasedRange, ...]:
     """The ranges with [first, end) cut out."""
-    kept: list[Range] = []
+    kept: list[LeasedRange] = []
     for held in ranges:
         if held.end <= first or held.first >= end:
             kept.append(held)
@@ -177,9 +178,9 @@ def without(ranges: tuple[Range, ...], first: int, end: int) -> tuple[Range, ...
     return tuple(kept)
 
 
-def joined(ranges: Sequence[Range]) -> list[Range]:
-    """The ranges with neighbours made one that differ in nothing but their place."""
-    kept: list[Range] = []
+def joined(ranges: Sequence[LeasedRange]) -> list[LeasedRange]:
+    """The ranges, with adjacent ones merged that differ only in their offsets."""
+    kept: list[LeasedRange] = []
     for each in ranges:
         last = kept[-1] if kept else None
         if (
@@ -193,12 +194,12 @@ def joined(ranges: Sequence[Range]) -> list[Range]:
     return kept
 
 
-def bounded(ranges: tuple[Range, ...], now_ms: int) -> tuple[Range, ...]:
-    """The ranges, of which there may be only so many. Before there are too many, neighbours that are nobody's are made
-    one: those that are free, and those that were given back, to be delivered with the first of them."""
-    if len(ranges) <= RANGES_MAX:
+def bounded(ranges: tuple[LeasedRange, ...], now_ms: int) -> tuple[LeasedRange, ...]:
+    """The ranges, GROUP_RANGES_MAX at most. If there are more, adjacent ones that no consumer holds are merged: free
+    ones, and returned ones, which are then delivered with the first of them."""
+    if len(ranges) <= limits.GROUP_RANGES_MAX:
         return ranges
-    kept: list[Range] = []
+    kept: list[LeasedRange] = []
     for each in ranges:
         if each.lease and not each.free(now_ms):
             kept.append(each)
@@ -206,13 +207,13 @@ def bounded(ranges: tuple[Range, ...], now_ms: int) -> tuple[Range, ...]:
         last = kept[-1] if kept else None
         if last is not None and not last.lease and last.end == each.first and last.attempt == each.attempt:
             sooner = last if last.until_ms <= each.until_ms else each
-            kept[-1] = Range(last.first, each.end, each.attempt, "", 0, sooner.until_ms, sooner.span_ms)
+            kept[-1] = LeasedRange(last.first, each.end, each.attempt, "", 0, sooner.until_ms, sooner.span_ms)
         else:
             kept.append(msgspec.structs.replace(each, consumer="", lease=0))
-    if len(kept) > RANGES_MAX:
+    if len(kept) > limits.GROUP_RANGES_MAX:
         raise TooMany(
             f"the group has {len(kept)} separate ranges of messages that are not acknowledged, and may have "
-            f"{RANGES_MAX}; acknowledge some, or consume more at a time",
+            f"{limits.GROUP_RANGES_MAX}; acknowledge some, or consume more at a time",
             code=TOO_MANY_RANGES,
         )
     return tuple(kept)
@@ -221,17 +222,17 @@ def bounded(ranges: tuple[Range, ...], now_ms: int) -> tuple[Range, ...]:
 # -- settling
 
 
-def acknowledged(place: Place, consumer: str, lease: int | None, upto: int) -> tuple[Place, int]:
-    """The place after a consumer acknowledged what it holds up to and including an offset, and how much that was."""
-    if upto >= place.cursor:
+def acknowledged(progress: GroupProgress, consumer: str, lease: int | None, upto: int) -> tuple[GroupProgress, int]:
+    """The progress after a consumer acknowledged its messages up to and including an offset, and their number."""
+    if upto >= progress.cursor:
         raise Invalid(
-            f"offset {upto} was not delivered to the group yet, which is at {place.cursor}; acknowledge an offset that "
-            "was received",
+            f"offset {upto} was not delivered to the group yet, which is at {progress.cursor}; acknowledge an "
+            "offset that was delivered",
             code="NOT_DELIVERED",
         )
-    kept: list[Range] = []
+    kept: list[LeasedRange] = []
     count = 0
-    for held in place.ranges:
+    for held in progress.ranges:
         if held.first > upto or not held.held_by(consumer, lease):
             kept.append(held)
             continue
@@ -239,29 +240,31 @@ def acknowledged(place: Place, consumer: str, lease: int | None, upto: int) -> t
         count += end - held.first
         if end < held.end:
             kept.append(msgspec.structs.replace(held, first=end))
-    return (Place(place.cursor, tuple(kept)) if count else place), count
+    return (GroupProgress(progress.cursor, tuple(kept)) if count else progress), count
 
 
-def extended(place: Place, consumer: str, lease: int | None, until_ms: int, span_ms: int) -> tuple[Place, int]:
-    """The place after a consumer's leases were made to last until a time, and how many messages that is."""
+def extended(
+    progress: GroupProgress, consumer: str, lease: int | None, until_ms: int, span_ms: int
+) -> tuple[GroupProgress, int]:
+    """The progress after a consumer's leases were extended until a time, and the number of messages."""
     count = 0
-    ranges: list[Range] = []
-    for held in place.ranges:
+    ranges: list[LeasedRange] = []
+    for held in progress.ranges:
         if held.held_by(consumer, lease):
             count += held.end - held.first
             held = msgspec.structs.replace(held, until_ms=until_ms, span_ms=span_ms)
         ranges.append(held)
     if not count:
         raise Conflict(
-            f"consumer {consumer!r} holds nothing of that any more: it was acknowledged, or delivered to another; "
-            "consume again",
+            f"consumer {consumer!r} no longer holds these messages: they were acknowledged, or delivered to another "
+            "consumer; consume again",
             code="LEASE_LOST",
         )
-    return Place(place.cursor, tuple(ranges)), count
+    return GroupProgress(progress.cursor, tuple(ranges)), count
 
 
 def returned(
-    place: Place,
+    progress: GroupProgress,
     consumer: str,
     lease: int | None,
     first: int,
@@ -270,12 +273,12 @@ def returned(
     delay_ms: int,
     *,
     undelivered: bool = False,
-) -> tuple[Place, int]:
-    """The place after a consumer gave back what it holds of [first, end), and how much that was. `undelivered`: it
-    never got them, so that this was no attempt."""
+) -> tuple[GroupProgress, int]:
+    """The progress after a consumer returned its messages in [first, end), and their number. `undelivered`: it never
+    received them, so that this does not count as an attempt."""
     count = 0
-    ranges: list[Range] = []
-    for held in place.ranges:
+    ranges: list[LeasedRange] = []
+    for held in progress.ranges:
         low, high = max(held.first, first), min(held.end, end)
         if low >= high or not held.held_by(consumer, lease):
             ranges.append(held)
@@ -283,7 +286,7 @@ def returned(
         count += high - low
         if held.first < low:
             ranges.append(msgspec.structs.replace(held, end=low))
-        ranges.append(Range(low, high, held.attempt - undelivered, "", 0, now_ms + delay_ms, delay_ms))
+        ranges.append(LeasedRange(low, high, held.attempt - undelivered, "", 0, now_ms + delay_ms, delay_ms))
         if high < held.end:
             ranges.append(msgspec.structs.replace(held, first=high))
-    return Place(place.cursor, bounded(tuple(joined(ranges)), now_ms)), count
+    return GroupProgress(progress.cursor, bounded(tuple(joined(ranges)), now_ms)), count

@@ -1,4 +1,4 @@
-"""What can be asked of topics: their messages without a group, and how they, their groups and their routes are."""
+"""Queries on topics: reading messages without a group, and describing topics, partitions, groups and routes."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from tailrace.log import log as logs
 from tailrace.log.entry import LOGS, Entry, Log
 from tailrace.storage.engine import Reader
 from tailrace.tables import definition as tables
-from tailrace.tables.definition import TABLES, Route
+from tailrace.tables.definition import TABLES, TopicRoute
 from tailrace.topics import group as rules
 from tailrace.topics.commands import subject
-from tailrace.topics.consuming import Delivery, resolved
-from tailrace.topics.group import Place, Start
-from tailrace.topics.topic import GROUPS, PARTITIONS, TOPICS, Group, Topic, find, partition_log
+from tailrace.topics.consuming import ConsumedMessages, resolved
+from tailrace.topics.group import GroupProgress, StartPoint
+from tailrace.topics.topic import GROUPS, PARTITIONS, TOPICS, GroupRow, Topic, find, partition_log
 from tailrace.topics.topic import messages as read
 
 
-class ReadTopic(Query[Delivery], frozen=True):
-    """Messages from a place on, without a group: nothing is leased, and the next read begins where it says."""
+class ReadTopic(Query[ConsumedMessages], frozen=True):
+    """Read messages without a group: nothing is leased; `start` says where to begin."""
 
     permission = Permission.CONSUME
 
     topic: str
     partition: int = 0
-    start: Start = Start()
+    start: StartPoint = StartPoint()
     limit: int = 100
     bytes_max: int = limits.CONSUME_BYTES
 
     def subjects(self) -> tuple[str, ...]:
         return (subject(self.topic),)
 
-    def run(self, reader: Reader) -> Delivery:
+    def run(self, reader: Reader) -> ConsumedMessages:
         if not 1 <= self.limit <= limits.CONSUME_MESSAGES_MAX:
             raise Invalid(f"limit is 1 to {limits.CONSUME_MESSAGES_MAX}, not {self.limit}")
         topic = find(reader, self.topic)
@@ -48,11 +48,11 @@ class ReadTopic(Query[Delivery], frozen=True):
         first = max(cold.earliest(reader, log), wanted)
         messages = list(read(reader, log, self.partition, first, self.limit, self.bytes_max, 0))
         after = messages[-1].offset + 1 if messages else first
-        return Delivery(topic, self.partition, log.id, messages, after, after < log.next, first - wanted)
+        return ConsumedMessages(topic, self.partition, log.id, messages, after, after < log.next, first - wanted)
 
 
-class Run(msgspec.Struct, frozen=True):
-    """Entries of a partition from `position` on, and the log as it was then."""
+class PartitionEntries(msgspec.Struct, frozen=True):
+    """Entries of a partition from `position` on, and the state of its log when they were read."""
 
     topic: Topic
     log: Log
@@ -61,7 +61,7 @@ class Run(msgspec.Struct, frozen=True):
     next: int
 
 
-class ReadPartition(Query[Run], frozen=True):
+class ReadPartition(Query[PartitionEntries], frozen=True):
     """Entries of a partition, as they are stored; None is the earliest position."""
 
     permission = Permission.CONSUME
@@ -75,15 +75,15 @@ class ReadPartition(Query[Run], frozen=True):
     def subjects(self) -> tuple[str, ...]:
         return (subject(self.topic),)
 
-    def run(self, reader: Reader) -> Run:
+    def run(self, reader: Reader) -> PartitionEntries:
         topic = find(reader, self.topic)
         log = partition_log(reader, topic, self.partition)
         position = cold.earliest(reader, log) if self.position is None else self.position
         page = logs.read(reader, log, position, self.bytes_max, self.entries_max)
-        return Run(topic, log, position, page.entries, page.next)
+        return PartitionEntries(topic, log, position, page.entries, page.next)
 
 
-class DescribePartition(Query[Run], frozen=True):
+class DescribePartition(Query[PartitionEntries], frozen=True):
     """A partition without its entries; the position is the earliest."""
 
     permission = Permission.CONSUME
@@ -94,13 +94,13 @@ class DescribePartition(Query[Run], frozen=True):
     def subjects(self) -> tuple[str, ...]:
         return (subject(self.topic),)
 
-    def run(self, reader: Reader) -> Run:
+    def run(self, reader: Reader) -> PartitionEntries:
         topic = find(reader, self.topic)
         log = partition_log(reader, topic, self.partition)
-        return Run(topic, log, cold.earliest(reader, log), [], log.next)
+        return PartitionEntries(topic, log, cold.earliest(reader, log), [], log.next)
 
 
-# -- how they are
+# -- descriptions
 
 
 class PartitionInfo(msgspec.Struct, frozen=True):
@@ -131,17 +131,17 @@ class GroupInfo(msgspec.Struct, frozen=True):
     lost: int
     created_ms: int
     updated_ms: int
-    consumers: list[str]  # who hold something
+    consumers: list[str]  # those that hold messages
 
 
 class RouteInfo(msgspec.Struct, frozen=True):
     topic: str
     topic_id: int
     table: str
-    route: Route
+    route: TopicRoute
 
 
-class Described(msgspec.Struct, frozen=True):
+class TopicDescription(msgspec.Struct, frozen=True):
     topic: Topic
     dead_letter: str | None
     partitions: list[PartitionInfo]
@@ -168,7 +168,7 @@ class FindTopic(Query[Topic], frozen=True):
         return find(reader, self.name)
 
 
-class DescribeTopic(Query[Described], frozen=True):
+class DescribeTopic(Query[TopicDescription], frozen=True):
     """A topic with its partitions, groups and routes."""
 
     name: str
@@ -176,11 +176,11 @@ class DescribeTopic(Query[Described], frozen=True):
     def subjects(self) -> tuple[str, ...]:
         return (subject(self.name),)
 
-    def run(self, reader: Reader) -> Described:
+    def run(self, reader: Reader) -> TopicDescription:
         topic = find(reader, self.name)
         letters = None if topic.dead_letter is None else reader.get(TOPICS, topic.dead_letter)
         routes = [info for info in _routes(reader) if info.topic_id == topic.id]
-        return Described(
+        return TopicDescription(
             topic,
             None if letters is None else letters.name,
             list(_partitions(reader, topic)),
@@ -240,18 +240,18 @@ def _groups(reader: Reader, topic: Topic) -> Iterator[GroupInfo]:
         log = reader.get(LOGS, topic.log_of(partition))
         assert log is not None
         for row in list(reader.scan(GROUPS, log.id)):
-            yield _told(reader, topic, partition, log, row)
+            yield _group_info(reader, topic, partition, log, row)
 
 
-def _told(reader: Reader, topic: Topic, partition: int, log: Log, row: Group) -> GroupInfo:
+def _group_info(reader: Reader, topic: Topic, partition: int, log: Log, row: GroupRow) -> GroupInfo:
     now_ms, start = reader.now_ms, cold.earliest(reader, log)
-    place, gone = rules.overtaken(Place(row.cursor, rules.unpacked(row.ranges)), start, now_ms)
-    held = [each for each in place.ranges if each.lease and not each.free(now_ms)]
+    progress, gone = rules.overtaken(GroupProgress(row.cursor, rules.unpacked(row.ranges)), start, now_ms)
+    held = [each for each in progress.ranges if each.lease and not each.free(now_ms)]
     in_flight = sum(each.end - each.first for each in held)
-    pending = sum(each.end - each.first for each in place.ranges) - in_flight
+    pending = sum(each.end - each.first for each in progress.ranges) - in_flight
     return GroupInfo(
-        topic, row.name, partition, place.cursor, place.floor, start, log.next,
-        log.next - place.cursor + pending + in_flight, in_flight, pending, row.delivered, row.redelivered,
+        topic, row.name, partition, progress.cursor, progress.floor, start, log.next,
+        log.next - progress.cursor + pending + in_flight, in_flight, pending, row.delivered, row.redelivered,
         row.lost + gone, row.created_ms, row.updated_ms, sorted({each.consumer for each in held}),
     )  # fmt: skip
 

@@ -1,8 +1,7 @@
-"""From a change of a table to messages, inside the transaction that made the change.
+"""Routes changes of tables to topics, inside the transaction that made the change.
 
-The routes of a table are part of its definition, by what happened to the row (`definition.routes_of`). So there is no
-index to keep up to date: whoever has the definition has the routes, and both change in one transaction. Filters are
-compiled once for each route; neither a parser nor a query engine runs when a row is written.
+The routes of a table are part of its definition, by event (`definition.routes_of`), so there is no index to keep up to
+date. Filters are compiled once per route; neither a parser nor a query engine runs when a row is written.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tailrace.log.entry import LOGS
 from tailrace.storage.engine import Tx
 from tailrace.tables import value
 from tailrace.tables.change import Changed
-from tailrace.tables.definition import Definition, Route
+from tailrace.tables.definition import Definition, TopicRoute
 from tailrace.tables.value import Item
 from tailrace.topics.topic import DELETE, PARTITIONS, TOPICS, Envelope, Partition, encode
 
@@ -32,17 +31,17 @@ Filter = Callable[[Item | None, Item | None], bool]
 PartitionBy = Callable[[Item | None, Item | None], Any]
 
 
-class Compiled:
+class CompiledRoute:
     """A route, ready to run."""
 
     __slots__ = ("filter", "looks_back", "partition_by")
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: TopicRoute) -> None:
         condition = None if route.filter is None else scalar.condition(route.filter)
         partition_by = None if route.partition_by is None else scalar.stored_value(route.partition_by)
         self.filter: Filter | None = None if condition is None else condition.true
         self.partition_by: PartitionBy | None = None if partition_by is None else partition_by.of
-        # Whether it needs the row as it was, which must be decoded for it.
+        # Whether it needs the old image, which must be decoded for it.
         self.looks_back = (
             route.event == DELETE
             or route.mode == DIFF
@@ -50,12 +49,12 @@ class Compiled:
         )
 
 
-def _compiled(route: Route) -> Compiled:
-    """The route, compiled; kept with it, as the route itself is kept with the definition."""
+def _compiled(route: TopicRoute) -> CompiledRoute:
+    """The compiled route; cached on the route, as the route is cached on the definition."""
     known: dict[str, Any] = route.__dict__
-    found: Compiled | None = known.get("compiled")
+    found: CompiledRoute | None = known.get("compiled")
     if found is None:
-        found = known["compiled"] = Compiled(route)
+        found = known["compiled"] = CompiledRoute(route)
     return found
 
 
@@ -93,7 +92,7 @@ def append(tx: Tx, number: int, bodies: list[bytes]) -> int:
 
 
 def key_bytes(found: Any) -> bytes:
-    """What of a value the partition is chosen by: text as it is, nothing for NULL, else compact JSON."""
+    """The bytes that choose the partition of a value: text as it is, nothing for NULL, else compact JSON."""
     if isinstance(found, str):
         return found.encode("utf-8", "surrogatepass")
     try:
@@ -104,7 +103,7 @@ def key_bytes(found: Any) -> bytes:
         return b""
 
 
-def _partition_key(compiled: Compiled, definition: Definition, new: Item | None, old: Item | None) -> bytes:
+def _partition_key(compiled: CompiledRoute, definition: Definition, new: Item | None, old: Item | None) -> bytes:
     if compiled.partition_by is not None:
         return key_bytes(compiled.partition_by(new, old))
     row = new if new is not None else old

@@ -1,51 +1,24 @@
-"""Retention of topics: what is older, or more, than a topic keeps is trimmed, partition by partition, in small steps.
+"""Retention of topics: messages beyond a topic's age or size are trimmed, partition by partition, in small steps.
 
-The entries themselves are removed like those of streams: the log is listed as garbage and reclaimed by the same sweep.
+The entries themselves are removed like those of streams: the log is listed as garbage and reclaimed by the same task.
 """
 
 from __future__ import annotations
 
-import msgspec
-
 from tailrace import failpoints, limits
 from tailrace.access import Permission
-from tailrace.command import Command, Query
+from tailrace.command import Command
+from tailrace.housekeeping import DueWork, HousekeepingTask
 from tailrace.log import cold
 from tailrace.log import log as logs
 from tailrace.log.entry import ENTRIES, LOGS, Log
+from tailrace.metrics import Metrics
 from tailrace.storage.engine import Reader, Tx
 from tailrace.topics.topic import PARTITIONS, TOPICS, Partition, Topic
 
 
-class Due(msgspec.Struct, frozen=True):
-    """Partitions to trim, found by looking at committed state; each step looks again before it acts."""
-
-    trims: list[TrimPartition]
-    looked_at: int | None  # the last topic that was looked at; None: there are no more
-
-    def __bool__(self) -> bool:
-        return bool(self.trims)
-
-
-class FindDue(Query[Due], frozen=True):
-    """What there is to trim, in some of the topics `after` a number: looking at all takes long."""
-
-    after: int | None = None
-
-    def run(self, reader: Reader) -> Due:
-        topics = list(reader.scan(TOPICS, after=self.after, limit=limits.SWEEP_STREAMS))
-        trims = [
-            TrimPartition(topic.id, partition)
-            for topic in topics
-            if _retained(topic)
-            for partition in range(topic.partitions)
-            if _horizon(reader, topic, partition) is not None
-        ]
-        return Due(trims, topics[-1].id if len(topics) == limits.SWEEP_STREAMS else None)
-
-
 class TrimPartition(Command[int], frozen=True):
-    """Let a partition start where its topic's retention says; how many messages went."""
+    """Apply a topic's retention to one partition; the number of messages removed."""
 
     freeing = True
     permission = Permission.ADMIN
@@ -72,7 +45,7 @@ def _retained(topic: Topic) -> bool:
 
 
 def _horizon(reader: Reader | Tx, topic: Topic, partition: int) -> tuple[Log, Partition, int, int] | None:
-    """Where a partition should start and how many bytes that frees, if it is not where it does. One step's worth."""
+    """Where a partition should start and how many bytes that frees, one step at most; None if nothing is due."""
     log, held = reader.get(LOGS, topic.log_of(partition)), reader.get(PARTITIONS, topic.log_of(partition))
     assert log is not None and held is not None
     oldest_ms = None if topic.retention_seconds is None else reader.settled_ms - topic.retention_seconds * 1000
@@ -80,13 +53,13 @@ def _horizon(reader: Reader | Tx, topic: Topic, partition: int) -> tuple[Log, Pa
     if log.start == log.next or (oldest_ms is None and excess <= 0):
         return None
     start, freed = log.start, 0
-    until = cold.removable(reader, log)  # what is not in cold storage yet stays, if the partition is tiered
-    step = 1  # most of the time there is nothing to trim, and one look at the first message is enough
+    until = cold.removable(reader, log)  # messages of a tiered partition stay until they are in cold storage
+    step = 1  # usually nothing is due, and the first message shows it
     while start < until:
         rows = reader.values(ENTRIES, "next, at_ms, length(body)", log.id, start=start, limit=step)
         for following, at_ms, size in rows:
             too_old = oldest_ms is not None and at_ms < oldest_ms
-            # One message that is larger than all that may be kept is kept: an empty topic helps nobody.
+            # A single message that exceeds the limit alone is kept: an empty topic is of no use.
             too_much = freed < excess and following < log.next
             if not (too_old or too_much) or start >= until:
                 return (log, held, start, freed) if start > log.start else None
@@ -95,3 +68,23 @@ def _horizon(reader: Reader | Tx, topic: Topic, partition: int) -> tuple[Log, Pa
             break
         step = limits.SWEEP_ENTRIES
     return (log, held, start, freed) if start > log.start else None
+
+
+def _find_trims(reader: Reader, after: int | None) -> DueWork[int]:
+    """A page of the topics: examining all of them takes long."""
+    topics = list(reader.scan(TOPICS, after=after, limit=limits.SWEEP_STREAMS))
+    trims = [
+        TrimPartition(topic.id, partition)
+        for topic in topics
+        if _retained(topic)
+        for partition in range(topic.partitions)
+        if _horizon(reader, topic, partition) is not None
+    ]
+    return DueWork(trims, topics[-1].id if len(topics) == limits.SWEEP_STREAMS else None)
+
+
+def _count_trimmed(metrics: Metrics, messages: int) -> None:
+    metrics.messages_trimmed += messages
+
+
+TASKS = (HousekeepingTask("topics.trim", _find_trims, count=_count_trimmed),)

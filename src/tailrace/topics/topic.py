@@ -1,11 +1,11 @@
-"""What a topic is, and the rows that topics, partitions and groups are kept in.
+"""Topics, and the rows of topics, partitions and groups.
 
-A topic has a number that is never used again; names and aliases lead to it and share one namespace, because they share
-one table. Each partition is a log of its own whose positions are offsets: dense, from 0, one for each message. What the
-retention removes moves the log's start and nothing else, so offsets never go back.
+A topic has a number that is never reused; names and aliases refer to it and share one namespace, because they share one
+table. Each partition is a log of its own whose positions are offsets: dense, from 0, one for each message. Retention
+only moves the log's start, so offsets never go back.
 
-A message's place among the partitions is the CRC-32 of the key's bytes, modulo the number of partitions. That is
-version 1; a topic remembers which version it was made with, so that a key never changes its partition.
+The partition of a key is the CRC-32 of its bytes, modulo the number of partitions. That is version 1; a topic stores
+the version it was created with, so that a key never changes its partition.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from tailrace.log import cold
 from tailrace.log.entry import ENTRIES, LOGS, Entry, Log
 from tailrace.log.log import gap
 from tailrace.storage.engine import Reader, Tx
-from tailrace.storage.table import Table
+from tailrace.storage.table import StorageTable
 
 OWNER: Final = "topic/"  # of a partition's log: topic/<number>/<partition>
 HASH_VERSION: Final = 1
 READ_AHEAD: Final = 128  # messages read in one go
 
-# What happened to the row that a message tells of; PUBLISH is for messages that were published directly.
+# The event that caused a message; PUBLISH is for messages that were published directly.
 INSERT: Final = 0
 UPDATE: Final = 1
 DELETE: Final = 2
 PUBLISH: Final = 3
 OPERATIONS: Final = ("Insert", "Update", "Delete", "Publish")
-MODES: Final = ("Key", "Full", "Diff")  # what a payload holds
+MODES: Final = ("Key", "Full", "Diff")  # the contents of a payload
 
 
 class Topic(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class Topic(msgspec.Struct, frozen=True):
         return self.first_log + partition
 
     def partition_for(self, key: bytes) -> int:
-        """Where messages with this key go."""
+        """The partition of messages with this key."""
         return crc32(key) % self.partitions
 
 
@@ -72,7 +72,7 @@ class TopicName(msgspec.Struct, frozen=True):
 
 
 class Partition(msgspec.Struct, frozen=True, gc=False):
-    """How much a partition holds; its log has the rest."""
+    """The size of a partition; its log has the rest."""
 
     log: int
     topic: int
@@ -80,25 +80,25 @@ class Partition(msgspec.Struct, frozen=True, gc=False):
     bytes: int  # of the entries from the log's start on
 
 
-class Group(msgspec.Struct, frozen=True, gc=False):
-    """How far a group has come in a partition. `group.py` has the rules."""
+class GroupRow(msgspec.Struct, frozen=True, gc=False):
+    """The state of a group in a partition. `group.py` has the rules."""
 
     log: int
     name: str
     cursor: int  # the first offset that was never delivered
-    leases: int  # how many were ever given
-    delivered: int  # messages, each time
-    redelivered: int  # of those, not for the first time
+    leases: int  # leases so far
+    delivered: int  # messages, each delivery counted
+    redelivered: int  # of those, not the first delivery
     lost: int  # never acknowledged and removed by retention
     created_ms: int
     updated_ms: int
-    ranges: bytes  # MessagePack of list[Range]: delivered and not acknowledged
+    ranges: bytes  # MessagePack of list[LeasedRange]: delivered and not acknowledged
 
 
-TOPICS = Table("topics", Topic, key=("id",), cached=True)
-TOPIC_NAMES = Table("topic_names", TopicName, key=("name",), cached=True)
-PARTITIONS = Table("topic_partitions", Partition, key=("log",), cached=True)
-GROUPS = Table("topic_groups", Group, key=("log", "name"), cached=True)
+TOPICS = StorageTable("topics", Topic, key=("id",), cached=True)
+TOPIC_NAMES = StorageTable("topic_names", TopicName, key=("name",), cached=True)
+PARTITIONS = StorageTable("topic_partitions", Partition, key=("log",), cached=True)
+GROUPS = StorageTable("topic_groups", GroupRow, key=("log", "name"), cached=True)
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -110,12 +110,12 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
     mode: int  # into MODES
     source: str | None  # the table
     payload: bytes
-    by: str  # who wrote or published
-    key: bytes | None = None  # what the partition was chosen by, of a published message
+    by: str  # the principal that wrote or published
+    key: bytes | None = None  # the key of a published message
     origin: Any = None  # of a dead letter: [topic, partition, offset, group, attempts]
 
 
-class Message(msgspec.Struct, frozen=True, gc=False):
+class DeliveredMessage(msgspec.Struct, frozen=True, gc=False):
     """A message as a consumer gets it."""
 
     partition: int
@@ -126,7 +126,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def id(self) -> str:
-        """For tracing: the change record that the message goes with, the same in every topic; or else where it is."""
+        """For tracing: the change record of the message, which is the same in every topic, or else its position."""
         envelope = self.envelope
         if envelope.sequence:
             return f"{envelope.sequence}-{envelope.index}"
@@ -146,7 +146,7 @@ def opened(body: bytes) -> Envelope:
 
 
 def _opened_cold(entry: Entry) -> Envelope:
-    """As `opened`. What is damaged in cold storage is no damage of the database: it fails who asks, and nobody else."""
+    """As `opened`. Damage in cold storage is not damage of the database: only this read fails."""
     try:
         return opened(entry.body)
     except Corrupt as error:
@@ -155,18 +155,18 @@ def _opened_cold(entry: Entry) -> Envelope:
 
 def messages(
     reader: Reader | Tx, log: Log, partition: int, first: int, count: int, bytes_max: int, attempt: int
-) -> Iterator[Message]:
+) -> Iterator[DeliveredMessage]:
     """Messages from an offset on: at least one if there is any, then up to `count` of them and `bytes_max`.
 
-    Rows are taken by columns and in small runs: what is not delivered need not be read. Of what is in cold storage it
-    may be fewer."""
+    Rows are read by column and in small pages, so that little is read that is not delivered. Reads of cold storage may
+    return fewer."""
     left = bytes_max
     if first < log.start:
         for entry in cold.within_reach(reader, log, first, log.start):
             left -= len(entry.body)
             if count == 0 or (left < 0 and left + len(entry.body) < bytes_max):
                 return
-            yield Message(partition, entry.position, entry.at_ms, attempt, _opened_cold(entry))
+            yield DeliveredMessage(partition, entry.position, entry.at_ms, attempt, _opened_cold(entry))
             first, count = entry.next, count - 1
         if first < log.start:
             return
@@ -178,7 +178,7 @@ def messages(
             left -= len(entry.body)
             if left < 0 and left + len(entry.body) < bytes_max:
                 return
-            yield Message(partition, entry.position, entry.at_ms, attempt, opened(entry.body))
+            yield DeliveredMessage(partition, entry.position, entry.at_ms, attempt, opened(entry.body))
             first, count = entry.next, count - 1
         if first < end:
             raise gap(log, first)
@@ -192,7 +192,7 @@ def find(reader: Reader | Tx, name: str) -> Topic:
     topic = None if row is None else reader.get(TOPICS, row.topic)
     if topic is None:
         raise NotFound(
-            f"there is no topic {name[:200]!r}; make it with CREATE TOPIC, or see which there are with SHOW TOPICS",
+            f"there is no topic {name[:200]!r}; create it with CREATE TOPIC, or list the topics with SHOW TOPICS",
             code="TOPIC_NOT_FOUND",
         )
     return topic

@@ -1,4 +1,4 @@
-"""boto3, unmodified, against a real server: clients, and tables that nobody else uses."""
+"""boto3, unmodified, against a real server: clients, and tables for a single test."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def wide(client: Any) -> str:
 
 
 class Refusal:
-    """What a refused call said."""
+    """The error of a refused call."""
 
     def __init__(self) -> None:
         self.code = ""
@@ -151,7 +151,7 @@ class Refusal:
         self.status = 0
         self.response: dict[str, Any] = {}
 
-    def told(self, error: ClientError) -> None:
+    def record(self, error: ClientError) -> None:
         self.response = error.response
         self.code = error.response["Error"]["Code"]
         self.message = error.response["Error"].get("Message", "")
@@ -173,10 +173,10 @@ class refuses:  # noqa: N801 (reads as the words of a test)
         assert error is not None, f"it was taken; {self.code} was expected"
         if not isinstance(error, ClientError):
             return False
-        self.refusal.told(error)
-        told = f"{self.refusal.code}: {self.refusal.message}"
-        assert self.refusal.code == self.code, told
-        assert self.part in self.refusal.message, told
+        self.refusal.record(error)
+        shown = f"{self.refusal.code}: {self.refusal.message}"
+        assert self.refusal.code == self.code, shown
+        assert self.part in self.refusal.message, shown
         return True
 
 

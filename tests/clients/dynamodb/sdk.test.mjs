@@ -373,14 +373,14 @@ test("put, get, update and delete with expressions", { timeout }, async () => {
   assert.equal((await documents.send(new GetCommand({ TableName, Key }))).Item, undefined)
 })
 
-test("a condition that fails is an exception of its own class, with the item where asked", { timeout }, async () => {
+test("a condition that fails is an exception of its own class, with the item if requested", { timeout }, async () => {
   const TableName = await create(["pk"])
   const Item = { pk: S("a"), version: N(3) }
   await send(new PutItemCommand({ TableName, Item }))
   const put = new PutItemCommand({ TableName, Item, ConditionExpression: "attribute_not_exists(pk)" })
   const plain = await refused(send(put), ConditionalCheckFailedException, /^The conditional request failed$/)
   assert.equal(plain.Item, undefined)
-  const asked = {
+  const request = {
     TableName,
     Key: { pk: S("a") },
     ConditionExpression: "version = :expected",
@@ -388,8 +388,8 @@ test("a condition that fails is an exception of its own class, with the item whe
     ReturnValuesOnConditionCheckFailure: "ALL_OLD",
   }
   for (const command of [
-    new UpdateItemCommand({ ...asked, UpdateExpression: "SET version = :expected" }),
-    new DeleteItemCommand(asked),
+    new UpdateItemCommand({ ...request, UpdateExpression: "SET version = :expected" }),
+    new DeleteItemCommand(request),
   ]) {
     const error = await refused(send(command), ConditionalCheckFailedException)
     assert.deepEqual(error.Item, Item)
@@ -456,7 +456,7 @@ test("a query's page ends at one megabyte", { timeout }, async () => {
 
 // -- batches and transactions
 
-test("batches: what is not processed is asked for again", { timeout }, async () => {
+test("batches: unprocessed items are requested again", { timeout }, async () => {
   const TableName = await create(["pk"])
   const count = 12
   const text = "x".repeat(390_000)  // together more than one answer may have
@@ -593,7 +593,7 @@ test("a change stream is read from its beginning to the tip while writers write"
   let ShardIterator = await start({ ShardIteratorType: "TRIM_HORIZON" })
   const records = []
   for (;;) {
-    const last = !writing  // asked before the page is: an empty one then means the end
+    const last = !writing  // checked before the page is read: an empty page then means the end
     const page = await streams.send(new GetRecordsCommand({ ShardIterator, Limit: 17 }))
     records.push(...page.Records)
     ShardIterator = page.NextShardIterator

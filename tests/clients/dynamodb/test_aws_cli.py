@@ -1,6 +1,6 @@
 """The AWS command line, unmodified, against the real server: what it prints, how it pages, what it ends with.
 
-It runs with nothing of whoever runs the tests: an empty home, and all it needs in environment variables.
+It runs isolated from the environment of the tests: an empty home, and all it needs in environment variables.
 """
 
 from __future__ import annotations

@@ -47,25 +47,25 @@ def test_the_longest_name(client: Any, hashed: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("", EMPTY_NAME), (LONGEST + "n", NAME_TOO_LONG), ("ü" * 32_768, NAME_TOO_LONG)]
+    ("name", "message"), [("", EMPTY_NAME), (LONGEST + "n", NAME_TOO_LONG), ("ü" * 32_768, NAME_TOO_LONG)]
 )
-def test_names_that_no_attribute_can_have(client: Any, refuses: Any, hashed: str, name: str, told: str) -> None:
+def test_names_that_no_attribute_can_have(client: Any, refuses: Any, hashed: str, name: str, message: str) -> None:
     key = {"pk": s("a")}
     item = {**key, name: s("x")}
     placeholder: Any = {"ExpressionAttributeNames": {"#n": name}}
-    with refuses("ValidationException", told):
+    with refuses("ValidationException", message):
         client.put_item(TableName=hashed, Item=item)
-    with refuses("ValidationException", told):
+    with refuses("ValidationException", message):
         client.batch_write_item(RequestItems={hashed: [{"PutRequest": {"Item": item}}]})
-    with refuses("ValidationException", told):
+    with refuses("ValidationException", message):
         client.transact_write_items(TransactItems=[{"Put": {"TableName": hashed, "Item": item}}])
-    with refuses("ValidationException", told):
+    with refuses("ValidationException", message):
         client.get_item(TableName=hashed, Key=key, ProjectionExpression="#n", **placeholder)
-    with refuses("ValidationException", told):
+    with refuses("ValidationException", message):
         client.get_item(TableName=hashed, Key=key, AttributesToGet=[name])
-    with refuses("ValidationException", told):
+    with refuses("ValidationException", message):
         client.update_item(TableName=hashed, Key=key, AttributeUpdates={name: {"Value": s("x"), "Action": "PUT"}})
-    with refuses("ValidationException", told):
+    with refuses("ValidationException", message):
         client.update_item(
             TableName=hashed,
             Key=key,
@@ -167,15 +167,15 @@ def test_whether_the_server_is_well(server: ServerProcess) -> None:
 
 
 def test_a_browser_may_send_what_it_asks_to_send(server: ServerProcess) -> None:
-    asked = {
+    requested = {
         "Origin": "http://localhost:3000",
         "Access_Control_Request_Method": "POST",
         "Access_Control_Request_Headers": "x-amz-target, x-of-a-newer-sdk",
     }
-    answer = ask(server, "OPTIONS", **asked)
+    answer = ask(server, "OPTIONS", **requested)
     assert answer.status == 200
     assert answer.headers["Access-Control-Allow-Origin"] == "http://localhost:3000"
-    assert answer.headers["Access-Control-Allow-Headers"] == asked["Access_Control_Request_Headers"]
+    assert answer.headers["Access-Control-Allow-Headers"] == requested["Access_Control_Request_Headers"]
     assert answer.headers["Access-Control-Allow-Methods"] == "POST"
     assert int(answer.headers["Access-Control-Max-Age"]) > 0
     answer = ask(server, "GET", Origin="http://localhost:3000")

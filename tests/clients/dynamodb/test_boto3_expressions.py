@@ -63,12 +63,12 @@ def table(client: Any, create: Callable[..., str]) -> str:
 def used(text: str) -> dict[str, Any]:
     """The placeholders that an expression uses: others would be refused."""
     words = set(text.replace("(", " ").replace(")", " ").replace(",", " ").replace(".", " ").replace("[", " ").split())
-    given: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     if values := {name: VALUES[name] for name in words & VALUES.keys()}:
-        given["ExpressionAttributeValues"] = values
+        parameters["ExpressionAttributeValues"] = values
     if names := {name: NAMES[name] for name in words & NAMES.keys()}:
-        given["ExpressionAttributeNames"] = names
-    return given
+        parameters["ExpressionAttributeNames"] = names
+    return parameters
 
 
 # -- conditions, as filters and as guards
@@ -267,8 +267,8 @@ START: dict[str, Any] = {
 def test_an_update(client: Any, hashed: str, text: str, values: dict[str, Any], changed: dict[str, Any]) -> None:
     key = {"pk": {"S": "k"}}
     client.put_item(TableName=hashed, Item={**key, **START})
-    given = {"ExpressionAttributeValues": values} if values else {}
-    client.update_item(TableName=hashed, Key=key, UpdateExpression=text, **given)
+    parameters = {"ExpressionAttributeValues": values} if values else {}
+    client.update_item(TableName=hashed, Key=key, UpdateExpression=text, **parameters)
     got = client.get_item(TableName=hashed, Key=key)["Item"]
     for value in got.values():
         if "SS" in value:
@@ -305,9 +305,9 @@ def test_an_update_that_cannot_be(
 ) -> None:
     item = {"pk": {"S": "k"}, **START}
     client.put_item(TableName=hashed, Item=item)
-    given = {"ExpressionAttributeValues": values} if values else {}
+    parameters = {"ExpressionAttributeValues": values} if values else {}
     with refuses("ValidationException", message):
-        client.update_item(TableName=hashed, Key={"pk": {"S": "k"}}, UpdateExpression=text, **given)
+        client.update_item(TableName=hashed, Key={"pk": {"S": "k"}}, UpdateExpression=text, **parameters)
     assert client.get_item(TableName=hashed, Key={"pk": {"S": "k"}})["Item"] == item
 
 

@@ -234,7 +234,7 @@ def test_keys_must_be_the_tables(client: Any, ranged: str, refuses: Any) -> None
             client.get_item(TableName=ranged, Key=key)
     for call in (client.get_item, client.delete_item):
         with refuses("ResourceNotFoundException", "Requested resource not found"):
-            call(TableName="nobody.made.this", Key={"pk": s("a")})
+            call(TableName="does.not.exist", Key={"pk": s("a")})
 
 
 def test_an_item_may_be_as_large_as_it_may_be(client: Any, hashed: str) -> None:
@@ -455,17 +455,17 @@ def test_indexes_follow_their_table(client: Any, wide: str, refuses: Any) -> Non
 # -- capacity
 
 
-def test_consumed_capacity_is_told(client: Any, wide: str) -> None:
-    def told(answer: Any) -> float:
+def test_consumed_capacity_is_returned(client: Any, wide: str) -> None:
+    def consumed(answer: Any) -> float:
         assert answer["ConsumedCapacity"]["TableName"] == wide
         return float(answer["ConsumedCapacity"]["CapacityUnits"])
 
     item = {"pk": s("p"), "sk": s("s"), "v": s("x" * 1500)}
-    assert told(client.put_item(TableName=wide, Item=item, ReturnConsumedCapacity="TOTAL")) == 2
+    assert consumed(client.put_item(TableName=wide, Item=item, ReturnConsumedCapacity="TOTAL")) == 2
     key = {"pk": s("p"), "sk": s("s")}
-    assert told(client.get_item(TableName=wide, Key=key, ReturnConsumedCapacity="TOTAL")) == 0.5
+    assert consumed(client.get_item(TableName=wide, Key=key, ReturnConsumedCapacity="TOTAL")) == 0.5
     consistent = client.get_item(TableName=wide, Key=key, ReturnConsumedCapacity="TOTAL", ConsistentRead=True)
-    assert told(consistent) == 1
+    assert consumed(consistent) == 1
     with_index = client.put_item(TableName=wide, Item={**item, "n": n(1)}, ReturnConsumedCapacity="INDEXES")
     assert with_index["ConsumedCapacity"]["Table"]["CapacityUnits"] == 2
     assert with_index["ConsumedCapacity"]["GlobalSecondaryIndexes"]["by-n"]["CapacityUnits"] == 2
@@ -501,7 +501,7 @@ def test_batches_write_and_read(client: Any, hashed: str, ranged: str, refuses: 
             }
         )
     with refuses("ResourceNotFoundException"):
-        client.batch_write_item(RequestItems={"nobody.made.this": [{"PutRequest": {"Item": {"pk": s("a")}}}]})
+        client.batch_write_item(RequestItems={"does.not.exist": [{"PutRequest": {"Item": {"pk": s("a")}}}]})
 
 
 def test_batches_have_bounds(lenient: Any, hashed: str, refuses: Any) -> None:

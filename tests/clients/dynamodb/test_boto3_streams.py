@@ -271,7 +271,7 @@ def test_from_the_beginning_to_the_tip_while_writers_write(client: Any, streams:
     followed: list[dict[str, Any]] = []
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
-        over = done.is_set()  # asked before the page: what is then empty is the end
+        over = done.is_set()  # checked before the page is read: an empty page then means the end
         page = streams.get_records(ShardIterator=position, Limit=50)
         followed += page["Records"]
         position = page["NextShardIterator"]

@@ -41,7 +41,9 @@ def test_a_table_is_made_used_and_deleted(client: Any, refuses: Any) -> None:
     assert made["TableStatus"] == "CREATING"
     assert made["TableName"] == name
     assert made["BillingModeSummary"] == {"BillingMode": "PAY_PER_REQUEST"}
-    client.put_item(TableName=name, Item={"pk": {"S": "at once"}})  # CREATING is for those who wait; nobody has to
+    client.put_item(
+        TableName=name, Item={"pk": {"S": "at once"}}
+    )  # clients may wait while it is CREATING, but need not
 
     client.get_waiter("table_exists").wait(TableName=name, WaiterConfig={"Delay": 1, "MaxAttempts": 10})
     table = describe(client, name)
@@ -89,9 +91,9 @@ def test_there_is_one_table_of_a_name(client: Any, hashed: str, refuses: Any) ->
 @pytest.mark.parametrize("call", ["describe_table", "delete_table", "describe_time_to_live"])
 def test_what_is_not_there_is_not_found(client: Any, refuses: Any, call: str) -> None:
     with refuses("ResourceNotFoundException"):
-        getattr(client, call)(TableName="nobody.made.this")
+        getattr(client, call)(TableName="does.not.exist")
     with refuses("ResourceNotFoundException"):
-        client.update_table(TableName="nobody.made.this", BillingMode="PAY_PER_REQUEST")
+        client.update_table(TableName="does.not.exist", BillingMode="PAY_PER_REQUEST")
 
 
 def test_deletion_protection(client: Any, hashed: str, refuses: Any) -> None:
@@ -472,7 +474,7 @@ def test_a_list_has_bounds(lenient: Any, refuses: Any) -> None:
 # -- time to live
 
 
-def test_time_to_live_is_set_and_told(client: Any, hashed: str, refuses: Any) -> None:
+def test_time_to_live_is_set_and_described(client: Any, hashed: str, refuses: Any) -> None:
     def setting(name: str, enabled: bool) -> dict[str, Any]:
         return {"TableName": hashed, "TimeToLiveSpecification": {"AttributeName": name, "Enabled": enabled}}
 
@@ -558,4 +560,4 @@ def test_what_is_not_there_says_so(client: Any, hashed: str, refuses: Any) -> No
     with refuses("UnknownOperationException"):
         client.execute_statement(Statement=f'SELECT * FROM "{hashed}"')
     with refuses("TableNotFoundException"):
-        client.describe_continuous_backups(TableName="nobody.made.this")
+        client.describe_continuous_backups(TableName="does.not.exist")

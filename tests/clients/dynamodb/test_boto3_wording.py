@@ -1,4 +1,4 @@
-"""boto3 and the service's own words: which fault of a request is told, how, and the order of what is returned."""
+"""boto3 and the service's messages: which error of a request is reported, its text, and the order of results."""
 
 from __future__ import annotations
 
@@ -86,17 +86,17 @@ def _operand(op: str, kind: str) -> str:
 def test_a_key_condition_that_cannot_be(
     client: Any, numbered: str, text: str, values: dict[str, Any], message: str
 ) -> None:
-    given = {":p": s("a"), **values}
+    operands = {":p": s("a"), **values}
     assert message == invalid(
-        client.query, TableName=numbered, KeyConditionExpression=text, ExpressionAttributeValues=given
+        client.query, TableName=numbered, KeyConditionExpression=text, ExpressionAttributeValues=operands
     )
 
 
 def test_a_type_goes_before_what_a_key_condition_may_compare(client: Any, hashed: str) -> None:
-    asked = {"TableName": hashed, "KeyConditionExpression": ":v > pk"}
-    message = invalid(client.query, **asked, ExpressionAttributeValues={":v": {"N": "1"}})
+    request = {"TableName": hashed, "KeyConditionExpression": ":v > pk"}
+    message = invalid(client.query, **request, ExpressionAttributeValues={":v": {"N": "1"}})
     assert message == f"{INVALID}Condition parameter type does not match schema type"
-    message = invalid(client.query, **asked, ExpressionAttributeValues={":v": s("1")})
+    message = invalid(client.query, **request, ExpressionAttributeValues={":v": s("1")})
     assert message == "Query key condition not supported"
 
 
@@ -175,19 +175,19 @@ def test_items_with_the_same_index_key_page_on(client: Any, wide: str) -> None:
     for number in range(7):
         item = {"pk": s(str(number)), "sk": s("same"), "n": {"N": "1"}}
         client.put_item(TableName=wide, Item=item)
-    asked = {
+    request = {
         "TableName": wide,
         "IndexName": "by-n",
         "KeyConditionExpression": "n = :n",
         "ExpressionAttributeValues": {":n": {"N": "1"}},
     }
-    forward = [item["pk"]["S"] for item in client.query(**asked)["Items"]]
+    forward = [item["pk"]["S"] for item in client.query(**request)["Items"]]
     assert sorted(forward) == list("0123456")
     for ahead in (True, False):
         paged: list[str] = []
         more: dict[str, Any] = {"ScanIndexForward": ahead, "Limit": 2}
         while True:
-            answer = client.query(**asked, **more)
+            answer = client.query(**request, **more)
             paged += [item["pk"]["S"] for item in answer["Items"]]
             if "LastEvaluatedKey" not in answer:
                 break
@@ -219,15 +219,15 @@ def test_items_with_the_same_index_key_page_on(client: Any, wide: str) -> None:
 def test_an_update_that_does_not_fit_an_index(
     client: Any, wide: str, text: str, values: dict[str, Any] | None, message: str
 ) -> None:
-    given = {} if values is None else {"ExpressionAttributeValues": values}
+    operands = {} if values is None else {"ExpressionAttributeValues": values}
     key = {"pk": s("a"), "sk": s("b")}
-    assert invalid(client.update_item, TableName=wide, Key=key, UpdateExpression=text, **given) == message
+    assert invalid(client.update_item, TableName=wide, Key=key, UpdateExpression=text, **operands) == message
 
 
 # -- transactions
 
 
-def test_an_empty_key_is_told_before_a_transaction_begins(client: Any, hashed: str) -> None:
+def test_an_empty_key_is_refused_before_a_transaction_begins(client: Any, hashed: str) -> None:
     key = {"pk": s("")}
     update = {"UpdateExpression": "SET a = :v", "ExpressionAttributeValues": {":v": s("x")}}
     for action in (
@@ -266,7 +266,7 @@ def test_the_first_fault_of_a_transaction(client: Any, hashed: str) -> None:
         assert invalid(client.transact_write_items, TransactItems=actions) == message
 
 
-def test_a_token_is_told_first(client: Any, hashed: str) -> None:
+def test_a_bad_token_is_reported_first(client: Any, hashed: str) -> None:
     token = "t" * 37
     message = invalid(
         client.transact_write_items,
@@ -274,20 +274,20 @@ def test_a_token_is_told_first(client: Any, hashed: str) -> None:
         ClientRequestToken=token,
         ReturnConsumedCapacity="LOTS",
     )
-    told = (
+    violations = (
         f"Value '{token}' at 'clientRequestToken' failed to satisfy constraint: "
         "Member must have length less than or equal to 36"
     )
-    assert message == f"2 validation errors detected: {told}; {CAPACITY}"
+    assert message == f"2 validation errors detected: {violations}; {CAPACITY}"
 
 
-def test_of_an_update_that_is_too_long_the_size_is_not_told(client: Any, hashed: str) -> None:
+def test_an_update_that_is_too_long_is_refused_without_its_size(client: Any, hashed: str) -> None:
     too_long = "SET " + ", ".join(f"a{number} = :v" for number in range(500))
-    asked = {"TableName": hashed, "Key": {"pk": s("a")}, "ExpressionAttributeValues": {":v": s("x")}}
-    message = invalid(client.update_item, **asked, UpdateExpression=too_long)
+    request = {"TableName": hashed, "Key": {"pk": s("a")}, "ExpressionAttributeValues": {":v": s("x")}}
+    message = invalid(client.update_item, **request, UpdateExpression=too_long)
     assert message == "Invalid UpdateExpression: Expression size has exceeded the maximum allowed size;"
     condition = "a = :v" + " AND a = :v" * 373
-    message = invalid(client.delete_item, **asked, ConditionExpression=condition)
+    message = invalid(client.delete_item, **request, ConditionExpression=condition)
     assert message == (
         "Invalid ConditionExpression: Expression size has exceeded the maximum allowed size; expression size: 4109"
     )
@@ -302,13 +302,13 @@ def test_the_names_of_tables_in_a_batch(lenient: Any) -> None:
         RequestItems={"bad!name": {"Keys": [{"pk": s("a")}]}},
         ReturnConsumedCapacity="LOTS",
     )
-    told = (
+    violations = (
         """Value '{"bad!name":{"Keys":[{"pk":{"S":"a"}}]}}' at 'requestItems' failed to satisfy constraint: """
         "Map keys must satisfy constraint: [Member must have length less than or equal to 255, "
         "Member must have length greater than or equal to 3, "
         "Member must satisfy regular expression pattern: [a-zA-Z0-9_.-]+]"
     )
-    assert message == f"2 validation errors detected: {told}; {CAPACITY}"
+    assert message == f"2 validation errors detected: {violations}; {CAPACITY}"
 
 
 def test_a_batch_names_what_it_wants_in_one_way(client: Any, hashed: str, ranged: str) -> None:

@@ -20,7 +20,7 @@ def test_the_javascript_sdk_works(server: ServerProcess) -> None:
     done = node(
         CLIENTS,
         ["--test", "--test-reporter=tap", "dynamodb/sdk.test.mjs"],
-        # Nothing of whoever runs the tests may matter: no profile, no region, no endpoint.
+        # The environment of the tests must not matter: no profile, no region, no endpoint.
         env={
             "TAILRACE_URL": server.url,
             "AWS_CONFIG_FILE": "/dev/null",

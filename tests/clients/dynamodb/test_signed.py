@@ -1,4 +1,4 @@
-"""Signed requests against a server that lets nobody in without: right and wrong keys, and all that can be changed.
+"""Signed requests against a server that requires them: valid and invalid keys, and tampering with every part.
 
 The server runs as in production, without --dev; keys come from `tailrace keys`, requests from the unmodified SDKs.
 """
@@ -60,7 +60,7 @@ def read_key(printed: str) -> Key:
 
 
 class Locked:
-    """A server with a token, and the key of somebody who may."""
+    """A server with a token, and an authorized key."""
 
     def __init__(self, server: ServerProcess, key: Key) -> None:
         self.url = server.url
@@ -96,8 +96,8 @@ def sent(request: AWSRequest, **changed: str | bytes) -> tuple[int, str, str]:
     body = changed.pop("body", request.data)
     fields = dict(request.headers.items()) | {name.replace("_", "-"): value for name, value in changed.items()}
     answer = httpx.post(request.url, headers=fields, content=body, timeout=PATIENCE_S)
-    told = answer.json()
-    return answer.status_code, told.get("__type", "").rpartition("#")[2], told.get("message", "")
+    body = answer.json()
+    return answer.status_code, body.get("__type", "").rpartition("#")[2], body.get("message", "")
 
 
 @pytest.fixture(scope="module")
@@ -140,11 +140,11 @@ def table(alice: Any) -> str:
 
 @pytest.fixture
 def signing_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[timedelta], None]:
-    """Sets the clock of whoever signs in this process so far apart from ours."""
+    """Shifts the clock of the signer in this process."""
 
-    def set_clock(apart: timedelta) -> None:
+    def set_clock(shift: timedelta) -> None:
         def now(remove_tzinfo: bool = True) -> datetime:
-            at = datetime.now(UTC) + apart
+            at = datetime.now(UTC) + shift
             return at.replace(tzinfo=None) if remove_tzinfo else at
 
         monkeypatch.setattr(botocore.auth, "get_current_datetime", now)
@@ -164,10 +164,10 @@ def there(client: Any, table: str, pk: str) -> bool:
     return "Item" in client.get_item(TableName=table, Key=item(pk), ConsistentRead=True)
 
 
-# -- who is let in
+# -- accepted and refused signatures
 
 
-def test_the_right_key_is_let_in(locked: Locked, alice: Any, table: str) -> None:
+def test_the_right_key_is_accepted(locked: Locked, alice: Any, table: str) -> None:
     awkward = "ü ☃/?&=+%20"
     alice.put_item(TableName=table, Item=item(awkward))
     assert there(alice, table, awkward)
@@ -176,7 +176,7 @@ def test_the_right_key_is_let_in(locked: Locked, alice: Any, table: str) -> None
     assert stream["StreamArn"].startswith(f"arn:aws:dynamodb:{REGION}:")
 
 
-def test_the_command_line_and_the_javascript_sdk_are_let_in(locked: Locked, table: str, tmp_path: Path) -> None:
+def test_the_command_line_and_the_javascript_sdk_are_accepted(locked: Locked, table: str, tmp_path: Path) -> None:
     access, secret = locked.key
     environment = {
         "AWS_ACCESS_KEY_ID": access,
@@ -218,14 +218,14 @@ def test_an_unknown_key_is_refused(locked: Locked, refuses: Any) -> None:
         unknown.list_tables()
 
 
-def test_without_a_signature_nobody_is_let_in(locked: Locked, refuses: Any) -> None:
+def test_unsigned_requests_are_refused(locked: Locked, refuses: Any) -> None:
     unsigned = locked.client(signature_version=UNSIGNED)
     with refuses("MissingAuthenticationTokenException", "Request is missing Authentication Token") as refusal:
         unsigned.list_tables()
     assert refusal.status == 400
 
 
-def test_a_key_opens_no_other_door(locked: Locked, table: str) -> None:
+def test_a_key_is_not_accepted_by_other_apis(locked: Locked, table: str) -> None:
     for path in (f"/v1/tables/{table}/stream", "/v1/admin/keys", "/metrics"):
         assert httpx.get(locked.url + path, timeout=PATIENCE_S).status_code == 401
         signed = dict(locked.request("ListTables", b"{}").headers.items())
@@ -238,7 +238,7 @@ def test_a_key_opens_no_other_door(locked: Locked, table: str) -> None:
 @pytest.mark.parametrize(
     ("minutes", "words"), [(-16, "Signature expired: "), (16, "Signature not yet current: ")], ids=["late", "early"]
 )
-def test_a_clock_that_is_far_off_is_told(
+def test_a_clock_that_is_far_off_is_reported(
     locked: Locked, signing_at: Callable[[timedelta], None], refuses: Any, minutes: int, words: str
 ) -> None:
     client = locked.client()

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 import tailrace
-from tailrace import Database
+from tailrace import Database, limits
 from tailrace.access import ROLES, Permission, Principal
-from tailrace.auth import keys
 from tailrace.auth.keys import (
     CreateAccessKey,
     DeleteAccessKey,
@@ -80,15 +79,15 @@ def test_disabled_enabled_deleted(db: Database) -> None:
             db.execute(command(key.id))
 
 
-def test_every_change_is_told(db: Database) -> None:
-    told: list[str] = []
-    db.tail.subscribe(KEYS_CHANGED, lambda changes: told.extend(change.id for change in changes))
+def test_every_change_is_published(db: Database) -> None:
+    changed: list[str] = []
+    db.tail.subscribe(KEYS_CHANGED, lambda changes: changed.extend(change.id for change in changes))
     key = db.execute(CreateAccessKey("ann"))
     db.execute(DisableAccessKey(key.id))
     db.execute(DisableAccessKey(key.id))  # which changes nothing
     db.execute(EnableAccessKey(key.id))
     db.execute(DeleteAccessKey(key.id))
-    assert told == [key.id] * 4
+    assert changed == [key.id] * 4
 
 
 @pytest.mark.parametrize("name", ["", " ann", "ann ", "a\nb", "a\x00", "\ud800", "x" * 257, "ä" * 129])
@@ -99,7 +98,7 @@ def test_names_that_are_none(db: Database, name: str) -> None:
 
 
 def test_there_is_a_limit(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "ACCESS_KEYS_MAX", 2)
+    monkeypatch.setattr(limits, "ACCESS_KEYS_MAX", 2)
     first = db.execute(CreateAccessKey("ann"))
     db.execute(CreateAccessKey("ann"))
     with pytest.raises(LimitExceeded, match="2 access keys"):
@@ -111,11 +110,11 @@ def test_there_is_a_limit(db: Database, monkeypatch: pytest.MonkeyPatch) -> None
 def test_only_for_administrators(db: Database) -> None:
     key = db.execute(CreateAccessKey("ann"))
     writer = Principal("writer", frozenset((Permission.READ, Permission.WRITE)))
-    asked: list[Command[object] | Query[object]] = [
+    commands: list[Command[object] | Query[object]] = [
         CreateAccessKey("x"), DeleteAccessKey(key.id), DisableAccessKey(key.id), EnableAccessKey(key.id),
         ListAccessKeys(), FindAccessKey(key.id),
     ]  # type: ignore[list-item]  # fmt: skip
-    for command in asked:
+    for command in commands:
         with pytest.raises(Forbidden):
             db.execute(command, writer)
 
@@ -127,10 +126,10 @@ def test_a_dropped_users_keys_go_with_it(db: Database) -> None:
     db.execute(CreateUser(name="ann", role="user"))
     gone = [db.execute(CreateAccessKey("ann")) for _ in range(2)]
     stays = db.execute(CreateAccessKey("bob", "user"))
-    told: list[str] = []
-    db.tail.subscribe(KEYS_CHANGED, lambda changes: told.extend(change.id for change in changes))
+    changed: list[str] = []
+    db.tail.subscribe(KEYS_CHANGED, lambda changes: changed.extend(change.id for change in changes))
     db.execute(DropUser(name="ann"))
-    assert sorted(told) == sorted(key.id for key in gone)
+    assert sorted(changed) == sorted(key.id for key in gone)
     assert [key.id for key in db.execute(ListAccessKeys())] == [stays.id]
     db.execute(CreateUser(name="ann", role="dba"))
     assert [db.execute(FindAccessKey(key.id)) for key in gone] == [None, None], "another ann has nothing of the first"
@@ -176,10 +175,10 @@ def test_what_has_the_role_system_is_changed_by_system_alone(db: Database) -> No
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED))
-def test_names_that_stand_for_somebody_else_in_the_records(db: Database, name: str) -> None:
-    with pytest.raises(Invalid, match="stands for somebody else"):
+def test_names_that_stand_for_another_principal_in_the_records(db: Database, name: str) -> None:
+    with pytest.raises(Invalid, match="is reserved"):
         db.execute(CreateAccessKey(name))
-    with pytest.raises(Invalid, match="stands for somebody else"):
+    with pytest.raises(Invalid, match="is reserved"):
         db.execute(CreateUser(name=name))
 
 

@@ -16,6 +16,7 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace import limits
 from tailrace.auth import signature
 from tailrace.auth.signature import SigningKeys, check_scope, check_time, read_claim, verify
 from tailrace.errors import Unauthenticated
@@ -107,9 +108,9 @@ def test_whatever_is_signed(
     body: bytes, region: str, blanks: str,
 ) -> None:  # fmt: skip
     path = "/" + "/".join(quote(segment, safe="") for segment in segments)
-    asked = "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in query)
+    query_string = "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in query)
     fields = {name: blanks.join(before + after) for name, (before, after) in headers.items()}
-    sent = signed(method, f"http://example.com{path}?{asked}", body, fields, region=region)
+    sent = signed(method, f"http://example.com{path}?{query_string}", body, fields, region=region)
     sent.check()
     assert refusal(sent, secret=SECRET + "x") == MISMATCH
     sent.body += b" "
@@ -237,7 +238,7 @@ def test_clocks_may_differ_by_a_quarter_of_an_hour() -> None:
 
 
 def claimed(authorization: str | None, query: str = "", **fields: str) -> tuple[str, str]:
-    """What is said of a request with this header, which nobody signed."""
+    """The error for an unsigned request with this header."""
     headers = {name.replace("_", "-").encode(): value.encode("latin-1") for name, value in fields.items()}
     if authorization is not None:
         headers[b"authorization"] = authorization.encode("latin-1")
@@ -277,15 +278,15 @@ def test_parts_of_the_header_are_missing() -> None:
         "Authorization header requires 'SignedHeaders' parameter. Authorization header requires existence of either "
         "a 'X-Amz-Date' or a 'Date' header. Authorization=AWS4-",
     )
-    for given_ in ("AWS4- Signature=b Credential=a", "AWS4- Signature=b,Credential=a"):
-        assert claimed(given_, date="a") == (
+    for header in ("AWS4- Signature=b Credential=a", "AWS4- Signature=b,Credential=a"):
+        assert claimed(header, date="a") == (
             "INCOMPLETE_SIGNATURE",
-            f"Authorization header requires 'SignedHeaders' parameter. Authorization={given_}",
+            f"Authorization header requires 'SignedHeaders' parameter. Authorization={header}",
         )
-    given_ = "AWS4-HMAC-SHA256 Signature=b,    Credential,    SignedHeaders"
-    assert claimed(given_, date="a") == (
+    header = "AWS4-HMAC-SHA256 Signature=b,    Credential,    SignedHeaders"
+    assert claimed(header, date="a") == (
         "INCOMPLETE_SIGNATURE",
-        f"'Credential' not a valid key=value pair (missing equal-sign) in Authorization header: '{given_}'.",
+        f"'Credential' not a valid key=value pair (missing equal-sign) in Authorization header: '{header}'.",
     )
 
 
@@ -334,21 +335,21 @@ def test_what_must_be_signed_and_for_whom() -> None:
 
 @given(st.text(st.characters(max_codepoint=255), max_size=60), st.binary(max_size=60), st.text(max_size=20))
 def test_nothing_sent_is_more_than_refused(authorization: str, query: bytes, date: str) -> None:
-    for given_ in (authorization, "AWS4-" + authorization, FORM.format(authorization, "host", "0")):
-        for asked in (query, b"X-Amz-Algorithm=a&" + query):
-            headers = {b"authorization": given_.encode("latin-1"), b"x-amz-date": date.encode()}
+    for header in (authorization, "AWS4-" + authorization, FORM.format(authorization, "host", "0")):
+        for query_string in (query, b"X-Amz-Algorithm=a&" + query):
+            headers = {b"authorization": header.encode("latin-1"), b"x-amz-date": date.encode()}
             with pytest.raises(Unauthenticated):
-                claim = read_claim(headers, asked)
+                claim = read_claim(headers, query_string)
                 check_time(claim, NOW_MS)
                 check_scope(claim, headers)
-                verify(claim, b"key", method=b"POST", path=query, query=asked, headers=headers, body=b"")
+                verify(claim, b"key", method=b"POST", path=query, query=query_string, headers=headers, body=b"")
 
 
 # -- what is remembered
 
 
 def test_derived_keys_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signature, "SIGNING_KEYS_MAX", 2)
+    monkeypatch.setattr(limits, "SIGNING_KEYS_MAX", 2)
     derive = mock.Mock(wraps=signature.signing_key)
     monkeypatch.setattr(signature, "signing_key", derive)
     keys = SigningKeys()

@@ -13,6 +13,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
+from tailrace import limits
 from tailrace.auth import tokens
 from tailrace.auth.users import User
 from tailrace.errors import WrongToken
@@ -51,10 +52,11 @@ def test_what_we_issue_we_believe() -> None:
     claims = tokens.verify_own(tokens.unread(text), KEY, NOW_MS)
     assert (claims.user, claims.session, claims.generation) == ("ann", "s", 7)
     assert claims.expires_ms == NOW_MS + 60_000
-    said = jwt.decode(text, options={"verify_signature": False})
-    assert (said["iss"], said["sub"], said["role"], said["iat"]) == ("tailrace", "ann", "service", NOW_S)
+    decoded = jwt.decode(text, options={"verify_signature": False})
+    assert (decoded["iss"], decoded["sub"], decoded["role"], decoded["iat"]) == ("tailrace", "ann", "service", NOW_S)
     assert (
-        jwt.decode(tokens.issue(KEY, ANN, "s", NOW_MS, 60), options={"verify_signature": False})["jti"] != said["jti"]
+        jwt.decode(tokens.issue(KEY, ANN, "s", NOW_MS, 60), options={"verify_signature": False})["jti"]
+        != decoded["jti"]
     )
     assert code_of(text, NOW_MS + 60_000) == tokens.EXPIRED
     tokens.verify_own(tokens.unread(text), KEY, NOW_MS + 59_999)
@@ -115,7 +117,7 @@ def jwk(key: Any, **more: Any) -> dict[str, Any]:
     return {**facts, "kid": "k1", **more}
 
 
-def outside(key: Any, algorithm: str, **claims: Any) -> tokens.Unread:
+def outside(key: Any, algorithm: str, **claims: Any) -> tokens.UnverifiedToken:
     facts = {"iss": "https://issuer", "aud": "here", "sub": "ann", "exp": NOW_S + 60, **claims}
     facts = {name: value for name, value in facts.items() if value is not None}
     return tokens.unread(jwt.encode(facts, key, algorithm=algorithm, headers={"kid": "k1"}))
@@ -134,7 +136,7 @@ def public(facts: dict[str, Any]) -> tokens.PublicKey:
 def test_keys_of_each_kind(key: Any, algorithm: str) -> None:
     payload, expires_ms = tokens.verify_outside(outside(key, algorithm), public(jwk(key)), "here", NOW_MS)
     assert payload["sub"] == "ann"
-    assert expires_ms == NOW_MS + 60_000 + tokens.LEEWAY_S * 1000
+    assert expires_ms == NOW_MS + 60_000 + limits.TOKEN_LEEWAY_S * 1000
 
 
 @pytest.mark.parametrize(
@@ -163,10 +165,10 @@ def test_a_public_key_is_no_secret() -> None:
     """A token signed by HMAC with the issuer's public key as the secret: the classic confusion."""
     pem = RSA.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     claims = {"iss": "https://issuer", "aud": "here", "sub": "root", "exp": NOW_S + 60}
-    said = f"{part({'alg': 'HS256', 'kid': 'k1'})}.{part(claims)}"
-    mark = base64.urlsafe_b64encode(hmac.new(pem, said.encode(), hashlib.sha256).digest()).rstrip(b"=").decode()
+    signed_part = f"{part({'alg': 'HS256', 'kid': 'k1'})}.{part(claims)}"
+    mark = base64.urlsafe_b64encode(hmac.new(pem, signed_part.encode(), hashlib.sha256).digest()).rstrip(b"=").decode()
     with pytest.raises(WrongToken) as refused:
-        tokens.verify_outside(tokens.unread(f"{said}.{mark}"), public(jwk(RSA)), "here", NOW_MS)
+        tokens.verify_outside(tokens.unread(f"{signed_part}.{mark}"), public(jwk(RSA)), "here", NOW_MS)
     assert refused.value.code == tokens.ALGORITHM
 
 

@@ -1,4 +1,4 @@
-"""Users: made, changed and dropped by those who may; told without their passwords; their sessions."""
+"""Users: created, changed and dropped by administrators; described without passwords; their sessions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 import tailrace
-from tailrace import Database
+from tailrace import Database, limits
 from tailrace.access import ROLES, SYSTEM, Access, Principal
 from tailrace.auth import passwords, sessions, users
 from tailrace.auth.keys import CreateAccessKey
 from tailrace.auth.sessions import CloseSession, FindSession, OpenSession, RefreshSession
 from tailrace.auth.users import (
-    SESSIONS_MAX,
     AlterUser,
     AnyoneCanLogIn,
     CreateUser,
@@ -47,7 +46,7 @@ def db(data_dir: Path, clock: ManualClock) -> Iterator[Database]:
         yield db
 
 
-def test_a_user_is_made_told_and_kept(data_dir: Path) -> None:
+def test_a_user_is_created_described_and_kept(data_dir: Path) -> None:
     with tailrace.open(data_dir, housekeeping_s=None) as db:
         made = db.execute(create_user("ann", "correct horse", "service", ["tables/orders"]))
         assert (made.name, made.role, made.access, made.password) == ("ann", "service", ("tables/orders",), True)
@@ -63,7 +62,7 @@ def test_a_user_is_made_told_and_kept(data_dir: Path) -> None:
     assert check_database(data_dir).findings == []
 
 
-def test_nothing_given_is_not_everything(db: Database) -> None:
+def test_an_empty_access_list_grants_nothing(db: Database) -> None:
     assert db.execute(CreateUser(name="ann", access=())).access == ()
     assert db.execute(CreateUser(name="bob")).access is None
     row = db.execute(LoadUser("ann"))
@@ -81,16 +80,16 @@ def test_two_of_one_name(db: Database) -> None:
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"name": ""}, "cannot name a user"),
-        ({"name": "a:b"}, "cannot name a user"),
-        ({"name": " a"}, "cannot name a user"),
-        ({"name": "a\n"}, "cannot name a user"),
+        ({"name": ""}, "is not a valid user name"),
+        ({"name": "a:b"}, "is not a valid user name"),
+        ({"name": " a"}, "is not a valid user name"),
+        ({"name": "a\n"}, "is not a valid user name"),
         ({"name": "x" * 257}, "longer than 256 bytes"),
-        ({"name": "system"}, "stands for somebody else"),
-        ({"name": "token"}, "stands for somebody else"),
+        ({"name": "system"}, "is reserved"),
+        ({"name": "token"}, "is reserved"),
         ({"name": "a", "role": "root"}, "no role 'root'"),
-        ({"name": "a", "access": ("everything",)}, "does not name what may be used"),
-        ({"name": "a", "password": "plain text"}, "the hash of a password, never the password"),
+        ({"name": "a", "access": ("everything",)}, "is not an access pattern"),
+        ({"name": "a", "password": "plain text"}, "the hash of a password, not the password"),
     ],
 )
 def test_what_is_refused(db: Database, facts: dict[str, Any], message: str) -> None:
@@ -99,7 +98,7 @@ def test_what_is_refused(db: Database, facts: dict[str, Any], message: str) -> N
     assert db.execute(ListUsers()) == []
 
 
-def test_what_is_wrong_is_said_before_the_password_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_reported_before_the_password_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passwords, "hashed", lambda text: pytest.fail("it was hashed"))
     for make in (
         lambda: create_user("a:b", "correct horse"),
@@ -149,15 +148,15 @@ def test_what_ends_tokens_gives_a_new_generation(db: Database) -> None:
     assert generation() not in seen, "whoever had a token of the first has none of the second"
 
 
-def test_every_change_is_told(db: Database) -> None:
-    told: list[str] = []
-    db.tail.subscribe(USERS_CHANGED, lambda changes: told.extend(change.name for change in changes))
+def test_every_change_is_published(db: Database) -> None:
+    changed: list[str] = []
+    db.tail.subscribe(USERS_CHANGED, lambda changes: changed.extend(change.name for change in changes))
     db.execute(CreateUser(name="ann"))
     db.execute(AlterUser(name="ann", role="dba"))
     db.execute(AlterUser(name="ann", role="dba"))  # which changes nothing
     db.execute(DropUser(name="ann"))
     db.execute(DropUser(name="ann", if_exists=True))
-    assert told == ["ann"] * 3
+    assert changed == ["ann"] * 3
 
 
 def test_dropped(db: Database) -> None:
@@ -170,7 +169,7 @@ def test_dropped(db: Database) -> None:
 
 
 def test_there_is_a_limit(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(users, "USERS_MAX", 2)
+    monkeypatch.setattr(limits, "USERS_MAX", 2)
     for name in ("a", "b"):
         db.execute(CreateUser(name=name))
     with pytest.raises(LimitExceeded, match="there are 2 users"):
@@ -188,7 +187,7 @@ def test_only_for_administrators(db: Database, role: str) -> None:
             db.execute(query, DBA)  # type: ignore[arg-type]
 
 
-def test_a_dba_that_was_given_only_some_things_has_no_users(db: Database) -> None:
+def test_a_dba_with_restricted_access_cannot_manage_users(db: Database) -> None:
     some = Principal("boss", ROLES["dba"], "dba", Access(("tables/*", "streams/*", "topics/*")))
     for command in (CreateUser(name="x"), ListUsers(), CreateAccessKey("boss")):
         with pytest.raises(Forbidden):
@@ -200,7 +199,7 @@ def test_the_role_system_is_made_and_changed_by_system_alone(db: Database) -> No
     db.execute(CreateUser(name="ann"), DBA)
     for command in (
         CreateUser(name="eve", role="system"),
-        CreateUser(name="eve", role="system", by_system=True),  # what a door says of itself does not count
+        CreateUser(name="eve", role="system", by_system=True),  # the handler's own claim does not count
         AlterUser(name="ann", role="system", by_system=True),
         AlterUser(name="root", disabled=True, by_system=True),
         alter_user("root", password="eves password"),
@@ -360,7 +359,7 @@ def test_a_login_that_was_overtaken_opens_nothing(db: Database) -> None:
 @pytest.mark.usefixtures("ann")
 def test_sessions_are_bounded_and_old_ones_go(db: Database, clock: ManualClock) -> None:
     first = opened(db, life_s=10_000)
-    for _ in range(SESSIONS_MAX):
+    for _ in range(limits.SESSIONS_MAX):
         clock.advance(1)
         last = opened(db, life_s=10_000)
     assert db.execute(FindSession("ann", first.session)) is None

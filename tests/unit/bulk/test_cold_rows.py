@@ -11,11 +11,11 @@ from tailrace.cold.schemas import CHANGES, MESSAGES, STREAMS
 from tailrace.errors import Invalid
 from tailrace.log.entry import Entry
 from tailrace.tables import change
-from tailrace.tables.change import Stored
+from tailrace.tables.change import StoredRecord
 from tailrace.topics import topic as topics
 
 AT_MS = 1_700_000_000_000
-RECORD = Stored(0, 1, {"id": {"S": "k"}}, None, {"id": {"S": "k"}, "n": {"N": "1"}})
+RECORD = StoredRecord(0, 1, {"id": {"S": "k"}}, None, {"id": {"S": "k"}, "n": {"N": "1"}})
 
 
 @pytest.mark.parametrize("counts", [[1, 1, 1], [1, 3, 2], []])

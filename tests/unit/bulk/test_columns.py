@@ -19,7 +19,7 @@ from tailrace.bulk.entries import batch
 from tailrace.errors import Corrupt, Invalid
 from tailrace.log.entry import Entry
 from tailrace.tables import change, value
-from tailrace.tables.change import Stored
+from tailrace.tables.change import StoredRecord
 from tailrace.topics import topic as topics
 from tailrace.topics.topic import Envelope
 
@@ -62,7 +62,7 @@ def items(values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     return st.dictionaries(NAMES, values, max_size=5).map(lambda plain: value.item_from_plain(plain)[0])
 
 
-def changed(*transactions: list[Stored], by: str = "ada", before: int = 0) -> list[Entry]:
+def changed(*transactions: list[StoredRecord], by: str = "ada", before: int = 0) -> list[Entry]:
     entries, first = [], 10
     for number, records in enumerate(transactions):
         body = change.encode(before, by, records)
@@ -98,38 +98,38 @@ def expected(entries: list[Entry], images: str) -> list[dict[str, Any]]:
     return rows
 
 
-def told(rows: pa.RecordBatch) -> list[dict[str, Any]]:
+def plain_rows(rows: pa.RecordBatch) -> list[dict[str, Any]]:
     rows.validate(full=True)
     return [{name: held for name, held in row.items() if name != "timestamp"} for row in rows.to_pylist()]
 
 
 RECORDS = st.builds(
-    lambda event, keys, old, new: Stored(event, 1, keys, old, new),
+    lambda event, keys, old, new: StoredRecord(event, 1, keys, old, new),
     st.integers(0, 2), items(FLAT), st.none() | items(FLAT), st.none() | items(FLAT),
 )  # fmt: skip
 DEEP = st.builds(
-    lambda event, keys, old, new: Stored(event, 1, keys, old, new),
+    lambda event, keys, old, new: StoredRecord(event, 1, keys, old, new),
     st.integers(0, 2), items(FLAT), st.none() | items(NESTED), st.none() | items(NESTED),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("images", ["plain", "typed"])
 @given(transactions=st.lists(st.lists(RECORDS, min_size=1, max_size=3), max_size=6))
-def test_changes_of_flat_items(transactions: list[list[Stored]], images: str) -> None:
+def test_changes_of_flat_items(transactions: list[list[StoredRecord]], images: str) -> None:
     entries = changed(*transactions)
-    assert told(rows_of("table", batch(entries), images=images)) == expected(entries, images)
+    assert plain_rows(rows_of("table", batch(entries), images=images)) == expected(entries, images)
 
 
 @pytest.mark.parametrize("images", ["plain", "typed"])
 @given(transactions=st.lists(st.lists(DEEP, min_size=1, max_size=3), max_size=4))
-def test_changes_of_any_items(transactions: list[list[Stored]], images: str) -> None:
+def test_changes_of_any_items(transactions: list[list[StoredRecord]], images: str) -> None:
     entries = changed(*transactions)
-    assert told(rows_of("table", batch(entries), images=images)) == expected(entries, images)
+    assert plain_rows(rows_of("table", batch(entries), images=images)) == expected(entries, images)
 
 
 @given(item=items(NESTED))
 def test_plain_images_are_the_values_that_python_has(item: dict[str, Any]) -> None:
-    rows = rows_of("table", batch(changed([Stored(0, 1, {}, None, item)])))
+    rows = rows_of("table", batch(changed([StoredRecord(0, 1, {}, None, item)])))
     text = rows["new_image"][0].as_py()
     assert json.loads(text, parse_float=Decimal) == jsonable(value.item_to_plain(item), item)
 
@@ -161,13 +161,13 @@ def test_numbers_keep_all_their_digits() -> None:
     item = value.item_from_plain(
         {"a": 12345678901234567890123456789012345678, "b": Decimal("0.1"), "c": Decimal("1e-7")}
     )
-    rows = rows_of("table", batch(changed([Stored(0, 1, {}, None, item[0])])))
+    rows = rows_of("table", batch(changed([StoredRecord(0, 1, {}, None, item[0])])))
     assert rows["new_image"][0].as_py() == '{"a":12345678901234567890123456789012345678,"b":0.1,"c":0.0000001}'
 
 
 def test_a_batch_is_more_than_one_run() -> None:
     entries = changed(
-        *[[Stored(0, 1, {"id": {"S": str(number)}}, None, {"n": {"N": str(number)}})] for number in range(1000)]
+        *[[StoredRecord(0, 1, {"id": {"S": str(number)}}, None, {"n": {"N": str(number)}})] for number in range(1000)]
     )
     rows = rows_of("table", batch(entries))
     assert rows["keys"].to_pylist() == [f'{{"id":"{number}"}}' for number in range(1000)]
@@ -179,10 +179,10 @@ def test_a_batch_is_more_than_one_run() -> None:
 def test_a_slice_of_entries_has_its_own_rows() -> None:
     """Batches are cut without copying; what lies before the cut is not the slice's."""
     entries = changed(
-        *[[Stored(0, 1, {"id": {"S": str(number)}}, None, None)] * (1 + number % 3) for number in range(20)]
+        *[[StoredRecord(0, 1, {"id": {"S": str(number)}}, None, None)] * (1 + number % 3) for number in range(20)]
     )
     cut = batch(entries).slice(7, 6)
-    assert told(rows_of("table", cut)) == expected(entries[7:13], "plain")
+    assert plain_rows(rows_of("table", cut)) == expected(entries[7:13], "plain")
 
 
 def test_nothing_becomes_nothing() -> None:
@@ -221,7 +221,7 @@ def test_messages() -> None:
     rows = rows_of("topic", batch(entries), partition=3)
     rows.validate(full=True)
     assert rows["message_id"].to_pylist() == [
-        topics.Message(3, entry.position, AT_MS, 0, topics.opened(entry.body)).id for entry in entries
+        topics.DeliveredMessage(3, entry.position, AT_MS, 0, topics.opened(entry.body)).id for entry in entries
     ]
     assert rows["op"].to_pylist() == ["Publish", "Update", "Publish"]
     assert rows["mode"].to_pylist() == ["Full", "Diff", "Full"]

@@ -16,24 +16,24 @@ from tailrace.bulk.entries import batch, bounds_of, data_of
 from tailrace.errors import Corrupt
 from tailrace.log.entry import Entry
 from tailrace.tables import value
-from tailrace.tables.change import HEAD_BYTES, Stored
-from tests.unit.bulk.test_columns import FLAT, NAMES, NESTED, TEXTS, changed, expected, shown, told
+from tailrace.tables.change import HEAD_BYTES, StoredRecord
+from tests.unit.bulk.test_columns import FLAT, NAMES, NESTED, TEXTS, changed, expected, plain_rows, shown
 
 ENTRIES = 2 * shapes.ROWS_MIN
 
 
-def records(entries: list[Entry]) -> shapes.Changes | None:
+def records(entries: list[Entry]) -> shapes.ShapedChanges | None:
     body = batch(entries)["body"]
-    return shapes.Batch(data_of(body), bounds_of(body), HEAD_BYTES).changes(plain=True)
+    return shapes.ShapeBatch(data_of(body), bounds_of(body), HEAD_BYTES).changes(plain=True)
 
 
 def item(**plain: Any) -> dict[str, Any]:
     return value.item_from_plain(plain)[0]
 
 
-def put(number: int, **plain: Any) -> Stored:
+def put(number: int, **plain: Any) -> StoredRecord:
     keys = item(id=f"k{number}")
-    return Stored(
+    return StoredRecord(
         0 if number % 3 else 1, 100 * number, keys, None if number % 3 else keys, item(id=f"k{number}", **plain)
     )
 
@@ -68,11 +68,11 @@ def test_items_like_a_few_examples(
     def image() -> dict[str, Any] | None:
         return value.item_from_plain(other(chance.choice(examples)))[0] if chance.random() < 0.9 else None
 
-    def record() -> Stored:
-        return Stored(chance.randrange(3), chance.randrange(10**6), image() or {}, image(), image())
+    def record() -> StoredRecord:
+        return StoredRecord(chance.randrange(3), chance.randrange(10**6), image() or {}, image(), image())
 
     entries = changed(*([record() for _ in range(chance.randint(1, size))] for _ in range(shapes.ROWS_MIN + 5)))
-    assert told(rows_of("table", batch(entries), images=images)) == expected(entries, images)
+    assert plain_rows(rows_of("table", batch(entries), images=images)) == expected(entries, images)
 
     held = [{"id": {"S": str(number)}} | (image() or {}) for number in range(shapes.ROWS_MIN + 5)]
     assert items_of(pa.array(map(value.encode, held), pa.binary()), ("id",)).to_pylist() == [
@@ -87,7 +87,7 @@ def test_what_is_alike_fits() -> None:
     )
     found = records(entries)
     assert found is not None and not len(found.others)
-    assert told(rows_of("table", batch(entries))) == expected(entries, "plain")
+    assert plain_rows(rows_of("table", batch(entries))) == expected(entries, "plain")
 
 
 def test_texts_of_every_length() -> None:
@@ -96,7 +96,7 @@ def test_texts_of_every_length() -> None:
     found = records(entries)
     assert found is not None
     assert found.others.to_pylist() == list(range(7, ENTRIES, 8)), "too long"
-    assert told(rows_of("table", batch(entries))) == expected(entries, "plain")
+    assert plain_rows(rows_of("table", batch(entries))) == expected(entries, "plain")
 
 
 @pytest.mark.parametrize("text", ['"', "\\", "\n", "\x00", "\x1f"])
@@ -105,7 +105,7 @@ def test_what_json_escapes_is_left(text: str) -> None:
     found = records(entries)
     assert found is not None
     assert found.others.to_pylist() == [40]
-    assert told(rows_of("table", batch(entries))) == expected(entries, "plain")
+    assert plain_rows(rows_of("table", batch(entries))) == expected(entries, "plain")
 
 
 def test_transactions_of_many_records() -> None:
@@ -118,14 +118,14 @@ def test_transactions_of_many_records() -> None:
     )
     found = records(entries)
     assert found is not None and not len(found.others)
-    assert told(rows_of("table", batch(entries))) == expected(entries, "plain")
+    assert plain_rows(rows_of("table", batch(entries))) == expected(entries, "plain")
 
 
 def test_too_many_shapes_are_given_up() -> None:
     entries = changed(*([put(number, **{f"a{number}": number})] for number in range(ENTRIES)))
     found = records(entries)
     assert found is None or len(found.fit) <= shapes.SHAPES_MAX
-    assert told(rows_of("table", batch(entries))) == expected(entries, "plain")
+    assert plain_rows(rows_of("table", batch(entries))) == expected(entries, "plain")
 
 
 def test_some_that_differ_do_not_hold_up_the_rest() -> None:
@@ -137,11 +137,11 @@ def test_some_that_differ_do_not_hold_up_the_rest() -> None:
     )
     found = records(entries)
     assert found is not None and len(found.fit) > 0.7 * ENTRIES
-    assert told(rows_of("table", batch(entries))) == expected(entries, "plain")
+    assert plain_rows(rows_of("table", batch(entries))) == expected(entries, "plain")
 
 
 @given(seed=st.integers(0, 2**32))
-def test_damaged_bytes_are_told_of_and_nothing_else_happens(seed: int) -> None:
+def test_damaged_bytes_are_reported_and_nothing_else_happens(seed: int) -> None:
     chance = random.Random(seed)
     damaged = []
     for entry in changed(*([put(number, text="some text", n=number)] for number in range(ENTRIES))):
@@ -174,7 +174,7 @@ def test_damaged_bytes_are_told_of_and_nothing_else_happens(seed: int) -> None:
 )
 def test_damage_that_looks_like_a_shape(stored: bytes, damage: bytes) -> None:
     made = [
-        Stored(0, 7, item(id=f"k{number}"), None, item(id=f"k{number}", paid=True, n=number, t="hello"))
+        StoredRecord(0, 7, item(id=f"k{number}"), None, item(id=f"k{number}", paid=True, n=number, t="hello"))
         for number in range(100)
     ]
     entries = changed(*([each] for each in made))
@@ -188,18 +188,20 @@ def test_damage_that_looks_like_a_shape(stored: bytes, damage: bytes) -> None:
 def test_what_is_large_is_not_looked_at_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a transaction of thousands nor an item of thousands of elements is followed record by record."""
     looks = []
-    follow = shapes.Batch._follow
-    monkeypatch.setattr(shapes.Batch, "_follow", lambda self, known, at: looks.append(1) or follow(self, known, at))
+    follow = shapes.ShapeBatch._follow
+    monkeypatch.setattr(
+        shapes.ShapeBatch, "_follow", lambda self, known, at: looks.append(1) or follow(self, known, at)
+    )
     large = [put(each, total=each) for each in range(5000)]
     entries = changed(large, *([put(number, total=number)] for number in range(ENTRIES)))
-    assert told(rows_of("table", batch(entries))) == expected(entries, "plain")
+    assert plain_rows(rows_of("table", batch(entries))) == expected(entries, "plain")
     assert len(looks) < 20
 
     for filling in ([None] * 5000, [""] * 5000):
         entries = changed([put(1, l=filling)], *([put(number, total=number)] for number in range(ENTRIES)))
-        assert told(rows_of("table", batch(entries))) == expected(entries, "plain")
-    with pytest.raises(shapes.Unfit):
-        shapes.Example(memoryview(value.encode(item(l=[None] * 5000))), 0).item(())
+        assert plain_rows(rows_of("table", batch(entries))) == expected(entries, "plain")
+    with pytest.raises(shapes.NoShape):
+        shapes.ExampleRecord(memoryview(value.encode(item(l=[None] * 5000))), 0).item(())
 
 
 def test_without_numpy_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Attributes as columns: of which document, of which type, and what is said of a value that does not fit."""
+"""Attributes as columns: their document, their type, and the error for a value that does not fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tailrace.bulk.typed import typed
 from tailrace.errors import Invalid
 from tailrace.log.entry import Entry
 from tailrace.tables import change, value
-from tailrace.tables.change import Stored
+from tailrace.tables.change import StoredRecord
 from tailrace.topics import topic as topics
 
 NESTED = pa.struct([("b", pa.int64()), ("c", pa.struct([("d", pa.string())]))])
@@ -27,7 +27,7 @@ def item(plain: dict[str, Any] | None) -> Any:
 
 
 def table(*records: tuple[int, dict[str, Any] | None, dict[str, Any] | None]) -> pa.RecordBatch:
-    stored = [Stored(event, 1, item({"id": "k"}), item(old), item(new)) for event, old, new in records]
+    stored = [StoredRecord(event, 1, item({"id": "k"}), item(old), item(new)) for event, old, new in records]
     entries = [Entry(7, 10 + at, 11 + at, AT_MS, change.encode(at, "ada", [each])) for at, each in enumerate(stored)]
     return rows_of("table", batch(entries))
 

@@ -18,12 +18,11 @@ from typing import NamedTuple
 from unittest import mock
 
 import apsw
-import click
 import pytest
 from click.testing import CliRunner, Result
 
 import tailrace
-from tailrace.cli import COMMANDS, cli, main
+from tailrace.cli import TREE, GroupEntry, cli, main
 from tailrace.cli.serve import JsonLines, _command, _welcome
 from tailrace.client import Client
 from tailrace.database import Database
@@ -31,7 +30,7 @@ from tailrace.errors import NotFound
 from tailrace.log.position import offset
 from tailrace.storage.pages import VFS
 from tailrace.storage.sqlite import FILE, SqliteEngine
-from tailrace.streams.commands import Append, Create
+from tailrace.streams.commands import Append, CreateStream
 from tests.support.server import ServerProcess
 from tests.unit.threaded import PATIENCE_S, Served
 
@@ -85,58 +84,63 @@ def test_version_and_help() -> None:
     assert CliRunner().invoke(cli, ["--version"]).output.strip().endswith(tailrace.__version__)
     for args in ([], ["-h"], ["--help"]):
         output = CliRunner().invoke(cli, args).output
-        for command in ("serve", "check", "tail", "append", "bench"):
-            assert command in output
-    for command in ("serve", "check", "tail", "append", "bench"):
-        result = CliRunner().invoke(cli, [command, "--help"])
-        assert result.exit_code == 0
-        assert len(result.output) > 100
+        for name in TREE:
+            assert re.search(rf"^  {name} ", output, re.M), name
 
 
-def test_every_command_is_there_and_told_in_a_line() -> None:
-    lines = CliRunner().invoke(cli, ["--help"], terminal_width=80).output.splitlines()
-    context = click.Context(cli)
-    assert set(cli.list_commands(context)) == set(COMMANDS)
-    for name, entry in COMMANDS.items():
-        command = cli.get_command(context, name)
-        assert command is not None
-        assert command.name == name
-        assert command.help
-        assert [line.split(None, 1) for line in lines if line.startswith(f"  {name} ")] == [[name, entry.summary]]
-    assert cli.get_command(context, "create_table") is None
-    assert cli.get_command(context, "__init__") is None
+def commands() -> list[tuple[str, str]]:
+    """The words of each command, and its summary."""
+    found = []
+    for name, entry in TREE.items():
+        if isinstance(entry, GroupEntry):
+            found += [(f"{name} {verb}", command.summary) for verb, command in entry.commands.items()]
+        else:
+            found.append((name, entry.summary))
+    return found
 
 
-HEAVY = {
-    "duckdb", "pyarrow", "sqlglot", "prompt_toolkit", "rich", "httpx", "uvloop", "httptools", "apsw", "asyncio",
-    "tailrace.client", "tailrace.database", "tailrace.embedded", "tailrace.http",
-}  # fmt: skip
-
-
-CLIENT = {"httpx", "rich", "asyncio", "sqlglot", "client", "embedded"}  # httpx imports rich, and consumers the rest
-NOWHERE = ("--url", "http://127.0.0.1:1")
+@pytest.mark.parametrize(("words", "summary"), commands())
+def test_every_command_exists_and_help_lists_it(words: str, summary: str) -> None:
+    *group, name = words.split()
+    listed = CliRunner().invoke(cli, [*group, "--help"], terminal_width=80).output.splitlines()
+    assert [line.split(None, 1) for line in listed if line.startswith(f"  {name} ")] == [[name, summary]]
+    result = CliRunner().invoke(cli, [*words.split(), "--help"])
+    assert result.exit_code == 0
+    assert result.output.startswith(f"Usage: tailrace {words} ") or result.output.startswith(f"Usage: cli {words} ")
+    assert len(result.output) > 100
 
 
 @pytest.mark.parametrize(
-    ("args", "needed"),
+    ("typed", "meant"),
     [
-        ((), set()),
-        (("--version",), set()),
-        (("--help",), set()),
-        (("topics", "--help"), set()),
-        (("publish", "--help"), set()),
-        (("sql", "--help"), set()),
-        (("put", "--help"), set()),
-        (("changes", "--help"), set()),
-        (("users", "add", "--help"), set()),
-        (("keys", "create", "--help"), set()),
-        (("tail", "x", *NOWHERE), CLIENT),
-        (("publish", "x", "message", *NOWHERE), CLIENT),
-        (("sql", "--json", "-c", "SELECT 1", *NOWHERE), CLIENT),
-        (("topics", "--json", *NOWHERE), CLIENT),
+        ("tabels", "tailrace tables"),
+        ("publish", "tailrace topics publish"),
+        ("create-table", "tailrace tables create"),
+        ("topic", "tailrace topics"),
+        ("srve", "tailrace serve"),
+        ("tables lst", "tailrace tables list"),
+        ("streams lits", "tailrace streams list"),
+        ("xyzzy", "see tailrace --help"),
+        ("tables xyzzy", "see tailrace tables --help"),
     ],
-)  # fmt: skip
-def test_a_command_imports_what_it_needs_and_no_more(args: tuple[str, ...], needed: set[str]) -> None:
+)
+def test_a_mistyped_command_gets_a_suggestion(typed: str, meant: str) -> None:
+    done = program(*typed.split())
+    assert done.returncode == 2
+    assert meant in done.stderr.decode()
+
+
+# What a client command must not wait for: they take most of a second.
+HEAVY = {
+    "pyarrow", "duckdb", "deltalake", "sqlglot", "pyspark", "cryptography", "argon2", "jwt", "httpx", "uvloop",
+    "httptools", "apsw", "prompt_toolkit", "prometheus_client", "asyncio",
+    "tailrace.database", "tailrace.runner", "tailrace.http", "tailrace.storage.sqlite",
+}  # fmt: skip
+NOWHERE = ("--url", "http://127.0.0.1:1")
+
+
+def loaded(*args: str) -> set[str]:
+    """The modules that a command imports."""
     code = """
 import sys, tailrace.cli
 try:
@@ -146,17 +150,44 @@ except SystemExit:
 sys.stderr.write("loaded " + " ".join(sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=60, check=False)
-    loaded = set(done.stderr.rpartition("loaded ")[2].split())
-    assert "tailrace.cli" in loaded, done.stderr
-    allowed = needed | {f"tailrace.{name}" for name in needed}
-    assert (HEAVY & loaded) - allowed == set()
+    found = set(done.stderr.rpartition("loaded ")[2].split())
+    assert "tailrace.cli" in found, done.stderr
+    return found
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--version",), ("--help",), ("tables", "--help"), ("tabels",), ("completion", "bash"),
+        *((*words.split(), "--help") for words in ("sql", "get", "topics publish", "users create", "keys create")),
+    ],
+)  # fmt: skip
+def test_help_imports_no_client(args: tuple[str, ...]) -> None:
+    found = loaded(*args)
+    assert not found & (HEAVY | {"rich", "http.client", "tailrace.client.connection"})
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("get", "orders", "a"), ("put", "orders", "{}"), ("tables", "list"), ("tables", "changes", "orders"),
+        ("topics", "list"), ("topics", "publish", "x", "message"), ("topics", "consume", "x"), ("groups", "list"),
+        ("streams", "list"), ("streams", "append", "x", "message"), ("tail", "x"), ("views", "list"),
+        ("server", "status"), ("users", "list"), ("keys", "list"), ("pipeline", "status"),
+        ("sql", "--json", "SELECT 1"),
+    ],
+)  # fmt: skip
+def test_a_client_command_imports_no_server_and_no_heavy_library(args: tuple[str, ...]) -> None:
+    found = loaded(*args, *NOWHERE)
+    assert "tailrace.client.connection" in found
+    assert not found & (HEAVY | {"rich"})
 
 
 def test_errors_are_one_line_and_status_1(tmp_path: Path) -> None:
     done = process("check", "--data", str(tmp_path / "nothing"))
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr.decode() == (
-        f"tailrace: there is no database in {str(tmp_path / 'nothing')!r}; name the directory given to --data\n"
+        f"tailrace: there is no database in {str(tmp_path / 'nothing')!r}; name the directory of --data\n"
     )
     done = program("tail", "x", "--url", "http://127.0.0.1:1")
     assert done.returncode == 1
@@ -165,7 +196,7 @@ def test_errors_are_one_line_and_status_1(tmp_path: Path) -> None:
 
 
 def test_wrong_use_is_status_2() -> None:
-    for args in (["nonsense"], ["serve", "--port", "many"], ["tail"], ["append"], ["check", "extra"]):
+    for args in (["nonsense"], ["serve", "--port", "many"], ["tail"], ["streams", "append"], ["check", "extra"]):
         done = program(*args)
         assert done.returncode == 2, args
         assert b"Traceback" not in done.stderr
@@ -175,11 +206,11 @@ def test_wrong_use_is_status_2() -> None:
 # -- serve
 
 
-def test_serve_refuses_to_let_nobody_or_everybody_in(tmp_path: Path) -> None:
+def test_serve_needs_credentials_or_dev_mode(tmp_path: Path) -> None:
     for args, message in (
-        ((), "nobody could be let in: set a token (TAILRACE_TOKEN) or use --dev"),
-        (("--dev", "--host", "0.0.0.0"), "--dev lets everyone in, so it listens on loopback only"),
-        (("--token", ""), "nobody could be let in"),
+        ((), "no credentials would be accepted: set a token (TAILRACE_TOKEN) or use --dev"),
+        (("--dev", "--host", "0.0.0.0"), "in dev mode authentication is off, so the server listens on loopback only"),
+        (("--token", ""), "no credentials would be accepted"),
         (("--dev", "--port", "70000"), "port 70000 is out of range"),
         (("--dev", "--config", "missing.toml"), "cannot read the settings in 'missing.toml'"),
         (("--dev", "--tls-key", "x"), "TLS needs both"),
@@ -199,10 +230,12 @@ def test_serve_with_a_token_from_the_environment(tmp_path: Path) -> None:
         with Client(process.url, token="s3cret-s3cret-s3cret") as client:
             client.create("a")
         assert (
-            program("append", "a", "x", "--url", process.url, env={"TAILRACE_TOKEN": "s3cret-s3cret-s3cret"}).returncode
+            program(
+                "streams", "append", "a", "x", "--url", process.url, env={"TAILRACE_TOKEN": "s3cret-s3cret-s3cret"}
+            ).returncode
             == 0
         )
-        assert program("append", "a", "x", "--url", process.url).returncode == 1
+        assert program("streams", "append", "a", "x", "--url", process.url).returncode == 1
         assert process.terminate() == 0
     stopped = [json.loads(line) for line in process.output.splitlines() if line.startswith("{")]
     assert stopped[-1]["message"] == "stopped"
@@ -212,15 +245,17 @@ def test_serve_with_a_token_from_the_environment(tmp_path: Path) -> None:
 def test_a_directory_in_use(server: Served, data_dir: Path) -> None:
     done = program("serve", "--dev", "--port", "0", "--data", str(data_dir))
     assert done.returncode == 1
-    assert b"another process has" in done.stderr
+    assert done.stderr.count(b"\n") == 1
+    assert b"is open in another process" in done.stderr
+    assert b"--data DIR" in done.stderr
 
 
 def test_what_the_welcome_shows_of_tables_works(server: Served) -> None:
     pytest.importorskip("boto3")
     welcome = _welcome(server.url, "data")
     assert f"{server.url}/v1/tables/<name>/stream" in welcome
-    assert run(server, "create-table", "orders", "--key", "id:S").exit_code == 0
-    _, _, pasted = welcome[welcome.index("python -c") : welcome.index("How it is doing")].partition("python ")
+    assert run(server, "tables", "create", "orders", "--key", "id:S").exit_code == 0
+    _, _, pasted = welcome[welcome.index("python -c") : welcome.index("Metrics:")].partition("python ")
     shown = subprocess.run(
         [sys.executable, *shlex.split(pasted)], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
@@ -260,7 +295,7 @@ def test_log_lines_as_json() -> None:
 @pytest.fixture
 def database(data_dir: Path) -> Path:
     with Database(SqliteEngine(data_dir), housekeeping_s=None) as db:
-        db.execute(Create("a", "text/plain", b"hello"))
+        db.execute(CreateStream("a", "text/plain", b"hello"))
         db.execute(Append("a", b"world", "text/plain"))
     return data_dir
 
@@ -340,9 +375,9 @@ def test_check_of_what_is_no_database(tmp_path: Path) -> None:
 
 
 def test_append_a_message(server: Served) -> None:
-    result = run(server, "append", "a", "hello")
+    result = run(server, "streams", "append", "a", "hello")
     assert (result.exit_code, result.output) == (0, offset(5) + "\n")
-    assert run(server, "append", "a", " world").output == offset(11) + "\n"
+    assert run(server, "streams", "append", "a", " world").output == offset(11) + "\n"
     with Client(server.url) as client:
         assert client.read("a").body == b"hello world"
         assert client.head("a")["content-type"] == "text/plain"
@@ -350,7 +385,7 @@ def test_append_a_message(server: Served) -> None:
 
 def test_append_standard_input(server: Served) -> None:
     body = bytes(range(256)) * 20_000  # more than one request carries
-    result = run(server, "append", "a", "--content-type", "application/octet-stream", stdin=body)
+    result = run(server, "streams", "append", "a", "--content-type", "application/octet-stream", stdin=body)
     assert result.output == offset(len(body)) + "\n"
     with Client(server.url) as client:
         found, at = b"", "-1"
@@ -363,7 +398,7 @@ def test_append_standard_input(server: Served) -> None:
 
 
 def test_append_lines_of_text(server: Served) -> None:
-    result = run(server, "append", "a", "--lines", "--close", stdin=b"one\n\nthree\nno newline")
+    result = run(server, "streams", "append", "a", "--lines", "--close", stdin=b"one\n\nthree\nno newline")
     assert result.output == offset(21) + "\n"
     with Client(server.url) as client:
         page = client.read("a")
@@ -373,23 +408,23 @@ def test_append_lines_of_text(server: Served) -> None:
 
 def test_append_lines_of_json(server: Served) -> None:
     lines = b'{"n": 1}\n\n[2, 3]\n  "four"  \n5'
-    result = run(server, "append", "j", "--content-type", "application/json", "--lines", stdin=lines)
+    result = run(server, "streams", "append", "j", "--content-type", "application/json", "--lines", stdin=lines)
     assert result.exit_code == 0
     with Client(server.url) as client:
         assert json.loads(client.read("j").body) == [{"n": 1}, [2, 3], "four", 5]
-    assert run(server, "append", "j", "6").exit_code == 0, "the type is asked from the server"
-    assert run(server, "append", "j", stdin=b"[7, 8]").exit_code == 0
+    assert run(server, "streams", "append", "j", "6").exit_code == 0, "the type is fetched from the server"
+    assert run(server, "streams", "append", "j", stdin=b"[7, 8]").exit_code == 0
     with Client(server.url) as client:
         assert json.loads(client.read("j").body)[4:] == [6, 7, 8]
 
 
 def test_append_and_close(server: Served) -> None:
-    assert run(server, "append", "a", "last", "--close").exit_code == 0
-    assert run(server, "append", "b", "--close", stdin=b"").output == offset(0) + "\n"
+    assert run(server, "streams", "append", "a", "last", "--close").exit_code == 0
+    assert run(server, "streams", "append", "b", "--close", stdin=b"").output == offset(0) + "\n"
     with Client(server.url) as client:
         assert client.read("a").closed
         assert client.read("b").closed
-    done = program("append", "a", "more", "--url", server.url)
+    done = program("streams", "append", "a", "more", "--url", server.url)
     assert done.returncode == 1
     assert b"is closed and takes no more appends" in done.stderr
 
@@ -398,15 +433,15 @@ def test_append_to_a_stream_with_settings_of_its_own(server: Served) -> None:
     """It is there: nothing is to be created, so its settings need not be known."""
     with Client(server.url) as client:
         client.create("a", "text/html", ttl_s=1000)
-    assert run(server, "append", "a", "<p>").exit_code == 0
+    assert run(server, "streams", "append", "a", "<p>").exit_code == 0
 
 
 def test_append_refused(server: Served) -> None:
     for args, stdin, message in (
-        (("append", "a", "x", "--no-create"), b"", b"there is no stream 'a'"),
-        (("append", "a"), b"", b"there is nothing to append"),
-        (("append", "j", "{", "--content-type", "application/json"), b"", b"not valid JSON"),
-        (("append", "k", "x", "--content-type", "nonsense"), b"", b"is not a media type"),
+        (("streams", "append", "a", "x", "--no-create"), b"", b"there is no stream 'a'"),
+        (("streams", "append", "a"), b"", b"there is nothing to append"),
+        (("streams", "append", "j", "{", "--content-type", "application/json"), b"", b"not valid JSON"),
+        (("streams", "append", "k", "x", "--content-type", "nonsense"), b"", b"is not a media type"),
     ):
         done = program(*args, "--url", server.url, stdin=stdin)
         assert done.returncode == 1, args
@@ -425,7 +460,7 @@ def test_append_refused_changes_nothing(server: Served) -> None:
         (as_json, b"1 2", b"not valid JSON"),
         (("--lines", *as_json), b"1\n{\n", b"line 2 of the input is not one JSON value"),
     ):
-        done = program("append", "a", *args, "--url", server.url, stdin=stdin)
+        done = program("streams", "append", "a", *args, "--url", server.url, stdin=stdin)
         assert (done.returncode, done.stdout) == (1, b""), args
         assert message in done.stderr, args
         assert done.stderr.count(b"\n") == 1, args
@@ -434,10 +469,10 @@ def test_append_refused_changes_nothing(server: Served) -> None:
 
 
 def test_append_of_what_is_not_utf8(server: Served) -> None:
-    assert program("append", "a", os.fsdecode(b"\xff!"), "--url", server.url).returncode == 0
+    assert program("streams", "append", "a", os.fsdecode(b"\xff!"), "--url", server.url).returncode == 0
     with Client(server.url) as client:
         assert client.read("a").body == b"\xff!"
-    for command in (("append", os.fsdecode(b"\xff"), "x"), ("tail", os.fsdecode(b"\xff"))):
+    for command in (("streams", "append", os.fsdecode(b"\xff"), "x"), ("tail", os.fsdecode(b"\xff"))):
         done = program(*command, "--url", server.url)
         assert done.returncode == 1
         assert done.stderr == b"tailrace: '\\udcff' cannot name a stream: it is not valid UTF-8\n"
@@ -453,8 +488,8 @@ def test_append_a_message_and_close_at_once(server: Served, monkeypatch: pytest.
         return original(self, path, body, kind, close=close)
 
     monkeypatch.setattr(Client, "append", append)
-    assert run(server, "append", "a", "last", "--close").exit_code == 0
-    assert run(server, "append", "b", "", "--close").exit_code == 0
+    assert run(server, "streams", "append", "a", "last", "--close").exit_code == 0
+    assert run(server, "streams", "append", "b", "", "--close").exit_code == 0
     assert calls == [(b"last", True), (b"", True)]
 
 
@@ -470,7 +505,7 @@ def test_append_from_a_live_pipe(
     server: Served, kind: str, args: tuple[str, ...], pieces: list[bytes], expected: list[bytes]
 ) -> None:
     """What is there is sent, though the pipe stays open."""
-    command = [sys.executable, "-m", "tailrace.cli", "append", "a", *args, "--url", server.url]
+    command = [sys.executable, "-m", "tailrace.cli", "streams", "append", "a", *args, "--url", server.url]
     with Client(server.url) as client:
         client.create("a", kind)
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
@@ -490,11 +525,14 @@ def test_append_from_a_live_pipe(
 
 
 def test_append_lines_longer_than_a_read(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailrace.cli.streams.CHUNK_BYTES", 3)
+    monkeypatch.setattr("tailrace.cli.pipes.CHUNK_BYTES", 3)
     lines = [b"a" * length for length in range(9)]
-    assert run(server, "append", "a", "--lines", stdin=b"\n".join(lines)).exit_code == 0
+    assert run(server, "streams", "append", "a", "--lines", stdin=b"\n".join(lines)).exit_code == 0
     values = b"\r\n".join(b'"%s"' % line for line in lines)
-    assert run(server, "append", "j", "--content-type", "application/json", "--lines", stdin=values).exit_code == 0
+    assert (
+        run(server, "streams", "append", "j", "--content-type", "application/json", "--lines", stdin=values).exit_code
+        == 0
+    )
     with Client(server.url) as client:
         assert client.read("a").body == b"\n".join(lines)
         assert client.read("j").body == b"[" + b",".join(b'"%s"' % line for line in lines) + b"]"
@@ -502,12 +540,12 @@ def test_append_lines_longer_than_a_read(server: Served, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("bad", [b"1,2", b"{", b"]", b"1 2", b'"\xff"', b"nonsense", b"[" * 100_000])
 def test_append_a_line_that_is_not_one_value(server: Served, monkeypatch: pytest.MonkeyPatch, bad: bytes) -> None:
-    command = ("append", "j", "--content-type", "application/json", "--lines", "--url", server.url)
+    command = ("streams", "append", "j", "--content-type", "application/json", "--lines", "--url", server.url)
     done = program(*command, stdin=b"1\n\n" + bad + b"\n4\n")
     assert done.returncode == 1
     assert done.stderr.startswith(b"tailrace: line 3 of the input is not one JSON value: ")
     assert done.stderr.endswith(b"; nothing was appended\n")
-    monkeypatch.setattr("tailrace.cli.streams.CHUNK_BYTES", 4)
+    monkeypatch.setattr("tailrace.cli.pipes.CHUNK_BYTES", 4)
     done = program(*command, stdin=b"1\n\n\n" + b"22\n" + bad + b"\n6\n")
     assert done.returncode == 1
     assert done.stderr.startswith(b"tailrace: line 5 of the input is not one JSON value: ")
@@ -518,7 +556,7 @@ def test_append_a_line_that_is_not_one_value(server: Served, monkeypatch: pytest
 
 def test_a_url_that_names_no_server() -> None:
     for url in ("notaurl", "localhost:4437"):
-        for command in (("append", "a", "x"), ("tail", "a")):
+        for command in (("streams", "append", "a", "x"), ("tail", "a")):
             done = program(*command, "--url", url)
             assert done.returncode == 1
             assert done.stderr == (

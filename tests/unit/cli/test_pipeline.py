@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tailrace.cli import cli
-from tailrace.cli.pipeline_board import Shown, audited, jobs, stored
+from tailrace.cli.pipeline_board import ProgressDisplay, audit_rows, running_jobs, stored_jobs
 from tailrace.spark.jobs.progress import Progress
 from tests.support.server import ServerProcess
 from tests.unit.cli.test_cli import program
@@ -29,13 +29,13 @@ def drawn(rendered: object) -> str:
 def test_init_writes_a_file_that_can_be_run_and_overwrites_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tailrace.spark.jobs.settings import Settings, load
+    from tailrace.spark.jobs.settings import PipelineSettings, load
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TAILRACE_URL", raising=False)
     done = CliRunner().invoke(cli, ["pipeline", "init"])
     assert done.exit_code == 0, done.output
-    assert load() == Settings()
+    assert load() == PipelineSettings()
     before = Path("pipeline.toml").read_text()
     again = program("pipeline", "init", str(tmp_path / "pipeline.toml"))
     assert again.returncode == 1
@@ -47,35 +47,35 @@ def test_init_writes_a_file_that_can_be_run_and_overwrites_none(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("tier",), "--table, --topic, --stream or --all"),
         (("tier", "--all", "--conf", "memory"), "spark.executor.memory=4g"),
-        (("restore", "orders", "--into", "x", "--at-time", "1", "--at-sequence", "2"), "one of them"),
+        (("restore", "orders", "--into", "x", "--at-time", "1", "--at-sequence", "2"), "exclude each other"),
         (("audit",), "--table or --topic"),
     ],
 )
-def test_wrong_usage_is_told(arguments: tuple[str, ...], said: str) -> None:
+def test_wrong_usage_is_reported(arguments: tuple[str, ...], message: str) -> None:
     done = program("pipeline", *arguments)
     assert done.returncode == 2
-    assert said in done.stderr.decode()
+    assert message in done.stderr.decode()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("tier", "--all", "--url", "http://127.0.0.1:1"), "is the server running"),
         (("tier", "--all", "--url", "nonsense"), "is not a server's URL"),
-        (("compact", "--retention", "soon"), "'soon' is no duration"),
-        (("compact", "--target-bytes", "big"), "'big' is no size"),
+        (("compact", "--retention", "soon"), "'soon' is not a duration"),
+        (("compact", "--target-bytes", "big"), "'big' is not a size"),
         (("run", "--config", "absent.toml"), "absent.toml"),
         (("status", "--url", "http://127.0.0.1:1"), "is the server running"),
     ],
 )
-def test_an_error_is_one_line_and_status_1(arguments: tuple[str, ...], said: str) -> None:
+def test_an_error_is_one_line_and_status_1(arguments: tuple[str, ...], message: str) -> None:
     done = program("pipeline", *arguments)
     assert done.returncode == 1
-    assert said in done.stderr.decode()
+    assert message in done.stderr.decode()
     assert done.stderr.count(b"\n") == 1
     assert b"Traceback" not in done.stderr
 
@@ -121,7 +121,7 @@ def test_lines_are_written_now_and_then_and_when_something_turns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
-    with Shown(every_s=1000.0) as shown:
+    with ProgressDisplay(every_s=1000.0) as shown:
         for rows in range(5):
             shown(Progress(job="a", kind="tier", state="running", rows=rows))
         shown(Progress(job="a", kind="tier", state="retrying", message="the \x1b[31mserver"))
@@ -131,7 +131,7 @@ def test_lines_are_written_now_and_then_and_when_something_turns(
 
 
 def test_json_lines_are_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
-    with Shown(as_json=True, every_s=0.0) as shown:
+    with ProgressDisplay(as_json=True, every_s=0.0) as shown:
         shown(Progress(job="a", kind="tier", state="running", rows=5))
         shown(Progress(job="a", kind="tier", state="running", rows=5))
     (line,) = capsys.readouterr().out.splitlines()
@@ -139,21 +139,21 @@ def test_json_lines_are_on_standard_output(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_nothing_is_written_quietly(capsys: pytest.CaptureFixture[str]) -> None:
-    with Shown(quiet=True) as shown:
+    with ProgressDisplay(quiet=True) as shown:
         shown(Progress(job="a", kind="tier", state="failed"))
     assert capsys.readouterr() == ("", "")
 
 
 def test_tables_are_drawn() -> None:
-    told = Progress(
+    progress = Progress(
         job="tier/a", kind="tier", state="running", rows=10, rows_per_s=5.0, lag=3, batch_rows=10, batch_s=0.5,
         cold_bytes=2048, message="x",
     )  # fmt: skip
-    text = drawn(jobs([told]))
+    text = drawn(running_jobs([progress]))
     assert all(each in text for each in ("tier/a", "running", "10 in 0.5 s", "2.0 KiB", "lag"))
-    assert "starting" in drawn(jobs([]))
+    assert "starting" in drawn(running_jobs([]))
     row = {"name": "a", "kind": "b", "source": "", "target": "", "state": "failed", "rows": 5, "updated_at": "now"}
-    assert "failed" in drawn(stored([row]))
+    assert "failed" in drawn(stored_jobs([row]))
     change = {"time": 1, "sequence": 2, "event": "MODIFY", "changed": [{"name": "n", "before": "1", "after": None}]}
-    assert "n: 1 → –" in drawn(audited([change]))
-    assert "nothing" in drawn(audited([]))
+    assert "n: 1 → –" in drawn(audit_rows([change]))
+    assert "no changes" in drawn(audit_rows([]))

@@ -30,13 +30,13 @@ from prompt_toolkit.output import DummyOutput
 from rich.cells import cell_len
 from rich.console import Console
 
-from tailrace.cli import completing, drawing, shell
-from tailrace.cli.asking import Answer, Embedded
-from tailrace.cli.completing import Names, SqlCompleter
-from tailrace.cli.meta import HELP, Meta
-from tailrace.cli.script import complete, mistake, pointed, statements
+from tailrace.cli import drawing, shell, sql_completion
+from tailrace.cli.meta import HELP, MetaCommands
+from tailrace.cli.script import complete, located, pointed, statements
+from tailrace.cli.session import EmbeddedSession, StatementResult
 from tailrace.cli.shell import DiscreetHistory, Shell, coloured, history, history_path
 from tailrace.cli.sql import DRAWN_ROWS_MAX, Output, duration
+from tailrace.cli.sql_completion import DatabaseNames, SqlCompleter
 from tailrace.errors import Invalid, NotFound
 from tailrace.sql.error import SqlError
 from tailrace.sql.parser import STARTS
@@ -87,21 +87,21 @@ def test_splitting_a_large_text_takes_time_in_proportion() -> None:
     assert time.process_time() - began < 10
 
 
-def test_a_mistake_is_told_of_the_whole_text() -> None:
+def test_a_mistake_is_located_in_the_whole_text() -> None:
     text = "SELECT 1;\n\n  SELECT a,\n   b FROM x;"
     second = statements(text)[1]
     error = SqlError("line 2, column 4: there is no b\n   b FROM x\n   ^", line=2, column=4)
-    found = mistake(text, second, error)
+    found = located(text, second, error)
     assert (found.message, found.line, found.column) == ("there is no b", 4, 4)
-    assert found.told("f.sql") == "f.sql:4:4: there is no b\n     b FROM x;\n     ^"
-    assert found.told() == "line 4, column 4: there is no b\n     b FROM x;\n     ^"
-    on_the_first_line = mistake(text, second, SqlError("line 1, column 8: no a", line=1, column=8))
+    assert found.text("f.sql") == "f.sql:4:4: there is no b\n     b FROM x;\n     ^"
+    assert found.text() == "line 4, column 4: there is no b\n     b FROM x;\n     ^"
+    on_the_first_line = located(text, second, SqlError("line 1, column 8: no a", line=1, column=8))
     assert (on_the_first_line.line, on_the_first_line.column) == (3, 10)
-    # One that comes with its place apart, and one that has none.
+    # One with a separate location, and one without.
     placed = NotFound("there is no table 'x'")
     vars(placed).update(line=1, column=1)
-    assert mistake(text, second, placed).told("f") == "f:3:3: there is no table 'x'\n    SELECT a,\n    ^"
-    assert mistake(text, second, NotFound("gone")).told("f") == "f: gone"
+    assert located(text, second, placed).text("f") == "f:3:3: there is no table 'x'\n    SELECT a,\n    ^"
+    assert located(text, second, NotFound("gone")).text("f") == "f: gone"
 
 
 @pytest.mark.parametrize("width", [20, 40, 120])
@@ -115,14 +115,14 @@ def test_the_caret_stays_below_its_character_in_a_line_that_is_cut(width: int) -
 
 def test_a_mistake_shows_no_line_that_may_hold_a_password() -> None:
     text = "CREATE USER bob PASSWORD 'hunter22' ROLE king;"
-    found = mistake(text, statements(text)[0], SqlError("line 1, column 42: no such role", line=1, column=42))
-    assert found.told("x") == "x:1:42: no such role"
+    found = located(text, statements(text)[0], SqlError("line 1, column 42: no such role", line=1, column=42))
+    assert found.text("x") == "x:1:42: no such role"
 
 
 # -- drawing
 
 
-def drawn(answer: Answer, width: int = 80, *, expanded: bool | str = "auto", tty: bool = True) -> str:
+def drawn(answer: StatementResult, width: int = 80, *, expanded: bool | str = "auto", tty: bool = True) -> str:
     out = io.StringIO()
     output = Output(console=Console(file=out, width=width, force_terminal=tty, color_system=None, markup=False))
     output.expanded = expanded
@@ -130,7 +130,7 @@ def drawn(answer: Answer, width: int = 80, *, expanded: bool | str = "auto", tty
     return "\n".join(line.rstrip() for line in ESCAPES.sub("", out.getvalue()).splitlines())
 
 
-ORDERS = Answer(
+ORDERS = StatementResult(
     "SELECT",
     [("id", "VARCHAR"), ("price", "DECIMAL(38,2)"), ("n", "BIGINT"), ("paid", "BOOLEAN")],
     [
@@ -160,7 +160,7 @@ def test_null_is_dim_and_numbers_are_coloured() -> None:
 
 
 def test_a_wide_value_is_cut_to_the_terminal_and_whole_elsewhere() -> None:
-    answer = Answer("SELECT", [("a", "BIGINT"), ("b", "VARCHAR")], [{"a": 1, "b": "x" * 500}], 1)
+    answer = StatementResult("SELECT", [("a", "BIGINT"), ("b", "VARCHAR")], [{"a": 1, "b": "x" * 500}], 1)
     assert max(len(line) for line in drawn(answer, 40).splitlines()) <= 40
     assert "…" in drawn(answer, 40)
     whole = drawn(answer, drawing.WIDE, tty=False)
@@ -168,7 +168,7 @@ def test_a_wide_value_is_cut_to_the_terminal_and_whole_elsewhere() -> None:
 
 
 def test_text_is_cut_and_numbers_are_not() -> None:
-    answer = Answer(
+    answer = StatementResult(
         "SELECT",
         [("a", "VARCHAR"), ("number", "BIGINT"), ("b", "VARCHAR")],
         [{"a": "x" * 60, "number": 10**17, "b": "y" * 90}],
@@ -182,7 +182,7 @@ def test_text_is_cut_and_numbers_are_not() -> None:
 
 def test_what_does_not_fit_is_shown_a_value_to_a_line() -> None:
     columns = [(f"column_{number}", "VARCHAR") for number in range(12)]
-    answer = Answer("SELECT", columns, [{name: "some text" for name, _ in columns}] * 2, 2)
+    answer = StatementResult("SELECT", columns, [{name: "some text" for name, _ in columns}] * 2, 2)
     lines = drawn(answer, 60).splitlines()
     assert lines[0] == "─── row 1 ───" and lines[1] == "column_0   some text"
     assert "column_0" in drawn(answer, 200).splitlines()[0] and "column_11" in drawn(answer, 200).splitlines()[0]
@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_shown_a_value_to_a_line() -> None:
 
 def test_nothing_that_a_row_holds_reaches_the_terminal_as_a_command() -> None:
     evil = "\x1b[2J\x07\x9b31m\u202eab\r\nc"
-    answer = Answer("SELECT", [(evil, "VARCHAR")], [{evil: evil}], 1, evil)
+    answer = StatementResult("SELECT", [(evil, "VARCHAR")], [{evil: evil}], 1, evil)
     for expanded in (True, False):
         out = io.StringIO()
         output = Output(console=Console(file=out, width=200, force_terminal=True, color_system=None))
@@ -203,7 +203,7 @@ def test_nothing_that_a_row_holds_reaches_the_terminal_as_a_command() -> None:
 
 
 def test_markup_in_a_row_is_text() -> None:
-    answer = Answer("SELECT", [("[bold]a", "VARCHAR")], [{"[bold]a": "[red]x[/red] :smile:"}], 1)
+    answer = StatementResult("SELECT", [("[bold]a", "VARCHAR")], [{"[bold]a": "[red]x[/red] :smile:"}], 1)
     assert "[red]x[/red] :smile:" in drawn(answer) and "[bold]a" in drawn(answer)
 
 
@@ -232,21 +232,21 @@ def test_which_types_are_numbers() -> None:
 
 def test_on_a_terminal_the_first_rows_of_very_many_are_drawn() -> None:
     rows = [{"n": number} for number in range(DRAWN_ROWS_MAX + 500)]
-    shown = drawn(Answer("SELECT", [("n", "BIGINT")], rows, len(rows)))
+    shown = drawn(StatementResult("SELECT", [("n", "BIGINT")], rows, len(rows)))
     assert f"the first {DRAWN_ROWS_MAX:,} of {DRAWN_ROWS_MAX + 500:,} rows" in shown
     assert len(shown.splitlines()) == DRAWN_ROWS_MAX + 3
-    everything = drawn(Answer("SELECT", [("n", "BIGINT")], rows, len(rows)), drawing.WIDE, tty=False)
+    everything = drawn(StatementResult("SELECT", [("n", "BIGINT")], rows, len(rows)), drawing.WIDE, tty=False)
     assert len(everything.splitlines()) == len(rows) + 3
 
 
-def test_a_time_is_told_in_its_unit() -> None:
+def test_a_time_is_shown_in_its_unit() -> None:
     assert [duration(each) for each in (0.00042, 0.5, 1.234, 75)] == ["0.4 ms", "500.0 ms", "1.23 s", "1 min 15 s"]
 
 
 # -- completion
 
 
-def names() -> Names:
+def names() -> DatabaseNames:
     rows: dict[str, list[dict[str, Any]]] = {
         "system.topics ": [{"name": "app.new", "alias": "fresh"}, {"name": "odd name", "alias": None}],
         "system.topic_groups ": [{"group_id": "ai-service"}, {"group_id": "mailer"}],
@@ -257,19 +257,19 @@ def names() -> Names:
         "system.users ": [{"name": "bob"}],
     }
 
-    def ask(text: str) -> Answer:
+    def ask(text: str) -> StatementResult:
         if text.endswith("LIMIT 0"):
-            return Answer("SELECT", [("lag", "BIGINT"), ("lost", "BIGINT")])
-        return Answer("SELECT", [], next(found for table, found in rows.items() if f"FROM {table}" in text))
+            return StatementResult("SELECT", [("lag", "BIGINT"), ("lost", "BIGINT")])
+        return StatementResult("SELECT", [], next(found for table, found in rows.items() if f"FROM {table}" in text))
 
-    known = Names(ask)
+    known = DatabaseNames(ask)
     known.fetch()
     return known
 
 
-def completions(text: str, *, asked: bool = True) -> list[str]:
+def completions(text: str, *, requested: bool = True) -> list[str]:
     completer = SqlCompleter(names(), HELP)
-    event = CompleteEvent(text_inserted=not asked, completion_requested=asked)
+    event = CompleteEvent(text_inserted=not requested, completion_requested=requested)
     return [each.text for each in completer.get_completions(Document(text), event)]
 
 
@@ -340,8 +340,8 @@ def test_what_cannot_come_next_is_not_offered(text: str, unwanted: str) -> None:
 
 
 def test_nothing_is_offered_unasked_before_a_word_has_begun() -> None:
-    assert completions("SELECT * FROM ", asked=False) == [] and completions("", asked=False) == []
-    assert "orders" in completions("SELECT * FROM o", asked=False)
+    assert completions("SELECT * FROM ", requested=False) == [] and completions("", requested=False) == []
+    assert "orders" in completions("SELECT * FROM o", requested=False)
 
 
 def test_a_query_may_begin_with_from() -> None:
@@ -350,30 +350,30 @@ def test_a_query_may_begin_with_from() -> None:
 
 
 def test_every_statement_and_system_table_can_be_completed() -> None:
-    assert {opening.split()[0] for opening in completing.OPENINGS} | {"DESC"} == set(STARTS)
-    assert set(completing.SYSTEM_TABLES) == set(SYSTEM_TABLES)
+    assert {opening.split()[0] for opening in sql_completion.OPENINGS} | {"DESC"} == set(STARTS)
+    assert set(sql_completion.SYSTEM_TABLES) == set(SYSTEM_TABLES)
 
 
-def test_names_are_asked_again_when_a_statement_may_have_changed_them() -> None:
-    asked: list[str] = []
+def test_names_are_fetched_again_when_a_statement_may_have_changed_them() -> None:
+    queries: list[str] = []
 
-    def ask(text: str) -> Answer:
-        asked.append(text)
+    def ask(text: str) -> StatementResult:
+        queries.append(text)
         raise Invalid("not now")
 
-    known = Names(ask)
+    known = DatabaseNames(ask)
     known.refresh()
     known.wait(PATIENCE_S)
-    count = len(asked)
-    assert count >= 4  # that one cannot be asked keeps no other from it
+    count = len(queries)
+    assert count >= 4  # one failed query does not prevent the others
     known.note("SELECT 1")
     known.refresh()
     known.wait(PATIENCE_S)
-    assert len(asked) == count
+    assert len(queries) == count
     known.note("create topic x")
     known.refresh()
     known.wait(PATIENCE_S)
-    assert len(asked) > count
+    assert len(queries) > count
 
 
 def test_what_is_typed_is_coloured() -> None:
@@ -464,20 +464,18 @@ def embedded(data: Path, *args: str, stdin: str | bytes = "") -> Done:
 
 
 def test_rows_as_a_table_as_json_and_as_csv(data: Path) -> None:
-    asked = "SELECT id, price, n FROM orders ORDER BY id"
-    assert embedded(data, "-c", asked).out.splitlines() == [
+    text = "SELECT id, price, n FROM orders ORDER BY id"
+    assert embedded(data, "-c", text).out.splitlines() == [
         "id   price    n",
         "───────────────",
         "a      9.9   17",
         "b     NULL    3",
         "2 rows",
     ]
-    assert embedded(data, "-c", asked, "--json").out == (
+    assert embedded(data, "-c", text, "--json").out == (
         '{"id":"a","price":9.9,"n":17}\n{"id":"b","price":null,"n":3}\n'
     )
-    assert (
-        embedded(data, "--csv", "-c", asked + "; SELECT 'a,b' AS x").out == 'id,price,n\na,9.9,17\nb,,3\n\nx\n"a,b"\n'
-    )
+    assert embedded(data, "--csv", "-c", text + "; SELECT 'a,b' AS x").out == 'id,price,n\na,9.9,17\nb,,3\n\nx\n"a,b"\n'
 
 
 def test_a_statement_without_rows_says_what_it_did(data: Path) -> None:
@@ -530,7 +528,7 @@ def test_a_file_that_cannot_be_read_is_an_error(data: Path, tmp_path: Path, cont
 
 def test_data_and_url_do_not_go_together(data: Path) -> None:
     done = embedded(data, "--url", "http://127.0.0.1:1", "-c", "SELECT 1")
-    assert done.status == 2 and "not both" in done.err
+    assert done.status == 2 and "exclude each other" in done.err
     done = tailrace("sql", "--data", str(data / "nowhere"), "-c", "SELECT 1")
     assert done.status == 1 and "there is no database" in done.err
 
@@ -552,16 +550,16 @@ def test_the_shells_own_commands_on_the_command_line(data: Path) -> None:
     for command in ("\\dg", "\\ds", "\\du", "\\?"):
         assert embedded(data, "-c", command).status == 0
     done = embedded(data, "-c", "\\d nothing")
-    assert done.status == 1 and "neither a table nor a topic" in done.err
+    assert done.status == 1 and "there is no table or topic" in done.err
     assert embedded(data, "-c", "\\nothing").status == 1
 
 
 def test_all_of_the_shells_commands_are_in_its_help(data: Path) -> None:
-    asked = Embedded(str(data))
+    session = EmbeddedSession(str(data))
     try:
-        assert set(Meta(asked, Output())._commands) == set(HELP)
+        assert set(MetaCommands(session, Output())._commands) == set(HELP)
     finally:
-        asked.close()
+        session.close()
 
 
 # -- the command, with a server
@@ -612,42 +610,43 @@ def test_a_server_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 
 
 class Scripted:
-    """Answers as it was told to."""
+    """A session with fixed results."""
 
     name = "a test"
+    user: str | None = "ann"
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.statements: list[str] = []
 
-    def run(self, text: str, params: Sequence[Any] = ()) -> list[Answer]:
+    def run(self, text: str, params: Sequence[Any] = ()) -> list[StatementResult]:
         if "system." in text:
             raise Invalid("there are no names")
-        self.asked.append(text)
+        self.statements.append(text)
         if text.startswith("STOP"):
             raise KeyboardInterrupt
         if text.startswith("BAD"):
             raise SqlError("line 1, column 2: no", line=1, column=2)
-        return [Answer("SELECT", [("a", "BIGINT")], [{"a": 1}], 1)]
+        return [StatementResult("SELECT", [("a", "BIGINT")], [{"a": 1}], 1)]
 
     def close(self) -> None:
         return
 
 
 def typed(keys: str, tmp_path: Path) -> tuple[list[str], str]:
-    """What a shell asked and showed, when these keys were pressed."""
-    asked, out = Scripted(), io.StringIO()
+    """The statements and the output of a shell in which these keys were pressed."""
+    session, out = Scripted(), io.StringIO()
     output = Output(console=Console(file=out, width=80, force_terminal=True, color_system=None))
     with (
         mock.patch.dict(os.environ, {"TAILRACE_HISTORY": str(tmp_path / "history")}),
         create_pipe_input() as source,
     ):
         source.send_text(keys)
-        Shell(asked, output, source=source, screen=DummyOutput()).run()
-    return asked.asked, out.getvalue()
+        Shell(session, output, source=source, screen=DummyOutput()).run()
+    return session.statements, out.getvalue()
 
 
 @pytest.mark.parametrize(
-    ("keys", "asked"),
+    ("keys", "statements"),
     [
         ("SELECT 1;\r\x04", ["SELECT 1"]),
         ("SELECT\r1\r;\r\x04", ["SELECT\n1"]),
@@ -659,8 +658,8 @@ def typed(keys: str, tmp_path: Path) -> tuple[list[str], str]:
         ("\r\r\x04", []),
     ],
 )
-def test_what_is_typed_is_run(keys: str, asked: list[str], tmp_path: Path) -> None:
-    assert typed(keys, tmp_path)[0] == asked
+def test_what_is_typed_is_run(keys: str, statements: list[str], tmp_path: Path) -> None:
+    assert typed(keys, tmp_path)[0] == statements
 
 
 def test_the_shell_shows_rows_errors_and_what_it_switched(tmp_path: Path) -> None:
@@ -680,10 +679,10 @@ def test_an_error_in_the_shell_points_at_the_column(tmp_path: Path) -> None:
 def test_a_file_is_run_from_the_shell_and_its_error_names_it(tmp_path: Path) -> None:
     path = tmp_path / "my file.sql"
     path.write_text("SELECT 8;\nBAD;\nSELECT 9;")
-    asked, shown = typed(f"\\i {path}\r\\i\r\\i {tmp_path}/none\r\x04", tmp_path)
-    assert asked == ["SELECT 8", "BAD"]
+    statements, shown = typed(f"\\i {path}\r\\i\r\\i {tmp_path}/none\r\x04", tmp_path)
+    assert statements == ["SELECT 8", "BAD"]
     assert f"{path}:2:2: no\n  BAD;\n   ^" in shown
-    assert "say which file" in shown and "cannot read" in shown
+    assert "the file is missing" in shown and "cannot read" in shown
 
 
 class Terminal:
@@ -761,16 +760,16 @@ def test_ctrl_c_stops_waiting_for_an_answer(served: Served, tmp_path: Path) -> N
     terminal = Terminal("sql", "--url", served.url, env={"TAILRACE_HISTORY": history_file})
     terminal.until("tailrace> ")
     began = threading.Event()
-    real = Session.carry_out
+    real = Session.run_statements
 
-    def carry_out(self: Session, text: str, statements: Sequence[Any]) -> Any:
+    def run_statements(self: Session, text: str, statements: Sequence[Any]) -> Any:
         if "sleepy" in text:
             began.set()
             answered.wait(PATIENCE_S)
         return real(self, text, statements)
 
     answered = threading.Event()
-    with mock.patch.object(Session, "carry_out", carry_out):
+    with mock.patch.object(Session, "run_statements", run_statements):
         terminal.type("SELECT 1 AS sleepy;\r")
         assert began.wait(PATIENCE_S)
         terminal.type("\x03")

@@ -49,11 +49,11 @@ def tailrace(
 ) -> Done:
     """All of `main` without a process of its own, its one-line errors included."""
     clean = {name: text for name, text in os.environ.items() if not name.startswith("TAILRACE_")}
-    given = stdin.encode() if isinstance(stdin, str) else stdin
+    content = stdin.encode() if isinstance(stdin, str) else stdin
     out, err = (kind(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with (
         mock.patch.object(sys, "argv", ["tailrace", *args]),
-        mock.patch.object(sys, "stdin", kind(io.BytesIO(given))),
+        mock.patch.object(sys, "stdin", kind(io.BytesIO(content))),
         mock.patch.object(sys, "stdout", out),
         mock.patch.object(sys, "stderr", err),
         mock.patch.dict(os.environ, {**clean, **(env or {})}, clear=True),
@@ -68,7 +68,7 @@ def tailrace(
 
 
 class Tool:
-    """The program, told by its environment where the server is."""
+    """The program, with the server's URL in its environment."""
 
     def __init__(self, served: Served) -> None:
         self.url = served.url
@@ -105,45 +105,47 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def tool(served: Served) -> Iterator[Tool]:
     """The tool, and an empty table with key pk:S, n:N and both images."""
     tool = Tool(served)
-    tool.ok("create-table", "orders", "--key", "pk:S", "--sort", "n:N", "--stream", "NEW_AND_OLD_IMAGES")
+    tool.ok("tables", "create", "orders", "--key", "pk:S", "--sort", "n:N", "--stream", "NEW_AND_OLD_IMAGES")
     yield tool
-    for each in tool.ok("tables", "--json").lines:
-        tool.ok("drop-table", each["TableName"], "--yes")
+    for each in tool.ok("tables", "list", "--json").lines:
+        tool.ok("tables", "drop", each["TableName"], "--yes")
 
 
 # -- tables
 
 
 def test_tables_are_listed(tool: Tool) -> None:
-    tool.ok("create-table", "another", "--key", "id:b", "--index", "by_city:city:S:age:N", "--index", "by_age:age:N")
+    tool.ok(
+        "tables", "create", "another", "--key", "id:b", "--index", "by_city:city:S:age:N", "--index", "by_age:age:N"
+    )
     tool.put({"pk": "a", "n": 1})
-    heading, *rows = tool.ok("tables").out.splitlines()
+    heading, *rows = tool.ok("tables", "list").out.splitlines()
     assert heading.split() == ["table", "key", "items", "bytes", "indexes", "changes", "status"]
     assert [row.split() for row in rows] == [
         ["another", "id:B", "0", "0", "by_city,", "by_age", "ACTIVE"],
         ["orders", "pk:S,", "n:N", "1", "6", "NEW_AND_OLD_IMAGES", "ACTIVE"],
     ]
-    assert [each["TableName"] for each in tool.ok("tables", "--json").lines] == ["another", "orders"]
+    assert [each["TableName"] for each in tool.ok("tables", "list", "--json").lines] == ["another", "orders"]
 
 
 def test_no_tables(tool: Tool) -> None:
-    tool.ok("drop-table", "orders", "--yes")
-    done = tool("tables")
+    tool.ok("tables", "drop", "orders", "--yes")
+    done = tool("tables", "list")
     assert (done.status, done.out) == (0, "")
-    assert "create-table" in done.err
+    assert "tailrace tables create" in done.err
 
 
 def test_a_table_is_described(tool: Tool) -> None:
-    tool.ok("create-table", "others", "--key", "pk:S", "--ttl", "expires", "--stream", "keys_only")
-    described = json.loads(tool.ok("describe-table", "others").out)
+    tool.ok("tables", "create", "others", "--key", "pk:S", "--ttl", "expires", "--stream", "keys_only")
+    described = json.loads(tool.ok("tables", "describe", "others").out)
     assert described["TableName"] == "others"
     assert described["StreamSpecification"] == {"StreamEnabled": True, "StreamViewType": "KEYS_ONLY"}
     assert described["TimeToLiveDescription"]["AttributeName"] == "expires"
-    assert "not found" in tool.fails("describe-table", "nothing")
+    assert "not found" in tool.fails("tables", "describe", "nothing")
 
 
 def test_a_table_that_is_there_is_not_created_again(tool: Tool) -> None:
-    assert "already exists" in tool.fails("create-table", "orders", "--key", "pk:S")
+    assert "already exists" in tool.fails("tables", "create", "orders", "--key", "pk:S")
 
 
 @pytest.mark.parametrize(
@@ -160,31 +162,31 @@ def test_a_table_that_is_there_is_not_created_again(tool: Tool) -> None:
     ],
 )
 def test_wrong_keys(tool: Tool, options: tuple[str, ...]) -> None:
-    tool.fails("create-table", "others", *options)
-    assert [each["TableName"] for each in tool.ok("tables", "--json").lines] == ["orders"]
+    tool.fails("tables", "create", "others", *options)
+    assert [each["TableName"] for each in tool.ok("tables", "list", "--json").lines] == ["orders"]
 
 
 def test_names_may_hold_colons_in_keys() -> None:
-    asked = table_parameters("t", "a:b:S")
-    assert asked["KeySchema"] == [{"AttributeName": "a:b", "KeyType": "HASH"}]
+    parameters = table_parameters("t", "a:b:S")
+    assert parameters["KeySchema"] == [{"AttributeName": "a:b", "KeyType": "HASH"}]
 
 
 def test_a_table_is_not_dropped_by_mistake(tool: Tool) -> None:
-    done = tool("drop-table", "orders")
+    done = tool("tables", "drop", "orders")
     assert done.status == 2
     assert "--yes" in done.err
-    tool.ok("describe-table", "orders")
-    assert "not found" in tool.fails("drop-table", "nothing", "--yes")
+    tool.ok("tables", "describe", "orders")
+    assert "not found" in tool.fails("tables", "drop", "nothing", "--yes")
 
 
 def test_a_table_is_dropped_when_the_answer_is_yes(tool: Tool) -> None:
     where = {"TAILRACE_URL": tool.url, "TERM": "xterm"}
-    done = tailrace("drop-table", "orders", stdin="n\n", env=where, kind=Terminal)
+    done = tailrace("tables", "drop", "orders", stdin="n\n", env=where, kind=Terminal)
     assert done.status == 130
     assert "Drop table 'orders' with its 0 items?" in done.err
-    tool.ok("describe-table", "orders")
-    assert tailrace("drop-table", "orders", stdin="y\n", env=where, kind=Terminal).status == 0
-    tool.fails("describe-table", "orders")
+    tool.ok("tables", "describe", "orders")
+    assert tailrace("tables", "drop", "orders", stdin="y\n", env=where, kind=Terminal).status == 0
+    tool.fails("tables", "describe", "orders")
 
 
 # -- items
@@ -194,8 +196,8 @@ def test_put_get_delete(tool: Tool) -> None:
     tool.put(ITEM)
     assert tool.ok("get", "orders", "a", "1").lines == [ITEM]
     assert tool.ok("get", "orders", '{"pk": "a", "n": 1}').lines == [ITEM]
-    assert tool.ok("delete", "orders", "a", "1").lines == [ITEM]
-    assert tool.ok("delete", "orders", "a", "1").out == ""
+    assert tool.ok("tables", "delete-item", "orders", "a", "1").lines == [ITEM]
+    assert tool.ok("tables", "delete-item", "orders", "a", "1").out == ""
     assert "no item with the key a 1" in tool.fails("get", "orders", "a", "1")
 
 
@@ -221,18 +223,18 @@ def test_typed_values(tool: Tool) -> None:
 
 
 def test_binary_keys(tool: Tool) -> None:
-    tool.ok("create-table", "others", "--key", "id:B")
+    tool.ok("tables", "create", "others", "--key", "id:B")
     tool.ok("put", "others", '{"id": {"B": "AAE="}}', "--typed")
     assert tool.ok("get", "others", "AAE=").lines == [{"id": "AAE="}]
 
 
 def test_conditions(tool: Tool) -> None:
     tool.put(ITEM)
-    told = tool.fails("put", "orders", json.dumps(ITEM), "--condition", "attribute_not_exists(pk)")
-    assert "the condition does not hold" in told
+    error = tool.fails("put", "orders", json.dumps(ITEM), "--condition", "attribute_not_exists(pk)")
+    assert "the condition is false" in error
     options = ("--condition", "#p > :p", "--names", '{"#p": "price"}', "--values", '{":p": 1.5}')
-    assert "the condition does not hold" in tool.fails("delete", "orders", "a", "1", *options)
-    tool.ok("delete", "orders", "a", "1", *options[:-1], '{":p": 1}')
+    assert "the condition is false" in tool.fails("tables", "delete-item", "orders", "a", "1", *options)
+    tool.ok("tables", "delete-item", "orders", "a", "1", *options[:-1], '{":p": 1}')
 
 
 @pytest.mark.parametrize(
@@ -254,25 +256,25 @@ def test_conditions(tool: Tool) -> None:
         ("get", "orders", "a", "1", "2"),
         ("get", "orders", "a", "x"),
         ("get", "orders", "\udcff", "1"),
-        ("query", "orders", "a", "1", "2"),
-        ("query", "orders", "a", "1", "--from", "1"),
-        ("query", "orders", "a", "--index", "nothing"),
-        ("query", "orders", "a", "--filter", "x ="),
-        ("scan", "orders", "--filter", "x = :x", "--values", "x"),
-        ("scan", "orders", "--filter", "#x = :x", "--names", '{"#x": 1}'),
-        ("scan", "orders", "--index", "nothing"),
+        ("tables", "query", "orders", "a", "1", "2"),
+        ("tables", "query", "orders", "a", "1", "--from", "1"),
+        ("tables", "query", "orders", "a", "--index", "nothing"),
+        ("tables", "query", "orders", "a", "--filter", "x ="),
+        ("tables", "scan", "orders", "--filter", "x = :x", "--values", "x"),
+        ("tables", "scan", "orders", "--filter", "#x = :x", "--names", '{"#x": 1}'),
+        ("tables", "scan", "orders", "--index", "nothing"),
     ],
 )
-def test_bad_input_is_told_in_one_line_and_changes_nothing(tool: Tool, args: tuple[str, ...]) -> None:
+def test_bad_input_is_reported_in_one_line_and_changes_nothing(tool: Tool, args: tuple[str, ...]) -> None:
     tool.fails(*args)
-    assert tool.ok("scan", "orders").out == ""
+    assert tool.ok("tables", "scan", "orders").out == ""
 
 
 def test_query(tool: Tool) -> None:
     tool.put(*({"pk": "a", "n": number} for number in (-3, 1, 2, 10)), {"pk": "b", "n": 1})
 
     def found(*options: str) -> list[int]:
-        return [item["n"] for item in tool.ok("query", "orders", "a", *options).lines]
+        return [item["n"] for item in tool.ok("tables", "query", "orders", "a", *options).lines]
 
     assert found() == [-3, 1, 2, 10]
     assert found("--reverse") == [10, 2, 1, -3]
@@ -281,33 +283,37 @@ def test_query(tool: Tool) -> None:
     assert found("--from", "1") == [1, 2, 10]
     assert found("--to", "1") == [-3, 1]
     assert found("--from", "1", "--to", "2") == [1, 2]
-    done = tool("query", "orders", "a", "--begins-with", "x", "--from", "1")
+    done = tool("tables", "query", "orders", "a", "--begins-with", "x", "--from", "1")
     assert done.status == 2
 
 
 def test_query_of_an_index(tool: Tool) -> None:
-    tool.ok("create-table", "others", "--key", "id:S", "--index", "by_city:city:S:street:S")
+    tool.ok("tables", "create", "others", "--key", "id:S", "--index", "by_city:city:S:street:S")
     streets = [("1", "Ulm", "Am Ufer"), ("2", "Ulm", "Allee"), ("3", "Bonn", "Allee"), ("4", "Ulm", "Weg")]
     for number, city, street in streets:
         tool.put({"id": number, "city": city, "street": street}, table="others")
 
     def found(*options: str) -> list[str]:
-        return [item["id"] for item in tool.ok("query", "others", "Ulm", "--index", "by_city", *options).lines]
+        return [
+            item["id"] for item in tool.ok("tables", "query", "others", "Ulm", "--index", "by_city", *options).lines
+        ]
 
     assert found() == ["2", "1", "4"]
     assert found("--begins-with", "A") == ["2", "1"]
     assert found("Weg") == ["4"]
     options = ("--filter", "#i <> :i", "--names", '{"#i": "id"}', "--values", '{":i": "1"}')
     assert found(*options) == ["2", "4"]
-    assert [item["id"] for item in tool.ok("scan", "others", *options, "--limit", "2").lines if item["id"] == "1"] == []
+    assert [
+        item["id"] for item in tool.ok("tables", "scan", "others", *options, "--limit", "2").lines if item["id"] == "1"
+    ] == []
 
 
 def test_pages_are_read_to_the_end(tool: Tool) -> None:
     text = "x" * 300_000
     tool.put(*({"pk": "a", "n": number, "text": text} for number in range(5)))
-    assert [item["n"] for item in tool.ok("query", "orders", "a").lines] == [0, 1, 2, 3, 4]
-    assert [item["n"] for item in tool.ok("scan", "orders", "--limit", "4").lines] == [0, 1, 2, 3]
-    many = tool.ok("scan", "orders", "--filter", "n > :n", "--values", '{":n": 2}', "--limit", "2")
+    assert [item["n"] for item in tool.ok("tables", "query", "orders", "a").lines] == [0, 1, 2, 3, 4]
+    assert [item["n"] for item in tool.ok("tables", "scan", "orders", "--limit", "4").lines] == [0, 1, 2, 3]
+    many = tool.ok("tables", "scan", "orders", "--filter", "n > :n", "--values", '{":n": 2}', "--limit", "2")
     assert [item["n"] for item in many.lines] == [3, 4]
 
 
@@ -316,46 +322,46 @@ def test_pages_are_read_to_the_end(tool: Tool) -> None:
 
 def test_changes(tool: Tool) -> None:
     tool.put({"pk": "a", "n": 1, "x": 1}, {"pk": "a", "n": 1, "x": 2, "y": "ü"})
-    tool.ok("delete", "orders", "a", "1")
-    records = tool.ok("changes", "orders", "--json").lines
+    tool.ok("tables", "delete-item", "orders", "a", "1")
+    records = tool.ok("tables", "changes", "orders", "--json").lines
     assert [(record["event"], record["old"], record["new"]) for record in records] == [
         ("INSERT", None, {"pk": "a", "n": 1, "x": 1}),
         ("MODIFY", {"pk": "a", "n": 1, "x": 1}, {"pk": "a", "n": 1, "x": 2, "y": "ü"}),
         ("REMOVE", {"pk": "a", "n": 1, "x": 2, "y": "ü"}, None),
     ]
     first = records[0]["sequence"]
-    assert tool.ok("changes", "orders", "--json", "--after", str(first)).lines == records[1:]
-    assert tool.ok("changes", "orders", "--json", "--after", str(first), "--limit", "1").lines == records[1:2]
-    assert tool.ok("changes", "orders", "--json", "--after", "now").lines == []
-    typed = tool.ok("changes", "orders", "--json", "--typed", "--limit", "1").lines
+    assert tool.ok("tables", "changes", "orders", "--json", "--after", str(first)).lines == records[1:]
+    assert tool.ok("tables", "changes", "orders", "--json", "--after", str(first), "--limit", "1").lines == records[1:2]
+    assert tool.ok("tables", "changes", "orders", "--json", "--after", "now").lines == []
+    typed = tool.ok("tables", "changes", "orders", "--json", "--typed", "--limit", "1").lines
     assert typed[0]["keys"] == {"pk": {"S": "a"}, "n": {"N": "1"}}
-    told = tool.ok("changes", "orders").out.splitlines()
-    assert [line.split()[0] for line in told] == [str(record["sequence"]) for record in records]
-    assert '"x": 1 → 2, "y": – → "ü"' in told[1]
-    assert told[2].endswith('{"pk":"a","n":1,"x":2,"y":"ü"}  by everyone')
+    lines = tool.ok("tables", "changes", "orders").out.splitlines()
+    assert [line.split()[0] for line in lines] == [str(record["sequence"]) for record in records]
+    assert '"x": 1 → 2, "y": – → "ü"' in lines[1]
+    assert lines[2].endswith('{"pk":"a","n":1,"x":2,"y":"ü"}  by everyone')
 
 
-def test_a_stream_is_told_of(tool: Tool) -> None:
+def test_a_change_stream_is_described(tool: Tool) -> None:
     tool.put(*({"pk": "a", "n": number} for number in range(3)))
-    head, row = tool.ok("stream", "orders").out.splitlines()
+    head, row = tool.ok("tables", "change-stream", "orders").out.splitlines()
     assert head.split() == ["stream", "view", "oldest", "latest", "records", "bytes", "kept"]
-    state = tool.ok("stream", "orders", "--json").lines[0]
+    state = tool.ok("tables", "change-stream", "orders", "--json").lines[0]
     label, view, oldest, latest, records, _, *kept = row.split()
     assert (label, view, records, " ".join(kept)) == (
         state["label"], "NEW_AND_OLD_IMAGES", "3", "for 7d, at most 1,000,000",
     )  # fmt: skip
-    sequences = [record["sequence"] for record in tool.ok("changes", "orders", "--json").lines]
+    sequences = [record["sequence"] for record in tool.ok("tables", "changes", "orders", "--json").lines]
     assert (int(oldest), int(latest)) == (sequences[0], sequences[2])
-    tool.ok("cursors", "orders", "--save", "mailer", "--sequence", oldest)
-    drawn = tool.ok("stream", "orders").out.splitlines()
+    tool.ok("tables", "cursors", "orders", "--save", "mailer", "--sequence", oldest)
+    drawn = tool.ok("tables", "change-stream", "orders").out.splitlines()
     assert drawn[-1].split()[:3] == ["mailer", oldest, "2"]
-    assert "no change stream 'x'" in tool.fails("stream", "orders", "--label", "x")
-    assert "no table 'none'" in tool.fails("stream", "none")
+    assert "no change stream 'x'" in tool.fails("tables", "change-stream", "orders", "--label", "x")
+    assert "no table 'none'" in tool.fails("tables", "change-stream", "none")
 
 
 def test_retention(tool: Tool) -> None:
     def kept(*options: str) -> str:
-        (line,) = tool.ok("retention", "orders", *options).out.splitlines()
+        (line,) = tool.ok("tables", "retention", "orders", *options).out.splitlines()
         prefix = "orders: changes are kept "
         assert line.startswith(prefix)
         return line[len(prefix) :]
@@ -363,7 +369,7 @@ def test_retention(tool: Tool) -> None:
     assert kept() == "for 7d, at most 1,000,000"
     for age, seconds in (("5s", 5), ("7m", 420), ("36h", 129_600), ("2d", 172_800), ("2w", 1_209_600), ("90", 90)):
         kept("--max-age", age)
-        assert tool.ok("stream", "orders", "--json").lines[0]["max_age_s"] == seconds
+        assert tool.ok("tables", "change-stream", "orders", "--json").lines[0]["max_age_s"] == seconds
     assert kept("--max-age", "36h") == "for 36h, at most 1,000,000"
     assert kept("--max-count", "5000") == "for 36h, at most 5,000"
     assert kept("--max-age", "none") == "at most 5,000"
@@ -371,62 +377,66 @@ def test_retention(tool: Tool) -> None:
     assert kept("--max-age", "2w") == "for 14d"
     assert kept("--manual") == kept() == "until pruned"
     for options in (("--max-age", "7x"), ("--max-age", "-1d"), ("--max-age", ""), ("--max-count", "many")):
-        assert repr(options[1]) in tool.fails("retention", "orders", *options)
-    assert "max_age_s 0 is not from 1" in tool.fails("retention", "orders", "--max-age", "0")
-    assert tool("retention", "orders", "--manual", "--max-count", "1").status == 2
+        assert repr(options[1]) in tool.fails("tables", "retention", "orders", *options)
+    assert "max_age_s 0 is not from 1" in tool.fails("tables", "retention", "orders", "--max-age", "0")
+    assert tool("tables", "retention", "orders", "--manual", "--max-count", "1").status == 2
     assert kept() == "until pruned"
 
 
 def test_prune(tool: Tool) -> None:
     tool.put(*({"pk": "a", "n": number} for number in range(3)))
-    first, second, third = (record["sequence"] for record in tool.ok("changes", "orders", "--json").lines)
-    assert tool.ok("prune", "orders", "--through", str(second)).out == (
-        f"orders: 2 records removed; the oldest is {third} now\n"
+    first, second, third = (record["sequence"] for record in tool.ok("tables", "changes", "orders", "--json").lines)
+    assert tool.ok("tables", "prune", "orders", "--through", str(second)).out == (
+        f"orders: 2 records removed; the oldest is now {third}\n"
     )
-    told = tool.fails("changes", "orders", "--after", str(first))
-    assert f"changes after {first} are no longer retained" in told
-    assert "tailrace stream orders" in told
-    assert "never given out" in tool.fails("prune", "orders", "--through", str(third + 1000))
-    assert tool.ok("prune", "orders", "--through", str(third)).out.endswith("1 records removed; none is left\n")
-    assert tool("prune", "orders").status == 2
+    error = tool.fails("tables", "changes", "orders", "--after", str(first))
+    assert f"changes after {first} are no longer retained" in error
+    assert "tailrace tables change-stream orders" in error
+    assert "never assigned" in tool.fails("tables", "prune", "orders", "--through", str(third + 1000))
+    assert tool.ok("tables", "prune", "orders", "--through", str(third)).out.endswith(
+        "1 records removed; none is left\n"
+    )
+    assert tool("tables", "prune", "orders").status == 2
 
 
 def test_cursors(tool: Tool) -> None:
-    none = tool("cursors", "orders")
+    none = tool("tables", "cursors", "orders")
     assert (none.status, none.out) == (0, "")
     assert "--save NAME" in none.err
     tool.put(*({"pk": "a", "n": number} for number in range(3)))
-    first, second, _ = (record["sequence"] for record in tool.ok("changes", "orders", "--json").lines)
-    saved = tool.ok("cursors", "orders", "--save", "a/b ü", "--sequence", str(first), "--hold-bytes", "7", "--json")
+    first, second, _ = (record["sequence"] for record in tool.ok("tables", "changes", "orders", "--json").lines)
+    saved = tool.ok(
+        "tables", "cursors", "orders", "--save", "a/b ü", "--sequence", str(first), "--hold-bytes", "7", "--json"
+    )
     assert [(each["name"], each["sequence"], each["hold_bytes"]) for each in saved.lines] == [("a/b ü", first, 7)]
-    tool.ok("cursors", "orders", "--save", "mailer", "--sequence", str(second))
-    assert [each["name"] for each in tool.ok("cursors", "orders", "--json").lines] == ["a/b ü", "mailer"]
-    tool.ok("prune", "orders", "--through", str(second))
-    _, cut, whole = tool.ok("cursors", "orders").out.splitlines()
+    tool.ok("tables", "cursors", "orders", "--save", "mailer", "--sequence", str(second))
+    assert [each["name"] for each in tool.ok("tables", "cursors", "orders", "--json").lines] == ["a/b ü", "mailer"]
+    tool.ok("tables", "prune", "orders", "--through", str(second))
+    _, cut, whole = tool.ok("tables", "cursors", "orders").out.splitlines()
     assert cut.endswith("cut off, 1 lost")
     assert whole.split()[:3] == ["mailer", str(second), "1"]
-    tool.ok("cursors", "orders", "--drop", "a/b ü")
-    assert "no cursor 'a/b ü'" in tool.fails("cursors", "orders", "--drop", "a/b ü")
+    tool.ok("tables", "cursors", "orders", "--drop", "a/b ü")
+    assert "no cursor 'a/b ü'" in tool.fails("tables", "cursors", "orders", "--drop", "a/b ü")
     for options in (("--save", "x"), ("--sequence", "1"), ("--save", "x", "--drop", "y"), ("--hold-bytes", "1")):
-        assert tool("cursors", "orders", *options).status == 2, options
+        assert tool("tables", "cursors", "orders", *options).status == 2, options
 
 
 def test_images_that_are_not_there(tool: Tool) -> None:
-    tool.ok("create-table", "others", "--key", "pk:S", "--stream", "KEYS_ONLY")
+    tool.ok("tables", "create", "others", "--key", "pk:S", "--stream", "KEYS_ONLY")
     tool.put({"pk": "a", "x": 1}, table="others")
-    (line,) = tool.ok("changes", "others").out.splitlines()
+    (line,) = tool.ok("tables", "changes", "others").out.splitlines()
     assert line.endswith('INSERT  {"pk":"a"}  by everyone')
 
 
 @pytest.mark.parametrize("after", ["-1", "x", "1.5", "9" * 30, "٣", ""])
 def test_not_a_sequence(tool: Tool, after: str) -> None:
-    assert "is not a sequence" in tool.fails("changes", "orders", "--after", after)
+    assert "is not a sequence" in tool.fails("tables", "changes", "orders", "--after", after)
 
 
 def test_changes_of_what_has_none(tool: Tool) -> None:
-    tool.ok("create-table", "others", "--key", "pk:S")
-    tool.fails("changes", "others")
-    tool.fails("changes", "nothing")
+    tool.ok("tables", "create", "others", "--key", "pk:S")
+    tool.fails("tables", "changes", "others")
+    tool.fails("tables", "changes", "nothing")
 
 
 def test_changes_are_followed(served: Served, tool: Tool) -> None:
@@ -434,14 +444,14 @@ def test_changes_are_followed(served: Served, tool: Tool) -> None:
     module = importlib.import_module("tailrace.cli.changes")  # the package has the command of that name
     arrived = threading.Semaphore(0)
     show = module._line
-    told: list[Done] = []
+    results: list[Done] = []
 
     def line(raw: Any) -> bytes:
         arrived.release()
         return show(raw)
 
     def follow() -> None:
-        told.append(tool("changes", "orders", "--follow", "--limit", "3"))
+        results.append(tool("tables", "changes", "orders", "--follow", "--limit", "3"))
 
     with mock.patch.object(module, "_line", line):
         reader = threading.Thread(target=follow)
@@ -452,7 +462,7 @@ def test_changes_are_followed(served: Served, tool: Tool) -> None:
                 client.call("PutItem", {"TableName": "orders", "Item": {"pk": {"S": "a"}, "n": {"N": number}}})
                 assert arrived.acquire(timeout=PATIENCE_S)
         reader.join(PATIENCE_S)
-    (done,) = told
+    (done,) = results
     assert done.status == 0
     assert [line.split("  ")[3] for line in done.out.splitlines()] == [f'{{"pk":"a","n":{n}}}' for n in (1, 2, 3)]
 
@@ -466,40 +476,40 @@ def lines_of(*items: dict[str, Any]) -> str:
 
 def test_out_and_in_again(tool: Tool, tmp_path: Path) -> None:
     items = [{"pk": "a", "n": number, "x": [number, None, "ü"]} for number in range(60)]
-    assert tool.ok("import", "orders", stdin=lines_of(*items)).out == "imported 60 items\n"
+    assert tool.ok("tables", "import", "orders", stdin=lines_of(*items)).out == "imported 60 items\n"
     file = tmp_path / "t.jsonl"
-    assert tool.ok("export", "orders", str(file)).out == ""
+    assert tool.ok("tables", "export", "orders", str(file)).out == ""
     assert [json.loads(line) for line in file.read_text("utf-8").splitlines()] == items
     assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
-    tool.ok("create-table", "others", "--key", "pk:S", "--sort", "n:N")
-    assert tool.ok("import", "others", str(file)).out == "imported 60 items\n"
-    assert tool.ok("export", "others", "-").lines == items
-    assert tool.ok("scan", "others").lines == items
+    tool.ok("tables", "create", "others", "--key", "pk:S", "--sort", "n:N")
+    assert tool.ok("tables", "import", "others", str(file)).out == "imported 60 items\n"
+    assert tool.ok("tables", "export", "others", "-").lines == items
+    assert tool.ok("tables", "scan", "others").lines == items
 
 
 def test_progress_is_shown_on_a_terminal(tool: Tool) -> None:
     where = {"TAILRACE_URL": tool.url, "TERM": "xterm", "COLUMNS": "150"}
-    given = lines_of(*({"pk": "a", "n": number} for number in range(60)))
-    done = tailrace("import", "orders", stdin=given, env=where, kind=Terminal)
+    content = lines_of(*({"pk": "a", "n": number} for number in range(60)))
+    done = tailrace("tables", "import", "orders", stdin=content, env=where, kind=Terminal)
     assert (done.status, done.out) == (0, "imported 60 items\n")
     assert "importing" in done.err
     assert "60 items" in done.err
-    done = tailrace("export", "orders", env=where, kind=Terminal)
+    done = tailrace("tables", "export", "orders", env=where, kind=Terminal)
     assert len(done.lines) == 60
     assert "exporting" in done.err
     assert "60 items" in done.err
 
 
-def test_types_survive_with_typed_and_are_told_of_without(tool: Tool, tmp_path: Path) -> None:
+def test_types_survive_with_typed_and_are_reported_without(tool: Tool, tmp_path: Path) -> None:
     item = {"pk": {"S": "a"}, "n": {"N": "1"}, "deep": {"M": {"l": {"L": [{"BS": ["AAE="]}]}}}}
-    tool.ok("import", "orders", "--typed", stdin=lines_of(item))
-    assert tool.ok("export", "orders", "--typed").lines == [item]
-    plain = tool("export", "orders")
+    tool.ok("tables", "import", "orders", "--typed", stdin=lines_of(item))
+    assert tool.ok("tables", "export", "orders", "--typed").lines == [item]
+    plain = tool("tables", "export", "orders")
     assert plain.lines == [{"pk": "a", "n": 1, "deep": {"l": [["AAE="]]}}]
     assert "1 items hold sets or binary" in plain.err
 
 
-def test_bad_lines_are_told_and_nothing_else_is_lost(tool: Tool) -> None:
+def test_bad_lines_are_reported_and_nothing_else_is_lost(tool: Tool) -> None:
     good = [{"pk": "a", "n": number} for number in range(30)]
     text = [json.dumps(item) for item in good]
     text.insert(3, "{")
@@ -507,61 +517,61 @@ def test_bad_lines_are_told_and_nothing_else_is_lost(tool: Tool) -> None:
     text.insert(7, '{"pk": "a"}')  # which only the server knows to be wrong
     text.insert(20, '{"pk": 1, "n": 1}')
     text.append('{"pk": "a", "n": 99, "x": "' + "x" * 500_000 + '"}')
-    done = tool("import", "orders", stdin="\n".join(text))
+    done = tool("tables", "import", "orders", stdin="\n".join(text))
     assert (done.status, done.out) == (1, "imported 30 items\n")
-    told = done.err.splitlines()
-    assert sorted(line.split(":")[0] for line in told[:-1]) == ["line 21", "line 35", "line 4", "line 8"]
-    assert "4 of the lines were refused" in told[-1]
-    assert tool.ok("scan", "orders").lines == good
+    lines = done.err.splitlines()
+    assert sorted(line.split(":")[0] for line in lines[:-1]) == ["line 21", "line 35", "line 4", "line 8"]
+    assert "4 lines were refused" in lines[-1]
+    assert tool.ok("tables", "scan", "orders").lines == good
 
 
 def test_the_last_of_two_lines_with_one_key_counts(tool: Tool) -> None:
-    tool.ok("import", "orders", stdin=lines_of({"pk": "a", "n": 1, "x": 1}, {"pk": "a", "n": 1, "x": 2}))
-    assert tool.ok("scan", "orders").lines == [{"pk": "a", "n": 1, "x": 2}]
+    tool.ok("tables", "import", "orders", stdin=lines_of({"pk": "a", "n": 1, "x": 1}, {"pk": "a", "n": 1, "x": 2}))
+    assert tool.ok("tables", "scan", "orders").lines == [{"pk": "a", "n": 1, "x": 2}]
 
 
 def test_odd_input(tool: Tool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert tool.ok("import", "orders", stdin="").out == "imported 0 items\n"
-    assert tool.ok("import", "orders", stdin=' \r\n{"pk":"a","n":1}\r\n\n').out == "imported 1 items\n"
-    assert "line 1:" in tool("import", "orders", stdin=b'{"pk":"\xff","n":1}\n').err
+    assert tool.ok("tables", "import", "orders", stdin="").out == "imported 0 items\n"
+    assert tool.ok("tables", "import", "orders", stdin=' \r\n{"pk":"a","n":1}\r\n\n').out == "imported 1 items\n"
+    assert "line 1:" in tool("tables", "import", "orders", stdin=b'{"pk":"\xff","n":1}\n').err
     monkeypatch.setattr(transfer, "LINE_BYTES_MAX", 20)
-    done = tool("import", "orders", stdin='{"pk":"a","n":2,"x":"' + "x" * 100 + '"}\n{"pk":"a","n":3}\n')
+    done = tool("tables", "import", "orders", stdin='{"pk":"a","n":2,"x":"' + "x" * 100 + '"}\n{"pk":"a","n":3}\n')
     assert (done.status, done.out) == (1, "imported 1 items\n")
     assert done.err.startswith("line 1: the line is longer than 20 bytes\n")
-    assert "cannot read" in tool.fails("import", "orders", str(tmp_path / "nothing"))
-    assert "cannot write" in tool.fails("export", "orders", str(tmp_path / "nothing" / "x"))
-    assert "not found" in tool.fails("import", "nothing", stdin="x")
-    assert "not found" in tool.fails("export", "nothing")
+    assert "cannot read" in tool.fails("tables", "import", "orders", str(tmp_path / "nothing"))
+    assert "cannot write" in tool.fails("tables", "export", "orders", str(tmp_path / "nothing" / "x"))
+    assert "not found" in tool.fails("tables", "import", "nothing", stdin="x")
+    assert "not found" in tool.fails("tables", "export", "nothing")
 
 
 def test_a_failed_export_leaves_the_file_as_it_was(tool: Tool, tmp_path: Path) -> None:
     file = tmp_path / "t.jsonl"
     file.write_text("before")
     tool.put({"pk": "a", "n": 1})
-    with mock.patch.object(transfer, "shown", side_effect=Unavailable("gone")):
-        assert "gone" in tool.fails("export", "orders", str(file))
+    with mock.patch.object(transfer, "item_line", side_effect=Unavailable("gone")):
+        assert "gone" in tool.fails("tables", "export", "orders", str(file))
     assert file.read_text() == "before"
     assert list(tmp_path.iterdir()) == [file]
 
 
 class Busy:
-    """A client of a server that does not always do all that it is asked."""
+    """A client of a server that does not always process all of a request."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
-        self.asked: list[int] = []
+        self.batches: list[int] = []
 
     def call(self, operation: str, parameters: dict[str, Any]) -> dict[str, Any]:
         requests = parameters["RequestItems"]["t"]
-        self.asked.append(len(requests))
+        self.batches.append(len(requests))
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return {"UnprocessedItems": {"t": requests[:answer]} if answer else {}}
 
 
-def imported(client: Busy, count: int) -> transfer.Import:
-    load = transfer.Import(client, "t", lambda items, size: None)  # type: ignore[arg-type]
+def imported(client: Busy, count: int) -> transfer.TableImport:
+    load = transfer.TableImport(client, "t", lambda items, size: None)  # type: ignore[arg-type]
     with mock.patch.object(transfer.time, "sleep"), contextlib.suppress(Unavailable):
         load.run(io.BytesIO(lines_of(*({"n": number} for number in range(count))).encode()), False)
     return load
@@ -570,18 +580,18 @@ def imported(client: Busy, count: int) -> transfer.Import:
 def test_what_was_not_processed_is_sent_again() -> None:
     client = Busy(10, Unavailable("away"), 10, 3, 0, 0)
     load = imported(client, 30)
-    assert client.asked == [25, 10, 10, 10, 3, 5]
+    assert client.batches == [25, 10, 10, 10, 3, 5]
     assert (load.imported, load.refused, load.line) == (30, 0, 30)
 
 
 def test_not_for_ever() -> None:
     client = Busy(*[25] * 100)
     assert imported(client, 25).imported == 0
-    assert len(client.asked) == transfer.TRIES_MAX
+    assert len(client.batches) == transfer.TRIES_MAX
     away = Busy(0, *[Unavailable("away")] * 100)
     load = imported(away, 30)
     assert (load.imported, load.line) == (25, 25)
-    assert len(away.asked) == 1 + transfer.TRIES_MAX
+    assert len(away.batches) == 1 + transfer.TRIES_MAX
 
 
 def test_an_import_that_breaks_off_says_how_far_it_came(tool: Tool) -> None:
@@ -596,8 +606,10 @@ def test_an_import_that_breaks_off_says_how_far_it_came(tool: Tool) -> None:
         return real(self, operation, parameters)
 
     with mock.patch.object(Client, "call", call):
-        told = tool.fails("import", "orders", stdin=lines_of(*({"pk": "a", "n": number} for number in range(100))))
-    assert "the table went away; 50 items were imported, those up to line 50" in told
+        error = tool.fails(
+            "tables", "import", "orders", stdin=lines_of(*({"pk": "a", "n": number} for number in range(100)))
+        )
+    assert "the table went away; 50 items were imported, those up to line 50" in error
 
 
 # -- keys and tokens
@@ -641,7 +653,7 @@ def test_keys_of_a_running_server(data_dir: Path) -> None:
         name = key_of(tailrace("keys", "create", "ann", env=server))["AWS_ACCESS_KEY_ID"]
         assert tailrace("keys", "list", env=server).out.split()[-2:] == ["enabled", "ann"]
         with Client(served.url, token="a-long-secret-token") as client:
-            assert [key["role"] for key in client.access_keys()] == ["user"], "the least, unless it is said"
+            assert [key["role"] for key in client.access_keys()] == ["user"], "the least by default"
         assert tailrace("keys", "disable", name, env=server).status == 0
         assert tailrace("keys", "list", env=server).out.split()[-2:] == ["disabled", "ann"]
         assert tailrace("keys", "enable", name, env=server).status == 0
@@ -649,7 +661,7 @@ def test_keys_of_a_running_server(data_dir: Path) -> None:
         assert tailrace("keys", "list", env=server).out == ""
         assert tailrace("keys", "delete", "a/b", env=server).status == 1
         assert tailrace("keys", "list", env={**server, "TAILRACE_TOKEN": "x"}).status == 1
-    assert tailrace("keys", "list", "--data", str(data_dir), env=server).status == 0  # what is said counts
+    assert tailrace("keys", "list", "--data", str(data_dir), env=server).status == 0  # the option takes precedence
     assert tailrace("keys", "list", "--data", str(data_dir), "--url", served.url).status == 2
 
 
@@ -671,16 +683,16 @@ def test_the_signing_key_of_webhooks_is_rotated_in_a_directory_and_of_a_server(d
 def test_the_token_opens_the_tables_too(data_dir: Path) -> None:
     with Served(data_dir, token="a-long-secret-token") as served:
         for options in ((), ("--token", "wrong")):
-            done = tailrace("tables", "--url", served.url, *options)
+            done = tailrace("tables", "list", "--url", served.url, *options)
             assert done.status == 1
             assert "TAILRACE_TOKEN" in done.err
-        assert tailrace("tables", "--url", served.url, "--token", "a-long-secret-token").status == 0
+        assert tailrace("tables", "list", "--url", served.url, "--token", "a-long-secret-token").status == 0
         with Client(served.url) as client, pytest.raises(Unauthenticated):
             client.call("ListTables", {})
 
 
 def test_no_server() -> None:
-    done = tailrace("tables", "--url", "http://127.0.0.1:1")
+    done = tailrace("tables", "list", "--url", "http://127.0.0.1:1")
     assert done.status == 1
     assert "cannot reach" in done.err
     with Client("http://127.0.0.1:1") as client, pytest.raises(Invalid):

@@ -16,18 +16,18 @@ from typing import Any
 import pytest
 
 from tailrace import limits
-from tailrace.client import AsyncConsumer, Client, Message
+from tailrace.client import AsyncConsumer, Client, Consumer, Message
 from tailrace.errors import Invalid, NotFound
 from tailrace.topics.queries import ListGroups
 from tests.support.server import ROOT
-from tests.unit.client.test_consumer import Flaky, Place, flaky, floor, place
+from tests.unit.client.test_consumer import AsyncFlaky, Flaky, Place, flaky, floor, place
 from tests.unit.threaded import PATIENCE_S, Served
 
 __all__ = ["flaky", "place"]
 
 
 def consumer(place: Place, **options: Any) -> AsyncConsumer:
-    return AsyncConsumer(place.source, "t", "g", **{"batch": 5, **options})
+    return AsyncConsumer(place.asynchronous, "t", "g", **{"batch": 5, **options})
 
 
 def played(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -36,6 +36,11 @@ def played(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
             await scenario()
 
     asyncio.run(bounded())
+
+
+async def ran(one: AsyncConsumer, handler: Callable[[Message], object], **options: Any) -> None:
+    async with one:
+        await one.run(handler, **options)
 
 
 async def threaded(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -91,7 +96,7 @@ def test_one_at_a_time_is_in_order(place: Place) -> None:
             one.stop()
 
     one = consumer(place, ack_every_s=0)
-    played(lambda: one.run(handler))
+    played(lambda: ran(one, handler))
     assert seen == list(range(23))
     assert place.floor() == 23
 
@@ -175,7 +180,7 @@ def test_a_handler_that_fails_gets_its_message_again_and_the_others_go_on(place:
             one.stop()
 
     one = consumer(place, concurrency=4)
-    played(lambda: one.run(handler, retry_s=0.01))
+    played(lambda: ran(one, handler, retry_s=0.01))
     assert sorted(seen) == sorted([(n, 1) for n in range(12)] + [(3, 2), (5, 2), (7, 2)])
     assert (place.floor(), place.group().in_flight) == (12, 0)
 
@@ -188,8 +193,8 @@ def test_a_failure_that_cannot_be_reported_keeps_what_lies_above_it(flaky: Flaky
             one.stop()
             raise ZeroDivisionError
 
-    one = AsyncConsumer(flaky, "t", "g", batch=5, concurrency=5, stop_timeout_s=0.2)
-    played(lambda: one.run(handler))
+    one = AsyncConsumer(AsyncFlaky(flaky), "t", "g", batch=5, concurrency=5, stop_timeout_s=0.2)
+    played(lambda: ran(one, handler))
     assert floor(flaky) == 2
     assert "nack" in flaky.calls
 
@@ -201,8 +206,8 @@ def test_an_acknowledgement_is_sent_until_it_is_taken(flaky: Flaky) -> None:
         if message.offset == 9:
             one.stop()
 
-    one = AsyncConsumer(flaky, "t", "g", batch=5, concurrency=3)
-    played(lambda: one.run(handler))
+    one = AsyncConsumer(AsyncFlaky(flaky), "t", "g", batch=5, concurrency=3)
+    played(lambda: ran(one, handler))
     assert floor(flaky) == 10
     assert flaky.away["ack"] == 0
 
@@ -216,7 +221,26 @@ def test_a_slow_handler_keeps_its_message(place: Place) -> None:
         one.stop()
 
     one = consumer(place, visibility_s=3.0)
-    played(lambda: one.run(handler))
+    played(lambda: ran(one, handler))
+    assert place.floor() == 1
+
+
+def test_a_handler_that_blocks_the_loop_keeps_its_message(place: Place) -> None:
+    place.fill(1)
+    taken: list[int] = []
+
+    def steal() -> None:
+        taken.append(len(place.source.consume("t", "g", consumer="other", timeout_s=4.5)))
+
+    def handler(message: Message) -> None:
+        other = threading.Thread(target=steal)
+        other.start()
+        other.join()
+        one.stop()
+
+    one = consumer(place, visibility_s=3.0)
+    played(lambda: ran(one, handler))
+    assert taken == [0], "the lease lasts three seconds, and a thread extends it"
     assert place.floor() == 1
 
 
@@ -224,7 +248,7 @@ def test_a_topic_that_is_not_there(place: Place) -> None:
     async def handler(message: Message) -> None: ...
 
     with pytest.raises(NotFound, match="'t'"):
-        played(lambda: consumer(place).run(handler))
+        played(lambda: ran(consumer(place), handler))
 
 
 # -- ending
@@ -327,7 +351,7 @@ def test_a_signal_stops_a_run(place: Place, number: signal.Signals) -> None:
             os.kill(os.getpid(), number)
             await asyncio.sleep(0)
 
-    played(lambda: consumer(place, visibility_s=3600).run(handler))
+    played(lambda: ran(consumer(place, visibility_s=3600), handler))
     assert seen == [0, 1]
     assert signal.getsignal(number) is before
     assert (place.floor(), place.group().in_flight) == (2, 0)
@@ -408,8 +432,8 @@ def test_a_plain_function_and_a_lambda_are_handlers_too(place: Place) -> None:
             second.stop()
 
     first, second = consumer(place, batch=3), consumer(place, batch=3)
-    played(lambda: first.run(plain))
-    played(lambda: second.run(lambda message: last(message)))
+    played(lambda: ran(first, plain))
+    played(lambda: ran(second, lambda message: last(message)))
     assert seen == [0, 1, 2, 3, 4, 5]
     assert place.floor() == 6
 
@@ -441,7 +465,7 @@ async def forgets_to_await(message: Message) -> object:
     return asyncio.sleep(0)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::RuntimeWarning")  # of a coroutine that nothing awaited
 @pytest.mark.parametrize(
     "handler",
     [None, lambda message: (each for each in ()), forgets_to_await],
@@ -450,7 +474,7 @@ async def forgets_to_await(message: Message) -> object:
 def test_a_handler_that_would_not_run_acknowledges_nothing(place: Place, handler: Any) -> None:
     place.fill(3)
     with pytest.raises(Invalid, match="handler"):
-        played(lambda: consumer(place, visibility_s=3600).run(handler))
+        played(lambda: ran(consumer(place, visibility_s=3600), handler))
     assert [(group.floor, group.in_flight) for group in place.run(ListGroups("t"))] == [(0, 0)] * bool(handler)
 
 
@@ -459,6 +483,13 @@ def test_a_concurrency_that_is_none(place: Place, concurrency: Any) -> None:
     with pytest.raises(Invalid, match="concurrency="):
         consumer(place, concurrency=concurrency)
     consumer(place, concurrency=limits.CONSUMER_CONCURRENCY_MAX)
+
+
+def test_a_source_of_the_other_api_is_refused(flaky: Flaky) -> None:
+    with pytest.raises(Invalid, match=r"'Database'; give it db.aio, an AsyncClient or a URL"):
+        AsyncConsumer(flaky._db, "t", "g")
+    with pytest.raises(Invalid, match="'AsyncOperations'; give it a database, a Client or a URL"):
+        Consumer(flaky._db.aio, "t", "g")
 
 
 def test_the_database_makes_one(place: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -20,11 +21,13 @@ import pytest
 from tailrace import limits
 from tailrace.client import Client, Consumer, Message
 from tailrace.database import Database
-from tailrace.embedded.leases import Waiting
+from tailrace.embedded.aio.leases import AsyncWaiting
+from tailrace.embedded.requests import AckRequest, ExtendRequest, NackRequest
+from tailrace.embedded.sync.leases import Waiting
 from tailrace.errors import Invalid, NotFound, Unavailable
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.topics.consuming import ResetGroup
-from tailrace.topics.group import LATEST, Start
+from tailrace.topics.group import LATEST, StartPoint
 from tailrace.topics.queries import GroupInfo, ListGroups, ListPartitions
 from tests.support.server import ROOT, ServerProcess
 from tests.unit.threaded import PATIENCE_S, Served
@@ -40,8 +43,9 @@ def until(true: Callable[[], bool]) -> None:
 class Place:
     """Where consumers are tested: `source` is what they consume from, `db` what is behind it."""
 
-    def __init__(self, source: Any, db: Database, run: Callable[[Any], Any]) -> None:
+    def __init__(self, source: Any, db: Database, run: Callable[[Any], Any], asynchronous: Any) -> None:
         self.source = source
+        self.asynchronous = asynchronous  # the same for asynchronous consumers
         self.db = db
         self.run = run  # a command or a query
 
@@ -70,7 +74,7 @@ class Place:
 def place(request: pytest.FixtureRequest, data_dir: Path) -> Iterator[Place]:
     if request.param == "database":
         with Database(SqliteEngine(data_dir), housekeeping_s=None) as db:
-            yield Place(db, db, db.execute)
+            yield Place(db, db, db.execute, db.aio)
         return
     with Served(data_dir) as served, Client(served.url) as client:
         db = served.running.db
@@ -78,7 +82,7 @@ def place(request: pytest.FixtureRequest, data_dir: Path) -> Iterator[Place]:
         async def ask(command: Any) -> Any:
             return await db.aexecute(command)
 
-        yield Place(client, db, lambda command: served._call(ask(command)))
+        yield Place(client, db, lambda command: served._call(ask(command)), served.url)
 
 
 # -- the loop
@@ -110,13 +114,13 @@ def test_nothing_is_acknowledged_before_its_work_is_done(place: Place) -> None:
 def test_acknowledgements_are_sent_together(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.fill(20)
     sent: list[int] = []
-    ack = place.source.ack
+    send_ack = place.source.send_ack
 
-    def counted(topic: str, group: str, upto: int, **options: Any) -> int:
-        sent.append(upto)
-        return int(ack(topic, group, upto, **options))
+    def counted(request: AckRequest) -> int:
+        sent.append(request.upto)
+        return int(send_ack(request))
 
-    monkeypatch.setattr(place.source, "ack", counted)
+    monkeypatch.setattr(place.source, "send_ack", counted)
     with place.consumer(batch=10, ack_every_s=3600) as consumer:
         for message in consumer:
             if message.offset == 19:
@@ -226,7 +230,7 @@ def test_a_lost_lease_is_dropped_and_the_consumer_goes_on(place: Place) -> None:
         for message in consumer:
             seen.append(message.offset)
             if message.offset == 1:
-                place.run(ResetGroup("t", "g", Start(LATEST)))
+                place.run(ResetGroup("t", "g", StartPoint(LATEST)))
                 place.source.publish("t", b"new")
                 until(lambda: all(lease.lost for lease in consumer._deliveries._held))
             if message.offset == 10:
@@ -236,13 +240,13 @@ def test_a_lost_lease_is_dropped_and_the_consumer_goes_on(place: Place) -> None:
 
 
 def test_messages_that_others_took_are_not_acknowledged(place: Place) -> None:
-    """Somebody else has taken the messages, and then we say that all is done."""
+    """Another consumer has taken the messages before this one acknowledges them."""
     place.fill(4)
     consumer = place.consumer(visibility_s=PATIENCE_S)
     for message in consumer:
         if message.offset == 0:
             held = next(iter(consumer._deliveries._held))
-            place.source.nack("t", "g", consumer=consumer.consumer_id, lease=held._number)
+            place.source.nack("t", "g", consumer=consumer.consumer_id, lease=held.id)
             theirs = place.source.consume("t", "g", consumer="other")
             assert len(theirs) == 4
         if message.offset == 3:
@@ -338,6 +342,26 @@ def test_a_handler_that_returns_work_undone_acknowledges_nothing(place: Place, d
     assert (group.floor, group.in_flight, group.pending) == (0, 0, 3), "all is given back"
 
 
+def test_several_handlers_at_once(place: Place) -> None:
+    place.fill(20)
+    together = threading.Barrier(4, timeout=PATIENCE_S)
+    seen: list[int] = []
+    consumer = place.consumer(concurrency=4, batch=8, ack_every_s=0.0)
+
+    def handler(message: Message) -> None:
+        if message.attempt == 1:
+            together.wait()  # four must be here at once, or none gets on
+        if message.offset == 7 and message.attempt == 1:
+            raise ZeroDivisionError
+        seen.append(message.offset)
+        if len(seen) == 20:
+            consumer.stop()
+
+    consumer.run(handler, retry_s=0.0)
+    assert sorted(seen) == list(range(20))
+    assert (place.floor(), place.group().in_flight) == (20, 0)
+
+
 def test_a_failed_message_waits_before_it_comes_again(place: Place) -> None:
     place.fill(1)
     consumer = place.consumer()
@@ -398,7 +422,7 @@ def test_batches(place: Place) -> None:
     assert place.floor() == 12
 
 
-def test_what_of_a_batch_is_not_acknowledged_is_given_back(place: Place) -> None:
+def test_unacknowledged_messages_of_a_batch_are_given_back(place: Place) -> None:
     place.fill(5)
     seen: list[list[tuple[int, int]]] = []
     with place.consumer() as consumer:
@@ -482,7 +506,7 @@ def test_several_consumers_share_and_lose_nothing(place: Place) -> None:
     assert [place.group(number).lag for number in range(3)] == [0, 0, 0]
 
 
-def test_consumers_are_told_apart(place: Place) -> None:
+def test_consumers_are_distinguished(place: Place) -> None:
     place.fill(1)
     one, two = place.consumer(), place.consumer()
     assert one.consumer_id != two.consumer_id
@@ -516,21 +540,52 @@ class Flaky:
     def waiter(self) -> Waiting:
         return self._db.waiter()
 
-    def _call(self, name: str, *args: Any, **options: Any) -> int:
+    def called(self, name: str) -> None:
         self.calls.append(name)
         if self.away.get(name, 0) > 0:
             self.away[name] -= 1
             raise Unavailable("away")
-        return int(getattr(self._db, name)(*args, **options))
 
-    def ack(self, *args: Any, **options: Any) -> int:
-        return self._call("ack", *args, **options)
+    def heartbeat_source(self) -> contextlib.AbstractContextManager[Flaky]:
+        return contextlib.nullcontext(self)
 
-    def nack(self, *args: Any, **options: Any) -> int:
-        return self._call("nack", *args, **options)
+    def send_ack(self, request: AckRequest) -> int:
+        self.called("ack")
+        return self._db.send_ack(request)
 
-    def extend(self, *args: Any, **options: Any) -> int:
-        return self._call("extend", *args, **options)
+    def send_nack(self, request: NackRequest) -> int:
+        self.called("nack")
+        return self._db.send_nack(request)
+
+    def send_extend(self, request: ExtendRequest) -> int:
+        self.called("extend")
+        return self._db.send_extend(request)
+
+
+class AsyncFlaky:
+    """The same for asynchronous consumers."""
+
+    def __init__(self, flaky: Flaky) -> None:
+        self._flaky = flaky
+        self._aio = flaky._db.aio
+
+    def waiter(self) -> AsyncWaiting:
+        return self._aio.waiter()
+
+    def heartbeat_source(self) -> contextlib.AbstractContextManager[Flaky]:
+        return contextlib.nullcontext(self._flaky)
+
+    async def send_ack(self, request: AckRequest) -> int:
+        self._flaky.called("ack")
+        return await self._aio.send_ack(request)
+
+    async def send_nack(self, request: NackRequest) -> int:
+        self._flaky.called("nack")
+        return await self._aio.send_nack(request)
+
+    async def send_extend(self, request: ExtendRequest) -> int:
+        self._flaky.called("extend")
+        return await self._aio.send_extend(request)
 
 
 @pytest.fixture
@@ -556,7 +611,7 @@ def test_an_acknowledgement_is_sent_until_it_is_taken(flaky: Flaky) -> None:
 
 
 def test_a_failed_message_is_never_acknowledged_with_those_after_it(flaky: Flaky) -> None:
-    """The failure cannot be told, the consumer is stopped meanwhile: what lies above must stay too."""
+    """The failure cannot be reported and the consumer is stopped meanwhile: later messages must stay too."""
     flaky.away["nack"] = 10**6
     consumer = Consumer(flaky, "t", "g", batch=5, stop_timeout_s=0.2)
 
@@ -571,7 +626,7 @@ def test_a_failed_message_is_never_acknowledged_with_those_after_it(flaky: Flaky
 
 
 def test_a_lease_that_ran_out_while_the_source_was_away_is_settled_first(flaky: Flaky) -> None:
-    """Nobody else has taken what is done: it is acknowledged before more is asked for, so nothing comes twice."""
+    """No other consumer took the messages: finished ones are acknowledged before the next request, none comes twice."""
     flaky.away = {"extend": 10**6, "ack": 6}
     consumer = Consumer(flaky, "t", "g", batch=5, visibility_s=0.1)
     seen = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ import pytest
 
 from tailrace.client import Client, Producer, Published
 from tailrace.database import Database
+from tailrace.embedded import PublishRequest
 from tailrace.errors import Invalid, StaleEpoch, Unavailable
 from tailrace.storage.sqlite import SqliteEngine
-from tailrace.streams.producer import Claim
+from tailrace.streams.producer import ProducerClaim
 from tests.unit.threaded import PATIENCE_S, Served
 
 
@@ -36,23 +37,15 @@ class Lossy:
         self._sink = sink
         self.answers_lost = 0
         self.requests_lost = 0
-        self.claims: list[Claim] = []
+        self.claims: list[ProducerClaim] = []
 
-    def publish_many(
-        self,
-        topic: str,
-        payloads: Iterable[Any],
-        *,
-        key: str | bytes | None = None,
-        partition: int | None = None,
-        claim: Claim | None = None,
-    ) -> Published:
-        assert claim is not None
-        self.claims.append(claim)
+    def send_publish(self, request: PublishRequest) -> Published:
+        assert request.claim is not None
+        self.claims.append(request.claim)
         if self.requests_lost:
             self.requests_lost -= 1
             raise Unavailable("the request was lost")
-        done: Published = self._sink.publish_many(topic, payloads, key=key, partition=partition, claim=claim)
+        done: Published = self._sink.send_publish(request)
         if self.answers_lost:
             self.answers_lost -= 1
             raise Unavailable("the answer was lost")
@@ -102,7 +95,7 @@ def test_a_clock_that_went_back(sink: Any, behind_ms: int, monkeypatch: pytest.M
     assert messages(sink) == [1, 2, 3]
 
 
-def test_what_was_given_up_is_not_taken_for_something_else(sink: Any) -> None:
+def test_an_abandoned_request_is_not_taken_for_another(sink: Any) -> None:
     """The answer is lost for good: the next message must not get the number of the one before."""
     lossy = Lossy(sink)
     producer = Producer(lossy, "t", retry_s=0.05)
@@ -125,7 +118,7 @@ def test_what_is_refused_uses_no_number(sink: Any) -> None:
     assert messages(sink) == [0, 2]
 
 
-def test_a_topic_that_was_made_anew(sink: Any) -> None:
+def test_a_recreated_topic(sink: Any) -> None:
     producer = Producer(sink, "t")
     producer.publish(0)
     producer.publish(1)

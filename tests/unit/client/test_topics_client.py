@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from tailrace import limits
-from tailrace.client import Client, Outgoing, Place
+from tailrace.client import Client, ConsumeRequest, Outgoing, PublishedMessage
 from tailrace.errors import Conflict, Invalid, NotFound, TooLarge, Unavailable
 from tailrace.sql.error import marked
 from tests.unit.threaded import PATIENCE_S, Served
@@ -42,8 +42,8 @@ def test_topics(client: Client) -> None:
 
 
 def test_publish_consume_and_settle(client: Client) -> None:
-    assert client.publish("t", b"\x00\xff", partition=1) == Place(1, 0)
-    assert client.publish("t", ["text", {"a": 1}], partition=1) == [Place(1, 1), Place(1, 2)]
+    assert client.publish("t", b"\x00\xff", partition=1) == PublishedMessage(1, 0)
+    assert client.publish("t", ["text", {"a": 1}], partition=1) == [PublishedMessage(1, 1), PublishedMessage(1, 2)]
     got = client.consume("t", "g", partition="any", consumer="c", limit=2)
     assert [message.payload for message in got] == [b"\x00\xff", b"text"]
     assert (got.partition, got.next_offset, got.has_more) == (1, 2, True)
@@ -62,7 +62,9 @@ def test_publish_consume_and_settle(client: Client) -> None:
 def test_keys_and_partitions(client: Client) -> None:
     for key in ("user-7", "ä/&=?+ %", b"bytes"):
         one = client.publish("t", b"x", key=key)
-        two = client.publish_many("t", [Outgoing(b"x", key.encode() if isinstance(key, str) else key), b"y"]).places[0]
+        two = client.publish_many("t", [Outgoing(b"x", key.encode() if isinstance(key, str) else key), b"y"]).messages[
+            0
+        ]
         assert one.partition == two.partition, key
     with pytest.raises(Invalid, match="not UTF-8"):
         client.publish("t", b"x", key=b"\xff")
@@ -100,12 +102,12 @@ def test_consume_waits(server: Served, client: Client) -> None:
 
 def test_an_interrupted_waiter_leaves_and_is_given_nothing(server: Served, client: Client) -> None:
     waiter = client.waiter()
-    options: dict[str, Any] = {"limit": 1, "consumer": "c", "start": "earliest", "partition": 0, "visibility_s": 60.0}
+    request = ConsumeRequest("t", "g", limit=1, consumer="c", timeout_s=limits.CONSUME_TIMEOUT_S_MAX)
     raised: list[BaseException] = []
 
     def work() -> None:
         try:
-            waiter.consume("t", "g", timeout_s=limits.CONSUME_TIMEOUT_S_MAX, **options)
+            waiter.consume(request)
         except Unavailable as error:
             raised.append(error)
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from tailrace.cold import reading
 from tailrace.cold.schemas import CHANGES, MESSAGES, STREAMS, TIMESTAMP
 from tailrace.cold.store import Store
-from tailrace.cold.writing import Written, commit, write_rows
+from tailrace.cold.writing import WrittenFile, commit, write_rows
 from tailrace.log.entry import Entry
 
 T0 = 1_700_000_000_000
@@ -99,7 +99,7 @@ def tiered(
     app: str = "tier",
     database: str = DATABASE,
     **options: Any,
-) -> tuple[str, list[Written]]:
+) -> tuple[str, list[WrittenFile]]:
     """Write and commit, as a tier job does."""
     written = write_rows(store, place, batches)
     metadata = {"generation": generation, "files": [file.path for file in written]}

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from tailrace import limits
 from tailrace.cold import compacting, reading
-from tailrace.cold.compacting import Step, compact, forget, plan, replace, rewrite, vacuum
+from tailrace.cold.compacting import RewriteStep, compact, forget, plan, replace, rewrite, vacuum
 from tailrace.cold.store import Store
 from tailrace.cold.writing import last_generation
 from tailrace.errors import Fenced, Invalid
@@ -201,7 +201,7 @@ def test_forget_beside_compaction_and_appends(store: Store) -> None:
 # -- vacuum
 
 
-def test_vacuum_waits_a_day_and_removes_only_what_nobody_lists(store: Store) -> None:
+def test_vacuum_waits_a_day_and_removes_only_unlisted_files(store: Store) -> None:
     fill(store, 4)
     compact(store, ORDERS)
     place = Path(store.uri(ORDERS))
@@ -253,7 +253,7 @@ def test_a_step_travels(store: Store) -> None:
 
     fill(store, 2)
     (step,) = plan(store, ORDERS)
-    assert pickle.loads(pickle.dumps(step)) == step == Step(ORDERS, step.files)
+    assert pickle.loads(pickle.dumps(step)) == step == RewriteStep(ORDERS, step.files)
 
 
 # -- what the server no longer has

@@ -83,7 +83,7 @@ def test_files_of_many_logs_read_as_each_log(
     listed = reading.listing(store, "streams").files
     chosen = data.draw(st.lists(st.sampled_from(listed), unique=True))
     if chosen:
-        step = compacting.Step("streams", chosen)
+        step = compacting.RewriteStep("streams", chosen)
         compacting.replace(store, step, compacting.rewrite(store, step))
     for log, end in ends.items():
         assert positions(store, "streams", log, 0, end) == list(range(end))
@@ -126,7 +126,7 @@ def test_a_gap_is_found_and_named(store: Store) -> None:
         positions(store, ORDERS, 7, 0, 20)
     with pytest.raises(Corrupt, match="positions 11 to 12 of log 7 are missing"):
         positions(store, ORDERS, 7, 11, 20)
-    with pytest.raises(Corrupt, match="ends at position 20, and should go on to 25"):
+    with pytest.raises(Corrupt, match="ends at position 20, and should continue to 25"):
         positions(store, ORDERS, 7, 12, 25)
     with pytest.raises(Corrupt, match="no file"):
         positions(store, ORDERS, 7, 30, 40)
@@ -147,7 +147,7 @@ def test_a_missing_file_is_named(store: Store) -> None:
     with pytest.raises(Corrupt, match=f"{path} is missing"):
         positions(store, ORDERS, 7, 0, 10)
     with pytest.raises(Corrupt, match=f"{path} is missing"):
-        compacting.rewrite(store, compacting.Step(ORDERS, reading.files(store, ORDERS, 7)))
+        compacting.rewrite(store, compacting.RewriteStep(ORDERS, reading.files(store, ORDERS, 7)))
 
 
 @pytest.mark.parametrize("keep", [0, 3, 100, 0.5, 0.99])

@@ -1,8 +1,9 @@
-"""States in cold storage: earlier ones stay, and a file that is damaged is told from a store that does not answer."""
+"""States in cold storage: earlier ones stay, and a damaged file is distinguished from a store that does not answer."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -44,6 +45,26 @@ def test_earlier_states_are_never_vacuumed(store: Store) -> None:
             row for path in states.files(store, PLACE, each.version) for row in states.rows(store, PLACE, path, STATE)
         ]
         assert sum(batch.num_rows for batch in rows) == each.sequence
+
+
+def test_a_commit_while_the_history_is_read_moves_no_version(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delta numbers its history from the newest version, which may be another by then."""
+    for sequence in (10, 20):
+        snapshot(store, sequence, sequence)
+    history, late = DeltaTable.history, [30]
+
+    def overtaken(table: DeltaTable, limit: int | None = None) -> list[dict[str, Any]]:
+        commits = history(table, limit)
+        if late:
+            snapshot(store, sequence := late.pop(), sequence)
+            return [{**commit, "version": commit["version"] + 1} for commit in commits]
+        return commits
+
+    monkeypatch.setattr(DeltaTable, "history", overtaken)
+    found = states.versions(store, PLACE, STATE, DATABASE)
+    assert [each.sequence for each in found] == [30, 20, 10]
+    for each in found:
+        assert DeltaTable(store.uri(PLACE), version=each.version).to_pyarrow_table().num_rows == each.rows
 
 
 def test_a_place_of_states_that_does_not_say_yet_that_it_keeps_them_is_not_vacuumed_either(store: Store) -> None:

@@ -31,13 +31,13 @@ def test_a_path_and_its_url_are_the_same_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("", "is empty"),
-        ("gopher://x/y", "does not know gopher://"),
+        ("gopher://x/y", "does not support gopher://"),
         ("file://elsewhere/x", "three slashes"),
-        ("s3://", "no URL of a bucket"),
-        ("s3://bucket/x?endpoint=y", "no URL of a bucket"),
+        ("s3://", "not a URL of a bucket"),
+        ("s3://bucket/x?endpoint=y", "not a URL of a bucket"),
         ("s3://bucket/100%", "percent sign"),
         ("/data/100%", "percent sign"),
         (f"s3://key:{SECRET}@bucket/x", "AWS_SECRET_ACCESS_KEY"),
@@ -45,8 +45,8 @@ def test_a_path_and_its_url_are_the_same_store(tmp_path: Path) -> None:
         (f"s3://key:{SECRET}/bucket", "AWS_SECRET_ACCESS_KEY"),
     ],
 )
-def test_what_is_no_url_is_told(url: str, said: str) -> None:
-    with pytest.raises(Invalid, match=said) as caught:
+def test_bad_urls_are_reported(url: str, message: str) -> None:
+    with pytest.raises(Invalid, match=message) as caught:
         Store(url)
     assert SECRET not in str(caught.value)
 
@@ -120,13 +120,13 @@ def test_keys_that_may_not(refusing: str) -> None:
     keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": refusing}
     store = Store("s3://bucket/x", keys)
     for use in (lambda: store.delta(ORDERS), lambda: tiered(store, ORDERS, [change_rows(entries(1, 0, 9))], 1)):
-        with pytest.raises(Unavailable, match=r"s3://bucket/x.*keys may not") as caught:
+        with pytest.raises(Unavailable, match=r"s3://bucket/x.*keys lack permissions") as caught:
             use()
         assert caught.value.code == "COLD_STORAGE_DENIED"
         assert SECRET not in str(caught.value) and "\x1b" not in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_nobody_answers() -> None:
+def test_no_server_answers() -> None:
     options = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "max_retries": "0"}
     keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": SECRET}
     with pytest.raises(Unavailable, match=r"s3://bucket/x/tables/orders.*AWS_ENDPOINT_URL"):

@@ -21,7 +21,15 @@ from tailrace import limits
 from tailrace.cold import compacting, writing
 from tailrace.cold.schemas import CHANGES, STREAMS
 from tailrace.cold.store import Store
-from tailrace.cold.writing import Written, commit, committed_metadata, last_generation, write_rows
+from tailrace.cold.writing import (
+    WrittenFile,
+    commit,
+    committed_metadata,
+    hand_over,
+    last_generation,
+    version_of,
+    write_rows,
+)
 from tailrace.errors import Fenced, Invalid
 from tests.support.patience import PATIENCE_S
 from tests.unit.cold.rows import DATABASE, ORDERS, change_rows, entries, positions, stream_rows, tiered, whole
@@ -163,6 +171,21 @@ def test_metadata_of_a_commit_is_found_behind_many_others(store: Store) -> None:
     assert committed_metadata(store, ORDERS, "tier", 41) is None
 
 
+def test_the_version_of_a_generation_is_found_whatever_was_committed_since(store: Store) -> None:
+    last = {}
+    for generation in range(1, 14):
+        tiered(store, ORDERS, [change_rows(entries(7, generation, generation + 1))], generation)
+        if generation % 3 == 0:
+            hand_over(store, ORDERS, DATABASE)  # a commit that is not of the tier job
+        last[generation] = listed(store).version()
+    assert {generation: version_of(store, ORDERS, "tier", generation) for generation in last} == last
+    assert version_of(store, ORDERS, "tier", 99) == last[13]
+    for generation, version in last.items():
+        table = listed(store)
+        table.load_as_version(version)
+        assert table.transaction_version("tier") == generation
+
+
 def test_strict_generations_leave_no_gap(store: Store) -> None:
     batch = change_rows(entries(7, 0, 10))
     with pytest.raises(Fenced, match="generation 5 of 'tier' cannot follow 0"):
@@ -176,7 +199,7 @@ def test_strict_generations_leave_no_gap(store: Store) -> None:
 def test_another_databases_place_is_refused(store: Store, tmp_path: Path) -> None:
     batch = change_rows(entries(7, 0, 10))
     tiered(store, ORDERS, [batch], 1)
-    with pytest.raises(Invalid, match=r"database db-1, and this is database db-2"):
+    with pytest.raises(Invalid, match=r"database db-1, but this is database db-2"):
         tiered(store, ORDERS, [batch], 2, database="db-2")
     foreign = Store(tmp_path / "foreign")
     DeltaTable.create(foreign.uri(ORDERS), listed(store).schema())
@@ -309,7 +332,7 @@ def test_written_travels_as_json(store: Store) -> None:
     import msgspec
 
     written = write_rows(store, ORDERS, [change_rows(entries(7, 0, 10))])
-    assert msgspec.json.decode(msgspec.json.encode(written), type=list[Written]) == written
+    assert msgspec.json.decode(msgspec.json.encode(written), type=list[WrittenFile]) == written
 
 
 def test_a_commit_is_made_durable_and_only_the_newest_files_are_looked_at(

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from tailrace.topics.commands import CreateTopic, DropTopic, Options, Publish
+from tailrace.topics.commands import CreateTopic, DropTopic, Publish, TopicOptions
 from tailrace.topics.commands import Outgoing as Message
 from tests.unit.http.inprocess import Up, serve
 
@@ -27,13 +27,13 @@ class Topics:
         self.http = up.http
 
     async def create(self, name: str = TOPIC, partitions: int = 1, **options: Any) -> None:
-        await self.db.aexecute(CreateTopic(name, partitions, Options(**options)))
+        await self.db.aexecute(CreateTopic(name, partitions, TopicOptions(**options)))
 
     async def drop(self, name: str = TOPIC) -> None:
         await self.db.aexecute(DropTopic(name))
 
     async def publish(self, *payloads: bytes, partition: int | None = None) -> None:
-        """Publish in one commit, past the door."""
+        """Publish in one commit, without HTTP."""
         messages = tuple(Message(payload, None, partition) for payload in payloads)
         await self.db.aexecute(Publish(TOPIC, messages))
 
@@ -56,7 +56,7 @@ class Topics:
         return answer.status_code, error["code"], error["message"]
 
     async def consume(self, **body: Any) -> Any:
-        """Without waiting, unless told."""
+        """Without waiting by default."""
         body.setdefault("timeout_seconds", 0)
         return await self.ok("consume", **body)
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from tailrace.http.message import Door
+from tailrace.http.submitted import Handler
 from tailrace.http.transport import Server, TransportLimits
 from tests.support.patience import PATIENCE_S
 
@@ -25,10 +25,10 @@ class Serving:
     """A started server, as a context manager."""
 
     def __init__(
-        self, door: Door, *, ssl_context: ssl.SSLContext | None = None, plain_asyncio: bool = False, **limits: Any
+        self, handler: Handler, *, ssl_context: ssl.SSLContext | None = None, plain_asyncio: bool = False, **limits: Any
     ) -> None:
         limits.setdefault("tick_s", 0.02)
-        self.server = Server(door, common=COMMON, limits=TransportLimits(**limits))
+        self.server = Server(handler, common=COMMON, limits=TransportLimits(**limits))
         self._ssl_context = ssl_context
         self._loop = asyncio.new_event_loop() if plain_asyncio else uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)

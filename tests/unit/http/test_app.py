@@ -1,4 +1,4 @@
-"""Which door answers, who is let in, and what every answer carries."""
+"""Dispatching: routes, credentials, and the fields that every response has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import cast
 import pytest
 
 from tailrace import failpoints, limits
-from tailrace.auth import slowing
 from tailrace.auth.users import CreateUser, alter_user
 from tailrace.clock import ManualClock
 from tailrace.config import Config
@@ -116,8 +115,8 @@ def test_what_is_not_there_and_what_is_not_allowed(data_dir: Path) -> None:
     serve(data_dir, scenario)
 
 
-def test_a_token_is_asked_for(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slowing, "PEER_FREE", 1000)
+def test_a_token_is_required(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LOGIN_PEER_FREE", 1000)
 
     async def scenario(up: Up) -> None:
         right = {"authorization": "Bearer s3cret-s3cret-s3cret"}
@@ -238,14 +237,14 @@ def test_the_front_page_says_what_to_do(data_dir: Path) -> None:
     serve(data_dir, scenario)
 
 
-def test_a_server_that_nobody_could_enter_does_not_start(data_dir: Path) -> None:
+def test_a_server_without_credentials_does_not_start(data_dir: Path) -> None:
     config = Config(port=0, data=str(data_dir))
-    with pytest.raises(Invalid, match="nobody could be let in"):
+    with pytest.raises(Invalid, match="no credentials would be accepted"):
         asyncio.run(start(config))
     assert not data_dir.exists(), "nothing was made for it"
     with open_database(data_dir) as db:
         db.execute(CreateUser(name="ann"))  # who has no password
-    with pytest.raises(Invalid, match="nobody could be let in"):
+    with pytest.raises(Invalid, match="no credentials would be accepted"):
         asyncio.run(start(config))
     with open_database(data_dir) as db:  # it was let go
         db.execute(alter_user("ann", password="correct horse"))
@@ -364,7 +363,7 @@ def test_as_many_files_may_be_open_as_the_system_allows(
     assert ("connections_max is 10000, but only 4096 files" in caplog.text) == warned
 
 
-def test_a_limit_of_open_files_that_cannot_be_raised_is_told(
+def test_a_limit_of_open_files_that_cannot_be_raised_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(kind: int, bounds: tuple[int, int]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tailrace.completion import Completion
 from tailrace.config import Config
 from tailrace.http.asgi import AsgiAdapter, AsgiSink, application, create_app
-from tailrace.http.message import Answer, Frame, Live, Request, Response, Sink, origin
+from tailrace.http.message import Answer, Frame, LiveResponse, Request, Response, ResponseSink, origin
 from tailrace.http.unsent import SEND_BYTES, Budget
 from tailrace.metrics import Metrics
 from tests.support.patience import PATIENCE_S
@@ -99,7 +99,7 @@ def serve(app: AsgiAdapter, request: Event, *events: Event) -> Host:
 def test_a_request_is_translated_both_ways() -> None:
     seen: list[Request] = []
 
-    async def door(request: Request) -> Answer:
+    async def handler(request: Request) -> Answer:
         seen.append(request)
         return await echo(request)
 
@@ -108,7 +108,7 @@ def test_a_request_is_translated_both_ways() -> None:
         headers=[(b"X-Two", b"1"), (b"x-two", b"2"), (b"host", b"h")],
     )  # fmt: skip
     pieces = ({"type": "http.request", "body": b"ab", "more_body": True}, {"type": "http.request", "body": b"c"})
-    host = serve(application(door, [(b"server", b"tailrace")]), request, *pieces)
+    host = serve(application(handler, [(b"server", b"tailrace")]), request, *pieces)
     assert host.status == 200
     assert host.body == b"POST /a%20b?q=1 abc"
     assert host.headers == {b"x": b"y", b"server": b"tailrace", b"content-length": b"19"}
@@ -137,12 +137,12 @@ def test_paths_are_raw_and_below_the_mount(more: dict[str, Any], path: bytes) ->
     [(None, ""), ("", ""), ("/", ""), ("/log", "/log"), ("/log/", "/log"), ("/a b/é", "/a%20b/%C3%A9")],
 )
 def test_the_mount_is_part_of_how_clients_reach_us(root: str | None, mount: str) -> None:
-    async def door(request: Request) -> Answer:
+    async def handler(request: Request) -> Answer:
         found = [origin(request, Config(dev=True)), origin(request, Config(dev=True, public_url="https://x/y/"))]
         return Response(200, [], f"{request.mount} {' '.join(found)}".encode())
 
     more = {} if root is None else {"root_path": root}
-    host = serve(application(door), scope("/a", headers=[(b"host", b"h")], **more))
+    host = serve(application(handler), scope("/a", headers=[(b"host", b"h")], **more))
     assert host.body.decode() == f"{mount} http://h{mount} https://x/y"
 
 
@@ -273,13 +273,13 @@ def test_a_client_that_leaves_ends_its_reads_but_not_its_writes(method: str, can
 
 def test_a_live_answer_is_sent_piece_by_piece() -> None:
     async def live(request: Request) -> Answer:
-        async def count(sink: Sink) -> None:
+        async def count(sink: ResponseSink) -> None:
             for number in range(3):
                 sink.send(Frame(b"n%d" % number))
                 await sink.drained()
             sink.send(Frame(b"last"))
 
-        return Live(200, [(b"a", b"b")], count)
+        return LiveResponse(200, [(b"a", b"b")], count)
 
     host = serve(application(live, [(b"c", b"d")]), scope())
     assert host.headers == {b"a": b"b", b"c": b"d"}
@@ -292,14 +292,14 @@ def test_a_live_reader_that_leaves_ends_the_run() -> None:
         ended = asyncio.Event()
 
         async def live(request: Request) -> Answer:
-            async def forever(sink: Sink) -> None:
+            async def forever(sink: ResponseSink) -> None:
                 sink.send(Frame(b"hello"))
                 try:
                     await asyncio.get_running_loop().create_future()
                 finally:
                     ended.set()
 
-            return Live(200, [], forever)
+            return LiveResponse(200, [], forever)
 
         host = Host()
         task = asyncio.ensure_future(application(live)(scope(), host.receive, host.send))
@@ -315,12 +315,12 @@ def test_a_live_reader_that_leaves_ends_the_run() -> None:
 def test_a_live_reader_that_does_not_read_is_dropped() -> None:
     async def main() -> None:
         async def live(request: Request) -> Answer:
-            async def flood(sink: Sink) -> None:
+            async def flood(sink: ResponseSink) -> None:
                 while True:
                     sink.send(Frame(b"x" * 600))
                     await asyncio.sleep(0)
 
-            return Live(200, [], flood)
+            return LiveResponse(200, [], flood)
 
         host = Host()
         task = asyncio.ensure_future(application(live, reader_buffer_max=1000)(scope(), host.receive, host.send))
@@ -334,10 +334,10 @@ def test_a_live_reader_that_does_not_read_is_dropped() -> None:
 
 def test_a_live_answer_that_fails_does_not_look_whole() -> None:
     async def live(request: Request) -> Answer:
-        async def falls(sink: Sink) -> None:
+        async def falls(sink: ResponseSink) -> None:
             raise ZeroDivisionError
 
-        return Live(200, [], falls)
+        return LiveResponse(200, [], falls)
 
     with pytest.raises(ZeroDivisionError):
         serve(application(live), scope())
@@ -358,7 +358,7 @@ def test_lifespan_runs_the_hooks() -> None:
     assert [event["type"] for event in host.sent] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
-def test_a_failing_start_is_told_to_the_server() -> None:
+def test_a_failing_start_is_reported_to_the_server() -> None:
     async def up() -> None:
         raise OSError("disk full")
 

@@ -52,11 +52,11 @@ def outside_tasks(scenario: Callable[[Outcome], Awaitable[None] | None]) -> None
 
 
 def test_what_finishes_at_once_is_done_before_start_returns() -> None:
-    async def door() -> int:
+    async def handler() -> int:
         return 7
 
     def scenario(outcome: Outcome) -> None:
-        start(door(), outcome)
+        start(handler(), outcome)
         assert outcome.calls == [(7, None)]
 
     outside_tasks(scenario)
@@ -65,11 +65,11 @@ def test_what_finishes_at_once_is_done_before_start_returns() -> None:
 def test_an_error_goes_to_done() -> None:
     error = ValueError("no")
 
-    async def door() -> int:
+    async def handler() -> int:
         raise error
 
     def scenario(outcome: Outcome) -> None:
-        start(door(), outcome)
+        start(handler(), outcome)
         assert outcome.calls == [(None, error)]
 
     outside_tasks(scenario)
@@ -79,11 +79,11 @@ def test_a_completion_resumes_directly_without_a_task() -> None:
     first: Completion[int] = Completion()
     second: Completion[int] = Completion()
 
-    async def door() -> int:
+    async def handler() -> int:
         return await first + await second
 
     def scenario(outcome: Outcome) -> None:
-        start(door(), outcome)
+        start(handler(), outcome)
         first.set(1)
         assert outcome.calls == []
         second.set(2)
@@ -96,13 +96,13 @@ def test_a_completion_resumes_directly_without_a_task() -> None:
 def test_a_completion_that_fails_raises_in_the_coroutine() -> None:
     completion: Completion[int] = Completion()
 
-    async def door() -> str:
+    async def handler() -> str:
         with pytest.raises(KeyError):
             await completion
         return "caught"
 
     def scenario(outcome: Outcome) -> None:
-        start(door(), outcome)
+        start(handler(), outcome)
         completion.set(None, KeyError("x"))
         assert outcome.calls == [("caught", None)]
 
@@ -112,7 +112,7 @@ def test_a_completion_that_fails_raises_in_the_coroutine() -> None:
 def test_a_future_moves_the_rest_into_a_task_where_time_outs_work() -> None:
     completion: Completion[str] = Completion()
 
-    async def door() -> str:
+    async def handler() -> str:
         await asyncio.sleep(0)
         assert asyncio.current_task() is not None
         with pytest.raises(TimeoutError):
@@ -121,7 +121,7 @@ def test_a_future_moves_the_rest_into_a_task_where_time_outs_work() -> None:
         return await completion
 
     def scenario(outcome: Outcome) -> Awaitable[None]:
-        start(door(), outcome)
+        start(handler(), outcome)
         asyncio.get_running_loop().call_later(0.05, completion.set, "done")
 
         async def rest() -> None:
@@ -138,10 +138,10 @@ def test_a_real_future_is_waited_for(fails: bool) -> None:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         error = ValueError("late")
 
-        async def door() -> int:
+        async def handler() -> int:
             return await future
 
-        start(door(), outcome)
+        start(handler(), outcome)
         if fails:
             future.set_exception(error)
         else:
@@ -159,14 +159,14 @@ def test_cancel_reaches_a_coroutine_parked_on_a_completion() -> None:
     completion: Completion[int] = Completion()
     cleaned: list[bool] = []
 
-    async def door() -> int:
+    async def handler() -> int:
         try:
             return await completion
         finally:
             cleaned.append(True)
 
     def scenario(outcome: Outcome) -> None:
-        drive = start(door(), outcome)
+        drive = start(handler(), outcome)
         drive.cancel()
         ((result, error),) = outcome.calls
         assert result is None
@@ -183,7 +183,7 @@ def test_a_stale_completion_does_not_resume_what_waits_for_another() -> None:
     first: Completion[int] = Completion()
     second: Completion[str] = Completion()
 
-    async def door() -> str:
+    async def handler() -> str:
         try:
             await first
         except asyncio.CancelledError:
@@ -191,7 +191,7 @@ def test_a_stale_completion_does_not_resume_what_waits_for_another() -> None:
         return "not cancelled"
 
     def scenario(outcome: Outcome) -> None:
-        start(door(), outcome).cancel()
+        start(handler(), outcome).cancel()
         first.set(1)
         assert outcome.calls == []
         second.set("after all")
@@ -204,7 +204,7 @@ def test_a_stale_completion_does_not_resume_what_waits_for_another() -> None:
 def test_cancel_reaches_a_coroutine_in_a_task_even_before_its_first_step(turns: int) -> None:
     seen: list[str] = []
 
-    async def door() -> None:
+    async def handler() -> None:
         try:
             await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
@@ -212,7 +212,7 @@ def test_cancel_reaches_a_coroutine_in_a_task_even_before_its_first_step(turns: 
             raise
 
     def scenario(outcome: Outcome) -> Awaitable[None]:
-        drive = start(door(), outcome)
+        drive = start(handler(), outcome)
 
         async def rest() -> None:
             for _ in range(turns):
@@ -233,12 +233,12 @@ def test_cancel_reaches_a_coroutine_in_a_task_even_before_its_first_step(turns: 
 def test_cancel_within_a_task(begun: bool) -> None:
     completion: Completion[None] = Completion()
 
-    async def door() -> None:
+    async def handler() -> None:
         await completion
 
     async def main() -> None:
         outcome = Outcome()
-        drive: Drive[None] = start(_typed(door()), outcome)
+        drive: Drive[None] = start(_typed(handler()), outcome)
         if begun:
             await asyncio.sleep(0)
         drive.cancel()

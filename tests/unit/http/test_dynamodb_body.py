@@ -11,7 +11,9 @@ import pytest
 
 from tailrace.errors import Invalid, TooLarge
 from tailrace.http.dynamodb import body as bodies
-from tailrace.http.dynamodb.body import CannotInflate, inflated, parsed
+from tailrace.http.dynamodb import compression
+from tailrace.http.dynamodb.body import parsed
+from tailrace.http.dynamodb.compression import CannotInflate, inflated
 from tailrace.limits import BODY_BYTES_MAX
 
 WRITES = ("RequestItems", 2)
@@ -31,9 +33,9 @@ def test_a_large_member_in_many_pieces() -> None:
 
 def test_members_have_a_limit() -> None:
     empty = gzip.compress(b"")
-    assert inflated(empty * bodies.GZIP_MEMBERS_MAX, b"gzip") == b""
+    assert inflated(empty * compression.GZIP_MEMBERS_MAX, b"gzip") == b""
     with pytest.raises(CannotInflate):
-        inflated(empty * (bodies.GZIP_MEMBERS_MAX + 1), b"gzip")
+        inflated(empty * (compression.GZIP_MEMBERS_MAX + 1), b"gzip")
 
 
 def test_what_cannot_be_inflated() -> None:

@@ -1,4 +1,4 @@
-"""Operations on items through the door: what goes together, in which order faults are told, what answers look like."""
+"""Operations on items through the handler: combinations of parameters, the order of errors, responses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import tailrace
 from tailrace.access import EVERYTHING, Principal
 from tailrace.config import Config
-from tailrace.http.dynamodb.door import DynamoDoor
+from tailrace.http.dynamodb.handler import DynamoHandler
 from tailrace.http.message import Request
 
 INVALID = "One or more parameter values were invalid: "
@@ -23,12 +23,12 @@ HUGE = {"S": "x" * 400 * 1024}
 
 
 class Client:
-    """Sends requests to a door of its own; raises nothing."""
+    """Sends requests to its own handler; raises nothing."""
 
     def __init__(self, path: Path) -> None:
         self.db = tailrace.open(path)
         everyone = Principal("everyone", EVERYTHING)
-        self._door = DynamoDoor(self.db, Config(dev=True), lambda request: (everyone, None))
+        self._handler = DynamoHandler(self.db, Config(dev=True), lambda request: (everyone, None))
         self._runner = asyncio.Runner()
 
     def close(self) -> None:
@@ -40,7 +40,7 @@ class Client:
             b"content-type": b"application/x-amz-json-1.0",
             b"x-amz-target": b"DynamoDB_20120810." + operation.encode(),
         }
-        answer = self._runner.run(self._door(Request(b"POST", b"/", b"", headers, msgspec.json.encode(request))))
+        answer = self._runner.run(self._handler(Request(b"POST", b"/", b"", headers, msgspec.json.encode(request))))
         return answer.status, msgspec.json.decode(answer.body)
 
     def do(self, operation: str, **request: Any) -> dict[str, Any]:
@@ -347,7 +347,7 @@ def test_conditions_of_both_kinds(client: Client) -> None:
     either = {"p": {"Exists": False}, "d": {"Value": {"S": "x"}}}
     assert client.fail("PutItem", **request, Expected=either) == failed
     client.put(ITEM, Expected=either, ConditionalOperator="OR")
-    _, told = client.send(
+    _, error = client.send(
         "DeleteItem",
         {
             "TableName": "orders",
@@ -356,7 +356,7 @@ def test_conditions_of_both_kinds(client: Client) -> None:
             "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
         },
     )
-    assert told["Item"] == ITEM
+    assert error["Item"] == ITEM
 
 
 def test_capacity_and_collections(client: Client) -> None:
@@ -402,18 +402,18 @@ def test_batches(client: Client) -> None:
     ]
     arn = "arn:aws:dynamodb:us-east-1:123456789012:table/orders"
     got = client.do("BatchGetItem", RequestItems={arn: {"Keys": [KEY, other], "ProjectionExpression": "d"}})
-    assert got == {"Responses": {arn: [{"d": {"S": "x"}}]}, "UnprocessedKeys": {}}, "as it was asked for"
+    assert got == {"Responses": {arn: [{"d": {"S": "x"}}]}, "UnprocessedKeys": {}}, "as in the request"
 
 
-def test_what_a_batch_does_not_come_to_can_be_asked_for_again(client: Client) -> None:
+def test_unprocessed_keys_of_a_batch_can_be_requested_again(client: Client) -> None:
     large = {"S": "x" * 390 * 1024}
     keys = [{"p": {"S": "a"}, "c": {"N": str(i)}} for i in range(5)]
     for key in keys:
         client.put(key | {"d": large})
-    asked = {"Keys": keys, "ProjectionExpression": "#c", "ExpressionAttributeNames": {"#c": "c"}}
-    first = client.do("BatchGetItem", RequestItems={"orders": asked})
+    request_items = {"Keys": keys, "ProjectionExpression": "#c", "ExpressionAttributeNames": {"#c": "c"}}
+    first = client.do("BatchGetItem", RequestItems={"orders": request_items})
     left = first["UnprocessedKeys"]
-    assert left["orders"] == asked | {"Keys": left["orders"]["Keys"]}
+    assert left["orders"] == request_items | {"Keys": left["orders"]["Keys"]}
     second = client.do("BatchGetItem", RequestItems=left)
     assert second["UnprocessedKeys"] == {}
     found = first["Responses"]["orders"] + second["Responses"]["orders"]
@@ -513,16 +513,16 @@ def test_a_table_by_name_and_by_arn_in_one_batch(client: Client) -> None:
         return {"Keys": [KEY | {"c": {"N": number}}]}
 
     for names in (("orders", ARN), (ARN, "orders"), (ARN, ARN.replace("us-east-1", "eu-west-1"))):
-        told = client.fail("BatchWriteItem", RequestItems={names[0]: writes("8"), names[1]: writes("9")})
-        assert (told[0], "orders" in told[1]) == ("ValidationException", True)
-        told = client.fail("BatchGetItem", RequestItems={names[0]: gets("8"), names[1]: gets("9")})
-        assert (told[0], "orders" in told[1]) == ("ValidationException", True)
+        error = client.fail("BatchWriteItem", RequestItems={names[0]: writes("8"), names[1]: writes("9")})
+        assert (error[0], "orders" in error[1]) == ("ValidationException", True)
+        error = client.fail("BatchGetItem", RequestItems={names[0]: gets("8"), names[1]: gets("9")})
+        assert (error[0], "orders" in error[1]) == ("ValidationException", True)
     assert client.do("Scan", TableName="orders")["Count"] == 0
     client.do("BatchWriteItem", RequestItems={ARN: writes("8")})
     assert len(client.do("BatchGetItem", RequestItems={ARN: gets("8")})["Responses"][ARN]) == 1
 
 
-def test_requests_that_are_handled_apart(client: Client) -> None:
+def test_requests_that_are_offloaded_to_a_thread(client: Client) -> None:
     large = {"S": "x" * 100_000}
     client.put(KEY | {"x": large})
     writes = [{"PutRequest": {"Item": KEY | {"c": {"N": str(number)}, "x": large}}} for number in range(2, 6)]
@@ -547,8 +547,8 @@ def test_requests_that_are_handled_apart(client: Client) -> None:
         }
         for key in keys
     ]
-    status, told = client.send("TransactWriteItems", {"TransactItems": checks})
-    assert (status, [reason["Item"]["c"] for reason in told["CancellationReasons"]]) == (400, [k["c"] for k in keys])
+    status, error = client.send("TransactWriteItems", {"TransactItems": checks})
+    assert (status, [reason["Item"]["c"] for reason in error["CancellationReasons"]]) == (400, [k["c"] for k in keys])
 
 
 def test_an_item_that_is_larger_than_its_text_can_be(client: Client) -> None:
@@ -558,8 +558,8 @@ def test_an_item_that_is_larger_than_its_text_can_be(client: Client) -> None:
         ("BatchWriteItem", {"RequestItems": {"orders": [{"PutRequest": {"Item": item}}]}}),
         ("TransactWriteItems", {"TransactItems": [{"Put": {"TableName": "orders", "Item": item}}]}),
     ):
-        told = client.fail(operation, **request)
-        assert told == ("ValidationException", "Item size has exceeded the maximum allowed size")
+        error = client.fail(operation, **request)
+        assert error == ("ValidationException", "Item size has exceeded the maximum allowed size")
 
 
 def test_a_cancelled_transaction(client: Client) -> None:
@@ -570,20 +570,20 @@ def test_a_cancelled_transaction(client: Client) -> None:
         "ConditionExpression": "attribute_not_exists(p)",
         "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
     }
-    _, told = client.send("TransactWriteItems", {"TransactItems": [{"Put": put}]})
-    assert told["CancellationReasons"] == [
+    _, error = client.send("TransactWriteItems", {"TransactItems": [{"Put": put}]})
+    assert error["CancellationReasons"] == [
         {"Code": "ConditionalCheckFailed", "Message": "The conditional request failed", "Item": ITEM}
     ]
 
 
-def test_a_wrong_type_anywhere_is_told_first(client: Client) -> None:
-    told = client.fail("PutItem", TableName="orders", Item={"p": {"S": 1}}, ConditionExpression="")
-    assert told == ("SerializationException", "NUMBER_VALUE cannot be converted to String")
+def test_a_wrong_type_anywhere_is_reported_first(client: Client) -> None:
+    error = client.fail("PutItem", TableName="orders", Item={"p": {"S": 1}}, ConditionExpression="")
+    assert error == ("SerializationException", "NUMBER_VALUE cannot be converted to String")
 
 
 def test_answers_name_a_table_by_its_arn_where_the_request_does(client: Client) -> None:
-    told = {"ReturnConsumedCapacity": "TOTAL"}
-    put = client.do("PutItem", TableName=ARN, Item=ITEM, **told)
+    capacity = {"ReturnConsumedCapacity": "TOTAL"}
+    put = client.do("PutItem", TableName=ARN, Item=ITEM, **capacity)
     assert put["ConsumedCapacity"]["TableName"] == ARN
     for operation, more in (
         ("GetItem", {"Key": KEY}),
@@ -592,40 +592,40 @@ def test_answers_name_a_table_by_its_arn_where_the_request_does(client: Client) 
         ("Scan", {}),
         ("DeleteItem", {"Key": KEY}),
     ):
-        answer = client.do(operation, TableName=ARN, **more, **told)
+        answer = client.do(operation, TableName=ARN, **more, **capacity)
         assert answer["ConsumedCapacity"]["TableName"] == ARN, operation
-        answer = client.do(operation, TableName="orders", **more, **told)
+        answer = client.do(operation, TableName="orders", **more, **capacity)
         assert answer["ConsumedCapacity"]["TableName"] == "orders", operation
     written = client.do(
         "BatchWriteItem",
         RequestItems={ARN: [{"PutRequest": {"Item": ITEM}}]},
         ReturnItemCollectionMetrics="SIZE",
-        **told,
+        **capacity,
     )
     assert written["ConsumedCapacity"][0]["TableName"] == ARN
     assert written["ItemCollectionMetrics"].keys() == {ARN}
-    got = client.do("TransactGetItems", TransactItems=[{"Get": {"TableName": ARN, "Key": KEY}}], **told)
+    got = client.do("TransactGetItems", TransactItems=[{"Get": {"TableName": ARN, "Key": KEY}}], **capacity)
     assert got["ConsumedCapacity"][0]["TableName"] == ARN
     assert got["Responses"] == [{"Item": ITEM}]
     done = client.do(
         "TransactWriteItems",
         TransactItems=[{"Put": {"TableName": ARN, "Item": ITEM}}],
         ReturnItemCollectionMetrics="SIZE",
-        **told,
+        **capacity,
     )
     assert done["ConsumedCapacity"][0]["TableName"] == ARN
     assert done["ItemCollectionMetrics"].keys() == {ARN}
 
 
-def test_keys_that_a_batch_by_arn_does_not_come_to_are_told_by_arn(client: Client) -> None:
+def test_unprocessed_keys_of_a_batch_by_arn_are_returned_by_arn(client: Client) -> None:
     large = {"S": "x" * 390 * 1024}
     keys = [{"p": {"S": "a"}, "c": {"N": str(i)}} for i in range(5)]
     for key in keys:
         client.put(key | {"d": large})
-    asked = {"Keys": keys, "ProjectionExpression": "#c", "ExpressionAttributeNames": {"#c": "c"}}
-    first = client.do("BatchGetItem", RequestItems={ARN: asked}, ReturnConsumedCapacity="TOTAL")
+    request_items = {"Keys": keys, "ProjectionExpression": "#c", "ExpressionAttributeNames": {"#c": "c"}}
+    first = client.do("BatchGetItem", RequestItems={ARN: request_items}, ReturnConsumedCapacity="TOTAL")
     left = first["UnprocessedKeys"]
-    assert left[ARN] == asked | {"Keys": left[ARN]["Keys"]}
+    assert left[ARN] == request_items | {"Keys": left[ARN]["Keys"]}
     second = client.do("BatchGetItem", RequestItems=left)
     found = first["Responses"][ARN] + second["Responses"][ARN]
     assert sorted(item["c"]["N"] for item in found) == ["0", "1", "2", "3", "4"]

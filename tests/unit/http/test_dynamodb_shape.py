@@ -15,12 +15,12 @@ from tailrace.http.dynamodb.shape import (
     Integer,
     Item,
     ListOf,
+    ManagedTableName,
     MapOf,
     Number,
-    OwnTableName,
+    String,
     Structure,
     TableName,
-    Text,
     table_name,
 )
 
@@ -35,7 +35,7 @@ V1 = "com.amazonaws.dynamodb.v20120810."
 SHAPE = Structure(
     "Input",
     {
-        "Capacity": Text(enum=("INDEXES", "TOTAL", "NONE")),
+        "Capacity": String(enum=("INDEXES", "TOTAL", "NONE")),
         "TableName": TableName(),
         "Item": Item(),
         "Count": Integer(least=1, most=100),
@@ -43,15 +43,17 @@ SHAPE = Structure(
         "Ratio": Number(),
         "Flag": Boolean(),
         "Limit": Integer(least=1, late=True),
-        "Names": MapOf(Text()),
-        "Tags": ListOf(Text(), least=1, most=2),
+        "Names": MapOf(String()),
+        "Tags": ListOf(String(), least=1, most=2),
         "Blob": Blob(),
         "Elements": ListOf(
-            Structure("Element", {"AttributeName": Text(), "Kind": Text(enum=("HASH",))}, required=("AttributeName",))
+            Structure(
+                "Element", {"AttributeName": String(), "Kind": String(enum=("HASH",))}, required=("AttributeName",)
+            )
         ),
         "RequestItems": MapOf(
             ListOf(Structure("WriteRequest", {"Put": Structure("Put", {"Item": Item()}, required=("Item",))})),
-            keys=Text(least=3, most=255, pattern=NAME),
+            keys=String(least=3, most=255, pattern=NAME),
             values=(1, 2),
         ),
         "Keys": ListOf(Item()),
@@ -69,7 +71,7 @@ def refusal(request: Any, shape: Structure = SHAPE) -> Invalid:
 
 
 @pytest.mark.parametrize(
-    ("member", "given", "message"),
+    ("member", "value", "message"),
     [
         ("TableName", True, "TRUE_VALUE cannot be converted to String"),
         ("TableName", False, "FALSE_VALUE cannot be converted to String"),
@@ -126,12 +128,12 @@ def refusal(request: Any, shape: Structure = SHAPE) -> Invalid:
         ("Expected", {"a": {"Value": {"N": 1}}}, "NUMBER_VALUE cannot be converted to String"),
     ],
 )
-def test_a_wrong_type_is_told_before_anything_else(member: str, given: Any, message: str) -> None:
-    error = refusal({member: given})  # required members are missing too
+def test_a_wrong_type_is_reported_before_anything_else(member: str, value: Any, message: str) -> None:
+    error = refusal({member: value})  # required members are missing too
     assert (str(error), error.code) == (message, "SERIALIZATION")
 
 
-def told(*violations: str) -> str:
+def errors_text(*violations: str) -> str:
     return f"{len(violations)} validation error{'s' * (len(violations) > 1)} detected: {'; '.join(violations)}"
 
 
@@ -141,10 +143,10 @@ NULL = "failed to satisfy constraint: Member must not be null"
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"TableName": None}, told(f"Value null at 'tableName' {NULL}")),
+        ({"TableName": None}, errors_text(f"Value null at 'tableName' {NULL}")),
         (
             {"Capacity": "hi", "Count": 101, "Item": None},
-            told(
+            errors_text(
                 "Value 'hi' at 'capacity' failed to satisfy constraint: "
                 "Member must satisfy enum value set: [INDEXES, TOTAL, NONE]",
                 f"Value null at 'item' {NULL}",
@@ -153,28 +155,28 @@ NULL = "failed to satisfy constraint: Member must not be null"
         ),
         (
             {"TableName": "bad table!@#"},
-            told(
+            errors_text(
                 "Value 'bad table!@#' at 'tableName' failed to satisfy constraint: "
                 "Member must satisfy regular expression pattern: [a-zA-Z0-9_.-]+"
             ),
         ),
         (
             {"TableName": "a" * 256},
-            told(
+            errors_text(
                 f"Value '{'a' * 256}' at 'tableName' failed to satisfy constraint: "
                 "Member must have length less than or equal to 255"
             ),
         ),
         (
             {"TableName": ""},
-            told(
+            errors_text(
                 "Value '' at 'tableName' failed to satisfy constraint: "
                 "Member must have length greater than or equal to 1"
             ),
         ),
         (
             {"TableName": "", "Item": None},
-            told(
+            errors_text(
                 "Value '' at 'tableName' failed to satisfy constraint: "
                 "Member must satisfy regular expression pattern: [a-zA-Z0-9_.-]+",
                 "Value '' at 'tableName' failed to satisfy constraint: "
@@ -184,36 +186,36 @@ NULL = "failed to satisfy constraint: Member must not be null"
         ),
         (
             {"Limit": 0},
-            told(
+            errors_text(
                 "Value at 'Limit' failed to satisfy constraint: Member must have value greater than or equal to 1",
             ),
         ),
         (
             {"Limit": 0, "Tags": []},
-            told(
+            errors_text(
                 "Value '0' at 'limit' failed to satisfy constraint: Member must have value greater than or equal to 1",
                 "Value '[]' at 'tags' failed to satisfy constraint: Member must have length greater than or equal to 1",
             ),
         ),
         (
             {"Tags": ["a", "b", "c"]},
-            told(
+            errors_text(
                 "Value '[a, b, c]' at 'tags' failed to satisfy constraint: "
                 "Member must have length less than or equal to 2"
             ),
         ),
         (
             {"Elements": [{"AttributeName": "a"}, {"Kind": "SIDE"}]},
-            told(
+            errors_text(
                 f"Value null at 'elements.2.member.attributeName' {NULL}",
                 "Value 'SIDE' at 'elements.2.member.kind' failed to satisfy constraint: "
                 "Member must satisfy enum value set: [HASH]",
             ),
         ),
-        ({"Elements": [None]}, told(f"Value null at 'elements.1.member' {NULL}")),
+        ({"Elements": [None]}, errors_text(f"Value null at 'elements.1.member' {NULL}")),
         (
             {"RequestItems": {"a;": [{"Put": {}}]}},
-            told(
+            errors_text(
                 "Value '{a;=[WriteRequest(put=Put(item=null))]}' at 'requestItems' failed to satisfy constraint: "
                 "Map keys must satisfy constraint: [Member must have length less than or equal to 255, "
                 "Member must have length greater than or equal to 3, "
@@ -223,7 +225,7 @@ NULL = "failed to satisfy constraint: Member must not be null"
         ),
         (
             {"RequestItems": {"abc": []}},
-            told(
+            errors_text(
                 "Value '{abc=[]}' at 'requestItems' failed to satisfy constraint: Map value must satisfy constraint: "
                 "[Member must have length less than or equal to 2, Member must have length greater than or equal to 1]",
             ),
@@ -236,7 +238,7 @@ def test_constraints(changes: dict[str, Any], message: str) -> None:
     assert error.code != "SERIALIZATION"
 
 
-def test_no_more_than_ten_violations_are_told() -> None:
+def test_no_more_than_ten_violations_are_reported() -> None:
     assert str(refusal(GOOD | {"Elements": [{}] * 12})).startswith("10 validation errors detected: ")
 
 
@@ -252,8 +254,8 @@ def test_what_a_request_means() -> None:
 
 
 def test_nulls_and_unknown_types_in_values_are_dropped() -> None:
-    given = GOOD | {"Flag": "no", "Item": {"a": {"S": None, "N": "1"}, "b": None, "c": {"X": 1}, "d": {"L": [None]}}}
-    assert SHAPE.check(given)["Item"] == {"a": {"N": "1"}, "b": {}, "c": {}, "d": {"L": [{}]}}
+    value = GOOD | {"Flag": "no", "Item": {"a": {"S": None, "N": "1"}, "b": None, "c": {"X": 1}, "d": {"L": [None]}}}
+    assert SHAPE.check(value)["Item"] == {"a": {"N": "1"}, "b": {}, "c": {}, "d": {"L": [{}]}}
 
 
 @pytest.mark.parametrize("request_", [None, [], "x", 1])
@@ -268,9 +270,9 @@ def test_a_table_may_be_named_by_its_arn() -> None:
     assert "tableName" in str(refusal(GOOD | {"TableName": "arn:aws:s3:::orders"}))
 
 
-OWN = Structure("Own", {"TableName": OwnTableName(), "Count": Integer(least=1)})
+OWN = Structure("Own", {"TableName": ManagedTableName(), "Count": Integer(least=1)})
 CREATED = Structure(
-    "Created", {"TableName": OwnTableName(alone_told=True), "Count": Integer(least=1)}, required=("Count",)
+    "Created", {"TableName": ManagedTableName(length_alone=True), "Count": Integer(least=1)}, required=("Count",)
 )
 TOO_SHORT = "TableName must be at least 3 characters long and at most 255 characters long"
 
@@ -284,8 +286,8 @@ def test_the_name_of_a_table_of_ones_own() -> None:
     assert str(refusal({"TableName": "ab", "Count": 0}, OWN)) == TOO_SHORT
 
 
-def test_a_bad_name_of_a_new_table_is_told_alone() -> None:
-    assert str(refusal({"TableName": "ab", "Count": 0}, CREATED)) == told(
+def test_a_bad_name_of_a_new_table_is_reported_alone() -> None:
+    assert str(refusal({"TableName": "ab", "Count": 0}, CREATED)) == errors_text(
         "Value 'ab' at 'tableName' failed to satisfy constraint: Member must have length greater than or equal to 3"
     )
 

@@ -19,9 +19,10 @@ from tailrace.http.dynamodb import errors, streams
 from tailrace.http.dynamodb.context import Context
 from tailrace.tables import change
 from tailrace.tables.change import TTL
+from tailrace.tables.change_stream import ChangeStream, DisableStream, EnableStream
+from tailrace.tables.change_trimming import PruneStream
 from tailrace.tables.lifecycle import DeleteTable
 from tailrace.tables.seal import FindSecret
-from tailrace.tables.streams import ChangeStream, DisableStream, EnableStream, PruneStream
 from tests.unit.tables.changes import define, item, opened, put, write
 
 REGION = "eu-west-1"
@@ -53,9 +54,9 @@ class Client:
         return msgspec.json.decode(answer if isinstance(answer, bytes) else msgspec.json.encode(answer))
 
     def refused(self, name: str, **request: Any) -> tuple[str, str]:
-        with pytest.raises(Error) as told:
+        with pytest.raises(Error) as caught:
             self.ask(name, **request)
-        return errors.exception(told.value), str(told.value)
+        return errors.exception(caught.value), str(caught.value)
 
     def arn(self, stream: ChangeStream) -> str:
         return f"arn:aws:dynamodb:{REGION}:123456789012:table/{stream.name}/stream/{stream.label}"
@@ -279,7 +280,7 @@ def test_iterators_cannot_be_made_up(db: Database, client: Client, stream: Chang
     client.iterator(stream)
     secret = db.execute(FindSecret())
     assert secret is not None and len(secret) == 32
-    good = streams.Iterator(stream.name, stream.label, stream.epoch, stream.first, 0, clock.now_ms())
+    good = streams.ShardIterator(stream.name, stream.label, stream.epoch, stream.first, 0, clock.now_ms())
     assert client.everything(streams.sealed(good, secret)) == ["k1"]
     for text in (
         streams.sealed(good, b"guessed"),
@@ -317,7 +318,7 @@ def test_a_large_transaction_is_decoded_as_far_as_it_is_read(
     decoded = []
     real = change.record
 
-    def counted(raw: msgspec.Raw) -> change.Stored:
+    def counted(raw: msgspec.Raw) -> change.StoredRecord:
         decoded.append(raw)
         return real(raw)
 
@@ -333,7 +334,7 @@ def test_a_large_transaction_is_decoded_as_far_as_it_is_read(
     assert found == plain
 
 
-def test_what_was_trimmed_is_told(db: Database, client: Client, stream: ChangeStream) -> None:
+def test_trimmed_records_are_reported(db: Database, client: Client, stream: ChangeStream) -> None:
     early = client.iterator(stream)
     sequences = [put(db, number) for number in range(4)]
     numbers = [streams.sequence_number(sequence, 0) for sequence in sequences]
@@ -462,8 +463,8 @@ def test_a_stream_is_described(db: Database, client: Client, clock: ManualClock)
 def test_what_cannot_be_described(client: Client, stream: ChangeStream) -> None:
     arn = client.arn(stream)
     other = arn.replace("orders", "others")
-    told = client.refused("DescribeStream", StreamArn=other)
-    assert told == ("ResourceNotFoundException", f"Requested resource not found: Stream: {other} not found")
+    error = client.refused("DescribeStream", StreamArn=other)
+    assert error == ("ResourceNotFoundException", f"Requested resource not found: Stream: {other} not found")
     assert client.refused("DescribeStream", StreamArn="x" * 60)[0] == "ValidationException"
     for shard_filter in ({}, {"Type": "CHILD_SHARDS"}, {"ShardId": "x" * 40}, {"Type": "funny", "ShardId": "x" * 40}):
         assert client.refused("DescribeStream", StreamArn=arn, ShardFilter=shard_filter)[0] == "ValidationException"

@@ -1,4 +1,4 @@
-"""The operations on whole tables, through the door, as bytes: shapes, order of complaints, descriptions."""
+"""The operations on tables, through the handler, as bytes: shapes, the order of errors, descriptions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tailrace.access import EVERYTHING, Permission, Principal
 from tailrace.config import Config
 from tailrace.database import Database
 from tailrace.http.dynamodb import render
-from tailrace.http.dynamodb.door import DynamoDoor
+from tailrace.http.dynamodb.handler import DynamoHandler
 from tailrace.http.dynamodb.operations import TABLES
 from tailrace.http.message import Request
 from tailrace.tables.commands import PutItem
@@ -35,12 +35,12 @@ REGION = "ap-south-1"
 
 
 class Desk:
-    """Asks the door, and says what came back."""
+    """Sends a request to the handler, and returns the response."""
 
     def __init__(self, db: Database) -> None:
         self.db = db
         self.principal = Principal("tester", EVERYTHING)
-        self._door = DynamoDoor(db, Config(dev=True), lambda _: (self.principal, None))
+        self._handler = DynamoHandler(db, Config(dev=True), lambda _: (self.principal, None))
 
     async def send(self, operation: str, body: dict[str, Any]) -> tuple[int, Any]:
         headers = {
@@ -49,9 +49,9 @@ class Desk:
             b"x-amz-target": (TABLES + operation).encode(),
             b"authorization": f"AWS4-HMAC-SHA256 Credential=key/20260101/{REGION}/dynamodb/aws4_request".encode(),
         }
-        answer = await self._door(Request(b"POST", b"/", b"", headers, json.dumps(body).encode()))
-        told = bytes(answer.body)
-        return answer.status, json.loads(told) if told else None
+        answer = await self._handler(Request(b"POST", b"/", b"", headers, json.dumps(body).encode()))
+        body = bytes(answer.body)
+        return answer.status, json.loads(body) if body else None
 
     async def ok(self, operation: str, **body: Any) -> Any:
         status, answer = await self.send(operation, body)
@@ -73,7 +73,7 @@ Scenario = Callable[[Desk], Coroutine[Any, Any, None]]
 
 @pytest.fixture
 def at_the_desk(data_dir: Path) -> Callable[[Scenario], None]:
-    """Runs a scenario against an empty database that nobody sweeps."""
+    """Runs a scenario against an empty database without background sweeps."""
 
     def run(scenario: Scenario) -> None:
         async def whole() -> None:
@@ -94,7 +94,7 @@ Run = Callable[[Scenario], None]
 # -- descriptions
 
 
-def test_create_answers_what_was_asked_for_and_no_more(at_the_desk: Run) -> None:
+def test_create_returns_the_requested_settings_and_no_more(at_the_desk: Run) -> None:
     async def scenario(desk: Desk) -> None:
         table = (await desk.ok("CreateTable", TableName="orders", **HASHED))["TableDescription"]
         assert re.fullmatch("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", table.pop("TableId"))
@@ -237,7 +237,7 @@ def test_delete_shows_what_outlives_the_schema(at_the_desk: Run) -> None:
     at_the_desk(scenario)
 
 
-def test_a_stream_is_told_also_when_it_is_off(at_the_desk: Run) -> None:
+def test_a_stream_is_described_also_when_it_is_off(at_the_desk: Run) -> None:
     async def scenario(desk: Desk) -> None:
         on = {"StreamEnabled": True, "StreamViewType": "NEW_IMAGE"}
         await desk.ok("CreateTable", TableName="orders", **HASHED, StreamSpecification=on)
@@ -252,7 +252,7 @@ def test_a_stream_is_told_also_when_it_is_off(at_the_desk: Run) -> None:
     at_the_desk(scenario)
 
 
-def test_the_rest_that_is_kept_is_told(at_the_desk: Run) -> None:
+def test_the_other_stored_settings_are_returned(at_the_desk: Run) -> None:
     async def scenario(desk: Desk) -> None:
         await desk.ok(
             "CreateTable",
@@ -557,7 +557,7 @@ def test_time_to_live(at_the_desk: Run) -> None:
     ("operation", "more"),
     [("TagResource", {"Tags": []}), ("UntagResource", {"TagKeys": []}), ("ListTagsOfResource", {})],
 )
-def test_what_tags_are_asked_of(at_the_desk: Run, operation: str, more: dict[str, Any]) -> None:
+def test_arns_of_tag_requests(at_the_desk: Run, operation: str, more: dict[str, Any]) -> None:
     async def scenario(desk: Desk) -> None:
         async def refused(**body: Any) -> tuple[str, str]:
             return await desk.refused(operation, **body)

@@ -29,7 +29,7 @@ def all_errors() -> list[type[errors.Error]]:
             errors.Unauthenticated("who"), 401, "UNAUTHENTICATED",
             {b"www-authenticate": b'Bearer realm="tailrace", Basic realm="tailrace", charset="UTF-8"'}, {},
         ),
-        (errors.Slowed(3.2), 429, "TOO_MANY_ATTEMPTS", {b"retry-after": b"4"}, {}),
+        (errors.LoginThrottled(3.2), 429, "TOO_MANY_ATTEMPTS", {b"retry-after": b"4"}, {}),
         (errors.Forbidden("no"), 403, "FORBIDDEN", {}, {}),
         (errors.StaleEpoch(current=5, received=3), 403, "STALE_EPOCH", {b"producer-epoch": b"5"}, {}),
         (errors.NotFound("no"), 404, "NOT_FOUND", {}, {}),

@@ -16,11 +16,11 @@ from tailrace import limits
 from tailrace.access import SYSTEM, Principal
 from tailrace.clock import ManualClock
 from tailrace.http import cursor as cursors
-from tailrace.http.callers import Caller
-from tailrace.http.encoding import TEXT
-from tailrace.http.live import READ_BYTES, Live, Turns
+from tailrace.http.live import READ_BYTES, LiveReads, Turns
 from tailrace.http.message import Frame, Request
-from tailrace.http.reading import Piece, Reading
+from tailrace.http.reading import FeedSlice, Reading
+from tailrace.http.revocation import Caller
+from tailrace.http.sse import TEXT
 from tailrace.log.entry import Entry, Log
 from tailrace.log.log import CLOSED, DROPPED, Advanced
 from tailrace.log.position import offset
@@ -37,11 +37,11 @@ async def follow(events: Events) -> tuple[list[str], list[dict[str, Any]]]:
     """All data and all control events up to the closure; each data event has one control event after it."""
     data, controls = [], []
     while True:
-        text, told = await events.pair()
+        text, control = await events.pair()
         if text is not None:
             data.append(text)
-        controls.append(told)
-        if told.get("streamClosed"):
+        controls.append(control)
+        if control.get("streamClosed"):
             assert await events.rest() == []
             return data, controls
 
@@ -54,14 +54,14 @@ def test_catch_up_then_live(data_dir: Path) -> None:
             assert fields["content-type"] == "text/event-stream"
             assert fields["cache-control"] == "no-cache"
             assert "stream-sse-data-encoding" not in fields
-            text, told = await events.pair()
-            assert (text, told["streamNextOffset"], told["upToDate"]) == ("old", offset(3), True)
+            text, control = await events.pair()
+            assert (text, control["streamNextOffset"], control["upToDate"]) == ("old", offset(3), True)
             await up.append("a", b"new")
-            text, told = await events.pair()
-            assert (text, told["streamNextOffset"], told["upToDate"]) == ("new", offset(6), True)
+            text, control = await events.pair()
+            assert (text, control["streamNextOffset"], control["upToDate"]) == ("new", offset(6), True)
             await up.append("a", b"end", stream_closed="true")
-            text, told = await events.pair()
-            assert (text, told) == ("end", {"streamNextOffset": offset(9), "streamClosed": True, "upToDate": True})
+            text, control = await events.pair()
+            assert (text, control) == ("end", {"streamNextOffset": offset(9), "streamClosed": True, "upToDate": True})
             assert await events.rest() == []
 
     serve(data_dir, scenario)
@@ -72,20 +72,20 @@ def test_where_it_begins(data_dir: Path, position: int | str, expected: str | No
     async def scenario(up: Up) -> None:
         await up.create("a", body=b"old")
         async with up.events("a", position) as events:
-            text, told = await events.pair()
-            assert (text, told["streamNextOffset"], told["upToDate"]) == (expected, offset(3), True)
+            text, control = await events.pair()
+            assert (text, control["streamNextOffset"], control["upToDate"]) == (expected, offset(3), True)
             await up.append("a", b"new")
             assert (await events.pair())[0] == "new"
 
     serve(data_dir, scenario)
 
 
-def test_an_empty_stream_tells_its_state_at_once(data_dir: Path) -> None:
+def test_an_empty_stream_sends_its_state_at_once(data_dir: Path) -> None:
     async def scenario(up: Up) -> None:
         await up.create("a")
         async with up.events("a") as events:
-            text, told = await events.pair()
-            assert (text, told["streamNextOffset"], told["upToDate"]) == (None, offset(0), True)
+            text, control = await events.pair()
+            assert (text, control["streamNextOffset"], control["upToDate"]) == (None, offset(0), True)
 
     serve(data_dir, scenario)
 
@@ -108,9 +108,9 @@ def test_closed_midway(data_dir: Path) -> None:
         async with up.events("a") as events:
             await events.pair()
             await up.close("a")
-            text, told = await events.pair()
-            assert (text, told["streamClosed"]) == (None, True)
-            assert "streamCursor" not in told
+            text, control = await events.pair()
+            assert (text, control["streamClosed"]) == (None, True)
+            assert "streamCursor" not in control
             assert await events.rest() == []
 
     serve(data_dir, scenario)
@@ -128,7 +128,7 @@ def test_deleted_midway(data_dir: Path) -> None:
     serve(data_dir, scenario)
 
 
-def test_deleted_and_made_anew_under_a_reader(data_dir: Path) -> None:
+def test_deleted_and_recreated_under_a_reader(data_dir: Path) -> None:
     """The reader's stream is gone: what is at the path now is not its continuation."""
 
     async def scenario(up: Up) -> None:
@@ -161,7 +161,7 @@ def test_deleted_during_catch_up(data_dir: Path, monkeypatch: pytest.MonkeyPatch
                 async for piece in lines:
                     rest += piece
             except httpx.RemoteProtocolError:
-                pass  # cut off: to a reader the same as a lost connection, so it comes back and is told
+                pass  # cut off: to a reader the same as a lost connection, so it reconnects and gets the error
             assert b"yyyy" not in rest, "what is at the path now is not the continuation"
             assert b"streamClosed" not in rest
         assert (await up.get("a", "now")).status_code == 200
@@ -227,9 +227,9 @@ def test_no_gap_and_no_duplicate_under_concurrent_appends(
                 await asyncio.sleep(0)
             async with up.events("a") as events:
                 data, controls = await follow(events)
-            positions = [told["streamNextOffset"] for told in controls]
+            positions = [control["streamNextOffset"] for control in controls]
             assert positions == sorted(positions)
-            cursors_ = [int(told["streamCursor"]) for told in controls if "streamCursor" in told]
+            cursors_ = [int(control["streamCursor"]) for control in controls if "streamCursor" in control]
             assert cursors_ == sorted(cursors_)
             return [message for text in data for message in json.loads(text)]
 
@@ -253,8 +253,8 @@ def test_the_same_cursor_never_comes_twice_to_a_client(data_dir: Path) -> None:
         async with up.events("a", cursor=str(ahead)) as events:
             seen = []
             for number in range(3):
-                _, told = await events.pair()
-                seen.append(int(told["streamCursor"]))
+                _, control = await events.pair()
+                seen.append(int(control["streamCursor"]))
                 await up.append("a", b"%d" % number)
         assert seen[0] > ahead
         assert seen == sorted(seen)
@@ -266,13 +266,13 @@ def test_an_answer_is_recycled(data_dir: Path) -> None:
     async def scenario(up: Up) -> None:
         await up.create("a", body=b"x")
         async with up.events("a") as events:
-            _, told = await events.pair()
+            _, control = await events.pair()
             assert await events.rest() == []
         await up.append("a", b"y")
-        async with up.events("a", told["streamNextOffset"], cursor=told["streamCursor"]) as events:
+        async with up.events("a", control["streamNextOffset"], cursor=control["streamCursor"]) as events:
             text, again = await events.pair()
         assert text == "y", "and taken up where it ended"
-        assert int(again["streamCursor"]) > int(told["streamCursor"])
+        assert int(again["streamCursor"]) > int(control["streamCursor"])
 
     serve(data_dir, scenario, sse_recycle_s=0.05)
 
@@ -332,7 +332,7 @@ def test_lines_arrive_as_they_were_written(data_dir: Path) -> None:
 # -- channels, by hand
 
 
-class Heard:
+class RecordingSink:
     """A sink that keeps what it is sent."""
 
     def __init__(self) -> None:
@@ -354,7 +354,7 @@ def advanced(position: int, body: bytes) -> Notice:
 def by_hand(work: Any) -> None:
     async def main() -> None:
         tail, metrics = Tail(), Metrics()
-        await work(tail, Live(tail, ManualClock(), metrics, recycle_s=60), metrics)
+        await work(tail, LiveReads(tail, ManualClock(), metrics, recycle_s=60), metrics)
 
     asyncio.run(main())
 
@@ -367,17 +367,17 @@ class Scripted:
     def __init__(self, *lengths: int) -> None:
         self._lengths = list(lengths)
 
-    async def read(self, position: int | None, bytes_max: int) -> Piece:
+    async def read(self, position: int | None, bytes_max: int) -> FeedSlice:
         at, tail = position or 0, self._lengths.pop(0)
         entries = [Entry(1, n, n + 1, 0, b"%d" % (n % 10)) for n in range(at, tail)]
-        return Piece(1, "text/plain", TEXT, at, entries, tail, tail, not self._lengths)
+        return FeedSlice(1, "text/plain", TEXT, at, entries, tail, tail, not self._lengths)
 
-    async def describe(self) -> Piece:
+    async def describe(self) -> FeedSlice:
         tail = self._lengths.pop(0)
-        return Piece(1, "text/plain", TEXT, tail, [], tail, tail, not self._lengths)
+        return FeedSlice(1, "text/plain", TEXT, tail, [], tail, tail, not self._lengths)
 
 
-def answered(tail: Tail, live: Live, feed: Scripted, query: bytes) -> Any:
+def answered(tail: Tail, live: LiveReads, feed: Scripted, query: bytes) -> Any:
     def caller(_: Request, principal: Principal) -> Caller:
         return Caller(None, None, principal)
 
@@ -386,10 +386,10 @@ def answered(tail: Tail, live: Live, feed: Scripted, query: bytes) -> Any:
 
 
 def test_what_is_committed_between_a_read_and_the_joining_is_not_missed() -> None:
-    """No notice comes for it: it was told before the reader joined. Only reading again finds it."""
+    """No notice comes for it: it was sent before the reader joined. Only reading again finds it."""
 
-    async def work(tail: Tail, live: Live, metrics: Metrics) -> None:
-        sink = Heard()
+    async def work(tail: Tail, live: LiveReads, metrics: Metrics) -> None:
+        sink = RecordingSink()
         answer = await answered(tail, live, Scripted(2, 3, 4), b"offset=-1&live=sse")
         await asyncio.wait_for(answer.run(sink), 10)
         events = b"".join(frame.data for frame in sink.frames)
@@ -403,7 +403,7 @@ def test_what_is_committed_between_a_read_and_the_joining_is_not_missed() -> Non
 
 @pytest.mark.parametrize("start", [b"now", b"-1"])
 def test_what_is_committed_between_a_read_and_the_waiting_is_not_missed(start: bytes) -> None:
-    async def work(tail: Tail, live: Live, metrics: Metrics) -> None:
+    async def work(tail: Tail, live: LiveReads, metrics: Metrics) -> None:
         feed = Scripted(0, 2, 2)
         answer = await asyncio.wait_for(answered(tail, live, feed, b"live=long-poll&offset=" + start), 10)
         assert (answer.status, answer.body) == (200, b"01")
@@ -413,8 +413,8 @@ def test_what_is_committed_between_a_read_and_the_waiting_is_not_missed(start: b
 
 
 def test_a_frame_is_encoded_once_for_all_readers_at_one_place() -> None:
-    async def work(tail: Tail, live: Live, metrics: Metrics) -> None:
-        sinks = [Heard() for _ in range(5)]
+    async def work(tail: Tail, live: LiveReads, metrics: Metrics) -> None:
+        sinks = [RecordingSink() for _ in range(5)]
         for sink in sinks:
             live.join(1, TEXT, sink, 0, None)
         tail.publish([advanced(0, b"a"), advanced(1, b"b")])
@@ -427,17 +427,17 @@ def test_a_frame_is_encoded_once_for_all_readers_at_one_place() -> None:
 
 
 def test_large_data_is_encoded_once_whatever_the_cursors() -> None:
-    async def work(tail: Tail, live: Live, metrics: Metrics) -> None:
+    async def work(tail: Tail, live: LiveReads, metrics: Metrics) -> None:
         ahead = cursors.current(ManualClock().now_ms()) + 1_000_000
-        sinks = [Heard() for _ in range(6)]
+        sinks = [RecordingSink() for _ in range(6)]
         for number, sink in enumerate(sinks):
             live.join(1, TEXT, sink, 0, ahead + number // 2 if number else None)
         tail.publish([advanced(0, b"a" * 100_000)])
         assert len({id(sink.frames[0]) for sink in sinks}) == 1, "one copy for all"
         for sink in sinks:
-            data, told = sink.frames
+            data, control = sink.frames
             assert data.data == TEXT.event([b"a" * 100_000])
-            assert told.data.startswith(b"event: control\n")
+            assert control.data.startswith(b"event: control\n")
         assert sinks[2].frames[1] is sinks[3].frames[1]
         assert b'"streamCursor":"%d"' % (ahead + 2) in sinks[4].frames[1].data
 
@@ -445,8 +445,8 @@ def test_large_data_is_encoded_once_whatever_the_cursors() -> None:
 
 
 def test_a_cursor_that_time_has_passed_is_the_present_one() -> None:
-    async def work(tail: Tail, live: Live, metrics: Metrics) -> None:
-        one, other = Heard(), Heard()
+    async def work(tail: Tail, live: LiveReads, metrics: Metrics) -> None:
+        one, other = RecordingSink(), RecordingSink()
         live.join(1, TEXT, one, 0, None)
         live.join(1, TEXT, other, 0, cursors.current(ManualClock().now_ms()) - 1)
         tail.publish([advanced(0, b"a")])
@@ -465,9 +465,9 @@ def test_readers_with_cursors_of_their_own_get_large_messages_whole(data_dir: Pa
         async def read(cursor: int) -> None:
             async with up.events("a", cursor=str(cursor)) as events:
                 await events.pair()
-                text, told = await events.pair()
+                text, control = await events.pair()
                 assert text == "x" * 5_000_000
-                assert int(told["streamCursor"]) > cursor
+                assert int(control["streamCursor"]) > cursor
 
         async def write() -> None:
             await up.until(lambda: up.db.metrics.live_readers == 4)
@@ -480,8 +480,8 @@ def test_readers_with_cursors_of_their_own_get_large_messages_whole(data_dir: Pa
 
 
 def test_readers_at_different_places_get_what_they_lack() -> None:
-    async def work(tail: Tail, live: Live, metrics: Metrics) -> None:
-        here, ahead, behind, done = Heard(), Heard(), Heard(), Heard()
+    async def work(tail: Tail, live: LiveReads, metrics: Metrics) -> None:
+        here, ahead, behind, done = RecordingSink(), RecordingSink(), RecordingSink(), RecordingSink()
         readers = [live.join(1, TEXT, sink, at, None) for sink, at in ((here, 5), (ahead, 6), (behind, 4), (done, 7))]
         tail.publish([advanced(5, b"x"), advanced(6, b"y")])
         assert b"data:xy\n" in here.frames[0].data
@@ -489,7 +489,7 @@ def test_readers_at_different_places_get_what_they_lack() -> None:
         assert behind.frames == [], "it missed something: it must read before it can follow"
         assert readers[2].behind
         assert readers[2].ended.done()
-        assert done.frames == [], "it heard of this already"
+        assert done.frames == [], "it has received this already"
         assert not readers[3].ended.done()
         assert [reader.position for reader in readers] == [7, 7, 4, 7]
 
@@ -497,7 +497,7 @@ def test_readers_at_different_places_get_what_they_lack() -> None:
 
 
 def test_what_ends_a_log_ends_its_readers() -> None:
-    async def work(tail: Tail, live: Live, metrics: Metrics) -> None:
+    async def work(tail: Tail, live: LiveReads, metrics: Metrics) -> None:
         for notices, data, closed in (
             ([Notice(1, CLOSED)], False, True),
             ([Notice(1, DROPPED)], False, False),
@@ -505,7 +505,7 @@ def test_what_ends_a_log_ends_its_readers() -> None:
             ([advanced(0, b"a"), Notice(1, DROPPED)], True, False),
             ([Notice(1, CLOSED), Notice(1, DROPPED)], False, True),
         ):
-            sink = Heard()
+            sink = RecordingSink()
             reader = live.join(1, TEXT, sink, 0, None)
             tail.publish(notices)
             assert reader.ended.done()
@@ -520,8 +520,8 @@ def test_what_ends_a_log_ends_its_readers() -> None:
 
 
 def test_leaving_twice_counts_once() -> None:
-    async def work(tail: Tail, live: Live, metrics: Metrics) -> None:
-        one, two = live.join(1, TEXT, Heard(), 0, None), live.join(1, TEXT, Heard(), 0, None)
+    async def work(tail: Tail, live: LiveReads, metrics: Metrics) -> None:
+        one, two = live.join(1, TEXT, RecordingSink(), 0, None), live.join(1, TEXT, RecordingSink(), 0, None)
         live.leave(1, TEXT, one)
         live.leave(1, TEXT, one)
         assert metrics.live_readers == 1
@@ -557,7 +557,7 @@ def test_readers_that_are_woken_at_once_read_a_slice_in_a_turn(size: int) -> Non
     asyncio.run(main())
 
 
-def test_a_reader_that_leaves_keeps_nobody_waiting() -> None:
+def test_a_reader_that_leaves_delays_no_other() -> None:
     async def main() -> None:
         turns = Turns()
         tasks = [asyncio.create_task(turns.take(limits.BODY_BYTES_MAX)) for _ in range(5)]

@@ -12,7 +12,7 @@ from tailrace.http.arrow import Pace
 
 
 class Clocks:
-    """Time that passes when it is told to: by the clock, and of the loop's processor."""
+    """Time that passes on command: by the clock, and of the loop's processor."""
 
     def __init__(self) -> None:
         self.now_s = self.used_s = 0.0

@@ -103,20 +103,20 @@ def test_events_follow(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ):
             readers = [Events(one), Events(two)]
             for reader in readers:
-                data, told = await reader.pair()
+                data, control = await reader.pair()
                 assert read(data or "") == [b"before"]
-                assert told["upToDate"]
+                assert control["upToDate"]
             await topics.up.until(lambda: topics.db.metrics.live_readers == 2)
             rendered: list[Any] = []
             encode = partitions.rendered
-            monkeypatch.setattr(partitions, "rendered", lambda *given: rendered.append(given) or encode(*given))
+            monkeypatch.setattr(partitions, "rendered", lambda *args: rendered.append(args) or encode(*args))
             await topics.publish(b"a", b"b")
             for reader in readers:
-                data, told = await reader.pair()
+                data, control = await reader.pair()
                 assert read(data or "") == [b"a", b"b"]
-                assert told["streamNextOffset"] == offset(3)
+                assert control["streamNextOffset"] == offset(3)
             assert len(rendered) == 2, "each message is encoded once, however many follow"
-            large = b"x" * (partitions.APART_BYTES + 1)
+            large = b"x" * (partitions.TURN_BYTES + 1)
             await topics.publish(large)
             for reader in readers:
                 data, _ = await reader.pair()
@@ -175,7 +175,7 @@ def test_reading_needs_the_permission_to_consume(data_dir: Path) -> None:
     async def work(topics: Topics) -> None:
         await topics.publish(b"a")
         feed = PartitionFeed(topics.db, Principal("reader", frozenset(("read", "write"))), TOPIC, 0)
-        for work in (feed.read(None, 100), feed.describe(), feed.head()):
+        for work in (feed.read(None, 100), feed.describe()):
             with pytest.raises(Forbidden, match="consume"):
                 await work
 

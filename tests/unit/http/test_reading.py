@@ -1,4 +1,4 @@
-"""Catch-up and long-poll: pages, what they claim, how caches tell them apart, and who is woken by what."""
+"""Catch-up and long-poll: pages, their headers, how caches distinguish them, and which events wake a reader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tailrace.log.entry import Entry
 from tailrace.log.log import Advanced
 from tailrace.log.position import offset
 from tailrace.storage.engine import Notice
-from tailrace.streams.queries import Describe
+from tailrace.streams.queries import DescribeStream
 from tests.unit.http.inprocess import Up, serve
 
 JSON = "application/json"
@@ -472,7 +472,7 @@ def test_reads_renew_the_ttl_and_head_does_not(data_dir: Path, monkeypatch: pyte
         monkeypatch.setattr(up.db.clock, "now_ms", lambda: real() + ahead_ms)
 
         async def expires_ms() -> int:
-            found = await up.db.aexecute(Describe("a"))
+            found = await up.db.aexecute(DescribeStream("a"))
             assert found.stream.expires_ms is not None
             return found.stream.expires_ms
 
@@ -508,7 +508,7 @@ def test_a_wake_up_without_news_is_slept_over(data_dir: Path) -> None:
 
     async def scenario(up: Up) -> None:
         await up.http.put("/v1/stream/a", headers={"content-type": "text/plain"}, content=b"abc")
-        found = await up.db.aexecute(Describe("a"))
+        found = await up.db.aexecute(DescribeStream("a"))
         task = await polling(up)
         up.db.tail.publish([Notice(found.log.id, Advanced(found.log, Entry(found.log.id, 0, 3, 0, b"abc")))])
         await asyncio.sleep(0.05)

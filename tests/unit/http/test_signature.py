@@ -1,4 +1,4 @@
-"""Who signed a request, asked where the server asks it."""
+"""The principal of a signed request, through the functions that the server calls."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 import tailrace
-from tailrace import Database
+from tailrace import Database, limits
 from tailrace.access import EVERYTHING, ROLES, SYSTEM, Access, Permission, Principal
-from tailrace.auth import slowing
 from tailrace.auth.keys import (
     CreateAccessKey,
     DeleteAccessKey,
@@ -29,11 +28,11 @@ from tailrace.auth.keys import (
 from tailrace.auth.users import AlterUser, CreateUser, DropUser, LoadUser
 from tailrace.clock import ManualClock
 from tailrace.config import Config
-from tailrace.errors import Slowed, Unauthenticated
-from tailrace.http.keys import KeysDoor
+from tailrace.errors import LoginThrottled, Unauthenticated
+from tailrace.http.authentication import Authenticator
 from tailrace.http.message import Request
 from tailrace.http.signature import Claimed, Signatures
-from tailrace.http.who import Who
+from tests.unit.http.dispatching import Dispatching
 
 CLOCK = ManualClock()
 
@@ -64,10 +63,10 @@ def bare(**headers: str) -> Request:
 
 
 def signatures_of(db: Database, *, dev: bool = False, token: str | None = None) -> Signatures:
-    return Signatures(db, Who(db, Config(dev=dev, token=token)), dev=dev)
+    return Signatures(db, Authenticator(db, Config(dev=dev, token=token)), dev=dev)
 
 
-def asked_of(signatures: Signatures, request: Request) -> Claimed:
+def claimed_by(signatures: Signatures, request: Request) -> Claimed:
     """What is claimed, whether it was there at once or had to be waited for."""
 
     async def wait() -> Claimed:
@@ -82,14 +81,14 @@ def asked_of(signatures: Signatures, request: Request) -> Claimed:
 
 
 def who(signatures: Signatures, request: Request) -> Principal:
-    principal, verify = asked_of(signatures, request)
+    principal, verify = claimed_by(signatures, request)
     if verify is not None:
         verify()
     return principal
 
 
 def refused(signatures: Signatures, request: Request) -> str:
-    with pytest.raises((Unauthenticated, Slowed)) as caught:
+    with pytest.raises((Unauthenticated, LoginThrottled)) as caught:
         who(signatures, request)
     return caught.value.code
 
@@ -103,14 +102,14 @@ def test_a_key_stands_for_its_principal(db: Database, key: NewKey) -> None:
     assert refused(signatures, bare(authorization="AWS4-x")) == "INCOMPLETE_SIGNATURE"
 
 
-def test_a_clock_that_jumped_and_came_back_refuses_nobody(db: Database, key: NewKey) -> None:
+def test_a_clock_that_jumped_and_came_back_refuses_no_request(db: Database, key: NewKey) -> None:
     """Our own time does not go back, and is wrong from then on; a client's signature bears the right one."""
     assert isinstance(db.clock, ManualClock)
     db.clock.jump_by(10 * 86_400)
     with pytest.raises(Unauthenticated):
-        asked_of(signatures_of(db), signed(key.id, key.secret))
+        claimed_by(signatures_of(db), signed(key.id, key.secret))
     db.clock.jump_by(-10 * 86_400)
-    assert asked_of(signatures_of(db), signed(key.id, key.secret))[0].name == "ann"
+    assert claimed_by(signatures_of(db), signed(key.id, key.secret))[0].name == "ann"
 
 
 def test_the_body_is_what_was_signed(db: Database, key: NewKey) -> None:
@@ -164,8 +163,8 @@ def test_who_has_no_key_is_refused_before_the_body_is_looked_at(db: Database, ke
     with mock.patch("tailrace.auth.signature.verify", side_effect=AssertionError):
         with pytest.raises(Unauthenticated):
             signatures.claimed(signed("AKIDUNKNOWN", key.secret))
-        _, verify = asked_of(signatures, signed(key.id, key.secret))
-    principal, verify = asked_of(signatures, signed(key.id, "wrong" * 8))
+        _, verify = claimed_by(signatures, signed(key.id, key.secret))
+    principal, verify = claimed_by(signatures, signed(key.id, "wrong" * 8))
     assert (principal.name, verify is not None) == ("ann", True)
     with pytest.raises(Unauthenticated):
         verify()  # type: ignore[misc]
@@ -202,7 +201,7 @@ def test_the_token_of_the_server(db: Database) -> None:
         assert refused(without, bare(authorization="Bearer ")) == "WRONG_TOKEN"
 
 
-def test_everyone_is_let_in_for_development(db: Database) -> None:
+def test_dev_mode_accepts_every_request(db: Database) -> None:
     signatures = signatures_of(db, dev=True)
     everyone = Principal("everyone", ROLES["dba"], "dba")
     assert who(signatures, bare()) == everyone
@@ -217,35 +216,39 @@ def test_everyone_is_let_in_for_development(db: Database) -> None:
     assert refused(signatures, old) == "INVALID_SIGNATURE"
 
 
-# -- the door of the keys
+# -- access keys over HTTP
 
 
-def asked(
+JSON = {b"content-type": b"application/json"}
+
+
+def request_keys(
     db: Database, method: bytes, rest: bytes = b"", body: bytes = b"", principal: Principal = SYSTEM
 ) -> tuple[int, dict[str, object]]:
     async def main() -> tuple[int, dict[str, object]]:
-        request = Request(method, b"/v1/admin/keys" + rest, b"", {}, body)
-        answer = await KeysDoor(db)(request, rest, principal)
+        dispatching = Dispatching(db)
+        answer = await dispatching.ask(Request(method, b"/v1/admin/keys" + rest, b"", JSON, body), principal)
+        await dispatching.close()
         return answer.status, msgspec.json.decode(answer.body) if answer.body else {}
 
     return asyncio.run(main())
 
 
 def test_keys_over_http(db: Database) -> None:
-    status, made = asked(db, b"POST", body=b'{"principal": "ann"}')
+    status, made = request_keys(db, b"POST", body=b'{"principal": "ann"}')
     assert status == 201
     name, secret = str(made["id"]), made.pop("secret")
     assert made["role"] == "user"
     assert (made["principal"], made["created_at"]) == ("ann", "2023-11-14T22:13:20.000Z")
     assert isinstance(secret, str)
     assert len(secret) == 40
-    assert asked(db, b"GET") == (200, {"keys": [{**made, "disabled": False}]})
+    assert request_keys(db, b"GET") == (200, {"keys": [{**made, "disabled": False}]})
     one = b"/" + name.encode()
-    assert asked(db, b"PATCH", one, b'{"disabled": true}') == (200, {**made, "disabled": True})
-    assert asked(db, b"PATCH", one, b'{"disabled": false}') == (200, {**made, "disabled": False})
-    assert asked(db, b"DELETE", one) == (204, {})
-    assert asked(db, b"DELETE", one)[0] == 404
-    assert asked(db, b"GET") == (200, {"keys": []})
+    assert request_keys(db, b"PATCH", one, b'{"disabled": true}') == (200, {**made, "disabled": True})
+    assert request_keys(db, b"PATCH", one, b'{"disabled": false}') == (200, {**made, "disabled": False})
+    assert request_keys(db, b"DELETE", one) == (204, {})
+    assert request_keys(db, b"DELETE", one)[0] == 404
+    assert request_keys(db, b"GET") == (200, {"keys": []})
 
 
 @pytest.mark.parametrize(
@@ -268,24 +271,24 @@ def test_keys_over_http(db: Database) -> None:
     ],
 )
 def test_bad_requests_for_keys(db: Database, method: bytes, rest: bytes, body: bytes, status: int) -> None:
-    answered, told = asked(db, method, rest, body)
+    answered, document = request_keys(db, method, rest, body)
     assert answered == status
-    assert told["error"]
-    assert asked(db, b"GET") == (200, {"keys": []})
+    assert document["error"]
+    assert request_keys(db, b"GET") == (200, {"keys": []})
 
 
 def test_keys_are_for_administrators(db: Database) -> None:
     writer = Principal("writer", frozenset((Permission.READ, Permission.WRITE)))
-    assert asked(db, b"GET", principal=writer)[0] == 403
-    assert asked(db, b"POST", body=b'{"principal": "ann"}', principal=writer)[0] == 403
+    assert request_keys(db, b"GET", principal=writer)[0] == 403
+    assert request_keys(db, b"POST", body=b'{"principal": "ann"}', principal=writer)[0] == 403
 
 
 def test_a_dba_makes_no_key_that_may_more_than_its_user(db: Database) -> None:
     dba = Principal("boss", ROLES["dba"], "dba")
     db.execute(CreateUser(name="ann", role="user"))
-    assert asked(db, b"POST", body=b'{"principal": "ann", "role": "system"}', principal=dba)[0] == 403
-    assert asked(db, b"POST", body=b'{"principal": "ann", "role": "dba"}', principal=dba)[0] == 400
-    status, made = asked(db, b"POST", body=b'{"principal": "ann"}', principal=dba)
+    assert request_keys(db, b"POST", body=b'{"principal": "ann", "role": "system"}', principal=dba)[0] == 403
+    assert request_keys(db, b"POST", body=b'{"principal": "ann", "role": "dba"}', principal=dba)[0] == 400
+    status, made = request_keys(db, b"POST", body=b'{"principal": "ann"}', principal=dba)
     assert (status, made["role"]) == (201, "user")
     assert who(signatures_of(db), signed(str(made["id"]), str(made["secret"]))).role == "user"
 
@@ -294,22 +297,20 @@ def test_a_dba_switches_off_no_key_of_a_system_user(db: Database) -> None:
     dba = Principal("boss", ROLES["dba"], "dba")
     db.execute(CreateUser(name="root", role="system"))
     one = b"/" + db.execute(CreateAccessKey("root")).id.encode()
-    assert asked(db, b"PATCH", one, b'{"disabled": true}', principal=dba)[0] == 403
-    assert asked(db, b"DELETE", one, principal=dba)[0] == 403
-    assert asked(db, b"DELETE", one)[0] == 204
+    assert request_keys(db, b"PATCH", one, b'{"disabled": true}', principal=dba)[0] == 403
+    assert request_keys(db, b"DELETE", one, principal=dba)[0] == 403
+    assert request_keys(db, b"DELETE", one)[0] == 204
 
 
-def test_wrong_signatures_are_slowed_and_told_in_the_log(
-    db: Database, key: NewKey, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_wrong_signatures_are_throttled_and_logged(db: Database, key: NewKey, caplog: pytest.LogCaptureFixture) -> None:
     signatures = signatures_of(db)
     wrong = [signed(key.id, "x" * 40), signed("TRKUNKNOWN", "x" * 40)]
     with caplog.at_level("INFO", "tailrace.audit"):
-        for number in range(slowing.PEER_FREE):
+        for number in range(limits.LOGIN_PEER_FREE):
             assert refused(signatures, wrong[number % 2]) in ("INVALID_SIGNATURE", "UNRECOGNIZED_CLIENT")
-        told = [line for line in caplog.messages if "authenticate" in line]
-        assert len(told) == slowing.PEER_FREE and key.id in told[0]
+        logged = [line for line in caplog.messages if "authenticate" in line]
+        assert len(logged) == limits.LOGIN_PEER_FREE and key.id in logged[0]
         for request in wrong:
             assert refused(signatures, request) == "TOO_MANY_ATTEMPTS"
-        assert len([line for line in caplog.messages if "authenticate" in line]) == len(told)
+        assert len([line for line in caplog.messages if "authenticate" in line]) == len(logged)
     assert who(signatures, signed(key.id, key.secret)).name == "ann", "a right one is not kept waiting by others"

@@ -1,4 +1,4 @@
-"""What operators are told of topics: lag and what is in flight by group, how much there is, and how long it takes."""
+"""Metrics of topics: lag and messages in flight by group, sizes, and durations."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace import metrics
-from tailrace.http import system
+from tailrace import limits, metrics
 from tailrace.metrics import BUCKETS, HISTOGRAMS, LABELLED, NAMES, Histogram, Metrics
 from tailrace.topics.commands import ClearTopic
 from tests.unit.http.messages import GROUP, TOPIC, Topics, encoded, run
@@ -91,9 +90,9 @@ def test_who_waits_is_counted(data_dir: Path) -> None:
     run(data_dir, work)
 
 
-def test_too_many_groups_are_cut_and_said_so(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_groups_are_cut_and_marked_so(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(topics: Topics) -> None:
-        monkeypatch.setattr(system, "SERIES_MAX", 3)
+        monkeypatch.setattr(limits, "METRIC_SERIES_MAX", 3)
         for number in range(5):
             await topics.consume(group_id=f"g{number}")
         found = await measured(topics)

@@ -15,8 +15,9 @@ import pytest
 from tailrace.http import tables
 from tailrace.log.position import offset
 from tailrace.tables.change import TTL
+from tailrace.tables.change_stream import DisableStream, EnableStream
+from tailrace.tables.change_trimming import PruneStream
 from tailrace.tables.lifecycle import DeleteTable
-from tailrace.tables.streams import DisableStream, EnableStream, PruneStream
 from tests.unit.http.inprocess import Events, Up, serve
 from tests.unit.tables.changes import define, item, write
 
@@ -86,7 +87,7 @@ def test_records_are_plain_json(data_dir: Path) -> None:
     run(data_dir, work)
 
 
-def test_records_are_typed_where_asked(data_dir: Path) -> None:
+def test_records_are_typed_on_request(data_dir: Path) -> None:
     async def work(orders: Orders) -> None:
         await orders.db.aexecute(EnableStream("orders"))
         await orders.put(1, n={"N": "1.50"}, b={"B": b"\x00\xff"})
@@ -146,24 +147,24 @@ def test_a_long_poll_waits_for_a_write(data_dir: Path) -> None:
 
 
 async def _next(events: Events) -> tuple[list[Any], dict[str, Any]]:
-    data, told = await events.pair()
-    return [] if data is None else msgspec.json.decode(data), told
+    data, control = await events.pair()
+    return [] if data is None else msgspec.json.decode(data), control
 
 
 def test_large_transactions_are_rendered_in_a_thread(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
     real = tables.rendered
 
-    def noted(*given: Any) -> Any:
+    def noted(*arguments: Any) -> Any:
         threads.append(threading.current_thread() is threading.main_thread())
-        return real(*given)
+        return real(*arguments)
 
     async def work(orders: Orders) -> None:
         await orders.db.aexecute(EnableStream("orders"))
         await orders.put(1, 2)
         plain = (await orders.get()).json()
         assert threads == [True]
-        large = {"S": "x" * tables.APART_BYTES}
+        large = {"S": "x" * tables.OFFLOAD_BYTES}
         sequence = await orders.put(3, 4, t=large)
         answer = await orders.get(sequence)
         assert keys_of(answer) == ["k3", "k4"]
@@ -202,29 +203,29 @@ def test_events_follow_the_table(data_dir: Path) -> None:
             http.stream("GET", url, params={"offset": "now", "live": "sse", "values": "typed"}) as as_typed,
         ):
             first, second, third = Events(one), Events(other), Events(as_typed)
-            records, told = await _next(first)
-            assert ([r["keys"]["pk"] for r in records], told["upToDate"]) == (["k1"], True)
+            records, control = await _next(first)
+            assert ([r["keys"]["pk"] for r in records], control["upToDate"]) == (["k1"], True)
             assert (await _next(second))[0] == (await _next(third))[0] == []
             await orders.up.until(lambda: orders.db.metrics.live_readers == 3)
             sequence = await orders.put(2, 3)
             for events, key in ((first, "k2"), (second, "k2"), (third, {"S": "k2"})):
-                records, told = await _next(events)
+                records, control = await _next(events)
                 assert [(r["sequence"], r["index"], r["last"]) for r in records] == [
                     (sequence, 0, False),
                     (sequence, 1, True),
                 ]
                 assert (records[0]["keys"]["pk"], records[0]["table"]) == (key, "orders")
-                assert told["streamNextOffset"] == offset(sequence + 1)
+                assert control["streamNextOffset"] == offset(sequence + 1)
             await orders.db.aexecute(DeleteTable("orders"))
             for events in (first, second, third):
-                records, told = await _next(events)
-                assert (records, told["streamClosed"]) == ([], True)
+                records, control = await _next(events)
+                assert (records, control["streamClosed"]) == ([], True)
         await orders.up.until(lambda: orders.up.waiters == 0)
 
     run(data_dir, work)
 
 
-def test_readers_are_let_go_when_the_server_stops(data_dir: Path) -> None:
+def test_readers_are_disconnected_when_the_server_stops(data_dir: Path) -> None:
     async def work(orders: Orders) -> None:
         await orders.db.aexecute(EnableStream("orders"))
         poll = asyncio.create_task(orders.get("now", live="long-poll"))

@@ -20,25 +20,25 @@ import pytest
 
 from tailrace.completion import Completion
 from tailrace.http.connection import Connection
-from tailrace.http.message import Answer, Frame, Live, Request, Response, Sink
+from tailrace.http.message import Answer, Frame, LiveResponse, Request, Response, ResponseSink
 from tests.unit.http.serving import PATIENCE_S, Answered, Client, Serving
 
 TEXT = [(b"content-type", b"text/plain")]
 
 
-class Doors:
-    """A door for each thing a transport must cope with, chosen by path; it remembers what reached it."""
+class Handlers:
+    """A handler for each case that a transport must cope with, chosen by path; it keeps the requests."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.parked: dict[bytes, Completion[None]] = {}
         self.cancelled = threading.Event()
         self.finished = threading.Event()
-        self.sinks: list[Sink] = []
+        self.sinks: list[ResponseSink] = []
         self.live_ended = threading.Event()
         self.arrived = threading.Semaphore(0)
 
-    async def door(self, request: Request) -> Answer:
+    async def handle(self, request: Request) -> Answer:
         self.requests.append(request)
         self.arrived.release()
         route: Callable[[Request], Awaitable[Answer]] = getattr(
@@ -82,16 +82,16 @@ class Doors:
         return None  # type: ignore[return-value]
 
     async def count(self, request: Request) -> Answer:
-        async def run(sink: Sink) -> None:
+        async def run(sink: ResponseSink) -> None:
             for number in range(3):
                 sink.send(Frame(b"n%d" % number))
                 sink.send(Frame(b""))
                 await sink.drained()
 
-        return Live(200, [(b"content-type", b"text/event-stream")], run)
+        return LiveResponse(200, [(b"content-type", b"text/event-stream")], run)
 
     async def forever(self, request: Request) -> Answer:
-        async def run(sink: Sink) -> None:
+        async def run(sink: ResponseSink) -> None:
             self.sinks.append(sink)
             sink.send(Frame(b"hello"))
             try:
@@ -99,10 +99,10 @@ class Doors:
             finally:
                 self.live_ended.set()
 
-        return Live(200, [], run)
+        return LiveResponse(200, [], run)
 
     async def flood(self, request: Request) -> Answer:
-        async def run(sink: Sink) -> None:
+        async def run(sink: ResponseSink) -> None:
             frame = Frame(b"x" * 8192)
             try:
                 while True:
@@ -111,35 +111,35 @@ class Doors:
             finally:
                 self.live_ended.set()
 
-        return Live(200, [], run)
+        return LiveResponse(200, [], run)
 
     async def polite(self, request: Request) -> Answer:
-        async def run(sink: Sink) -> None:
+        async def run(sink: ResponseSink) -> None:
             for _ in range(200):
                 sink.send(Frame(b"x" * 65536))
                 await sink.drained()
 
-        return Live(200, [], run)
+        return LiveResponse(200, [], run)
 
     async def falls(self, request: Request) -> Answer:
-        async def run(sink: Sink) -> None:
+        async def run(sink: ResponseSink) -> None:
             sink.send(Frame(b"half"))
             raise ZeroDivisionError("our bug")
 
-        return Live(200, [], run)
+        return LiveResponse(200, [], run)
 
     def release(self, name: bytes) -> None:
         self.parked[name].set(None)
 
 
 @pytest.fixture
-def doors() -> Doors:
-    return Doors()
+def handlers() -> Handlers:
+    return Handlers()
 
 
 @pytest.fixture
-def serving(doors: Doors) -> Iterator[Serving]:
-    with Serving(doors.door) as running:
+def serving(handlers: Handlers) -> Iterator[Serving]:
+    with Serving(handlers.handle) as running:
         yield running
 
 
@@ -176,10 +176,10 @@ def test_an_answer_carries_length_date_and_the_common_fields(serving: Serving) -
     assert "connection" not in answer.headers
 
 
-def test_repeated_fields_are_joined_and_names_lowered(serving: Serving, doors: Doors) -> None:
+def test_repeated_fields_are_joined_and_names_lowered(serving: Serving, handlers: Handlers) -> None:
     with serving.client() as client:
         client.ask(get("/", "X-Two: 1", "x-two:  2  ", "Empty:"))
-    (request,) = doors.requests
+    (request,) = handlers.requests
     assert request.headers == {b"host": b"test", b"x-two": b"1, 2", b"empty": b""}
     assert request.peer == "127.0.0.1"
     assert not request.secure
@@ -193,12 +193,12 @@ def test_a_connection_is_kept_alive(serving: Serving) -> None:
     assert serving.server.stats.requests == 5
 
 
-def test_connection_close_is_honoured_and_what_follows_is_dropped(serving: Serving, doors: Doors) -> None:
+def test_connection_close_is_honoured_and_what_follows_is_dropped(serving: Serving, handlers: Handlers) -> None:
     with serving.client() as client:
         answer = client.ask(get("/", "Connection: close") + get("/second"))
         assert answer.headers["connection"] == "close"
         assert closed(client)
-    assert len(doors.requests) == 1
+    assert len(handlers.requests) == 1
 
 
 def test_http_1_0_closes_unless_asked(serving: Serving) -> None:
@@ -235,34 +235,34 @@ def test_a_large_answer_arrives_whole(serving: Serving) -> None:
             assert client.ask(get(f"/big?{size}")).body == b"x" * size
 
 
-def test_chunked_requests_are_put_together_and_trailers_ignored(serving: Serving, doors: Doors) -> None:
+def test_chunked_requests_are_put_together_and_trailers_ignored(serving: Serving, handlers: Handlers) -> None:
     chunks = b"".join(b"%x;ext=1\r\n%b\r\n" % (len(piece), piece) for piece in (b"a", b"bc", b"d" * 5000))
     with serving.client() as client:
         head = get("/", "Transfer-Encoding: chunked", method="POST")
         answer = client.ask(head + chunks + b"0\r\nX-Trailer: evil\r\nHost: other\r\n\r\n" + get("/?next"))
         assert answer.body == b"POST /? abc" + b"d" * 5000
         assert client.answer().body == b"GET /?next "
-    assert doors.requests[0].headers[b"host"] == b"test"
-    assert b"x-trailer" not in doors.requests[0].headers
+    assert handlers.requests[0].headers[b"host"] == b"test"
+    assert b"x-trailer" not in handlers.requests[0].headers
 
 
-def test_absolute_targets_overrule_host(serving: Serving, doors: Doors) -> None:
+def test_absolute_targets_overrule_host(serving: Serving, handlers: Handlers) -> None:
     with serving.client() as client:
         assert client.ask(get("http://other:80/echo/a?b")).body == b"GET /echo/a?b "
         assert client.ask(get("HTTPS://other")).body == b"GET /? "
         assert client.ask(get("http://other?q")).body == b"GET /?q "
-    assert [request.headers[b"host"] for request in doors.requests] == [b"other:80", b"other", b"other"]
+    assert [request.headers[b"host"] for request in handlers.requests] == [b"other:80", b"other", b"other"]
 
 
-def test_options_asterisk_reaches_the_door(serving: Serving, doors: Doors) -> None:
+def test_options_asterisk_reaches_the_handler(serving: Serving, handlers: Handlers) -> None:
     with serving.client() as client:
         client.ask(get("*", method="OPTIONS"))
-    assert doors.requests[0].path == b"*"
+    assert handlers.requests[0].path == b"*"
 
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_an_upgrade_is_ignored_and_its_body_is_not_taken_for_a_request(
-    serving: Serving, doors: Doors, chunked: bool
+    serving: Serving, handlers: Handlers, chunked: bool
 ) -> None:
     body = get("/smuggled")
     upgrade = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
@@ -276,7 +276,7 @@ def test_an_upgrade_is_ignored_and_its_body_is_not_taken_for_a_request(
         assert client.answer().body == b"POST /? " + body
         assert client.ask(post("/", body, *upgrade) + get("/?last")).body == b"POST /? " + body
         assert client.answer().body == b"GET /?last "
-    assert [request.path for request in doors.requests] == [b"/"] * 4
+    assert [request.path for request in handlers.requests] == [b"/"] * 4
 
 
 def test_what_is_wrong_behind_an_upgrade_is_refused_as_elsewhere(serving: Serving) -> None:
@@ -293,7 +293,7 @@ def test_an_upgrade_whose_body_comes_byte_by_byte(serving: Serving) -> None:
         assert client.answer().body == b"GET /?2 "
 
 
-def test_a_door_that_needs_a_task_gets_one(serving: Serving) -> None:
+def test_a_handler_that_needs_a_task_gets_one(serving: Serving) -> None:
     with serving.client() as client:
         assert client.ask(get("/task")).body == b"from a task"
 
@@ -313,36 +313,36 @@ def test_our_bugs_are_logged_and_answered_500(serving: Serving, caplog: pytest.L
 # -- pipelining
 
 
-def test_answers_come_in_the_order_of_the_requests(serving: Serving, doors: Doors) -> None:
+def test_answers_come_in_the_order_of_the_requests(serving: Serving, handlers: Handlers) -> None:
     with serving.client() as client:
         client.send(post("/park?a", b"") + post("/park?b", b"") + post("/echo", b"c") + get("/?d"))
         for _ in range(3):
-            assert doors.arrived.acquire(timeout=PATIENCE_S)
-        serving.call(lambda: doors.release(b"b"))
-        serving.call(lambda: doors.release(b"a"))
+            assert handlers.arrived.acquire(timeout=PATIENCE_S)
+        serving.call(lambda: handlers.release(b"b"))
+        serving.call(lambda: handlers.release(b"a"))
         assert [client.answer().body for _ in range(4)] == [b"parked a", b"parked b", b"POST /echo? c", b"GET /?d "]
 
 
-def test_a_read_waits_for_the_writes_before_it_and_writes_wait_for_it(serving: Serving, doors: Doors) -> None:
+def test_a_read_waits_for_the_writes_before_it_and_writes_wait_for_it(serving: Serving, handlers: Handlers) -> None:
     with serving.client() as client:
         client.send(post("/park?a", b"") + get("/park?b") + post("/echo", b""))
         for name in (b"a", b"b"):
-            assert doors.arrived.acquire(timeout=PATIENCE_S)
-            assert not doors.arrived.acquire(blocking=False)
-            serving.call(partial(doors.release, name))
+            assert handlers.arrived.acquire(timeout=PATIENCE_S)
+            assert not handlers.arrived.acquire(blocking=False)
+            serving.call(partial(handlers.release, name))
         assert [client.answer().body for _ in range(3)] == [b"parked a", b"parked b", b"POST /echo? "]
 
 
-def test_a_full_pipeline_stops_reading(doors: Doors) -> None:
+def test_a_full_pipeline_stops_reading(handlers: Handlers) -> None:
     body = b"x" * 100_000
-    with Serving(doors.door, pipeline_max=3) as serving, serving.client() as client:
+    with Serving(handlers.handle, pipeline_max=3) as serving, serving.client() as client:
         client.sock.settimeout(0.3)
         sent = 0
         with pytest.raises(TimeoutError):  # nobody reads any more
             while True:
                 client.send(post(f"/park?{sent}", body))
                 sent += 1
-        _until(lambda: len(doors.requests) == 3)
+        _until(lambda: len(handlers.requests) == 3)
         assert sent > 3
 
 
@@ -356,11 +356,11 @@ def test_thousands_of_pipelined_requests(serving: Serving) -> None:
         sender.join()
 
 
-def test_an_error_behind_good_requests_waits_its_turn(serving: Serving, doors: Doors) -> None:
+def test_an_error_behind_good_requests_waits_its_turn(serving: Serving, handlers: Handlers) -> None:
     with serving.client() as client:
         client.send(post("/park?a", b"") + get("/") + b"rubbish\r\n\r\n")
-        assert doors.arrived.acquire(timeout=PATIENCE_S)
-        serving.call(lambda: doors.release(b"a"))
+        assert handlers.arrived.acquire(timeout=PATIENCE_S)
+        serving.call(lambda: handlers.release(b"a"))
         assert [client.answer().status for _ in range(3)] == [200, 200, 400]
         assert closed(client)
 
@@ -409,7 +409,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(serving: Serving, doors: Doors, name: str) -> None:
+def test_refused(serving: Serving, handlers: Handlers, name: str) -> None:
     data, status = REFUSED[name]
     with serving.client() as client:
         answer = client.ask(data)
@@ -418,7 +418,7 @@ def test_refused(serving: Serving, doors: Doors, name: str) -> None:
         assert answer.headers["connection"] == "close"
         assert answer.headers["server"] == "tailrace"
         assert closed(client)
-    assert doors.requests == []
+    assert handlers.requests == []
     assert serving.server.stats.refusals == 1
 
 
@@ -444,17 +444,17 @@ def test_trailers_that_never_end_are_cut_off(serving: Serving, filler: bytes) ->
         assert client.answer().status == 431
 
 
-def test_a_chunked_body_too_large_is_refused_as_it_comes(doors: Doors) -> None:
-    with Serving(doors.door, body_bytes_max=10_000) as serving, serving.client() as client:
+def test_a_chunked_body_too_large_is_refused_as_it_comes(handlers: Handlers) -> None:
+    with Serving(handlers.handle, body_bytes_max=10_000) as serving, serving.client() as client:
         client.send(get("/", "Transfer-Encoding: chunked", method="POST"))
         client.send(b"2710\r\n" + b"x" * 10_000 + b"\r\n")
         client.send(b"1\r\nx\r\n")
         assert client.answer().status == 413
-        assert doors.requests == []
+        assert handlers.requests == []
 
 
-def test_a_body_of_exactly_the_limit_is_taken(doors: Doors) -> None:
-    with Serving(doors.door, body_bytes_max=10_000) as serving, serving.client() as client:
+def test_a_body_of_exactly_the_limit_is_taken(handlers: Handlers) -> None:
+    with Serving(handlers.handle, body_bytes_max=10_000) as serving, serving.client() as client:
         assert client.ask(post("/", b"x" * 10_000)).status == 200
         assert client.ask(post("/", b"x" * 10_001)).status == 413
 
@@ -468,8 +468,8 @@ def test_a_client_that_goes_on_sending_still_sees_the_refusal(serving: Serving) 
         assert closed(client)
 
 
-def test_lingering_has_an_end(doors: Doors) -> None:
-    with Serving(doors.door, linger_s=0.05) as serving, serving.client() as client:
+def test_lingering_has_an_end(handlers: Handlers) -> None:
+    with Serving(handlers.handle, linger_s=0.05) as serving, serving.client() as client:
         assert client.ask(b"rubbish\r\n\r\n").status == 400
         assert closed(client)
         with pytest.raises(OSError):  # the second send or a later one meets the reset
@@ -493,11 +493,11 @@ def test_continue_is_not_sent_for_a_body_that_will_be_refused(serving: Serving) 
         assert client.answer().status == 413
 
 
-def test_continue_waits_for_earlier_answers(serving: Serving, doors: Doors) -> None:
+def test_continue_waits_for_earlier_answers(serving: Serving, handlers: Handlers) -> None:
     with serving.client() as client:
         client.send(post("/park?a", b"") + get("/", "Expect: 100-continue", "Content-Length: 1", method="POST"))
-        assert doors.arrived.acquire(timeout=PATIENCE_S)
-        serving.call(lambda: doors.release(b"a"))
+        assert handlers.arrived.acquire(timeout=PATIENCE_S)
+        serving.call(lambda: handlers.release(b"a"))
         assert client.answer().body == b"parked a"
         assert client.until(b"\r\n\r\n").startswith(b"HTTP/1.1 100 ")
         assert client.ask(b"x").body == b"POST /? x"
@@ -513,22 +513,22 @@ def pass_time(serving: Serving, seconds: float) -> None:
     serving.call(lambda: [each.check(shared.loop.time() + seconds) for each in tuple(shared.connections)])
 
 
-def test_a_slow_head_is_told_and_closed(doors: Doors) -> None:
-    with Serving(doors.door, head_timeout_s=0.05) as serving, serving.client() as client:
+def test_a_slow_head_is_answered_and_closed(handlers: Handlers) -> None:
+    with Serving(handlers.handle, head_timeout_s=0.05) as serving, serving.client() as client:
         answer = client.ask(b"GET / HT")
         assert answer.status == 408
         assert code(answer) == "TIMEOUT"
         assert closed(client)
 
 
-def test_a_stalled_body_is_told_and_closed(doors: Doors) -> None:
-    with Serving(doors.door, body_timeout_s=0.05) as serving, serving.client() as client:
+def test_a_stalled_body_is_answered_and_closed(handlers: Handlers) -> None:
+    with Serving(handlers.handle, body_timeout_s=0.05) as serving, serving.client() as client:
         assert client.ask(get("/", "Content-Length: 10", method="POST") + b"abc").status == 408
         assert closed(client)
 
 
-def test_a_body_that_keeps_coming_gets_more_time(doors: Doors) -> None:
-    with Serving(doors.door, body_timeout_s=PATIENCE_S, body_rate_min=1) as serving, serving.client() as client:
+def test_a_body_that_keeps_coming_gets_more_time(handlers: Handlers) -> None:
+    with Serving(handlers.handle, body_timeout_s=PATIENCE_S, body_rate_min=1) as serving, serving.client() as client:
         client.send(get("/", "Content-Length: 1200", method="POST"))
         for number in range(1, 4):
             client.send(b"x" * 300)
@@ -537,35 +537,35 @@ def test_a_body_that_keeps_coming_gets_more_time(doors: Doors) -> None:
         assert client.ask(b"x" * 300).status == 200
 
 
-def test_an_idle_connection_is_closed_without_a_word(doors: Doors) -> None:
-    with Serving(doors.door, idle_timeout_s=0.05) as serving, serving.client() as client:
+def test_an_idle_connection_is_closed_without_a_word(handlers: Handlers) -> None:
+    with Serving(handlers.handle, idle_timeout_s=0.05) as serving, serving.client() as client:
         assert closed(client)
-    with Serving(doors.door) as serving, serving.client() as client:
+    with Serving(handlers.handle) as serving, serving.client() as client:
         assert client.ask(get("/")).status == 200
         pass_time(serving, 3600)
         assert closed(client)
 
 
-def test_a_parked_request_is_not_idle(doors: Doors) -> None:
-    with Serving(doors.door) as serving, serving.client() as client:
+def test_a_parked_request_is_not_idle(handlers: Handlers) -> None:
+    with Serving(handlers.handle) as serving, serving.client() as client:
         client.send(get("/park?a"))
-        assert doors.arrived.acquire(timeout=PATIENCE_S)
+        assert handlers.arrived.acquire(timeout=PATIENCE_S)
         pass_time(serving, 3600)
-        serving.call(lambda: doors.release(b"a"))
+        serving.call(lambda: handlers.release(b"a"))
         assert client.answer().body == b"parked a"
 
 
-def test_a_reader_that_takes_nothing_is_cut_off(doors: Doors) -> None:
-    with Serving(doors.door, idle_timeout_s=2) as serving, serving.client() as client:
+def test_a_reader_that_takes_nothing_is_cut_off(handlers: Handlers) -> None:
+    with Serving(handlers.handle, idle_timeout_s=2) as serving, serving.client() as client:
         client.send(get("/big?50000000") + get("/"))
         _until(lambda: serving.server.stats.connections == 1 and serving.server.connections == 0)
         with pytest.raises((EOFError, OSError)):
             client.exactly(50_000_000)
-    assert len(doors.requests) == 1  # the second was not started while the first could not be written
+    assert len(handlers.requests) == 1  # the second was not started while the first could not be written
 
 
-def test_one_connection_too_many_is_told(doors: Doors) -> None:
-    with Serving(doors.door, connections_max=2) as serving:
+def test_one_connection_too_many_is_refused(handlers: Handlers) -> None:
+    with Serving(handlers.handle, connections_max=2) as serving:
         with serving.client() as one, serving.client() as two:
             assert one.ask(get("/")).status == two.ask(get("/")).status == 200
             with serving.client() as three:
@@ -587,43 +587,43 @@ def reset(client: Client) -> None:
     client.sock.close()
 
 
-def test_a_half_closed_client_gets_its_answers(serving: Serving, doors: Doors) -> None:
+def test_a_half_closed_client_gets_its_answers(serving: Serving, handlers: Handlers) -> None:
     with serving.client() as client:
         client.send(post("/park?a", b"") + get("/"))
         client.sock.shutdown(socket.SHUT_WR)
-        assert doors.arrived.acquire(timeout=PATIENCE_S)
-        serving.call(lambda: doors.release(b"a"))
+        assert handlers.arrived.acquire(timeout=PATIENCE_S)
+        serving.call(lambda: handlers.release(b"a"))
         assert client.answer().body == b"parked a"
         assert client.answer().body == b"GET /? "
         assert closed(client)
 
 
-def test_a_read_of_a_client_that_left_is_cancelled(serving: Serving, doors: Doors) -> None:
+def test_a_read_of_a_client_that_left_is_cancelled(serving: Serving, handlers: Handlers) -> None:
     with serving.client() as client:
         client.send(get("/park?a"))
-        assert doors.arrived.acquire(timeout=PATIENCE_S)
+        assert handlers.arrived.acquire(timeout=PATIENCE_S)
         reset(client)
-    assert doors.cancelled.wait(PATIENCE_S)
+    assert handlers.cancelled.wait(PATIENCE_S)
     assert serving.server.stats.failures == 0
 
 
-def test_a_read_of_a_client_that_closed_is_cancelled_after_a_while(doors: Doors) -> None:
-    with Serving(doors.door, linger_s=0.05) as serving:
+def test_a_read_of_a_client_that_closed_is_cancelled_after_a_while(handlers: Handlers) -> None:
+    with Serving(handlers.handle, linger_s=0.05) as serving:
         with serving.client() as client:
             client.send(get("/park?a"))
-            assert doors.arrived.acquire(timeout=PATIENCE_S)
-        assert doors.cancelled.wait(PATIENCE_S)
+            assert handlers.arrived.acquire(timeout=PATIENCE_S)
+        assert handlers.cancelled.wait(PATIENCE_S)
 
 
-def test_a_write_of_a_client_that_left_is_finished(serving: Serving, doors: Doors) -> None:
+def test_a_write_of_a_client_that_left_is_finished(serving: Serving, handlers: Handlers) -> None:
     with serving.client() as client:
         client.send(post("/park?a", b""))
-        assert doors.arrived.acquire(timeout=PATIENCE_S)
+        assert handlers.arrived.acquire(timeout=PATIENCE_S)
         reset(client)
     _until(lambda: serving.server.connections == 0)
-    assert not doors.cancelled.is_set()
-    serving.call(lambda: doors.release(b"a"))
-    assert doors.finished.is_set()
+    assert not handlers.cancelled.is_set()
+    serving.call(lambda: handlers.release(b"a"))
+    assert handlers.finished.is_set()
 
 
 # -- live answers
@@ -653,31 +653,31 @@ def test_a_live_answer_for_http_1_0_ends_with_the_connection(serving: Serving) -
         assert client.rest() == b"n0n1n2"
 
 
-def test_a_live_reader_that_closes_is_noticed_at_once(doors: Doors) -> None:
-    with Serving(doors.door, linger_s=1000) as serving:
+def test_a_live_reader_that_closes_is_noticed_at_once(handlers: Handlers) -> None:
+    with Serving(handlers.handle, linger_s=1000) as serving:
         with serving.client() as client:
             client.send(get("/forever"))
             client.until(b"hello\r\n")
-        assert doors.live_ended.wait(PATIENCE_S)
+        assert handlers.live_ended.wait(PATIENCE_S)
         _until(lambda: serving.server.connections == 0)
-        serving.call(lambda: doors.sinks[0].send(Frame(b"nobody reads this")))
+        serving.call(lambda: handlers.sinks[0].send(Frame(b"nobody reads this")))
 
 
-def test_a_live_reader_that_does_not_read_is_dropped(doors: Doors) -> None:
-    with Serving(doors.door, reader_buffer_max=100_000) as serving, serving.client() as client:
+def test_a_live_reader_that_does_not_read_is_dropped(handlers: Handlers) -> None:
+    with Serving(handlers.handle, reader_buffer_max=100_000) as serving, serving.client() as client:
         client.send(get("/flood"))
-        assert doors.live_ended.wait(PATIENCE_S)
+        assert handlers.live_ended.wait(PATIENCE_S)
         assert serving.server.stats.readers_dropped == 1
 
 
-def test_a_writer_that_waits_for_the_reader_loses_nothing(doors: Doors) -> None:
-    with Serving(doors.door, reader_buffer_max=100_000) as serving, serving.client() as client:
+def test_a_writer_that_waits_for_the_reader_loses_nothing(handlers: Handlers) -> None:
+    with Serving(handlers.handle, reader_buffer_max=100_000) as serving, serving.client() as client:
         assert len(client.ask(get("/polite")).body) == 200 * 65536
         assert serving.server.stats.readers_dropped == 0
 
 
-def test_a_frame_larger_than_the_limit_reaches_a_reader_that_keeps_up(doors: Doors) -> None:
-    with Serving(doors.door, reader_buffer_max=1000) as serving, serving.client() as client:
+def test_a_frame_larger_than_the_limit_reaches_a_reader_that_keeps_up(handlers: Handlers) -> None:
+    with Serving(handlers.handle, reader_buffer_max=1000) as serving, serving.client() as client:
         assert len(client.ask(get("/polite")).body) == 200 * 65536
 
 
@@ -693,7 +693,7 @@ def test_a_live_answer_that_fails_does_not_look_whole(serving: Serving, caplog: 
 
 
 @pytest.mark.parametrize("method", ["MKCOL", "PROPFIND", "M-SEARCH", "LOCK", "REPORT", "PURGE", "TRACE", "PATCH"])
-def test_a_method_of_another_protocol_is_for_the_door_to_refuse(serving: Serving, method: str) -> None:
+def test_a_method_of_another_protocol_is_for_the_handler_to_refuse(serving: Serving, method: str) -> None:
     with serving.client() as client:
         assert client.ask(get("/", method=method)).body == method.encode() + b" /? "
         assert client.ask(get("/")).status == 200, "and the connection stays"
@@ -705,9 +705,9 @@ def held(serving: Serving) -> int:
     return shared.held_bytes
 
 
-def test_unfinished_bodies_have_one_budget(doors: Doors) -> None:
+def test_unfinished_bodies_have_one_budget(handlers: Handlers) -> None:
     start = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n"
-    with Serving(doors.door, inbound_bytes_max=1500) as serving:
+    with Serving(handlers.handle, inbound_bytes_max=1500) as serving:
         with serving.client() as one, serving.client() as two, serving.client() as three:
             one.send(start + b"x" * 900)
             _until(lambda: held(serving) == 900)
@@ -729,40 +729,40 @@ def test_unfinished_bodies_have_one_budget(doors: Doors) -> None:
         _until(lambda: held(serving) == 0)
 
 
-def test_a_body_is_held_until_its_request_has_its_turn(doors: Doors) -> None:
-    with Serving(doors.door) as serving, serving.client() as client:
+def test_a_body_is_held_until_its_request_has_its_turn(handlers: Handlers) -> None:
+    with Serving(handlers.handle) as serving, serving.client() as client:
         client.send(get("/park?a"))
-        assert doors.arrived.acquire(timeout=PATIENCE_S)
+        assert handlers.arrived.acquire(timeout=PATIENCE_S)
         client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n" + b"x" * 900)
         _until(lambda: held(serving) == 900)
         client.send(b"x" * 100)
         time.sleep(0.05)
         assert held(serving) == 900
-        serving.call(lambda: doors.release(b"a"))
+        serving.call(lambda: handlers.release(b"a"))
         assert client.answer().body == b"parked a"
         assert client.answer().status == 200
         _until(lambda: held(serving) == 0)
 
 
-def test_a_body_is_let_go_when_the_door_has_it_or_nobody_will(doors: Doors) -> None:
+def test_a_body_is_released_when_the_handler_has_it_or_never_will(handlers: Handlers) -> None:
     start = b" HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n" + b"x" * 900
-    with Serving(doors.door) as serving, serving.client() as client:
+    with Serving(handlers.handle) as serving, serving.client() as client:
         client.send(b"POST /park?a" + start)
         _until(lambda: held(serving) == 900)
         client.send(b"x" * 100)
-        assert doors.arrived.acquire(timeout=PATIENCE_S)
+        assert handlers.arrived.acquire(timeout=PATIENCE_S)
         _until(lambda: held(serving) == 0)
         client.send(b"POST /" + start)  # and no more: it is refused, but the answer has to wait for the first
         _until(lambda: held(serving) == 900)
         pass_time(serving, 3600)
         assert held(serving) == 0
-        serving.call(lambda: doors.release(b"a"))
+        serving.call(lambda: handlers.release(b"a"))
         assert client.answer().body == b"parked a"
         assert client.answer().status == 408
 
 
-def test_a_body_too_slow_or_too_large_is_let_go(doors: Doors) -> None:
-    with Serving(doors.door, body_timeout_s=0.1, body_bytes_max=2000) as serving:
+def test_a_body_too_slow_or_too_large_is_released(handlers: Handlers) -> None:
+    with Serving(handlers.handle, body_timeout_s=0.1, body_bytes_max=2000) as serving:
         with serving.client() as client:
             client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n" + b"x" * 900)
             assert client.answer().status == 408
@@ -782,8 +782,8 @@ def test_a_body_too_slow_or_too_large_is_let_go(doors: Doors) -> None:
 # -- stopping
 
 
-def test_stopping_answers_what_is_under_way_and_closes_the_rest(doors: Doors) -> None:
-    with Serving(doors.door) as serving:
+def test_stopping_answers_what_is_under_way_and_closes_the_rest(handlers: Handlers) -> None:
+    with Serving(handlers.handle) as serving:
         idle, busy, live, half = (serving.client() for _ in range(4))
         idle.ask(get("/"))
         live.send(get("/forever"))
@@ -791,12 +791,12 @@ def test_stopping_answers_what_is_under_way_and_closes_the_rest(doors: Doors) ->
         half.send(get("/", "Content-Length: 4", "Expect: 100-continue", method="POST"))
         half.until(b"\r\n\r\n")
         busy.send(post("/park?a", b""))
-        _until(lambda: b"a" in doors.parked)
+        _until(lambda: b"a" in handlers.parked)
         stopping = threading.Thread(target=lambda: serving.run(serving.server.stop()))
         stopping.start()
         assert closed(idle)
         assert live.rest() == b"0\r\n\r\n"
-        serving.call(lambda: doors.release(b"a"))
+        serving.call(lambda: handlers.release(b"a"))
         answer = busy.answer()
         assert answer.body == b"parked a"
         assert answer.headers["connection"] == "close"
@@ -809,29 +809,29 @@ def test_stopping_answers_what_is_under_way_and_closes_the_rest(doors: Doors) ->
             client.sock.close()
 
 
-def test_stopping_does_not_wait_for_parked_reads_for_ever(doors: Doors) -> None:
-    with Serving(doors.door, shutdown_s=0.2) as serving, serving.client() as client:
+def test_stopping_does_not_wait_for_parked_reads_for_ever(handlers: Handlers) -> None:
+    with Serving(handlers.handle, shutdown_s=0.2) as serving, serving.client() as client:
         client.send(get("/park?a"))
-        _until(lambda: b"a" in doors.parked)
+        _until(lambda: b"a" in handlers.parked)
         serving.run(serving.server.stop())
         answer = client.answer()
         assert answer.status == 503
         assert answer.headers["connection"] == "close"
 
 
-def test_stopping_cuts_off_what_does_not_end(doors: Doors) -> None:
-    with Serving(doors.door, shutdown_s=0.2) as serving, serving.client() as client:
+def test_stopping_cuts_off_what_does_not_end(handlers: Handlers) -> None:
+    with Serving(handlers.handle, shutdown_s=0.2) as serving, serving.client() as client:
         client.send(post("/park?a", b""))
-        _until(lambda: b"a" in doors.parked)
+        _until(lambda: b"a" in handlers.parked)
         serving.run(serving.server.stop())
         assert serving.server.connections == 0
 
 
-def test_stopping_takes_no_longer_than_it_may(doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopping_takes_no_longer_than_it_may(handlers: Handlers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where a connection does not end although it was cut off."""
-    with Serving(doors.door, shutdown_s=2.0) as serving, serving.client() as client:
+    with Serving(handlers.handle, shutdown_s=2.0) as serving, serving.client() as client:
         client.send(post("/park?a", b""))
-        _until(lambda: b"a" in doors.parked)
+        _until(lambda: b"a" in handlers.parked)
         with monkeypatch.context() as patched:
             patched.setattr(Connection, "abort", lambda connection: None)
             began = time.monotonic()
@@ -853,10 +853,10 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def tls_serving(doors: Doors, certificate: tuple[Path, Path]) -> Iterator[Serving]:
+def tls_serving(handlers: Handlers, certificate: tuple[Path, Path]) -> Iterator[Serving]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate[1], certificate[0])
-    with Serving(doors.door, ssl_context=context, handshake_timeout_s=3) as running:
+    with Serving(handlers.handle, ssl_context=context, handshake_timeout_s=3) as running:
         yield running
 
 
@@ -867,13 +867,13 @@ def tls_client(serving: Serving) -> Client:
     return Client(context.wrap_socket(socket.create_connection(serving.address, timeout=PATIENCE_S)))
 
 
-def test_tls_serves_refuses_and_streams(tls_serving: Serving, doors: Doors) -> None:
+def test_tls_serves_refuses_and_streams(tls_serving: Serving, handlers: Handlers) -> None:
     with tls_client(tls_serving) as client:
         assert client.ask(get("/")).status == 200
         assert client.ask(get("/count")).body == b"n0n1n2"
         assert len(client.ask(get("/big?3000000")).body) == 3_000_000
         assert client.ask(b"rubbish\r\n\r\n").status == 400
-    assert doors.requests[0].secure
+    assert handlers.requests[0].secure
 
 
 def test_a_tls_handshake_has_a_time_out(tls_serving: Serving) -> None:
@@ -881,8 +881,8 @@ def test_a_tls_handshake_has_a_time_out(tls_serving: Serving) -> None:
         assert client.rest() == b""
 
 
-def test_the_standard_event_loop_serves_too(doors: Doors) -> None:
-    with Serving(doors.door, plain_asyncio=True) as serving, serving.client() as client:
+def test_the_standard_event_loop_serves_too(handlers: Handlers) -> None:
+    with Serving(handlers.handle, plain_asyncio=True) as serving, serving.client() as client:
         assert client.ask(get("/")).status == 200
         assert client.ask(get("/count")).body == b"n0n1n2"
         assert len(client.ask(get("/big?3000000")).body) == 3_000_000
@@ -891,10 +891,10 @@ def test_the_standard_event_loop_serves_too(doors: Doors) -> None:
 
 
 def test_a_socket_already_bound_is_listened_on_with_nodelay() -> None:
-    async def door(request: Request) -> Answer:
+    async def handle(request: Request) -> Answer:
         return Response(200, [])
 
-    serving = Serving(door)
+    serving = Serving(handle)
     bound = socket.create_server(("127.0.0.1", 0))
     port = bound.getsockname()[1]
     start = serving.server.start
@@ -915,7 +915,7 @@ def _until(condition: Callable[[], bool]) -> None:
 # -- what is around chunks, and heads of the DynamoDB API
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["in one piece", "head and body apart"])
+@pytest.mark.parametrize("split", [False, True], ids=["in one piece", "head and body split"])
 @pytest.mark.parametrize(
     ("chunks", "status"),
     [
@@ -931,7 +931,7 @@ def _until(condition: Callable[[], bool]) -> None:
     ],
 )
 def test_chunk_extensions_are_bounded_over_the_whole_body(
-    serving: Serving, doors: Doors, chunks: list[tuple[int, bytes]], status: int, apart: bool
+    serving: Serving, handlers: Handlers, chunks: list[tuple[int, bytes]], status: int, split: bool
 ) -> None:
     head = get("/", "Transfer-Encoding: chunked", method="POST")
     parts = [
@@ -941,7 +941,7 @@ def test_chunk_extensions_are_bounded_over_the_whole_body(
     ]
     body = b"".join(parts) + b"0\r\n\r\n"
     with serving.client() as client:
-        if apart:
+        if split:
             client.send(head[:-2])
             client.send(head[-2:] + body)
             answer = client.answer()
@@ -949,35 +949,35 @@ def test_chunk_extensions_are_bounded_over_the_whole_body(
             answer = client.ask(head + body)
         assert answer.status == status
     if status == 200:
-        assert doors.requests[-1].body == b"".join(piece for _, piece in chunks)
+        assert handlers.requests[-1].body == b"".join(piece for _, piece in chunks)
     else:
-        assert not doors.requests, "it was refused before it was run"
+        assert not handlers.requests, "it was refused before it was run"
 
 
-def test_sizes_of_chunks_padded_with_zeros_count_as_extensions(serving: Serving, doors: Doors) -> None:
+def test_sizes_of_chunks_padded_with_zeros_count_as_extensions(serving: Serving, handlers: Handlers) -> None:
     with serving.client() as client:
         head = get("/", "Transfer-Encoding: chunked", method="POST")
         assert client.ask(head + b"0" * 8_000 + b"1\r\na\r\n0\r\n\r\n").status in (400, 431)
-    assert not doors.requests
+    assert not handlers.requests
 
 
-def test_trailers_are_counted_like_header_fields(serving: Serving, doors: Doors) -> None:
+def test_trailers_are_counted_like_header_fields(serving: Serving, handlers: Handlers) -> None:
     head = get("/", "Transfer-Encoding: chunked", method="POST")
     for count, status in ((100, 200), (101, 431), (3_000, 431)):
         with serving.client() as client:
             trailers = b"".join(b"T%d: 1\r\n" % number for number in range(count))
             assert client.ask(head + b"1\r\na\r\n0\r\n" + trailers + b"\r\n").status == status
-    assert len(doors.requests) == 1
+    assert len(handlers.requests) == 1
 
 
-def test_a_large_body_behind_other_requests_stays_whole(serving: Serving, doors: Doors) -> None:
+def test_a_large_body_behind_other_requests_stays_whole(serving: Serving, handlers: Handlers) -> None:
     body = b"\r\n\r\n" + b"x" * 60_000
     first = get("/?1", f"Content-Length: {len(body)}", method="POST") + body
     chunked = get("/?2", "Transfer-Encoding: chunked", method="POST") + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
     with serving.client() as client:
         client.send(first + chunked + first + get("/?end"))
         assert [client.answer().status for _ in range(4)] == [200] * 4
-    assert [request.body for request in doors.requests] == [body, body, body, b""]
+    assert [request.body for request in handlers.requests] == [body, body, body, b""]
 
 
 @pytest.mark.parametrize(
@@ -991,7 +991,7 @@ def test_a_large_body_behind_other_requests_stays_whole(serving: Serving, doors:
     ],
 )
 def test_a_head_of_the_dynamodb_api_has_16_kb(
-    serving: Serving, doors: Doors, target: str, fields: list[str], status: int
+    serving: Serving, handlers: Handlers, target: str, fields: list[str], status: int
 ) -> None:
     signed = ["X-Amz-Target: DynamoDB_20120810.ListTables", "Content-Length: 2", *fields]
     with serving.client() as client:

@@ -19,7 +19,7 @@ SEEN: list[Request] = []
 ALLOWED = {200, 400, 408, 413, 417, 431}
 
 
-async def door(request: Request) -> Answer:
+async def handle(request: Request) -> Answer:
     SEEN.append(request)
     return Response(200, [], b"%b %b?%b %b" % (request.method, request.path, request.query, request.body))
 
@@ -27,7 +27,7 @@ async def door(request: Request) -> Answer:
 @pytest.fixture(scope="module")
 def serving() -> Iterator[Serving]:
     # A fuzzed head may never end; the time-outs make sure that the test does.
-    with Serving(door, head_timeout_s=0.3, body_timeout_s=0.3, idle_timeout_s=0.5, linger_s=0.2) as running:
+    with Serving(handle, head_timeout_s=0.3, body_timeout_s=0.3, idle_timeout_s=0.5, linger_s=0.2) as running:
         yield running
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tailrace.http.message import Answer, Frame, Live, Request, Response, Sink
+from tailrace.http.message import Answer, Frame, LiveResponse, Request, Response, ResponseSink
 from tailrace.http.unsent import Budget, Held
 from tailrace.metrics import Metrics
 
@@ -20,7 +20,7 @@ MIB = 1024 * KIB
 BODY = bytes(range(256)) * (16 * KIB)  # 4 MiB, no two neighbouring slices of it alike in place
 
 
-async def door(request: Request) -> Answer:
+async def handle(request: Request) -> Answer:
     if request.path == b"/small":
         return Response(200, [], b"small")
     if request.method == b"POST":
@@ -59,7 +59,7 @@ def is_cut(client: Client) -> bool:
 
 
 def test_a_long_response_arrives_whole_however_slowly_it_is_read() -> None:
-    with Serving(door) as serving:
+    with Serving(handle) as serving:
         client = stalled(serving, b"GET / HTTP/1.1\r\nhost: a\r\n\r\nGET /small HTTP/1.1\r\nhost: a\r\n\r\n")
         until(lambda: serving.server.stats.unsent_bytes >= len(BODY))
         assert client.answer().body == BODY
@@ -69,7 +69,7 @@ def test_a_long_response_arrives_whole_however_slowly_it_is_read() -> None:
 
 
 def test_a_client_that_sends_no_more_still_gets_all_of_a_long_response() -> None:
-    with Serving(door) as serving:
+    with Serving(handle) as serving:
         client = stalled(serving)
         until(lambda: serving.server.stats.unsent_bytes >= len(BODY))
         client.sock.shutdown(socket.SHUT_WR)
@@ -78,12 +78,12 @@ def test_a_client_that_sends_no_more_still_gets_all_of_a_long_response() -> None
 
 
 def test_beyond_the_total_the_oldest_stalls_are_cut_and_readers_that_read_are_not() -> None:
-    with Serving(door, unsent_bytes_max=24 * MIB) as serving:
+    with Serving(handle, unsent_bytes_max=24 * MIB) as serving:
         stats = serving.server.stats
         clients = []
         for number in range(12):
             clients.append(stalled(serving))
-            until(lambda asked=number + 1: stats.requests == asked)  # type: ignore[misc]
+            until(lambda wanted=number + 1: stats.requests == wanted)  # type: ignore[misc]
         until(lambda: stats.unsent_disconnects > 0)
         with serving.client() as reader:
             for _ in range(20):
@@ -96,7 +96,7 @@ def test_beyond_the_total_the_oldest_stalls_are_cut_and_readers_that_read_are_no
 
 
 def test_a_slow_reader_outlives_those_that_stopped() -> None:
-    with Serving(door, unsent_bytes_max=24 * MIB) as serving:
+    with Serving(handle, unsent_bytes_max=24 * MIB) as serving:
         stats = serving.server.stats
         slow = stalled(serving)  # the first of all, and not stopped
         until(lambda: stats.unsent_bytes >= len(BODY))
@@ -106,7 +106,7 @@ def test_a_slow_reader_outlives_those_that_stopped() -> None:
             assert head
             taken = stats.unsent_disconnects
             others.append(stalled(serving))
-            until(lambda asked=number + 2: stats.requests == asked)  # type: ignore[misc]
+            until(lambda wanted=number + 2: stats.requests == wanted)  # type: ignore[misc]
             until(lambda least=max(0, number - 5): stats.unsent_disconnects >= least)  # type: ignore[misc]
             assert stats.unsent_disconnects >= taken
         left = slow.exactly(len(BODY) - 12 * 256 * KIB)
@@ -118,7 +118,7 @@ def test_pipelined_responses_count_and_too_many_end_the_connection() -> None:
     def pipelined(count: int) -> bytes:
         return b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n" * count
 
-    with Serving(door, unsent_connection_max=10 * MIB) as serving:
+    with Serving(handle, unsent_connection_max=10 * MIB) as serving:
         with serving.client() as reader:
             reader.send(pipelined(2))
             assert reader.answer().body == reader.answer().body == BODY
@@ -129,11 +129,11 @@ def test_pipelined_responses_count_and_too_many_end_the_connection() -> None:
 
 
 @pytest.mark.parametrize("plain_asyncio", [False, True])
-def test_what_is_held_for_live_readers_counts_once_and_is_let_go_with_them(plain_asyncio: bool) -> None:
+def test_frames_held_for_live_readers_count_once_and_are_released_with_them(plain_asyncio: bool) -> None:
     event = Held(16 * MIB)
 
     async def live(request: Request) -> Answer:
-        async def run(sink: Sink) -> None:
+        async def run(sink: ResponseSink) -> None:
             sink.hold(event)
             try:
                 while True:
@@ -143,7 +143,7 @@ def test_what_is_held_for_live_readers_counts_once_and_is_let_go_with_them(plain
             finally:
                 sink.release()
 
-        return Live(200, [], run)
+        return LiveResponse(200, [], run)
 
     with Serving(live, plain_asyncio=plain_asyncio, unsent_bytes_max=40 * MIB) as serving:
         stats = serving.server.stats

@@ -29,24 +29,24 @@ from tailrace.config import Config
 from tailrace.http import webhooks
 from tailrace.http.webhooks import Dispatcher
 from tailrace.log.position import offset
-from tailrace.streams.commands import Append, Create, Delete
-from tailrace.streams.queries import Describe, ListStreams, Read
+from tailrace.streams.commands import Append, CreateStream, DeleteStream
+from tailrace.streams.queries import DescribeStream, ListStreams, ReadStream
 from tailrace.subscriptions import subscription as rules
 from tailrace.subscriptions import webhook
 from tailrace.subscriptions.commands import (
-    Ack,
-    AckOf,
     AddStreams,
-    Claim,
+    ClaimWake,
     DeleteSubscription,
-    Described,
     GetSubscription,
     PutSubscription,
     RemoveStream,
+    StreamAck,
+    SubscriptionAck,
+    SubscriptionDescription,
 )
-from tailrace.subscriptions.dispatch import Duty
+from tailrace.subscriptions.dispatch import SubscriptionStatus
 from tailrace.subscriptions.signing import GetSigningKeys, RotateSigningKey, jwks
-from tailrace.subscriptions.subscription import EXPIRE, Due, Settings
+from tailrace.subscriptions.subscription import EXPIRE, DueStep, SubscriptionSettings
 from tests.support.patience import PATIENCE_S
 
 BASE = "http://127.0.0.1:4437/v1/stream"
@@ -66,7 +66,7 @@ class Call:
 
 
 class Receiver:
-    """A web server that notes what it gets and answers as it is told to."""
+    """A web server that records its requests and sends prepared responses."""
 
     def __init__(
         self, answer: Callable[[Call], Awaitable[Answer]] | Answer = (200, b'{"done": true}'),
@@ -128,24 +128,26 @@ class World:
         await self.dispatcher.stop(grace_s=0)
         await self.db.aclose()
 
-    async def webhook(self, url: str, name: str = "s", **more: Any) -> Described:
-        asked = Settings(**{"kind": "webhook", "pattern": "events/*", "webhook_url": url, **more})
-        allowed = webhook.Rules(allow_loopback=True)
-        return await self.db.aexecute(PutSubscription(name, asked, BASE, allowed))
+    async def webhook(self, url: str, name: str = "s", **more: Any) -> SubscriptionDescription:
+        settings = SubscriptionSettings(**{"kind": "webhook", "pattern": "events/*", "webhook_url": url, **more})
+        allowed = webhook.WebhookRules(allow_loopback=True)
+        return await self.db.aexecute(PutSubscription(name, settings, BASE, allowed))
 
     async def pull(self, name: str = "s", **more: Any) -> None:
-        asked = Settings(**{"kind": "pull-wake", "pattern": "events/*", "wake_stream": "wake/pool", **more})
-        await self.db.aexecute(PutSubscription(name, asked, BASE))
+        settings = SubscriptionSettings(
+            **{"kind": "pull-wake", "pattern": "events/*", "wake_stream": "wake/pool", **more}
+        )
+        await self.db.aexecute(PutSubscription(name, settings, BASE))
 
     async def create(self, path: str, body: bytes = b"{}") -> int:
-        created = await self.db.aexecute(Create(path, "application/json", body))
+        created = await self.db.aexecute(CreateStream(path, "application/json", body))
         return created.tail
 
     async def append(self, path: str) -> int:
         appended = await self.db.aexecute(Append(path, b"{}", "application/json"))
         return appended.tail
 
-    async def get(self, name: str = "s") -> Described:
+    async def get(self, name: str = "s") -> SubscriptionDescription:
         return await self.db.aexecute(GetSubscription(name))
 
     async def acked(self, name: str = "s") -> dict[str, str]:
@@ -160,7 +162,7 @@ class World:
             states = {state.link.path: state for state in found.streams}
             for stream in await self.db.aexecute(ListStreams()):
                 if rules.follows(found.subscription, stream.path) and stream.path not in states:
-                    log = (await self.db.aexecute(Describe(stream.path))).log
+                    log = (await self.db.aexecute(DescribeStream(stream.path))).log
                     if log.next:
                         return False
             return found.subscription.wake_id is None and not any(state.pending for state in states.values())
@@ -232,9 +234,9 @@ def test_a_callback_ends_the_wake_and_the_next_is_delivered(data_dir: Path) -> N
             await until(lambda: len(receiver.calls) == 1)
             last = await world.append("events/a")
             body = receiver.calls[0].body
-            acks = (AckOf("events/a", offset(tail)),)
+            acks = (StreamAck("events/a", offset(tail)),)
             acked = await world.db.aexecute(
-                Ack("s", "webhook", body["callback_token"], body["wake_id"], body["generation"], acks, True)
+                SubscriptionAck("s", "webhook", body["callback_token"], body["wake_id"], body["generation"], acks, True)
             )
             assert acked.next_wake
             await until(lambda: len(receiver.calls) == 2)
@@ -248,11 +250,11 @@ def test_a_callback_ends_the_wake_and_the_next_is_delivered(data_dir: Path) -> N
 def test_the_worker_may_call_back_before_it_answers(data_dir: Path) -> None:
     async def scene() -> None:
         async def answer(call: Call) -> Answer:
-            acks = tuple(AckOf(item["path"], item["tail_offset"]) for item in call.body["streams"])
+            acks = tuple(StreamAck(item["path"], item["tail_offset"]) for item in call.body["streams"])
             await world.append("events/a") if len(receiver.calls) < 3 else None
             await world.db.aexecute(
-                Ack("s", "webhook", call.body["callback_token"], call.body["wake_id"], call.body["generation"], acks,
-                    True)
+                SubscriptionAck("s", "webhook", call.body["callback_token"], call.body["wake_id"],
+                    call.body["generation"], acks, True)
             )  # fmt: skip
             return 200, b"{}"
 
@@ -377,7 +379,7 @@ def test_a_worker_that_falls_silent_is_woken_again(data_dir: Path) -> None:
     asyncio.run(scene())
 
 
-def test_nobody_listening_is_a_failure(data_dir: Path) -> None:
+def test_a_closed_port_is_a_failure(data_dir: Path) -> None:
     async def scene() -> None:
         async with Receiver() as receiver:
             pass
@@ -435,9 +437,9 @@ def test_heartbeats_leave_nothing_behind_in_the_schedule(data_dir: Path) -> None
         async with World(data_dir) as world:
             plan, lease_until_ms = world.dispatcher._plan, 0
             for name in ("a", "b"):
-                plan(name, Duty(name, True, Due(5, EXPIRE)))
+                plan(name, SubscriptionStatus(name, True, DueStep(5, EXPIRE)))
             for lease_until_ms in range(2**50, 2**50 + 1000):
-                plan("a", Duty("a", True, Due(lease_until_ms, EXPIRE)))
+                plan("a", SubscriptionStatus("a", True, DueStep(lease_until_ms, EXPIRE)))
             schedule = world.dispatcher._schedule
             assert len(schedule) <= 2 * 2 + webhooks.SCHEDULE_VOID_MAX
             assert schedule[0] == (5, "b")
@@ -478,8 +480,8 @@ def test_what_happened_while_the_server_was_down_is_found(data_dir: Path) -> Non
             receiver.calls.clear()
             with tailrace.open(data_dir, housekeeping_s=None) as db:
                 db.execute(Append("events/a", b"{}", "application/json"))
-                db.execute(Create("events/b", "application/json", b"{}"))
-                db.execute(Create("later", "application/json", b"{}"))
+                db.execute(CreateStream("events/b", "application/json", b"{}"))
+                db.execute(CreateStream("later", "application/json", b"{}"))
             async with World(data_dir) as world:
                 await until(lambda: len(receiver.calls) >= 2)
                 await world.idle()
@@ -546,7 +548,7 @@ def test_the_end_of_a_lease_that_is_refused_is_tried_again(data_dir: Path, monke
                 return (await world.get()).subscription.generation == number
 
             await until(lambda: generation(1))
-            await world.db.aexecute(Claim("s", "worker"))
+            await world.db.aexecute(ClaimWake("s", "worker"))
             failpoints.arm("command.ran", "raise")  # the next command is ExpireLease
             try:
                 await until(lambda: generation(2))
@@ -590,13 +592,13 @@ def test_many_streams_and_subscriptions_lose_nothing(data_dir: Path, monkeypatch
                 await asyncio.gather(*(world.append(path) for path in chance.sample(paths, 5)))
                 if chance.random() < 0.2:
                     path = chance.choice(paths)
-                    await world.db.aexecute(Delete(path))
+                    await world.db.aexecute(DeleteStream(path))
                     await world.create(path)
             for number in range(len(patterns) * 2):
                 await world.idle(f"s{number}")
             tails = {}
             for path in paths:
-                found = await world.db.aexecute(Read(path))
+                found = await world.db.aexecute(ReadStream(path))
                 tails[path] = found.log.next
             for number, pattern in enumerate(patterns * 2):
                 expected = {path for path in paths if rules.compiled(pattern).matches(path) and tails[path]} | {"named"}
@@ -660,7 +662,7 @@ def test_deleting_a_stream_removes_its_link(data_dir: Path) -> None:
             await world.webhook(receiver.url)
             await world.create("events/a")
             await world.idle()
-            await world.db.aexecute(Delete("events/a"))
+            await world.db.aexecute(DeleteStream("events/a"))
 
             async def gone() -> bool:
                 return (await world.get()).subscription.links == 0
@@ -714,14 +716,14 @@ def test_an_append_writes_a_wake_event_and_a_lost_lease_another(data_dir: Path) 
             await world.create("events/a")
 
             async def generations() -> list[int]:
-                found = await world.db.aexecute(Read("wake/pool"))
+                found = await world.db.aexecute(ReadStream("wake/pool"))
                 return [json.loads(entry.body)["generation"] for entry in found.page.entries]
 
             async def events(count: int) -> bool:
                 return len(await generations()) == count
 
             await until(lambda: events(1))
-            claimed = await world.db.aexecute(Claim("s", "worker"))
+            claimed = await world.db.aexecute(ClaimWake("s", "worker"))
             assert claimed is not None
             await until(lambda: events(2))
             assert await generations() == [1, 2]
@@ -744,7 +746,7 @@ def test_a_wake_stream_made_later_gets_the_event(data_dir: Path, caplog: pytest.
             await world.create("wake/pool", b"")
 
             async def written() -> bool:
-                found = await world.db.aexecute(Read("wake/pool"))
+                found = await world.db.aexecute(ReadStream("wake/pool"))
                 return bool(found.page.entries)
 
             await until(written)
@@ -788,10 +790,10 @@ class Resolver:
 
     def __init__(self, *answers: list[str]) -> None:
         self.answers = list(answers)
-        self.asked: list[tuple[str, int]] = []
+        self.lookups: list[tuple[str, int]] = []
 
     async def __call__(self, host: str, port: int) -> list[str]:
-        self.asked.append((host, port))
+        self.lookups.append((host, port))
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
@@ -849,7 +851,7 @@ def test_tls_is_verified_for_the_name_though_the_address_is_pinned(
             if right_name:
                 await world.idle()
                 assert receiver.calls[0].headers["host"] == f"hooks.example:{receiver.port}"
-                assert resolver.asked == [("hooks.example", receiver.port)]
+                assert resolver.lookups == [("hooks.example", receiver.port)]
             else:
                 await until(lambda: world.db.metrics.webhooks_failed == 1)
                 assert receiver.calls == []

@@ -103,7 +103,7 @@ def test_two_jobs_do_not_touch_each_other(db: Database) -> None:
 
 @pytest.mark.parametrize("ranges", [{0: (0, 1)}, {1: (2, 1)}, {1: (-1, 1)}, {1: (0, limits.POSITION_MAX + 1)}])
 def test_what_is_no_range_is_refused(db: Database, ranges: dict[int, tuple[int, int]]) -> None:
-    with pytest.raises(Invalid, match="no range of a log"):
+    with pytest.raises(Invalid, match="not a range of log"):
         db.execute(Apply("copy", ranges))
 
 

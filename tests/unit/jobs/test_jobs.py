@@ -78,9 +78,9 @@ def test_a_consumer_becomes_what_it_is_registered_as(db: Database) -> None:
 
 
 def test_what_does_not_exist_is_not_found(db: Database) -> None:
-    for asked in (GetJob("x"), DropJob("x"), ReportJob("x", "running")):
+    for command in (GetJob("x"), DropJob("x"), ReportJob("x", "running")):
         with pytest.raises(NotFound, match="there is no job 'x'"):
-            db.execute(asked)  # type: ignore[arg-type]
+            db.execute(command)  # type: ignore[arg-type]
 
 
 def test_bad_facts_are_refused(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_bad_facts_are_refused(db: Database, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(Invalid, match="cannot name a kind of job"):
         db.execute(RegisterJob("x", ""))
     monkeypatch.setattr(limits, "JOBS_MAX", 1)
-    with pytest.raises(LimitExceeded, match="1 jobs, the most"):
+    with pytest.raises(LimitExceeded, match="1 jobs, the maximum"):
         db.execute(RegisterJob("second", "view"))
     monkeypatch.setattr(limits, "JOB_LOGS_MAX", 2)
     db.execute(PinPositions("totals", {3: 0}))

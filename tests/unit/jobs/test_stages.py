@@ -18,19 +18,20 @@ from tailrace.clock import ManualClock
 from tailrace.command import Query
 from tailrace.database import Database
 from tailrace.errors import Closed, Conflict, Fenced, Invalid, LimitExceeded, NotFound, TableNotFound, TooLarge
+from tailrace.housekeeping import FindDueWork
 from tailrace.jobs import sweep
-from tailrace.jobs.commands import CommitStages, Committed, DropStage, RegisterJob, Staged, StageRows
+from tailrace.jobs.commands import CommitStages, Committed, DropStage, RegisterJob, StageResult, StageRows
 from tailrace.jobs.queries import FindStage, FindTarget, GetJob
 from tailrace.jobs.stage import SINKS, STAGE_CHUNKS, STAGES, STREAM, TABLE, TOPIC, Target
 from tailrace.jobs.target import checked
 from tailrace.storage.engine import Reader
-from tailrace.streams.commands import Append, Create, Delete
-from tailrace.streams.queries import Read
+from tailrace.streams.commands import Append, CreateStream, DeleteStream
+from tailrace.streams.queries import ReadStream
 from tailrace.tables.definition import Attribute
 from tailrace.tables.lifecycle import UpdateTable
-from tailrace.tables.schema import Changes, IndexChange, IndexSpec, KeyElement
+from tailrace.tables.schema import IndexChange, IndexSpec, KeyElement, TableChanges
 from tailrace.tables.value import item_from_plain
-from tailrace.topics.commands import AddSource, CreateTopic, DropTopic, Options
+from tailrace.topics.commands import AddSource, CreateTopic, DropTopic, TopicOptions
 from tailrace.topics.queries import ReadTopic
 
 ORDERS, EVENTS, TEXT, NEWS = (
@@ -39,7 +40,7 @@ ORDERS, EVENTS, TEXT, NEWS = (
     Target(STREAM, "text"),
     Target(TOPIC, "news"),
 )
-BY_STATUS = Changes(
+BY_STATUS = TableChanges(
     attributes=(Attribute("id", "S"), Attribute("status", "S")),
     indexes=(IndexChange(create=IndexSpec("by_status", (KeyElement("status", "HASH"),))),),
 )
@@ -54,9 +55,9 @@ def clock() -> ManualClock:
 def db(data_dir: Path, clock: ManualClock) -> Iterator[Database]:
     with tailrace.open(data_dir, clock=clock, housekeeping_s=None) as opened:
         opened.create_table("orders", partition_key="id", stream="NEW_AND_OLD_IMAGES")
-        opened.execute(Create("events", "application/json"))
-        opened.execute(Create("text", "text/plain"))
-        opened.execute(CreateTopic("news", 3, Options(alias="n")))
+        opened.execute(CreateStream("events", "application/json"))
+        opened.execute(CreateStream("text", "text/plain"))
+        opened.execute(CreateTopic("news", 3, TopicOptions(alias="n")))
         yield opened
     failpoints.disarm()
     assert check_database(data_dir).findings == []
@@ -70,13 +71,17 @@ def delete(name: str) -> list[Any]:
     return ["DELETE", {"id": {"S": name}}]
 
 
-def stage(db: Database, target: Target, rows: list[Any], into: str | None = None, chunk: int | None = None) -> Staged:
+def stage(
+    db: Database, target: Target, rows: list[Any], into: str | None = None, chunk: int | None = None
+) -> StageResult:
     here = db.execute(FindTarget(target))
     done = checked(here, msgspec.msgpack.encode(rows))
     return db.execute(StageRows(here.target, here.number, done.rows, done.body, into, chunk))
 
 
-def commit(db: Database, target: Target, batch: int, *stages: Staged, query: str = "q", **options: Any) -> Committed:
+def commit(
+    db: Database, target: Target, batch: int, *stages: StageResult, query: str = "q", **options: Any
+) -> Committed:
     return db.execute(CommitStages(query, batch, target, tuple(each.stage.id for each in stages), **options))
 
 
@@ -92,7 +97,7 @@ def items(db: Database) -> dict[str, Any]:
 
 
 def bodies(db: Database, path: str) -> list[bytes]:
-    return [entry.body for entry in db.execute(Read(path, bytes_max=10**9)).page.entries]
+    return [entry.body for entry in db.execute(ReadStream(path, bytes_max=10**9)).page.entries]
 
 
 def messages(db: Database) -> list[tuple[int, bytes, bytes | None]]:
@@ -106,7 +111,7 @@ def messages(db: Database) -> list[tuple[int, bytes, bytes | None]]:
 # -- what is written
 
 
-def test_nobody_sees_rows_before_they_are_committed(db: Database) -> None:
+def test_rows_are_invisible_before_they_are_committed(db: Database) -> None:
     one = stage(db, ORDERS, [put(id="a", n=1), put(id="b", n=2)])
     two = stage(db, ORDERS, [put(id="c", n=3)])
     assert items(db) == {}
@@ -155,7 +160,7 @@ def test_json_messages_share_entries(db: Database) -> None:
 def test_other_rows_are_an_entry_each(db: Database) -> None:
     commit(db, TEXT, 0, stage(db, TEXT, [b"one\n", b"two\n"]))
     assert bodies(db, "text") == [b"one\n", b"two\n"]
-    assert db.execute(Read("text")).log.next == 8
+    assert db.execute(ReadStream("text")).log.next == 8
 
 
 def test_messages_go_where_their_key_says(db: Database) -> None:
@@ -199,8 +204,8 @@ def test_a_query_is_known_by_what_it_writes_to(db: Database) -> None:
 
 def test_a_target_that_was_made_again_knows_no_batches(db: Database) -> None:
     assert commit(db, EVENTS, 5, stage(db, EVENTS, [b"1"])).applied
-    db.execute(Delete("events"))
-    db.execute(Create("events", "application/json"))
+    db.execute(DeleteStream("events"))
+    db.execute(CreateStream("events", "application/json"))
     assert commit(db, EVENTS, 0, stage(db, EVENTS, [b"2"])).applied
     assert bodies(db, "events") == [b"2"]
 
@@ -231,7 +236,7 @@ def test_those_who_race_write_once(db: Database) -> None:
     staged = [stage(db, ORDERS, [put(id=f"{racer}")]) for racer in range(8)]
     results: list[Committed] = []
 
-    def race(each: Staged) -> None:
+    def race(each: StageResult) -> None:
         results.append(commit(db, ORDERS, 0, each, consumer="c", ranges={1: (0, 5)}))
 
     threads = [threading.Thread(target=race, args=(each,)) for each in staged]
@@ -271,7 +276,7 @@ def test_with_a_consumer_the_number_of_a_batch_says_nothing(db: Database) -> Non
     assert bodies(db, EVENTS.name) == [b"5", b"8"]
 
 
-def test_a_gap_is_let_through_where_it_is_known(db: Database) -> None:
+def test_a_known_gap_is_accepted(db: Database) -> None:
     commit(db, EVENTS, 0, consumer="copy", ranges={7: (0, 5)})
     with pytest.raises(Fenced):
         commit(db, EVENTS, 1, consumer="copy", ranges={7: (6, 9)})
@@ -325,7 +330,7 @@ def test_a_commit_that_breaks_in_the_middle_leaves_nothing(db: Database, target:
 def test_the_target_is_looked_at_again(db: Database) -> None:
     orders, events, news = stage(db, ORDERS, [put(id="a")]), stage(db, EVENTS, [b"1"]), stage(db, NEWS, [[None, b"1"]])
     db.drop_table("orders")
-    db.execute(Delete("events"))
+    db.execute(DeleteStream("events"))
     db.execute(DropTopic("news"))
     with pytest.raises(TableNotFound):
         commit(db, ORDERS, 0, orders)
@@ -334,10 +339,10 @@ def test_the_target_is_looked_at_again(db: Database) -> None:
     with pytest.raises(NotFound, match="there is no topic"):
         commit(db, NEWS, 0, news)
     db.create_table("orders", partition_key="other")
-    db.execute(Create("events", "text/plain"))
+    db.execute(CreateStream("events", "text/plain"))
     db.execute(CreateTopic("news"))
     for target, staged in ((ORDERS, orders), (EVENTS, events), (NEWS, news)):
-        with pytest.raises(Conflict, match="dropped and made again") as caught:
+        with pytest.raises(Conflict, match="dropped and recreated") as caught:
             commit(db, target, 0, staged)
         assert caught.value.code == "TARGET_CHANGED"
     assert db.execute(Held()) == (3, 3, 0)
@@ -348,7 +353,7 @@ def test_a_table_that_was_made_again_while_rows_were_checked(db: Database) -> No
     done = checked(here, msgspec.msgpack.encode([put(id="a")]))
     db.drop_table("orders")
     db.create_table("orders", partition_key="other")
-    with pytest.raises(Conflict, match="dropped and made again"):
+    with pytest.raises(Conflict, match="dropped and recreated"):
         db.execute(StageRows(here.target, here.number, done.rows, done.body))
 
 
@@ -416,7 +421,7 @@ def test_limits(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     stage(db, EVENTS, [b"1"], first.stage.id)
     with pytest.raises(TooLarge, match="in 3 chunks"):
         stage(db, EVENTS, [b"1"], first.stage.id)
-    with pytest.raises(TooLarge, match="more than one commit writes") as too_many:
+    with pytest.raises(TooLarge, match="exceed one commit") as too_many:
         commit(db, EVENTS, 0, first, second)
     assert too_many.value.code == "COMMIT_TOO_LARGE"
     assert commit(db, EVENTS, 0, first).applied
@@ -430,7 +435,7 @@ def test_a_table_takes_fewer_rows_at_once(db: Database, monkeypatch: pytest.Monk
     assert limits.COMMIT_ITEMS_MAX * 10 < limits.COMMIT_ROWS_MAX
     monkeypatch.setattr(limits, "COMMIT_ITEMS_MAX", 3)
     first, second = stage(db, ORDERS, [put(id="a"), put(id="b")]), stage(db, ORDERS, [put(id="c"), put(id="d")])
-    with pytest.raises(TooLarge, match=r"writes to tables/orders, 3 rows .*maxRecordsPerTrigger.* new checkpoint"):
+    with pytest.raises(TooLarge, match=r"to tables/orders, at most 3 rows .*maxRecordsPerTrigger.* new checkpoint"):
         commit(db, ORDERS, 0, first, second)
     with pytest.raises(TooLarge, match="a stage takes 3 rows"):
         stage(db, ORDERS, [put(id=each) for each in "abcd"])
@@ -439,7 +444,7 @@ def test_a_table_takes_fewer_rows_at_once(db: Database, monkeypatch: pytest.Monk
 
 
 def test_what_waits_is_bounded_in_all_and_for_each(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    def staged(by: str) -> Staged:
+    def staged(by: str) -> StageResult:
         here = db.execute(FindTarget(EVENTS))
         rows = checked(here, msgspec.msgpack.encode([b'"%s"' % (b"x" * 93)]))
         assert len(rows.body) == 100
@@ -447,10 +452,10 @@ def test_what_waits_is_bounded_in_all_and_for_each(db: Database, monkeypatch: py
 
     monkeypatch.setattr(limits, "STAGES_BYTES_MAX", 600)
     kept = [staged("ann") for _ in range(3)]
-    with pytest.raises(LimitExceeded, match="3 stages of 300 bytes wait to be committed for 'ann'"):
+    with pytest.raises(LimitExceeded, match="3 stages of 300 bytes are uncommitted for 'ann'"):
         staged("ann")
     kept += [staged("bob"), staged("bob"), staged("cat")]
-    with pytest.raises(LimitExceeded, match="6 stages of 600 bytes wait to be committed, "):
+    with pytest.raises(LimitExceeded, match="6 stages of 600 bytes are uncommitted, "):
         staged("cat")
     with pytest.raises(LimitExceeded, match="600 bytes"):
         stage(db, EVENTS, [b"1"], kept[5].stage.id)
@@ -460,7 +465,7 @@ def test_what_waits_is_bounded_in_all_and_for_each(db: Database, monkeypatch: py
     monkeypatch.setattr(limits, "STAGES_MAX", 6)
     monkeypatch.setattr(limits, "STAGES_BYTES_MAX", 1_000)
     staged("ann")
-    with pytest.raises(LimitExceeded, match="there may be 3 of 500"):
+    with pytest.raises(LimitExceeded, match="the limit is 3 of 500"):
         staged("ann")
 
 
@@ -480,18 +485,18 @@ def test_what_waits_is_bounded_in_all_and_for_each(db: Database, monkeypatch: py
         (ORDERS, [["UPSERT", {"id": {"S": "a"}}]], "row 0: operation 'UPSERT' is unknown"),
         (ORDERS, [["DELETE", {"n": {"N": "1"}}]], "row 0"),
         (ORDERS, [put(id="a", text="x" * 500_000)], "row 0: Item size has exceeded"),
-        (ORDERS, [["PUT"]], "not the MessagePack"),
-        (ORDERS, {"id": "a"}, "not the MessagePack"),
-        (ORDERS, [["PUT", {1: 2}]], "not the MessagePack"),
+        (ORDERS, [["PUT"]], "not MessagePack of the expected form"),
+        (ORDERS, {"id": "a"}, "not MessagePack of the expected form"),
+        (ORDERS, [["PUT", {1: 2}]], "not MessagePack of the expected form"),
         (EVENTS, [b"1", b"{"], "row 1: the body is not valid JSON"),
         (EVENTS, [b"1,2"], "row 0: the body is not valid JSON"),
         (EVENTS, [b""], "row 0"),
         (EVENTS, [b'"\xff"'], "row 0"),
         (EVENTS, [b"[" * 100_000], "row 0"),
-        (EVENTS, ["text"], "not the MessagePack"),
+        (EVENTS, ["text"], "not MessagePack of the expected form"),
         (TEXT, [b"a", b""], "row 1: it is empty"),
         (NEWS, [[b"k", b"x", 3]], "row 0: topic 'news' has no partition 3"),
-        (NEWS, [[b"k", "x"]], "not the MessagePack"),
+        (NEWS, [[b"k", "x"]], "not MessagePack of the expected form"),
         (NEWS, [[b"k", b"x" * (limits.MESSAGE_BYTES_MAX + 1)]], "row 0: a message of"),
     ],
 )
@@ -504,7 +509,7 @@ def test_rows_that_cannot_be_written_are_not_staged(db: Database, target: Target
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\xdd\xff\xff\xff\xff", b"\x91" * 100_000, b"\x91\xc7\x01\x05x"])
 def test_what_is_not_messagepack_is_refused(db: Database, body: bytes) -> None:
     for target in (ORDERS, EVENTS, NEWS):
-        with pytest.raises(Invalid, match="not the MessagePack"):
+        with pytest.raises(Invalid, match="not MessagePack of the expected form"):
             checked(db.execute(FindTarget(target)), body)
 
 
@@ -519,7 +524,7 @@ def test_bad_commits_are_refused(db: Database) -> None:
         (CommitStages("q", 0, EVENTS, (), "c"), "go together"),
         (CommitStages("q", 0, EVENTS, (), None, {1: (0, 1)}), "go together"),
         (CommitStages("q", 0, EVENTS, (), "", {1: (0, 1)}), "cannot name a consumer"),
-        (CommitStages("q", 0, EVENTS, (), "c", {1: (1, 0)}), "no range of a log"),
+        (CommitStages("q", 0, EVENTS, (), "c", {1: (1, 0)}), "not a range of log"),
     ):
         with pytest.raises(Invalid, match=why):
             db.execute(command)
@@ -541,7 +546,7 @@ def test_stages_are_dropped(db: Database) -> None:
     assert commit(db, EVENTS, 0, second).applied
 
 
-def test_stages_that_nobody_commits_expire(db: Database, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncommitted_stages_expire(db: Database, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SWEEP_STREAMS", 2)
     old = [stage(db, EVENTS, [b"%d" % number]) for number in range(5)]
     commit(db, EVENTS, 0, stage(db, EVENTS, [b"0"]))
@@ -561,10 +566,12 @@ def test_stages_that_nobody_commits_expire(db: Database, clock: ManualClock, mon
 
 
 def swept(db: Database) -> int:
-    steps, after = 0, None
-    while True:
-        due = db.execute(sweep.FindDue(after))
-        steps += sum(db.execute(step, SYSTEM) for step in due.steps)
-        after = due.looked_at
-        if after is None:
-            return steps
+    """Do the work of each task, page by page; how much was removed."""
+    steps = 0
+    for task in sweep.TASKS:
+        position, first = None, True
+        while first or position is not None:
+            due = db.execute(FindDueWork(task, position))
+            steps += sum(db.execute(command, SYSTEM) for command in due.commands)
+            position, first = due.position, False
+    return steps

@@ -16,13 +16,13 @@ from tailrace.errors import Fenced, Invalid, NotFound
 from tailrace.jobs.queries import ListCold
 from tailrace.jobs.stage import STREAM, TABLE, TOPIC, Target
 from tailrace.jobs.tiering import AttachTier, DetachTier, ForgetCold, MoveTiered
-from tailrace.log.cold import Tier
+from tailrace.log.cold import ColdRange
 from tailrace.log.entry import LOGS, Log
 from tailrace.storage.engine import Reader
 from tailrace.storage.sqlite import SqliteEngine
-from tailrace.streams.commands import Append, Create, Delete, Fork
-from tailrace.tables.streams import PruneStream
-from tailrace.topics.commands import CreateTopic, Options
+from tailrace.streams.commands import Append, CreateStream, DeleteStream, Fork
+from tailrace.tables.change_trimming import PruneStream
+from tailrace.topics.commands import CreateTopic, TopicOptions
 
 DOCS = Target(STREAM, "docs")
 ORDERS = Target(TABLE, "orders")
@@ -31,7 +31,7 @@ ORDERS = Target(TABLE, "orders")
 @pytest.fixture
 def db(data_dir: Path) -> Iterator[Database]:
     with tailrace.open(data_dir, housekeeping_s=None) as opened:
-        opened.execute(Create("docs", "text/plain"))
+        opened.execute(CreateStream("docs", "text/plain"))
         for _ in range(3):
             opened.execute(Append("docs", b"12345", "text/plain"))
         opened.create_table("orders", partition_key="id", stream="NEW_IMAGE").put({"id": "a"})
@@ -49,7 +49,7 @@ class FindLog(Query[Log], frozen=True):
         return log
 
 
-def tiers(db: Database, place: str) -> tuple[int, list[Tier]]:
+def tiers(db: Database, place: str) -> tuple[int, list[ColdRange]]:
     (found,) = [each for each in db.execute(ListCold()) if each.place.name == place]
     return found.place.generation, [each.tier for each in found.logs]
 
@@ -65,7 +65,7 @@ def test_a_log_is_tiered_from_where_it_starts(db: Database) -> None:
 
 
 def test_a_topic_is_tiered_with_all_its_partitions(db: Database) -> None:
-    db.execute(CreateTopic("app.news", 3, Options(alias="n")))
+    db.execute(CreateTopic("app.news", 3, TopicOptions(alias="n")))
     found = db.execute(AttachTier(Target(TOPIC, "n")))
     assert len(found) == 3
     assert {each.place for each in found} == {"topics/app.news"}
@@ -99,7 +99,7 @@ def test_a_mark_is_where_an_entry_ends(db: Database, end: int) -> None:
 
 
 def test_all_marks_move_or_none(db: Database) -> None:
-    db.execute(Create("other", "text/plain", b"123"))
+    db.execute(CreateStream("other", "text/plain", b"123"))
     (docs,) = db.execute(AttachTier(DOCS))
     (other,) = db.execute(AttachTier(Target(STREAM, "other")))
     with pytest.raises(Invalid):
@@ -109,10 +109,10 @@ def test_all_marks_move_or_none(db: Database) -> None:
 
 def test_what_was_dropped_meanwhile_is_passed_over(db: Database) -> None:
     """The batch is in cold storage already: its generation has to be noted, or nothing more would ever be."""
-    db.execute(Create("other", "text/plain", b"123"))
+    db.execute(CreateStream("other", "text/plain", b"123"))
     (docs,) = db.execute(AttachTier(DOCS))
     (other,) = db.execute(AttachTier(Target(STREAM, "other")))
-    db.execute(Delete("other"))
+    db.execute(DeleteStream("other"))
     db.sweep()
     assert db.execute(MoveTiered("streams", 1, {docs.log: (0, 5), other.log: (0, 3)})) == 1
     generation, (now,) = tiers(db, "streams")
@@ -160,7 +160,7 @@ def test_what_is_detached_and_attached_again_is_not_there_twice(db: Database) ->
 
 
 def test_a_fork_has_its_own_history(db: Database) -> None:
-    db.execute(Create("fork", fork=Fork("docs", 10)))
+    db.execute(CreateStream("fork", fork=Fork("docs", 10)))
     db.execute(Append("fork", b"12345", "text/plain"))
     (tier,) = db.execute(AttachTier(Target(STREAM, "fork")))
     assert (tier.start, tier.tiered) == (10, 10)
@@ -170,9 +170,9 @@ def test_a_fork_has_its_own_history(db: Database) -> None:
 def test_what_does_not_exist_is_not_found(db: Database) -> None:
     with pytest.raises(NotFound, match="there is no stream 'x'"):
         db.execute(AttachTier(Target(STREAM, "x")))
-    with pytest.raises(NotFound, match="no place 'x'"):
+    with pytest.raises(NotFound, match="no Delta table 'x'"):
         db.execute(MoveTiered("x", 1, {}))
-    with pytest.raises(NotFound, match="no place 'x'"):
+    with pytest.raises(NotFound, match="no Delta table 'x'"):
         db.execute(ForgetCold("x", {}))
 
 

@@ -54,14 +54,14 @@ def reclaimed(bench: Bench, log: Log) -> bool:
     return bench.do(lambda tx: logs.reclaim(tx, log.id))
 
 
-def read(bench: Bench, log: Log, position: int = 0, bytes_max: int = 10**9) -> logs.Page:
+def read(bench: Bench, log: Log, position: int = 0, bytes_max: int = 10**9) -> logs.LogPage:
     current = bench.log(log.id)
     assert current is not None
     with bench.engine.reader() as reader:
         return logs.read(reader, current, position, bytes_max)
 
 
-def bodies(page: logs.Page) -> list[bytes]:
+def bodies(page: logs.LogPage) -> list[bytes]:
     return [entry.body for entry in page.entries]
 
 

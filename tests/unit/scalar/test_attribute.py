@@ -67,7 +67,7 @@ def test_to_attribute(plain: Any, kind: str | None, typed: Any) -> None:
         (Decimal("1." + "1" * 40), "DECIMAL", "38"),
         ("\ud800", "TEXT", "surrogate"),
         (object(), None, "cannot be stored"),
-        (1, "DATE", "no kind of column"),
+        (1, "DATE", "unknown column type"),
     ],
 )
 def test_what_does_not_fit_is_refused(plain: Any, kind: str | None, words: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tailrace.errors import Invalid
 from tailrace.spark.jobs import settings
-from tailrace.spark.jobs.settings import EXAMPLE, Settings, load, matches, octets, seconds
+from tailrace.spark.jobs.settings import EXAMPLE, PipelineSettings, load, matches, octets, seconds
 
 NOTHING: dict[str, str] = {}
 
@@ -24,14 +24,14 @@ def written(tmp_path: Path, text: str) -> str:
 def test_no_file_means_the_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = load(environ=NOTHING)
-    assert found == Settings()
+    assert found == PipelineSettings()
     assert found.tier.enabled
     assert found.tier.tables == found.tier.topics == ("*",)
     assert found.tier.streams == ()
     assert found.views.names == ("*",)
 
 
-def test_the_file_is_heard_then_the_environment_then_what_is_given(tmp_path: Path) -> None:
+def test_the_file_then_the_environment_then_the_arguments(tmp_path: Path) -> None:
     path = written(
         tmp_path,
         """
@@ -61,7 +61,7 @@ def test_the_file_is_heard_then_the_environment_then_what_is_given(tmp_path: Pat
 
 
 def test_the_example_shows_every_setting_with_its_default() -> None:
-    assert msgspec.convert(tomllib.loads(EXAMPLE), Settings) == Settings()
+    assert msgspec.convert(tomllib.loads(EXAMPLE), PipelineSettings) == PipelineSettings()
     lines = []
     for text in EXAMPLE.splitlines()[3:]:  # the first lines are words
         bare = text.removeprefix("# ")
@@ -71,12 +71,14 @@ def test_the_example_shows_every_setting_with_its_default() -> None:
             break
         lines.append(bare)
     shown = tomllib.loads("\n".join(lines))
-    found = msgspec.convert(shown, Settings)
+    found = msgspec.convert(shown, PipelineSettings)
     assert octets(found.compact.target_bytes, "") == settings.TARGET_BYTES
-    assert msgspec.structs.replace(found, compact=Settings().compact) == Settings()
-    sections = {field.name for field in msgspec.structs.fields(Settings)}
+    assert msgspec.structs.replace(found, compact=PipelineSettings().compact) == PipelineSettings()
+    sections = {field.name for field in msgspec.structs.fields(PipelineSettings)}
     for name in sections - {"url", "master", "spark", "replicate"}:
-        wanted = {field.name for field in msgspec.structs.fields(type(getattr(Settings(), name)))} - {"retention"}
+        wanted = {field.name for field in msgspec.structs.fields(type(getattr(PipelineSettings(), name)))} - {
+            "retention"
+        }
         assert set(shown[name]) == wanted, name
 
 

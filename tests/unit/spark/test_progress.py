@@ -21,7 +21,7 @@ class Clock:
 
 
 class Server:
-    """What a server would be told."""
+    """The reports that a server would receive."""
 
     def __init__(self, rows: int = 0) -> None:
         self.rows = rows
@@ -46,22 +46,22 @@ class Server:
         return {}
 
 
-def test_rows_per_second_are_of_late() -> None:
-    clock, told = Clock(), []
-    meter = Meter("tier x", "tier", told.append, clock=clock)
+def test_rows_per_second_are_recent() -> None:
+    clock, reports = Clock(), []
+    meter = Meter("tier x", "tier", reports.append, clock=clock)
     clock.now += 10
     meter.batch(1000, 0.5, lag=7)
-    assert told[-1].rows_per_s == pytest.approx(100)
-    assert (told[-1].rows, told[-1].lag, told[-1].batch_rows, told[-1].state) == (1000, 7, 1000, "running")
+    assert reports[-1].rows_per_s == pytest.approx(100)
+    assert (reports[-1].rows, reports[-1].lag, reports[-1].batch_rows, reports[-1].state) == (1000, 7, 1000, "running")
     clock.now += progress.RATE_S + 1
     meter.batch(300, 0.1)
-    assert told[-1].rows_per_s == pytest.approx(300 / progress.RATE_S)
-    assert told[-1].rows == 1300
+    assert reports[-1].rows_per_s == pytest.approx(300 / progress.RATE_S)
+    assert reports[-1].rows == 1300
     meter.say(progress.WAITING, lag=0)
-    assert (told[-1].lag, told[-1].rows) == (0, 1300)
+    assert (reports[-1].lag, reports[-1].rows) == (0, 1300)
 
 
-def test_the_server_is_told_now_and_then_and_of_every_turn() -> None:
+def test_the_server_gets_reports_now_and_then_and_of_every_state() -> None:
     clock, server = Clock(), Server(rows=50)
     meter = Meter("tier x", "tier", server=server, clock=clock)  # type: ignore[arg-type]
     for _ in range(100):
@@ -76,12 +76,12 @@ def test_the_server_is_told_now_and_then_and_of_every_turn() -> None:
     assert server.reports[-1][0] == "stopped"
 
 
-def test_a_server_that_is_away_stops_nothing_and_hears_later() -> None:
-    clock, server, told = Clock(), Server(), []
+def test_a_server_that_is_away_stops_nothing_and_gets_reports_later() -> None:
+    clock, server, progressed = Clock(), Server(), []
     server.error = Unavailable("gone")
-    meter = Meter("tier x", "tier", told.append, server=server, clock=clock)  # type: ignore[arg-type]
+    meter = Meter("tier x", "tier", progressed.append, server=server, clock=clock)  # type: ignore[arg-type]
     meter.batch(10, 0.1)
-    assert told[-1].rows == 10
+    assert progressed[-1].rows == 10
     server.error = None
     clock.now += progress.REPORT_S
     meter.batch(10, 0.1)
@@ -98,16 +98,16 @@ def test_a_job_that_cannot_be_registered_goes_on(error: Exception, reports: int)
 
 
 def test_lines_for_people() -> None:
-    told = Progress(
+    report = Progress(
         job="tier tables/a", kind="tier", state="running", rows=1234, rows_per_s=99.6, lag=5, batch_rows=34,
         batch_s=0.25, cold_bytes=3 << 20, message="well",
     )  # fmt: skip
-    assert line(told) == (
+    assert line(report) == (
         "tier tables/a: running, 1,234 rows, 100 rows/s, lag 5, last batch 34 in 0.2 s, cold 3.0 MiB, well"
     )
     assert [size(count) for count in (5, 2048, 3 << 40)] == ["5 B", "2.0 KiB", "3.0 TiB"]
     board = Board()
-    board(told)
+    board(report)
     board(Progress(job="a", kind="x", state="done"))
     assert [each.job for each in board.jobs()] == ["a", "tier tables/a"]
     board.drop("a")

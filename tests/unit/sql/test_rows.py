@@ -291,7 +291,7 @@ def test_updates_that_are_refused(db: Database, text: str, code: str) -> None:
     assert db.table("things").get("a") == {"id": "a", "i": 1, "t": "x"}
 
 
-def test_a_mistake_in_an_expression_is_told_where_it_is(db: Database) -> None:
+def test_a_mistake_in_an_expression_is_reported_with_its_place(db: Database) -> None:
     run(db, EVERYTHING)
     error = refused(db, "UPDATE things\nSET i = 1,\n    t = upper(nope)\nWHERE id = 'a'")
     assert isinstance(error, SqlError)
@@ -323,7 +323,7 @@ def test_updates_from_many_threads_lose_nothing(db: Database) -> None:
     assert item is not None and item["i"] == 100
 
 
-def test_a_table_that_was_made_anew_meanwhile_is_another(db: Database) -> None:
+def test_a_table_recreated_meanwhile_is_another(db: Database) -> None:
     run(db, EVERYTHING)
     with pytest.raises(Conflict) as caught:
         db.execute(InsertRows("things", "another uuid", ({"id": {"S": "a"}},)))

@@ -17,7 +17,7 @@ from tailrace.errors import Error, Invalid, TableNotFound, TooLarge, Unavailable
 from tailrace.sql.error import SqlError
 from tailrace.sql.result import Result
 from tailrace.sql.select import run, select
-from tailrace.sql.sources import Budget
+from tailrace.sql.sources import ReadBudget
 
 Ask = Callable[..., Result]
 
@@ -36,7 +36,7 @@ def db(data_dir: Path) -> Iterator[Database]:
 
 @pytest.fixture
 def ask(db: Database) -> Ask:
-    return lambda text, *params: select(lambda asked: db.execute(asked), text, params)
+    return lambda text, *params: select(lambda request: db.execute(request), text, params)
 
 
 def values(result: Result) -> list[tuple[Any, ...]]:
@@ -102,7 +102,7 @@ def test_values_are_what_json_can_hold(ask: Ask, expression: str, expected: Any)
     msgspec.json.Encoder(decimal_format="number").encode(shown)
 
 
-def test_a_time_that_cannot_be_shown_is_told(ask: Ask) -> None:
+def test_a_time_that_cannot_be_shown_is_reported(ask: Ask) -> None:
     with pytest.raises(Invalid, match="cast it to VARCHAR"):
         ask("SELECT DATE '99999-05-01' AS it")
 
@@ -144,7 +144,7 @@ def test_a_dotted_name_is_one_table_and_its_last_part_is_what_it_is_called(ask: 
         assert values(ask(text)) == expected, text
 
 
-def test_two_tables_with_the_same_last_part_are_told_apart_by_the_whole_name(db: Database, ask: Ask) -> None:
+def test_two_tables_with_the_same_last_part_are_distinguished_by_the_whole_name(db: Database, ask: Ask) -> None:
     db.create_table("mail.messages", partition_key="id").put({"id": "m", "text": "post"})
     text = """SELECT chat.messages.text AS a, mail.messages.text AS b
               FROM chat.messages, mail.messages WHERE chat.messages.at = 3"""
@@ -203,7 +203,7 @@ def test_a_value_that_no_column_takes_is_refused(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "column", "said"),
+    ("text", "line", "column", "message"),
     [
         ("SELECT id,\n  frum orders x y", 2, 15, "x"),
         ("SELECT (1", 1, 9, ")"),
@@ -216,12 +216,12 @@ def test_a_value_that_no_column_takes_is_refused(ask: Ask) -> None:
         ("SELECT 1; SELECT 2", 1, 1, "more than one"),
     ],
 )
-def test_an_error_says_what_is_wrong_and_where(ask: Ask, text: str, line: int, column: int, said: str) -> None:
+def test_an_error_says_what_is_wrong_and_where(ask: Ask, text: str, line: int, column: int, message: str) -> None:
     with pytest.raises(SqlError) as caught:
         ask(text)
     error = caught.value
     assert (error.line, error.column) == (line, column), str(error)
-    assert said in str(error)
+    assert message in str(error)
     assert f"line {line}, column {column}" in str(error)
     assert "_tailrace" not in str(error)
 
@@ -229,7 +229,7 @@ def test_an_error_says_what_is_wrong_and_where(ask: Ask, text: str, line: int, c
 def test_lines_and_columns_count_from_where_the_statement_begins(db: Database) -> None:
     for text, line, column in (("SELECT id FROM system.nope", 7, 20), ("SELECT id FROM\nsystem.nope", 8, 1)):
         with pytest.raises(SqlError) as caught:
-            select(lambda asked: db.execute(asked), text, (), 7, 5)
+            select(lambda request: db.execute(request), text, (), 7, 5)
         assert (caught.value.line, caught.value.column) == (line, column)
 
 
@@ -243,7 +243,7 @@ def test_an_error_of_a_source_says_where_that_is_named(ask: Ask) -> None:
     assert stream.value.code == "STREAM_NOT_FOUND"
 
 
-def test_an_unknown_column_is_told_with_those_there_are(ask: Ask) -> None:
+def test_an_unknown_column_is_reported_with_the_known_ones(ask: Ask) -> None:
     with pytest.raises(SqlError) as caught:
         ask("SELECT nme FROM system.tables")
     assert caught.value.code == "UNKNOWN_COLUMN"
@@ -264,21 +264,23 @@ def test_a_statement_too_long_or_too_deep_is_refused(ask: Ask, text: str) -> Non
 
 
 def test_what_is_read_is_bounded_by_rows_and_bytes(db: Database) -> None:
-    for budget in (Budget(rows=19), Budget(bytes_=1_000)):
-        with pytest.raises(TooLarge, match="narrow it by the key") as caught:
-            run(lambda asked: db.execute(asked), "SELECT * FROM chat.messages", (), budget)
+    for budget in (ReadBudget(rows=19), ReadBudget(bytes_=1_000)):
+        with pytest.raises(TooLarge, match="select by key") as caught:
+            run(lambda request: db.execute(request), "SELECT * FROM chat.messages", (), budget)
         assert caught.value.code == "SELECT_TOO_LARGE"
-    assert run(lambda asked: db.execute(asked), "SELECT * FROM chat.messages", (), Budget(rows=20)).row_count == 20
+    assert (
+        run(lambda request: db.execute(request), "SELECT * FROM chat.messages", (), ReadBudget(rows=20)).row_count == 20
+    )
 
 
 def test_a_statement_that_takes_too_long_is_stopped(db: Database) -> None:
     sources = ", ".join(f"chat.messages AS m{number}" for number in range(12))
     with pytest.raises(Unavailable, match=r"longer than 0\.5 s") as caught:
         run(
-            lambda asked: db.execute(asked),
+            lambda request: db.execute(request),
             f"SELECT count(m1.text || m2.text) FROM {sources}",
             (),
-            Budget(timeout_s=0.5),
+            ReadBudget(timeout_s=0.5),
         )
     assert caught.value.code == "SELECT_TIMEOUT"
 
@@ -301,7 +303,7 @@ def test_statements_run_side_by_side_and_see_nothing_of_each_other(db: Database)
         try:
             for _ in range(5):
                 text = f"SELECT count(*) AS n FROM orders WHERE amount >= {number * 10}"
-                assert select(lambda asked: db.execute(asked), text).rows == [{"n": 5 - number}]
+                assert select(lambda request: db.execute(request), text).rows == [{"n": 5 - number}]
         except BaseException as error:
             failed.append(error)
 
@@ -314,11 +316,11 @@ def test_statements_run_side_by_side_and_see_nothing_of_each_other(db: Database)
 
 
 def test_all_tables_of_a_statement_are_read_in_one_view(db: Database) -> None:
-    asked: list[str] = []
+    queries: list[str] = []
 
     def execute(query: Any) -> Any:
-        asked.append(type(query).__name__)
+        queries.append(type(query).__name__)
         return db.execute(query)
 
     select(execute, "SELECT count(*) FROM orders a, orders b, chat.messages c")
-    assert asked == ["ReadTables"]
+    assert queries == ["ReadTables"]

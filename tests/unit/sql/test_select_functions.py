@@ -17,7 +17,7 @@ from tailrace.sql import functions
 from tailrace.sql import select as selecting
 from tailrace.sql.error import SqlError
 from tailrace.sql.select import select
-from tailrace.sql.sources import Budget
+from tailrace.sql.sources import ReadBudget
 from tailrace.topics.commands import CreateTopic
 
 Ask = Callable[..., list[dict[str, Any]]]
@@ -34,7 +34,7 @@ def db(data_dir: Path) -> Iterator[Database]:
 
 @pytest.fixture
 def ask(db: Database) -> Ask:
-    return lambda text, *params: select(lambda asked: db.execute(asked), text, params).rows
+    return lambda text, *params: select(lambda request: db.execute(request), text, params).rows
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_no_clause_is_overlooked(ask: Ask, rest: str) -> None:
 
 
 def test_what_sqlglot_lets_pass_duckdb_finds(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selecting._Statement, "_check_nodes", lambda self: None)
+    monkeypatch.setattr(selecting._SelectQuery, "_check_nodes", lambda self: None)
     with pytest.raises(SqlError, match="sleep_ms"):
         ask("SELECT sleep_ms(1) FROM orders")
 
@@ -128,21 +128,21 @@ def test_every_name_on_the_list_is_a_function_of_duckdb() -> None:
 
 @pytest.mark.parametrize("text", ["SELECT " + ",".join("1" * 5_000), "SELECT " + "+".join("1" * 40_000)])
 def test_a_statement_of_too_many_words_is_refused(ask: Ask, text: str) -> None:
-    with pytest.raises(SqlError, match="words and signs"):
+    with pytest.raises(SqlError, match="tokens"):
         ask(text)
 
 
 def test_what_is_far_too_long_does_not_reach_the_parser(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DuckDB, "tokenize", lambda self, text: pytest.fail("it was tokenized"))
-    with pytest.raises(SqlError, match="words and signs"):
+    with pytest.raises(SqlError, match="tokens"):
         ask("SELECT " + ",".join("1" * 20_000))
 
 
-def test_a_statement_ends_when_it_is_told_to(db: Database) -> None:
-    budget = Budget()
+def test_a_statement_ends_when_it_is_cancelled(db: Database) -> None:
+    budget = ReadBudget()
     budget.halted.set()
     with pytest.raises(Unavailable) as caught:
-        selecting.run(lambda asked: db.execute(asked), "SELECT id FROM orders", (), budget)
+        selecting.run(lambda request: db.execute(request), "SELECT id FROM orders", (), budget)
     assert caught.value.code == "STOPPING"
 
 

@@ -48,7 +48,7 @@ def test_nothing_but_our_own_sources_is_read(db: Database, tmp_path: Path, sourc
     file = tmp_path / "secret.csv"
     file.write_text("password\nhush\n")
     with pytest.raises(Error) as caught:
-        select(lambda asked: db.execute(asked), f"SELECT * FROM {source.format(file=file)}")
+        select(lambda request: db.execute(request), f"SELECT * FROM {source.format(file=file)}")
     assert caught.value.status in (400, 404)
     assert "hush" not in str(caught.value)
 
@@ -68,7 +68,7 @@ def test_nothing_but_our_own_sources_is_read(db: Database, tmp_path: Path, sourc
 )  # fmt: skip
 def test_only_queries_are_run(db: Database, text: str) -> None:
     with pytest.raises(SqlError) as caught:
-        select(lambda asked: db.execute(asked), text)
+        select(lambda request: db.execute(request), text)
     assert caught.value.line == 1
     assert db.table("orders").get("o-1") == {"id": "o-1"}
 
@@ -89,29 +89,29 @@ def test_duckdb_is_locked_down(setting: str, value: str) -> None:
 
 def test_what_sqlglot_overlooks_duckdb_does_not(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Were a source hidden from the one parser, the other still finds it."""
-    monkeypatch.setattr(selecting._Statement, "_check_nodes", lambda self: None)
+    monkeypatch.setattr(selecting._SelectQuery, "_check_nodes", lambda self: None)
     monkeypatch.setattr(selecting, "_is_cte", lambda node: True)
     for source in ("orders", "duckdb_settings()", "pg_catalog.pg_class"):
         with pytest.raises(Invalid, match="cannot be read"):
-            select(lambda asked: db.execute(asked), f"SELECT * FROM {source}")
+            select(lambda request: db.execute(request), f"SELECT * FROM {source}")
 
 
 def test_a_variable_of_the_program_is_no_table(db: Database) -> None:
     orders_of_mine = {"a": [1]}  # noqa: F841
     with pytest.raises(Error):
-        select(lambda asked: db.execute(asked), "SELECT * FROM orders_of_mine")
+        select(lambda request: db.execute(request), "SELECT * FROM orders_of_mine")
 
 
 # -- permissions
 
 
-def asking(db: Database, role: str, *patterns: str) -> Any:
+def select_as(db: Database, role: str, *patterns: str) -> Any:
     principal = Principal("ann", ROLES[role], role, Access(patterns) if patterns else None)
-    return lambda text: select(lambda asked: db.execute(asked, principal), text)
+    return lambda text: select(lambda request: db.execute(request, principal), text)
 
 
 def test_whoever_may_not_read_it_may_not_select_it(db: Database) -> None:
-    ask = asking(db, "user", "tables/orders")
+    ask = select_as(db, "user", "tables/orders")
     assert ask("SELECT id FROM orders").rows == [{"id": "o-1"}]
     assert ask("SELECT event FROM changes('orders')").rows == [{"event": "INSERT"}]
     for source in ("secrets", "changes('secrets')", "system.tables", "system.streams", "topic('app.news')"):
@@ -122,8 +122,8 @@ def test_whoever_may_not_read_it_may_not_select_it(db: Database) -> None:
 
 
 def test_messages_need_the_permission_to_consume_and_users_that_of_an_administrator(db: Database) -> None:
-    assert asking(db, "service")("SELECT * FROM topic('app.news')").rows == []
-    assert asking(db, "dba")("SELECT * FROM system.users").rows == []
-    assert asking(db, "user")("SELECT name FROM system.topics").rows == [{"name": "app.news"}]
+    assert select_as(db, "service")("SELECT * FROM topic('app.news')").rows == []
+    assert select_as(db, "dba")("SELECT * FROM system.users").rows == []
+    assert select_as(db, "user")("SELECT name FROM system.topics").rows == [{"name": "app.news"}]
     with pytest.raises(Forbidden):
-        asking(db, "service")("SELECT * FROM system.users")
+        select_as(db, "service")("SELECT * FROM system.users")

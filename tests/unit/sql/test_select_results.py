@@ -12,11 +12,11 @@ import pytest
 
 from tailrace import limits
 from tailrace.errors import Invalid, TooLarge, TooMany
-from tailrace.http.message import Live, Response
+from tailrace.http.message import LiveResponse, Response
 from tailrace.http.sql_reply import Reply, Sender
-from tailrace.sql.arrow import Columns, Known
+from tailrace.sql.arrow import ItemTableBuilder, KnownColumn
 from tailrace.sql.result import ColumnInfo
-from tailrace.sql.selected import SLICE_BYTES, Selected, Selection
+from tailrace.sql.selected import SLICE_BYTES, ArrowResult, ArrowRows
 
 
 def collected(items: list[dict[str, Any]]) -> tuple[pa.Table, int]:
@@ -27,7 +27,7 @@ def collected(items: list[dict[str, Any]]) -> tuple[pa.Table, int]:
         nonlocal paid
         paid += size
 
-    columns = Columns([Known("id", key="S")], spend)
+    columns = ItemTableBuilder([KnownColumn("id", key="S")], spend)
     for item in items:
         columns.add(item, 100)
     return columns.table(), paid
@@ -84,11 +84,11 @@ def test_numbers_keep_all_their_digits(texts: list[str], expected: list[Any]) ->
 
 
 def test_columns_are_bounded_before_they_are_made() -> None:
-    columns = Columns([], lambda size: None)
-    with pytest.raises(TooLarge, match="name the columns that you need"):
+    columns = ItemTableBuilder([], lambda size: None)
+    with pytest.raises(TooLarge, match="name only the columns you need"):
         for n in range(limits.SELECT_COLUMNS_MAX + 1):
             columns.add({f"c{n}": {"S": "v"}}, 10)
-    kept = Columns([], lambda size: None, frozenset(("c7",)))
+    kept = ItemTableBuilder([], lambda size: None, frozenset(("c7",)))
     for n in range(limits.SELECT_COLUMNS_MAX + 10):
         kept.add({f"c{n}": {"S": "v"}}, 10)
     assert kept.table().column_names == ["c7"]
@@ -104,7 +104,7 @@ def test_memory_is_paid_for_before_it_is_taken() -> None:
         if paid > 50 * limits.MiB:
             raise TooLarge("enough")
 
-    columns = Columns([], spend)
+    columns = ItemTableBuilder([], spend)
     for _ in range(100_000):
         columns.add({"a": {"BOOL": True}}, 1)
     tracemalloc.start()
@@ -119,8 +119,8 @@ def test_memory_is_paid_for_before_it_is_taken() -> None:
 # -- results
 
 
-def selected(table: pa.Table) -> Selected:
-    found = Selected(table.column_names)
+def selected(table: pa.Table) -> ArrowRows:
+    found = ArrowRows(table.column_names)
     for batch in table.to_batches():
         found.add(batch)
     return found
@@ -177,10 +177,10 @@ def test_a_time_that_cannot_be_shown_is_found_before_anything_is_sent() -> None:
 # -- replies
 
 
-def selection(table: pa.Table) -> Selection:
+def selection(table: pa.Table) -> ArrowResult:
     found = selected(table)
     columns = [ColumnInfo(name, "BIGINT") for name in table.column_names]
-    return Selection("SELECT", columns, [], found.count, f"{found.count} rows", selected=found)
+    return ArrowResult("SELECT", columns, [], found.count, f"{found.count} rows", selected=found)
 
 
 def test_a_streamed_reply_has_the_same_json_as_a_whole_one() -> None:
@@ -191,8 +191,8 @@ def test_a_streamed_reply_has_the_same_json_as_a_whole_one() -> None:
             [selection(pa.table({"n": pa.array(range(rows), pa.int64())}))],
             {"took_ms": 1},
         )
-        told = msgspec.json.decode(b"".join(reply.pieces()))
-        assert told == {
+        response = msgspec.json.decode(b"".join(reply.pieces()))
+        assert response == {
             "status": "success",
             "results": [
                 {
@@ -205,7 +205,7 @@ def test_a_streamed_reply_has_the_same_json_as_a_whole_one() -> None:
             ],
             "took_ms": 1,
         }
-        assert list(told["results"][0]) == ["statement", "columns", "rows", "row_count", "message"]
+        assert list(response["results"][0]) == ["statement", "columns", "rows", "row_count", "message"]
 
 
 def test_results_that_wait_to_be_read_are_bounded_and_given_back() -> None:
@@ -216,12 +216,12 @@ def test_results_that_wait_to_be_read_are_bounded_and_given_back() -> None:
 
     assert isinstance(sender.answer("ann", Reply(200, {}, [selection(pa.table({"n": [1]}))], {})), Response)
     held = [sender.answer("ann", reply()) for _ in range(3)]
-    assert all(isinstance(each, Live) for each in held)
+    assert all(isinstance(each, LiveResponse) for each in held)
     with pytest.raises(TooMany, match="read those first"):
         sender.answer("ann", reply())
     held += [sender.answer("bob", reply()) for _ in range(3)]
     with pytest.raises(TooMany):
         sender.answer("eve", reply())
-    held.clear()  # nobody ever began to read them
+    held.clear()  # their rows were never read
     assert sender._held == {}
     sender.close()

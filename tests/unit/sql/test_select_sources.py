@@ -18,11 +18,11 @@ from tailrace.errors import Invalid, NotFound, TooLarge
 from tailrace.sql import narrowing
 from tailrace.sql.result import Result
 from tailrace.sql.select import run, select
-from tailrace.sql.sources import CHANGE_COLUMNS, MESSAGE_COLUMNS, Budget, Wanted
+from tailrace.sql.sources import CHANGE_COLUMNS, MESSAGE_COLUMNS, ReadBudget, SourceNeeds
 from tailrace.storage.engine import Tx
 from tailrace.tables import definition as definitions
 from tailrace.tables.definition import Column
-from tailrace.topics.commands import AddSource, CreateTopic, Options, Outgoing, Publish
+from tailrace.topics.commands import AddSource, CreateTopic, Outgoing, Publish, TopicOptions
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def db(data_dir: Path) -> Iterator[Database]:
 
 
 def ask(db: Database, text: str, *params: Any, rows: int = 1_000_000) -> Result:
-    return run(lambda asked: db.execute(asked), text, params, Budget(rows=rows))
+    return run(lambda request: db.execute(request), text, params, ReadBudget(rows=rows))
 
 
 def types(result: Result) -> dict[str, str]:
@@ -212,8 +212,8 @@ def test_what_needs_all_rows_reads_all_rows(notes: Database, text: str) -> None:
 
 
 def test_columns_that_are_not_wanted_are_not_kept(notes: Database) -> None:
-    budget = Budget(bytes_=20_000)
-    result = run(lambda asked: notes.execute(asked), "SELECT max(text) AS t, count(*) AS n FROM notes", (), budget)
+    budget = ReadBudget(bytes_=20_000)
+    result = run(lambda request: notes.execute(request), "SELECT max(text) AS t, count(*) AS n FROM notes", (), budget)
     assert result.rows == [{"t": "n9", "n": 60}]
     for text in (
         "SELECT * FROM notes",
@@ -222,7 +222,7 @@ def test_columns_that_are_not_wanted_are_not_kept(notes: Database) -> None:
         "SELECT #4 FROM notes",
     ):
         with pytest.raises(TooLarge):
-            run(lambda asked: notes.execute(asked), text, (), Budget(bytes_=20_000))
+            run(lambda request: notes.execute(request), text, (), ReadBudget(bytes_=20_000))
 
 
 def test_narrowing_never_changes_an_answer(notes: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +246,7 @@ def test_narrowing_never_changes_an_answer(notes: Database, monkeypatch: pytest.
             with monkeypatch.context() as patched:
                 if not narrow:
                     ensure = ("sequence_of_nothing",)
-                    patched.setattr(narrowing, "wanted", lambda *_: Wanted(ensure=ensure))  # noqa: B023
+                    patched.setattr(narrowing, "needs", lambda *_: SourceNeeds(ensure=ensure))  # noqa: B023
                 try:
                     outcomes.append(ask(notes, text).rows)
                 except Invalid:
@@ -310,7 +310,7 @@ def test_changes_that_were_trimmed_are_not_there_and_no_error(notes: Database) -
 
 
 def test_messages_have_what_a_consumer_gets(notes: Database) -> None:
-    notes.execute(CreateTopic("app.notes", 2, Options(alias="notes")))
+    notes.execute(CreateTopic("app.notes", 2, TopicOptions(alias="notes")))
     notes.execute(AddSource("app.notes", "notes", 0, mode=1))
     notes.table("notes").put({"room": "r9", "at": 1, "text": "routed"})
     notes.execute(Publish("app.notes", (Outgoing(b"\xff", partition=1), Outgoing(b"plain", partition=1))))
@@ -347,10 +347,10 @@ def test_bounds_of_partition_and_offset_bound_what_is_read(db: Database) -> None
 
 
 def test_select_is_what_the_session_calls(db: Database) -> None:
-    assert select(lambda asked: db.execute(asked), "SELECT 1 AS one", ()).rows == [{"one": 1}]
+    assert select(lambda request: db.execute(request), "SELECT 1 AS one", ()).rows == [{"one": 1}]
 
 
-def test_payloads_and_images_that_nobody_names_are_not_counted(db: Database) -> None:
+def test_unused_payloads_and_images_are_not_counted(db: Database) -> None:
     """A count over a large topic or history needs no memory for what is in it."""
     db.execute(CreateTopic("big"))
     table = db.create_table("big.rows", partition_key="id", stream="NEW_IMAGE")
@@ -359,7 +359,7 @@ def test_payloads_and_images_that_nobody_names_are_not_counted(db: Database) -> 
         table.put({"id": str(at), "text": "x" * 10_000})
 
     def few(text: str) -> Result:
-        return run(lambda asked: db.execute(asked), text, (), Budget(bytes_=50_000))
+        return run(lambda request: db.execute(request), text, (), ReadBudget(bytes_=50_000))
 
     assert few("SELECT count(*) AS n FROM topic('big')").rows == [{"n": 20}]
     assert few("SELECT max(offset) AS n FROM topic('big')").rows == [{"n": 19}]

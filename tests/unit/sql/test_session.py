@@ -21,7 +21,7 @@ from tailrace.sql.session import Result, Session
 
 
 class Sql:
-    """A session that runs as somebody, and shows rows."""
+    """A session that runs as a principal, and returns rows."""
 
     def __init__(self, db: Database, principal: Principal | None = None) -> None:
         self.db = db
@@ -40,8 +40,8 @@ class Sql:
         return caught.value
 
     def as_role(self, role: str, access: tuple[str, ...] | None = None) -> Sql:
-        given = None if access is None else Access(access)
-        return Sql(self.db, Principal(role, ROLES[role], role, given))
+        grants = None if access is None else Access(access)
+        return Sql(self.db, Principal(role, ROLES[role], role, grants))
 
 
 @pytest.fixture
@@ -202,11 +202,11 @@ def test_describing_a_topic(sql: Sql) -> None:
     sql("ALTER TOPIC app.new ADD SOURCE chat.messages ON INSERT WHERE (channel_id > 1) PARTITION BY (id)")
     sql("PUBLISH TO app.new VALUES ('a'); CONSUME FROM app.new GROUP 'g'")
     found = sql("DESCRIBE TOPIC app.new")
-    said = {row["property"]: row["value"] for row in found.rows}
-    assert said["name"] == "app.new" and said["partitions"] == "1" and said["alias"] is None
-    assert said["partition 0"].startswith("offsets 0 to 0, ")
-    assert said["source chat.messages ON INSERT"] == "payload key, WHERE (channel_id > 1), PARTITION BY (id)"
-    assert said["group g, partition 0"] == "lag 1, in flight 1, to be delivered again 0, lost 0"
+    properties = {row["property"]: row["value"] for row in found.rows}
+    assert properties["name"] == "app.new" and properties["partitions"] == "1" and properties["alias"] is None
+    assert properties["partition 0"].startswith("offsets 0 to 0, ")
+    assert properties["source chat.messages ON INSERT"] == "payload key, WHERE (channel_id > 1), PARTITION BY (id)"
+    assert properties["group g, partition 0"] == "lag 1, in flight 1, to be delivered again 0, lost 0"
     assert found.facts["sources"][0]["filter"] == "(channel_id > 1)"
     assert found.facts["groups"][0]["in_flight"] == 1
 
@@ -264,18 +264,18 @@ def test_permissions_are_those_of_the_commands(sql: Sql) -> None:
     dba.refused(Forbidden, "CREATE USER root PASSWORD 'long enough' ROLE system")
 
 
-def test_whoever_was_given_some_things_reaches_only_those(sql: Sql) -> None:
+def test_a_restricted_principal_reaches_only_its_grants(sql: Sql) -> None:
     sql("CREATE TABLE orders (id TEXT PRIMARY KEY); CREATE TABLE secrets (id TEXT PRIMARY KEY); CREATE TOPIC app.t")
-    given = sql.as_role("service", ("tables/orders", "topics/app.*"))
-    given("INSERT INTO orders VALUES ('a'); DELETE FROM orders WHERE id = 'a'")
-    given("PUBLISH TO app.t VALUES ('x'); CONSUME FROM app.t GROUP 'g'")
+    restricted = sql.as_role("service", ("tables/orders", "topics/app.*"))
+    restricted("INSERT INTO orders VALUES ('a'); DELETE FROM orders WHERE id = 'a'")
+    restricted("PUBLISH TO app.t VALUES ('x'); CONSUME FROM app.t GROUP 'g'")
     for text in (
         "INSERT INTO secrets VALUES ('a')",
         "DELETE FROM secrets WHERE id = 'a'",
         "SHOW TABLES",
         "DESCRIBE secrets",
     ):
-        assert given.refused(Forbidden, text).code == "NOT_GIVEN"
+        assert restricted.refused(Forbidden, text).code == "NOT_GIVEN"
 
 
 # -- several statements

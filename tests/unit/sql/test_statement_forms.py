@@ -58,8 +58,8 @@ def test_a_parameter_beside_dollars_is_one(db: Database) -> None:
 
 
 @pytest.mark.parametrize("text", ["SELECT $$a", "SELECT $q$a$$", "SELECT $q$a$r$", "SELECT $ 1"])
-def test_a_text_that_is_not_ended_is_told(db: Database, text: str) -> None:
-    with pytest.raises(SqlError, match=r"ends with \$\$"):
+def test_an_unterminated_text_is_reported(db: Database, text: str) -> None:
+    with pytest.raises(SqlError, match=r"end with \$\$"):
         db.sql(text)
 
 

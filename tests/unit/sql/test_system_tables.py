@@ -1,4 +1,4 @@
-"""The system tables: each says what is true, and docs/reference/select.md says what each has."""
+"""The system tables: their contents, and their columns in docs/reference/select.md."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from tailrace.auth.users import CreateUser
 from tailrace.sql import select as selecting
 from tailrace.sql import sources, workers
 from tailrace.sql.arrow import type_name
+from tailrace.sql.commands import AllTables
 from tailrace.sql.functions import FUNCTIONS
 from tailrace.sql.select import select
-from tailrace.sql.system import SYSTEM_TABLES, AllStreams, AllTables
-from tailrace.streams.commands import Append, Create, Delete
-from tailrace.topics.commands import AddSource, CreateTopic, Options, Outgoing, Publish
+from tailrace.sql.system import SYSTEM_TABLES, AllStreams
+from tailrace.streams.commands import Append, CreateStream, DeleteStream
+from tailrace.topics.commands import AddSource, CreateTopic, Outgoing, Publish, TopicOptions
 from tailrace.topics.consuming import Ack, Consume
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "select.md"
@@ -33,12 +34,12 @@ def db(data_dir: Path) -> Iterator[Database]:
 
 
 def rows(db: Database, text: str) -> list[dict[str, Any]]:
-    return select(lambda asked: db.execute(asked), text).rows
+    return select(lambda request: db.execute(request), text).rows
 
 
 @pytest.mark.parametrize("name", SYSTEM_TABLES)
 def test_a_system_table_has_its_columns_also_where_there_is_nothing(db: Database, name: str) -> None:
-    result = select(lambda asked: db.execute(asked), f"SELECT * FROM system.{name}")
+    result = select(lambda request: db.execute(request), f"SELECT * FROM system.{name}")
     expected = [(column, type_name(type_)) for column, type_ in SYSTEM_TABLES[name].columns]
     assert [(column.name, column.type) for column in result.columns] == expected
     assert result.rows == []
@@ -47,7 +48,7 @@ def test_a_system_table_has_its_columns_also_where_there_is_nothing(db: Database
 def test_topics_and_their_routes(db: Database) -> None:
     db.create_table("chat.messages", partition_key="id")
     db.execute(CreateTopic("app.dead"))
-    options = Options(
+    options = TopicOptions(
         alias="news", retention_seconds=60, retention_max_bytes=1_000, max_attempts=3, dead_letter="app.dead"
     )
     topic = db.execute(CreateTopic("app.news", 2, options)).topic
@@ -111,10 +112,10 @@ def test_tables(db: Database) -> None:
 
 
 def test_streams(db: Database) -> None:
-    db.execute(Create("docs/a", "text/plain", ttl_s=60))
+    db.execute(CreateStream("docs/a", "text/plain", ttl_s=60))
     db.execute(Append("docs/a", b"hello", "text/plain"))
-    db.execute(Create("docs/gone", "text/plain"))
-    db.execute(Delete("docs/gone"))
+    db.execute(CreateStream("docs/gone", "text/plain"))
+    db.execute(DeleteStream("docs/gone"))
     (stream,) = rows(db, "SELECT * FROM system.streams")
     assert (stream["path"], stream["content_type"], stream["closed"]) == ("docs/a", "text/plain", False)
     assert (stream["start_position"], stream["next_position"], stream["ttl_seconds"]) == (0, 5, 60)
@@ -136,12 +137,12 @@ def test_users_without_what_is_kept_of_their_passwords(db: Database) -> None:
 def test_more_tables_and_streams_than_one_page_are_all_listed(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(7):
         db.create_table(f"table-{number}", partition_key="id")
-        db.execute(Create(f"docs/{number}", "text/plain"))
+        db.execute(CreateStream(f"docs/{number}", "text/plain"))
 
-    def execute(asked: Any) -> Any:
-        if isinstance(asked, AllTables | AllStreams):
-            asked = msgspec.structs.replace(asked, limit=2)
-        return db.execute(asked)
+    def execute(request: Any) -> Any:
+        if isinstance(request, AllTables | AllStreams):
+            request = msgspec.structs.replace(request, limit=2)
+        return db.execute(request)
 
     for name in ("tables", "streams"):
         assert select(execute, f"SELECT count(*) AS n FROM system.{name}").rows == [{"n": 7}]
@@ -189,7 +190,7 @@ def test_bounds_and_functions_are_documented() -> None:
         assert re.search(rf"^\| `{name}` \| {shown(value)} \|", text, re.M), f"{name} {shown(value)}"
     for name in ("READ_ROWS_MAX", "READ_BYTES_MAX", "SELECT_S"):
         assert re.search(rf"^\| `{name}` \| {shown(getattr(sources, name))} \|", text, re.M), name
-    section = text[text.index("## Functions") : text.index("## Answers")]
+    section = text[text.index("## Functions") : text.index("## Results")]
     listed = set(re.findall(r"[^\s`]+", " ".join(re.findall(r"`([^`]+)`", section.partition("Refused")[0]))))
     assert listed >= {name for name in FUNCTIONS if name.replace("_", "").isalnum()}
 

@@ -10,15 +10,15 @@ import apsw
 import pytest
 
 import tailrace
-from tailrace.bulk.queries import Which, find_logs, packed_entries
+from tailrace.bulk.queries import LogSelector, find_logs, packed_entries
 from tailrace.check import check_database
 from tailrace.database import Database
 from tailrace.errors import Corrupt
 from tailrace.log.entry import ENTRIES, Entry
 from tailrace.storage.pages import VFS
 from tailrace.storage.sqlite import FILE
-from tailrace.streams.commands import Append, Create
-from tailrace.streams.queries import Read
+from tailrace.streams.commands import Append, CreateStream
+from tailrace.streams.queries import ReadStream
 from tailrace.tables.definition import ITEMS, ItemRow
 from tailrace.topics.queries import ReadTopic
 
@@ -28,7 +28,7 @@ TEXT = "text/plain"
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     with tailrace.open(tmp_path / "data", housekeeping_s=None) as db:
-        db.execute(Create("s", TEXT))
+        db.execute(CreateStream("s", TEXT))
         for number in range(10):
             db.execute(Append("s", b"message %d" % number, TEXT))
         table = db.create_table("things", "id", stream="NEW_IMAGE")
@@ -48,7 +48,7 @@ def change(data: Path, statement: str) -> None:
     connection.close()
 
 
-def bulk(db: Database, which: Which) -> None:
+def bulk(db: Database, which: LogSelector) -> None:
     (part,) = db.execute(find_logs(which)).parts
     at = part.earliest
     while at < part.log.next:
@@ -60,8 +60,8 @@ STREAM, CHANGES, MESSAGES = LOG.format("stream"), LOG.format("table"), LOG.forma
 
 
 READS: dict[str, tuple[str, Callable[[Database], Any]]] = {
-    "a stream": (STREAM, lambda db: db.execute(Read("s", bytes_max=10**9))),
-    "a stream in bulk": (STREAM, lambda db: bulk(db, Which("stream", "s"))),
+    "a stream": (STREAM, lambda db: db.execute(ReadStream("s", bytes_max=10**9))),
+    "a stream in bulk": (STREAM, lambda db: bulk(db, LogSelector("stream", "s"))),
     "changes": (CHANGES, lambda db: list(db.table("things").changes())),
     "messages": (MESSAGES, lambda db: db.execute(ReadTopic("news"))),
 }

@@ -16,9 +16,18 @@ from tailrace.errors import Closed, Conflict, Error, Gone, Invalid, NotFound, Se
 from tailrace.log.log import CLOSED, DROPPED, Advanced
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.storage.table import META
-from tailrace.streams.commands import Append, Appended, Create, Created, Delete, Fork, Touch, check_retention
-from tailrace.streams.producer import PRODUCERS, Claim, Producer
-from tailrace.streams.queries import Describe, ListStreams, Read
+from tailrace.streams.commands import (
+    Append,
+    Appended,
+    CreatedStream,
+    CreateStream,
+    DeleteStream,
+    Fork,
+    TouchStream,
+    check_retention,
+)
+from tailrace.streams.producer import PRODUCERS, ProducerClaim, ProducerState
+from tailrace.streams.queries import DescribeStream, ListStreams, ReadStream
 from tailrace.streams.stream import DEADLINES, RETAINED, STREAMS
 from tests.migration.test_schema import TABLES
 
@@ -37,13 +46,13 @@ class Place:
         self.db.tail.subscribe(self.describe(path).log.id, self.notices.extend)
 
     def describe(self, path: str) -> Any:
-        return self.do(Describe(path))
+        return self.do(DescribeStream(path))
 
     def text(self, path: str) -> bytes:
         return b"".join(self.bodies(path))
 
     def bodies(self, path: str) -> list[bytes]:
-        found = self.do(Read(path, None, 10**9))
+        found = self.do(ReadStream(path, None, 10**9))
         return [entry.body for entry in found.page.entries]
 
     def everything(self) -> dict[str, list[Any]]:
@@ -75,8 +84,8 @@ def place(data_dir: Path) -> Iterator[Place]:
 
 
 def test_create(place: Place) -> None:
-    created = place.do(Create("a/b", "Text/Plain; charset=utf-8", b"hello"))
-    assert isinstance(created, Created)
+    created = place.do(CreateStream("a/b", "Text/Plain; charset=utf-8", b"hello"))
+    assert isinstance(created, CreatedStream)
     assert (created.fresh, created.tail) == (True, 5)
     stream = created.stream
     assert (stream.path, stream.content_type, stream.closed, stream.deleted) == (
@@ -90,35 +99,35 @@ def test_create(place: Place) -> None:
 
 
 def test_create_without_a_content_type(place: Place) -> None:
-    assert place.do(Create("a")).stream.content_type == "application/octet-stream"
+    assert place.do(CreateStream("a")).stream.content_type == "application/octet-stream"
 
 
 def test_create_again_finds_it(place: Place) -> None:
-    place.do(Create("a", TEXT, b"hello", ttl_s=60, max_bytes=100))
-    again = place.do(Create("a", "TEXT/plain; charset=x", b"ignored", ttl_s=60, max_bytes=100))
+    place.do(CreateStream("a", TEXT, b"hello", ttl_s=60, max_bytes=100))
+    again = place.do(CreateStream("a", "TEXT/plain; charset=x", b"ignored", ttl_s=60, max_bytes=100))
     assert (again.fresh, again.tail) == (False, 5)
     assert place.text("a") == b"hello"
-    place.do(Create("c", TEXT, b"x", closed=True))
-    assert not place.do(Create("c", TEXT, closed=True)).fresh
+    place.do(CreateStream("c", TEXT, b"x", closed=True))
+    assert not place.do(CreateStream("c", TEXT, closed=True)).fresh
 
 
 @pytest.mark.parametrize(
     ("command", "what"),
     [
-        (Create("a", "text/html", ttl_s=60, max_age_s=5), "content type"),
-        (Create("a", None, ttl_s=60, max_age_s=5), "content type"),
-        (Create("a", TEXT, ttl_s=61, max_age_s=5), "TTL or expiry"),
-        (Create("a", TEXT, max_age_s=5), "TTL or expiry"),
-        (Create("a", TEXT, expires_ms=5, max_age_s=5), "TTL or expiry"),
-        (Create("a", TEXT, ttl_s=60, max_age_s=6), "retention"),
-        (Create("a", TEXT, ttl_s=60), "retention"),
-        (Create("a", TEXT, ttl_s=60, max_age_s=5, max_bytes=9), "retention"),
-        (Create("a", TEXT, ttl_s=60, max_age_s=5, closed=True), "closure status"),
-        (Create("a", TEXT, ttl_s=60, max_age_s=5, fork=Fork("other")), "fork source or offset"),
+        (CreateStream("a", "text/html", ttl_s=60, max_age_s=5), "content type"),
+        (CreateStream("a", None, ttl_s=60, max_age_s=5), "content type"),
+        (CreateStream("a", TEXT, ttl_s=61, max_age_s=5), "TTL or expiry"),
+        (CreateStream("a", TEXT, max_age_s=5), "TTL or expiry"),
+        (CreateStream("a", TEXT, expires_ms=5, max_age_s=5), "TTL or expiry"),
+        (CreateStream("a", TEXT, ttl_s=60, max_age_s=6), "retention"),
+        (CreateStream("a", TEXT, ttl_s=60), "retention"),
+        (CreateStream("a", TEXT, ttl_s=60, max_age_s=5, max_bytes=9), "retention"),
+        (CreateStream("a", TEXT, ttl_s=60, max_age_s=5, closed=True), "closure status"),
+        (CreateStream("a", TEXT, ttl_s=60, max_age_s=5, fork=Fork("other")), "fork source or offset"),
     ],
 )
-def test_create_with_another_configuration(place: Place, command: Create, what: str) -> None:
-    place.do(Create("a", TEXT, b"x", ttl_s=60, max_age_s=5))
+def test_create_with_another_configuration(place: Place, command: CreateStream, what: str) -> None:
+    place.do(CreateStream("a", TEXT, b"x", ttl_s=60, max_age_s=5))
     place.refused(
         command, Conflict, f"stream 'a' exists with a different {what}; delete it first", code="STREAM_EXISTS"
     )
@@ -127,46 +136,48 @@ def test_create_with_another_configuration(place: Place, command: Create, what: 
 @pytest.mark.parametrize(
     ("command", "match", "code"),
     [
-        (Create("", TEXT), "path is empty", "INVALID_PATH"),
-        (Create("a//b", TEXT), "'a//b' has an empty", "INVALID_PATH"),
-        (Create("__ds/x", TEXT), "reserved", "INVALID_PATH"),
-        (Create("a", "nonsense"), "'nonsense' is not a media type", "INVALID_CONTENT_TYPE"),
-        (Create("a", "application/json", b"{"), "not valid JSON", "INVALID_JSON"),
+        (CreateStream("", TEXT), "path is empty", "INVALID_PATH"),
+        (CreateStream("a//b", TEXT), "'a//b' has an empty", "INVALID_PATH"),
+        (CreateStream("__ds/x", TEXT), "reserved", "INVALID_PATH"),
+        (CreateStream("a", "nonsense"), "'nonsense' is not a media type", "INVALID_CONTENT_TYPE"),
+        (CreateStream("a", "application/json", b"{"), "not valid JSON", "INVALID_JSON"),
     ],
 )
-def test_create_refused(place: Place, command: Create, match: str, code: str) -> None:
+def test_create_refused(place: Place, command: CreateStream, match: str, code: str) -> None:
     place.refused(command, Invalid, match, code=code)
 
 
 def test_a_refused_create_uses_no_number(place: Place) -> None:
-    place.do(Create("a"))
-    place.refused(Create("b", "application/json", b"{"), Invalid, "JSON")
-    assert place.do(Create("c")).stream.log == 2
+    place.do(CreateStream("a"))
+    place.refused(CreateStream("b", "application/json", b"{"), Invalid, "JSON")
+    assert place.do(CreateStream("c")).stream.log == 2
 
 
 def test_create_json(place: Place) -> None:
-    assert place.do(Create("a", "application/json", b"[1, 2]")).tail == 4
+    assert place.do(CreateStream("a", "application/json", b"[1, 2]")).tail == 4
     assert place.text("a") == b"1, 2"
-    assert place.do(Create("b", "application/json", b"[]")).tail == 0
-    assert place.do(Create("c", "application/json")).tail == 0
+    assert place.do(CreateStream("b", "application/json", b"[]")).tail == 0
+    assert place.do(CreateStream("c", "application/json")).tail == 0
 
 
-def test_create_over_an_expired_one_begins_anew(place: Place) -> None:
-    first = place.do(Create("a", TEXT, b"old", ttl_s=10))
-    place.do(Append("a", b"er", TEXT, Claim("p", 0, 0)))
+def test_create_over_an_expired_one_starts_over(place: Place) -> None:
+    first = place.do(CreateStream("a", TEXT, b"old", ttl_s=10))
+    place.do(Append("a", b"er", TEXT, ProducerClaim("p", 0, 0)))
     place.clock.advance(10)
-    second = place.do(Create("a", "text/html", b"new"))
+    second = place.do(CreateStream("a", "text/html", b"new"))
     assert second.fresh
     assert second.stream.log != first.stream.log
     assert place.text("a") == b"new"
-    assert place.do(Append("a", b"!", "text/html", Claim("p", 0, 0))).duplicate is False, "producers are forgotten"
+    assert place.do(Append("a", b"!", "text/html", ProducerClaim("p", 0, 0))).duplicate is False, (
+        "producers are forgotten"
+    )
     place.db.sweep()
 
 
 def test_create_keeps_lists_of_what_is_to_be_done(place: Place) -> None:
-    place.do(Create("a", TEXT, ttl_s=10))
-    place.do(Create("b", TEXT, expires_ms=5_000, expires_text="x"))
-    place.do(Create("c", TEXT, max_age_s=10))
+    place.do(CreateStream("a", TEXT, ttl_s=10))
+    place.do(CreateStream("b", TEXT, expires_ms=5_000, expires_text="x"))
+    place.do(CreateStream("c", TEXT, max_age_s=10))
     rows = place.everything()
     assert [(row.at_ms, row.path) for row in rows[DEADLINES.name]] == [
         (5_000, "b"), (place.clock.now_ms() + 10_000, "a"),
@@ -188,7 +199,7 @@ def test_retention_has_bounds(value: int) -> None:
 
 
 def test_append(place: Place) -> None:
-    place.do(Create("a", TEXT))
+    place.do(CreateStream("a", TEXT))
     place.listen("a")
     assert place.do(Append("a", b"one", "text/PLAIN")) == Appended(3, False)
     assert place.do(Append("a", b"two", "text/plain;x=y")) == Appended(6, False)
@@ -197,7 +208,7 @@ def test_append(place: Place) -> None:
 
 
 def test_append_json(place: Place) -> None:
-    place.do(Create("a", "application/json"))
+    place.do(CreateStream("a", "application/json"))
     assert place.do(Append("a", b'[{"a": 1} , 2]', "application/json")).tail == 12
     assert place.bodies("a") == [b'{"a": 1} , 2']
 
@@ -220,33 +231,43 @@ def refused_appends() -> list[Any]:
         (Append("a", b"x", TEXT, seq="B"), Conflict, "does not sort after", "SEQUENCE_REGRESSION"),
         (Append("json", b"[]", "application/json"), Invalid, "the array is empty", "EMPTY_ARRAY"),
         (Append("json", b"[1", "application/json"), Invalid, "not valid JSON", "INVALID_JSON"),
-        (Append("a", b"x", TEXT, Claim("p", 0, 5)), SequenceGap, "5 leaves a gap, 2 is expected", "SEQUENCE_GAP"),
-        (Append("a", b"x", TEXT, Claim("new", 0, 1)), SequenceGap, "0 is expected", "SEQUENCE_GAP"),
-        (Append("a", b"x", TEXT, Claim("old", 2, 0)), StaleEpoch, "epoch 2 is stale", "STALE_EPOCH"),
-        (Append("a", b"x", TEXT, Claim("old", 4, 3)), Invalid, "must start at sequence 0", "INVALID_EPOCH_SEQUENCE"),
-        (Append("a", b"", TEXT, Claim("p", 0, 2)), Invalid, "the body is empty", "INVALID_REQUEST"),
+        (
+            Append("a", b"x", TEXT, ProducerClaim("p", 0, 5)),
+            SequenceGap,
+            "5 leaves a gap, 2 is expected",
+            "SEQUENCE_GAP",
+        ),
+        (Append("a", b"x", TEXT, ProducerClaim("new", 0, 1)), SequenceGap, "0 is expected", "SEQUENCE_GAP"),
+        (Append("a", b"x", TEXT, ProducerClaim("old", 2, 0)), StaleEpoch, "epoch 2 is stale", "STALE_EPOCH"),
+        (
+            Append("a", b"x", TEXT, ProducerClaim("old", 4, 3)),
+            Invalid,
+            "must start at sequence 0",
+            "INVALID_EPOCH_SEQUENCE",
+        ),
+        (Append("a", b"", TEXT, ProducerClaim("p", 0, 2)), Invalid, "the body is empty", "INVALID_REQUEST"),
         (Append("closed", b"x", TEXT), Closed, "'closed' is closed and takes no more", "STREAM_CLOSED"),
         (Append("closed", b"x", TEXT, close=True), Closed, "is closed", "STREAM_CLOSED"),
-        (Append("closed", b"x", TEXT, Claim("p", 0, 0)), Closed, "is closed", "STREAM_CLOSED"),
-        (Append("closed", b"", None, Claim("p", 0, 0), close=True), Closed, "is closed", "STREAM_CLOSED"),
+        (Append("closed", b"x", TEXT, ProducerClaim("p", 0, 0)), Closed, "is closed", "STREAM_CLOSED"),
+        (Append("closed", b"", None, ProducerClaim("p", 0, 0), close=True), Closed, "is closed", "STREAM_CLOSED"),
         (Append("expired", b"x", TEXT), NotFound, "it has expired", "NOT_FOUND"),
-        (Append("deleted", b"x", TEXT), Gone, "was deleted and lives only in its forks", "GONE"),
+        (Append("deleted", b"x", TEXT), Gone, "was deleted; only its forks remain", "GONE"),
     ]
 
 
 @pytest.fixture
 def busy(place: Place) -> Place:
     """One of everything that an append can meet."""
-    place.do(Create("a", TEXT))
-    place.do(Append("a", b"0", TEXT, Claim("p", 0, 0), seq="b"))
-    place.do(Append("a", b"1", TEXT, Claim("p", 0, 1)))
-    place.do(Append("a", b"2", TEXT, Claim("old", 3, 0)))
-    place.do(Create("json", "application/json"))
-    place.do(Create("closed", TEXT, b"end", closed=True))
-    place.do(Create("expired", TEXT, b"x", ttl_s=5))
-    place.do(Create("deleted", TEXT, b"x"))
-    place.do(Create("fork", fork=Fork("deleted")))
-    place.do(Delete("deleted"))
+    place.do(CreateStream("a", TEXT))
+    place.do(Append("a", b"0", TEXT, ProducerClaim("p", 0, 0), seq="b"))
+    place.do(Append("a", b"1", TEXT, ProducerClaim("p", 0, 1)))
+    place.do(Append("a", b"2", TEXT, ProducerClaim("old", 3, 0)))
+    place.do(CreateStream("json", "application/json"))
+    place.do(CreateStream("closed", TEXT, b"end", closed=True))
+    place.do(CreateStream("expired", TEXT, b"x", ttl_s=5))
+    place.do(CreateStream("deleted", TEXT, b"x"))
+    place.do(CreateStream("fork", fork=Fork("deleted")))
+    place.do(DeleteStream("deleted"))
     place.clock.advance(5)
     return place
 
@@ -262,7 +283,7 @@ def test_a_closed_stream_says_where_it_ended(busy: Place) -> None:
 
 
 def test_stream_seq(place: Place) -> None:
-    place.do(Create("a", TEXT))
+    place.do(CreateStream("a", TEXT))
     for seq in ("1", "10", "2", "a", "ä"):  # as text, byte by byte
         place.do(Append("a", b"x", TEXT, seq=seq))
     place.do(Append("a", b"x", TEXT))
@@ -270,7 +291,7 @@ def test_stream_seq(place: Place) -> None:
 
 
 def test_close(place: Place) -> None:
-    place.do(Create("a", TEXT))
+    place.do(CreateStream("a", TEXT))
     place.listen("a")
     assert place.do(Append("a", b"last", TEXT, close=True)) == Appended(4, True)
     assert [notice if notice is CLOSED else type(notice) for notice in place.notices] == [Advanced, CLOSED]
@@ -281,9 +302,9 @@ def test_close(place: Place) -> None:
 
 
 def test_close_alone(place: Place) -> None:
-    place.do(Create("a", TEXT, b"x"))
+    place.do(CreateStream("a", TEXT, b"x"))
     assert place.do(Append("a", close=True)) == Appended(1, True)
-    place.do(Create("b", TEXT, b"x"))
+    place.do(CreateStream("b", TEXT, b"x"))
     assert place.do(Append("b", b"", "text/html", close=True)) == Appended(1, True), "no body, no matching type"
 
 
@@ -291,83 +312,83 @@ def test_close_alone(place: Place) -> None:
 
 
 def test_a_request_sent_twice_has_the_effect_of_one(place: Place) -> None:
-    place.do(Create("a", TEXT))
-    claim = Claim("p", 0, 0)
+    place.do(CreateStream("a", TEXT))
+    claim = ProducerClaim("p", 0, 0)
     assert place.do(Append("a", b"x", TEXT, claim)) == Appended(1, False, False, 0)
     before = place.everything()
     for body in (b"x", b"other", b""):
         assert place.do(Append("a", body, TEXT, claim)) == Appended(1, False, True, 0)
     assert place.everything() == before
-    assert place.do(Append("a", b"y", TEXT, Claim("p", 0, 1))) == Appended(2, False, False, 1)
-    assert place.do(Append("a", b"x", TEXT, claim)) == Appended(2, False, True, 1), "the highest sequence is told"
-    assert place.do(Append("a", b"z", TEXT, Claim("q", 0, 0))) == Appended(3, False, False, 0)
+    assert place.do(Append("a", b"y", TEXT, ProducerClaim("p", 0, 1))) == Appended(2, False, False, 1)
+    assert place.do(Append("a", b"x", TEXT, claim)) == Appended(2, False, True, 1), "the highest sequence is returned"
+    assert place.do(Append("a", b"z", TEXT, ProducerClaim("q", 0, 0))) == Appended(3, False, False, 0)
     assert place.text("a") == b"xyz"
 
 
 def test_a_new_epoch_begins_at_zero(place: Place) -> None:
-    place.do(Create("a", TEXT))
-    place.do(Append("a", b"x", TEXT, Claim("p", 0, 0)))
-    place.do(Append("a", b"y", TEXT, Claim("p", 7, 0)))
+    place.do(CreateStream("a", TEXT))
+    place.do(Append("a", b"x", TEXT, ProducerClaim("p", 0, 0)))
+    place.do(Append("a", b"y", TEXT, ProducerClaim("p", 7, 0)))
     with place.engine.reader() as reader:
-        assert reader.get(PRODUCERS, 1, "p") == Producer(1, "p", 7, 0)
+        assert reader.get(PRODUCERS, 1, "p") == ProducerState(1, "p", 7, 0)
 
 
 def test_a_duplicate_comes_before_all_other_checks(place: Place) -> None:
     """A retry is recognised though the stream has moved on: its Stream-Seq is old, its type wrong, it is closed."""
-    place.do(Create("a", TEXT))
-    place.do(Append("a", b"x", TEXT, Claim("p", 0, 0), seq="a"))
+    place.do(CreateStream("a", TEXT))
+    place.do(Append("a", b"x", TEXT, ProducerClaim("p", 0, 0), seq="a"))
     place.do(Append("a", b"y", TEXT, seq="b"))
-    assert place.do(Append("a", b"x", TEXT, Claim("p", 0, 0), seq="a")).duplicate
-    assert place.do(Append("a", b"x", "text/html", Claim("p", 0, 0))).duplicate
+    assert place.do(Append("a", b"x", TEXT, ProducerClaim("p", 0, 0), seq="a")).duplicate
+    assert place.do(Append("a", b"x", "text/html", ProducerClaim("p", 0, 0))).duplicate
     place.do(Append("a", close=True))
-    assert place.do(Append("a", b"x", TEXT, Claim("p", 0, 0))) == Appended(2, True, True, 0)
+    assert place.do(Append("a", b"x", TEXT, ProducerClaim("p", 0, 0))) == Appended(2, True, True, 0)
 
 
 def test_a_close_by_a_producer_can_be_repeated(place: Place) -> None:
-    place.do(Create("a", TEXT))
-    last = Append("a", b"x", TEXT, Claim("p", 0, 0), close=True)
+    place.do(CreateStream("a", TEXT))
+    last = Append("a", b"x", TEXT, ProducerClaim("p", 0, 0), close=True)
     assert place.do(last) == Appended(1, True, False, 0)
     assert place.do(last) == Appended(1, True, True, 0)
-    place.refused(Append("a", b"x", TEXT, Claim("p", 0, 1), close=True), Closed, "closed")
-    place.do(Create("b", TEXT))
-    only = Append("b", claim=Claim("p", 0, 0), close=True)
+    place.refused(Append("a", b"x", TEXT, ProducerClaim("p", 0, 1), close=True), Closed, "closed")
+    place.do(CreateStream("b", TEXT))
+    only = Append("b", claim=ProducerClaim("p", 0, 0), close=True)
     assert place.do(only) == Appended(0, True, False, 0)
     assert place.do(only) == Appended(0, True, True, 0)
 
 
 def test_a_refused_append_does_not_count_for_its_producer(place: Place) -> None:
-    place.do(Create("a", "application/json"))
-    place.refused(Append("a", b"{", "application/json", Claim("p", 0, 0)), Invalid, "JSON")
-    assert place.do(Append("a", b"{}", "application/json", Claim("p", 0, 0))).duplicate is False
+    place.do(CreateStream("a", "application/json"))
+    place.refused(Append("a", b"{", "application/json", ProducerClaim("p", 0, 0)), Invalid, "JSON")
+    assert place.do(Append("a", b"{}", "application/json", ProducerClaim("p", 0, 0))).duplicate is False
 
 
 # -- delete, touch
 
 
 def test_delete(place: Place) -> None:
-    place.do(Create("a", TEXT, b"x", ttl_s=5, max_bytes=5))
+    place.do(CreateStream("a", TEXT, b"x", ttl_s=5, max_bytes=5))
     place.listen("a")
-    place.do(Delete("a"))
+    place.do(DeleteStream("a"))
     assert place.notices == [DROPPED]
     place.refused(Append("a", b"x", TEXT), NotFound, "no stream 'a'")
-    place.refused(Delete("a"), NotFound, "no stream 'a'")
-    assert place.do(Create("a", TEXT)).tail == 0
+    place.refused(DeleteStream("a"), NotFound, "no stream 'a'")
+    assert place.do(CreateStream("a", TEXT)).tail == 0
     place.db.sweep()
 
 
 @pytest.mark.parametrize(("path", "kind"), [("missing", NotFound), ("expired", NotFound), ("deleted", Gone)])
 def test_delete_refused(busy: Place, path: str, kind: type[Error]) -> None:
-    busy.refused(Delete(path), kind, path)
+    busy.refused(DeleteStream(path), kind, path)
 
 
 def test_touch(busy: Place) -> None:
     before = busy.everything()
     for path in ("missing", "expired", "deleted", "a"):
-        busy.do(Touch(path))
+        busy.do(TouchStream(path))
     assert busy.everything() == before
-    busy.do(Create("ttl", TEXT, ttl_s=60))
+    busy.do(CreateStream("ttl", TEXT, ttl_s=60))
     busy.clock.advance(30)
-    busy.do(Touch("ttl"))
+    busy.do(TouchStream("ttl"))
     assert busy.describe("ttl").stream.expires_ms == busy.clock.now_ms() + 60_000
 
 
@@ -377,10 +398,10 @@ def test_touch(busy: Place) -> None:
 @pytest.fixture
 def source(place: Place) -> Place:
     """`s` has messages of 3, 3 and 4 bytes; `j` has entries of two and one JSON messages."""
-    place.do(Create("s", TEXT))
+    place.do(CreateStream("s", TEXT))
     for body in (b"abc", b"def", b"ghij"):
         place.do(Append("s", body, TEXT))
-    place.do(Create("j", "application/json"))
+    place.do(CreateStream("j", "application/json"))
     place.do(Append("j", b'[1, "two"]', "application/json"))
     place.do(Append("j", b"3", "application/json"))
     return place
@@ -404,7 +425,7 @@ def source(place: Place) -> Place:
     ],
 )
 def test_fork(source: Place, fork: Fork, expected: list[bytes]) -> None:
-    created = source.do(Create("f", fork=fork))
+    created = source.do(CreateStream("f", fork=fork))
     assert created.fresh
     assert source.bodies("f") == expected
     assert created.tail == sum(map(len, expected))
@@ -414,14 +435,14 @@ def test_fork(source: Place, fork: Fork, expected: list[bytes]) -> None:
     source.do(Append(fork.source, b"8", created.stream.content_type))
     assert source.bodies("f") == [*expected, b"9"]
     assert source.bodies(fork.source) == [*before, b"8"]
-    again = source.do(Create("f", fork=fork))
+    again = source.do(CreateStream("f", fork=fork))
     assert again.fresh is False
 
 
 def test_fork_with_content_of_its_own(source: Place) -> None:
-    source.do(Create("f", TEXT, b"!", fork=Fork("s", 3)))
+    source.do(CreateStream("f", TEXT, b"!", fork=Fork("s", 3)))
     assert source.bodies("f") == [b"abc", b"!"]
-    source.do(Create("g", fork=Fork("s", 3), closed=True))
+    source.do(CreateStream("g", fork=Fork("s", 3), closed=True))
     source.refused(Append("g", b"x", TEXT), Closed, "closed")
 
 
@@ -445,63 +466,63 @@ def test_fork_with_content_of_its_own(source: Place) -> None:
 )
 def test_fork_refused(source: Place, fork: Fork, kind: type[Error], match: str, code: str) -> None:
     """And leaks no reference: nothing at all has changed, the source's count of forks included."""
-    source.refused(Create("f", fork=fork), kind, match, code=code)
+    source.refused(CreateStream("f", fork=fork), kind, match, code=code)
 
 
 def test_fork_of_another_type_is_refused(source: Place) -> None:
     source.refused(
-        Create("f", "application/json", fork=Fork("s")),
+        CreateStream("f", "application/json", fork=Fork("s")),
         Conflict,
         "differs from the source's",
         code="CONTENT_TYPE_MISMATCH",
     )
-    source.refused(Create("f", "application/json", b"{", fork=Fork("j")), Invalid, "not valid JSON")
+    source.refused(CreateStream("f", "application/json", b"{", fork=Fork("j")), Invalid, "not valid JSON")
 
 
 def test_fork_of_what_is_gone(source: Place) -> None:
-    source.do(Create("f", fork=Fork("s")))
-    source.do(Delete("s"))
+    source.do(CreateStream("f", fork=Fork("s")))
+    source.do(DeleteStream("s"))
     source.refused(
-        Create("g", fork=Fork("s")), Conflict, "'s' was deleted and lives only in its forks; fork one of them"
+        CreateStream("g", fork=Fork("s")), Conflict, "'s' was deleted; only its forks remain; fork one of them"
     )
-    source.do(Create("g", fork=Fork("f")))
-    source.do(Create("t", TEXT, ttl_s=5))
-    source.do(Create("tf", fork=Fork("t"), ttl_s=500))
-    source.do(Create("u", TEXT, ttl_s=5))
+    source.do(CreateStream("g", fork=Fork("f")))
+    source.do(CreateStream("t", TEXT, ttl_s=5))
+    source.do(CreateStream("tf", fork=Fork("t"), ttl_s=500))
+    source.do(CreateStream("u", TEXT, ttl_s=5))
     source.clock.advance(5)
-    source.refused(Create("h", fork=Fork("t")), Conflict, "lives only in its forks")
-    source.refused(Create("h", fork=Fork("u")), NotFound, "it has expired")
+    source.refused(CreateStream("h", fork=Fork("t")), Conflict, "only its forks remain")
+    source.refused(CreateStream("h", fork=Fork("u")), NotFound, "it has expired")
 
 
 def test_fork_below_what_is_retained(place: Place) -> None:
-    place.do(Create("s", TEXT, b"old", max_bytes=3))
+    place.do(CreateStream("s", TEXT, b"old", max_bytes=3))
     place.do(Append("s", b"new", TEXT))
     place.db.sweep()
     error = place.refused(
-        Create("f", fork=Fork("s", 0)), Trimmed, "earliest offset is 0000000000000000_0000000000000003"
+        CreateStream("f", fork=Fork("s", 0)), Trimmed, "earliest offset is 0000000000000000_0000000000000003"
     )
     assert error.earliest == 3
-    place.do(Create("f", fork=Fork("s", 3, 1), max_bytes=1000))
+    place.do(CreateStream("f", fork=Fork("s", 3, 1), max_bytes=1000))
     assert place.text("f") == b"n"
 
 
 @pytest.mark.parametrize(
     ("again", "same"),
     [
-        (Create("f", fork=Fork("s", 3, 1)), True),
-        (Create("f", fork=Fork("s", None, 1)), True),
-        (Create("f", TEXT, fork=Fork("s", 3, 1)), True),
-        (Create("f", TEXT, fork=Fork("s", 3, 2)), False),
-        (Create("f", TEXT, fork=Fork("s", 0, 1)), False),
-        (Create("f", TEXT, fork=Fork("j", 3, 1)), False),
-        (Create("f", TEXT), False),
-        (Create("f", "text/html", fork=Fork("s", 3, 1)), False),
-        (Create("f", fork=Fork("s", 3, 1), ttl_s=9), False),
-        (Create("f", fork=Fork("s", 3, 1), max_bytes=9), False),
+        (CreateStream("f", fork=Fork("s", 3, 1)), True),
+        (CreateStream("f", fork=Fork("s", None, 1)), True),
+        (CreateStream("f", TEXT, fork=Fork("s", 3, 1)), True),
+        (CreateStream("f", TEXT, fork=Fork("s", 3, 2)), False),
+        (CreateStream("f", TEXT, fork=Fork("s", 0, 1)), False),
+        (CreateStream("f", TEXT, fork=Fork("j", 3, 1)), False),
+        (CreateStream("f", TEXT), False),
+        (CreateStream("f", "text/html", fork=Fork("s", 3, 1)), False),
+        (CreateStream("f", fork=Fork("s", 3, 1), ttl_s=9), False),
+        (CreateStream("f", fork=Fork("s", 3, 1), max_bytes=9), False),
     ],
 )
-def test_fork_again(source: Place, again: Create, same: bool) -> None:
-    source.do(Create("f", fork=Fork("s", 3, 1)))
+def test_fork_again(source: Place, again: CreateStream, same: bool) -> None:
+    source.do(CreateStream("f", fork=Fork("s", 3, 1)))
     if same:
         assert source.do(again).fresh is False
     else:
@@ -509,47 +530,47 @@ def test_fork_again(source: Place, again: Create, same: bool) -> None:
 
 
 def test_a_fork_inherits_life_and_retention_unless_given_its_own(place: Place) -> None:
-    place.do(Create("s", TEXT, ttl_s=60, max_age_s=7, max_bytes=8))
+    place.do(CreateStream("s", TEXT, ttl_s=60, max_age_s=7, max_bytes=8))
     place.clock.advance(30)
-    inherited = place.do(Create("f", fork=Fork("s"))).stream
+    inherited = place.do(CreateStream("f", fork=Fork("s"))).stream
     assert (inherited.ttl_s, inherited.expires_ms) == (60, place.clock.now_ms() + 60_000)
     assert (inherited.max_age_s, inherited.max_bytes) == (7, 8)
-    own = place.do(Create("g", fork=Fork("s"), ttl_s=5, max_bytes=1)).stream
+    own = place.do(CreateStream("g", fork=Fork("s"), ttl_s=5, max_bytes=1)).stream
     assert (own.ttl_s, own.max_age_s, own.max_bytes) == (5, None, 1)
-    place.do(Create("t", TEXT, expires_ms=place.clock.now_ms() + 9_000, expires_text="at nine"))
-    absolute = place.do(Create("h", fork=Fork("t"))).stream
+    place.do(CreateStream("t", TEXT, expires_ms=place.clock.now_ms() + 9_000, expires_text="at nine"))
+    absolute = place.do(CreateStream("h", fork=Fork("t"))).stream
     assert (absolute.ttl_s, absolute.expires_ms, absolute.expires_text) == (
         None, place.clock.now_ms() + 9_000, "at nine",
     )  # fmt: skip
 
 
 def test_a_fork_inherits_neither_producers_nor_seq_nor_closure(source: Place) -> None:
-    source.do(Append("s", b"x", TEXT, Claim("p", 3, 0), seq="z", close=True))
-    source.do(Create("f", fork=Fork("s")))
-    assert source.do(Append("f", b"y", TEXT, Claim("p", 0, 0), seq="a")).duplicate is False
+    source.do(Append("s", b"x", TEXT, ProducerClaim("p", 3, 0), seq="z", close=True))
+    source.do(CreateStream("f", fork=Fork("s")))
+    assert source.do(Append("f", b"y", TEXT, ProducerClaim("p", 0, 0), seq="a")).duplicate is False
 
 
 def test_soft_deletion(source: Place) -> None:
-    source.do(Create("f", fork=Fork("s")))
-    source.do(Create("g", fork=Fork("f", 3)))
-    source.do(Delete("s"))
-    for command in (Append("s", b"x", TEXT), Delete("s")):
-        source.refused(command, Gone, "lives only in its forks")
+    source.do(CreateStream("f", fork=Fork("s")))
+    source.do(CreateStream("g", fork=Fork("f", 3)))
+    source.do(DeleteStream("s"))
+    for command in (Append("s", b"x", TEXT), DeleteStream("s")):
+        source.refused(command, Gone, "only its forks remain")
     with pytest.raises(Gone):
         source.text("s")
     blocked = source.refused(
-        Create("s", TEXT), Conflict, "forks still read from it; delete them first", code="PATH_BLOCKED"
+        CreateStream("s", TEXT), Conflict, "forks still read from it; delete them first", code="PATH_BLOCKED"
     )
     assert blocked.status == 409
     assert source.bodies("f") == [b"abc", b"def", b"ghij"]
-    source.do(Delete("f"))
-    source.refused(Create("f", TEXT), Conflict, "forks still read", code="PATH_BLOCKED")
+    source.do(DeleteStream("f"))
+    source.refused(CreateStream("f", TEXT), Conflict, "forks still read", code="PATH_BLOCKED")
     assert source.bodies("g") == [b"abc"]
-    source.do(Delete("g"))
+    source.do(DeleteStream("g"))
     with pytest.raises(NotFound):
         source.text("s")
-    source.do(Create("s", TEXT))
-    source.do(Create("f", TEXT))
+    source.do(CreateStream("s", TEXT))
+    source.do(CreateStream("f", TEXT))
     source.db.sweep()
     assert [stream.path for stream in source.do(ListStreams())] == ["f", "j", "s"]
 
@@ -559,10 +580,10 @@ def test_soft_deletion(source: Place) -> None:
 
 def test_list_streams(place: Place) -> None:
     for path in ("b", "a/2", "a/1", "c"):
-        place.do(Create(path))
+        place.do(CreateStream(path))
 
-    def listed(**asked: Any) -> list[str]:
-        return [stream.path for stream in place.do(ListStreams(**asked))]
+    def listed(**parameters: Any) -> list[str]:
+        return [stream.path for stream in place.do(ListStreams(**parameters))]
 
     assert listed() == ["a/1", "a/2", "b", "c"]
     assert listed(after="a/2") == ["b", "c"]
@@ -570,15 +591,15 @@ def test_list_streams(place: Place) -> None:
 
 
 def test_a_slice_knows_whether_it_is_the_end(place: Place) -> None:
-    place.do(Create("a", TEXT, b"x"))
+    place.do(CreateStream("a", TEXT, b"x"))
     place.do(Append("a", b"y", TEXT, close=True))
-    asked = [(0, 1), (0, 10), (1, 1), (2, 1)]
-    found = [place.do(Read("a", position, size)).closed for position, size in asked]
+    slices = [(0, 1), (0, 10), (1, 1), (2, 1)]
+    found = [place.do(ReadStream("a", position, size)).closed for position, size in slices]
     assert found == [False, True, True, True]
 
 
 def test_the_counter_and_the_streams_table_are_the_truth(place: Place) -> None:
-    place.do(Create("a"))
+    place.do(CreateStream("a"))
     with place.engine.reader() as reader:
         row = reader.get(META, "counter/log")
         assert row is not None

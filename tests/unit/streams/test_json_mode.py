@@ -179,7 +179,7 @@ def test_whatever_is_accepted_is_json_to_others_too(body: bytes) -> None:
     assert read == (original if isinstance(original, list) else [original])
 
 
-def test_half_of_a_surrogate_pair_is_taken_and_can_be_taken_apart() -> None:
+def test_half_of_a_surrogate_pair_is_accepted_and_split_into_messages() -> None:
     body = json_mode.entry(b' [1, {"a": "\\ud83d"} ,[2]] ')
     assert body == b'1, {"a": "\\ud83d"} ,[2]'
     assert json_mode.messages(body) == [b"1", b'{"a": "\\ud83d"}', b"[2]"]

@@ -8,7 +8,7 @@ import pytest
 from tailrace import limits
 from tailrace.errors import Invalid
 from tailrace.streams.stream import (
-    Stream,
+    StreamRow,
     check_content_type,
     check_path,
     expired,
@@ -19,7 +19,7 @@ from tailrace.streams.stream import (
     touched,
 )
 
-STREAM = Stream(
+STREAM = StreamRow(
     path="a", log=1, content_type="text/plain", created_ms=0, ttl_s=None, expires_ms=None, expires_text=None,
     deadline_ms=None,
     closed=0, seq=None, forked_from=None, fork_position=None, fork_sub=None, max_age_s=None,

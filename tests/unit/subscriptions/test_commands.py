@@ -18,38 +18,38 @@ from tailrace.clock import ManualClock
 from tailrace.errors import AlreadyClaimed, Conflict, Fenced, Invalid, NotFound, TooMany, Unauthenticated
 from tailrace.log.position import offset
 from tailrace.storage.engine import Tx
-from tailrace.streams.commands import Append, Create, Delete, Fork
-from tailrace.streams.queries import ListStreams, Read
+from tailrace.streams.commands import Append, CreateStream, DeleteStream, Fork
+from tailrace.streams.queries import ListStreams, ReadStream
 from tailrace.subscriptions import commands
 from tailrace.subscriptions import subscription as rules
 from tailrace.subscriptions.commands import (
-    Ack,
-    AckOf,
     AddStreams,
-    Claim,
-    Claimed,
+    ClaimedWake,
+    ClaimWake,
     DeleteSubscription,
-    Described,
     GetSubscription,
     ListSubscriptions,
     PutSubscription,
-    Release,
+    ReleaseWake,
     RemoveStream,
+    StreamAck,
+    SubscriptionAck,
+    SubscriptionDescription,
 )
 from tailrace.subscriptions.dispatch import (
     AnnounceWake,
     BeginDelivery,
     Behind,
-    Delivery,
-    DueWork,
-    Duty,
     ExpireLease,
-    Followings,
+    FindDueSubscriptions,
+    ListFollowedStreams,
     Notify,
     Owners,
     RecordDelivery,
+    SubscriptionStatus,
+    WebhookDelivery,
 )
-from tailrace.subscriptions.subscription import Settings, State, Subscription
+from tailrace.subscriptions.subscription import LinkState, Subscription, SubscriptionSettings
 
 BASE = "http://127.0.0.1:4437/v1/stream"
 URL = "https://worker.example/hook"
@@ -73,31 +73,31 @@ class World:
     # -- streams
 
     def create(self, path: str, body: bytes = b"", content_type: str = "application/json") -> None:
-        self.db.execute(Create(path, content_type, body))
+        self.db.execute(CreateStream(path, content_type, body))
 
     def append(self, path: str, body: bytes = b'{"n":1}', content_type: str = "application/json") -> int:
         return self.db.execute(Append(path, body, content_type)).tail
 
     def delete(self, path: str) -> None:
-        self.db.execute(Delete(path))
+        self.db.execute(DeleteStream(path))
 
     def messages(self, path: str) -> list[dict[str, object]]:
-        page = self.db.execute(Read(path)).page
+        page = self.db.execute(ReadStream(path)).page
         return json.loads(b"[" + b",".join(entry.body for entry in page.entries) + b"]")
 
     # -- subscriptions
 
-    def webhook(self, name: str = "s", **more: object) -> Described:
-        asked = {"kind": "webhook", "pattern": "events/*", "webhook_url": URL, **more}
-        return self.db.execute(PutSubscription(name, Settings(**asked), BASE))  # type: ignore[arg-type]
+    def webhook(self, name: str = "s", **more: object) -> SubscriptionDescription:
+        settings = {"kind": "webhook", "pattern": "events/*", "webhook_url": URL, **more}
+        return self.db.execute(PutSubscription(name, SubscriptionSettings(**settings), BASE))  # type: ignore[arg-type]
 
-    def pull(self, name: str = "s", *, wake: bool = True, **more: object) -> Described:
+    def pull(self, name: str = "s", *, wake: bool = True, **more: object) -> SubscriptionDescription:
         if wake:
             self.create("wake/pool")
-        asked = {"kind": "pull-wake", "pattern": "events/*", "wake_stream": "wake/pool", **more}
-        return self.db.execute(PutSubscription(name, Settings(**asked), BASE))  # type: ignore[arg-type]
+        settings = {"kind": "pull-wake", "pattern": "events/*", "wake_stream": "wake/pool", **more}
+        return self.db.execute(PutSubscription(name, SubscriptionSettings(**settings), BASE))  # type: ignore[arg-type]
 
-    def get(self, name: str = "s") -> Described:
+    def get(self, name: str = "s") -> SubscriptionDescription:
         return self.db.execute(GetSubscription(name))
 
     def acked(self, name: str = "s") -> dict[str, str]:
@@ -106,36 +106,38 @@ class World:
     def notify(self, *paths: str, name: str = "s") -> int:
         return self.db.execute(Notify(tuple((name, path) for path in paths)))
 
-    def claim(self, worker: str = "worker-1", name: str = "s") -> Claimed:
-        claimed = self.db.execute(Claim(name, worker))
+    def claim(self, worker: str = "worker-1", name: str = "s") -> ClaimedWake:
+        claimed = self.db.execute(ClaimWake(name, worker))
         assert claimed is not None
         return claimed
 
-    def ack(self, wake: Claimed | Delivery, acks: dict[str, int] | None = None, *, done: bool = False) -> bool:
+    def ack(
+        self, wake: ClaimedWake | WebhookDelivery, acks: dict[str, int] | None = None, *, done: bool = False
+    ) -> bool:
         row = wake.subscription
         return self.db.execute(
-            Ack(
+            SubscriptionAck(
                 row.id, row.kind, wake.token, row.wake_id or "", row.generation,
-                tuple(AckOf(path, offset(position)) for path, position in (acks or {}).items()), done,
+                tuple(StreamAck(path, offset(position)) for path, position in (acks or {}).items()), done,
             )
         ).next_wake  # fmt: skip
 
-    def release(self, wake: Claimed) -> None:
+    def release(self, wake: ClaimedWake) -> None:
         row = wake.subscription
-        self.db.execute(Release(row.id, wake.token, row.wake_id or "", row.generation))
+        self.db.execute(ReleaseWake(row.id, wake.token, row.wake_id or "", row.generation))
 
-    def deliver(self, name: str = "s") -> Delivery:
+    def deliver(self, name: str = "s") -> WebhookDelivery:
         delivery = self.db.execute(BeginDelivery(name))
         assert delivery is not None
         return delivery
 
-    def record(self, delivery: Delivery, *, done: bool = False, failure: str | None = None) -> bool:
+    def record(self, delivery: WebhookDelivery, *, done: bool = False, failure: str | None = None) -> bool:
         row = delivery.subscription
         assert row.wake_id is not None
         return self.db.execute(RecordDelivery(row.id, row.generation, row.wake_id, done, failure))
 
-    def due(self, name: str = "s") -> rules.Due | None:
-        (duty,) = self.db.execute(DueWork((name,)))
+    def due(self, name: str = "s") -> rules.DueStep | None:
+        (duty,) = self.db.execute(FindDueSubscriptions((name,)))
         assert duty.busy == (self.get(name).subscription.wake_id is not None)
         return duty.due
 
@@ -150,7 +152,7 @@ def world(data_dir: Path) -> Iterator[World]:
     world.db.close()
 
 
-def by_path(found: list[State]) -> dict[str, State]:
+def by_path(found: list[LinkState]) -> dict[str, LinkState]:
     return {state.link.path: state for state in found}
 
 
@@ -180,14 +182,14 @@ def test_streams_are_compared_without_order_and_membership_does_not_count(world:
 
 def test_a_confirmation_moves_the_base_url(world: World) -> None:
     world.webhook()
-    asked = Settings(kind="webhook", pattern="events/*", webhook_url=URL)
-    world.db.execute(PutSubscription("s", asked, "https://public.example/v1/stream"))
+    settings = SubscriptionSettings(kind="webhook", pattern="events/*", webhook_url=URL)
+    world.db.execute(PutSubscription("s", settings, "https://public.example/v1/stream"))
     assert world.get().subscription.base_url == "https://public.example/v1/stream"
 
 
 def test_what_is_not_there_is_not_found(world: World) -> None:
     for command in (
-        GetSubscription("x"), AddStreams("x", ("a",)), RemoveStream("x", "a"), Claim("x", "w"),
+        GetSubscription("x"), AddStreams("x", ("a",)), RemoveStream("x", "a"), ClaimWake("x", "w"),
     ):  # fmt: skip
         with pytest.raises(NotFound) as raised:
             world.db.execute(command)
@@ -282,7 +284,7 @@ def test_delete_ends_everything(world: World) -> None:
     for speak in (lambda: world.ack(claimed, done=True), lambda: world.release(claimed)):
         with pytest.raises(NotFound):
             speak()
-    assert world.db.execute(DueWork()) == world.db.execute(Followings()) == []
+    assert world.db.execute(FindDueSubscriptions()) == world.db.execute(ListFollowedStreams()) == []
     assert world.notify("events/a") == 0
     # Made again under the same id it starts over, and the old wake means nothing to it.
     world.pull()
@@ -363,19 +365,19 @@ def test_an_explicit_stream_that_comes_later_is_followed_from_its_beginning(worl
 def test_a_fork_is_new_with_what_it_inherits(world: World) -> None:
     world.create("source", b"{}")
     world.pull()
-    world.db.execute(Create("events/fork", fork=Fork("source")))
+    world.db.execute(CreateStream("events/fork", fork=Fork("source")))
     assert world.notify("events/fork") == 1
     assert by_path(world.claim().streams)["events/fork"].pending
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["told of the deletion", "not told"])
+@pytest.mark.parametrize("notified", [True, False], ids=["notified of the deletion", "not notified"])
 @pytest.mark.parametrize("explicit", [True, False])
-def test_a_stream_created_again_starts_over(world: World, told: bool, explicit: bool) -> None:
+def test_a_stream_created_again_starts_over(world: World, notified: bool, explicit: bool) -> None:
     more: dict[str, object] = {"pattern": None, "streams": ("events/a",)} if explicit else {}
     world.create("events/a", b"{}")
     world.pull(**more)
     world.delete("events/a")
-    if told:
+    if notified:
         world.notify("events/a")
         assert world.acked() == ({"events/a": offset(0)} if explicit else {})
         assert world.get().subscription.links == int(explicit)
@@ -385,14 +387,14 @@ def test_a_stream_created_again_starts_over(world: World, told: bool, explicit: 
 
 
 def test_an_expired_stream_is_gone(world: World) -> None:
-    world.db.execute(Create("events/a", "application/json", b"{}", ttl_s=10))
+    world.db.execute(CreateStream("events/a", "application/json", b"{}", ttl_s=10))
     world.webhook(streams=("events/b",))
     assert sorted(world.acked()) == ["events/a", "events/b"]
     world.clock.advance(11)
     assert sorted(world.acked()) == ["events/b"]
 
 
-def test_behind_finds_what_nobody_was_told(world: World) -> None:
+def test_behind_finds_missed_appends(world: World) -> None:
     world.create("events/old", b"{}")
     world.webhook()
     paths = ("events/old", "events/new", "events/empty", "other")
@@ -442,7 +444,7 @@ def test_claim_ack_done(world: World) -> None:
     assert world.acked() == {"events/a": offset(2), "events/b": offset(2)}
     with pytest.raises(Fenced):
         world.ack(claimed, done=True)
-    assert world.db.execute(Claim("s", "worker-1")) is None
+    assert world.db.execute(ClaimWake("s", "worker-1")) is None
     assert len(world.wake_events()) == 1
 
 
@@ -495,7 +497,7 @@ def test_acks_renew_the_lease(world: World) -> None:
         assert not world.ack(claimed, {"events/a": 2})
         assert not world.db.execute(ExpireLease("s"))
     assert world.acked() == {"events/a": offset(2)}
-    assert world.due() == rules.Due(world.clock.now_ms() + 1000, rules.EXPIRE)
+    assert world.due() == rules.DueStep(world.clock.now_ms() + 1000, rules.EXPIRE)
 
 
 def test_a_lease_ends_by_the_clock_also_across_a_restart(world: World) -> None:
@@ -509,7 +511,7 @@ def test_a_lease_ends_by_the_clock_also_across_a_restart(world: World) -> None:
             speak()
     assert world.acked() == {"events/a": offset(0)}
     world.reopen()
-    assert world.due() == rules.Due(world.clock.now_ms(), rules.EXPIRE)
+    assert world.due() == rules.DueStep(world.clock.now_ms(), rules.EXPIRE)
     assert world.db.execute(ExpireLease("s"))
     assert not world.db.execute(ExpireLease("s"))
     row = world.get().subscription
@@ -545,7 +547,7 @@ def test_a_wake_whose_streams_are_gone_does_not_block_the_next(world: World) -> 
     world.create("events/a", b"{}")
     world.notify("events/a")
     world.delete("events/a")
-    assert world.db.execute(Claim("s", "worker")) is None
+    assert world.db.execute(ClaimWake("s", "worker")) is None
     assert world.get().subscription.wake_id is None
     world.create("events/b", b"{}")
     assert world.notify("events/b") == 1
@@ -580,7 +582,7 @@ def test_a_missing_wake_stream_delays_the_event_and_not_the_wake(world: World) -
 def test_a_wake_stream_that_takes_nothing_leaves_the_wake_to_be_claimed(world: World, why: str) -> None:
     world.pull(wake=False)
     if why == "closed":
-        world.db.execute(Create("wake/pool", "application/json", closed=True))
+        world.db.execute(CreateStream("wake/pool", "application/json", closed=True))
     elif why == "picture":
         world.create("wake/pool", content_type="image/png")
     world.create("events/a", b"{}")
@@ -598,13 +600,13 @@ def test_other_wake_streams_get_lines(world: World, content_type: str) -> None:
     world.create("events/a", b"{}")
     world.notify("events/a")
     world.release(world.claim())
-    page = world.db.execute(Read("wake/pool")).page
+    page = world.db.execute(ReadStream("wake/pool")).page
     lines = b"".join(entry.body for entry in page.entries).splitlines()
     assert [json.loads(line)["generation"] for line in lines] == [1, 2]
 
 
 def test_wake_events_renew_the_wake_streams_ttl(world: World) -> None:
-    world.db.execute(Create("wake/pool", "application/json", ttl_s=10))
+    world.db.execute(CreateStream("wake/pool", "application/json", ttl_s=10))
     world.pull(wake=False)
     world.clock.advance(8)
     world.create("events/a", b"{}")
@@ -640,7 +642,9 @@ def test_an_ack_takes_real_offsets_only(world: World, text: str) -> None:
     world.notify("events/a")
     row = (claimed := world.claim()).subscription
     with pytest.raises(Conflict) as raised:
-        world.db.execute(Ack("s", row.kind, claimed.token, row.wake_id or "", 1, (AckOf("events/a", text),)))
+        world.db.execute(
+            SubscriptionAck("s", row.kind, claimed.token, row.wake_id or "", 1, (StreamAck("events/a", text),))
+        )
     assert raised.value.code == "INVALID_OFFSET"
 
 
@@ -657,19 +661,19 @@ def test_an_ack_may_reach_past_the_snapshot_but_not_into_a_message(world: World)
     assert not world.ack(claimed, {"events/a": tail}, done=True)
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_an_offset_of_a_deleted_stream_is_not_taken_for_its_successors(world: World, told: bool) -> None:
+@pytest.mark.parametrize("notified", [True, False])
+def test_an_offset_of_a_deleted_stream_is_not_taken_for_its_successors(world: World, notified: bool) -> None:
     world.pull()
     world.create("events/a", b"{}")
     world.notify("events/a")
     claimed = world.claim()
     world.delete("events/a")
-    with pytest.raises(Conflict, match="gone"):
+    with pytest.raises(Conflict, match="was deleted"):
         world.ack(claimed, {"events/a": 2}, done=True)
     world.create("events/a", b"{}")
-    if told:
+    if notified:
         world.notify("events/a")
-    with pytest.raises(Conflict, match="created anew"):
+    with pytest.raises(Conflict, match="recreated"):
         world.ack(claimed, {"events/a": 2}, done=True)
     assert world.ack(claimed, done=True)
     assert world.acked() == {"events/a": offset(0)}
@@ -677,7 +681,7 @@ def test_an_offset_of_a_deleted_stream_is_not_taken_for_its_successors(world: Wo
 
 def test_the_offset_of_a_new_stream_is_where_it_can_be_read_and_can_be_acked(world: World) -> None:
     world.webhook()
-    world.db.execute(Create("events/a", "application/json", b"{}", max_age_s=1))
+    world.db.execute(CreateStream("events/a", "application/json", b"{}", max_age_s=1))
     world.notify("events/a")
     tail = world.append("events/a")
     world.clock.advance(5)
@@ -687,21 +691,23 @@ def test_the_offset_of_a_new_stream_is_where_it_can_be_read_and_can_be_acked(wor
     ((link, acked, shown, pending),) = map(msgspec.structs.astuple, delivery.streams)
     assert (link.acked, acked, shown, pending) == (rules.BEFORE_FIRST, tail, tail, False)
     row = delivery.subscription
-    world.db.execute(Ack("s", row.kind, delivery.token, row.wake_id or "", 1, (AckOf("events/a", offset(acked)),)))
+    world.db.execute(
+        SubscriptionAck("s", row.kind, delivery.token, row.wake_id or "", 1, (StreamAck("events/a", offset(acked)),))
+    )
 
 
 def test_a_stream_named_often_is_looked_up_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.pull()
-    asked: list[str] = []
+    lookups: list[str] = []
     link = commands._link_by_name
 
     def noted(tx: Tx, subscription: Subscription, path: str) -> Subscription:
-        asked.append(path)
+        lookups.append(path)
         return link(tx, subscription, path)
 
     monkeypatch.setattr(commands, "_link_by_name", noted)
     world.db.execute(AddStreams("s", ("b", "a", "/b/", "a", "b")))
-    assert asked == ["b", "a"]
+    assert lookups == ["b", "a"]
 
 
 # -- tokens and fencing
@@ -719,7 +725,7 @@ def test_who_speaks_for_a_wake_needs_everything_right(world: World) -> None:
 
     def code(token: str, wake: str, generation: int, name: str = "s", kind: str = rules.PULL_WAKE) -> tuple[int, str]:
         with pytest.raises((Unauthenticated, Fenced, Invalid)) as raised:
-            world.db.execute(Ack(name, kind, token, wake, generation, done=True))
+            world.db.execute(SubscriptionAck(name, kind, token, wake, generation, done=True))
         return raised.value.status, raised.value.code
 
     assert code(other.token, wake_id, 1) == (401, "TOKEN_INVALID")
@@ -743,17 +749,17 @@ def test_a_token_outlives_a_restart_and_not_its_wake(world: World) -> None:
     second = world.claim()
     row = second.subscription
     with pytest.raises(Fenced):  # the right wake and generation with the token of the one before
-        world.db.execute(Ack("s", row.kind, first.token, row.wake_id or "", row.generation, done=True))
+        world.db.execute(SubscriptionAck("s", row.kind, first.token, row.wake_id or "", row.generation, done=True))
     assert not world.ack(second, {"events/a": 2}, done=True)
 
 
 def test_what_is_for_one_kind_is_not_for_the_other(world: World) -> None:
     world.webhook("hook")
     with pytest.raises(Invalid, match="pull-wake"):
-        world.db.execute(Claim("hook", "w"))
+        world.db.execute(ClaimWake("hook", "w"))
     for worker in ("", "x" * 257):
         with pytest.raises(Invalid, match="worker"):
-            world.db.execute(Claim("hook", worker))
+            world.db.execute(ClaimWake("hook", worker))
 
 
 # -- webhooks
@@ -763,7 +769,7 @@ def test_a_wake_is_delivered_and_done(world: World) -> None:
     world.webhook()
     world.create("events/a", b"{}")
     assert world.notify("events/a") == 1
-    assert world.due() == rules.Due(world.clock.now_ms(), rules.DELIVER)
+    assert world.due() == rules.DueStep(world.clock.now_ms(), rules.DELIVER)
     delivery = world.deliver()
     (state,) = delivery.streams
     assert (state.link.path, state.tail, state.pending) == ("events/a", 2, True)
@@ -825,13 +831,13 @@ def test_a_callback_may_come_before_the_answer(world: World) -> None:
     delivery = world.deliver()
     assert not world.ack(delivery, {"events/a": 2})
     assert not world.record(delivery, failure="the answer was lost")  # it does not matter: the worker has spoken
-    assert world.due() == rules.Due(world.clock.now_ms() + 30_000, rules.EXPIRE)
+    assert world.due() == rules.DueStep(world.clock.now_ms() + 30_000, rules.EXPIRE)
     world.append("events/a")
     assert world.ack(delivery, done=True)
     assert not world.record(delivery)
     row = world.get().subscription
     assert (row.generation, row.retries) == (2, 0)
-    assert world.due() == rules.Due(world.clock.now_ms(), rules.DELIVER)
+    assert world.due() == rules.DueStep(world.clock.now_ms(), rules.DELIVER)
 
 
 def test_a_heartbeat_then_done_as_the_answer(world: World) -> None:
@@ -950,25 +956,25 @@ def test_what_the_server_finds_after_a_restart(world: World) -> None:
     world.claim(name="pull")
     world.reopen()
     now_ms = world.clock.now_ms()
-    hook, pull = world.db.execute(Followings())
+    hook, pull = world.db.execute(ListFollowedStreams())
     assert (hook.id, hook.pattern, hook.streams) == ("hook", "events/*", ("x", "y"))
     assert (pull.id, pull.streams) == ("pull", ())
-    assert world.db.execute(Followings(("pull", "nobody"))) == [pull]
-    assert world.db.execute(DueWork()) == [
-        Duty("hook", True, rules.Due(now_ms, rules.DELIVER)),
-        Duty("pull", True, rules.Due(now_ms + 30_000, rules.EXPIRE)),
+    assert world.db.execute(ListFollowedStreams(("pull", "nobody"))) == [pull]
+    assert world.db.execute(FindDueSubscriptions()) == [
+        SubscriptionStatus("hook", True, rules.DueStep(now_ms, rules.DELIVER)),
+        SubscriptionStatus("pull", True, rules.DueStep(now_ms + 30_000, rules.EXPIRE)),
     ]
 
 
-def test_commands_tell_the_dispatcher(world: World) -> None:
-    told: list[rules.Changed] = []
-    world.db.tail.subscribe(rules.CHANGES, told.extend)
+def test_commands_notify_the_dispatcher(world: World) -> None:
+    notices: list[rules.Changed] = []
+    world.db.tail.subscribe(rules.CHANGES, notices.extend)
     world.pull(wake=False)
     world.create("events/a", b"{}")
     world.notify("events/a")
     world.notify("events/a")
     world.db.execute(DeleteSubscription("s"))
-    put, woken, gone = told
+    put, woken, gone = notices
     assert (put.id, put.membership, put.woken) == ("s", True, False)
     assert (woken.membership, woken.woken) == (False, True)
     assert "wake/pool" in (woken.warning or "")
@@ -996,7 +1002,7 @@ class Following(RuleBasedStateMachine):
         self.world.pull(streams=("named",), lease_ms=1000)
         self.tails: dict[str, int] = {}
         self.unacked: dict[str, int] = {}  # path -> acked position, of streams that exist
-        self.claims: list[Claimed] = []
+        self.claims: list[ClaimedWake] = []
         self.generation = 0
 
     def teardown(self) -> None:
@@ -1037,7 +1043,7 @@ class Following(RuleBasedStateMachine):
     @rule()
     def claim(self) -> None:
         try:
-            claimed = self.world.db.execute(Claim("s", "worker"))
+            claimed = self.world.db.execute(ClaimWake("s", "worker"))
         except AlreadyClaimed:
             return
         if claimed is not None:

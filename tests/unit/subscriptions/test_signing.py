@@ -13,7 +13,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 import tailrace
-from tailrace import Database
+from tailrace import Database, limits
 from tailrace.access import ROLES, Permission, Principal
 from tailrace.clock import ManualClock
 from tailrace.errors import Forbidden, TooMany
@@ -118,13 +118,13 @@ def test_a_clock_that_jumps_takes_no_key_from_those_that_are_published(data_dir:
 def test_keys_in_use_are_not_dropped_to_make_room(data_dir: Path) -> None:
     with open_at(data_dir) as db:
         db.execute(EnsureSigningKey())
-        for _ in range(signing.KEYS_MAX - 1):
+        for _ in range(limits.PUBLISHED_KEYS_MAX - 1):
             db.execute(RotateSigningKey())
         before = db.execute(GetSigningKeys())
         with pytest.raises(TooMany):
             db.execute(RotateSigningKey())
         assert db.execute(GetSigningKeys()) == before
-        assert len(before) == signing.KEYS_MAX
+        assert len(before) == limits.PUBLISHED_KEYS_MAX
 
 
 def test_rotating_needs_the_admin_permission(data_dir: Path) -> None:

@@ -13,18 +13,19 @@ from hypothesis import strategies as st
 from tailrace import limits
 from tailrace.errors import Conflict, Fenced, Invalid, Unauthenticated
 from tailrace.log.entry import Log
-from tailrace.subscriptions import grant, webhook
 from tailrace.subscriptions import subscription as rules
+from tailrace.subscriptions import wake_tokens, webhook
+from tailrace.subscriptions.backoff import backoff_ms
 from tailrace.subscriptions.routing import Routes
-from tailrace.subscriptions.subscription import BEFORE_FIRST, Link, Pattern, Settings, Subscription
-from tailrace.subscriptions.webhook import Rules
+from tailrace.subscriptions.subscription import BEFORE_FIRST, Link, Pattern, Subscription, SubscriptionSettings
+from tailrace.subscriptions.webhook import WebhookRules
 
 replace = msgspec.structs.replace
 
 NOW_MS = 1_700_000_000_000
-PRODUCTION = Rules()
-DEV = Rules(allow_loopback=True)
-PRIVATE = Rules(allow_private=True)
+PRODUCTION = WebhookRules()
+DEV = WebhookRules(allow_loopback=True)
+PRIVATE = WebhookRules(allow_private=True)
 
 
 def subscription(**changes: object) -> Subscription:
@@ -141,11 +142,11 @@ PULL = {"kind": "pull-wake", "wake_stream": "wake/pool"}
 
 def test_settings_are_normalised() -> None:
     settings = rules.normalised(
-        Settings(**HOOK, pattern="/events/*/", streams=("/b/", "a", "b"), wake_stream="ignored by webhooks")
+        SubscriptionSettings(**HOOK, pattern="/events/*/", streams=("/b/", "a", "b"), wake_stream="ignored by webhooks")
     )
-    assert settings == Settings(**HOOK, pattern="events/*", streams=("a", "b"))
-    pull = rules.normalised(Settings(**PULL, streams=("a",), webhook_url="ftp://ignored"))
-    assert pull == Settings(**PULL, streams=("a",))
+    assert settings == SubscriptionSettings(**HOOK, pattern="events/*", streams=("a", "b"))
+    pull = rules.normalised(SubscriptionSettings(**PULL, streams=("a",), webhook_url="ftp://ignored"))
+    assert pull == SubscriptionSettings(**PULL, streams=("a",))
 
 
 @pytest.mark.parametrize(
@@ -172,19 +173,19 @@ def test_settings_are_normalised() -> None:
 )
 def test_wrong_settings_are_refused_with_the_field(settings: dict[str, object], named: str) -> None:
     with pytest.raises(Invalid, match=named.replace(".", r"\.")) as raised:
-        rules.normalised(Settings(**settings))  # type: ignore[arg-type]
+        rules.normalised(SubscriptionSettings(**settings))  # type: ignore[arg-type]
     assert raised.value.code == "INVALID_REQUEST"
 
 
 def test_the_digest_covers_every_setting() -> None:
-    one = Settings(kind="webhook", pattern="a", streams=("x",), webhook_url="https://a/", lease_ms=1000)
+    one = SubscriptionSettings(kind="webhook", pattern="a", streams=("x",), webhook_url="https://a/", lease_ms=1000)
     changes: list[dict[str, object]] = [
         {"kind": "pull-wake"}, {"pattern": "b"}, {"streams": ("y",)}, {"webhook_url": "https://b/"},
         {"wake_stream": "w"}, {"lease_ms": 1001}, {"description": "d"},
     ]  # fmt: skip
     digests = {rules.digest(replace(one, **change)) for change in changes}
     assert len(digests | {rules.digest(one)}) == len(changes) + 1
-    assert len(changes) == len(Settings.__struct_fields__)
+    assert len(changes) == len(SubscriptionSettings.__struct_fields__)
     assert rules.digest(replace(one)) == rules.digest(one)
 
 
@@ -219,7 +220,7 @@ def test_public_https_is_taken(url: str) -> None:
 
 def test_the_parts_of_a_url() -> None:
     target = webhook.parse("https://Worker.Example:8443?x=1", PRODUCTION)
-    assert target == webhook.Target("https", "worker.example", 8443, "/?x=1", "Worker.Example:8443")
+    assert target == webhook.WebhookTarget("https", "worker.example", 8443, "/?x=1", "Worker.Example:8443")
     assert webhook.parse("https://[2606:4700::1111]/x", PRODUCTION).host == "2606:4700::1111"
     assert webhook.parse("https://w.example./", PRODUCTION).host == "w.example"
 
@@ -349,7 +350,7 @@ def test_http_to_localhost_is_for_dev_only(url: str) -> None:
             webhook.parse(url, allowed)
 
 
-def test_private_networks_can_be_let_in_but_not_this_machine_nor_its_metadata() -> None:
+def test_private_networks_can_be_allowed_but_not_this_machine_nor_its_metadata() -> None:
     taken = []
     for url in LOCAL:
         try:
@@ -404,7 +405,7 @@ def test_private_networks_can_be_let_in_but_not_this_machine_nor_its_metadata() 
         ("http://localhost/", "169.254.169.254", DEV, False),
     ],
 )
-def test_what_a_name_resolves_to_is_checked_again(url: str, address: str, allowed: Rules, taken: bool) -> None:
+def test_what_a_name_resolves_to_is_checked_again(url: str, address: str, allowed: WebhookRules, taken: bool) -> None:
     target = webhook.parse(url, allowed)
     if taken:
         webhook.check_address(target, ipaddress.ip_address(address), allowed)
@@ -425,7 +426,7 @@ def test_no_address_is_taken_that_is_not_global(address: ipaddress.IPv4Address |
 
 
 @given(st.text(max_size=40) | st.from_regex(r"https?://[\x20-\x7e]{0,30}", fullmatch=True))
-def test_any_text_is_taken_apart_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:
         target = webhook.parse(text, PRODUCTION)
     except Invalid:
@@ -472,11 +473,11 @@ def test_before_anything_was_acked_the_worker_reads_from_the_start(acked: int, s
     ("link", "stream", "position", "why"),
     [
         (None, log(7, tail=9), 5, "does not follow"),
-        (Link("s", "a", 0, 1, 7, 3), None, 5, "gone"),
-        (Link("s", "a", 0, 1, 6, 3), log(7, tail=9), 5, "created anew"),
+        (Link("s", "a", 0, 1, 7, 3), None, 5, "was deleted"),
+        (Link("s", "a", 0, 1, 6, 3), log(7, tail=9), 5, "recreated"),
         (Link("s", "a", 0, 1, 7, 6), log(7, tail=9), 5, "behind"),
         (Link("s", "a", 0, 1, 7, 3), log(7, tail=4), 5, "beyond the tail"),
-        (Link("s", "b", 0, 1, 7, 3), log(7, tail=9), 5, "created anew"),
+        (Link("s", "b", 0, 1, 7, 3), log(7, tail=9), 5, "recreated"),
     ],
 )
 def test_acks_that_are_refused(link: Link | None, stream: Log | None, position: int, why: str) -> None:
@@ -497,27 +498,27 @@ def test_acks_that_count() -> None:
 def test_the_life_of_a_webhook_wake() -> None:
     row = rules.woken(subscription(), "w_1", {"a": (1, 5)}, NOW_MS)
     assert (row.generation, row.wake_id, row.lease_until_ms) == (1, "w_1", NOW_MS + 30_000)
-    assert rules.due(row) == rules.Due(NOW_MS, rules.DELIVER)
+    assert rules.due(row) == rules.DueStep(NOW_MS, rules.DELIVER)
     assert rules.snapshot_of(row) == {"a": (1, 5)}
     failed = rules.failed(row, NOW_MS, 0.5)
-    assert rules.due(failed) == rules.Due(NOW_MS + 1000, rules.DELIVER)
+    assert rules.due(failed) == rules.DueStep(NOW_MS + 1000, rules.DELIVER)
     assert rules.status(failed) == "failed"
     delivered = rules.delivered(failed)
-    assert rules.due(delivered) == rules.Due(NOW_MS + 30_000, rules.EXPIRE)
+    assert rules.due(delivered) == rules.DueStep(NOW_MS + 30_000, rules.EXPIRE)
     assert rules.status(delivered) == "active"
-    heard = rules.heard(failed, NOW_MS + 10_000)
-    assert rules.due(heard) == rules.Due(NOW_MS + 40_000, rules.EXPIRE)
-    idle = rules.idle(heard)
+    extended = rules.heartbeat(failed, NOW_MS + 10_000)
+    assert rules.due(extended) == rules.DueStep(NOW_MS + 40_000, rules.EXPIRE)
+    idle = rules.idle(extended)
     assert rules.due(idle) is None
     assert idle == replace(subscription(), generation=1)
 
 
 def test_the_life_of_a_pull_wake() -> None:
     row = rules.woken(subscription(kind=rules.PULL_WAKE), "w_1", {"a": (1, 5)}, NOW_MS)
-    assert (row.lease_until_ms, rules.due(row)) == (None, rules.Due(NOW_MS, rules.ANNOUNCE))
+    assert (row.lease_until_ms, rules.due(row)) == (None, rules.DueStep(NOW_MS, rules.ANNOUNCE))
     assert rules.due(rules.delivered(row)) is None
     claimed = rules.claimed(row, "worker", {}, NOW_MS)
-    assert (claimed.holder, rules.due(claimed)) == ("worker", rules.Due(NOW_MS + 30_000, rules.EXPIRE))
+    assert (claimed.holder, rules.due(claimed)) == ("worker", rules.DueStep(NOW_MS + 30_000, rules.EXPIRE))
     assert not rules.lapsed(claimed, NOW_MS + 29_999)
     assert rules.lapsed(claimed, NOW_MS + 30_000)
 
@@ -535,13 +536,13 @@ def test_only_the_wake_in_flight_may_speak() -> None:
 @given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
 def test_retries_back_off_from_one_second_to_sixty_with_a_fifth_of_jitter(retries: int, random: float) -> None:
     middle_ms = min(1000 * 2 ** min(retries - 1, 10), 60_000)
-    assert middle_ms * 0.8 - 1 <= rules.retry_ms(retries, random) <= middle_ms * 1.2 + 1
-    assert rules.retry_ms(retries, 0.5) == middle_ms
+    assert middle_ms * 0.8 - 1 <= backoff_ms(retries, random) <= middle_ms * 1.2 + 1
+    assert backoff_ms(retries, 0.5) == middle_ms
 
 
 def test_the_limits_are_the_protocols() -> None:
     assert (limits.LEASE_MS_MIN, limits.LEASE_MS, limits.LEASE_MS_MAX) == (1_000, 30_000, 600_000)
-    assert (limits.RETRY_S_MIN, limits.RETRY_S_MAX, rules.JITTER) == (1.0, 60.0, 0.2)
+    assert (limits.WEBHOOK_RETRY_S_MIN, limits.WEBHOOK_RETRY_S_MAX, limits.WEBHOOK_RETRY_JITTER) == (1.0, 60.0, 0.2)
 
 
 # -- tokens
@@ -550,32 +551,34 @@ KEY = b"k" * 32
 
 
 def test_a_token_says_what_it_was_made_for() -> None:
-    token = grant.issue(KEY, "sub/ä", 7, "w_1", NOW_MS)
-    assert grant.verify(KEY, token, "sub/ä", NOW_MS) == grant.Grant("sub/ä", 7, "w_1", NOW_MS // 1000 + grant.TOKEN_S)
+    token = wake_tokens.issue(KEY, "sub/ä", 7, "w_1", NOW_MS)
+    assert wake_tokens.verify(KEY, token, "sub/ä", NOW_MS) == wake_tokens.WakeToken(
+        "sub/ä", 7, "w_1", NOW_MS // 1000 + limits.WAKE_TOKEN_S
+    )
 
 
 @pytest.mark.parametrize("token", ["", ".", "..", "a.b.c", "é.ü.ß", "\ud800", "x" * 100_000])
 def test_no_other_text_is_a_token(token: str) -> None:
     with pytest.raises(Unauthenticated) as raised:
-        grant.verify(KEY, token, "s", NOW_MS)
+        wake_tokens.verify(KEY, token, "s", NOW_MS)
     assert (raised.value.status, raised.value.code) == (401, "TOKEN_INVALID")
 
 
 @given(st.data())
 def test_a_changed_token_is_none(data: st.DataObject) -> None:
-    token = grant.issue(KEY, "s", 7, "w_1", NOW_MS)
+    token = wake_tokens.issue(KEY, "s", 7, "w_1", NOW_MS)
     at = data.draw(st.integers(0, len(token) - 1))
     other = data.draw(st.characters(min_codepoint=33, max_codepoint=126).filter(lambda c: c != token[at]))
     with pytest.raises(Unauthenticated):
-        grant.verify(KEY, token[:at] + other + token[at + 1 :], "s", NOW_MS)
+        wake_tokens.verify(KEY, token[:at] + other + token[at + 1 :], "s", NOW_MS)
 
 
 def test_a_token_is_for_one_subscription_one_key_and_one_day() -> None:
-    token = grant.issue(KEY, "s", 7, "w_1", NOW_MS)
+    token = wake_tokens.issue(KEY, "s", 7, "w_1", NOW_MS)
     for key, name in ((b"x" * 32, "s"), (KEY, "t")):
         with pytest.raises(Unauthenticated) as raised:
-            grant.verify(key, token, name, NOW_MS)
+            wake_tokens.verify(key, token, name, NOW_MS)
         assert raised.value.code == "TOKEN_INVALID"
     with pytest.raises(Unauthenticated) as raised:
-        grant.verify(KEY, token, "s", NOW_MS + grant.TOKEN_S * 1000)
+        wake_tokens.verify(KEY, token, "s", NOW_MS + limits.WAKE_TOKEN_S * 1000)
     assert raised.value.code == "TOKEN_EXPIRED"

@@ -14,10 +14,10 @@ from tailrace.clock import ManualClock
 from tailrace.database import Database
 from tailrace.log.entry import ENTRIES, LOGS, Entry, Log
 from tailrace.storage.engine import Tx
-from tailrace.tables import change, streams, value
+from tailrace.tables import change, change_stream, value
 from tailrace.tables import key as keys
 from tailrace.tables import write as writing
-from tailrace.tables.change import BOTH, KEYS_ONLY, NEW_IMAGE, OLD_IMAGE, TTL, VIEWS, Capture, Stored
+from tailrace.tables.change import BOTH, KEYS_ONLY, NEW_IMAGE, OLD_IMAGE, TTL, VIEWS, Capture, StoredRecord
 from tailrace.tables.definition import counted, find
 from tests.unit.tables.changes import Do, define, item, opened, put, write
 
@@ -46,14 +46,16 @@ def entries(db: Database, table: str = "orders") -> tuple[Log, list[Entry]]:
         return log, list(reader.scan(ENTRIES, stream.log))
 
 
-def records(db: Database, table: str = "orders") -> list[change.Record]:
+def records(db: Database, table: str = "orders") -> list[change.ChangeRecord]:
     return [record for entry in entries(db, table)[1] for record in change.decode(entry)]
 
 
 def test_what_is_encoded_is_decoded() -> None:
     keys = {"pk": {"S": "a"}}
     image = value.encode({**keys, "n": {"N": "1"}, "b": {"B": b"\0"}})
-    body = change.encode(7, "ann", [Stored(1, 12, keys, msgspec.Raw(image), None), Stored(2, 3, keys, None, None)])
+    body = change.encode(
+        7, "ann", [StoredRecord(1, 12, keys, msgspec.Raw(image), None), StoredRecord(2, 3, keys, None, None)]
+    )
     assert change.before(body) == 7
     assert change.before(body[: change.HEAD_BYTES]) == 7, "the first bytes are enough"
     first, second = change.decode(Entry(1, 40, 43, 1234, body))
@@ -66,9 +68,9 @@ def test_what_is_encoded_is_decoded() -> None:
 
 def test_positions_are_sequences(db: Database) -> None:
     """Of one counter for all tables, so that a log has gaps; each entry covers the gap before it."""
-    db.execute(streams.EnableStream("other"))
+    db.execute(change_stream.EnableStream("other"))
     assert put(db, 0, table="other") == 2, "enabling took one"
-    db.execute(streams.EnableStream("orders"))
+    db.execute(change_stream.EnableStream("orders"))
     assert [put(db, 1), put(db, 2, table="other"), put(db, 3), put(db, 4)] == [4, 5, 6, 7]
     log, found = entries(db)
     assert [(entry.position, entry.next) for entry in found] == [(4, 5), (5, 7), (7, 8)]
@@ -87,7 +89,7 @@ def note(tx: Tx, table: str, number: int, capture: Capture) -> None:
 
 def test_a_transaction_is_one_entry_per_table(db: Database) -> None:
     for name in ("orders", "other"):
-        db.execute(streams.EnableStream(name))
+        db.execute(change_stream.EnableStream(name))
 
     def work(tx: Tx) -> int | None:
         capture = Capture()
@@ -105,7 +107,7 @@ def test_a_transaction_is_one_entry_per_table(db: Database) -> None:
 
 
 def test_nothing_changed_means_no_sequence(db: Database) -> None:
-    db.execute(streams.EnableStream("orders"))
+    db.execute(change_stream.EnableStream("orders"))
     assert db.execute(Do(lambda tx: Capture().append(tx))) is None
     assert write(db, "k1") == 0, "there is nothing to delete"
     assert put(db, 1) == 2
@@ -115,7 +117,7 @@ def test_nothing_changed_means_no_sequence(db: Database) -> None:
 
 
 def test_a_capture_that_was_appended_is_empty(db: Database) -> None:
-    db.execute(streams.EnableStream("orders"))
+    db.execute(change_stream.EnableStream("orders"))
 
     def work(tx: Tx) -> tuple[int | None, int | None]:
         capture = Capture()
@@ -127,7 +129,7 @@ def test_a_capture_that_was_appended_is_empty(db: Database) -> None:
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_images_are_those_of_the_view(db: Database, view: str) -> None:
-    db.execute(streams.EnableStream("orders", view))
+    db.execute(change_stream.EnableStream("orders", view))
     first, second = item(1, n={"N": "1"}), item(1, n={"N": "2"})
     write(db, first)
     write(db, second)
@@ -147,7 +149,7 @@ def test_images_are_those_of_the_view(db: Database, view: str) -> None:
 
 
 def test_who_and_when(db: Database, clock: ManualClock) -> None:
-    db.execute(streams.EnableStream("orders", KEYS_ONLY))
+    db.execute(change_stream.EnableStream("orders", KEYS_ONLY))
     write(db, item(1), by="ann")
     clock.advance(5)
     write(db, item(2), by=TTL)
@@ -157,7 +159,7 @@ def test_who_and_when(db: Database, clock: ManualClock) -> None:
 
 
 def test_entries_know_how_many_records_came_before(db: Database) -> None:
-    db.execute(streams.EnableStream("orders"))
+    db.execute(change_stream.EnableStream("orders"))
     put(db, 1, 2, 3)
     put(db, 4)
     put(db, 5, 6)

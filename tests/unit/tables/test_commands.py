@@ -16,7 +16,7 @@ from tailrace.clock import ManualClock
 from tailrace.database import Database
 from tailrace.errors import ConditionFailed, Invalid, TableNotFound, TokenMismatch, TooLarge, TransactionCanceled
 from tailrace.storage.sqlite import SqliteEngine
-from tailrace.tables import queries, schema, streams, value
+from tailrace.tables import change_reading, queries, schema, value
 from tailrace.tables.commands import (
     ALL_NEW,
     ALL_OLD,
@@ -32,9 +32,9 @@ from tailrace.tables.commands import (
     UpdateItem,
 )
 from tailrace.tables.definition import COUNTS, ITEMS, TOKEN_AGES, TOKENS, Attribute
-from tailrace.tables.expression import Condition, Placeholders, condition, update
+from tailrace.tables.expression import ItemCondition, Placeholders, condition, update
 from tailrace.tables.lifecycle import CreateTable
-from tailrace.tables.schema import IndexSpec, KeyElement, Spec, StreamSpec
+from tailrace.tables.schema import IndexSpec, KeyElement, StreamSpec, TableSpec
 
 ANN = Principal("ann", EVERYTHING)
 BOB = Principal("bob", EVERYTHING)
@@ -49,7 +49,7 @@ def clock() -> ManualClock:
 def db(data_dir: Path, clock: ManualClock) -> Iterator[Database]:
     with Database(SqliteEngine(data_dir), clock=clock, housekeeping_s=None) as db:
         for name, stream in (("orders", "NEW_AND_OLD_IMAGES"), ("stock", "KEYS_ONLY"), ("quiet", None)):
-            spec = Spec(
+            spec = TableSpec(
                 name=name,
                 attributes=(Attribute("id", "S"), Attribute("g", "S")),
                 keys=(KeyElement("id", "HASH"),),
@@ -62,7 +62,7 @@ def db(data_dir: Path, clock: ManualClock) -> Iterator[Database]:
     assert check_database(data_dir).findings == []
 
 
-def only_if(text: str | None, **values: Any) -> Condition | None:
+def only_if(text: str | None, **values: Any) -> ItemCondition | None:
     placed = {f":{name}": value.from_plain(held) for name, held in values.items()} or None
     return None if text is None else condition(text, Placeholders(None, placed))
 
@@ -86,7 +86,7 @@ def got(db: Database, name: str = "a", table: str = "orders") -> dict[str, Any] 
 
 
 def records(db: Database, table: str = "orders") -> list[Any]:
-    return db.execute(streams.ReadChanges(table)).records
+    return db.execute(change_reading.ReadChanges(table)).records
 
 
 def all_rows(db: Database) -> list[Any]:
@@ -128,7 +128,7 @@ def test_a_table_that_is_not_there(db: Database, command: Any) -> None:
     assert got(db) is None
 
 
-def test_what_was_there_is_returned_when_asked_for(db: Database) -> None:
+def test_the_old_item_is_returned_on_request(db: Database) -> None:
     item, size = value.item_from_plain({"id": "a", "n": 1})
     assert returned(db, PutItem("orders", item, size, returns=ALL_OLD)) is None
     assert returned(db, PutItem("orders", item, size, returns=ALL_OLD)) == {"id": "a", "n": 1}
@@ -198,7 +198,7 @@ def test_a_condition_that_fails_changes_nothing(db: Database) -> None:
     assert len(records(db)) == 1
 
 
-def test_the_item_is_told_where_the_condition_fails_if_asked_for(db: Database) -> None:
+def test_the_item_is_returned_where_the_condition_fails_on_request(db: Database) -> None:
     db.execute(put(n=1))
     absent = only_if("attribute_not_exists(id)")
     with pytest.raises(ConditionFailed) as caught:
@@ -216,7 +216,7 @@ def test_who_made_a_change_is_in_its_record(db: Database) -> None:
     assert [record.by for record in records(db)] == ["ann", "system", "bob", "bob"]
 
 
-def test_capacity_is_told_to_those_who_ask(db: Database) -> None:
+def test_capacity_is_returned_on_request(db: Database) -> None:
     assert db.execute(put(v="x" * 2000)).consumed is None
     item, size = value.item_from_plain({"id": "b", "v": "x" * 2000})
     consumed = db.execute(PutItem("orders", item, size, capacity=True)).consumed
@@ -267,8 +267,8 @@ def test_units_of_a_batch_are_by_table(db: Database) -> None:
 # -- transactions
 
 
-def check(name: str, text: str = "attribute_exists(id)", *, told: bool = False) -> CheckItem:
-    return CheckItem("orders", key(name), condition=only_if(text), on_failure=told)
+def check(name: str, text: str = "attribute_exists(id)", *, return_item: bool = False) -> CheckItem:
+    return CheckItem("orders", key(name), condition=only_if(text), on_failure=return_item)
 
 
 def test_a_transaction_does_all(db: Database) -> None:
@@ -292,7 +292,7 @@ def test_a_transaction_does_nothing_where_a_condition_fails_and_says_why(db: Dat
     rows = all_rows(db)
     actions = (
         put("b"),
-        check("a", "attribute_not_exists(id)", told=True),
+        check("a", "attribute_not_exists(id)", return_item=True),
         check("a2"),
         changing("SET n = :n", "c", table="stock", n=1),
     )
@@ -451,7 +451,7 @@ def test_commands_know_what_they_carry() -> None:
     assert put("a", "attribute_exists(id)").size() == 3 + 1024
     assert DeleteItem("orders", key("a")).size() == CheckItem("orders", key("a")).size() == 1024
     large = changing("SET v = :v", v=1)
-    large = UpdateItem("orders", large.key, large.update, carried=5000)
+    large = UpdateItem("orders", large.key, large.update, request_bytes=5000)
     assert large.size() == 5000
     assert BatchWrite((put("a"), DeleteItem("orders", key("b")))).size() == 3 + 1024
     assert TransactWrite((put("a"), large)).size() == 3 + 5000
@@ -461,7 +461,7 @@ def test_what_is_heavy() -> None:
     small = put("a")
     assert not small.heavy()
     assert put("a", v="x" * limits.LOOP_BYTES).heavy()
-    assert UpdateItem("orders", key("a"), carried=limits.LOOP_BYTES + 1).heavy()
+    assert UpdateItem("orders", key("a"), request_bytes=limits.LOOP_BYTES + 1).heavy()
     assert not TransactWrite((small,) * limits.LOOP_ACTIONS).heavy()
     assert TransactWrite((small,) * (limits.LOOP_ACTIONS + 1)).heavy()
     assert TransactWrite((put("a", v="x" * limits.LOOP_BYTES),)).heavy()

@@ -260,7 +260,7 @@ class TestConditions:
         assert refused(text) == f"Invalid ConditionExpression: {message}"
         assert refused(text, "FilterExpression") == f"Invalid FilterExpression: {message}"
 
-    def test_the_first_wrong_condition_is_told(self) -> None:
+    def test_the_first_wrong_condition_is_reported(self) -> None:
         assert refused("n = :n AND contains(a) AND b = :q").endswith("contains, number of operands: 1")
         assert refused("contains(#q)").endswith("attribute name: #q")
 
@@ -278,19 +278,19 @@ class TestConditions:
 
 class TestPlaceholders:
     def test_all_have_to_be_used(self) -> None:
-        given = Placeholders({"#s": "s", "#u": "u", "#v": "v"}, {":n": {"N": "1"}, ":u": {"N": "1"}})
-        expression.condition("#s = :n", given)
+        placeholders = Placeholders({"#s": "s", "#u": "u", "#v": "v"}, {":n": {"N": "1"}, ":u": {"N": "1"}})
+        expression.condition("#s = :n", placeholders)
         with pytest.raises(
             Invalid, match=r"^Value provided in ExpressionAttributeNames unused in expressions: keys: {#u, #v}$"
         ):
-            given.check_used()
-        expression.projection("#u, #v", given)
+            placeholders.check_used()
+        expression.projection("#u, #v", placeholders)
         with pytest.raises(
             Invalid, match=r"^Value provided in ExpressionAttributeValues unused in expressions: keys: {:u}$"
         ):
-            given.check_used()
-        expression.condition("#s = :n OR #s = :u", given)
-        given.check_used()
+            placeholders.check_used()
+        expression.condition("#s = :n OR #s = :u", placeholders)
+        placeholders.check_used()
 
     @pytest.mark.parametrize(
         ("names", "values", "message"),
@@ -316,8 +316,8 @@ class TestPlaceholders:
         assert str(raised.value) == message
 
     def test_values_are_read(self) -> None:
-        given = expression.placeholders({"#n": "n"}, {":v": {"N": "07.0"}})
-        assert expression.condition("#n = :v", given).test(ITEM)
+        placeholders = expression.placeholders({"#n": "n"}, {":v": {"N": "07.0"}})
+        assert expression.condition("#n = :v", placeholders).test(ITEM)
 
 
 class TestProjections:
@@ -352,7 +352,7 @@ class TestProjections:
             ("a[1], b, a.b.c", "conflict", "[a, [1]]", "[a, b, c]"),
         ],
     )
-    def test_paths_have_to_be_apart(self, text: str, how: str, one: str, two: str) -> None:
+    def test_paths_must_not_overlap(self, text: str, how: str, one: str, two: str) -> None:
         with pytest.raises(Invalid) as raised:
             expression.projection(text, Placeholders({"#s": "s"}))
         assert str(raised.value) == (

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tailrace.errors import Invalid
 from tailrace.tables import key, number
-from tailrace.tables.definition import Attribute, Definition, Index
+from tailrace.tables.definition import Attribute, Definition, IndexDefinition
 from tailrace.tables.value import Item, Value
 
 
-def _table(hash_kind: str = "S", range_kind: str | None = None, *indexes: Index, **kinds: str) -> Definition:
+def _table(hash_kind: str = "S", range_kind: str | None = None, *indexes: IndexDefinition, **kinds: str) -> Definition:
     attributes = [Attribute("pk", hash_kind)]
     if range_kind is not None:
         attributes.append(Attribute("sk", range_kind))
@@ -209,8 +209,8 @@ def test_an_equal_range_attribute_of_a_table() -> None:
 # -- indexes
 
 
-def _index(hashes: tuple[str, ...], ranges: tuple[str, ...] = ()) -> Index:
-    return Index("by", 2, False, hashes, ranges)
+def _index(hashes: tuple[str, ...], ranges: tuple[str, ...] = ()) -> IndexDefinition:
+    return IndexDefinition("by", 2, False, hashes, ranges)
 
 
 @given(st.data(), of_one_kind, of_one_kind)
@@ -335,11 +335,11 @@ def test_an_item_that_does_not_fit_an_index(item: Item, message: str) -> None:
 @pytest.mark.parametrize("size", [2_049, 65_536])
 def test_a_partition_that_no_item_can_be_in(size: int) -> None:
     long: Value = {"S": "x" * size}
-    told = "One or more parameter values were invalid: Size of hashkey has exceeded the maximum size limit of2048 bytes"
-    assert _refused(key.partition, [long]) == told
-    assert _refused(key.partition, [{"N": "1"}, long]) == told
+    text = "One or more parameter values were invalid: Size of hashkey has exceeded the maximum size limit of2048 bytes"
+    assert _refused(key.partition, [long]) == text
+    assert _refused(key.partition, [{"N": "1"}, long]) == text
     index = _index(("h",), ())
-    assert _refused(key.index_key, _table("S", None, index, h="S"), index, {"h": long}, b"k") == told
+    assert _refused(key.index_key, _table("S", None, index, h="S"), index, {"h": long}, b"k") == text
 
 
 def test_the_longest_index_keys() -> None:

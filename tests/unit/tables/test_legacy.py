@@ -165,15 +165,15 @@ def test_errors_of_conditions(condition: dict[str, Any], message: str) -> None:
 class TestKeyConditions:
     def test_they_are_as_an_expressions(self) -> None:
         p = on("p", "EQ", {"S": "x"})
-        assert legacy.key_conditions(p, ("p",), ("c",)) == KeyCondition([{"S": "x"}])
+        assert legacy.read_key_conditions(p)(("p",), ("c",)) == KeyCondition([{"S": "x"}])
         both = {**p, **on("c", "EQ", {"N": "1.0"})}
-        assert legacy.key_conditions(both, ("p",), ("c",)) == KeyCondition([{"S": "x"}], [{"N": "1"}])
+        assert legacy.read_key_conditions(both)(("p",), ("c",)) == KeyCondition([{"S": "x"}], [{"N": "1"}])
         ranged = {**p, **on("c", "GE", {"N": "1"})}
-        assert legacy.key_conditions(ranged, ("p",), ("c",)) == KeyCondition([{"S": "x"}], [], ">=", [{"N": "1"}])
+        assert legacy.read_key_conditions(ranged)(("p",), ("c",)) == KeyCondition([{"S": "x"}], [], ">=", [{"N": "1"}])
 
     def test_they_can_be_worked_out_again(self) -> None:
         binary = on("p", "EQ", {"B": "Ynl0"})
-        assert legacy.key_conditions(binary, ("p",), ()) == legacy.key_conditions(binary, ("p",), ())
+        assert legacy.read_key_conditions(binary)(("p",), ()) == legacy.read_key_conditions(binary)(("p",), ())
 
     @pytest.mark.parametrize(
         ("conditions", "message"),
@@ -195,7 +195,7 @@ class TestKeyConditions:
     )
     def test_errors(self, conditions: dict[str, Any], message: str) -> None:
         with pytest.raises(Invalid) as raised:
-            legacy.key_conditions(conditions, ("p",), ("c",))
+            legacy.read_key_conditions(conditions)(("p",), ("c",))
         assert str(raised.value) == message
 
 

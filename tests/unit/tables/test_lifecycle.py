@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tailrace import limits
 from tailrace.check import check_database
 from tailrace.clock import ManualClock
 from tailrace.command import Command
@@ -16,31 +17,31 @@ from tailrace.errors import Error, InUse, Invalid, LimitExceeded, NotFound, Tabl
 from tailrace.storage.engine import Tx
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.tables import key as keys
-from tailrace.tables import schema, value, write
+from tailrace.tables import value, write
 from tailrace.tables.change import Capture
-from tailrace.tables.definition import ACTIVE, CREATING, Attribute, Index, find
+from tailrace.tables.definition import ACTIVE, CREATING, Attribute, IndexDefinition, find
 from tailrace.tables.lifecycle import (
     CreateTable,
     DeleteTable,
-    Described,
     DescribeTable,
     DescribeTimeToLive,
     ListTables,
     ListTags,
     SetTimeToLive,
+    TableDescription,
     TagTable,
     UntagTable,
     UpdateTable,
 )
 from tailrace.tables.schema import (
-    Changes,
     IndexChange,
     IndexSpec,
     IndexUpdate,
     KeyElement,
     ProjectionSpec,
-    Spec,
     StreamSpec,
+    TableChanges,
+    TableSpec,
 )
 
 WRONG = "One or more parameter values were invalid: "
@@ -80,9 +81,9 @@ def attributes(text: str) -> tuple[Attribute, ...]:
     return tuple(Attribute(part[:-1], part[-1]) if part[-1] in "NB" else Attribute(part, "S") for part in text.split())
 
 
-def table(name: str = "orders", defined: str = "a b", keys: str = "a b", **options: Any) -> Spec:
+def table(name: str = "orders", defined: str = "a b", keys: str = "a b", **options: Any) -> TableSpec:
     options.setdefault("billing", "PAY_PER_REQUEST")
-    return Spec(name=name, attributes=attributes(defined), keys=elements(keys), **options)
+    return TableSpec(name=name, attributes=attributes(defined), keys=elements(keys), **options)
 
 
 def index(name: str, keys: str, **options: Any) -> IndexSpec:
@@ -113,7 +114,7 @@ def test_a_table_is_there_at_once(db: Database) -> None:
     assert definition.billing_ms == definition.created_ms
 
 
-def test_provisioned_is_what_a_table_is_unless_told(db: Database) -> None:
+def test_a_table_is_provisioned_by_default(db: Database) -> None:
     made = db.execute(CreateTable(table(billing=None, throughput=(3, 4)))).definition
     assert (made.billing, made.throughput.read, made.throughput.write, made.billing_ms) == ("PROVISIONED", 3, 4, None)
 
@@ -134,7 +135,7 @@ def test_provisioned_is_what_a_table_is_unless_told(db: Database) -> None:
          "Keys: [a], AttributeDefinitions: [b]"),
         (table(defined="a b", keys="a a"),
          "Both the Hash Key and the Range Key element in the KeySchema have the same name"),
-        (Spec(name="orders", attributes=attributes("a b"), billing="PAY_PER_REQUEST",
+        (TableSpec(name="orders", attributes=attributes("a b"), billing="PAY_PER_REQUEST",
               keys=(KeyElement("a", "RANGE"), KeyElement("b", "HASH"))),
          "Invalid KeySchema: The first KeySchemaElement is not a HASH key type"),
         (table(keys="a,b"), "Invalid KeySchema: The second KeySchemaElement is not a RANGE key type"),
@@ -168,7 +169,7 @@ def test_provisioned_is_what_a_table_is_unless_told(db: Database) -> None:
          "Both the Hash Key and the Range Key element in the KeySchema have the same name"),
     ],
 )  # fmt: skip
-def test_a_table_that_cannot_be(db: Database, spec: Spec, message: str) -> None:
+def test_a_table_that_cannot_be(db: Database, spec: TableSpec, message: str) -> None:
     refused(db, CreateTable(spec), message)
     assert db.execute(ListTables()).names == []
 
@@ -211,7 +212,7 @@ def test_a_name_is_taken_once(db: Database) -> None:
 
 
 def test_there_are_so_many_tables_and_no_more(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema, "TABLES_MAX", 2)
+    monkeypatch.setattr(limits, "TABLES_MAX", 2)
     db.execute(CreateTable(table("one")))
     db.execute(CreateTable(table("two")))
     with pytest.raises(LimitExceeded, match="Subscriber limit exceeded"):
@@ -242,7 +243,7 @@ def test_a_protected_table_stays(db: Database) -> None:
         DeleteTable("orders"),
         "Resource cannot be deleted as it is currently protected against deletion. Disable deletion protection first.",
     )
-    db.execute(UpdateTable("orders", Changes(protected=False)))
+    db.execute(UpdateTable("orders", TableChanges(protected=False)))
     db.execute(DeleteTable("orders"))
 
 
@@ -259,11 +260,11 @@ def test_tables_are_listed_in_order_and_in_pages(db: Database) -> None:
 # -- update
 
 
-def updated(db: Database, **changes: Any) -> Described:
-    return db.execute(UpdateTable("orders", Changes(**changes)))
+def updated(db: Database, **changes: Any) -> TableDescription:
+    return db.execute(UpdateTable("orders", TableChanges(**changes)))
 
 
-def units(index: Index) -> tuple[int, int]:
+def units(index: IndexDefinition) -> tuple[int, int]:
     assert index.throughput is not None
     return index.throughput.read, index.throughput.write
 
@@ -271,12 +272,12 @@ def units(index: Index) -> tuple[int, int]:
 def test_an_update_must_change_something(db: Database) -> None:
     refused(
         db,
-        UpdateTable("orders", Changes()),
+        UpdateTable("orders", TableChanges()),
         "At least one of ProvisionedThroughput, BillingMode, UpdateStreamEnabled, GlobalSecondaryIndexUpdates or "
         "SSESpecification or ReplicaUpdates is required",
     )
     missing = "Requested resource not found: Table: orders not found"
-    refused(db, UpdateTable("orders", Changes(protected=True)), missing, TableNotFound)
+    refused(db, UpdateTable("orders", TableChanges(protected=True)), missing, TableNotFound)
 
 
 def test_throughput_goes_up_and_down(db: Database) -> None:
@@ -291,7 +292,7 @@ def test_throughput_goes_up_and_down(db: Database) -> None:
     assert updated(db, throughput=(4, 4)).definition.throughput.decreases == 1
     refused(
         db,
-        UpdateTable("orders", Changes(throughput=(4, 4))),
+        UpdateTable("orders", TableChanges(throughput=(4, 4))),
         "The provisioned throughput for the table will not change. The requested value equals the current value. "
         "Current ReadCapacityUnits provisioned for the table: 4. Requested ReadCapacityUnits: 4. "
         "Current WriteCapacityUnits provisioned for the table: 4. Requested WriteCapacityUnits: 4. "
@@ -307,17 +308,17 @@ def test_billing_changes_there_and_back(db: Database) -> None:
     assert updated(db, billing="PAY_PER_REQUEST").definition == paid
     refused(
         db,
-        UpdateTable("orders", Changes(throughput=(1, 1))),
+        UpdateTable("orders", TableChanges(throughput=(1, 1))),
         WRONG + "Neither ReadCapacityUnits nor WriteCapacityUnits can be specified when BillingMode is PAY_PER_REQUEST",
     )
     refused(
         db,
-        UpdateTable("orders", Changes(billing="PROVISIONED")),
+        UpdateTable("orders", TableChanges(billing="PROVISIONED")),
         WRONG + "ProvisionedThroughput must be specified when BillingMode is PROVISIONED",
     )
     refused(
         db,
-        UpdateTable("orders", Changes(billing="PROVISIONED", throughput=(1, 1))),
+        UpdateTable("orders", TableChanges(billing="PROVISIONED", throughput=(1, 1))),
         WRONG + "ProvisionedThroughput must be specified for index: byb",
     )
     back = updated(
@@ -357,7 +358,7 @@ def test_changes_of_indexes_that_cannot_be(
     db: Database, changes: tuple[IndexChange, ...], kind: type[Error], message: str
 ) -> None:
     before = db.execute(CreateTable(table(keys="a", globals=(index("byb", "b"),))))
-    refused(db, UpdateTable("orders", Changes(attributes=attributes("c bN"), indexes=changes)), message, kind)
+    refused(db, UpdateTable("orders", TableChanges(attributes=attributes("c bN"), indexes=changes)), message, kind)
     assert db.execute(DescribeTable("orders")) == before
 
 
@@ -371,7 +372,9 @@ def test_an_index_over_items_is_filled_first(db: Database) -> None:
     assert [each.name for each in filling.definition.attributes] == ["a", "b", "c"]
     refused(
         db,
-        UpdateTable("orders", Changes(attributes=attributes("d"), indexes=(IndexChange(create=index("byd", "d")),))),
+        UpdateTable(
+            "orders", TableChanges(attributes=attributes("d"), indexes=(IndexChange(create=index("byd", "d")),))
+        ),
         "Attempt to change a resource which is still in use: Table is being updated: orders",
         InUse,
     )
@@ -404,7 +407,7 @@ def test_a_stream_is_enabled_and_disabled(db: Database) -> None:
     assert (made.stream.view, made.stream.closed_ms) == ("NEW_IMAGE", None)
     refused(
         db,
-        UpdateTable("orders", Changes(stream=StreamSpec(enabled=True, view="KEYS_ONLY"))),
+        UpdateTable("orders", TableChanges(stream=StreamSpec(enabled=True, view="KEYS_ONLY"))),
         "Table already has an enabled stream: TableName: orders",
     )
     off = updated(db, stream=StreamSpec(enabled=False))

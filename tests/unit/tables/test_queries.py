@@ -20,14 +20,14 @@ from tailrace.tables.lifecycle import CreateTable, UpdateTable
 from tailrace.tables.paging import weight, weight_most
 from tailrace.tables.queries import (
     BatchGet,
+    BatchGetKeys,
     GetItem,
-    Heavy,
-    Page,
+    HeavyItems,
+    ItemPage,
     Pager,
-    Query,
-    Scan,
+    QueryItems,
+    ScanItems,
     TransactGet,
-    Wanted,
 )
 
 Key = tuple[schema.KeyElement, ...]
@@ -46,12 +46,12 @@ def db(tmp_path: Path) -> Iterator[Database]:
     strings = [Attribute(name, "S") for name in "abcd"]
     database.execute(
         CreateTable(
-            schema.Spec(name="hash", attributes=(strings[0],), keys=key("a"), billing="PAY_PER_REQUEST"),
+            schema.TableSpec(name="hash", attributes=(strings[0],), keys=key("a"), billing="PAY_PER_REQUEST"),
         )
     )
     database.execute(
         CreateTable(
-            schema.Spec(
+            schema.TableSpec(
                 name="range",
                 attributes=tuple(strings),
                 keys=key("a", "b"),
@@ -69,7 +69,7 @@ def db(tmp_path: Path) -> Iterator[Database]:
     )
     numbers = (Attribute("a", "S"), Attribute("b", "N"))
     database.execute(
-        CreateTable(schema.Spec(name="number", attributes=numbers, keys=key("a", "b"), billing="PAY_PER_REQUEST"))
+        CreateTable(schema.TableSpec(name="number", attributes=numbers, keys=key("a", "b"), billing="PAY_PER_REQUEST"))
     )
     yield database
     database.close()
@@ -85,11 +85,11 @@ def typed(**plain: Any) -> value.Item:
     return value.item_from_plain(plain)[0]
 
 
-def query(table: str, text: str, *, where: str | None = None, of: str | None = None, **options: Any) -> Query:
+def query(table: str, text: str, *, where: str | None = None, of: str | None = None, **options: Any) -> QueryItems:
     """A query; the placeholders of its expressions are among the options."""
     values = {f":{name[1:]}": value.from_plain(options.pop(name)) for name in list(options) if name.startswith("_")}
     placeholders = Placeholders(None, values)
-    return Query(
+    return QueryItems(
         table=table,
         condition=key_condition(text, placeholders),
         filter=None if where is None else condition(where, placeholders, "FilterExpression"),
@@ -98,18 +98,18 @@ def query(table: str, text: str, *, where: str | None = None, of: str | None = N
     )
 
 
-def page(db: Database, asked: Query | Scan) -> Page:
-    pager: Pager[Any] = Pager(asked)
+def page(db: Database, request: QueryItems | ScanItems) -> ItemPage:
+    pager: Pager[Any] = Pager(request)
     while (step := pager.next()) is not None:
         pager.add(db.execute(step))
     return pager.page()
 
 
-def plain(found: Page) -> list[dict[str, Any]]:
+def plain(found: ItemPage) -> list[dict[str, Any]]:
     return [value.item_to_plain(item) for item in found.items or ()]
 
 
-def every(db: Database, make: Callable[..., Query | Scan]) -> list[list[dict[str, Any]]]:
+def every(db: Database, make: Callable[..., QueryItems | ScanItems]) -> list[list[dict[str, Any]]]:
     """All pages."""
     pages, start = [], None
     while True:
@@ -120,9 +120,9 @@ def every(db: Database, make: Callable[..., Query | Scan]) -> list[list[dict[str
             return pages
 
 
-def refusal(db: Database, asked: Query | Scan) -> str:
+def refusal(db: Database, request: QueryItems | ScanItems) -> str:
     with pytest.raises(Invalid) as caught:
-        page(db, asked)
+        page(db, request)
     return str(caught.value)
 
 
@@ -149,23 +149,23 @@ def test_batch_get(db: Database) -> None:
     put(db, "hash", {"a": "1", "n": 1}, {"a": "2"})
     put(db, "range", {"a": "1", "b": "1"})
     wanted = (
-        Wanted("hash", (typed(a="1"), typed(a="none"), typed(a="2")), consistent=True),
-        Wanted("range", (typed(a="1", b="1"),)),
+        BatchGetKeys("hash", (typed(a="1"), typed(a="none"), typed(a="2")), consistent=True),
+        BatchGetKeys("range", (typed(a="1", b="1"),)),
     )
     got = db.execute(BatchGet(wanted, True))
     assert got.items == {"hash": [typed(a="1", n=1), typed(a="2")], "range": [typed(a="1", b="1")]}
     assert got.unprocessed == {}
     assert {name: units.total for name, units in got.consumed.items()} == {"hash": 3.0, "range": 0.5}
     with pytest.raises(Invalid, match=r"^Provided list of item keys contains duplicates$"):
-        db.execute(BatchGet((Wanted("number", (typed(a="1", b=1), typed(b=1, a="1"))),)))
+        db.execute(BatchGet((BatchGetKeys("number", (typed(a="1", b=1), typed(b=1, a="1"))),)))
     with pytest.raises(TableNotFound):
-        db.execute(BatchGet((Wanted("nothing", (typed(a="1"),)),)))
+        db.execute(BatchGet((BatchGetKeys("nothing", (typed(a="1"),)),)))
 
 
 def test_a_batch_that_is_too_large_leaves_keys_unprocessed(db: Database) -> None:
     items = [{"a": str(number), "b": "x" * 300_000} for number in range(7)]
     put(db, "hash", *items)
-    got = db.execute(BatchGet((Wanted("hash", tuple(typed(a=item["a"]) for item in items)),)))
+    got = db.execute(BatchGet((BatchGetKeys("hash", tuple(typed(a=item["a"]) for item in items)),)))
     assert len(got.items["hash"]) + len(got.unprocessed["hash"]) == 7
     assert got.unprocessed["hash"] == [typed(a=str(number)) for number in (4, 5, 6)]
 
@@ -200,8 +200,8 @@ def test_transact_get(db: Database) -> None:
 )
 def test_sort_conditions_on_numbers(db: Database, sort: str, operands: dict[str, Any], found: list[int]) -> None:
     put(db, "number", *({"a": "p", "b": number} for number in (10, 2, -5, 11, 0, 3)), {"a": "q", "b": 1})
-    asked = query("number", f"a = :p {sort}", _p="p", **operands)
-    assert [item["b"] for item in plain(page(db, asked))] == found
+    request = query("number", f"a = :p {sort}", _p="p", **operands)
+    assert [item["b"] for item in plain(page(db, request))] == found
     back = query("number", f"a = :p {sort}", _p="p", reverse=True, **operands)
     assert [item["b"] for item in plain(page(db, back))] == found[::-1]
 
@@ -211,8 +211,8 @@ def test_begins_with_in_tables_and_indexes(db: Database, index: str | None) -> N
     words = ["a", "ab", "ab\x00", "abc", "ab\U0010ffff", "ac"]
     put(db, "range", *({"a": "p", "b": word, "c": word} for word in words))
     name = "b" if index is None else "c"
-    asked = query("range", f"a = :p AND begins_with({name}, :w)", _p="p", _w="ab", index=index)
-    assert [item["b"] for item in plain(page(db, asked))] == ["ab", "ab\x00", "abc", "ab\U0010ffff"]
+    request = query("range", f"a = :p AND begins_with({name}, :w)", _p="p", _w="ab", index=index)
+    assert [item["b"] for item in plain(page(db, request))] == ["ab", "ab\x00", "abc", "ab\U0010ffff"]
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -237,7 +237,7 @@ def test_pages_hold_everything_once(db: Database, text: str, index: str | None, 
     operands = {"_p": "p", "_low": "00", "_same": "same"}
     used = {name: operand for name, operand in operands.items() if f":{name[1:]}" in text}
 
-    def make(start: value.Item | None = None) -> Query:
+    def make(start: value.Item | None = None) -> QueryItems:
         return query("range", text, index=index, limit=limit, reverse=reverse, start=start, **used)
 
     whole = plain(page(db, query("range", text, index=index, reverse=reverse, **used)))
@@ -277,7 +277,7 @@ def test_a_page_is_a_megabyte(db: Database, index: str | None) -> None:
     items = [{"a": "p", "b": f"{number:02}", "c": f"{number:02}", "e": "x" * 100_000} for number in range(30)]
     put(db, "range", *items)
 
-    def make(start: value.Item | None = None) -> Query:
+    def make(start: value.Item | None = None) -> QueryItems:
         return query("range", "a = :p", _p="p", index=index, start=start, capacity=True)
 
     pages = every(db, make)
@@ -321,11 +321,11 @@ def test_how_long_a_slice_may_take_changes_no_page(db: Database, reverse: bool, 
             for slice_s in (0.0, math.inf):
                 more = {"_n": 70} if where else {}
                 named = f"_{text[-1]}"
-                asked = query(
+                request = query(
                     "range", text, where=where, index=index, limit=limit, reverse=reverse, slice_s=slice_s,
                     capacity=True, **{named: text[-1]}, **more,
                 )  # fmt: skip
-                answer = page(db, asked)
+                answer = page(db, request)
                 found.append((plain(answer), answer.scanned, answer.count, answer.last_key, answer.consumed))
             assert found[0] == found[1]
 
@@ -339,9 +339,9 @@ def test_a_slice_ends_when_its_time_is_over(db: Database) -> None:
     assert db.execute(query("number", "a = :q", _q="q", slice_s=0.0)).scanned == 2
 
 
-def test_who_is_in_a_hurry_is_told_of_large_items(db: Database) -> None:
+def test_light_queries_refuse_large_items(db: Database) -> None:
     put(db, "number", {"a": "p", "b": 1, "t": "x" * 70_000}, {"a": "q", "b": 1, "t": "x" * 60_000})
-    with pytest.raises(Heavy):
+    with pytest.raises(HeavyItems):
         db.execute(query("number", "a = :p", _p="p", light=True))
     assert db.execute(query("number", "a = :q", _q="q", light=True)).count == 1
 
@@ -351,18 +351,18 @@ def test_an_index_that_is_dropped_between_slices_is_noticed(db: Database, again:
     put(db, "range", *({"a": "p", "b": f"{number:03}", "c": "x"} for number in range(600)))
     pager: Pager[Any] = Pager(query("range", "c = :x", index="g-all", _x="x"))
     pager.add(db.execute(pager.next()))  # type: ignore[arg-type]
-    db.execute(UpdateTable("range", schema.Changes(indexes=(schema.IndexChange(delete="g-all"),))))
+    db.execute(UpdateTable("range", schema.TableChanges(indexes=(schema.IndexChange(delete="g-all"),))))
     if again:
         db.sweep()
         made = schema.IndexChange(create=schema.IndexSpec("g-all", key("c")))
-        db.execute(UpdateTable("range", schema.Changes(attributes=(Attribute("c", "S"),), indexes=(made,))))
+        db.execute(UpdateTable("range", schema.TableChanges(attributes=(Attribute("c", "S"),), indexes=(made,))))
         db.sweep()
     db.execute(BatchWrite(tuple(DeleteItem("range", typed(a="p", b=f"{number:03}")) for number in range(600))))
     with pytest.raises(Invalid, match="index"):
         db.execute(pager.next())  # type: ignore[arg-type]
 
 
-def test_a_table_made_anew_between_slices_is_noticed(db: Database) -> None:
+def test_a_table_recreated_between_slices_is_noticed(db: Database) -> None:
     from tailrace.tables.lifecycle import DeleteTable
 
     put(db, "number", *({"a": "p", "b": number} for number in range(1_100)))
@@ -371,7 +371,7 @@ def test_a_table_made_anew_between_slices_is_noticed(db: Database) -> None:
     db.execute(DeleteTable("number"))
     numbers = (Attribute("a", "S"), Attribute("b", "N"))
     db.execute(
-        CreateTable(schema.Spec(name="number", attributes=numbers, keys=key("a", "b"), billing="PAY_PER_REQUEST"))
+        CreateTable(schema.TableSpec(name="number", attributes=numbers, keys=key("a", "b"), billing="PAY_PER_REQUEST"))
     )
     with pytest.raises(TableNotFound):
         db.execute(pager.next())  # type: ignore[arg-type]
@@ -441,10 +441,13 @@ def test_what_a_global_index_refuses(db: Database) -> None:
 def test_an_index_that_is_being_filled_cannot_be_read(db: Database) -> None:
     put(db, "hash", {"a": "1", "k": "x"})
     new = schema.IndexChange(create=schema.IndexSpec("late", key("k")))
-    db.execute(UpdateTable("hash", schema.Changes(attributes=(Attribute("k", "S"),), indexes=(new,))))
-    assert refusal(db, Scan(table="hash", index="late")) == "Cannot read from backfilling global secondary index: late"
+    db.execute(UpdateTable("hash", schema.TableChanges(attributes=(Attribute("k", "S"),), indexes=(new,))))
+    assert (
+        refusal(db, ScanItems(table="hash", index="late"))
+        == "Cannot read from backfilling global secondary index: late"
+    )
     db.sweep()
-    assert plain(page(db, Scan(table="hash", index="late"))) == [{"a": "1", "k": "x"}]
+    assert plain(page(db, ScanItems(table="hash", index="late"))) == [{"a": "1", "k": "x"}]
 
 
 def test_an_index_key_of_several_attributes(db: Database) -> None:
@@ -454,7 +457,7 @@ def test_an_index_key_of_several_attributes(db: Database) -> None:
     )
     attributes = (*(Attribute(name, "S") for name in names[:3]), Attribute("hour", "N"))
     new = schema.IndexChange(create=schema.IndexSpec("multi", keys))
-    db.execute(UpdateTable("hash", schema.Changes(attributes=attributes, indexes=(new,))))
+    db.execute(UpdateTable("hash", schema.TableChanges(attributes=attributes, indexes=(new,))))
     db.sweep()
     items = [
         {"a": f"{region}{day}{hour}", "tenant": "t", "region": region, "day": day, "hour": hour}
@@ -468,9 +471,11 @@ def test_an_index_key_of_several_attributes(db: Database) -> None:
         {"#r": "region", "#d": "day", "#h": "hour"},
         {":t": {"S": "t"}, ":r": {"S": "us"}, ":d": {"S": "tue"}, ":h": {"N": "5"}},
     )
-    asked = Query(table="hash", condition=key_condition(text, placeholders), index="multi", limit=1)
-    assert [item["a"] for item in plain(page(db, asked))] == ["ustue5"]
-    again = Query(table="hash", condition=asked.condition, index="multi", limit=1, start=page(db, asked).last_key)
+    request = QueryItems(table="hash", condition=key_condition(text, placeholders), index="multi", limit=1)
+    assert [item["a"] for item in plain(page(db, request))] == ["ustue5"]
+    again = QueryItems(
+        table="hash", condition=request.condition, index="multi", limit=1, start=page(db, request).last_key
+    )
     assert [item["a"] for item in plain(page(db, again))] == ["ustue10"]
 
 
@@ -481,14 +486,14 @@ def test_scan(db: Database) -> None:
     items = [{"a": str(number), "b": "x", "n": number} for number in range(50)]
     put(db, "range", *items)
 
-    def make(start: value.Item | None = None) -> Scan:
-        return Scan(table="range", limit=7, start=start)
+    def make(start: value.Item | None = None) -> ScanItems:
+        return ScanItems(table="range", limit=7, start=start)
 
     found = [item for some in every(db, make) for item in some]
     assert sorted(found, key=lambda item: item["n"]) == items
-    assert found == plain(page(db, Scan(table="range")))
-    assert page(db, Scan(table="range", select="COUNT")).count == 50
-    assert plain(page(db, Scan(table="range", index="g-all"))) == []
+    assert found == plain(page(db, ScanItems(table="range")))
+    assert page(db, ScanItems(table="range", select="COUNT")).count == 50
+    assert plain(page(db, ScanItems(table="range", index="g-all"))) == []
 
 
 @pytest.mark.parametrize("total", [1, 2, 3, 7, 100, 4096, 1_000_000])
@@ -505,14 +510,14 @@ def test_segments_hold_everything_once(db: Database, total: int) -> None:
         wanted = sorted({min(place * total >> 64, total - 1) for place in places})  # type: ignore[assignment]
     found = []
     for segment in wanted:
-        found += plain(page(db, Scan(table="range", segment=segment, total=total)))
+        found += plain(page(db, ScanItems(table="range", segment=segment, total=total)))
     assert sorted(found, key=lambda item: int(item["a"])) == items
 
 
 def test_a_start_key_of_another_segment(db: Database) -> None:
     put(db, "hash", *({"a": str(number)} for number in range(10)))
-    (first, *_) = plain(page(db, Scan(table="hash", segment=1, total=2)))
-    assert refusal(db, Scan(table="hash", segment=0, total=2, start=typed(**first))) == (
+    (first, *_) = plain(page(db, ScanItems(table="hash", segment=1, total=2)))
+    assert refusal(db, ScanItems(table="hash", segment=0, total=2, start=typed(**first))) == (
         "The provided starting key is invalid: Invalid ExclusiveStartKey. Please use ExclusiveStartKey with correct "
         "Segment. TotalSegments: 2 Segment: 0"
     )
@@ -575,36 +580,36 @@ def test_a_partition_of_one_item_cannot_be_restarted(db: Database) -> None:
     ],
 )
 def test_start_keys_of_scans(db: Database, index: str | None, start: dict[str, Any], message: str) -> None:
-    assert refusal(db, Scan(table="range", index=index, start=typed(**start))) == message
+    assert refusal(db, ScanItems(table="range", index=index, start=typed(**start))) == message
 
 
 # -- what else is refused
 
 
 def test_selections_that_contradict_themselves(db: Database) -> None:
-    said = "One or more parameter values were invalid: "
+    prefix = "One or more parameter values were invalid: "
     some = projection("x", Placeholders())
-    assert refusal(db, Scan(table="hash", select="SPECIFIC_ATTRIBUTES")) == (
-        said + "Must specify the AttributesToGet or ProjectionExpression when choosing to get SPECIFIC_ATTRIBUTES"
+    assert refusal(db, ScanItems(table="hash", select="SPECIFIC_ATTRIBUTES")) == (
+        prefix + "Must specify the AttributesToGet or ProjectionExpression when choosing to get SPECIFIC_ATTRIBUTES"
     )
-    assert refusal(db, Scan(table="hash", select="ALL_ATTRIBUTES", projection=some)) == (
-        said + "Cannot specify the ProjectionExpression when choosing to get ALL_ATTRIBUTES"
+    assert refusal(db, ScanItems(table="hash", select="ALL_ATTRIBUTES", projection=some)) == (
+        prefix + "Cannot specify the ProjectionExpression when choosing to get ALL_ATTRIBUTES"
     )
-    assert refusal(db, Scan(table="hash", select="COUNT", projection=some, legacy=True)) == (
-        said + "Cannot specify the AttributesToGet when choosing to get only the Count"
+    assert refusal(db, ScanItems(table="hash", select="COUNT", projection=some, legacy=True)) == (
+        prefix + "Cannot specify the AttributesToGet when choosing to get only the Count"
     )
-    assert refusal(db, Scan(table="hash", select="ALL_PROJECTED_ATTRIBUTES")) == (
-        said + "ALL_PROJECTED_ATTRIBUTES can be used only when Querying using an IndexName"
+    assert refusal(db, ScanItems(table="hash", select="ALL_PROJECTED_ATTRIBUTES")) == (
+        prefix + "ALL_PROJECTED_ATTRIBUTES can be used only when Querying using an IndexName"
     )
-    assert page(db, Scan(table="hash", select="SPECIFIC_ATTRIBUTES", projection=some)).items == []
+    assert page(db, ScanItems(table="hash", select="SPECIFIC_ATTRIBUTES", projection=some)).items == []
 
 
 def test_conditions_on_the_wrong_attributes(db: Database) -> None:
-    said = "can only contain non-primary key attributes: Primary key attribute:"
-    assert refusal(db, query("range", "a = :b", _b="b", where="b = :b")) == f"Filter Expression {said} b"
-    assert refusal(db, query("range", "a = :b", _b="b", where="a.x = :b", legacy=True)) == f"QueryFilter {said} a"
+    reason = "can only contain non-primary key attributes: Primary key attribute:"
+    assert refusal(db, query("range", "a = :b", _b="b", where="b = :b")) == f"Filter Expression {reason} b"
+    assert refusal(db, query("range", "a = :b", _b="b", where="a.x = :b", legacy=True)) == f"QueryFilter {reason} a"
     assert refusal(db, query("range", "c = :b", _b="b", where="d = :b", index="g-some")) == (
-        f"Filter Expression {said} d"
+        f"Filter Expression {reason} d"
     )
     assert refusal(db, query("range", "a = :b", _b="b", where="d[1] = :b")) == (
         "Key attributes must be scalars; list random access '[]' and map lookup '.' are not allowed: IndexKey: d"
@@ -612,7 +617,7 @@ def test_conditions_on_the_wrong_attributes(db: Database) -> None:
 
 
 def test_operands_of_the_wrong_type(db: Database) -> None:
-    said = "One or more parameter values were invalid: Condition parameter type does not match schema type"
-    assert refusal(db, query("range", "a = :b", _b=1)) == said
-    assert refusal(db, query("number", "a = :b AND b > :b", _b="b")) == said
+    expected = "One or more parameter values were invalid: Condition parameter type does not match schema type"
+    assert refusal(db, query("range", "a = :b", _b=1)) == expected
+    assert refusal(db, query("number", "a = :b AND b > :b", _b="b")) == expected
     assert "cannot contain an empty string value. Key: a" in refusal(db, query("range", "a = :b", _b=""))

@@ -14,10 +14,11 @@ from tailrace.check import check_database
 from tailrace.clock import ManualClock
 from tailrace.command import Command, Query
 from tailrace.database import Database
+from tailrace.housekeeping import DueWork, FindDueWork, Housekeeper, HousekeepingTask
 from tailrace.storage.engine import Reader, Tx
 from tailrace.storage.sqlite import SqliteEngine
+from tailrace.tables import change_info, change_reading, sweep, value, write
 from tailrace.tables import key as keys
-from tailrace.tables import streams, sweep, value, write
 from tailrace.tables.change import Capture
 from tailrace.tables.definition import (
     ACTIVE,
@@ -34,12 +35,25 @@ from tailrace.tables.definition import (
     TokenRow,
     find,
 )
-from tailrace.tables.lifecycle import CreateTable, DeleteTable, Described, DescribeTable, SetTimeToLive, UpdateTable
-from tailrace.tables.schema import Changes, IndexChange, IndexSpec, KeyElement, Spec, StreamSpec
+from tailrace.tables.lifecycle import (
+    CreateTable,
+    DeleteTable,
+    DescribeTable,
+    SetTimeToLive,
+    TableDescription,
+    UpdateTable,
+)
+from tailrace.tables.schema import IndexChange, IndexSpec, KeyElement, StreamSpec, TableChanges, TableSpec
 from tests.support.patience import PATIENCE_S
 
 NOW_S = 1_700_000_000
+EXPIRE = next(task for task in sweep.TASKS if task.name == "tables.expire")
 YEAR_S = 365 * 24 * 3600
+
+
+def found(db: Database, task: HousekeepingTask[Any]) -> list[Command[Any]]:
+    """The commands that are due for a task."""
+    return list(db.execute(FindDueWork(task)).commands)
 
 
 @pytest.fixture
@@ -57,8 +71,8 @@ def db(data_dir: Path, clock: ManualClock) -> Iterator[Database]:
 
 @pytest.fixture(autouse=True)
 def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "STEP_ITEMS", 3)
-    monkeypatch.setattr(sweep, "STEP_ROWS", 3)
+    monkeypatch.setattr(limits, "SWEEP_ITEMS", 3)
+    monkeypatch.setattr(limits, "SWEEP_ROWS", 3)
 
 
 class Put(Command[None], frozen=True):
@@ -88,7 +102,7 @@ class Held(Query[list[Any]], frozen=True):
 
 
 def create(db: Database, **options: Any) -> Definition:
-    spec = Spec(
+    spec = TableSpec(
         name="orders",
         attributes=(Attribute("a", "S"),),
         keys=(KeyElement("a", "HASH"),),
@@ -98,9 +112,9 @@ def create(db: Database, **options: Any) -> Definition:
     return db.execute(CreateTable(spec)).definition
 
 
-def index(db: Database, name: str = "byb", kind: str = "S") -> Described:
+def index(db: Database, name: str = "byb", kind: str = "S") -> TableDescription:
     create = IndexChange(create=IndexSpec(name, (KeyElement("b", "HASH"),)))
-    return db.execute(UpdateTable("orders", Changes(attributes=(Attribute("b", kind),), indexes=(create,))))
+    return db.execute(UpdateTable("orders", TableChanges(attributes=(Attribute("b", kind),), indexes=(create,))))
 
 
 def put(db: Database, name: str, **attributes: dict[str, Any]) -> None:
@@ -157,10 +171,9 @@ def test_a_refreshed_item_is_never_deleted(db: Database) -> None:
     db.execute(SetTimeToLive("orders", "ttl", enabled=True))
     put(db, "kept", ttl={"N": str(NOW_S - 1)})
     put(db, "gone", ttl={"N": str(NOW_S - 1)})
-    due = db.execute(sweep.FindDue())
-    assert (due.steps, due.expiries) == ([], [sweep.ExpireItems("orders")])
+    assert [found(db, task) for task in sweep.TASKS] == [[], [], [], [sweep.ExpireItems("orders")], []]
     put(db, "kept", ttl={"N": str(NOW_S + 1)})
-    assert db.execute(due.expiries[0]) == sweep.Expired(1, done=True)
+    assert db.execute(sweep.ExpireItems("orders")) == sweep.Expired(1, done=True)
     assert names(db) == {"kept"}
 
 
@@ -168,12 +181,12 @@ def test_expiry_that_was_switched_off_deletes_nothing(db: Database) -> None:
     create(db)
     db.execute(SetTimeToLive("orders", "ttl", enabled=True))
     put(db, "kept", ttl={"N": str(NOW_S - 1)})
-    due = db.execute(sweep.FindDue())
+    (expiry,) = found(db, EXPIRE)
     db.execute(SetTimeToLive("orders", "ttl", enabled=False))
-    assert db.execute(due.expiries[0]) == sweep.Expired(0, done=True)
+    assert db.execute(expiry) == sweep.Expired(0, done=True)
     assert names(db) == {"kept"}
     db.execute(DeleteTable("orders"))
-    assert db.execute(due.expiries[0]) == sweep.Expired(0, done=True)
+    assert db.execute(expiry) == sweep.Expired(0, done=True)
     db.sweep()
     assert db.execute(Held(INDEX_ENTRIES)) == []
 
@@ -183,7 +196,7 @@ def test_expiry_makes_records_of_the_service(db: Database) -> None:
     db.execute(SetTimeToLive("orders", "ttl", enabled=True))
     put(db, "gone", ttl={"N": str(NOW_S - 1)})
     db.sweep()
-    last = db.execute(streams.ReadChanges("orders")).records[-1]
+    last = db.execute(change_reading.ReadChanges("orders")).records[-1]
     assert (last.event, last.by, last.keys) == ("REMOVE", "ttl", {"a": {"S": "gone"}})
 
 
@@ -247,7 +260,7 @@ def test_writes_between_the_steps(db: Database) -> None:
     for n in range(12):
         put(db, f"item{n}", b={"S": f"x{n}"})
     space = index(db).definition.indexes[0].space
-    assert not db.execute(sweep.Backfill(space))
+    assert not db.execute(sweep.BackfillIndex(space))
     for n in range(0, 12, 3):
         put(db, f"item{n}", b={"S": "moved"})
     for n in range(1, 12, 3):
@@ -261,13 +274,13 @@ def test_writes_between_the_steps(db: Database) -> None:
 
 
 def test_a_step_takes_few_large_items(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "STEP_ITEMS", 100)
+    monkeypatch.setattr(limits, "SWEEP_ITEMS", 100)
     monkeypatch.setattr(limits, "SWEEP_BYTES", 2_500)
     create(db)
     for n in range(5):
         put(db, f"item{n}", b={"S": "x"}, c={"S": "y" * 1000})
     space = index(db).definition.indexes[0].space
-    assert [db.execute(sweep.Backfill(space)) for _ in range(3)] == [False, False, True]
+    assert [db.execute(sweep.BackfillIndex(space)) for _ in range(3)] == [False, False, True]
     assert len(indexed(db)) == 5
 
 
@@ -289,9 +302,9 @@ def test_filling_ends_when_the_index_is_dropped(db: Database) -> None:
     for n in range(5):
         put(db, f"item{n}", b={"S": "x"})
     space = index(db).definition.indexes[0].space
-    assert not db.execute(sweep.Backfill(space))
-    db.execute(UpdateTable("orders", Changes(indexes=(IndexChange(delete="byb"),))))
-    assert db.execute(sweep.Backfill(space))
+    assert not db.execute(sweep.BackfillIndex(space))
+    db.execute(UpdateTable("orders", TableChanges(indexes=(IndexChange(delete="byb"),))))
+    assert db.execute(sweep.BackfillIndex(space))
     db.sweep()
     assert db.execute(Held(INDEX_ENTRIES)) == []
 
@@ -309,7 +322,7 @@ def test_a_dropped_table_is_removed_in_steps(db: Database) -> None:
     create(db)
     put(db, "another")
     assert len(db.execute(Held(DROPPED_SPACES))) == 3
-    assert not db.execute(sweep.Purge(definition.space))
+    assert not db.execute(sweep.PurgeSpace(definition.space))
     assert len(db.execute(Held(ITEMS, (definition.space,)))) == 4
     assert db.sweep() > 6
     assert db.execute(Held(DROPPED_SPACES)) == []
@@ -321,7 +334,7 @@ def test_a_dropped_table_is_removed_in_steps(db: Database) -> None:
 def test_what_is_not_listed_is_not_purged(db: Database) -> None:
     definition = create(db)
     put(db, "kept")
-    assert db.execute(sweep.Purge(definition.space))
+    assert db.execute(sweep.PurgeSpace(definition.space))
     assert names(db) == {"kept"}
 
 
@@ -356,10 +369,10 @@ def test_change_streams_are_trimmed(db: Database, clock: ManualClock) -> None:
     for n in range(5):
         put(db, f"item{n}")
     db.sweep()
-    assert db.execute(streams.StreamInfo("orders")).count == 3
+    assert db.execute(change_info.DescribeChangeStream("orders")).count == 3
     clock.advance(61)
     db.sweep()
-    assert db.execute(streams.StreamInfo("orders")).count == 0
+    assert db.execute(change_info.DescribeChangeStream("orders")).count == 0
     assert len(names(db)) == 5
 
 
@@ -369,15 +382,15 @@ def test_change_streams_are_trimmed(db: Database, clock: ManualClock) -> None:
 def test_work_is_begun_at_once(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not after the interval: an index is filled as soon as it is asked for."""
     filled = threading.Event()
-    do = Database._do_tables
+    do = Housekeeper._do
 
-    def watched(db: Database, due: sweep.Due) -> int:
-        steps = do(db, due)
-        if any(isinstance(step, sweep.Backfill) for step in due.steps):
+    def watched(housekeeper: Housekeeper, task: HousekeepingTask[Any], due: DueWork[Any]) -> int:
+        steps = do(housekeeper, task, due)
+        if any(isinstance(command, sweep.BackfillIndex) for command in due.commands):
             filled.set()
         return steps
 
-    monkeypatch.setattr(Database, "_do_tables", watched)
+    monkeypatch.setattr(Housekeeper, "_do", watched)
     with Database(SqliteEngine(data_dir), housekeeping_s=3600.0) as db:
         create(db)
         for n in range(10):

@@ -5,11 +5,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.tables import reserved, syntax
-from tailrace.tables.syntax import Action, Call, Compare, Constant, Either, Every, Not, Path, Refused
+from tailrace.tables.syntax import (
+    Action,
+    Call,
+    Compare,
+    DocumentPath,
+    Either,
+    Every,
+    InvalidExpression,
+    Not,
+    ValuePlaceholder,
+)
 
 
-def name(text: str) -> Path:
-    return Path((text,), plain=True)
+def name(text: str) -> DocumentPath:
+    return DocumentPath((text,), plain=True)
 
 
 def less(left: str, right: str) -> Compare:
@@ -17,7 +27,7 @@ def less(left: str, right: str) -> Compare:
 
 
 def refused(parse: object, text: str) -> str:
-    with pytest.raises(Refused) as raised:
+    with pytest.raises(InvalidExpression) as raised:
         parse(text)  # type: ignore[operator]
     return str(raised.value)
 
@@ -33,18 +43,22 @@ class TestConditions:
 
     def test_between_takes_its_own_and(self) -> None:
         tree = syntax.condition("a BETWEEN :l AND :h AND b < c")
-        assert tree == Every((Compare("BETWEEN", (name("a"), Constant(":l"), Constant(":h"))), less("b", "c")))
+        assert tree == Every(
+            (Compare("BETWEEN", (name("a"), ValuePlaceholder(":l"), ValuePlaceholder(":h"))), less("b", "c"))
+        )
 
     def test_operands(self) -> None:
         tree = syntax.condition("size (a.#b[3]) = :v")
-        assert tree == Compare("=", (Call("size", (Path(("a", "#b", 3), plain=False),)), Constant(":v")))
+        assert tree == Compare(
+            "=", (Call("size", (DocumentPath(("a", "#b", 3), plain=False),)), ValuePlaceholder(":v"))
+        )
 
     @pytest.mark.parametrize("text", ["(a) < (b)", "((a) < b)", "(a < (b))"])
     def test_operands_and_conditions_may_be_in_parentheses(self, text: str) -> None:
         assert syntax.condition(text) == less("a", "b")
 
     def test_a_path_in_parentheses_goes_on(self) -> None:
-        assert syntax.condition("(a.b).c < d") == Compare("<", (Path(("a", "b", "c"), plain=True), name("d")))
+        assert syntax.condition("(a.b).c < d") == Compare("<", (DocumentPath(("a", "b", "c"), plain=True), name("d")))
 
     @pytest.mark.parametrize(
         ("text", "token", "near"),
@@ -136,7 +150,9 @@ class TestConditions:
         assert refused(syntax.condition, text) == message
 
     def test_keywords_are_names_behind_a_placeholder(self) -> None:
-        assert syntax.condition("#and = #or") == Compare("=", (Path(("#and",), False), Path(("#or",), False)))
+        assert syntax.condition("#and = #or") == Compare(
+            "=", (DocumentPath(("#and",), False), DocumentPath(("#or",), False))
+        )
 
 
 class TestBounds:
@@ -168,18 +184,18 @@ class TestBounds:
         for parse in (syntax.condition, syntax.update, syntax.projection):
             try:
                 parse(text)
-            except Refused:
+            except InvalidExpression:
                 continue
 
 
 class TestUpdates:
     def test_sections(self) -> None:
         assert syntax.update("set a = :v, b.c = a remove d[0] ADD e :n delete f :s") == (
-            Action("SET", name("a"), Constant(":v")),
-            Action("SET", Path(("b", "c"), plain=True), name("a")),
-            Action("REMOVE", Path(("d", 0), plain=True), None),
-            Action("ADD", name("e"), Constant(":n")),
-            Action("DELETE", name("f"), Constant(":s")),
+            Action("SET", name("a"), ValuePlaceholder(":v")),
+            Action("SET", DocumentPath(("b", "c"), plain=True), name("a")),
+            Action("REMOVE", DocumentPath(("d", 0), plain=True), None),
+            Action("ADD", name("e"), ValuePlaceholder(":n")),
+            Action("DELETE", name("f"), ValuePlaceholder(":s")),
         )
 
     @pytest.mark.parametrize(
@@ -235,7 +251,7 @@ class TestUpdates:
 
 class TestProjections:
     def test_paths(self) -> None:
-        assert syntax.projection(" a , b.c[1] ") == (name("a"), Path(("b", "c", 1), plain=True))
+        assert syntax.projection(" a , b.c[1] ") == (name("a"), DocumentPath(("b", "c", 1), plain=True))
 
     @pytest.mark.parametrize(
         ("text", "token", "near"),

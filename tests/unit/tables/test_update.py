@@ -38,7 +38,7 @@ def numbers(*texts: str) -> Value:
     return {"L": [{"N": text} for text in texts]}
 
 
-def update(text: str) -> expression.Update:
+def update(text: str) -> expression.ItemUpdate:
     return expression.update(text, Placeholders(NAMES, VALUES))
 
 

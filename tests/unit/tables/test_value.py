@@ -384,15 +384,15 @@ def test_names_that_an_attribute_can_have() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("", "Empty attribute name"),
         ("n" * 65_536, "Attribute name is too large, must be less than 65536 bytes"),
         ("ü" * 32_768, "Attribute name is too large, must be less than 65536 bytes"),
     ],
 )
-def test_names_that_no_attribute_can_have(name: str, told: str) -> None:
-    with pytest.raises(Invalid, match=f"^One or more parameter values were invalid: {told}$"):
+def test_names_that_no_attribute_can_have(name: str, message: str) -> None:
+    with pytest.raises(Invalid, match=f"^One or more parameter values were invalid: {message}$"):
         value.check_names(["a", name])
 
 

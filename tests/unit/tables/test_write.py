@@ -14,9 +14,9 @@ from tailrace.database import Database
 from tailrace.errors import Invalid
 from tailrace.storage.engine import Tx
 from tailrace.storage.sqlite import SqliteEngine
+from tailrace.tables import change_reading, schema, value, write
 from tailrace.tables import key as keys
-from tailrace.tables import schema, streams, value, write
-from tailrace.tables.capacity import Capacity, Part, read_units, write_units
+from tailrace.tables.capacity import Capacity, IndexCapacity, read_units, write_units
 from tailrace.tables.change import Capture
 from tailrace.tables.commands import DeleteItem, PutItem, UpdateItem
 from tailrace.tables.definition import (
@@ -26,7 +26,7 @@ from tailrace.tables.definition import (
     Attribute,
     CountRow,
     Definition,
-    Index,
+    IndexDefinition,
     Projection,
     counted,
     find,
@@ -42,7 +42,7 @@ def index(name: str, *names: str, projection: schema.ProjectionSpec | None = Non
 
 
 KINDS = {"pk": "S", "sk": "N", "g": "S", "n": "N", "l": "S"}
-SPEC = schema.Spec(
+SPEC = schema.TableSpec(
     name="orders",
     attributes=tuple(Attribute(name, kind) for name, kind in KINDS.items()),
     keys=(schema.KeyElement("pk", "HASH"), schema.KeyElement("sk", "RANGE")),
@@ -195,7 +195,7 @@ def test_an_index_key_of_the_wrong_type_is_refused_and_nothing_is_changed(db: Da
 def test_what_does_not_fit_an_index_made_later_is_not_in_it(db: Database) -> None:
     put(db, late=1)
     put(db, sk=2, late="fits")
-    changes = schema.Changes(
+    changes = schema.TableChanges(
         attributes=(Attribute("late", "S"),), indexes=(schema.IndexChange(create=index("late", "late")),)
     )
     db.execute(UpdateTable("orders", changes))
@@ -210,7 +210,7 @@ def test_a_write_to_an_index_that_is_being_filled_is_counted_once(db: Database) 
     """Whether the filling has come to the item already or not."""
     for number in range(4):
         put(db, sk=number, late="x")
-    changes = schema.Changes(
+    changes = schema.TableChanges(
         attributes=(Attribute("late", "S"),), indexes=(schema.IndexChange(create=index("late", "late")),)
     )
     db.execute(UpdateTable("orders", changes))
@@ -251,7 +251,7 @@ def test_the_service_removes_an_item_under_its_own_name(db: Database) -> None:
     key = keys.item_key(definition(db), value.item_from_plain({"pk": "a", "sk": 1})[0])
     assert db.execute(Do(lambda tx: write.remove(tx, find(tx, "orders"), key))) is True
     assert db.execute(Do(lambda tx: write.remove(tx, find(tx, "orders"), key))) is False
-    record = db.execute(streams.ReadChanges("orders")).records[-1]
+    record = db.execute(change_reading.ReadChanges("orders")).records[-1]
     assert (record.event, record.by) == ("REMOVE", "ttl")
     assert record.old is not None
     assert record.keys == {"pk": {"S": "a"}, "sk": {"N": "1"}}
@@ -271,12 +271,12 @@ def test_units_of_reads_and_writes() -> None:
 
 
 def test_units_add_up() -> None:
-    one = Capacity("t", 1.0, 2.0, {"a": Part(1.0, 0.0, True)})
-    two = Capacity("t", 0.5, 0.0, {"a": Part(1.0, 1.0, True), "b": Part(0.0, 3.0, False)})
+    one = Capacity("t", 1.0, 2.0, {"a": IndexCapacity(1.0, 0.0, True)})
+    two = Capacity("t", 0.5, 0.0, {"a": IndexCapacity(1.0, 1.0, True), "b": IndexCapacity(0.0, 3.0, False)})
     both = one + two
-    assert both == Capacity("t", 1.5, 2.0, {"a": Part(2.0, 1.0, True), "b": Part(0.0, 3.0, False)})
+    assert both == Capacity("t", 1.5, 2.0, {"a": IndexCapacity(2.0, 1.0, True), "b": IndexCapacity(0.0, 3.0, False)})
     assert (both.total_read, both.total_write, both.total) == (3.5, 6.0, 9.5)
-    assert one.parts == {"a": Part(1.0, 0.0, True)}, "neither is changed"
+    assert one.parts == {"a": IndexCapacity(1.0, 0.0, True)}, "neither is changed"
 
 
 def units(db: Database, old: dict[str, Any] | None, new: dict[str, Any] | None, transactional: bool = False) -> Any:
@@ -322,4 +322,4 @@ def test_what_an_index_projects() -> None:
         (Projection("KEYS_ONLY"), {"pk", "g"}),
         (Projection("INCLUDE", ("v", "missing")), {"pk", "g", "v"}),
     ):
-        assert write.projected(made, Index("i", 2, False, ("g",), (), projection), item).keys() == names
+        assert write.projected(made, IndexDefinition("i", 2, False, ("g",), (), projection), item).keys() == names

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import pytest
 
+from tailrace import limits
 from tailrace.errors import Conflict, Invalid, TooMany
 from tailrace.topics import group
-from tailrace.topics.group import Place, Range
+from tailrace.topics.group import GroupProgress, LeasedRange
 
 NOW = 1_000_000
 
 
 def held(
     first: int, end: int, *, by: str = "ann", lease: int = 1, until_ms: int = NOW + 60_000, attempt: int = 1
-) -> Range:
-    return Range(first, end, attempt, by, lease, until_ms, 60_000)
+) -> LeasedRange:
+    return LeasedRange(first, end, attempt, by, lease, until_ms, 60_000)
 
 
 def test_the_floor_is_the_first_that_is_not_acknowledged() -> None:
-    assert Place(7).floor == 7
-    assert Place(7, (held(2, 4), held(5, 6))).floor == 2
+    assert GroupProgress(7).floor == 7
+    assert GroupProgress(7, (held(2, 4), held(5, 6))).floor == 2
 
 
 def test_what_is_free_is_offered_before_what_is_new_lowest_first() -> None:
-    place = Place(10, (held(0, 2, until_ms=NOW), held(3, 5), held(6, 9, until_ms=NOW - 1)))
+    place = GroupProgress(10, (held(0, 2, until_ms=NOW), held(3, 5), held(6, 9, until_ms=NOW - 1)))
     found = group.offers(place, 12, NOW, 100)
     assert [(each.first, each.end, each.attempt) for each in found] == [(0, 2, 1), (6, 9, 1), (10, 12, 0)]
     assert [(each.first, each.end) for each in group.offers(place, 12, NOW, 3)] == [(0, 2), (6, 7)]
 
 
 def test_what_was_taken_is_held_and_the_cursor_moves() -> None:
-    place = Place(4, (held(0, 4, until_ms=NOW),))
+    place = GroupProgress(4, (held(0, 4, until_ms=NOW),))
     given = group.offers(place, 9, NOW, 6)
     after = group.taken(place, given, "bob", 2, NOW + 5, 5)
     assert after.cursor == 6
@@ -42,7 +43,7 @@ def test_what_was_taken_is_held_and_the_cursor_moves() -> None:
 
 def test_an_acknowledgement_covers_only_what_that_consumer_holds() -> None:
     """The loss test of DESIGN.md in small: 0-199 and 200-399, and the second acknowledges 399."""
-    place = Place(400, (held(0, 200, by="first", lease=1), held(200, 400, by="second", lease=2)))
+    place = GroupProgress(400, (held(0, 200, by="first", lease=1), held(200, 400, by="second", lease=2)))
     after, count = group.acknowledged(place, "second", None, 399)
     assert count == 200
     assert after.floor == 0
@@ -50,29 +51,29 @@ def test_an_acknowledgement_covers_only_what_that_consumer_holds() -> None:
 
 
 def test_an_acknowledgement_in_the_middle_leaves_the_rest() -> None:
-    after, count = group.acknowledged(Place(10, (held(0, 10),)), "ann", None, 3)
+    after, count = group.acknowledged(GroupProgress(10, (held(0, 10),)), "ann", None, 3)
     assert (count, after.floor) == (4, 4)
 
 
 def test_an_acknowledgement_by_lease_leaves_the_consumers_others() -> None:
-    place = Place(20, (held(0, 10, lease=1), held(10, 20, lease=2)))
+    place = GroupProgress(20, (held(0, 10, lease=1), held(10, 20, lease=2)))
     after, count = group.acknowledged(place, "ann", 2, 19)
     assert (count, after.floor) == (10, 0)
 
 
 def test_an_acknowledgement_beyond_what_was_delivered_is_refused() -> None:
     with pytest.raises(Invalid) as raised:
-        group.acknowledged(Place(10, (held(0, 10),)), "ann", None, 10)
+        group.acknowledged(GroupProgress(10, (held(0, 10),)), "ann", None, 10)
     assert raised.value.code == "NOT_DELIVERED"
 
 
 def test_an_acknowledgement_below_the_floor_does_nothing() -> None:
-    place = Place(10, (held(8, 10),))
+    place = GroupProgress(10, (held(8, 10),))
     assert group.acknowledged(place, "ann", None, 5) == (place, 0)
 
 
 def test_a_lease_that_ran_out_can_be_settled_until_another_has_it() -> None:
-    late = Place(4, (held(0, 4, until_ms=NOW - 1),))
+    late = GroupProgress(4, (held(0, 4, until_ms=NOW - 1),))
     assert group.acknowledged(late, "ann", None, 3)[1] == 4
     assert group.extended(late, "ann", None, NOW + 9, 9)[1] == 4
     taken = group.taken(late, group.offers(late, 4, NOW, 9), "bob", 2, NOW + 9, 9)
@@ -82,8 +83,8 @@ def test_a_lease_that_ran_out_can_be_settled_until_another_has_it() -> None:
     assert raised.value.code == "LEASE_LOST"
 
 
-def test_what_was_given_back_is_nobodys_and_free_after_the_delay() -> None:
-    place, count = group.returned(Place(10, (held(0, 10),)), "ann", None, 3, 5, NOW, 2_000)
+def test_messages_given_back_are_unleased_and_free_after_the_delay() -> None:
+    place, count = group.returned(GroupProgress(10, (held(0, 10),)), "ann", None, 3, 5, NOW, 2_000)
     assert count == 2
     assert [(each.first, each.end, each.lease) for each in place.ranges] == [(0, 3, 1), (3, 5, 0), (5, 10, 1)]
     assert group.offers(place, 10, NOW + 1_999, 99) == []
@@ -92,7 +93,7 @@ def test_what_was_given_back_is_nobodys_and_free_after_the_delay() -> None:
 
 
 def test_giving_back_one_by_one_makes_one_range() -> None:
-    place = Place(10, (held(0, 10),))
+    place = GroupProgress(10, (held(0, 10),))
     for offset in range(10):
         place, _ = group.returned(place, "ann", None, offset, offset + 1, NOW, 0)
     assert len(place.ranges) == 1
@@ -106,23 +107,25 @@ def test_a_lease_that_would_outlast_its_span_has_run_out() -> None:
 
 
 def test_retention_takes_what_is_not_in_anybodys_hands() -> None:
-    place = Place(10, (held(0, 2, until_ms=NOW), held(2, 4), held(5, 8, until_ms=NOW)))
+    place = GroupProgress(10, (held(0, 2, until_ms=NOW), held(2, 4), held(5, 8, until_ms=NOW)))
     after, lost = group.overtaken(place, 6, NOW)
     assert lost == 2 + 1
     assert [(each.first, each.end) for each in after.ranges] == [(2, 4), (6, 8)]
-    assert group.overtaken(Place(3), 8, NOW) == (Place(8), 5)
-    assert group.overtaken(Place(8), 3, NOW) == (Place(8), 0)
+    assert group.overtaken(GroupProgress(3), 8, NOW) == (GroupProgress(8), 5)
+    assert group.overtaken(GroupProgress(8), 3, NOW) == (GroupProgress(8), 0)
 
 
 def test_when_to_look_again() -> None:
-    place = Place(9, (held(0, 2, until_ms=NOW + 50), held(2, 4, until_ms=NOW + 20), held(4, 6, until_ms=NOW - 1)))
+    place = GroupProgress(
+        9, (held(0, 2, until_ms=NOW + 50), held(2, 4, until_ms=NOW + 20), held(4, 6, until_ms=NOW - 1))
+    )
     assert group.wake_ms(place, NOW) == NOW + 20
-    assert group.wake_ms(Place(9), NOW) is None
+    assert group.wake_ms(GroupProgress(9), NOW) is None
 
 
 def test_ranges_are_bounded() -> None:
-    ranges = tuple(held(at * 2, at * 2 + 1) for at in range(group.RANGES_MAX))
-    place = Place(group.RANGES_MAX * 2, ranges)
+    ranges = tuple(held(at * 2, at * 2 + 1) for at in range(limits.GROUP_RANGES_MAX))
+    place = GroupProgress(limits.GROUP_RANGES_MAX * 2, ranges)
     with pytest.raises(TooMany):
         group.taken(place, group.offers(place, place.cursor + 5, NOW, 5), "ann", 2, NOW + 9, 9)
 
@@ -134,23 +137,27 @@ def test_ranges_are_packed_and_unpacked() -> None:
 
 
 def test_neighbours_that_are_nobodys_are_made_one_before_there_are_too_many() -> None:
-    half = group.RANGES_MAX // 2
-    place = Place(2 * group.RANGES_MAX, (held(0, 2 * group.RANGES_MAX),))
-    for offset in range(2 * group.RANGES_MAX):  # each with a delay of its own, so that none is like the one before
+    half = limits.GROUP_RANGES_MAX // 2
+    place = GroupProgress(2 * limits.GROUP_RANGES_MAX, (held(0, 2 * limits.GROUP_RANGES_MAX),))
+    for offset in range(
+        2 * limits.GROUP_RANGES_MAX
+    ):  # each with a delay of its own, so that none is like the one before
         place, count = group.returned(place, "ann", None, offset, offset + 1, NOW, 1_000 + offset)
         assert count == 1
-    assert len(place.ranges) <= group.RANGES_MAX
-    assert sum(each.end - each.first for each in place.ranges) == 2 * group.RANGES_MAX
-    later = NOW + 10 * group.RANGES_MAX
+    assert len(place.ranges) <= limits.GROUP_RANGES_MAX
+    assert sum(each.end - each.first for each in place.ranges) == 2 * limits.GROUP_RANGES_MAX
+    later = NOW + 10 * limits.GROUP_RANGES_MAX
     assert sum(each.end - each.first for each in group.offers(place, place.cursor, later, 10**6)) == place.cursor
-    expired = Place(4 * half, tuple(held(at * 2, at * 2 + 2, lease=at + 1, until_ms=NOW) for at in range(2 * half)))
+    expired = GroupProgress(
+        4 * half, tuple(held(at * 2, at * 2 + 2, lease=at + 1, until_ms=NOW) for at in range(2 * half))
+    )
     after = group.taken(expired, group.offers(expired, 4 * half, NOW, 1), "bob", 9_999, NOW + 9, 9)
     assert after.floor == 0
     assert after.ranges[0].consumer == "bob"
 
 
 def test_what_a_consumer_never_got_was_no_attempt() -> None:
-    place, _ = group.returned(Place(3, (held(0, 3),)), "ann", None, 0, 3, NOW, 0, undelivered=True)
+    place, _ = group.returned(GroupProgress(3, (held(0, 3),)), "ann", None, 0, 3, NOW, 0, undelivered=True)
     (offer,) = group.offers(place, 3, NOW, 9)
     assert offer.attempt == 0
     assert group.taken(place, [offer], "bob", 2, NOW + 9, 9).ranges[0].attempt == 1

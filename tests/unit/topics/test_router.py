@@ -46,7 +46,7 @@ def chat(db: Database) -> Table:
     return db.table("chat.messages")
 
 
-def told(db: Database, topic: str = "app.new", partition: int = 0) -> list[tuple[str, Any]]:
+def messages_of(db: Database, topic: str = "app.new", partition: int = 0) -> list[tuple[str, Any]]:
     messages = db.execute(ReadTopic(topic, partition)).messages
     return [(OPERATIONS[each.envelope.operation], msgspec.json.decode(each.envelope.payload)) for each in messages]
 
@@ -60,7 +60,7 @@ def test_only_the_operation_that_was_named(db: Database, chat: Table) -> None:
     chat.put({"id": "m", "text": "x"})
     chat.delete("m")
     for operation in (INSERT, UPDATE, DELETE):
-        assert told(db, f"only.{operation}") == [(OPERATIONS[operation], {"id": "m"})]
+        assert messages_of(db, f"only.{operation}") == [(OPERATIONS[operation], {"id": "m"})]
 
 
 def test_what_the_payload_holds(db: Database, chat: Table) -> None:
@@ -75,12 +75,12 @@ def test_what_the_payload_holds(db: Database, chat: Table) -> None:
     chat.delete("m")
     json_first = {**first, "n": 1.5, "tags": ["a", "b"]}
     json_second = {**second, "tags": ["a", "b"]}
-    found = told(db, "mode.1")
+    found = messages_of(db, "mode.1")
     for _, row in found:
         row["tags"].sort()
-    assert told(db, "mode.0") == [(what, {"id": "m"}) for what in ("Insert", "Update", "Delete")]
+    assert messages_of(db, "mode.0") == [(what, {"id": "m"}) for what in ("Insert", "Update", "Delete")]
     assert found == [("Insert", json_first), ("Update", json_second), ("Delete", json_second)]
-    (_, made), (_, changed), (_, removed) = told(db, "mode.2")
+    (_, made), (_, changed), (_, removed) = messages_of(db, "mode.2")
     assert changed == {"key": {"id": "m"}, "old": {"n": 1.5, "gone": True}, "new": {"n": 2, "new": None}}
     assert (made["old"], sorted(made["new"])) == ({}, sorted(first))
     assert (sorted(removed["old"]), removed["new"]) == (sorted(second), {})
@@ -97,7 +97,7 @@ def test_only_what_the_filter_says_is_true_of(db: Database, chat: Table) -> None
         "text": {"is_visible": True, "channel_id": "42"},
     }.items():
         chat.put({"id": name, **row})
-    assert told(db) == [("Insert", {"id": "yes"})]
+    assert messages_of(db) == [("Insert", {"id": "yes"})]
 
 
 def test_new_and_old_and_the_bare_column_of_a_deleted_row(db: Database, chat: Table) -> None:
@@ -106,7 +106,7 @@ def test_new_and_old_and_the_bare_column_of_a_deleted_row(db: Database, chat: Ta
     for n in (1, 2, 1, 2):
         chat.put({"id": "m", "n": n})
     chat.delete("m")
-    assert [what for what, _ in told(db)] == ["Update", "Update", "Delete"]
+    assert [what for what, _ in messages_of(db)] == ["Update", "Update", "Delete"]
 
 
 def test_a_write_that_changes_nothing_makes_no_message(db: Database, chat: Table) -> None:
@@ -115,7 +115,7 @@ def test_a_write_that_changes_nothing_makes_no_message(db: Database, chat: Table
     chat.put({"id": "m", "n": 1})
     chat.put({"id": "m", "n": Decimal("1.0")})
     chat.delete("nobody")
-    assert [what for what, _ in told(db)] == ["Insert"]
+    assert [what for what, _ in messages_of(db)] == ["Insert"]
 
 
 def test_a_write_that_is_refused_makes_no_message(db: Database, chat: Table) -> None:
@@ -124,7 +124,7 @@ def test_a_write_that_is_refused_makes_no_message(db: Database, chat: Table) -> 
         chat.put({"id": "m"}, condition="attribute_exists(id)")
     with pytest.raises(TransactionCanceled):
         db.transact_write([Put("chat.messages", {"id": "a"}), Check("chat.messages", "b", "attribute_exists(id)")])
-    assert told(db) == []
+    assert messages_of(db) == []
 
 
 def test_a_transaction_and_a_batch_make_a_message_for_each_row(db: Database, chat: Table) -> None:
@@ -133,7 +133,7 @@ def test_a_transaction_and_a_batch_make_a_message_for_each_row(db: Database, cha
     db.transact_write([Put("chat.messages", {"id": "a"}), Put("chat.messages", {"id": "b"})], token="once")
     db.transact_write([Put("chat.messages", {"id": "a"}), Put("chat.messages", {"id": "b"})], token="once")
     db.batch_write([Delete("chat.messages", "a"), Put("chat.messages", {"id": "c"})])
-    assert [(what, row["id"]) for what, row in told(db)] == [
+    assert [(what, row["id"]) for what, row in messages_of(db)] == [
         ("Insert", "a"),
         ("Insert", "b"),
         ("Delete", "a"),
@@ -149,7 +149,7 @@ def test_a_row_that_expires_is_a_delete(db: Database, chat: Table, clock: Manual
     chat.put({"id": "m", "until": clock.now_ms() // 1000 + 5})
     clock.advance(10)
     db.sweep()
-    assert told(db) == [("Delete", {"id": "m"})]
+    assert messages_of(db) == [("Delete", {"id": "m"})]
     assert db.execute(ReadTopic("app.new")).messages[0].envelope.by == "ttl"
 
 
@@ -157,7 +157,7 @@ def test_a_table_without_a_change_stream_has_routes_too(db: Database) -> None:
     quiet = db.create_table("quiet", partition_key="id")
     db.execute(AddSource("app.new", "quiet", INSERT))
     quiet.put({"id": "m"})
-    assert told(db) == [("Insert", {"id": "m"})]
+    assert messages_of(db) == [("Insert", {"id": "m"})]
 
 
 def test_several_topics_and_several_routes_to_one(db: Database, chat: Table) -> None:
@@ -167,8 +167,8 @@ def test_several_topics_and_several_routes_to_one(db: Database, chat: Table) -> 
     db.execute(AddSource("app.new", "chat.messages", INSERT, "n > 2"))
     chat.put({"id": "m", "n": 2})
     chat.put({"id": "o", "n": 3})
-    assert [row["id"] for _, row in told(db)] == ["m", "o", "o"]
-    assert [row["id"] for _, row in told(db, "other")] == ["m", "o"]
+    assert [row["id"] for _, row in messages_of(db)] == ["m", "o", "o"]
+    assert [row["id"] for _, row in messages_of(db, "other")] == ["m", "o"]
 
 
 def test_rows_of_a_key_stay_in_a_partition(db: Database, chat: Table) -> None:
@@ -182,7 +182,7 @@ def test_rows_of_a_key_stay_in_a_partition(db: Database, chat: Table) -> None:
         chat.delete(name)
     seen: dict[str, int] = {}
     for partition in range(4):
-        for _, row in told(db, "wide", partition):
+        for _, row in messages_of(db, "wide", partition):
             assert seen.setdefault(row["id"], partition) == partition
     assert len(set(seen.values())) > 1
     from zlib import crc32
@@ -199,7 +199,7 @@ def test_partition_by_an_expression(db: Database, chat: Table) -> None:
 
     for at in range(40):
         wanted = crc32(b"%d" % (at % 5)) % 4 if at % 5 else 0  # NULL hashes like nothing at all
-        assert f"m{at}" in {row["id"] for _, row in told(db, "wide", wanted)}
+        assert f"m{at}" in {row["id"] for _, row in messages_of(db, "wide", wanted)}
 
 
 def test_a_source_that_cannot_be_one(db: Database) -> None:
@@ -245,7 +245,7 @@ def test_a_source_that_was_dropped_sends_no_more(db: Database, chat: Table) -> N
     chat.put({"id": "a", "n": 1})
     assert db.execute(DropSource("app.new", "chat.messages")) == 1
     chat.put({"id": "a", "n": 2})
-    assert [what for what, _ in told(db)] == ["Insert", "Update"]
+    assert [what for what, _ in messages_of(db)] == ["Insert", "Update"]
 
 
 def test_a_topic_that_was_dropped_takes_its_routes_along(db: Database, chat: Table) -> None:
@@ -254,7 +254,7 @@ def test_a_topic_that_was_dropped_takes_its_routes_along(db: Database, chat: Tab
     chat.put({"id": "a"})
     db.execute(CreateTopic("app.new"))
     chat.put({"id": "b"})
-    assert told(db) == []
+    assert messages_of(db) == []
     assert db.execute(FindTable("chat.messages")).routes == ()
 
 
@@ -263,7 +263,7 @@ def test_a_table_that_was_dropped_takes_its_routes_along(db: Database, chat: Tab
     db.drop_table("chat.messages")
     assert db.execute(ListRoutes()) == []
     db.create_table("chat.messages", partition_key="id").put({"id": "a"})
-    assert told(db) == []
+    assert messages_of(db) == []
 
 
 def test_routes_stay_when_a_table_is_changed_or_the_database_opened_again(data_dir: Path, db: Database) -> None:
@@ -272,7 +272,7 @@ def test_routes_stay_when_a_table_is_changed_or_the_database_opened_again(data_d
     db.close()
     with tailrace.open(data_dir, housekeeping_s=None) as again:
         again.table("chat.messages").put({"id": "a", "n": 1})
-        assert told(again) == [("Insert", {"id": "a", "n": 1})]
+        assert messages_of(again) == [("Insert", {"id": "a", "n": 1})]
 
 
 def test_there_may_be_only_so_many_routes(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,4 +290,4 @@ def test_a_partition_expression_fails_no_write(db: Database, chat: Table) -> Non
     db.execute(AddSource("wide", "chat.messages", DELETE, partition_by="n * n"))
     chat.put({"id": "large", "n": Decimal("1E125")})
     chat.delete("large")
-    assert sum(len(told(db, "wide", partition)) for partition in (0, 1)) == 2
+    assert sum(len(messages_of(db, "wide", partition)) for partition in (0, 1)) == 2

@@ -1,1 +1,1 @@
-"""The DynamoDB JSON protocol: one door, an operation per target, and the shapes that requests must have."""
+"""The DynamoDB JSON protocol: one handler, an operation per target, and the shapes of the requests."""

@@ -1,7 +1,6 @@
-"""Tables that a request names by their ARNs: the answer names them in the same way.
+"""Table ARNs: a request may name tables by ARN, and its response must then use the same ARNs.
 
-Operations know tables by their names alone. What a request called them is put back into the answer afterwards, for the
-few requests that use ARNs.
+Operations work with table names. For requests that use ARNs, the names in the response are replaced afterwards.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ _BY_TABLE: Final = ("Responses", "UnprocessedKeys", "UnprocessedItems", "ItemCol
 _decode: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-def as_given(request: Any, answer: bytes | dict[str, Any]) -> bytes | dict[str, Any]:
-    """The answer to a request that has passed its shape, with the ARNs that it gave in place of the tables' names."""
+def with_given_arns(request: Any, response: bytes | dict[str, Any]) -> bytes | dict[str, Any]:
+    """The response to a valid request, with the request's ARNs in place of the table names."""
     arns = {table_name(text): text for text in _named(request) if text.startswith("arn:")}
-    if not arns or not answer:
-        return answer
-    known = _decoded(answer) if isinstance(answer, bytes) else answer
+    if not arns or not response:
+        return response
+    known = _decoded(response) if isinstance(response, bytes) else response
     for member in _BY_TABLE:
         held = known.get(member)
         if isinstance(held, dict):
@@ -33,16 +32,16 @@ def as_given(request: Any, answer: bytes | dict[str, Any]) -> bytes | dict[str, 
 
 
 def _named(request: Any) -> list[str]:
-    """How a request names its tables."""
+    """The table names and ARNs in a request."""
     named = [request.get("TableName"), *(request.get("RequestItems") or ())]
     for action in request.get("TransactItems") or ():
         named += [fields.get("TableName") for fields in action.values() if isinstance(fields, dict)]
     return [text for text in named if isinstance(text, str)]
 
 
-def _decoded(answer: bytes) -> dict[str, Any]:
-    """An answer whose items are left as they are."""
-    known: dict[str, Any] = dict(_decode(answer))
+def _decoded(response: bytes) -> dict[str, Any]:
+    """An encoded response, decoded except for its items."""
+    known: dict[str, Any] = dict(_decode(response))
     if "ConsumedCapacity" in known:
         known["ConsumedCapacity"] = msgspec.json.decode(known["ConsumedCapacity"])
     return known

@@ -1,4 +1,4 @@
-"""Several items in one request, each on its own: BatchGetItem, BatchWriteItem."""
+"""Several independent items in one request: BatchGetItem, BatchWriteItem."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tailrace.http.dynamodb.shape import (
     Operation,
     Path,
     Request,
+    String,
     Structure,
-    Text,
     Violation,
     table_name,
 )
 from tailrace.limits import ITEM_BYTES_MAX
 from tailrace.tables.commands import BatchWrite, DeleteItem, PutItem
 from tailrace.tables.messages import ITEM_TOO_LARGE, KEY_MISMATCH, VALUE_AMBIGUOUS
-from tailrace.tables.queries import BatchGet, Wanted
+from tailrace.tables.queries import BatchGet, BatchGetKeys
 from tailrace.tables.value import read_item
 
 WRITES_MAX: Final = 25
@@ -36,7 +36,7 @@ _EITHER_OR: Final = (("ProjectionExpression",), ("AttributesToGet",))
 _SHOWN: Final = ("ProjectionExpression", "AttributesToGet")
 
 
-class _TableNames(Text):
+class _TableNames(String):
     """Names or ARNs of tables, as the keys of a map."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class _TableNames(Text):
 
 
 class _RequestItems(MapOf):
-    """Requests by table. The service's newer layer tells an empty map in words of its own."""
+    """Requests by table. The service has a special message for an empty map."""
 
     operation = ""
 
@@ -72,7 +72,7 @@ _GET_ITEMS: Final = _GetItems(
             "Keys": ListOf(Item(), least=1, most=100, late=True),
             "AttributesToGet": parameters.ATTRIBUTES_TO_GET,
             "ConsistentRead": Boolean(),
-            "ProjectionExpression": Text(),
+            "ProjectionExpression": String(),
             "ExpressionAttributeNames": parameters.NAMES,
         },
         required=("Keys",),
@@ -89,39 +89,40 @@ BATCH_GET_ITEM: Final = Structure(
 
 
 async def batch_get_item(context: Context, request: Request) -> dict[str, Any]:
-    asked: dict[str, Request] = request["RequestItems"]
-    # One way for all tables: of two that are each right in themselves, the service refuses the mixture.
+    requests_by_table: dict[str, Request] = request["RequestItems"]
+    # The service refuses a mixture of expressions and legacy parameters even in the requests for different tables.
     parameters.check_mixed(
-        {name: one for block in asked.values() for name, one in block.items() if name in _SHOWN}, *_EITHER_OR
+        {name: one for block in requests_by_table.values() for name, one in block.items() if name in _SHOWN},
+        *_EITHER_OR,
     )
-    wanted = tuple(_wanted(table, one) for table, one in asked.items())
-    told = parameters.capacity(request)
-    got = await context.execute(BatchGet(wanted, told != "NONE"))
-    answer: dict[str, Any] = {
-        "Responses": {table: render.each(items) for table, items in got.items.items()},
+    gets = tuple(_keys_to_get(table, one) for table, one in requests_by_table.items())
+    capacity = parameters.capacity(request)
+    got = await context.execute(BatchGet(gets, capacity != "NONE"))
+    response: dict[str, Any] = {
+        "Responses": {table: render.encoded_items(items) for table, items in got.items.items()},
         "UnprocessedKeys": {
-            table: {"Keys": keys, **{name: one for name, one in asked[table].items() if name != "Keys"}}
+            table: {"Keys": keys, **{name: one for name, one in requests_by_table[table].items() if name != "Keys"}}
             for table, keys in got.unprocessed.items()
         },
     }
-    if told != "NONE":
-        answer["ConsumedCapacity"] = [render.consumed(units, told) for units in got.consumed.values()]
-    return answer
+    if capacity != "NONE":
+        response["ConsumedCapacity"] = [render.consumed(units, capacity) for units in got.consumed.values()]
+    return response
 
 
-def _many(request: Request) -> bool:
-    """Whether so much is asked for that looking it up and writing it down takes long."""
+def _returns_many(request: Request) -> bool:
+    """Whether reading and encoding the items may take long."""
     return sum(len(one["Keys"]) for one in request["RequestItems"].values()) > render.ITEMS_AT_ONCE
 
 
-def _wanted(table: str, one: Request) -> Wanted:
+def _keys_to_get(table: str, one: Request) -> BatchGetKeys:
     parameters.check_mixed(one, *_EITHER_OR)
     parameters.check_attributes_to_get(one)
     given = parameters.placeholders(one)
     projection = parameters.projection(one, given)
     given.check_used()
     keys = tuple(read_item(key)[0] for key in one["Keys"])
-    return Wanted(table, keys, projection, one.get("ConsistentRead", False))
+    return BatchGetKeys(table, keys, projection, one.get("ConsistentRead", False))
 
 
 # -- writing
@@ -153,32 +154,32 @@ BATCH_WRITE_ITEM: Final = Structure(
 
 
 async def batch_write_item(context: Context, request: Request) -> dict[str, Any]:
-    asked: dict[str, list[Request]] = request["RequestItems"]
-    if sum(len(one) for one in asked.values()) > WRITES_MAX:
+    requests_by_table: dict[str, list[Request]] = request["RequestItems"]
+    if sum(len(one) for one in requests_by_table.values()) > WRITES_MAX:
         raise Invalid("Too many items requested for the BatchWriteItem call")
     writes: list[PutItem | DeleteItem] = []
-    for table, requests in asked.items():
+    for table, requests in requests_by_table.items():
         if any(len(one) != 1 for one in requests):
             raise Invalid(VALUE_AMBIGUOUS)
         writes += [_write(table, one) for one in requests]
-    told = parameters.capacity(request)
+    capacity = parameters.capacity(request)
     try:
-        batch = await context.execute(BatchWrite(tuple(writes), atomic=False, capacity=told != "NONE"))
+        batch = await context.execute(BatchWrite(tuple(writes), atomic=False, capacity=capacity != "NONE"))
     except Invalid as error:
         if "Missing the key" in str(error) or "Type mismatch for key" in str(error):
             raise Invalid(KEY_MISMATCH) from error
         raise
-    answer: dict[str, Any] = {"UnprocessedItems": {}}
-    if told != "NONE":
-        answer["ConsumedCapacity"] = [render.consumed(units, told) for units in batch.consumed().values()]
+    response: dict[str, Any] = {"UnprocessedItems": {}}
+    if capacity != "NONE":
+        response["ConsumedCapacity"] = [render.consumed(units, capacity) for units in batch.consumed().values()]
     if request.get("ReturnItemCollectionMetrics") == "SIZE":
         collections: dict[str, list[dict[str, Any]]] = {}
         for write, written in zip(writes, batch.written, strict=True):
             item = write.item if isinstance(write, PutItem) else write.key
             render.collect(collections, written.definition, item)
         if collections:
-            answer["ItemCollectionMetrics"] = collections
-    return answer
+            response["ItemCollectionMetrics"] = collections
+    return response
 
 
 def _write(table: str, one: Request) -> PutItem | DeleteItem:
@@ -191,6 +192,6 @@ def _write(table: str, one: Request) -> PutItem | DeleteItem:
 
 
 OPERATIONS: Final = {
-    "BatchGetItem": Operation(BATCH_GET_ITEM, batch_get_item, apart=_many),
-    "BatchWriteItem": Operation(BATCH_WRITE_ITEM, batch_write_item, pieces=("RequestItems", 2)),
+    "BatchGetItem": Operation(BATCH_GET_ITEM, batch_get_item, offload=_returns_many),
+    "BatchWriteItem": Operation(BATCH_WRITE_ITEM, batch_write_item, split=("RequestItems", 2)),
 }

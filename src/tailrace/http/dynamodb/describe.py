@@ -1,7 +1,7 @@
-"""How a table looks on the wire: TableDescription, made from a definition and what was counted.
+"""TableDescription: the wire format of a table, built from its definition and its counts.
 
-Nothing here decides or reads. The four operations that answer with a description show different parts of it:
-CreateTable what was asked for, UpdateTable the provision that is being left, DeleteTable what outlives the schema.
+Pure. Four operations return a description, each with other parts: DescribeTable everything, CreateTable what was
+requested, UpdateTable the throughput before the change, DeleteTable no schema and no indexes.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from tailrace.http.dynamodb import render
-from tailrace.tables.definition import CREATING, Definition, Index, Throughput
-from tailrace.tables.lifecycle import Described
+from tailrace.tables.definition import CREATING, Definition, IndexDefinition, Throughput
+from tailrace.tables.lifecycle import TableDescription
 
 UPDATING: Final = "UPDATING"
 DELETING: Final = "DELETING"
@@ -23,23 +23,23 @@ _BILLED_SINCE: Final = "LastUpdateToPayPerRequestDateTime"
 _SUMMARIES: Final = ("BillingModeSummary", "TableThroughputModeSummary")
 
 
-class View(NamedTuple):
-    """What a description depends on beside the table: the region that ARNs name, and the time."""
+class DescribeContext(NamedTuple):
+    """The inputs of a description besides the table: the region for ARNs, and the time."""
 
     region: str
     now_ms: int
 
 
-def described(table: Described, view: View) -> dict[str, Any]:
-    """DescribeTable's `Table`: everything."""
+def described(table: TableDescription, view: DescribeContext) -> dict[str, Any]:
+    """The `Table` of DescribeTable, with everything."""
     shown = _whole(table, view)
     shown["TableStatus"] = table.status
     shown["DeletionProtectionEnabled"] = table.definition.protected
     return shown
 
 
-def created(table: Described, view: View) -> dict[str, Any]:
-    """CreateTable's answer. Clients expect CREATING here and wait until DescribeTable says ACTIVE: at once."""
+def created(table: TableDescription, view: DescribeContext) -> dict[str, Any]:
+    """The response of CreateTable. Clients expect CREATING here; DescribeTable returns ACTIVE immediately after."""
     shown = _whole(table, view)
     shown["TableStatus"] = CREATING
     if table.definition.protected:
@@ -50,11 +50,11 @@ def created(table: Described, view: View) -> dict[str, Any]:
     return shown
 
 
-def updated(before: Described, after: Described, view: View) -> dict[str, Any]:
-    """UpdateTable's answer: the change is under way, so what is provisioned is still what it was.
+def updated(before: TableDescription, after: TableDescription, view: DescribeContext) -> dict[str, Any]:
+    """The response of UpdateTable: the change is in progress, so the throughput is still the old one.
 
-    The service dates a change of capacity twice, when it is asked for and when it is done; the first is shown here and
-    is the earlier one.
+    The service dates a change of capacity twice, when it is requested and when it is done; the response has the first
+    time, which is the earlier one.
     """
     old, new = before.definition, after.definition
     shown = _whole(after, view)
@@ -83,8 +83,8 @@ def updated(before: Described, after: Described, view: View) -> dict[str, Any]:
     return shown
 
 
-def deleted(table: Described, view: View) -> dict[str, Any]:
-    """DeleteTable's answer: no schema, no indexes."""
+def deleted(table: TableDescription, view: DescribeContext) -> dict[str, Any]:
+    """The response of DeleteTable: no schema, no indexes."""
     definition = table.definition
     count = table.counts[definition.space]
     shown: dict[str, Any] = {
@@ -102,7 +102,7 @@ def deleted(table: Described, view: View) -> dict[str, Any]:
     return shown
 
 
-def _whole(table: Described, view: View) -> dict[str, Any]:
+def _whole(table: TableDescription, view: DescribeContext) -> dict[str, Any]:
     definition = table.definition
     count = table.counts[definition.space]
     shown: dict[str, Any] = {
@@ -135,7 +135,7 @@ def _whole(table: Described, view: View) -> dict[str, Any]:
 
 
 def _billing(definition: Definition, shown: dict[str, Any]) -> None:
-    """Only tables that are or once were billed by request say how they are billed."""
+    """Add the billing mode, which the service only returns for tables that are or once were billed per request."""
     if definition.billing != PAY_PER_REQUEST and definition.billing_ms is None:
         return
     since = {} if definition.billing_ms is None else {_BILLED_SINCE: definition.billing_ms / 1000}
@@ -149,8 +149,8 @@ def _forget_billed_since(shown: dict[str, Any]) -> None:
             shown[summary].pop(_BILLED_SINCE, None)
 
 
-def _stream(table: Described, shown: dict[str, Any], view: View) -> None:
-    """The change stream, if there is one; its name also after it was switched off, for it can still be read."""
+def _stream(table: TableDescription, shown: dict[str, Any], view: DescribeContext) -> None:
+    """Add the change stream, if there is one; its ARN also after it was disabled, because it can still be read."""
     if table.definition.stream is not None:
         shown["StreamSpecification"] = {"StreamEnabled": True, "StreamViewType": table.definition.stream.view}
     if table.stream is not None:
@@ -158,7 +158,7 @@ def _stream(table: Described, shown: dict[str, Any], view: View) -> None:
         shown["LatestStreamArn"] = render.stream_arn(table.definition.name, table.stream.label, view.region)
 
 
-def _index(table: Described, index: Index, view: View) -> dict[str, Any]:
+def _index(table: TableDescription, index: IndexDefinition, view: DescribeContext) -> dict[str, Any]:
     count = table.counts[index.space]
     projection: dict[str, Any] = {"ProjectionType": index.projection.kind}
     if index.projection.attributes:
@@ -173,7 +173,7 @@ def _index(table: Described, index: Index, view: View) -> dict[str, Any]:
     }
 
 
-def _global_index(table: Described, index: Index, view: View) -> dict[str, Any]:
+def _global_index(table: TableDescription, index: IndexDefinition, view: DescribeContext) -> dict[str, Any]:
     shown = _index(table, index, view)
     shown["IndexStatus"] = index.status
     if index.status == CREATING:
@@ -202,7 +202,7 @@ def _key_schema(hashes: Sequence[str], ranges: Sequence[str]) -> list[dict[str, 
     ]
 
 
-def _throughput(throughput: Throughput, view: View) -> dict[str, Any]:
+def _throughput(throughput: Throughput, view: DescribeContext) -> dict[str, Any]:
     last = throughput.decreased_ms
     today = last is not None and last // _DAY_MS == view.now_ms // _DAY_MS
     shown: dict[str, Any] = {
@@ -217,8 +217,8 @@ def _throughput(throughput: Throughput, view: View) -> dict[str, Any]:
     return shown
 
 
-def _under_way(before: Throughput, after: Throughput, view: View) -> dict[str, Any]:
-    """The old units, with the time at which the new ones were asked for."""
+def _under_way(before: Throughput, after: Throughput, view: DescribeContext) -> dict[str, Any]:
+    """The old throughput, with the time at which the new one was requested."""
     shown = _throughput(before, view)
     if after.increased_ms is not None and after.increased_ms != before.increased_ms:
         shown["LastIncreaseDateTime"] = (after.increased_ms - 1) / 1000

@@ -1,6 +1,6 @@
-"""How errors look to a client of the service: the type that SDKs turn into an exception, a status, and more members.
+"""Errors in the service's format: a type, which SDKs turn into an exception, a status, and further members.
 
-An error whose code is the name of one of the service's exceptions is that exception.
+An error whose code is the name of one of the service's exceptions becomes that exception.
 """
 
 from __future__ import annotations
@@ -92,17 +92,17 @@ def exception(error: Error) -> str:
 
 
 def body(name: str, message: str | None = None) -> dict[str, Any]:
-    """An error as JSON has it."""
-    answer: dict[str, Any] = {"__type": _PREFIXES.get(name, _TABLES) + name}
+    """The JSON body of an error."""
+    response: dict[str, Any] = {"__type": _PREFIXES.get(name, _TABLES) + name}
     if message:
-        answer["Message" if name in _CAPITAL else "message"] = message
-    return answer
+        response["Message" if name in _CAPITAL else "message"] = message
+    return response
 
 
-def answer(error: Error, *, table_told: bool = False) -> tuple[int, dict[str, Any]]:
-    """Status and body. `table_told`: the operation says which table it did not find."""
+def response(error: Error, *, names_table: bool = False) -> tuple[int, dict[str, Any]]:
+    """Status and body. `names_table`: the operation's error names the table that was not found."""
     name = exception(error)
-    shown = body(name, _message(error, table_told))
+    shown = body(name, _message(error, names_table))
     if isinstance(error, ConditionFailed) and error.item is not None:
         shown["Item"] = error.item
     elif isinstance(error, TransactionCanceled):
@@ -110,11 +110,11 @@ def answer(error: Error, *, table_told: bool = False) -> tuple[int, dict[str, An
     return _STATUS.get(name, 400), shown
 
 
-def _message(error: Error, table_told: bool) -> str:
+def _message(error: Error, names_table: bool) -> str:
     if isinstance(error, TableNotFound):
         if str(error) != str(TableNotFound(error.name)):
-            return str(error)  # whoever raised it had the service's own words
-        return f"Requested resource not found: Table: {error.name} not found" if table_told else NOT_FOUND
+            return str(error)  # already in the service's words
+        return f"Requested resource not found: Table: {error.name} not found" if names_table else NOT_FOUND
     return str(error)
 
 

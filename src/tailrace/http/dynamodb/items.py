@@ -1,6 +1,6 @@
-"""One item at a time: PutItem, GetItem, UpdateItem, DeleteItem.
+"""Operations on single items: PutItem, GetItem, UpdateItem, DeleteItem.
 
-Each checks what can be known without the table, in the service's order; the command checks the rest.
+Each checks what does not depend on the table, in the service's order; the command checks the rest.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from tailrace.http.dynamodb.context import Context
 from tailrace.http.dynamodb.shape import (
     RETURN_CONSUMED_CAPACITY,
     RETURN_ITEM_COLLECTION_METRICS,
+    ApiShape,
     AttributeValue,
     Boolean,
     Item,
     MapOf,
     Operation,
     Request,
-    Shape,
+    String,
     Structure,
     TableName,
-    Text,
 )
 from tailrace.limits import ITEM_BYTES_MAX
 from tailrace.tables import expression, legacy
 from tailrace.tables.commands import DeleteItem, PutItem, UpdateItem
-from tailrace.tables.expression import Condition, Placeholders, Update
+from tailrace.tables.expression import ItemCondition, ItemUpdate, Placeholders
 from tailrace.tables.messages import ITEM_TOO_LARGE
 from tailrace.tables.queries import GetItem
 from tailrace.tables.value import check_names, read_item
-from tailrace.tables.write import Written
+from tailrace.tables.write import WrittenItem
 
 _EMPTY: Final = b"{}"
-_CONDITIONAL: Final[dict[str, Shape]] = {
+_CONDITIONAL: Final[dict[str, ApiShape]] = {
     "ConditionalOperator": parameters.CONDITIONAL_OPERATOR,
     "Expected": parameters.EXPECTED,
-    "ConditionExpression": Text(),
+    "ConditionExpression": String(),
     "ExpressionAttributeValues": parameters.VALUES,
     "ExpressionAttributeNames": parameters.NAMES,
     "ReturnValuesOnConditionCheckFailure": parameters.ON_CONDITION_FAILURE,
 }
-_RETURNS: Final[dict[str, Shape]] = {
+_RETURNS: Final[dict[str, ApiShape]] = {
     "ReturnConsumedCapacity": RETURN_CONSUMED_CAPACITY,
     "ReturnItemCollectionMetrics": RETURN_ITEM_COLLECTION_METRICS,
     "ReturnValues": parameters.RETURN_VALUES,
@@ -59,7 +59,7 @@ GET_ITEM: Final = Structure(
         "TableName": TableName(),
         "Key": Item(),
         "ConsistentRead": Boolean(),
-        "ProjectionExpression": Text(),
+        "ProjectionExpression": String(),
         "ExpressionAttributeNames": parameters.NAMES,
     },
     required=("TableName", "Key"),
@@ -76,16 +76,16 @@ async def get_item(context: Context, request: Request) -> bytes | dict[str, Any]
     given = parameters.placeholders(request)
     projection = parameters.projection(request, given)
     given.check_used()
-    told = parameters.capacity(request)
+    capacity = parameters.capacity(request)
     got = await context.execute(
-        GetItem(request["TableName"], key, projection, request.get("ConsistentRead", False), told != "NONE")
+        GetItem(request["TableName"], key, projection, request.get("ConsistentRead", False), capacity != "NONE")
     )
-    answer: dict[str, Any] = {}
+    response: dict[str, Any] = {}
     if got.item is not None:
-        answer["Item"] = got.item
+        response["Item"] = got.item
     if got.consumed is not None:
-        answer["ConsumedCapacity"] = render.consumed(got.consumed, told)
-    return answer
+        response["ConsumedCapacity"] = render.consumed(got.consumed, capacity)
+    return response
 
 
 # -- writing
@@ -109,10 +109,10 @@ UPDATE_ITEM: Final = Structure(
         "AttributeUpdates": MapOf(
             Structure(
                 "AttributeValueUpdate",
-                {"Action": Text(enum=("ADD", "PUT", "DELETE")), "Value": AttributeValue()},
+                {"Action": String(enum=("ADD", "PUT", "DELETE")), "Value": AttributeValue()},
             )
         ),
-        "UpdateExpression": Text(),
+        "UpdateExpression": String(),
         **_CONDITIONAL,
         "Key": Item(),
     },
@@ -142,7 +142,7 @@ async def put_item(context: Context, request: Request) -> bytes | dict[str, Any]
             on_failure=request.get("ReturnValuesOnConditionCheckFailure") == "ALL_OLD",
             returns=request.get("ReturnValues", "NONE"),
             capacity=parameters.capacity(request) != "NONE",
-            carried=context.size,
+            request_bytes=context.size,
         )
     )
     return _written(request, written, item)
@@ -161,7 +161,7 @@ async def delete_item(context: Context, request: Request) -> bytes | dict[str, A
             on_failure=request.get("ReturnValuesOnConditionCheckFailure") == "ALL_OLD",
             returns=request.get("ReturnValues", "NONE"),
             capacity=parameters.capacity(request) != "NONE",
-            carried=context.size,
+            request_bytes=context.size,
         )
     )
     return _written(request, written, key)
@@ -174,7 +174,7 @@ async def update_item(context: Context, request: Request) -> bytes | dict[str, A
         ("AttributeUpdates", "Expected", "ConditionalOperator"),
     )
     key, _ = read_item(request["Key"])
-    update: Update | None = None
+    update: ItemUpdate | None = None
     if request.get("AttributeUpdates"):
         check_names(request["AttributeUpdates"])
         update = legacy.attribute_updates(request["AttributeUpdates"])
@@ -194,7 +194,7 @@ async def update_item(context: Context, request: Request) -> bytes | dict[str, A
             on_failure=request.get("ReturnValuesOnConditionCheckFailure") == "ALL_OLD",
             returns=request.get("ReturnValues", "NONE"),
             capacity=parameters.capacity(request) != "NONE",
-            carried=context.size,
+            request_bytes=context.size,
         )
     )
     return _written(request, written, key)
@@ -205,15 +205,15 @@ def _check_returns(request: Request) -> None:
         raise Invalid("ReturnValues can only be ALL_OLD or NONE")
 
 
-def _expected(request: Request) -> Condition | None:
-    """The condition that Expected makes."""
+def _expected(request: Request) -> ItemCondition | None:
+    """The condition of the legacy parameter Expected."""
     parameters.check_operator(request, "Expected")
     expected = request.get("Expected")
     return legacy.expected(expected, request.get("ConditionalOperator", "AND")) if expected else None
 
 
-def _condition(request: Request) -> Condition | None:
-    """The condition, written in whichever way."""
+def _condition(request: Request) -> ItemCondition | None:
+    """The condition, from ConditionExpression or from Expected."""
     condition = _expected(request)
     if "ConditionExpression" in request:
         given: Placeholders = parameters.placeholders(request)
@@ -222,17 +222,17 @@ def _condition(request: Request) -> Condition | None:
     return condition
 
 
-def _written(request: Request, written: Written, item: dict[str, Any]) -> bytes | dict[str, Any]:
-    answer: dict[str, Any] = {}
+def _written(request: Request, written: WrittenItem, item: dict[str, Any]) -> bytes | dict[str, Any]:
+    response: dict[str, Any] = {}
     if written.attributes:
-        answer["Attributes"] = written.attributes
+        response["Attributes"] = written.attributes
     if written.consumed is not None:
-        answer["ConsumedCapacity"] = render.consumed(written.consumed, parameters.capacity(request))
+        response["ConsumedCapacity"] = render.consumed(written.consumed, parameters.capacity(request))
     if request.get("ReturnItemCollectionMetrics") == "SIZE":
         metrics = render.collection_metrics(written.definition, item)
         if metrics is not None:
-            answer["ItemCollectionMetrics"] = metrics
-    return answer or _EMPTY
+            response["ItemCollectionMetrics"] = metrics
+    return response or _EMPTY
 
 
 OPERATIONS: Final = {

@@ -1,4 +1,4 @@
-"""All operations on one screen, by what X-Amz-Target says."""
+"""All operations, by their X-Amz-Target."""
 
 from __future__ import annotations
 

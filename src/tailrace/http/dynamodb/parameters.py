@@ -1,7 +1,7 @@
-"""What requests about items have in common: which parameters go together, expressions and what they replaced.
+"""Parameters that the operations on items share: which can be combined, expressions, and legacy parameters.
 
-Before there were expressions, conditions and projections were written as JSON (Expected, AttributesToGet and so on). A
-request uses the one way or the other. Both become the same objects.
+Before the service had expressions, conditions and projections were written as JSON (Expected, AttributesToGet and so
+on). A request uses one form or the other. Both become the same objects.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from tailrace.http.dynamodb.shape import (
     ListOf,
     MapOf,
     Request,
+    String,
     Structure,
-    Text,
 )
 from tailrace.tables import expression, legacy, value
-from tailrace.tables.expression import Condition, Paths, Placeholders
+from tailrace.tables.expression import ItemCondition, Paths, Placeholders
 from tailrace.tables.messages import INVALID
 from tailrace.tables.value import Item as ItemValue
 
 # -- shapes
 
 VALUES: Final = Item()
-NAMES: Final = MapOf(Text())
-ATTRIBUTES_TO_GET: Final = ListOf(Text(), least=1, most=255)
-CONDITIONAL_OPERATOR: Final = Text(enum=("OR", "AND"))
-RETURN_VALUES: Final = Text(enum=("ALL_NEW", "UPDATED_OLD", "ALL_OLD", "NONE", "UPDATED_NEW"))
-ON_CONDITION_FAILURE: Final = Text(enum=("ALL_OLD", "NONE"))
-COMPARISON_OPERATOR: Final = Text(
+NAMES: Final = MapOf(String())
+ATTRIBUTES_TO_GET: Final = ListOf(String(), least=1, most=255)
+CONDITIONAL_OPERATOR: Final = String(enum=("OR", "AND"))
+RETURN_VALUES: Final = String(enum=("ALL_NEW", "UPDATED_OLD", "ALL_OLD", "NONE", "UPDATED_NEW"))
+ON_CONDITION_FAILURE: Final = String(enum=("ALL_OLD", "NONE"))
+COMPARISON_OPERATOR: Final = String(
     enum=(
         "IN",
         "NULL",
@@ -69,15 +69,15 @@ CONDITIONS: Final = MapOf(
 )
 
 
-# -- which go together
+# -- combinations
 
 
 def check_mixed(request: Request, expressions: tuple[str, ...], replaced: tuple[str, ...]) -> None:
-    """Refuse expressions beside what they replaced, and placeholders beside no expression."""
+    """Refuse expressions combined with legacy parameters, and placeholders without an expression."""
     used = [name for name in expressions if name in request]
     if used:
         if "KeyConditions" in request and "KeyConditionExpression" not in request:
-            # The one exception: the key's conditions may be of the old kind beside expressions of the new one.
+            # The one exception: the legacy KeyConditions may be combined with expressions.
             replaced = tuple(name for name in replaced if name != "KeyConditions")
         old = [name for name in replaced if name in request]
         if old:
@@ -97,7 +97,7 @@ def check_mixed(request: Request, expressions: tuple[str, ...], replaced: tuple[
 
 
 def check_operator(request: Request, conditions: str) -> None:
-    """ConditionalOperator joins the conditions of an old parameter, which must have some."""
+    """Refuse ConditionalOperator without the conditions of a legacy parameter."""
     if "ConditionalOperator" in request and not request.get(conditions):
         what = "Expected" if conditions == "Expected" else "Filter or Expected"
         raise Invalid(f"{INVALID}ConditionalOperator cannot be used without {what}")
@@ -115,13 +115,13 @@ def placeholders(request: Request) -> Placeholders:
     return expression.placeholders(names, values)
 
 
-def condition(request: Request, given: Placeholders, parameter: str = "ConditionExpression") -> Condition | None:
+def condition(request: Request, given: Placeholders, parameter: str = "ConditionExpression") -> ItemCondition | None:
     text = request.get(parameter)
     return None if text is None else expression.condition(text, given, parameter)
 
 
 def projection(request: Request, given: Placeholders) -> Paths | None:
-    """What to show, by ProjectionExpression or AttributesToGet."""
+    """The attributes to return, from ProjectionExpression or AttributesToGet."""
     text = request.get("ProjectionExpression")
     if text is not None:
         return expression.projection(text, given)
@@ -150,12 +150,12 @@ def start_key(request: Request) -> ItemValue | None:
         return value.read_item(raw)[0]
     except Invalid as error:
         text = str(error)
-        if error.code == "SERIALIZATION" or any(part in text for part in _TOLD_BARE):
+        if error.code == "SERIALIZATION" or any(part in text for part in _UNPREFIXED):
             raise
         raise Invalid(f"The provided starting key is invalid: {text}") from error
 
 
-_TOLD_BARE: Final = (  # the service puts no words before these
+_UNPREFIXED: Final = (  # messages that the service returns without a prefix
     "contains duplicates",
     "number set",
     "numeric value",
@@ -165,5 +165,5 @@ _TOLD_BARE: Final = (  # the service puts no words before these
 
 
 def capacity(request: Request) -> str:
-    """How much of the consumed capacity to tell: NONE, TOTAL or INDEXES."""
+    """How much of the consumed capacity to return: NONE, TOTAL or INDEXES."""
     return str(request.get("ReturnConsumedCapacity", "NONE"))

@@ -1,4 +1,4 @@
-"""What several answers have in common: names of resources, capacity, item collections."""
+"""Parts that several responses share: ARNs, consumed capacity, item collections."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tailrace.tables.capacity import Capacity
 from tailrace.tables.definition import Definition
 from tailrace.tables.value import Item
 
-ACCOUNT: Final = "123456789012"  # of nobody: the one that examples use
-ITEMS_AT_ONCE: Final = 2  # more are looked up and written down in a thread: each may be of the largest size
+ACCOUNT: Final = "123456789012"  # a placeholder, as in AWS's examples
+ITEMS_AT_ONCE: Final = 2  # more are read and encoded in a thread, because each may have the maximum size
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def each(items: Sequence[Item | None]) -> list[Any]:
-    """Items that are encoded already, one at a time: encoding is one call, during which no other thread has a turn."""
+def encoded_items(items: Sequence[Item | None]) -> list[Any]:
+    """The items, each encoded on its own: encoding holds the interpreter lock for the length of a call."""
     return [None if item is None else msgspec.Raw(_encode(item)) for item in items]
 
 
@@ -31,22 +31,23 @@ def stream_arn(name: str, label: str, region: str) -> str:
 
 
 def consumed(capacity: Capacity, how: str, *, split: bool = False) -> dict[str, Any]:
-    """ConsumedCapacity. `how`: TOTAL, or INDEXES for the parts too; `split`: reads and writes apart (transactions)."""
-    answer: dict[str, Any] = {"TableName": capacity.table, "CapacityUnits": capacity.total}
+    """ConsumedCapacity. `how`: TOTAL, or INDEXES with the indexes; `split`: reads and writes separately, as in
+    transactions."""
+    response: dict[str, Any] = {"TableName": capacity.table, "CapacityUnits": capacity.total}
     if split:
-        answer |= _split(capacity.total_read, capacity.total_write)
+        response |= _split(capacity.total_read, capacity.total_write)
     if how != "INDEXES":
-        return answer
+        return response
     own = capacity.read + capacity.write
-    answer["Table"] = {"CapacityUnits": own}
+    response["Table"] = {"CapacityUnits": own}
     if split:
-        answer["Table"] |= _split(capacity.read, capacity.write)
+        response["Table"] |= _split(capacity.read, capacity.write)
     for name, part in capacity.parts.items():
         units: dict[str, float] = {"CapacityUnits": part.read + part.write}
         if split:
             units |= _split(part.read, part.write)
-        answer.setdefault("LocalSecondaryIndexes" if part.local else "GlobalSecondaryIndexes", {})[name] = units
-    return answer
+        response.setdefault("LocalSecondaryIndexes" if part.local else "GlobalSecondaryIndexes", {})[name] = units
+    return response
 
 
 def _split(read: float, write: float) -> dict[str, float]:
@@ -62,14 +63,14 @@ def collection_metrics(definition: Definition, item: Item) -> dict[str, Any] | N
     """ItemCollectionMetrics, which only tables with local indexes have."""
     if not any(index.local for index in definition.indexes):
         return None
-    # The size is an estimate within a gigabyte; collections are not bounded here, so none is near a limit.
+    # The service estimates the size to the gigabyte. Collections have no limit here, so the estimate does not matter.
     return {"ItemCollectionKey": {definition.hash: item[definition.hash]}, "SizeEstimateRangeGB": [0.0, 1.0]}
 
 
 def collect(collections: dict[str, list[dict[str, Any]]], definition: Definition, item: Item) -> None:
-    """Add an item's collection to those of its table; each is told once."""
+    """Add an item's collection to those of its table, once each."""
     metrics = collection_metrics(definition, item)
     if metrics is not None:
-        told = collections.setdefault(definition.name, [])
-        if metrics not in told:
-            told.append(metrics)
+        metrics_of_table = collections.setdefault(definition.name, [])
+        if metrics not in metrics_of_table:
+            metrics_of_table.append(metrics)

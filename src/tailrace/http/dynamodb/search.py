@@ -1,7 +1,7 @@
-"""Many items in order: Query, Scan.
+"""Operations that return many items in order: Query, Scan.
 
-A page is put together from slices; between two of them the event loop does other things. A page with large items is
-put together in a thread.
+A page is read in slices; between two slices the event loop serves other requests. A page with large items is read in a
+thread.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ import msgspec
 
 from tailrace.errors import Invalid, TableNotFound
 from tailrace.http.dynamodb import parameters, render
-from tailrace.http.dynamodb.apart import stepped
 from tailrace.http.dynamodb.context import Context
+from tailrace.http.dynamodb.offload import run_sync
 from tailrace.http.dynamodb.shape import (
     INDEX_NAME,
     RETURN_CONSUMED_CAPACITY,
+    ApiShape,
     Boolean,
     Integer,
     Item,
     Operation,
     Request,
-    Shape,
+    String,
     Structure,
     TableName,
-    Text,
 )
 from tailrace.tables import expression, legacy
-from tailrace.tables.expression import Condition, KeyConditions, Placeholders
-from tailrace.tables.queries import Heavy, Page, Pager, Query, Scan
+from tailrace.tables.expression import ItemCondition, KeyConditions, Placeholders
+from tailrace.tables.queries import HeavyItems, ItemPage, Pager, QueryItems, ScanItems
 
 SEGMENTS_MAX: Final = 1_000_000
-_SELECT: Final = Text(enum=("SPECIFIC_ATTRIBUTES", "COUNT", "ALL_ATTRIBUTES", "ALL_PROJECTED_ATTRIBUTES"))
-_SHOWN: Final[dict[str, Shape]] = {
+_SELECT: Final = String(enum=("SPECIFIC_ATTRIBUTES", "COUNT", "ALL_ATTRIBUTES", "ALL_PROJECTED_ATTRIBUTES"))
+_SHOWN: Final[dict[str, ApiShape]] = {
     "ExclusiveStartKey": Item(),
     "ConsistentRead": Boolean(),
-    "FilterExpression": Text(),
-    "ProjectionExpression": Text(),
+    "FilterExpression": String(),
+    "ProjectionExpression": String(),
     "ExpressionAttributeValues": parameters.VALUES,
     "ExpressionAttributeNames": parameters.NAMES,
 }
@@ -61,7 +61,7 @@ QUERY: Final = Structure(
         "Limit": Integer(least=1, late=True),
         "KeyConditions": parameters.CONDITIONS,
         "ScanIndexForward": Boolean(),
-        "KeyConditionExpression": Text(),
+        "KeyConditionExpression": String(),
         **_SHOWN,
     },
     required=("TableName",),
@@ -85,8 +85,8 @@ async def query(context: Context, request: Request) -> bytes | dict[str, Any]:
     projection = parameters.projection(request, given)
     given.check_used()
     key.check(indexed=True)
-    told = parameters.capacity(request)
-    asked = Query(
+    capacity = parameters.capacity(request)
+    items_query = QueryItems(
         table=request["TableName"],
         condition=key,
         index=request.get("IndexName"),
@@ -97,13 +97,13 @@ async def query(context: Context, request: Request) -> bytes | dict[str, Any]:
         projection=projection,
         select=request.get("Select"),
         consistent=request.get("ConsistentRead", False),
-        capacity=told != "NONE",
+        capacity=capacity != "NONE",
         legacy="QueryFilter" in request or "AttributesToGet" in request,
     )
     try:
-        return await _page(context, asked, told)
+        return await _page(context, items_query, capacity)
     except TableNotFound:
-        # Of too many conditions the service tells, too, where there is no table to hold them against.
+        # The service reports too many key conditions before a missing table.
         key.check(indexed="IndexName" in request)
         raise
 
@@ -114,7 +114,7 @@ def _key_condition(request: Request, given: Placeholders) -> KeyConditions:
     return legacy.read_key_conditions(request["KeyConditions"])
 
 
-def _old_filter(request: Request, parameter: str) -> Condition | None:
+def _old_filter(request: Request, parameter: str) -> ItemCondition | None:
     parameters.check_operator(request, parameter)
     conditions = request.get(parameter)
     if not conditions:
@@ -158,8 +158,8 @@ async def scan(context: Context, request: Request) -> bytes | dict[str, Any]:
     condition = parameters.condition(request, given, "FilterExpression") or condition
     projection = parameters.projection(request, given)
     given.check_used()
-    told = parameters.capacity(request)
-    asked = Scan(
+    capacity = parameters.capacity(request)
+    items_query = ScanItems(
         table=request["TableName"],
         index=request.get("IndexName"),
         segment=segment,
@@ -170,10 +170,10 @@ async def scan(context: Context, request: Request) -> bytes | dict[str, Any]:
         projection=projection,
         select=request.get("Select"),
         consistent=request.get("ConsistentRead", False),
-        capacity=told != "NONE",
+        capacity=capacity != "NONE",
         legacy="ScanFilter" in request or "AttributesToGet" in request,
     )
-    return await _page(context, asked, told)
+    return await _page(context, items_query, capacity)
 
 
 def _check_segments(segment: int | None, total: int | None) -> None:
@@ -195,18 +195,18 @@ def _check_segments(segment: int | None, total: int | None) -> None:
         )
 
 
-async def _page(context: Context, asked: Query | Scan, told: str) -> bytes | dict[str, Any]:
+async def _page(context: Context, items_query: QueryItems | ScanItems, capacity: str) -> bytes | dict[str, Any]:
     if context.waits:
         try:
-            return _shown(await _read(context, msgspec.structs.replace(asked, light=True)), told)
-        except Heavy:
-            apart = context.apart()
-            return await context.call(lambda: _encode(_shown(stepped(_read(apart, asked)), told)))
-    return _shown(await _read(context, asked), told)
+            return _response(await _read(context, msgspec.structs.replace(items_query, light=True)), capacity)
+        except HeavyItems:
+            blocking = context.blocking()
+            return await context.call(lambda: _encode(_response(run_sync(_read(blocking, items_query)), capacity)))
+    return _response(await _read(context, items_query), capacity)
 
 
-async def _read(context: Context, asked: Query | Scan) -> Page:
-    pager: Pager[Any] = Pager(asked)
+async def _read(context: Context, items_query: QueryItems | ScanItems) -> ItemPage:
+    pager: Pager[Any] = Pager(items_query)
     step = pager.next()
     while step is not None:
         pager.add(await context.execute(step))
@@ -216,15 +216,15 @@ async def _read(context: Context, asked: Query | Scan) -> Page:
     return pager.page()
 
 
-def _shown(page: Page, told: str) -> dict[str, Any]:
-    answer: dict[str, Any] = {"Count": page.count, "ScannedCount": page.scanned}
+def _response(page: ItemPage, capacity: str) -> dict[str, Any]:
+    response: dict[str, Any] = {"Count": page.count, "ScannedCount": page.scanned}
     if page.items is not None:
-        answer["Items"] = page.items
+        response["Items"] = page.items
     if page.last_key is not None:
-        answer["LastEvaluatedKey"] = page.last_key
+        response["LastEvaluatedKey"] = page.last_key
     if page.consumed is not None:
-        answer["ConsumedCapacity"] = render.consumed(page.consumed, told)
-    return answer
+        response["ConsumedCapacity"] = render.consumed(page.consumed, capacity)
+    return response
 
 
 OPERATIONS: Final = {"Query": Operation(QUERY, query), "Scan": Operation(SCAN, scan)}

@@ -1,13 +1,13 @@
-"""What a request must look like, declared per operation and checked before anything else.
+"""The shapes of requests: declared per operation and checked before anything else.
 
-The service looks twice. First at types, while it reads the JSON: a wrong one is a SerializationException, and members
-that are null or unknown are dropped. Then at constraints (required members, lengths, ranges, patterns, enumerations):
-all violations, at most ten, are told in one ValidationException.
+The service checks twice. First the types, while it reads the JSON: a wrong type is a SerializationException, and
+members that are null or unknown are dropped. Then the constraints (required members, lengths, ranges, patterns,
+enumerations): all violations, at most ten, are reported in one ValidationException.
 
-Theory of operation: `passes` is one quick walk that says whether a value is good as it is. Only when it is not are the
-two slow walks made: `read` (types, and the value as it is meant) and then `violations`. The inside of an item is left
-to `tables.value`, which reads every value anyway; `read` looks into items too, so that whoever finds another fault
-first can ask `types` whether the service would have complained about a type before that.
+Theory of operation: `passes` is one fast pass that tells whether a value is valid as it is. Only if it is not, two slow
+passes follow: `read`, which checks the types and returns the normalized value, and then `violations`. The contents of
+items are left to `tables.value`, which reads every value anyway. `read` checks them as well, so that after any other
+error a caller can find out whether the service would have reported a wrong type first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 from tailrace.errors import Invalid
 from tailrace.http.dynamodb.context import Context
 
-VIOLATIONS_MAX: Final = 10  # more are not told
+VIOLATIONS_MAX: Final = 10  # reported in one error
 NAME: Final = "[a-zA-Z0-9_.-]+"
 _JAVA: Final = "com.amazonaws.dynamodb.v20120810."
 _CAST: Final = (
@@ -32,7 +32,7 @@ _CAST: Final = (
     "loader 'bootstrap')"
 )
 _STRUCTURE_FOUND: Final = "Start of structure or map found where not expected"
-_NESTED_MAX: Final = 64  # levels of an attribute value that are looked into; `tables.value` refuses more than 32
+_NESTED_MAX: Final = 64  # levels of an attribute value that are checked; `tables.value` refuses more than 32
 
 
 def serialization(message: str) -> Invalid:
@@ -45,14 +45,14 @@ Run = Callable[[Context, Request], Coroutine[Any, Any, bytes | dict[str, Any]]]
 
 
 class Violation(NamedTuple):
-    """Something that breaks a constraint."""
+    """A violated constraint."""
 
     text: str
-    alone: str | None = None  # how the service words it when nothing else is wrong
+    alone: str | None = None  # the service's message if it is the only violation
 
 
 class Path(NamedTuple):
-    """Where a value is: as older messages spell it (tableName) and as newer ones do (TableName)."""
+    """The path of a value, as older messages spell it (tableName) and as newer ones do (TableName)."""
 
     lower: str = ""
     proper: str = ""
@@ -65,22 +65,23 @@ class Path(NamedTuple):
         return Path(f"{self.lower}.{key}.member", f"{self.proper}.{key}.member")
 
 
-class Shape:
-    """The form of one value. `java` is the service's name for the type, which its messages tell."""
+class ApiShape:
+    """The shape of one value. `java` is the type's name in the service's messages."""
 
     java = ""
-    late = False  # checked by the service's newer layer, which words a lone violation without the value
+    late = False  # the service's message for a single violation does not contain the value
 
     def passes(self, value: Any) -> bool:
-        """Whether it is good as it is: quick, and never wrong when it says yes."""
+        """Whether the value is valid as it is. Fast; may return False for a valid value, never True for an invalid
+        one."""
         raise AssertionError(f"{type(self).__name__} has no passes()")
 
     def read(self, value: Any, nested: bool = False) -> Any:
-        """The value as it is meant; of the wrong type it is refused. `nested`: it is in a list or map."""
+        """The normalized value; raises an error if it has the wrong type. `nested`: it is in a list or map."""
         raise AssertionError(f"{type(self).__name__} has no read()")
 
     def violations(self, value: Any, path: Path, found: list[Violation]) -> None:
-        """Add what breaks a constraint."""
+        """Append the violated constraints of a value to `found`."""
 
     def render(self, value: Any) -> str:
         """The value as the service's messages show it."""
@@ -95,7 +96,7 @@ class Shape:
 
 
 def _length(
-    shape: Shape, value: Any, path: Path, found: list[Violation], min_length: int, max_length: int | None
+    shape: ApiShape, value: Any, path: Path, found: list[Violation], min_length: int, max_length: int | None
 ) -> None:
     if len(value) < min_length:
         shape.violated(value, path, f"Member must have length greater than or equal to {min_length}", found)
@@ -104,7 +105,7 @@ def _length(
 
 
 def _scalar(value: Any, java: str) -> Invalid:
-    """The complaint about a value that is not the scalar it should be."""
+    """The error for a value that is not of the expected scalar type."""
     name = java.removeprefix("java.lang.")
     if value is True or value is False:
         return serialization(f"{'TRUE' if value else 'FALSE'}_VALUE cannot be converted to {name}")
@@ -117,7 +118,7 @@ def _scalar(value: Any, java: str) -> Invalid:
     return serialization(_STRUCTURE_FOUND)
 
 
-class Text(Shape):
+class String(ApiShape):
     """A string."""
 
     java = "java.lang.String"
@@ -134,7 +135,7 @@ class Text(Shape):
         self.least = least
         self.most = most
         self.pattern = pattern
-        self.enum = None if enum is None else tuple(enum)  # in the order that messages tell
+        self.enum = None if enum is None else tuple(enum)  # in the order of the service's messages
         self.late = late
         self._match = re.compile(pattern).fullmatch if pattern else None
         self._values = None if enum is None else frozenset(self.enum or ())
@@ -164,34 +165,34 @@ class Text(Shape):
         _length(self, value, path, found, self.least, self.most)
 
     def constraints(self) -> str:
-        """All of them, as a map's message about its keys lists them."""
-        told = []
+        """All constraints, as listed in the message about the keys of a map."""
+        constraints = []
         if self.most is not None:
-            told.append(f"Member must have length less than or equal to {self.most}")
+            constraints.append(f"Member must have length less than or equal to {self.most}")
         if self.least:
-            told.append(f"Member must have length greater than or equal to {self.least}")
+            constraints.append(f"Member must have length greater than or equal to {self.least}")
         if self.pattern is not None:
-            told.append(f"Member must satisfy regular expression pattern: {self.pattern}")
-        return f"[{', '.join(told)}]"
+            constraints.append(f"Member must satisfy regular expression pattern: {self.pattern}")
+        return f"[{', '.join(constraints)}]"
 
 
 _table_name: Final = re.compile("[a-zA-Z0-9_.-]{3,255}").fullmatch
 _table_arn: Final = re.compile("arn:aws[a-z-]*+:dynamodb:[a-z0-9-]*+:[0-9]*+:table/([a-zA-Z0-9_.-]{3,255})").fullmatch
-TABLE_ARN_CHARACTERS_MAX: Final = 1024  # as the service has it
+TABLE_ARN_CHARACTERS_MAX: Final = 1024  # as in the service
 
 
 def table_name(given: str) -> str:
-    """The name of the table that a TableName means: itself, or what its ARN names."""
+    """The table name in a TableName, which may be a name or an ARN."""
     if given.startswith("arn:") and len(given) <= TABLE_ARN_CHARACTERS_MAX:
-        found = _table_arn(given)
-        if found is not None:
-            return found[1]
+        match = _table_arn(given)
+        if match is not None:
+            return match[1]
     return given
 
 
-class TableName(Text):
-    """The name or ARN of a table, as the operations on items take it. `newer`: an empty one with nothing else wrong is
-    held against the bounds that came with ARNs."""
+class TableName(String):
+    """The name or ARN of a table, in the operations on items. `newer`: if an empty name is the only violation, its
+    message has the length limits that the service introduced with ARNs."""
 
     def __init__(self, *, newer: bool = True) -> None:
         super().__init__(least=3, most=255, pattern=NAME)
@@ -211,15 +212,15 @@ class TableName(Text):
             found[:] = [Violation(each.text, alone) if each.text.startswith(text) else each for each in found]
 
 
-class OwnTableName(Text):
-    """The name of a table, as the operations on tables take it: its absence or length is told before all else.
+class ManagedTableName(String):
+    """The name of a table, in the operations on tables: a missing name or a wrong length is reported first.
 
-    `alone_told`: where no required member is missing, a bad length is told as a violation, and alone (CreateTable).
+    `length_alone`: if no required member is missing, a wrong length is reported as the only violation (CreateTable).
     """
 
-    def __init__(self, *, alone_told: bool = False) -> None:
+    def __init__(self, *, length_alone: bool = False) -> None:
         super().__init__(pattern=NAME)
-        self.alone_told = alone_told
+        self.length_alone = length_alone
 
     def passes(self, value: Any) -> bool:
         return type(value) is str and _table_name(value) is not None
@@ -228,7 +229,7 @@ class OwnTableName(Text):
         return table_name(super().read(value, nested))
 
     def first(self, name: str, value: Any) -> str | None:
-        """The complaint that goes before all violations."""
+        """The error that is reported before all violations, if there is one."""
         if value is None:
             return f"The parameter '{name}' is required but was not present in the request"
         if not 3 <= len(value) <= 255:
@@ -236,8 +237,8 @@ class OwnTableName(Text):
         return None
 
 
-class Boolean(Shape):
-    """True or false; some strings are taken for them."""
+class Boolean(ApiShape):
+    """A boolean; some strings are accepted as well."""
 
     java = "java.lang.Boolean"
 
@@ -257,7 +258,7 @@ class Boolean(Shape):
         raise _scalar(value, self.java)
 
 
-class Number(Shape):
+class Number(ApiShape):
     """A number, perhaps with a fraction."""
 
     def __init__(self, *, least: float | None = None, most: float | None = None, late: bool = False) -> None:
@@ -305,22 +306,14 @@ class Integer(Number):
     def read(self, value: Any, nested: bool = False) -> Any:
         number = super().read(value, nested)
         bound = 0x7FFFFFFFFFFFFFFF if self.java == "java.lang.Long" else 0x7FFFFFFF
-        # As the service's language converts: beyond what the type holds, the nearest that it holds.
+        # As in Java: a number beyond the range of the type becomes the nearest one in range.
         return int(min(max(floor(number), -bound - 1), bound))
 
 
-class Timestamp(Number):
-    """Seconds since 1970."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.java = "java.util.Date"
-
-
-class ListOf(Shape):
+class ListOf(ApiShape):
     """A list."""
 
-    def __init__(self, member: Shape, *, least: int = 0, most: int | None = None, late: bool = False) -> None:
+    def __init__(self, member: ApiShape, *, least: int = 0, most: int | None = None, late: bool = False) -> None:
         self.member = member
         self.least = least
         self.most = most
@@ -356,16 +349,16 @@ class ListOf(Shape):
         return f"[{', '.join(self.member.render(each) for each in value)}]"
 
 
-class MapOf(Shape):
-    """A map from text. `keys`: what its keys must be; `values`: the least and most members of values that are lists."""
+class MapOf(ApiShape):
+    """A map with string keys. `keys`: the shape of its keys; `values`: the length limits of values that are lists."""
 
     def __init__(
         self,
-        member: Shape,
+        member: ApiShape,
         *,
         least: int = 0,
         most: int | None = None,
-        keys: Text | None = None,
+        keys: String | None = None,
         values: tuple[int, int] | None = None,
         late: bool = False,
     ) -> None:
@@ -402,8 +395,10 @@ class MapOf(Shape):
         kept: dict[str, Any] = {}
         for key, each in value.items():
             name = rename(key)
-            if name in kept:  # of two keys that mean the same, neither may be lost
-                raise Invalid(f"Two keys of one map mean the same table: {name}. Name a table once, by name or by ARN")
+            if name in kept:  # a name and an ARN of the same table
+                raise Invalid(
+                    f"Two keys of one map name the same table: {name}. Name each table once, by name or by ARN"
+                )
             kept[name] = None if each is None else self.member.read(each, True)
         return kept
 
@@ -430,19 +425,19 @@ class MapOf(Shape):
         return "{" + ", ".join(f"{key}={self.member.render(each)}" for key, each in value.items()) + "}"
 
 
-class Structure(Shape):
-    """Named members, declared in the order of the service's messages. `name` is the service's own of the structure."""
+class Structure(ApiShape):
+    """Named members, declared in the order of the service's messages. `name` is the service's name of the structure."""
 
-    def __init__(self, name: str, members: dict[str, Shape], *, required: Iterable[str] = ()) -> None:
+    def __init__(self, name: str, members: dict[str, ApiShape], *, required: Iterable[str] = ()) -> None:
         self.name = name
         self.members = members
         self.required = tuple(required)
         self.java = _JAVA + name
         self._passes = {member: shape.passes for member, shape in members.items()}
-        self._own_name = next(
-            ((member, shape) for member, shape in members.items() if isinstance(shape, OwnTableName)), None
+        self._managed_name = next(
+            ((member, shape) for member, shape in members.items() if isinstance(shape, ManagedTableName)), None
         )
-        self._required = frozenset((*self.required, *(() if self._own_name is None else self._own_name[:1])))
+        self._required = frozenset((*self.required, *(() if self._managed_name is None else self._managed_name[:1])))
         unknown = set(self.required) - set(members)
         assert not unknown, f"{name} requires {unknown}, which it does not have"
 
@@ -486,29 +481,29 @@ class Structure(Shape):
     # -- as the shape of a whole request
 
     def check(self, request: Any) -> Request:
-        """The request as it is meant; one that is not as it must be is refused."""
+        """The normalized request; raises an error if it is not valid."""
         if self.passes(request):
             checked: Request = request
             return checked
         checked = self.read(request)
         found: list[Violation] = []
         self.violations(checked, Path(), found)
-        if self._own_name is not None:
-            name, shape = self._own_name
-            assert isinstance(shape, OwnTableName)
+        if self._managed_name is not None:
+            name, shape = self._managed_name
+            assert isinstance(shape, ManagedTableName)
             first = shape.first(name, checked.get(name))
             if first is not None:
-                if not shape.alone_told or name not in checked or not checked.keys() >= set(self.required):
+                if not shape.length_alone or name not in checked or not checked.keys() >= set(self.required):
                     raise Invalid(first)
                 found.clear()
-                bounded = Text(least=3, most=255, pattern=NAME)
+                bounded = String(least=3, most=255, pattern=NAME)
                 bounded.violations(checked[name], Path().member(name), found)
         if found:
-            raise Invalid(_told(found))
+            raise Invalid(_violations_message(found))
         return checked
 
 
-def _told(found: list[Violation]) -> str:
+def _violations_message(found: list[Violation]) -> str:
     del found[VIOLATIONS_MAX:]
     alone = {violation.alone for violation in found}
     if len(alone) == 1 and None not in alone:
@@ -517,8 +512,8 @@ def _told(found: list[Violation]) -> str:
     return f"{len(found)} validation error{'s' if len(found) > 1 else ''} detected: {texts}"
 
 
-class Blob(Shape):
-    """Bytes, as base64. Only looked at where another fault was found: `tables.value` decodes them."""
+class Blob(ApiShape):
+    """Bytes, as base64. Only checked after another error was found; `tables.value` decodes them."""
 
     java = "java.nio.ByteBuffer"
 
@@ -535,7 +530,7 @@ class Blob(Shape):
         if len(value) % 4:
             raise serialization(f"Base64 encoded length is expected a multiple of 4 bytes but found: {len(value)}")
         try:
-            # What does not come back as it was had bits set, or characters, that mean nothing.
+            # A text that does not encode back to itself had stray bits or characters.
             good = b64encode(a2b_base64(value)).decode() == value
         except (NotBase64, ValueError):
             good = False
@@ -544,8 +539,8 @@ class Blob(Shape):
         return value
 
 
-class AttributeValue(Shape):
-    """A typed value. Its inside is read by `tables.value`; here only types are looked at, and only when in doubt."""
+class AttributeValue(ApiShape):
+    """A typed value. `tables.value` reads its contents; here only types are checked, and only after another error."""
 
     java = _JAVA + "AttributeValue"
 
@@ -581,7 +576,7 @@ class AttributeValue(Shape):
         return "AttributeValue(" + ", ".join(f"{kind.lower()}={each}" for kind, each in value.items()) + ")"
 
 
-class Item(Shape):
+class Item(ApiShape):
     """Attributes by name: an item, a key, or the values of an expression."""
 
     java = f"java.util.Map<java.lang.String, {AttributeValue.java}>"
@@ -605,36 +600,34 @@ class Item(Shape):
 _VALUE: Final = AttributeValue()
 _ITEM: Final = Item()
 _LIST: Final = ListOf(_VALUE)
-_KINDS: Final[dict[str, Shape]] = {
-    "S": Text(),
-    "N": Text(),
+_KINDS: Final[dict[str, ApiShape]] = {
+    "S": String(),
+    "N": String(),
     "B": Blob(),
     "BOOL": Boolean(),
     "NULL": Boolean(),
-    "SS": ListOf(Text()),
-    "NS": ListOf(Text()),
+    "SS": ListOf(String()),
+    "NS": ListOf(String()),
     "BS": ListOf(Blob()),
 }
 
 
 class Operation(NamedTuple):
-    """What a target names: the request it takes, and what answers it.
+    """An operation: the shape of its request, and the coroutine that runs it.
 
-    `run` gets a request that has passed its shape (no member is null, none is unknown) and returns the answer's
-    body: bytes that are JSON already, or what is to be encoded. It waits for nothing but the context and turns.
+    `run` gets a valid request (no member is null, none is unknown) and returns the body of the response: encoded JSON,
+    or an object to encode. It awaits nothing but the context, and `sleep(0)`.
     """
 
     shape: Structure
     run: Run
-    table_told: bool = False  # whether it says which table there is not
-    apart: Callable[[Request], bool] | None = (
-        None  # whether a request, small as it is, takes long: it is run in a thread
-    )
-    pieces: tuple[str, int] | None = None  # the member that holds items, and how many lists or maps they are inside of
+    names_table: bool = False  # whether its error names the table that was not found
+    offload: Callable[[Request], bool] | None = None  # whether a small request takes long and must run in a thread
+    split: tuple[str, int] | None = None  # the member that holds items, and how many lists or maps enclose them
 
 
-# -- shapes that many operations have
+# -- shapes that many operations share
 
-RETURN_CONSUMED_CAPACITY: Final = Text(enum=("INDEXES", "TOTAL", "NONE"))
-RETURN_ITEM_COLLECTION_METRICS: Final = Text(enum=("SIZE", "NONE"))
-INDEX_NAME: Final = Text(least=3, most=255, pattern=NAME)
+RETURN_CONSUMED_CAPACITY: Final = String(enum=("INDEXES", "TOTAL", "NONE"))
+RETURN_ITEM_COLLECTION_METRICS: Final = String(enum=("SIZE", "NONE"))
+INDEX_NAME: Final = String(least=3, most=255, pattern=NAME)

@@ -1,10 +1,10 @@
-"""The operations of DynamoDB Streams: one stream is one shard, and one iterator is all that a reader has to keep.
+"""The operations of DynamoDB Streams: a stream has one shard, and a reader keeps nothing but an iterator.
 
-A record's SequenceNumber is its (sequence, index) as one number, behind a 1 that keeps the zeros through clients that
-do arithmetic. An iterator names the first (sequence, index) that was not read yet, so that a page may end in the middle
-of a transaction. Iterators hold all they mean: the server remembers none, so they survive its restart. They carry the
-stream's epoch, because a position in a copy of a database is not one in the original, and a seal, so that nobody makes
-one up.
+The SequenceNumber of a record is its (sequence, index) as one number, prefixed with a 1 that preserves leading zeros in
+clients that do arithmetic. An iterator names the first (sequence, index) that has not been read, so a page may end in
+the middle of a transaction. The server keeps no iterators: they are self-contained and survive a restart. They carry
+the stream's epoch, because a position in a copy of a database is not valid in the original, and a MAC, so that clients
+cannot forge them.
 """
 
 from __future__ import annotations
@@ -26,21 +26,20 @@ from tailrace.database import Database
 from tailrace.errors import Gone, Invalid, IteratorExpired, NotFound, Trimmed
 from tailrace.http.dynamodb.context import Context
 from tailrace.http.dynamodb.render import stream_arn
-from tailrace.http.dynamodb.shape import NAME, Integer, Operation, Request, Structure, Text
+from tailrace.http.dynamodb.shape import NAME, Integer, Operation, Request, String, Structure
 from tailrace.log.cold import NO_COLD_STORAGE
 from tailrace.tables import change
 from tailrace.tables.change import EVENTS, TTL
-from tailrace.tables.seal import FindSecret, MakeSecret
-from tailrace.tables.streams import (
-    ChangeStream,
-    Info,
-    ReadEntries,
-    RecentStreams,
-    Run,
-    State,
-    StreamInfo,
-    StreamState,
+from tailrace.tables.change_info import (
+    ChangeStreamBounds,
+    ChangeStreamDescription,
+    DescribeChangeStream,
+    FindStreamBounds,
+    ListRecentStreams,
 )
+from tailrace.tables.change_reading import ChangeEntries, ReadEntries
+from tailrace.tables.change_stream import ChangeStream
+from tailrace.tables.seal import FindSecret, MakeSecret
 from tailrace.tables.value import Item
 
 T = TypeVar("T")
@@ -48,7 +47,7 @@ ITERATOR_MS: Final = 15 * 60 * 1000  # how long an iterator may be used
 RECORDS_MAX: Final = 1_000  # in one page
 PAGE_BYTES: Final = 1 * limits.MiB  # of records, as their sizes are counted; at least one record
 STREAMS_MAX: Final = 100  # in one page of ListStreams
-_BEYOND: Final = 10**8 - 1  # an index that no record has: what is told of an empty shard is after all that was there
+_BEYOND: Final = 10**8 - 1  # greater than the index of any record: an empty shard starts after all earlier records
 _SEAL_BYTES: Final = 16
 SKIMMED_BYTES: Final = 256 * limits.KiB  # records of larger transactions are decoded one by one
 _EVENT_VERSION: Final = "1.1"
@@ -59,11 +58,11 @@ _arn: Final = re.compile(
 ).fullmatch
 _number: Final = re.compile(r"1([0-9]{16})([0-9]{8})", re.ASCII).fullmatch
 
-_STREAM_ARN: Final = Text(least=37, most=1024)
-_SHARD_ID: Final = Text(least=28, most=65)
+_STREAM_ARN: Final = String(least=37, most=1024)
+_SHARD_ID: Final = String(least=28, most=65)
 
 
-# -- how records look
+# -- records
 
 
 class _Image(msgspec.Struct, gc=False, omit_defaults=True, rename="pascal"):
@@ -83,8 +82,8 @@ class _Identity(msgspec.Struct, rename="pascal"):
     type: str
 
 
-class _Record(msgspec.Struct, gc=False, omit_defaults=True):
-    """A record, under the service's names."""
+class _StreamRecord(msgspec.Struct, gc=False, omit_defaults=True):
+    """A record, with the service's names."""
 
     eventID: str
     eventName: str
@@ -99,45 +98,45 @@ _EXPIRY: Final = _Identity("dynamodb.amazonaws.com", "Service")
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class _Page(msgspec.Struct, gc=False, omit_defaults=True, rename="pascal"):
-    """GetRecords' answer."""
+class _RecordsPage(msgspec.Struct, gc=False, omit_defaults=True, rename="pascal"):
+    """The response of GetRecords."""
 
-    records: list[_Record]
+    records: list[_StreamRecord]
     next_shard_iterator: str | None = None
 
 
 def sequence_number(sequence: int, index: int) -> str:
-    """The SequenceNumber of a record: sorts the same as text, as a number and as the pair."""
+    """The SequenceNumber of a record: sorts the same as text, as a number and as a pair."""
     return f"1{sequence:016d}{index:08d}"
 
 
 def _pair(text: str) -> tuple[int, int]:
-    found = _number(text)
-    if found is None:
+    match = _number(text)
+    if match is None:
         raise Invalid(f"Invalid SequenceNumber: {text}")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 # -- iterators
 
 
-class Iterator(msgspec.Struct, frozen=True, array_like=True):
-    """Where a reader goes on: the first record at or after (sequence, index)."""
+class ShardIterator(msgspec.Struct, frozen=True, array_like=True):
+    """A reader's position: the first record at or after (sequence, index)."""
 
     name: str
     label: str
     epoch: str
     sequence: int
     index: int
-    at_ms: int  # when it was handed out
+    at_ms: int  # when it was issued
 
 
 _pack: Final = msgspec.msgpack.Encoder().encode
-_unpack: Final = msgspec.msgpack.Decoder(Iterator).decode
+_unpack: Final = msgspec.msgpack.Decoder(ShardIterator).decode
 
 
-def sealed(iterator: Iterator, secret: bytes) -> str:
-    """An iterator as text, which only those who know the secret can make."""
+def sealed(iterator: ShardIterator, secret: bytes) -> str:
+    """An iterator as text, authenticated with the secret."""
     body = _pack(iterator)
     return urlsafe_b64encode(_seal(body, secret) + body).decode()
 
@@ -146,20 +145,20 @@ def _seal(body: bytes, secret: bytes) -> bytes:
     return hmac.digest(secret, body, "sha256")[:_SEAL_BYTES]
 
 
-def opened(text: str, secret: bytes, now_ms: int) -> Iterator:
-    """The iterator of a text that `sealed` made."""
+def opened(text: str, secret: bytes, now_ms: int) -> ShardIterator:
+    """The iterator in a text made by `sealed`."""
     try:
         raw = urlsafe_b64decode(text.encode("ascii"))
         seal, body = raw[:_SEAL_BYTES], raw[_SEAL_BYTES:]
         if not hmac.compare_digest(seal, _seal(body, secret)) or urlsafe_b64encode(raw).decode() != text:
-            raise ValueError("not as it was made")
+            raise ValueError("the seal does not match")
         iterator = _unpack(body)
     except (NotBase64, ValueError, msgspec.DecodeError):
         raise Invalid("Invalid ShardIterator") from None
     if (
         not 0 <= iterator.sequence <= limits.POSITION_MAX
         or not 0 <= iterator.index <= _BEYOND + 1
-        or iterator.at_ms > now_ms + ITERATOR_MS  # a clock may be put back, but not by so much
+        or iterator.at_ms > now_ms + ITERATOR_MS  # the clock may have been set back, but not by this much
     ):
         raise Invalid("Invalid ShardIterator")
     return iterator
@@ -169,10 +168,10 @@ _secrets: Final[WeakKeyDictionary[Database, bytes]] = WeakKeyDictionary()
 
 
 async def _secret(context: Context) -> bytes:
-    """What iterators of this database are sealed with."""
+    """The secret that authenticates this database's iterators."""
     secret = _secrets.get(context.db)
     if secret is None:
-        system = context.as_system()  # whoever may read may have an iterator, though the first one is a write
+        system = context.as_system()  # readers need an iterator, although the first one writes the secret
         secret = await system.execute(FindSecret()) or await system.execute(MakeSecret())
         _secrets[context.db] = secret
     return secret
@@ -192,19 +191,19 @@ def _trimmed() -> Gone:
 
 def _named(arn: str) -> tuple[str, str]:
     """The table's name and the label in a stream's ARN."""
-    found = _arn(arn)
-    if found is None:
+    match = _arn(arn)
+    if match is None:
         raise Invalid("Invalid StreamArn")
-    return found[1], found[2]
+    return match[1], match[2]
 
 
-async def _asked(context: Context, arn: str, query: Callable[[str, str], Query[T]]) -> T:
-    """What a query says of the stream of this ARN."""
+async def _queried(context: Context, arn: str, query: Callable[[str, str], Query[T]]) -> T:
+    """The result of a query for the stream with this ARN."""
     try:
-        found: T = await context.execute(query(*_named(arn)))
+        result: T = await context.execute(query(*_named(arn)))
     except NotFound:
         raise NotFound(f"Requested resource not found: Stream: {arn} not found") from None
-    return found
+    return result
 
 
 async def _list_streams(context: Context, request: Request) -> dict[str, Any]:
@@ -214,7 +213,7 @@ async def _list_streams(context: Context, request: Request) -> dict[str, Any]:
     if start is not None:
         name, label = _named(start)
         after = label, name
-    found: list[ChangeStream] = await context.execute(RecentStreams(request.get("TableName"), after, limit + 1))
+    listed: list[ChangeStream] = await context.execute(ListRecentStreams(request.get("TableName"), after, limit + 1))
     region = context.region
     streams = [
         {
@@ -222,17 +221,17 @@ async def _list_streams(context: Context, request: Request) -> dict[str, Any]:
             "TableName": stream.name,
             "StreamLabel": stream.label,
         }
-        for stream in found[:limit]
+        for stream in listed[:limit]
     ]
-    answer: dict[str, Any] = {"Streams": streams}
-    if len(found) > limit:
-        answer["LastEvaluatedStreamArn"] = streams[-1]["StreamArn"]
-    return answer
+    response: dict[str, Any] = {"Streams": streams}
+    if len(listed) > limit:
+        response["LastEvaluatedStreamArn"] = streams[-1]["StreamArn"]
+    return response
 
 
 async def _describe_stream(context: Context, request: Request) -> dict[str, Any]:
     arn = request["StreamArn"]
-    info: Info = await _asked(context, arn, StreamInfo)
+    info: ChangeStreamDescription = await _queried(context, arn, DescribeChangeStream)
     stream = info.stream
     after = request.get("ExclusiveStartShardId")
     shards = []
@@ -255,8 +254,9 @@ async def _describe_stream(context: Context, request: Request) -> dict[str, Any]
     return {"StreamDescription": description}
 
 
-def _range(info: Info) -> dict[str, str]:
-    """From the oldest record to the newest, where no more will come; an empty shard starts before what comes first."""
+def _range(info: ChangeStreamDescription) -> dict[str, str]:
+    """From the oldest record to the newest; the end only if the stream is closed. An empty shard starts just before
+    its first record to come."""
     if info.oldest is None or info.latest is None:
         first = last = sequence_number(info.earliest - 1, _BEYOND)
     else:
@@ -276,7 +276,7 @@ async def _get_shard_iterator(context: Context, request: Request) -> dict[str, A
     if not numbered and number is not None:
         raise Invalid(f"SequenceNumber is not allowed for ShardIteratorType {kind}")
     sequence, index = _pair(number) if number is not None else (0, 0)
-    info: State = await _asked(context, request["StreamArn"], StreamState)
+    info: ChangeStreamBounds = await _queried(context, request["StreamArn"], FindStreamBounds)
     stream, log, first = info.stream, info.log, info.earliest
     if request["ShardId"] != shard_id(stream):
         raise NotFound("Requested resource not found: Shard does not exist")
@@ -294,17 +294,17 @@ async def _get_shard_iterator(context: Context, request: Request) -> dict[str, A
         if sequence > log.next:
             raise Invalid(f"Invalid SequenceNumber: {number} is beyond the end of the shard")
     now_ms = context.db.clock.now_ms()
-    iterator = Iterator(stream.name, stream.label, stream.epoch, sequence, index, now_ms)
+    iterator = ShardIterator(stream.name, stream.label, stream.epoch, sequence, index, now_ms)
     return {"ShardIterator": sealed(iterator, await _secret(context))}
 
 
 async def _after(context: Context, stream: ChangeStream, sequence: int, index: int) -> tuple[int, int]:
-    """What follows a record: the next of its transaction, or the next transaction."""
+    """The position after a record: the next record of its transaction, or the next transaction."""
     try:
-        run: Run = await context.execute(ReadEntries(stream.name, stream.label, sequence, 1, 1))
+        page: ChangeEntries = await context.execute(ReadEntries(stream.name, stream.label, sequence, 1, 1))
     except (Trimmed, Invalid):
-        return sequence, index + 1  # whoever looks at where that is says what is wrong
-    for entry in run.entries:
+        return sequence, index + 1  # the caller checks the position
+    for entry in page.entries:
         if entry.next - 1 == sequence and index < len(change.skimmed(entry.body).records) - 1:
             return sequence, index + 1
     return sequence + 1, 0
@@ -318,7 +318,9 @@ async def _get_records(context: Context, request: Request) -> bytes:
         raise IteratorExpired("The iterator has expired: it was handed out more than 15 minutes ago")
     limit = request.get("Limit", RECORDS_MAX)
     try:
-        run: Run = await context.execute(ReadEntries(at.name, at.label, at.sequence, PAGE_BYTES, limit, at.epoch))
+        entries: ChangeEntries = await context.execute(
+            ReadEntries(at.name, at.label, at.sequence, PAGE_BYTES, limit, at.epoch)
+        )
     except Trimmed:
         raise _trimmed() from None
     except NotFound:
@@ -329,27 +331,27 @@ async def _get_records(context: Context, request: Request) -> bytes:
             raise
         raise Invalid("Invalid ShardIterator") from None
     region = context.region
-    if any(len(entry.body) > SKIMMED_BYTES for entry in run.entries):
-        return await context.call(lambda: _page(run, at, limit, region, now_ms, secret))
-    return _page(run, at, limit, region, now_ms, secret)
+    if any(len(entry.body) > SKIMMED_BYTES for entry in entries.entries):
+        return await context.call(lambda: _page(entries, at, limit, region, now_ms, secret))
+    return _page(entries, at, limit, region, now_ms, secret)
 
 
-def _page(run: Run, at: Iterator, limit: int, region: str, now_ms: int, secret: bytes) -> bytes:
-    records, sequence, index = _records(run, at, limit, region)
-    page = _Page(records)
-    if run.stream.closed_ms is None or sequence < run.log.next:
+def _page(read: ChangeEntries, at: ShardIterator, limit: int, region: str, now_ms: int, secret: bytes) -> bytes:
+    records, sequence, index = _records(read, at, limit, region)
+    page = _RecordsPage(records)
+    if read.stream.closed_ms is None or sequence < read.log.next:
         following = msgspec.structs.replace(at, sequence=sequence, index=index, at_ms=now_ms)
         page.next_shard_iterator = sealed(following, secret)
     return _encode(page)
 
 
-def _records(run: Run, at: Iterator, limit: int, region: str) -> tuple[list[_Record], int, int]:
-    """Up to `limit` records from where the iterator stands, and where the next page starts."""
-    view = run.stream.view
-    prefix = run.stream.epoch[:7]
+def _records(read: ChangeEntries, at: ShardIterator, limit: int, region: str) -> tuple[list[_StreamRecord], int, int]:
+    """Up to `limit` records from the iterator's position, and the position of the next page."""
+    view = read.stream.view
+    prefix = read.stream.epoch[:7]
     left = PAGE_BYTES
-    records: list[_Record] = []
-    for entry in run.entries:
+    records: list[_StreamRecord] = []
+    for entry in read.entries:
         sequence = entry.next - 1
         index = at.index if sequence == at.sequence else 0
         by, stored = _stored(entry.body, index)
@@ -362,17 +364,19 @@ def _records(run: Run, at: Iterator, limit: int, region: str) -> tuple[list[_Rec
             number = f"1{sequence:016d}{index:08d}"
             image = _Image(seconds, record.keys, number, record.size, view, record.new, record.old)
             event = EVENTS[record.event]
-            records.append(_Record(prefix + number, event, _EVENT_VERSION, _EVENT_SOURCE, region, image, identity))
+            records.append(
+                _StreamRecord(prefix + number, event, _EVENT_VERSION, _EVENT_SOURCE, region, image, identity)
+            )
             index += 1
-    return records, max(run.next, at.sequence), 0 if run.next > at.sequence else at.index
+    return records, max(read.next, at.sequence), 0 if read.next > at.sequence else at.index
 
 
-def _stored(body: bytes, index: int) -> tuple[str, Iterable[change.Stored]]:
-    """Who made a transaction, and its records from `index` on. Those of a large one are decoded when their turn comes,
-    so that a page costs what it holds, not what the transaction does."""
+def _stored(body: bytes, index: int) -> tuple[str, Iterable[change.StoredRecord]]:
+    """The principal of a transaction, and its records from `index` on. Those of a large transaction are decoded lazily,
+    so that the cost of a page depends on the page, not on the transaction."""
     if len(body) <= SKIMMED_BYTES:
-        found = change.opened(body)
-        return found.by, found.records[index:] if index else found.records
+        entry = change.opened(body)
+        return entry.by, entry.records[index:] if index else entry.records
     skimmed = change.skimmed(body)
     return skimmed.by, map(change.record, islice(skimmed.records, index, None))
 
@@ -382,7 +386,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
         Structure(
             "ListStreamsInput",
             {
-                "TableName": Text(least=3, most=255, pattern=NAME),
+                "TableName": String(least=3, most=255, pattern=NAME),
                 "Limit": Integer(least=1, most=STREAMS_MAX),
                 "ExclusiveStartStreamArn": _STREAM_ARN,
             },
@@ -398,7 +402,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
                 "ExclusiveStartShardId": _SHARD_ID,
                 "ShardFilter": Structure(
                     "ShardFilter",
-                    {"Type": Text(enum=("CHILD_SHARDS",)), "ShardId": _SHARD_ID},
+                    {"Type": String(enum=("CHILD_SHARDS",)), "ShardId": _SHARD_ID},
                     required=("Type", "ShardId"),
                 ),
             },
@@ -412,10 +416,10 @@ OPERATIONS: Final[dict[str, Operation]] = {
             {
                 "StreamArn": _STREAM_ARN,
                 "ShardId": _SHARD_ID,
-                "ShardIteratorType": Text(
+                "ShardIteratorType": String(
                     enum=("AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER", "TRIM_HORIZON", "LATEST")
                 ),
-                "SequenceNumber": Text(least=21, most=40),
+                "SequenceNumber": String(least=21, most=40),
             },
             required=("StreamArn", "ShardId", "ShardIteratorType"),
         ),
@@ -424,7 +428,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "GetRecords": Operation(
         Structure(
             "GetRecordsInput",
-            {"ShardIterator": Text(least=1, most=2048), "Limit": Integer(least=1, most=RECORDS_MAX)},
+            {"ShardIterator": String(least=1, most=2048), "Limit": Integer(least=1, most=RECORDS_MAX)},
             required=("ShardIterator",),
         ),
         _get_records,

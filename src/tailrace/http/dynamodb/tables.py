@@ -1,8 +1,8 @@
-"""The operations on whole tables: their requests' shapes, what they ask of the database, and the answers.
+"""The operations on tables: the shapes of their requests, their commands, and their responses.
 
-Shapes hold what can be said of a member alone; what members must be to each other is said in `tables.schema`, once for
-all doors. Members of the service that mean something which is not kept here (replicas, policies) are refused, not
-dropped: a client that asks for a replica must not believe that it has one.
+A shape has the constraints of single members; the rules that relate several members are in `tables.schema`, for all
+APIs. Members for features that are not supported (replicas, policies) are refused, not ignored: a client that requests
+a replica must not believe that it has one.
 """
 
 from __future__ import annotations
@@ -10,22 +10,23 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from tailrace import limits
 from tailrace.errors import Forbidden, Invalid, NotFound, TableNotFound
 from tailrace.http.dynamodb import describe, render
 from tailrace.http.dynamodb.context import Context
 from tailrace.http.dynamodb.shape import (
     INDEX_NAME,
     NAME,
+    ApiShape,
     Boolean,
     Integer,
     ListOf,
+    ManagedTableName,
     Operation,
-    OwnTableName,
     Path,
     Request,
-    Shape,
+    String,
     Structure,
-    Text,
     Violation,
 )
 from tailrace.tables.definition import Attribute
@@ -42,21 +43,20 @@ from tailrace.tables.lifecycle import (
     UpdateTable,
 )
 from tailrace.tables.schema import (
-    Changes,
     IndexChange,
     IndexSpec,
     IndexUpdate,
     KeyElement,
     ProjectionSpec,
-    Spec,
     StreamSpec,
+    TableChanges,
+    TableSpec,
 )
 
-LIST_MAX: Final = 100  # names in one answer of ListTables
-NO_LIMIT: Final = -1  # how the service spells it, where units are bounded
-ENDPOINT_MINUTES: Final = 1440  # how long a client may keep what DescribeEndpoints told it
+NO_LIMIT: Final = -1  # the service's value for no limit on request units
+ENDPOINT_MINUTES: Final = 1440  # how long a client may cache the response of DescribeEndpoints
 
-# What DescribeLimits tells: the service's own defaults. Capacity is kept and told, never enforced.
+# The limits that DescribeLimits returns: the service's defaults. Capacity is stored and returned, never enforced.
 ACCOUNT_UNITS: Final = 80_000
 TABLE_UNITS: Final = 40_000
 
@@ -64,8 +64,8 @@ TABLE_UNITS: Final = 40_000
 # -- shapes
 
 
-class _Refused(Shape):
-    """A member that the service has and that means nothing here."""
+class _UnsupportedMember(ApiShape):
+    """A member of the service's request that is not supported here."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -82,7 +82,7 @@ class _Refused(Shape):
 
 
 class _IndexUpdateAction(Structure):
-    """New capacity for an index. Which kind is open; where none is given, it is the provisioned one that is missed."""
+    """New capacity for an index, of any kind. The error for none at all names ProvisionedThroughput."""
 
     def passes(self, value: Any) -> bool:
         return super().passes(value) and len(value) > 1
@@ -90,31 +90,31 @@ class _IndexUpdateAction(Structure):
     def violations(self, value: Any, path: Path, found: list[Violation]) -> None:
         super().violations(value, path, found)
         if value.keys() <= {"IndexName"}:
-            missed = path.member("ProvisionedThroughput")
-            self.members["ProvisionedThroughput"].violated(None, missed, "Member must not be null", found)
+            missing = path.member("ProvisionedThroughput")
+            self.members["ProvisionedThroughput"].violated(None, missing, "Member must not be null", found)
 
 
-_ATTRIBUTE_NAME: Final = Text(least=1, most=255)
-NAME_CHARACTERS_MIN: Final = 3  # of a table or an index in this API, as the service has it
+_ATTRIBUTE_NAME: Final = String(least=1, most=255)
+NAME_CHARACTERS_MIN: Final = 3  # of a table or an index in this API, as in the service
 _ATTRIBUTE_DEFINITIONS: Final = ListOf(
     Structure(
         "AttributeDefinition",
-        {"AttributeName": _ATTRIBUTE_NAME, "AttributeType": Text(enum=("B", "N", "S"))},
+        {"AttributeName": _ATTRIBUTE_NAME, "AttributeType": String(enum=("B", "N", "S"))},
         required=("AttributeName", "AttributeType"),
     )
 )
 _KEY_ELEMENT: Final = Structure(
     "KeySchemaElement",
-    {"AttributeName": _ATTRIBUTE_NAME, "KeyType": Text(enum=("HASH", "RANGE"))},
+    {"AttributeName": _ATTRIBUTE_NAME, "KeyType": String(enum=("HASH", "RANGE"))},
     required=("AttributeName", "KeyType"),
 )
 _TWO_KEYS: Final = ListOf(_KEY_ELEMENT, least=1, most=2)
-_MANY_KEYS: Final = ListOf(_KEY_ELEMENT, least=1)  # of a global index; how many is for tables.schema to say
+_MANY_KEYS: Final = ListOf(_KEY_ELEMENT, least=1)  # of a global index; tables.schema has the maximum
 _PROJECTION: Final = Structure(
     "Projection",
     {
-        "ProjectionType": Text(enum=("ALL", "INCLUDE", "KEYS_ONLY")),
-        "NonKeyAttributes": ListOf(Text(least=1, most=255), least=1, most=20),
+        "ProjectionType": String(enum=("ALL", "INCLUDE", "KEYS_ONLY")),
+        "NonKeyAttributes": ListOf(String(least=1, most=255), least=1, most=20),
     },
 )
 _UNITS: Final = Integer(least=1, long=True)
@@ -128,21 +128,21 @@ _ON_DEMAND: Final = Structure(
     "OnDemandThroughput", {"MaxReadRequestUnits": _ANY_UNITS, "MaxWriteRequestUnits": _ANY_UNITS}
 )
 _WARM: Final = Structure("WarmThroughput", {"ReadUnitsPerSecond": _ANY_UNITS, "WriteUnitsPerSecond": _ANY_UNITS})
-_BILLING: Final = Text(enum=("PROVISIONED", "PAY_PER_REQUEST"))
+_BILLING: Final = String(enum=("PROVISIONED", "PAY_PER_REQUEST"))
 _STREAM: Final = Structure(
     "StreamSpecification",
     {
         "StreamEnabled": Boolean(),
-        "StreamViewType": Text(enum=("NEW_IMAGE", "OLD_IMAGE", "NEW_AND_OLD_IMAGES", "KEYS_ONLY")),
+        "StreamViewType": String(enum=("NEW_IMAGE", "OLD_IMAGE", "NEW_AND_OLD_IMAGES", "KEYS_ONLY")),
     },
     required=("StreamEnabled",),
 )
 _ENCRYPTION: Final = Structure(
-    "SSESpecification", {"Enabled": Boolean(), "SSEType": Text(enum=("AES256", "KMS")), "KMSMasterKeyId": Text()}
+    "SSESpecification", {"Enabled": Boolean(), "SSEType": String(enum=("AES256", "KMS")), "KMSMasterKeyId": String()}
 )
-_TABLE_CLASS: Final = Text(enum=("STANDARD", "STANDARD_INFREQUENT_ACCESS"))
+_TABLE_CLASS: Final = String(enum=("STANDARD", "STANDARD_INFREQUENT_ACCESS"))
 _TAGS: Final = ListOf(
-    Structure("Tag", {"Key": Text(least=1, most=128), "Value": Text(most=256)}, required=("Key", "Value"))
+    Structure("Tag", {"Key": String(least=1, most=128), "Value": String(most=256)}, required=("Key", "Value"))
 )
 _LOCAL_INDEX: Final = Structure(
     "LocalSecondaryIndex",
@@ -193,7 +193,7 @@ _CREATE: Final = Structure(
     "CreateTableInput",
     {
         "AttributeDefinitions": _ATTRIBUTE_DEFINITIONS,
-        "TableName": OwnTableName(alone_told=True),
+        "TableName": ManagedTableName(length_alone=True),
         "BillingMode": _BILLING,
         "ProvisionedThroughput": _THROUGHPUT,
         "KeySchema": _TWO_KEYS,
@@ -206,17 +206,17 @@ _CREATE: Final = Structure(
         "DeletionProtectionEnabled": Boolean(),
         "OnDemandThroughput": _ON_DEMAND,
         "WarmThroughput": _WARM,
-        "ResourcePolicy": _Refused("Resource policies"),
-        "GlobalTableSourceArn": _Refused("Replicas"),
-        "GlobalTableSettingsReplicationMode": _Refused("Replicas"),
-        "VectorIndexes": _Refused("Vector indexes"),
+        "ResourcePolicy": _UnsupportedMember("Resource policies"),
+        "GlobalTableSourceArn": _UnsupportedMember("Replicas"),
+        "GlobalTableSettingsReplicationMode": _UnsupportedMember("Replicas"),
+        "VectorIndexes": _UnsupportedMember("Vector indexes"),
     },
     required=("AttributeDefinitions", "TableName", "KeySchema"),
 )
 _UPDATE: Final = Structure(
     "UpdateTableInput",
     {
-        "TableName": OwnTableName(),
+        "TableName": ManagedTableName(),
         "ProvisionedThroughput": _THROUGHPUT,
         "BillingMode": _BILLING,
         "GlobalSecondaryIndexUpdates": ListOf(_INDEX_CHANGE),
@@ -227,25 +227,25 @@ _UPDATE: Final = Structure(
         "DeletionProtectionEnabled": Boolean(),
         "OnDemandThroughput": _ON_DEMAND,
         "WarmThroughput": _WARM,
-        "ReplicaUpdates": _Refused("Replicas"),
-        "MultiRegionConsistency": _Refused("Replicas"),
-        "GlobalTableWitnessUpdates": _Refused("Replicas"),
-        "GlobalTableSettingsReplicationMode": _Refused("Replicas"),
-        "VectorIndexUpdates": _Refused("Vector indexes"),
+        "ReplicaUpdates": _UnsupportedMember("Replicas"),
+        "MultiRegionConsistency": _UnsupportedMember("Replicas"),
+        "GlobalTableWitnessUpdates": _UnsupportedMember("Replicas"),
+        "GlobalTableSettingsReplicationMode": _UnsupportedMember("Replicas"),
+        "VectorIndexUpdates": _UnsupportedMember("Vector indexes"),
     },
     required=("TableName",),
 )
 _LIST: Final = Structure(
     "ListTablesInput",
     {
-        "ExclusiveStartTableName": Text(least=NAME_CHARACTERS_MIN, most=255, pattern=NAME),
-        "Limit": Integer(least=1, most=LIST_MAX),
+        "ExclusiveStartTableName": String(least=NAME_CHARACTERS_MIN, most=255, pattern=NAME),
+        "Limit": Integer(least=1, most=limits.LIST_TABLES_MAX),
     },
 )
 _SET_TIME_TO_LIVE: Final = Structure(
     "UpdateTimeToLiveInput",
     {
-        "TableName": OwnTableName(),
+        "TableName": ManagedTableName(),
         "TimeToLiveSpecification": Structure(
             "TimeToLiveSpecification",
             {"AttributeName": _ATTRIBUTE_NAME, "Enabled": Boolean()},
@@ -257,16 +257,16 @@ _SET_TIME_TO_LIVE: Final = Structure(
 
 
 def _of_one_table(name: str) -> Structure:
-    return Structure(name, {"TableName": OwnTableName()}, required=("TableName",))
+    return Structure(name, {"TableName": ManagedTableName()}, required=("TableName",))
 
 
-_RESOURCE_ARN: Final = Text(most=1283)  # as the service has it
+_RESOURCE_ARN: Final = String(most=1283)  # as in the service
 _TAG: Final = Structure("TagResourceInput", {"ResourceArn": _RESOURCE_ARN, "Tags": _TAGS})
-_UNTAG: Final = Structure("UntagResourceInput", {"ResourceArn": _RESOURCE_ARN, "TagKeys": ListOf(Text())})
-_LIST_TAGS: Final = Structure("ListTagsOfResourceInput", {"ResourceArn": _RESOURCE_ARN, "NextToken": Text()})
+_UNTAG: Final = Structure("UntagResourceInput", {"ResourceArn": _RESOURCE_ARN, "TagKeys": ListOf(String())})
+_LIST_TAGS: Final = Structure("ListTagsOfResourceInput", {"ResourceArn": _RESOURCE_ARN, "NextToken": String()})
 
 
-# -- requests, as the database takes them
+# -- from requests to the parameters of commands
 
 
 def _attributes(request: Request) -> tuple[Attribute, ...]:
@@ -334,7 +334,7 @@ def _stream(request: Request) -> StreamSpec | None:
 
 
 def _encryption(request: Request) -> str | None:
-    """The kind of encryption; empty: none any more; None: nothing was said."""
+    """The kind of encryption; empty: disabled; None: not in the request."""
     given = request.get("SSESpecification")
     if given is None:
         return None
@@ -348,12 +348,12 @@ def _tags(given: list[dict[str, str]]) -> dict[str, str]:
 # -- tables
 
 
-def _view(context: Context) -> describe.View:
-    return describe.View(context.region, context.db.clock.now_ms())
+def _view(context: Context) -> describe.DescribeContext:
+    return describe.DescribeContext(context.region, context.db.clock.now_ms())
 
 
 async def _create_table(context: Context, request: Request) -> dict[str, Any]:
-    spec = Spec(
+    spec = TableSpec(
         name=request["TableName"],
         attributes=_attributes(request),
         keys=_keys(request["KeySchema"]),
@@ -375,7 +375,7 @@ async def _create_table(context: Context, request: Request) -> dict[str, Any]:
 
 async def _update_table(context: Context, request: Request) -> dict[str, Any]:
     name = request["TableName"]
-    changes = Changes(
+    changes = TableChanges(
         attributes=_attributes(request),
         billing=request.get("BillingMode"),
         throughput=_throughput(request),
@@ -390,7 +390,7 @@ async def _update_table(context: Context, request: Request) -> dict[str, Any]:
     try:
         before = await context.execute(DescribeTable(name))
     except TableNotFound:
-        before = None  # the command says so, after what is wrong with the request itself
+        before = None  # the command raises the error, after those about the request itself
     after = await context.execute(UpdateTable(name, changes))
     return {"TableDescription": describe.updated(before or after, after, _view(context))}
 
@@ -406,22 +406,22 @@ async def _describe_table(context: Context, request: Request) -> dict[str, Any]:
 
 
 async def _list_tables(context: Context, request: Request) -> dict[str, Any]:
-    after, limit = request.get("ExclusiveStartTableName"), request.get("Limit", LIST_MAX)
-    # Tables with shorter names are made with SQL; this API has no requests that could name them.
+    after, limit = request.get("ExclusiveStartTableName"), request.get("Limit", limits.LIST_TABLES_MAX)
+    # Tables with shorter names can be created with SQL, but no request of this API can name them.
     listed = await context.execute(ListTables(after, limit, NAME_CHARACTERS_MIN))
-    answer: dict[str, Any] = {"TableNames": listed.names}
+    response: dict[str, Any] = {"TableNames": listed.names}
     if listed.last is not None:
-        answer["LastEvaluatedTableName"] = listed.last
-    return answer
+        response["LastEvaluatedTableName"] = listed.last
+    return response
 
 
 # -- time to live
 
 
 async def _update_time_to_live(context: Context, request: Request) -> dict[str, Any]:
-    wanted = request["TimeToLiveSpecification"]
-    await context.execute(SetTimeToLive(request["TableName"], wanted["AttributeName"], wanted["Enabled"]))
-    return {"TimeToLiveSpecification": {"AttributeName": wanted["AttributeName"], "Enabled": wanted["Enabled"]}}
+    spec = request["TimeToLiveSpecification"]
+    await context.execute(SetTimeToLive(request["TableName"], spec["AttributeName"], spec["Enabled"]))
+    return {"TimeToLiveSpecification": {"AttributeName": spec["AttributeName"], "Enabled": spec["Enabled"]}}
 
 
 async def _describe_time_to_live(context: Context, request: Request) -> dict[str, Any]:
@@ -438,8 +438,8 @@ _table_of: Final = re.compile(r"arn:aws[a-z-]*+:dynamodb:[^:]++:([0-9]++):table/
 
 
 def _is_arn(text: str) -> bool:
-    """Whether there are six parts with colons between them and, in the last, two with a slash between them; none is
-    empty. A part may hold more colons."""
+    """Whether the text has six non-empty parts separated by colons, the last of which has two non-empty parts separated
+    by a slash. A part may contain more colons."""
     at = 1
     for sign in ":::::/":
         at = text.find(sign, at) + 2  # a part has at least one character
@@ -456,8 +456,8 @@ def _denied(operation: str, resource: str) -> Forbidden:
 
 
 def _tagged(operation: str, request: Request, needs: str | None = None) -> str:
-    """The name of the table that a ResourceArn means. What is wrong with it is told in the service's order, in which
-    the absence of another member (`needs`) has its place."""
+    """The table name in the ResourceArn. Errors come in the service's order, which includes the check that another
+    member (`needs`) is present."""
     arn = request.get("ResourceArn")
     if arn is None:
         raise Invalid("Invalid TableArn")
@@ -471,12 +471,12 @@ def _tagged(operation: str, request: Request, needs: str | None = None) -> str:
             f"1 validation error detected: Value null at '{member}' failed to satisfy constraint: "
             "Member must not be null"
         )
-    found = _table_of(arn)
-    if found is None:
+    match = _table_of(arn)
+    if match is None:
         raise Invalid(f"Invalid TableArn: Invalid ResourceArn provided as input {arn}")
-    if found[1] != render.ACCOUNT:
+    if match[1] != render.ACCOUNT:
         raise _denied(operation, arn)
-    return found[2]
+    return match[2]
 
 
 async def _tag_resource(context: Context, request: Request) -> bytes:
@@ -507,11 +507,11 @@ async def _list_tags(context: Context, request: Request) -> dict[str, Any]:
 
 
 def _no_resource(request: Request, error: TableNotFound) -> TableNotFound:
-    # The service's own spelling.
+    # "ResourcArn" is the service's own spelling.
     return TableNotFound(error.name, f"Requested resource not found: ResourcArn: {request['ResourceArn']} not found")
 
 
-# -- what tools ask before they start
+# -- operations that tools call before they start
 
 
 async def _describe_continuous_backups(context: Context, request: Request) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Several items in one request, all or none: TransactWriteItems, TransactGetItems."""
+"""Several items in one transaction: TransactWriteItems, TransactGetItems."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from typing import Any, Final
 
 import msgspec
 
+from tailrace import limits
 from tailrace.errors import Invalid
 from tailrace.http.dynamodb import parameters, render
 from tailrace.http.dynamodb.context import Context
 from tailrace.http.dynamodb.shape import (
     RETURN_CONSUMED_CAPACITY,
     RETURN_ITEM_COLLECTION_METRICS,
+    ApiShape,
     Item,
     ListOf,
     Operation,
     Request,
-    Shape,
+    String,
     Structure,
     TableName,
-    Text,
 )
 from tailrace.limits import ITEM_BYTES_MAX, MiB
 from tailrace.tables import expression
 from tailrace.tables.commands import CheckItem, DeleteItem, ItemCommand, PutItem, TransactWrite, UpdateItem
-from tailrace.tables.expression import Condition, Update
+from tailrace.tables.expression import ItemCondition, ItemUpdate
 from tailrace.tables.messages import ITEM_TOO_LARGE
 from tailrace.tables.queries import GetItem, TransactGet
 from tailrace.tables.value import NAME_BYTES_MAX, check_names, digest, read_item
 
-ACTIONS_MAX: Final = 100
 PAYLOAD_BYTES_MAX: Final = 4 * MiB
-_TOO_LARGE: Final = "Transaction payload size cannot exceed 4194304 bytes"  # of what is sent, not of what is stored
+_TOO_LARGE: Final = "Transaction payload size cannot exceed 4194304 bytes"  # of the request, not of the stored items
 _encode: Final = msgspec.json.Encoder(order="deterministic").encode
 
 
 # -- writing
 
-_CONDITIONAL: Final[dict[str, Shape]] = {
+_CONDITIONAL: Final[dict[str, ApiShape]] = {
     "TableName": TableName(),
-    "ConditionExpression": Text(),
+    "ConditionExpression": String(),
     "ExpressionAttributeNames": parameters.NAMES,
     "ExpressionAttributeValues": parameters.VALUES,
     "ReturnValuesOnConditionCheckFailure": parameters.ON_CONDITION_FAILURE,
@@ -48,7 +48,7 @@ _CONDITIONAL: Final[dict[str, Shape]] = {
 TRANSACT_WRITE_ITEMS: Final = Structure(
     "TransactWriteItemsInput",
     {
-        "ClientRequestToken": Text(least=1, most=36),
+        "ClientRequestToken": String(least=1, most=36),
         "ReturnConsumedCapacity": RETURN_CONSUMED_CAPACITY,
         "ReturnItemCollectionMetrics": RETURN_ITEM_COLLECTION_METRICS,
         "TransactItems": ListOf(
@@ -64,13 +64,13 @@ TRANSACT_WRITE_ITEMS: Final = Structure(
                     "Delete": Structure("Delete", {"Key": Item(), **_CONDITIONAL}, required=("Key", "TableName")),
                     "Update": Structure(
                         "Update",
-                        {"Key": Item(), "UpdateExpression": Text(), **_CONDITIONAL},
+                        {"Key": Item(), "UpdateExpression": String(), **_CONDITIONAL},
                         required=("Key", "UpdateExpression", "TableName"),
                     ),
                 },
             ),
             least=1,
-            most=ACTIONS_MAX,
+            most=limits.TRANSACT_ACTIONS_MAX,
         ),
     },
     required=("TransactItems",),
@@ -96,12 +96,14 @@ async def transact_write_items(context: Context, request: Request) -> dict[str, 
         payload += size
     if payload > PAYLOAD_BYTES_MAX:
         raise Invalid(_TOO_LARGE)
-    told = parameters.capacity(request)
+    capacity = parameters.capacity(request)
     meant = b"" if token is None else sha256(_encode(parts)).digest()
-    batch = await context.execute(TransactWrite(tuple(actions), token, meant, told != "NONE"))
-    answer: dict[str, Any] = {}
-    if told != "NONE":
-        answer["ConsumedCapacity"] = [render.consumed(units, told, split=True) for units in batch.consumed().values()]
+    batch = await context.execute(TransactWrite(tuple(actions), token, meant, capacity != "NONE"))
+    response: dict[str, Any] = {}
+    if capacity != "NONE":
+        response["ConsumedCapacity"] = [
+            render.consumed(units, capacity, split=True) for units in batch.consumed().values()
+        ]
     if request.get("ReturnItemCollectionMetrics") == "SIZE":
         collections: dict[str, list[dict[str, Any]]] = {}
         for action, written in zip(actions, batch.written, strict=True):
@@ -110,12 +112,12 @@ async def transact_write_items(context: Context, request: Request) -> dict[str, 
             elif isinstance(action, DeleteItem | UpdateItem):
                 render.collect(collections, written.definition, action.key)
         if collections:
-            answer["ItemCollectionMetrics"] = collections
-    return answer
+            response["ItemCollectionMetrics"] = collections
+    return response
 
 
-def _told_much(request: Request) -> bool:
-    """Whether the answer may hold many items: those whose conditions failed."""
+def _may_return_many(request: Request) -> bool:
+    """Whether the response may contain many items: those whose conditions failed."""
     actions = request["TransactItems"]
     return len(actions) > render.ITEMS_AT_ONCE and any(
         fields.get("ReturnValuesOnConditionCheckFailure") == "ALL_OLD" for one in actions for fields in one.values()
@@ -123,7 +125,7 @@ def _told_much(request: Request) -> bool:
 
 
 def _action(kind: str, fields: Request, named: bool) -> tuple[ItemCommand, Any, int]:
-    """An action, what a token that names the request stands for, and how much it adds to the transaction's payload."""
+    """An action, the part of the request that its token identifies, and its share of the transaction's payload."""
     raw = fields["Item" if kind == "Put" else "Key"]
     if "" in raw:
         raise Invalid("Empty attribute name")
@@ -142,7 +144,7 @@ def _action(kind: str, fields: Request, named: bool) -> tuple[ItemCommand, Any, 
     payload = size + (len(_encode(values)) if values else 0)
     part = None
     if named:
-        # Equal items are the same request, whatever the order of attributes and of a set's elements.
+        # The order of attributes, and of the elements of a set, does not make a request different.
         rest = {name: held for name, held in fields.items() if name not in _DIGESTED}
         read = {name: given.value(name) for name in values or ()}
         part = [kind, rest, digest(item).hex(), digest(read).hex()]
@@ -157,19 +159,19 @@ def _command(
     fields: Request,
     item: dict[str, Any],
     size: int,
-    update: Update | None,
-    condition: Condition | None,
-    carried: int,
+    update: ItemUpdate | None,
+    condition: ItemCondition | None,
+    request_bytes: int,
 ) -> ItemCommand:
     table = fields["TableName"]
-    told = fields.get("ReturnValuesOnConditionCheckFailure") == "ALL_OLD"
+    return_item = fields.get("ReturnValuesOnConditionCheckFailure") == "ALL_OLD"
     if kind == "Put":
-        return PutItem(table, item, size, condition=condition, on_failure=told, carried=carried)
+        return PutItem(table, item, size, condition=condition, on_failure=return_item, request_bytes=request_bytes)
     if kind == "Delete":
-        return DeleteItem(table, item, condition=condition, on_failure=told, carried=carried)
+        return DeleteItem(table, item, condition=condition, on_failure=return_item, request_bytes=request_bytes)
     if kind == "Update":
-        return UpdateItem(table, item, update, condition=condition, on_failure=told, carried=carried)
-    return CheckItem(table, item, condition=condition, on_failure=told, carried=carried)
+        return UpdateItem(table, item, update, condition=condition, on_failure=return_item, request_bytes=request_bytes)
+    return CheckItem(table, item, condition=condition, on_failure=return_item, request_bytes=request_bytes)
 
 
 # -- reading
@@ -187,7 +189,7 @@ TRANSACT_GET_ITEMS: Final = Structure(
                         {
                             "Key": Item(),
                             "TableName": TableName(),
-                            "ProjectionExpression": Text(),
+                            "ProjectionExpression": String(),
                             "ExpressionAttributeNames": parameters.NAMES,
                         },
                         required=("Key", "TableName"),
@@ -196,7 +198,7 @@ TRANSACT_GET_ITEMS: Final = Structure(
                 required=("Get",),
             ),
             least=1,
-            most=ACTIONS_MAX,
+            most=limits.TRANSACT_ACTIONS_MAX,
         ),
     },
     required=("TransactItems",),
@@ -205,12 +207,14 @@ TRANSACT_GET_ITEMS: Final = Structure(
 
 async def transact_get_items(context: Context, request: Request) -> dict[str, Any]:
     gets = tuple(_get(one["Get"]) for one in request["TransactItems"])
-    told = parameters.capacity(request)
-    got = await context.execute(TransactGet(gets, told != "NONE"))
-    answer: dict[str, Any] = {"Responses": [{} if item is None else {"Item": item} for item in render.each(got.items)]}
-    if told != "NONE":
-        answer["ConsumedCapacity"] = [render.consumed(units, told, split=True) for units in got.consumed.values()]
-    return answer
+    capacity = parameters.capacity(request)
+    got = await context.execute(TransactGet(gets, capacity != "NONE"))
+    response: dict[str, Any] = {
+        "Responses": [{} if item is None else {"Item": item} for item in render.encoded_items(got.items)]
+    }
+    if capacity != "NONE":
+        response["ConsumedCapacity"] = [render.consumed(units, capacity, split=True) for units in got.consumed.values()]
+    return response
 
 
 def _get(fields: Request) -> GetItem:
@@ -224,11 +228,11 @@ def _get(fields: Request) -> GetItem:
 
 OPERATIONS: Final = {
     "TransactWriteItems": Operation(
-        TRANSACT_WRITE_ITEMS, transact_write_items, apart=_told_much, pieces=("TransactItems", 1)
+        TRANSACT_WRITE_ITEMS, transact_write_items, offload=_may_return_many, split=("TransactItems", 1)
     ),
     "TransactGetItems": Operation(
         TRANSACT_GET_ITEMS,
         transact_get_items,
-        apart=lambda request: len(request["TransactItems"]) > render.ITEMS_AT_ONCE,
+        offload=lambda request: len(request["TransactItems"]) > render.ITEMS_AT_ONCE,
     ),
 }

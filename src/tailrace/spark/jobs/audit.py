@@ -1,8 +1,9 @@
-"""`audit`: who changed what, when; over all history there is, hot and cold.
+"""`audit`: who changed what, when; over the whole history, hot and cold.
 
-A row for each change, in order: `changed` lists the attributes that differ, with their values before and after as JSON.
-Time and position are filtered where the history is read, so that asking about an hour does not read a year; who, what
-and which key by Spark. The answer is a data frame, or one file, which the driver writes row group by row group.
+There is a row for each change, in order: `changed` lists the attributes that differ, with their values before and after
+as JSON. Time and position are filtered where the history is read, so that a query about an hour does not read a year;
+Spark filters by principal, event and key. The result is a data frame, or one file, which the driver writes row group by
+row group.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _changed_type: Final = pa.list_(pa.struct([("name", pa.string()), ("before", pa.
 
 
 class Audited(msgspec.Struct, frozen=True):
-    """An answer that was written to a file."""
+    """A result that was written to a file."""
 
     path: str
     rows: int
@@ -69,7 +70,7 @@ def audit(
     by a `principal`, of some `events` (INSERT, MODIFY, REMOVE). With `output`, a file: csv, json or parquet by its
     suffix."""
     if (table is None) == (topic is None):
-        raise Invalid("name a table or a topic, one of them; raw streams do not know who wrote to them")
+        raise Invalid("name either a table or a topic; streams do not record their writers")
     wanted = _events(events)
     kind = _format(output, format)
     options: dict[str, Any] = {"url": url, "table" if table is not None else "topic": table or topic}
@@ -79,7 +80,7 @@ def audit(
     if token is not None:
         options["token"] = token
     with Client(url, token=token) as client:
-        told = client.logs(table=table) if table is not None else client.logs(topic=topic)
+        info = client.logs(table=table) if table is not None else client.logs(topic=topic)
     from pyspark.sql import functions as F
 
     frame = spark.read.format("tailrace").options(**options).load()
@@ -88,9 +89,9 @@ def audit(
     if wanted:
         frame = frame.where(F.col("event" if table is not None else "op").isin(*wanted))
     if key is not None and table is not None:
-        text, whole = key_text(key, tuple((name, kind) for name, kind in told["keys"]))
-        asked = F.col("keys").eqNullSafe(text) if whole else F.col("keys").startswith(text)
-        frame = frame.where(asked)
+        text, whole = key_text(key, tuple((name, kind) for name, kind in info["keys"]))
+        condition = F.col("keys").eqNullSafe(text) if whole else F.col("keys").startswith(text)
+        frame = frame.where(condition)
     elif key is not None:  # of a message: bytes
         sought = key if isinstance(key, bytes) else str(key).encode()
         frame = frame.where(F.col("key").eqNullSafe(F.lit(bytearray(sought))))
@@ -101,17 +102,17 @@ def audit(
     return frame if output is None or kind is None else _written(frame, output, kind)
 
 
-# -- what is asked for
+# -- parameters
 
 
 def _events(given: Sequence[str] | str | None) -> tuple[str, ...]:
     if given is None:
         return ()
-    asked = given.split(",") if isinstance(given, str) else given
-    found = tuple(each.strip().upper() for each in asked)
+    names = given.split(",") if isinstance(given, str) else given
+    found = tuple(each.strip().upper() for each in names)
     for each in found:
         if each not in (*EVENTS, "UPDATE", "DELETE"):
-            raise Invalid(f"{each!r} is no event; there are {', '.join(EVENTS)}")
+            raise Invalid(f"{each!r} is not an event; use {', '.join(EVENTS)}")
     return found
 
 
@@ -132,13 +133,13 @@ def _values(given: Any, names: list[str]) -> dict[str, Any]:
         try:
             given = msgspec.json.decode(given)
         except msgspec.DecodeError:
-            pass  # it is a value that looks like JSON
+            pass  # it is a string that looks like JSON
     if isinstance(given, list | tuple):
         given = dict(zip(names, given, strict=False)) if len(given) <= len(names) else {"": given}
     elif not isinstance(given, Mapping):
         given = {names[0]: given}
     if not given or (list(given) != names[: len(given)] and set(given) != set(names)):
-        raise Invalid(f"{given!r} is no key of the table; its key is {', '.join(names)}")
+        raise Invalid(f"{given!r} is not a key of the table; its key is {', '.join(names)}")
     return {name: given[name] for name in names if name in given}
 
 
@@ -149,7 +150,7 @@ def _typed(value: Any, name: str, kind: str) -> str:
         return str(value)
     if kind == "B" and isinstance(value, str):
         return value  # base64, as it is shown
-    raise Invalid(f"{name} of the key is {value!r}, and wants a value of type {kind}")
+    raise Invalid(f"{name} of the key is {value!r}, and must be of type {kind}")
 
 
 def _format(output: str | None, given: str | None) -> str | None:
@@ -158,16 +159,17 @@ def _format(output: str | None, given: str | None) -> str | None:
     kind = given or FORMATS.get(Path(output).suffix.lower())
     if kind not in ("csv", "json", "parquet"):
         raise Invalid(
-            f"{output!r}: {given or 'its suffix'} is no format; end it with .csv, .json or .parquet, or give a format"
+            f"{output!r}: {given or 'its suffix'} is not a format; use the suffix .csv, .json or .parquet, or give a "
+            "format"
         )
     return kind
 
 
-# -- what differs
+# -- differences
 
 
 def _comparing(table: str) -> Any:
-    """What an executor does with changes."""
+    """The function that executors apply to changes."""
 
     def compare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -193,7 +195,7 @@ def _comparing(table: str) -> Any:
 
 
 def changed(event: str, keys: str, old: str | None, new: str | None) -> list[dict[str, str | None]] | None:
-    """The attributes that differ, beside the key; None where the change stream does not tell."""
+    """The attributes that differ, without the key; None where the change stream has no images to compare."""
     if (old is None and event != "INSERT") or (new is None and event != "REMOVE"):
         return None
     known = _attributes.decode(keys)
@@ -215,7 +217,7 @@ def _text(raw: msgspec.Raw | None) -> str | None:
 
 
 def _written(frame: DataFrame, output: str, kind: str) -> Audited:
-    """Write the rows to one file; it is there when it is whole."""
+    """Write the rows to one file, which appears when it is complete."""
     path = Path(output.removeprefix("file://"))
     part = path.with_name(f".{path.name}.part")
     rows = 0
@@ -317,5 +319,5 @@ def _nested(each: dict[str, Any]) -> dict[str, Any]:
 
 
 def _utc(at: datetime) -> datetime:
-    """Spark hands times over in the zone of this machine, without saying so."""
+    """Spark returns times in the local zone, without a zone."""
     return at.astimezone(UTC)

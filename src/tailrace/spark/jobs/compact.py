@@ -1,12 +1,12 @@
-"""`compact`: merges small files of cold storage, forgets what is past its retention, removes what nothing lists.
+"""`compact`: merges small files of cold storage, removes history past its retention, and deletes unlisted files.
 
-What the server no longer has of a log, since it was pruned, cleared or forgotten, goes from the files too. Logs that it
-does not know any more stay as they are: the history of a table that was dropped may still be wanted.
+Entries that the server no longer has, because they were pruned, cleared or forgotten, are removed from the files too.
+Logs that the server does not know stay as they are: the history of a dropped table may still be wanted.
 
-The driver plans and commits; executors read and write. Each merge is a commit of its own that names the files which it
-replaces, so appends of `tier` go on beside it, and of two compactions at once one has to look again. Retention tells
-the server first: from then on no reader asks for what is dropped next, and a crash between the two leaves rows that
-the next run drops.
+The driver plans and commits; executors read and write. Each merge is one commit that names the files it replaces, so
+appends of `tier` are not affected, and of two compactions at once one has to plan again. Retention is reported to the
+server first: from then on no reader requests the entries that are dropped next, and a crash between the two leaves rows
+that the next run drops.
 """
 
 from __future__ import annotations
@@ -23,49 +23,49 @@ import pyarrow.compute as pc
 from tailrace import limits
 from tailrace.client import Client
 from tailrace.cold import compacting
-from tailrace.cold.compacting import Step
-from tailrace.cold.merging import ColdFile, Cursor, Vanished, merge
-from tailrace.cold.reading import Listing, listing
+from tailrace.cold.compacting import RewriteStep
+from tailrace.cold.merging import ColdFile, FileCursor, Vanished, merge
+from tailrace.cold.reading import ColdListing, listing
 from tailrace.cold.store import Store
-from tailrace.cold.writing import Written, database_of
+from tailrace.cold.writing import WrittenFile, database_of
 from tailrace.errors import Corrupt, Error, Fenced, Invalid, NotFound, Unavailable
 from tailrace.spark.jobs import progress
-from tailrace.spark.jobs.carrying import raised
-from tailrace.spark.jobs.progress import Meter, Told, brief
+from tailrace.spark.jobs.progress import Meter, ProgressCallback, brief
 from tailrace.spark.jobs.settings import TARGET_BYTES, VACUUM, VACUUM_S_MIN, seconds
+from tailrace.spark.jobs.tasks import task_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TRIES: Final = 5  # rounds in which another compaction was first
+TRIES: Final = 5  # attempts while another compaction commits first
 _ANSWERS: Final = "answer binary"
 
 
 class Compacted(msgspec.Struct, frozen=True):
-    """What a run of `compact` has done."""
+    """The result of a run of `compact`."""
 
     merged: int = 0  # files
     written: int = 0  # files that they became
     rows: int = 0  # in those
     forgotten: int = 0  # rows past their retention
-    removed: int = 0  # files that nothing listed
+    removed: int = 0  # files that no commit listed
 
 
-class Work(msgspec.Struct, frozen=True):
-    """What one task does: merge a step's files, tell how old those of a place are, or forget."""
+class CompactTask(msgspec.Struct, frozen=True):
+    """Merge the files of a step, find how old the entries of a file are, or drop old entries."""
 
     place: str
-    step: Step | None = None
+    step: RewriteStep | None = None
     file: ColdFile | None = None
     starts: dict[int, int] | None = None
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What became of it."""
+class CompactTaskResult(msgspec.Struct, frozen=True):
+    """The result of a task, or its error."""
 
     number: int
-    written: list[Written] = []
-    ages: list[tuple[int, int | None, int]] = []  # log, the first position that is young enough, where the rows end
+    written: list[WrittenFile] = []
+    ages: list[tuple[int, int | None, int]] = []  # log, the first position within retention, where the rows end
     dropped: int = 0
     error: str | None = None
     code: str = ""
@@ -82,25 +82,28 @@ def compact(
     vacuum: str = VACUUM,
     alone: bool = False,
     options: dict[str, str] | None = None,
-    on_progress: Told | None = None,
+    on_progress: ProgressCallback | None = None,
     stop: threading.Event | None = None,
 ) -> Compacted:
-    """Compact the named places of cold storage, or all of them.
+    """Compact the named Delta tables of cold storage, or all of them.
 
-    Small files become files of about `target_bytes`. With `retention` ("365d") older history is forgotten. Files that
-    nothing has listed for as long as `vacuum` are removed; readers that began before that may still want them. Less
-    than an hour is refused, unless you are `alone`: what `tier` has written and not listed yet would be removed.
+    Small files become files of about `target_bytes`. With `retention` ("365d") older history is removed. Files that no
+    commit has listed for as long as `vacuum` are deleted; readers that began before that may still need them. Less than
+    an hour is refused, unless `alone` says that nothing else runs: files that `tier` is about to commit would be
+    deleted.
     """
     kept_s = None if retention is None else seconds(retention, "retention")
     age_s = seconds(vacuum, "vacuum", zero=True)
     if age_s < VACUUM_S_MIN and not alone:
-        raise Invalid(f"vacuum {vacuum!r} may remove what others are about to list; give 1h or more, or say alone")
+        raise Invalid(
+            f"vacuum {vacuum!r} may delete files that other jobs are about to commit; give 1h or more, or set alone"
+        )
     if target_bytes < 1:
         raise Invalid(f"target_bytes must be 1 or more, not {target_bytes}")
     with Client(url, token=token) as client:
         cold = client.cold()
         if cold["url"] is None:
-            raise Unavailable("the server has no cold storage; start it with one", code="NO_COLD_STORAGE")
+            raise Unavailable("the server has no cold storage; set its cold.url", code="NO_COLD_STORAGE")
         meter = Meter("compact", "compact", on_progress, server=client, source="cold", target=cold["url"])
         store = Store(cold["url"], options)
         job = _Compaction(spark, client, store, cold, meter, stop or threading.Event())
@@ -109,7 +112,7 @@ def compact(
             check_owner(store, known, cold["database"])
             meter.say(progress.RUNNING)
             if kept_s is not None:
-                # The earlier of the two clocks: history that is forgotten because one is ahead is gone for good.
+                # The earlier of the two clocks: history that is removed because one is ahead cannot be restored.
                 now_ms = min(int(time.time() * 1000), cold.get("time_ms", limits.POSITION_MAX))
                 job.forget(known, now_ms - kept_s * 1000)
             job.merge(known, target_bytes)
@@ -127,13 +130,13 @@ def _chosen(cold: dict[str, Any], places: Sequence[str]) -> list[str]:
     for place in places:
         if place not in there:
             listed = ", ".join(there[:10]) or "none"
-            raise NotFound(f"cold storage has no place {place!r}; there are {listed}", code="PLACE_NOT_FOUND")
+            raise NotFound(f"cold storage has no Delta table {place!r}; it has {listed}", code="PLACE_NOT_FOUND")
     return list(places) or there
 
 
 def check_owner(store: Store, places: Sequence[str], database: str) -> None:
-    """Raise if a place is another database's: the numbers of its logs mean something else here, and rows are dropped by
-    them."""
+    """Raise if a Delta table belongs to another database: rows are dropped by log number, and its logs have other
+    numbers."""
     for place in places:
         delta = store.delta(place)
         owner = database if delta is None else database_of(delta)
@@ -141,7 +144,7 @@ def check_owner(store: Store, places: Sequence[str], database: str) -> None:
             whose = "that Tailrace did not make" if owner is None else f"of database {owner}"
             raise Invalid(
                 f"{store.uri(place)} is a Delta table {whose}, and the server has database {database}; give each "
-                "database a URL of its own"
+                "database its own URL"
             )
 
 
@@ -170,20 +173,20 @@ class _Compaction:
     # -- small files
 
     def merge(self, places: Sequence[str], target_bytes: int) -> None:
-        """Merge what is worth it, in all places at once; one that another compaction was at is planned again."""
+        """Merge small files, in all Delta tables at once. Where another compaction committed first, plan again."""
         left = list(places)
         for _ in range(TRIES):
             steps = [step for place in left for step in self._plan(place, target_bytes)]
             if not steps or self._stop.is_set():
                 return
             began = time.monotonic()
-            work = [Work(step.place, step=step) for step in steps]
+            tasks = [CompactTask(step.place, step=step) for step in steps]
             fenced: dict[str, None] = {}
-            for answer in _spread(self._spark, work, self._store, target_bytes):
+            for answer in _run_tasks(self._spark, tasks, self._store, target_bytes):
                 step = steps[answer.number]
                 try:
                     if answer.error is not None:
-                        raise raised(answer.error, answer.code)
+                        raise task_error(answer.error, answer.code)
                     metadata = {"files": len(step.files)}
                     compacting.replace(self._store, step, answer.written, metadata=metadata)
                 except Fenced:
@@ -193,16 +196,16 @@ class _Compaction:
             left = list(fenced)
             if not left:
                 return
-        raise Unavailable(f"another compaction of {left[0]!r} keeps going ahead; let it finish")
+        raise Unavailable(f"another compaction of {left[0]!r} keeps committing first; let it finish")
 
-    def _plan(self, place: str, target_bytes: int) -> list[Step]:
+    def _plan(self, place: str, target_bytes: int) -> list[RewriteStep]:
         return compacting.plan(self._store, place, file_bytes=target_bytes, starts=self._starts(place))
 
     def _starts(self, place: str) -> dict[int, int]:
-        """Where each log of a place begins, by the server; below it no reader asks."""
+        """The first position of each log according to the server; no reader requests earlier ones."""
         return {log: start for (of, log), (start, _) in self._tiered.items() if of == place and start > 0}
 
-    def _merged(self, step: Step, written: Sequence[Written], began: float) -> None:
+    def _merged(self, step: RewriteStep, written: Sequence[WrittenFile], began: float) -> None:
         rows = sum(each.rows for each in written)
         done = self.done
         self.done = msgspec.structs.replace(
@@ -217,38 +220,40 @@ class _Compaction:
     # -- retention
 
     def forget(self, places: Sequence[str], before_ms: int) -> None:
-        """Drop entries that are older; the server hears of it first."""
+        """Drop older entries, after the server was informed."""
         for _ in range(TRIES):
             try:
                 starts = self._old(places, before_ms)
                 break
             except Fenced:
-                continue  # another compaction replaced a file that was to be looked at
+                continue  # another compaction replaced a file that was to be read
         else:
-            raise Unavailable("another compaction keeps going ahead of retention; let it finish")
+            raise Unavailable("another compaction keeps committing first; let it finish")
         for place, known in starts.items():
             self._client.forget(place, known)
         self._drop(starts)
 
     def clear(self, places: Sequence[str]) -> None:
-        """Drop what the server no longer has from files that were not merged."""
+        """Drop entries that the server no longer has from files that were not merged."""
         self._drop({place: known for place in places if (known := self._starts(place))})
 
     def _drop(self, starts: dict[str, dict[int, int]]) -> None:
-        work = [Work(place, starts=known) for place, known in starts.items() if not self._stop.is_set()]
-        for answer in _spread(self._spark, work, self._store, 0):
+        tasks = [CompactTask(place, starts=known) for place, known in starts.items() if not self._stop.is_set()]
+        for answer in _run_tasks(self._spark, tasks, self._store, 0):
             if answer.error is not None:
-                raise raised(answer.error, answer.code)
+                raise task_error(answer.error, answer.code)
             self.done = msgspec.structs.replace(self.done, forgotten=self.done.forgotten + answer.dropped)
 
     def _old(self, places: Sequence[str], before_ms: int) -> dict[str, dict[int, int]]:
-        """Up to where each log is older, by place."""
-        work = [Work(place, file=file) for place in places for file in _old_files(self._store, place, before_ms)]
+        """By Delta table, up to where each log is older."""
+        tasks = [
+            CompactTask(place, file=file) for place in places for file in _old_files(self._store, place, before_ms)
+        ]
         found: dict[str, dict[int, tuple[int | None, int]]] = {}
-        for answer in _spread(self._spark, work, self._store, before_ms):
+        for answer in _run_tasks(self._spark, tasks, self._store, before_ms):
             if answer.error is not None:
-                raise raised(answer.error, answer.code)
-            of_place = found.setdefault(work[answer.number].place, {})
+                raise task_error(answer.error, answer.code)
+            of_place = found.setdefault(tasks[answer.number].place, {})
             for log, young, end in answer.ages:
                 first, last = of_place.get(log, (None, end))
                 of_place[log] = (_least(first, young), max(last, end))
@@ -260,11 +265,11 @@ class _Compaction:
         }
 
     def _bounded(self, place: str, log: int, start: int) -> int:
-        """What the server lets go of: nothing above its mark. A log that it does not know is nobody's."""
+        """The position, at most the mark of the server; of a log that the server does not know, as it is."""
         known = self._tiered.get((place, log))
         return start if known is None else min(start, known[1])
 
-    # -- files that nothing lists
+    # -- unlisted files
 
     def vacuum(self, places: Sequence[str], hours: int) -> None:
         for place in places:
@@ -275,12 +280,12 @@ class _Compaction:
 
 
 def _old_files(store: Store, place: str, before_ms: int) -> list[ColdFile]:
-    """The files in which something may be older."""
+    """The files that may have older entries."""
     delta = store.delta(place)
     if delta is None:
         return []
-    with store.told(place):
-        files = Listing(place, delta).files
+    with store.wrap_errors(place):
+        files = ColdListing(place, delta).files
         listed = pa.table(delta.get_add_actions(flatten=True))
     if "min.timestamp" not in listed.column_names:
         return files
@@ -301,33 +306,33 @@ def _least(*positions: int | None) -> int | None:
 # -- in executors
 
 
-def _spread(spark: SparkSession, work: list[Work], store: Store, number: int) -> list[Answer]:
-    """Do the work, a task for each piece; what became of it, in order. `number` is the target size, or the moment."""
+def _run_tasks(spark: SparkSession, tasks: list[CompactTask], store: Store, number: int) -> list[CompactTaskResult]:
+    """Run the tasks in executors; their results, in order. `number` is the target size, or the time in ms."""
 
     def run(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for each in batch.column(0).to_pylist():
-                answer = msgspec.msgpack.encode(_done(each, work[each], store, number))
+                answer = msgspec.msgpack.encode(_run_task(each, tasks[each], store, number))
                 yield pa.record_batch([pa.array([answer], pa.binary())], names=["answer"])
 
-    if not work:
+    if not tasks:
         return []
     task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = run
-    answers = spark.range(0, len(work), 1, len(work)).mapInArrow(task, _ANSWERS).collect()
-    found = [msgspec.msgpack.decode(bytes(row.answer), type=Answer) for row in answers]
+    answers = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(task, _ANSWERS).collect()
+    found = [msgspec.msgpack.decode(bytes(row.answer), type=CompactTaskResult) for row in answers]
     return sorted(found, key=lambda each: each.number)
 
 
-def _done(at: int, work: Work, store: Store, number: int) -> Answer:
+def _run_task(at: int, task: CompactTask, store: Store, number: int) -> CompactTaskResult:
     try:
-        if work.step is not None:
-            return Answer(at, written=compacting.rewrite(store, work.step, file_bytes=number))
-        if work.file is not None:
-            return Answer(at, ages=ages(store, work.file, number))
-        assert work.starts is not None
-        return Answer(at, dropped=compacting.forget(store, work.place, work.starts).dropped)
+        if task.step is not None:
+            return CompactTaskResult(at, written=compacting.rewrite(store, task.step, file_bytes=number))
+        if task.file is not None:
+            return CompactTaskResult(at, ages=ages(store, task.file, number))
+        assert task.starts is not None
+        return CompactTaskResult(at, dropped=compacting.forget(store, task.place, task.starts).dropped)
     except Error as error:
-        return Answer(at, error=str(error), code=error.code)
+        return CompactTaskResult(at, error=str(error), code=error.code)
 
 
 def ages(store: Store, file: ColdFile, before_ms: int) -> list[tuple[int, int | None, int]]:
@@ -335,7 +340,7 @@ def ages(store: Store, file: ColdFile, before_ms: int) -> list[tuple[int, int | 
     found: dict[int, tuple[int | None, int]] = {}
     try:
         for table, _ in merge(
-            [Cursor(store, file, ["log", "position", "next", "timestamp"], None)], ["log", "position"]
+            [FileCursor(store, file, ["log", "position", "next", "timestamp"], None)], ["log", "position"]
         ):
             older = pc.less(table["timestamp"], _moment(before_ms))
             young = pc.if_else(older, pa.scalar(None, pa.int64()), table["position"])
@@ -346,6 +351,6 @@ def ages(store: Store, file: ColdFile, before_ms: int) -> list[tuple[int, int | 
     except Vanished as vanished:
         path = f"{store.uri(file.place)}/{file.path}"
         if any(each.path == file.path for each in listing(store, file.place).files):
-            raise Corrupt(f"the cold file {path} is missing; put it back from a copy of cold storage") from vanished
-        raise Fenced(f"the cold file {path} was replaced by another compaction; look again") from vanished
+            raise Corrupt(f"the cold file {path} is missing; restore it from a copy of cold storage") from vanished
+        raise Fenced(f"the cold file {path} was replaced by another compaction; try again") from vanished
     return [(log, young, end) for log, (young, end) in found.items()]

@@ -1,16 +1,16 @@
 """Filling a table of a server, in commits of bounded size, by one writer at a time.
 
-`restore` and the first copy of `replicate` put many items into a table that nobody else writes to. Each commit moves a
-counter on the server, under the name of the filling, on by a random step. A driver that was thought dead and goes on,
-or a second one, finds the counter elsewhere and stops: two fillings never mix. A commit whose answer was lost finds it
-exactly where it meant to move it, and was done.
+`restore` and the first copy of `replicate` put many items into a table that has no other writers. Each commit moves a
+counter on the server, under the name of the filling, by a random step. A driver that was believed dead and continues,
+or a second one, finds the counter at another value and stops: two fillings never mix. A commit whose response was lost
+finds the counter exactly where it meant to move it, and was done.
 """
 
 from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -22,15 +22,15 @@ from tailrace.client import Client
 from tailrace.errors import Conflict, Fenced, NotFound
 
 COMMIT_ROWS: Final = 5_000
-COMMIT_BYTES: Final = 4 * limits.MiB  # of items as JSON, in one commit
+COMMIT_BYTES: Final = 4 * limits.MiB  # of items as JSON, per commit
 PUT: Final = "PUT"
-_STEP_MAX: Final = 1 << 24  # so large that two drivers do not choose the same, so small that there are enough
+_STEP_MAX: Final = 1 << 24  # large enough that two drivers do not choose the same step
 DELETE: Final = "DELETE"
 _decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Filling:
-    """One writer to one table. `name` is the filling's, `log` a number that the server counts under."""
+    """One writer to one table. The server stores the counter under `name` and `log`."""
 
     def __init__(self, client: Client, table: str, name: str, log: int) -> None:
         self._client = client
@@ -43,10 +43,10 @@ class Filling:
             self._at = client.job(name)["positions"].get(log, 0)
         except NotFound:
             self._at = 0
-        self.commit([])  # from now on whoever filled before is shut out
+        self.commit([])  # fences off earlier fillings of the table
 
     def commit(self, stages: list[str]) -> None:
-        """Write what was staged."""
+        """Commit these stages."""
         to = self._at + 1 + secrets.randbelow(_STEP_MAX)
         try:
             done = self._client.commit_stages(
@@ -60,31 +60,27 @@ class Filling:
         except Conflict as error:
             if error.code != Fenced.code:
                 raise
-            raise self._shut_out() from error
+            raise self._fenced() from error
         if not done["applied"] and done["positions"].get(self._log) != to:
-            raise self._shut_out()
+            raise self._fenced()
         self._batch += 1
         self._at = to
 
-    def _shut_out(self) -> Fenced:
-        return Fenced(
-            f"another job has begun to fill table {self._table!r}; let one run, and start it again if need be"
-        )
+    def _fenced(self) -> Fenced:
+        return Fenced(f"another job has begun to fill table {self._table!r}; run only one, and restart it if needed")
 
-    def write(self, rows: Iterable[list[Any]], told: Callable[[int], None] | None = None) -> int:
-        """Write these rows, which are those of a stage; how many they were."""
+    def write(self, rows: Iterable[list[Any]]) -> int:
+        """Write these rows, in the form of a stage; the number of rows."""
         written = 0
-        for piece in pieces(rows):
-            stage = self._client.stage(piece, table=self._table)
+        for chunk in chunks(rows):
+            stage = self._client.stage(chunk, table=self._table)
             if stage is not None:
                 self.commit([stage])
-            written += len(piece)
-            if told is not None:
-                told(len(piece))
+            written += len(chunk)
         return written
 
     def clear(self) -> int:
-        """Delete all items; how many they were."""
+        """Delete all items; the number of items."""
         keys = key_names(self._client, self._table)
         with self._client.items(self._table) as (_, batches), spooled(batches) as rows:
             return self.write(_deletes(rows, keys))
@@ -92,8 +88,8 @@ class Filling:
 
 @contextmanager
 def spooled(batches: Iterable[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
-    """The same batches, from a temporary file. The server holds a view of the database for whoever reads items, and not
-    for as long as writing them elsewhere may take."""
+    """The same batches, from a temporary file. The server holds a view of the database open while items are read, and
+    writing them elsewhere may take long."""
     with tempfile.TemporaryFile(prefix="tailrace-") as file:
         writer: pa.RecordBatchStreamWriter | None = None
         for batch in batches:
@@ -107,8 +103,8 @@ def spooled(batches: Iterable[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBat
         yield iter(pa.ipc.open_stream(file))
 
 
-def pieces(rows: Iterable[list[Any]]) -> Iterator[list[list[Any]]]:
-    """Rows in pieces that one commit takes."""
+def chunks(rows: Iterable[list[Any]]) -> Iterator[list[list[Any]]]:
+    """Rows in chunks that fit into one commit."""
     held: list[list[Any]] = []
     size = 0
     for row in rows:
@@ -129,7 +125,7 @@ def puts(batches: Iterable[pa.RecordBatch]) -> Iterator[list[Any]]:
 
 
 def writes(batches: Iterable[pa.RecordBatch], keys: tuple[tuple[str, str], ...]) -> Iterator[list[Any]]:
-    """As `puts`, but where an item is gone its key is deleted."""
+    """As `puts`; keys of removed items are deleted."""
     for batch in batches:
         for key, typed in zip(batch.column("keys").to_pylist(), batch.column("typed").to_pylist(), strict=True):
             yield [DELETE, typed_key(key, keys)] if typed is None else [PUT, _decode(typed)]

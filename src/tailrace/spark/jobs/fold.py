@@ -1,15 +1,15 @@
-"""Folding changes to a state: of each key the last change counts, and one that removes the item leaves nothing.
+"""Folding changes to a state: the last change of each key counts, and one that removes the item leaves none.
 
 Theory of operation
 -------------------
-Every row here is a *mark* (`MARKS`): what one change, or one row of an earlier state, says about one key. Marks fold in
-any order and in any grouping, because the last one is told by its sequence and its index in the transaction. So a fold
-is two steps. Each task of the source folds what it reads, window by window, which is most of the work and needs no
-order between tasks (`combined`). What is left is brought together by key and folded again, with the earlier state
-(`folded`).
+Every row here is a *mark* (`MARKS`): the effect of one change, or of one row of an earlier state, on one key. Marks
+fold in any order and in any grouping, because the last one is determined by its sequence and its index in the
+transaction. So a fold has two steps. Each task of the source folds the changes that it reads, window by window, which
+is most of the work and needs no order between tasks (`combined`). The remaining marks are grouped by key and folded
+again, with the earlier state (`folded`).
 
-All of it is Arrow; Python looks at single rows only where the last of a window, or of the fold, is made plain JSON.
-Memory is bounded: a window is `WINDOW_BYTES`, and the second step gets as many partitions as its rows need.
+All of it is Arrow; Python handles single rows only where the last mark of a key is converted to plain JSON. Memory is
+bounded: a window has `WINDOW_BYTES`, and the second step gets as many partitions as its rows need.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OUT_ROWS: Final = 20_000  # in a batch that leaves a fold
 STATE: Final = pa.schema(
     [("keys", pa.string()), ("item", pa.string()), ("typed", pa.string()), ("sequence", pa.int64())]
 )
-# `typed` is null where the item is gone; `item` is null until the fold is done, for most marks are not the last.
+# `typed` is null where the item was removed; `item` is null until the fold is done: most marks are not the last.
 MARKS: Final = pa.schema([*STATE, ("index", pa.int32())])
 
 STATE_DDL: Final = "keys string, item string, typed string, sequence bigint"
@@ -109,12 +109,12 @@ def folded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def settled(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """As `folded`, but the keys whose item is gone stay, without an item: what a copy has to be told."""
+    """As `folded`, but with the keys of removed items, for a copy to delete."""
     yield from _finished(last(pa.Table.from_batches(list(batches), MARKS)).drop_columns(["index"]))
 
 
 def _finished(state: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Batches of a state; what has no plain item yet gets one, a batch at a time."""
+    """Batches of a state; marks without a plain item get one, a batch at a time."""
     for batch in state.to_batches(max_chunksize=OUT_ROWS):
         table = pa.Table.from_batches([batch])
         missing = pc.and_(pc.is_null(table["item"]), pc.is_valid(table["typed"]))
@@ -152,5 +152,5 @@ def fold(found: DataFrame, base: DataFrame | None, partitions: int, finish: Call
 
 
 def partitions_for(rows: int, least: int) -> int:
-    """How many partitions the second step wants."""
+    """The number of partitions for the second step."""
     return max(least, -(-rows // PARTITION_ROWS))

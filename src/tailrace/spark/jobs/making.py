@@ -1,8 +1,7 @@
-"""Making a table like another one, for `restore` and `replicate` to fill.
+"""Creating a table like another one, for `restore` and `replicate` to fill.
 
-What the server tells of the other one is used: its key, declared columns, and indexes. Not its expiry, or the first
-round of housekeeping would remove what was restored from long ago; nor its change stream and routes, which whoever
-wants them sets up.
+The new table gets the key, declared columns and indexes of the other one. It gets no expiry, or housekeeping would soon
+remove restored items, and no change stream or routes: these are set up explicitly.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from typing import Any, Final
 
 from tailrace.client import Client
 from tailrace.errors import Conflict, NotFound
-from tailrace.spark.jobs.state import Facts
+from tailrace.spark.jobs.state import ChangeStreamInfo
 
 _SQL_KINDS: Final = {"S": "TEXT", "N": "DECIMAL", "B": "BLOB"}
 _INDEX: Final = ("IndexName", "KeySchema", "Projection")
 
 
 def described(client: Client, table: str) -> dict[str, Any] | None:
-    """The table as DynamoDB describes it; None: it is not there."""
+    """The DynamoDB description of the table; None: it does not exist."""
     try:
         found: dict[str, Any] = client.call("DescribeTable", {"TableName": table})["Table"]
     except NotFound:
@@ -26,40 +25,40 @@ def described(client: Client, table: str) -> dict[str, Any] | None:
     return found
 
 
-def make(client: Client, known: Facts, into: str, like: dict[str, Any] | None) -> dict[str, Any]:
-    """Make the table `into` with the key and columns of `known`, and the indexes that `like` describes."""
+def make(client: Client, known: ChangeStreamInfo, into: str, like: dict[str, Any] | None) -> dict[str, Any]:
+    """Create the table `into` with the key and columns of `known`, and the indexes that `like` describes."""
     like = like or {}
     if known.columns:
         _by_sql(client, known, into, like)
     else:
         _by_api(client, known, into, like)
     made = described(client, into)
-    assert made is not None, f"table {into!r} was made and is not there"
+    assert made is not None, f"table {into!r} was created and does not exist"
     return made
 
 
-def check_key(known: Facts, into: str, found: dict[str, Any]) -> None:
+def check_key(known: ChangeStreamInfo, into: str, found: dict[str, Any]) -> None:
     """Raise unless the table has the key of `known`."""
     kinds = {each["AttributeName"]: each["AttributeType"] for each in found["AttributeDefinitions"]}
     key = tuple((each["AttributeName"], kinds[each["AttributeName"]]) for each in found["KeySchema"])
     if key != known.keys:
         raise Conflict(
             f"table {into!r} has the key {_shown(key)}, and table {known.table!r} has {_shown(known.keys)}; give the "
-            "name of a table that is not there yet, and it is made",
+            "name of a table that does not exist yet, and it is created",
             code="OTHER_KEY",
         )
 
 
 def not_empty(table: str, what: str) -> Conflict:
-    """What is raised where there are items that nobody of us has put there."""
+    """The error for a table with items that this job did not write."""
     return Conflict(
-        f"table {table!r} has items already, with which {what} would mix; give the name of a table that is not there "
-        "yet, or remove its items first",
+        f"table {table!r} has items already, which would mix with {what}; give the name of a table that does not "
+        "exist yet, or remove its items first",
         code="NOT_EMPTY",
     )
 
 
-def _by_api(client: Client, known: Facts, into: str, like: dict[str, Any]) -> None:
+def _by_api(client: Client, known: ChangeStreamInfo, into: str, like: dict[str, Any]) -> None:
     wide = [{name: index[name] for name in _INDEX} for index in like.get("GlobalSecondaryIndexes", ())]
     local = [{name: index[name] for name in _INDEX} for index in like.get("LocalSecondaryIndexes", ())]
     used = {key["AttributeName"] for index in (*wide, *local) for key in index["KeySchema"]}
@@ -67,24 +66,24 @@ def _by_api(client: Client, known: Facts, into: str, like: dict[str, Any]) -> No
     for each in like.get("AttributeDefinitions", ()):
         if each["AttributeName"] in used:
             attributes.setdefault(each["AttributeName"], each["AttributeType"])
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "TableName": into,
         "KeySchema": _schema(known.keys),
         "AttributeDefinitions": _attributes(attributes),
         "BillingMode": "PAY_PER_REQUEST",
     }
     if wide:
-        asked["GlobalSecondaryIndexes"] = wide
+        request["GlobalSecondaryIndexes"] = wide
     if local:
-        asked["LocalSecondaryIndexes"] = local
-    client.call("CreateTable", asked)
+        request["LocalSecondaryIndexes"] = local
+    client.call("CreateTable", request)
 
 
-def _by_sql(client: Client, known: Facts, into: str, like: dict[str, Any]) -> None:
+def _by_sql(client: Client, known: ChangeStreamInfo, into: str, like: dict[str, Any]) -> None:
     columns = {name: _SQL_KINDS[kind] for name, kind in known.keys} | dict(known.columns)
-    told = ", ".join(f"{_quoted(name)} {kind}" for name, kind in columns.items())
+    column_list = ", ".join(f"{_quoted(name)} {kind}" for name, kind in columns.items())
     keys = ", ".join(_quoted(name) for name, _ in known.keys)
-    client.sql(f"CREATE TABLE ? ({told}, PRIMARY KEY ({keys}))", [into])
+    client.sql(f"CREATE TABLE ? ({column_list}, PRIMARY KEY ({keys}))", [into])
     for index in like.get("GlobalSecondaryIndexes", ()):
         used = {key["AttributeName"] for key in index["KeySchema"]}
         wanted = {each["AttributeName"]: each["AttributeType"] for each in like["AttributeDefinitions"]}

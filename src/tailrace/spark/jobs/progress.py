@@ -1,8 +1,7 @@
-"""How jobs are getting on: told to whoever watches, and to the server, where `system.pipelines` shows it.
+"""Progress of jobs: reported to a callback, and to the server, where `system.pipelines` shows it.
 
-A job has a `Meter`. It notes each batch; what it notes goes as a `Progress`, a value, to whoever is told, which is a
-`Board` on a terminal and whatever the caller likes in a program. The server is told less often, and a server that
-cannot be told stops no work.
+A job has a `Meter`, which counts its batches. The meter passes a `Progress` to the callback after each batch: a `Board`
+for a terminal, any function for a program. Reports to the server are less frequent, and a job continues if one fails.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ DONE: Final = "done"
 STOPPED: Final = "stopped"
 FAILED: Final = "failed"
 
-# What the server is told: it knows fewer states, and the message says the rest.
+# The states that the server stores: fewer than these, with the details in the message.
 _STORED: Final = {STARTING: "running", RUNNING: "running", WAITING: "running", RETRYING: "failed", DONE: "stopped"}
 
 RATE_S: Final = 30.0  # over how long rows per second are counted
 REPORT_S: Final = 5.0  # between two reports of one job to the server
-MESSAGE_CHARACTERS_MAX: Final = 500  # of an error, told to the server
+MESSAGE_CHARACTERS_MAX: Final = 500  # of an error that is reported to the server
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a job is, at one moment."""
+    """The progress of a job, at one moment."""
 
     job: str  # its name in system.pipelines
     kind: str
     state: str
     rows: int = 0  # since it was started here
-    rows_per_s: float = 0.0  # lately
-    lag: int | None = None  # how much is not done yet: records, messages, or bytes of a stream
+    rows_per_s: float = 0.0  # recently
+    lag: int | None = None  # not processed yet: records, messages, or bytes of a stream
     batch_rows: int = 0  # of the last batch
     batch_s: float = 0.0
     cold_bytes: int | None = None
@@ -50,11 +49,11 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     at_ms: int = 0
 
 
-Told: TypeAlias = Callable[[Progress], None]
+ProgressCallback: TypeAlias = Callable[[Progress], None]
 
 
-class Server(Protocol):
-    """What a meter needs of a client."""
+class JobServer(Protocol):
+    """The methods of a client that a meter uses."""
 
     def register_job(
         self, name: str, kind: str, *, source: str = "", target: str = "", definition: Mapping[str, Any] | None = None
@@ -67,27 +66,27 @@ class Server(Protocol):
     ) -> dict[str, Any]: ...
 
 
-def nobody(progress: Progress) -> None:
-    """Who is told when nobody wants to know."""
+def ignore_progress(progress: Progress) -> None:
+    """The callback where none is given."""
 
 
 class Meter:
-    """Counts what one job does. Used by the job's thread alone."""
+    """Counts the batches of one job. Used by the job's thread only."""
 
     def __init__(
         self,
         job: str,
         kind: str,
-        told: Told | None = None,
+        on_progress: ProgressCallback | None = None,
         *,
-        server: Server | None = None,
+        server: JobServer | None = None,
         source: str = "",
         target: str = "",
         definition: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._now = Progress(job=job, kind=kind, state=STARTING)
-        self._told = told or nobody
+        self._on_progress = on_progress or ignore_progress
         self._server = server
         self._source, self._target, self._definition = source, target, definition
         self._clock = clock
@@ -101,22 +100,22 @@ class Meter:
         return self._now.job
 
     def batch(self, rows: int, seconds: float, **facts: Any) -> None:
-        """Note a batch that is done; `lag` and `cold_bytes` if they are known."""
+        """Count a batch; `lag` and `cold_bytes` where they are known."""
         self._recent.append((self._clock(), rows))
-        self._tell(state=RUNNING, rows=self._now.rows + rows, batch_rows=rows, batch_s=seconds, message="", **facts)
+        self._publish(state=RUNNING, rows=self._now.rows + rows, batch_rows=rows, batch_s=seconds, message="", **facts)
 
     def say(self, state: str, message: str = "", **facts: Any) -> None:
-        """Note that the job is in another state, or why."""
-        self._tell(state=state, message=message, **facts)
+        """Report the state of the job, with a message."""
+        self._publish(state=state, message=message, **facts)
 
-    def _tell(self, **facts: Any) -> None:
-        turned = facts["state"] != self._now.state and {facts["state"], self._now.state} != {RUNNING, WAITING}
+    def _publish(self, **facts: Any) -> None:
+        changed = facts["state"] != self._now.state and {facts["state"], self._now.state} != {RUNNING, WAITING}
         rate = self._rate()
         self._now = msgspec.structs.replace(self._now, rows_per_s=rate, at_ms=int(time.time() * 1000), **facts)
-        self._told(self._now)
+        self._on_progress(self._now)
         if self._server is not None:
             now = self._clock()
-            if turned or self._reported_at is None or now - self._reported_at >= REPORT_S:
+            if changed or self._reported_at is None or now - self._reported_at >= REPORT_S:
                 self._report(self._server)
                 self._reported_at = now
 
@@ -128,10 +127,10 @@ class Meter:
             return 0.0
         return sum(rows for _, rows in self._recent) / max(min(now - self._began, RATE_S), 0.001)
 
-    def _report(self, server: Server) -> None:
+    def _report(self, server: JobServer) -> None:
         now = self._now
-        # A server that is away hears of it next time, and who may not administer is not heard: what counts is already
-        # there, the marks themselves.
+        # A report that fails, because the server is away or the principal may not register jobs, is not repeated: the
+        # positions themselves are stored with the work.
         with suppress(Error):
             if self._before is None:
                 self._before = self._registered(server)
@@ -143,30 +142,30 @@ class Meter:
                 message=message[:MESSAGE_CHARACTERS_MAX],
             )
 
-    def _registered(self, server: Server) -> int:
-        """How many rows the job has worked through before this."""
+    def _registered(self, server: JobServer) -> int:
+        """The rows that the job processed in earlier runs."""
         now = self._now
         try:
             found = server.register_job(
                 now.job, now.kind, source=self._source, target=self._target, definition=self._definition
             )
-        except Conflict:  # it has moved: cold storage is elsewhere now
+        except Conflict:  # it is registered with another target: cold storage has moved
             found = server.job(now.job)
         return int(found["rows"])
 
 
 def brief(error: BaseException) -> str:
-    """An error in one line."""
+    """The error as one line of text."""
     if isinstance(error, Error):
         return str(error)
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-# -- for people
+# -- display
 
 
 class Board:
-    """The latest word of every job. Used by many threads."""
+    """The latest progress of every job. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -203,7 +202,7 @@ def line(progress: Progress) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes, for people."""
+    """A number of bytes, formatted with a unit."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:

@@ -1,21 +1,20 @@
-"""`replicate`: keeps a copy of a table in Delta, in PostgreSQL or in another Tailrace; in order, exactly once.
+"""`replicate`: maintains a copy of a table in Delta, in PostgreSQL or in another Tailrace; in order, exactly once.
 
 Theory of operation
 -------------------
-Changes come as a stream of batches, each a range [from, to) of the table's log. Of a batch only the last change of each
-key is written, in one transaction of the target that also moves the target's fence from `from` to `to` (`replicas`). So
-the copy is at all times equal to the table as it was at some sequence. Spark's checkpoint is a mere cursor. A batch
-that ends below the fence was written before, and is left out; one that overlaps it is cut; one that begins above it
-waits until what lies between was read and written. Without a checkpoint the stream begins at the fence.
+Changes are read as a stream of batches, each a range [from, to) of the table's log. Of a batch only the last change of
+each key is written, in one transaction of the target that also moves the target's fence from `from` to `to`
+(`replicas`). So the copy always equals the table at some sequence. Spark's checkpoint is only a cursor. A batch that
+ends below the fence was written before, and is skipped; one that overlaps it is cut; one that begins above it waits
+until the changes in between were read and written. Without a checkpoint the stream begins at the fence.
 
-A copy that has not begun starts with all changes, if they tell of every item; else with the items as they are at one
-sequence, and the changes after it. So does one that was away for so long that the changes it needs are gone.
+A new copy starts with all changes, if they cover every item; else with the items at one sequence, and the changes after
+it. So does a copy that was stopped for so long that the changes it needs are gone.
 """
 
 from __future__ import annotations
 
 import json
-import tempfile
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -27,35 +26,31 @@ import pyarrow as pa
 from tailrace import limits
 from tailrace.client import Client
 from tailrace.errors import Error, Invalid, TooLarge, TooMany, Unavailable
-from tailrace.spark.failures import explain
 from tailrace.spark.jobs import fold, progress
 from tailrace.spark.jobs.filling import spooled
-from tailrace.spark.jobs.progress import Meter, Told, brief
-from tailrace.spark.jobs.replicas import Replica, Source
+from tailrace.spark.jobs.loop import PATIENCE_S, BatchQuery, run_steps
+from tailrace.spark.jobs.progress import Meter, ProgressCallback, brief
+from tailrace.spark.jobs.replicas import Replica, ReplicaSource
 from tailrace.spark.jobs.replicas.delta import DeltaReplica
 from tailrace.spark.jobs.replicas.postgres import PostgresReplica
 from tailrace.spark.jobs.replicas.tailrace import TailraceReplica
-from tailrace.spark.jobs.state import Facts, changes, facts, items
+from tailrace.spark.jobs.state import ChangeStreamInfo, change_stream_info, changes, items
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
-MAX_RECORDS: Final = 50_000  # of a batch, unless told
-BATCH_BYTES: Final = 16 * limits.MiB  # of items that are written at once; a larger batch is cut
+MAX_RECORDS: Final = 50_000  # of a batch, by default
+BATCH_BYTES: Final = 16 * limits.MiB  # of items in one transaction; a larger batch is cut
 INTERVAL_S: Final = 1.0
-PATIENCE_S: Final = 60.0  # how long `once` waits for a server or target that went away
-PAUSE_S_MAX: Final = 15.0
-_LOOK_S: Final = 0.2  # between two looks at whether the query still runs
 
 
 class Replicated(msgspec.Struct, frozen=True):
-    """What a run of `replicate` has done."""
+    """The result of a run of `replicate`."""
 
     rows: int = 0  # changes read
     batches: int = 0
     backfilled: int = 0  # items of a first copy
-    position: int = 0  # up to where the copy has come
+    position: int = 0  # the fence of the copy
 
 
 def replicate(
@@ -72,11 +67,12 @@ def replicate(
     checkpoint: str | None = None,
     max_records: int = MAX_RECORDS,
     interval_s: float = INTERVAL_S,
-    on_progress: Told | None = None,
+    on_progress: ProgressCallback | None = None,
     stop: threading.Event | None = None,
 ) -> Replicated:
     """Keep the copy at `to` up to date: a Delta table (file:///..., s3://...), a database (postgresql://...) or a
-    server (http://..., with `target_token`). With `once` all that is there now, else until `stop` is set."""
+    server (http://..., with `target_token`). With `once`, apply the changes that are there now; else run until `stop`
+    is set."""
     if max_records < 1:
         raise Invalid(f"max_records must be 1 or more, not {max_records}")
     kind = kind_of(to)
@@ -85,22 +81,25 @@ def replicate(
             f"replicate/{name or f'{table}/{kind}'}", "replicate", on_progress, server=client,
             source=f"tables/{table}", target=shown(to),
         )  # fmt: skip
-        copying = _Copying(
+        ending = stop or threading.Event()
+        job = _Replication(
             spark, client, table, to, kind, name or table, target_table or table,
             url=url, token=token, target_token=target_token, max_records=max_records, meter=meter,
+            once=once, interval_s=interval_s, checkpoint=checkpoint, stop=ending,
         )  # fmt: skip
         try:
-            loop = _Loop(copying, stop or threading.Event(), checkpoint, interval_s)
-            done = loop.run(once=once)
+            run_steps(job, ending, patience_s=PATIENCE_S if once else None)
         except Exception as error:
             meter.say(progress.FAILED, brief(error))
             raise
+        finally:
+            job.close()
         meter.say(progress.DONE if once else progress.STOPPED)
-        return done
+        return job.done
 
 
 def kind_of(to: str) -> str:
-    """What is at that URL."""
+    """The kind of target that the URL names."""
     match urlsplit(to).scheme:
         case "http" | "https":
             return "tailrace"
@@ -109,27 +108,27 @@ def kind_of(to: str) -> str:
         case "file" | "s3" | "s3a" | "delta":
             return "delta"
     raise Invalid(
-        f"{shown(to)!r} is no place for a copy; give http(s)://server:port, postgresql://host/database, file:///path "
-        "or s3://bucket/prefix"
+        f"{shown(to)!r} cannot be the target of a copy; give http(s)://server:port, postgresql://host/database, "
+        "file:///path or s3://bucket/prefix"
     )
 
 
 def shown(to: str) -> str:
-    """The URL without what is secret in it."""
+    """The URL without user and password."""
     parts = urlsplit(to)
     host = parts.hostname or ""
     try:
         port = f":{parts.port}" if parts.port else ""
-    except ValueError:  # what stands there is a piece of a password that should have been quoted
+    except ValueError:  # the port is part of a password that should have been quoted
         return f"{parts.scheme}://…"
     return f"{parts.scheme}://{host}{port}{parts.path}" if parts.scheme else to
 
 
 def opened(
-    to: str, kind: str, name: str, target_table: str, known: Facts, *, url: str, target_token: str | None
+    to: str, kind: str, name: str, target_table: str, known: ChangeStreamInfo, *, url: str, target_token: str | None
 ) -> Replica:
-    """The copy."""
-    source = Source(known.database, known.table, known.log, known.keys)
+    """Open the copy."""
+    source = ReplicaSource(known.database, known.table, known.log, known.keys)
     if kind == "postgresql":
         return PostgresReplica(to, name, target_table, source)
     if kind == "delta":
@@ -139,8 +138,8 @@ def opened(
     return TailraceReplica(to, target_token, name, target_table, source, known)
 
 
-class _Copying:
-    """What is done with batches. Used by one thread at a time."""
+class _Replication:
+    """One copy, its batches, and the step of the job. Used by one thread at a time."""
 
     def __init__(
         self,
@@ -157,21 +156,55 @@ class _Copying:
         target_token: str | None,
         max_records: int,
         meter: Meter,
+        once: bool = True,
+        interval_s: float = INTERVAL_S,
+        checkpoint: str | None = None,
+        stop: threading.Event | None = None,
     ) -> None:
         self.spark, self.client, self.table = spark, client, table
         self.url, self.token, self.max_records, self.meter = url, token, max_records, meter
         self._target = (to, kind, name, target_table)
         self._target_token = target_token
         self._replica: Replica | None = None
-        self.known: Facts | None = None
+        self.known: ChangeStreamInfo | None = None
         self.done = Replicated()
-        self.error: Exception | None = None  # why the last batch failed: Spark tells it in its own words
+        self._once, self._interval_s, self._checkpoint = once, interval_s, checkpoint
+        self._query = BatchQuery(self.apply_batch, stop or threading.Event())
+
+    # -- the step
+
+    def step(self) -> None:
+        """Follow the changes from where the copy is: `once`, all that are there now; else until the job is stopped."""
+        fence = self.begin()
+        self.meter.say(progress.RUNNING)
+        assert self.known is not None
+        options: dict[str, Any] = {
+            "url": self.url,
+            "table": self.table,
+            "label": self.known.label,
+            "startingOffsets": json.dumps({"0": fence}),
+            "maxRecordsPerTrigger": self.max_records,
+            "images": "typed",
+        }
+        if self.token is not None:
+            options["token"] = self.token
+        frame = self.spark.readStream.format("tailrace").options(**options).load()
+        self._query.run(frame, once=self._once, interval_s=self._interval_s, checkpoint=self._checkpoint)
+
+    def is_transient(self, error: Error) -> bool:
+        """Whether to retry. An error before anything worked is most often a wrong URL, and is raised."""
+        passing = isinstance(error, Unavailable | TooMany) and error.code != "LIMIT_EXCEEDED"
+        return passing and bool(self.done.position)
+
+    def retry(self, error: Error) -> None:
+        self.meter.say(progress.RETRYING, brief(error))
+        self.close()
 
     # -- the copy
 
     def begin(self) -> int:
-        """Open the copy, and begin it if it has not; the fence."""
-        known = self.known = facts(self.client, self.table)
+        """Open the copy, and start it if it is new; the fence."""
+        known = self.known = change_stream_info(self.client, self.table)
         if self._replica is None:
             self._replica = opened(*self._target, known, url=self.url, target_token=self._target_token)
         fence = self._replica.fence()
@@ -182,14 +215,14 @@ class _Copying:
             fence = self._backfill(self._replica, known, fence)
         if fence > known.next:
             raise Invalid(
-                f"the copy has come to {fence}, and the changes of table {self.table!r} end at {known.next}: was the "
-                "server restored from an older backup? Begin a new copy under another name",
+                f"the copy is at {fence}, and the changes of table {self.table!r} end at {known.next}: was the "
+                "server restored from an older backup? Start a new copy under another name",
                 code="COPY_AHEAD",
             )
         self.done = msgspec.structs.replace(self.done, position=fence)
         return fence
 
-    def _backfill(self, replica: Replica, known: Facts, before: int | None) -> int:
+    def _backfill(self, replica: Replica, known: ChangeStreamInfo, before: int | None) -> int:
         self.meter.say(progress.RUNNING, "making the first copy")
         began = time.monotonic()
         with items(self.client, known) as (position, batches), spooled(batches) as rows:
@@ -205,15 +238,8 @@ class _Copying:
 
     # -- batches
 
-    def batch(self, frame: DataFrame, number: int) -> None:
-        """What Spark calls with each batch of the stream."""
-        try:
-            self._batch(frame)
-        except Exception as error:
-            self.error = error
-            raise
-
-    def _batch(self, frame: DataFrame) -> None:
+    def apply_batch(self, frame: DataFrame) -> None:
+        """Write a batch of the stream to the copy."""
         assert self._replica is not None and self.known is not None
         began = time.monotonic()
         frame = held = frame.select("offset", "next_offset", *fold.COLUMNS).persist()
@@ -239,7 +265,7 @@ class _Copying:
         self.meter.batch(count, time.monotonic() - began)
 
     def _catch_up(self, start: int, end: int) -> None:
-        """Write what lies between the fence and a checkpoint that is ahead of it."""
+        """Write the changes between the fence and a checkpoint that is ahead of it."""
         assert self.known is not None
         while start < end:
             reach = self.client.advance({0: start}, self.max_records, table=self.table, label=self.known.label)[0]
@@ -249,7 +275,7 @@ class _Copying:
             start = high
 
     def _apply(self, frame: DataFrame, start: int, end: int, size: int) -> None:
-        """Write the changes of [start, end) in one transaction, or in a few if they are too much for one."""
+        """Write the changes of [start, end) in one transaction, or in several if they are too large for one."""
         assert self._replica is not None
         if size <= BATCH_BYTES or (middle := _middle(frame)) is None:
             try:
@@ -265,13 +291,13 @@ class _Copying:
 
 
 def last_changes(frame: DataFrame) -> pa.Table:
-    """The last change of each key, with what the item is now; where it is gone, `typed` is null."""
+    """The last change of each key, with the new item; `typed` is null where the item was removed."""
     marks = fold.marks(frame).toArrow().cast(fold.MARKS)
     return pa.Table.from_batches(list(fold.settled(marks.to_batches())), fold.STATE)
 
 
 def _measured(frame: DataFrame) -> tuple[int, int, int, int]:
-    """Where the frame begins and ends, how many changes there are, and about how many bytes of items."""
+    """The first and last position of the frame, the number of changes, and about how many bytes of items."""
     row: Any = frame.selectExpr(
         "min(offset) AS low", "max(next_offset) AS high", "count(*) AS count",
         "sum(length(keys) + coalesce(length(new_image), 0)) AS size",
@@ -280,91 +306,10 @@ def _measured(frame: DataFrame) -> tuple[int, int, int, int]:
 
 
 def _middle(frame: DataFrame) -> int | None:
-    """The offset of an entry in the middle, where a batch can be cut; None: it is one entry."""
+    """The offset of an entry in the middle, where a batch can be cut; None: it has only one entry."""
     row: Any = frame.selectExpr("percentile_approx(offset, 0.5) AS middle", "min(offset) AS low").first()
     found: int | None = row["middle"]
     if found is not None and found == row["low"]:
         after: Any = frame.where(f"offset > {found}").selectExpr("min(offset) AS next").first()
         found = after["next"]
     return found
-
-
-class _Loop:
-    """Runs the stream, and takes it up again when the server or the target was away."""
-
-    def __init__(self, copying: _Copying, stop: threading.Event, checkpoint: str | None, interval_s: float) -> None:
-        self._copying = copying
-        self._stop = stop
-        self._checkpoint = checkpoint
-        self._interval_s = interval_s
-
-    def run(self, *, once: bool) -> Replicated:
-        pause_s = 0.5
-        gave_up_at = time.monotonic() + PATIENCE_S
-        try:
-            while True:
-                before = self._copying.done
-                try:
-                    self._stream(once)
-                    return self._copying.done
-                except (Unavailable, TooMany) as error:
-                    if self._copying.done != before:
-                        pause_s, gave_up_at = 0.5, time.monotonic() + PATIENCE_S
-                    first = not self._copying.done.position  # it never worked: most often a wrong URL
-                    if first or error.code == "LIMIT_EXCEEDED" or (once and time.monotonic() > gave_up_at):
-                        raise
-                    self._copying.meter.say(progress.RETRYING, brief(error))
-                    self._copying.close()
-                    if self._stop.wait(pause_s):
-                        return self._copying.done
-                    pause_s = min(PAUSE_S_MAX, pause_s * 2)
-        finally:
-            self._copying.close()
-
-    def _stream(self, once: bool) -> None:
-        copying = self._copying
-        fence = copying.begin()
-        copying.meter.say(progress.RUNNING)
-        assert copying.known is not None
-        options: dict[str, Any] = {
-            "url": copying.url,
-            "table": copying.table,
-            "label": copying.known.label,
-            "startingOffsets": json.dumps({"0": fence}),
-            "maxRecordsPerTrigger": copying.max_records,
-            "images": "typed",
-        }
-        if copying.token is not None:
-            options["token"] = copying.token
-        stream = copying.spark.readStream.format("tailrace").options(**options).load()
-        with tempfile.TemporaryDirectory(prefix="tailrace-replicate-", ignore_cleanup_errors=True) as folder:
-            writing = stream.writeStream.foreachBatch(copying.batch).option(
-                "checkpointLocation", self._checkpoint or folder
-            )
-            if once:
-                writing = writing.trigger(availableNow=True)
-            else:
-                writing = writing.trigger(processingTime=f"{max(1, round(self._interval_s * 1000))} milliseconds")
-            copying.error = None
-            query = writing.start()
-            try:
-                self._wait(query)
-            finally:
-                query.stop()
-
-    def _wait(self, query: StreamingQuery) -> None:
-        """Until it has ended, or is told to."""
-        while query.isActive and not self._stop.is_set():
-            self._stop.wait(_LOOK_S)
-        if self._copying.error is not None:
-            raise self._copying.error
-        failed = query.exception()
-        if failed is not None:
-            said = explain(failed)
-            raise _away(said) or Error(said, code="QUERY_FAILED") from failed
-
-
-def _away(said: str) -> Unavailable | None:
-    """The error of a source that could not reach the server, or of a worker that was slow to start: it is text."""
-    passing = ("cannot reach", "broke off", "failed to connect back")
-    return Unavailable(said) if any(each in said for each in passing) else None

@@ -5,10 +5,10 @@ Theory of operation
 The state is folded from the nearest snapshot at or before the sequence and the changes after it, or from all changes.
 Executors fold and *stage* what they have; the driver commits stage by stage, so that no commit is large.
 
-Before the first item is written, the server is told what is being restored into the table: the job `restore/<into>`,
-which says from which log, at which sequence, into which table of that name. A restore that died left this behind. The
-same restore goes on: all it does is put the same items again, which changes nothing. Another one removes what is there
-first. Items that nobody has so announced are somebody's, and the restore is refused.
+Before the first item is written, the restore is registered on the server as the job `restore/<into>`, with the log, the
+sequence and the id of the target table. A restore that died leaves this registration behind. The same restore can be
+repeated: it puts the same items again, which changes nothing. Another restore removes the items first. If the table has
+items and no unfinished restore is registered for it, the restore is refused.
 """
 
 from __future__ import annotations
@@ -24,27 +24,35 @@ import pyarrow as pa
 from tailrace.client import Client
 from tailrace.errors import Invalid, NotFound
 from tailrace.spark.jobs import fold, progress
-from tailrace.spark.jobs.filling import Filling, pieces, puts
+from tailrace.spark.jobs.filling import Filling, chunks, puts
 from tailrace.spark.jobs.making import check_key, described, make, not_empty
-from tailrace.spark.jobs.progress import Meter, Told, brief
-from tailrace.spark.jobs.state import Facts, facts, snapshots_of, start_at, state, store_of, unknown
+from tailrace.spark.jobs.progress import Meter, ProgressCallback, brief
+from tailrace.spark.jobs.state import (
+    ChangeStreamInfo,
+    change_stream_info,
+    snapshots_of,
+    start_at,
+    state,
+    store_of,
+    unknown,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 KIND: Final = "restore"
-AHEAD_MS: Final = 60_000  # by how much a clock may differ
+AHEAD_MS: Final = 60_000  # the tolerated difference between clocks
 _STAGES: Final = "stage string, rows bigint"
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """A table that was rebuilt."""
+    """The result of a restore."""
 
     table: str
     into: str
     sequence: int
     rows: int
-    snapshot: int | None  # the sequence of the snapshot that it began with
+    snapshot: int | None  # the sequence of the snapshot that it started from
 
 
 def restore(
@@ -56,16 +64,16 @@ def restore(
     token: str | None = None,
     at_sequence: int | None = None,
     at_time: datetime | str | int | None = None,
-    on_progress: Told | None = None,
+    on_progress: ProgressCallback | None = None,
 ) -> Restored:
-    """Rebuild `table` as it was when the transaction `at_sequence` was done, or at the end of the millisecond `at_time`
-    (a datetime, ISO 8601, or ms since 1970), or as it is now, into the new or empty table `into`."""
+    """Rebuild `table` as it was after the transaction `at_sequence`, or at the end of the millisecond `at_time` (a
+    datetime, ISO 8601, or ms since 1970), or as it is now, into the new or empty table `into`."""
     if into == table:
         raise Invalid(f"{table!r} cannot be restored into itself; give the name of a new table, and compare them first")
     if at_sequence is not None and at_time is not None:
-        raise Invalid("a sequence and a time both say when; give one of them")
+        raise Invalid("at_sequence and at_time exclude each other; give one of them")
     with Client(url, token=token) as client:
-        known = facts(client, table)
+        known = change_stream_info(client, table)
         wanted = at_sequence if at_time is None else _sequence_at(client, known, moment_ms(at_time))
         store = store_of(client)
         snapshots = snapshots_of(store, known)
@@ -85,14 +93,14 @@ def restore(
         except Exception as error:
             meter.say(progress.FAILED, brief(error))
             raise
-        # It must be known that this is done: what is put into the table from now on is its owner's.
+        # This report must succeed: items that are put into the table from now on belong to its owner.
         client.report_job(f"restore/{into}", "stopped", message=f"{rows:,} items as of sequence {sequence}")
         meter.say(progress.DONE, f"{rows:,} items as of sequence {sequence}")
         return Restored(table, into, sequence, rows, None if start.snapshot is None else start.snapshot.sequence)
 
 
-def _prepared(client: Client, known: Facts, into: str, sequence: int) -> tuple[Filling, dict[str, Any]]:
-    """The table `into`, there and empty, or with what an unfinished restore has left of the same state."""
+def _prepared(client: Client, known: ChangeStreamInfo, into: str, sequence: int) -> tuple[Filling, dict[str, Any]]:
+    """Create or check the table `into`: it is empty, or has items of an unfinished restore of the same state."""
     name = f"restore/{into}"
     found = described(client, into)
     if found is None:
@@ -104,12 +112,12 @@ def _prepared(client: Client, known: Facts, into: str, sequence: int) -> tuple[F
     }  # fmt: skip
     left = _unfinished(client, name, found["TableId"])
     if found["ItemCount"] and left is None:
-        raise not_empty(into, "what is restored")
+        raise not_empty(into, "the restored items")
     filling = Filling(client, into, f"{name}/writes", known.log)
     if left != definition:
         if found["ItemCount"]:
             filling.clear()
-        # Only now: until the old items are gone, they are the other restore's.
+        # Only now: until the old items are removed, they belong to the other restore.
         try:
             client.drop_job(name)
         except NotFound:
@@ -120,7 +128,7 @@ def _prepared(client: Client, known: Facts, into: str, sequence: int) -> tuple[F
 
 
 def _unfinished(client: Client, name: str, into: str) -> dict[str, Any] | None:
-    """What a restore into this very table had begun, if it did not come to its end."""
+    """The definition of an unfinished restore into this table, if there is one."""
     try:
         job = client.job(name)
     except NotFound:
@@ -130,21 +138,22 @@ def _unfinished(client: Client, name: str, into: str) -> dict[str, Any] | None:
 
 
 def _stager(url: str, token: str | None, into: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What an executor does with all marks of its keys: leave the items on the server, in stages of bounded size."""
+    """The function of executors, for all marks of their keys: stage the items on the server, in chunks of bounded
+    size."""
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with Client(url, token=token) as client:
-            for piece in pieces(puts(fold.folded(batches))):
-                found = client.stage(piece, table=into)
+            for chunk in chunks(puts(fold.folded(batches))):
+                found = client.stage(chunk, table=into)
                 yield pa.record_batch(
-                    [pa.array([found], pa.string()), pa.array([len(piece)], pa.int64())], names=["stage", "rows"]
+                    [pa.array([found], pa.string()), pa.array([len(chunk)], pa.int64())], names=["stage", "rows"]
                 )
 
     return stage
 
 
 def _committed(stages: DataFrame, filling: Filling, meter: Meter) -> int:
-    """Commit the stages as they come, those of the next partition while this one's are written."""
+    """Commit the stages as they come; the next partition is computed while those of this one are committed."""
     rows = 0
     began = time.monotonic()
     for row in stages.toLocalIterator(prefetchPartitions=True):
@@ -155,11 +164,11 @@ def _committed(stages: DataFrame, filling: Filling, meter: Meter) -> int:
     return rows
 
 
-def _sequence_at(client: Client, known: Facts, at_ms: int) -> int:
+def _sequence_at(client: Client, known: ChangeStreamInfo, at_ms: int) -> int:
     """The last sequence of the time up to the end of that millisecond."""
     if at_ms > time.time() * 1000 + AHEAD_MS:
         raise Invalid(
-            f"{datetime.fromtimestamp(at_ms / 1000, UTC).isoformat()} lies in the future; give a time that is past"
+            f"{datetime.fromtimestamp(at_ms / 1000, UTC).isoformat()} is in the future; give a time in the past"
         )
     return client.logs_at(at_ms + 1, table=known.table, label=known.label)[0] - 1
 
@@ -175,7 +184,7 @@ def moment_ms(given: datetime | str | int) -> int:
             given = datetime.fromisoformat(given.strip())
         except ValueError:
             raise Invalid(
-                f"{given!r} is no time; give one like 2026-01-31T12:00:00Z, or milliseconds since 1970"
+                f"{given!r} is not a time; give one like 2026-01-31T12:00:00Z, or milliseconds since 1970"
             ) from None
     if given.tzinfo is None:
         given = given.replace(tzinfo=UTC)

@@ -1,9 +1,9 @@
 """`run`: all jobs of a pipeline.toml in one Spark application.
 
-Each job has a thread, and a pool of Spark's fair scheduler, so that a long backfill does not hold up the others. A job
-that fails is started again, after a pause that grows; one that is to run now and then waits for its time. The views
-are those that the server has: one that is created later is started, one that was dropped is stopped. Nothing is
-remembered here: the server knows how far each job is, so this program and the server may be restarted at any time.
+Each job has a thread and a pool of Spark's fair scheduler, so that a long backfill does not hold up the others. A job
+that fails is restarted after a pause, which grows; a periodic job waits for its interval. The views are those on the
+server: one that is created later is started, one that is dropped is stopped. The program keeps no state: the server
+stores the progress of each job, so both may be restarted at any time.
 """
 
 from __future__ import annotations
@@ -18,34 +18,40 @@ from tailrace.client import Client
 from tailrace.errors import TooMany, Unavailable
 from tailrace.spark.failures import explain
 from tailrace.spark.jobs import progress
-from tailrace.spark.jobs.progress import Progress, Told, nobody
-from tailrace.spark.jobs.settings import Replicate, Settings, matches, octets, seconds
+from tailrace.spark.jobs.progress import Progress, ProgressCallback, ignore_progress
+from tailrace.spark.jobs.settings import PipelineSettings, ReplicateSettings, matches, octets, seconds
 from tailrace.spark.jobs.tier import tier
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PAUSE_S: Final = 1.0  # before a job that failed is started again; then twice as long each time
+PAUSE_S: Final = 1.0  # before a failed job is restarted; doubles with each failure
 PAUSE_S_MAX: Final = 60.0
-CALM_S: Final = 60.0  # after so long without failure the pause is short again
-LEAVE_S: Final = 20.0  # how long jobs may finish what they do when all is to stop
+STABLE_S: Final = 60.0  # a run that lasted this long resets the pause
+STOP_S: Final = 20.0  # how long jobs may take to finish their work when they are stopped
 POOL: Final = "spark.scheduler.pool"
 
-Work = Callable[[threading.Event], Any]
+JobFunction = Callable[[threading.Event], Any]
 
 
-class Worker:
-    """A job in a thread of its own, again and again until it is stopped."""
+class JobThread:
+    """A job in its own thread, restarted until it is stopped."""
 
     def __init__(
-        self, spark: SparkSession, name: str, kind: str, work: Work, told: Told, every_s: float | None
+        self,
+        spark: SparkSession,
+        name: str,
+        kind: str,
+        work: JobFunction,
+        on_progress: ProgressCallback,
+        every_s: float | None,
     ) -> None:
         self.name = name
         self.kind = kind
         self.stop = threading.Event()
         self._spark = spark
         self._work = work
-        self._told = told
+        self._on_progress = on_progress
         self._every_s = every_s
         self._pause_s = PAUSE_S
         self._thread = _thread(self._run, name)
@@ -57,9 +63,9 @@ class Worker:
             began = time.monotonic()
             try:
                 self._work(self.stop)
-            except Exception as error:  # whatever it is: one job must not end the others, and it is told
+            except Exception as error:  # of any kind: one job must not end the others
                 if self.stop.is_set():
-                    break  # Spark was stopped below it
+                    break  # Spark was stopped during the job
                 self._say(progress.RETRYING, explain(error))
                 self._wait(began)
             else:
@@ -68,22 +74,24 @@ class Worker:
         self._say(progress.STOPPED)
 
     def _wait(self, began: float) -> None:
-        if time.monotonic() - began > CALM_S:
+        if time.monotonic() - began > STABLE_S:
             self._pause_s = PAUSE_S
         self.stop.wait(self._pause_s)
         self._pause_s = min(self._pause_s * 2, PAUSE_S_MAX)
 
     def _say(self, state: str, message: str = "") -> None:
-        self._told(Progress(job=self.name, kind=self.kind, state=state, message=message, at_ms=int(time.time() * 1000)))
+        self._on_progress(
+            Progress(job=self.name, kind=self.kind, state=state, message=message, at_ms=int(time.time() * 1000))
+        )
 
     def ended(self, within_s: float = 0.0) -> bool:
-        """Whether it has come to its end; waits so long for that."""
+        """Whether the thread has ended; waits up to `within_s` for it."""
         self._thread.join(within_s)
         return not self._thread.is_alive()
 
 
 def _thread(work: Callable[[], None], name: str) -> threading.Thread:
-    from pyspark import InheritableThread  # it gives its JVM thread back when it ends
+    from pyspark import InheritableThread  # it releases its JVM thread when it ends
 
     made: threading.Thread = InheritableThread(target=work)
     made.name, made.daemon = name, True
@@ -93,37 +101,45 @@ def _thread(work: Callable[[], None], name: str) -> threading.Thread:
 def run(
     spark: SparkSession,
     *,
-    settings: Settings | None = None,
+    settings: PipelineSettings | None = None,
     url: str | None = None,
     token: str | None = None,
-    on_progress: Told | None = None,
+    on_progress: ProgressCallback | None = None,
     stop: threading.Event | None = None,
 ) -> None:
-    """Run the jobs of the settings until `stop` is set. A server that is not there at the start is an error; later it
-    is waited for."""
-    settings = settings or Settings()
+    """Run the jobs of the settings until `stop` is set. A server that is unreachable at the start is an error; one that
+    becomes unreachable later is waited for."""
+    settings = settings or PipelineSettings()
     at = url or settings.url
     with Client(at, token=token) as client:
-        client.jobs()  # whoever has a wrong URL or token hears of it now
-        Pipeline(spark, client, settings, at, token, on_progress or nobody).follow(stop or threading.Event())
+        client.jobs()  # raises an error immediately for a wrong URL or token
+        PipelineRunner(spark, client, settings, at, token, on_progress or ignore_progress).follow(
+            stop or threading.Event()
+        )
 
 
-class Pipeline:
-    """The jobs of one application, and who watches over them."""
+class PipelineRunner:
+    """Starts, restarts and stops the jobs of one application."""
 
     def __init__(
-        self, spark: SparkSession, client: Client, settings: Settings, url: str, token: str | None, told: Told
+        self,
+        spark: SparkSession,
+        client: Client,
+        settings: PipelineSettings,
+        url: str,
+        token: str | None,
+        on_progress: ProgressCallback,
     ) -> None:
         self._spark = spark
         self._client = client
         self._settings = settings
         self._url = url
         self._token = token
-        self._told = told
-        self._workers: dict[tuple[str, str], Worker] = {}  # by kind, and name as the job has it
+        self._on_progress = on_progress
+        self._workers: dict[tuple[str, str], JobThread] = {}  # by kind, and name as the job has it
 
     def follow(self, stop: threading.Event) -> None:
-        """Until told to stop; then all of them end what they do, within a time."""
+        """Run until `stop` is set; then let all jobs finish, within a time limit."""
         try:
             self._start_all()
             while not stop.is_set():
@@ -131,15 +147,15 @@ class Pipeline:
                     self._look_at_views()
                     self._start_snapshots()
                 except (Unavailable, TooMany) as error:
-                    # The jobs that run notice by themselves; which views there are is asked again.
-                    self._told(Progress(job="pipeline", kind="run", state=progress.RETRYING, message=str(error)))
+                    # Running jobs handle this themselves; the list of views is read again later.
+                    self._on_progress(Progress(job="pipeline", kind="run", state=progress.RETRYING, message=str(error)))
                 stop.wait(self._settings.views.poll_s)
         finally:
             self._end()
 
-    def _start(self, kind: str, name: str, work: Work, every_s: float | None = None) -> None:
+    def _start(self, kind: str, name: str, work: JobFunction, every_s: float | None = None) -> None:
         if (kind, name) not in self._workers:
-            self._workers[kind, name] = Worker(self._spark, name, kind, work, self._told, every_s)
+            self._workers[kind, name] = JobThread(self._spark, name, kind, work, self._on_progress, every_s)
 
     def _start_all(self) -> None:
         settings = self._settings
@@ -154,18 +170,18 @@ class Pipeline:
 
     @property
     def _server(self) -> dict[str, Any]:
-        return {"url": self._url, "token": self._token, "on_progress": self._told}
+        return {"url": self._url, "token": self._token, "on_progress": self._on_progress}
 
     def _tier(self, stop: threading.Event) -> None:
-        asked = self._settings.tier
+        settings = self._settings.tier
         tier(
             self._spark,
-            tables=asked.tables,
-            topics=asked.topics,
-            streams=asked.streams,
-            interval_s=asked.interval_s,
-            batch_records=asked.batch_records,
-            age_s=asked.age_s,
+            tables=settings.tables,
+            topics=settings.topics,
+            streams=settings.streams,
+            interval_s=settings.interval_s,
+            batch_records=settings.batch_records,
+            age_s=settings.age_s,
             stop=stop,
             **self._server,
         )
@@ -173,48 +189,48 @@ class Pipeline:
     def _compact(self, stop: threading.Event) -> None:
         from tailrace.spark.jobs.compact import compact
 
-        asked = self._settings.compact
+        settings = self._settings.compact
         compact(
             self._spark,
-            target_bytes=octets(asked.target_bytes, "compact.target_bytes"),
-            retention=asked.retention,
-            vacuum=asked.vacuum,
+            target_bytes=octets(settings.target_bytes, "compact.target_bytes"),
+            retention=settings.retention,
+            vacuum=settings.vacuum,
             stop=stop,
             **self._server,
         )
 
-    def _snapshot(self, table: str) -> Work:
+    def _snapshot(self, table: str) -> JobFunction:
         from tailrace.spark.jobs.snapshot import snapshot
 
         return lambda stop: snapshot(self._spark, table=table, **self._server)
 
-    def _replicate(self, asked: Replicate) -> tuple[str, Work]:
+    def _replicate(self, settings: ReplicateSettings) -> tuple[str, JobFunction]:
         """The name of the job, and its work."""
         from tailrace.spark.jobs.replicate import kind_of, replicate
 
-        name = asked.name or f"{asked.table}/{kind_of(asked.to)}"  # a URL that nothing can be copied to is told at once
-        token = asked.target_token or os.environ.get("TAILRACE_TARGET_TOKEN")
-        more: dict[str, Any] = {"max_records": asked.max_records, "interval_s": asked.interval_s}
+        name = settings.name or f"{settings.table}/{kind_of(settings.to)}"  # raises an error for an invalid URL
+        token = settings.target_token or os.environ.get("TAILRACE_TARGET_TOKEN")
+        more: dict[str, Any] = {"max_records": settings.max_records, "interval_s": settings.interval_s}
         return f"replicate/{name}", lambda stop: replicate(
             self._spark,
-            table=asked.table,
-            to=asked.to,
-            name=asked.name,
-            target_table=asked.target_table,
+            table=settings.table,
+            to=settings.to,
+            name=settings.name,
+            target_table=settings.target_table,
             target_token=token,
-            checkpoint=asked.checkpoint,
+            checkpoint=settings.checkpoint,
             stop=stop,
             **{name: value for name, value in more.items() if value is not None},
             **self._server,
         )
 
-    def _view(self, name: str) -> Work:
+    def _view(self, name: str) -> JobFunction:
         from tailrace.spark.jobs.view import view
 
         interval_s = self._settings.views.interval_s
         return lambda stop: view(self._spark, name, interval_s=interval_s, stop=stop, **self._server)
 
-    # -- those that come and go
+    # -- jobs that come and go
 
     def _look_at_views(self) -> None:
         """Start the views that are new, and stop those that were dropped."""
@@ -234,7 +250,7 @@ class Pipeline:
                     del self._workers[kind, name]
 
     def _start_snapshots(self) -> None:
-        """Start the snapshots of tables that are new; of one that was dropped there is nothing to do."""
+        """Start the snapshots of new tables."""
         wanted = self._settings.snapshot.tables
         if not wanted:
             return
@@ -246,10 +262,10 @@ class Pipeline:
     def _end(self) -> None:
         for worker in self._workers.values():
             worker.stop.set()
-        until = time.monotonic() + LEAVE_S
+        until = time.monotonic() + STOP_S
         for worker in self._workers.values():
             worker.ended(max(until - time.monotonic(), 0.0))
         if not all(worker.ended() for worker in self._workers.values()):
-            self._spark.sparkContext.cancelAllJobs()  # what was not committed is done again by the next run
+            self._spark.sparkContext.cancelAllJobs()  # the next run repeats uncommitted work
             for worker in self._workers.values():
                 worker.ended(1.0)

@@ -2,15 +2,14 @@
 
 Theory of operation
 -------------------
-A snapshot is one version of the Delta table `snapshots/<table>`: a row for each item, exact. Its commit names the
-sequence, the log, and the offset at which later changes begin. The next snapshot reads this one and those changes,
-nothing more.
+A snapshot is one version of the Delta table `snapshots/<table>`, with an exact row for each item. Its commit has the
+sequence, the log, and the offset at which later changes begin. The next snapshot reads only this one and those changes.
 
-The commit's generation is the sequence. So a snapshot that was taken before is found and not taken again, of two
-drivers for one sequence one commits, and a snapshot never replaces a later one. Nothing is trimmed.
+The commit's generation is the sequence. So a snapshot that exists is not taken again, of two drivers for one sequence
+one commits, and a snapshot never replaces a later one. Nothing is trimmed.
 
-Where the changes do not tell of every item, since the table had some before its stream began, or history was lost, the
-first snapshot is what the server has now; those after it fold.
+Where the changes do not cover every item, because the table had items before its change stream was enabled, or history
+was lost, the first snapshot has the items that the server has now; later ones are folded.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ import pyarrow as pa
 from tailrace.client import Client
 from tailrace.cold import states
 from tailrace.cold.schemas import place_of
-from tailrace.cold.states import Version
+from tailrace.cold.states import StateVersion
 from tailrace.cold.store import Store
-from tailrace.cold.writing import Written, write_rows
+from tailrace.cold.writing import WrittenFile, write_rows
 from tailrace.errors import Invalid
 from tailrace.spark.jobs import fold, progress
-from tailrace.spark.jobs.progress import Meter, Told, brief
+from tailrace.spark.jobs.progress import Meter, ProgressCallback, brief
 from tailrace.spark.jobs.state import (
-    Facts,
-    Start,
+    ChangeStreamInfo,
+    FoldStart,
     aligned,
-    facts,
+    change_stream_info,
     items,
     snapshots_of,
     start_at,
@@ -62,7 +61,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     rows: int
     at_ms: int
     place: str  # the Delta table's path or URL
-    how: str  # folded (from changes), items (from what the server had), already (it was there)
+    how: str  # folded (from changes), items (from the current items), already (it existed)
 
 
 def snapshot(
@@ -72,17 +71,16 @@ def snapshot(
     url: str,
     token: str | None = None,
     at: int | None = None,
-    on_progress: Told | None = None,
+    on_progress: ProgressCallback | None = None,
 ) -> Snapshot:
-    """Take a snapshot of the table as it was at the sequence `at`, or is now. One that is there already is not taken
-    again."""
+    """Take a snapshot of the table at the sequence `at`, or now. One that exists already is not taken again."""
     with Client(url, token=token) as client:
         meter = Meter(
             f"snapshot/{table}", "snapshot", on_progress, server=client, source=f"tables/{table}",
             target=place_of("snapshot", table),
         )  # fmt: skip
         try:
-            known = facts(client, table)
+            known = change_stream_info(client, table)
             meter.say(progress.RUNNING)
             done = _taken(spark, client, known, url, token, at, meter)
         except Exception as error:
@@ -93,27 +91,33 @@ def snapshot(
 
 
 def snapshots(table: str, *, url: str, token: str | None = None) -> list[tuple[int, int, int, int]]:
-    """The snapshots of a table's present change stream: sequence, Delta version, items, and when, in ms; the oldest
+    """The snapshots of a table's current change stream: sequence, Delta version, items, and time in ms; the oldest
     first."""
     with Client(url, token=token) as client:
-        found = snapshots_of(store_of(client), facts(client, table))
+        found = snapshots_of(store_of(client), change_stream_info(client, table))
     return [(each.sequence, each.version, each.rows, each.at_ms) for each in found]
 
 
 def _taken(
-    spark: SparkSession, client: Client, known: Facts, url: str, token: str | None, at: int | None, meter: Meter
+    spark: SparkSession,
+    client: Client,
+    known: ChangeStreamInfo,
+    url: str,
+    token: str | None,
+    at: int | None,
+    meter: Meter,
 ) -> Snapshot:
     store = store_of(client)
     place = place_of("snapshot", known.table)
     earlier = snapshots_of(store, known)
     sequence, start = start_at(known, earlier, at)
     if start is not None and start.snapshot is not None and sequence < start.offset:
-        return _told(store, place, known, start.snapshot, ALREADY)  # nothing has changed since that one
+        return _snapshot(store, place, known, start.snapshot, ALREADY)  # no changes since that snapshot
     if earlier and sequence < earlier[-1].sequence:
         raise Invalid(
-            f"there is a snapshot of table {known.table!r} at sequence {earlier[-1].sequence}, and snapshots only go "
-            f"forward; the state at {sequence} can be had by: tailrace pipeline restore {known.table} "
-            f"--at-sequence {sequence}",
+            f"there is a snapshot of table {known.table!r} at sequence {earlier[-1].sequence}, and a new "
+            f"one cannot be of an earlier sequence; for the state at {sequence} run: tailrace pipeline restore "
+            f"{known.table} --at-sequence {sequence}",
             code="INVALID_SEQUENCE",
         )
     states.keep_versions(store, place, fold.STATE, known.database)
@@ -136,30 +140,30 @@ def _taken(
     states.replace(
         store, place, fold.STATE, written, app="snapshot", reached=sequence, database=known.database, metadata=metadata
     )
-    # Another driver may have been first, also with a later one: what counts is what is there.
+    # Another driver may have committed first, also a later snapshot: return the one that is there.
     found = [each for each in snapshots_of(store, known) if each.sequence >= sequence]
     mine = next((each for each in found if each.sequence == sequence), found[0])
-    return _told(store, place, known, mine, how if mine.sequence == sequence else ALREADY)
+    return _snapshot(store, place, known, mine, how if mine.sequence == sequence else ALREADY)
 
 
 def _from_changes(
     spark: SparkSession,
     store: Store,
     place: str,
-    known: Facts,
-    start: Start,
+    known: ChangeStreamInfo,
+    start: FoldStart,
     sequence: int,
     url: str,
     token: str | None,
-) -> list[Written]:
-    """Fold, and write; the files."""
+) -> list[WrittenFile]:
+    """Fold the changes and write the state; the files."""
     marks, base, partitions = state(spark, store, known, start, sequence, url=url, token=token)
     answers = fold.fold(marks, base, partitions, _writer(store, place), _ANSWERS).collect()
-    return [each for row in answers for each in msgspec.msgpack.decode(bytes(row.answer), type=list[Written])]
+    return [each for row in answers for each in msgspec.msgpack.decode(bytes(row.answer), type=list[WrittenFile])]
 
 
 def _writer(store: Store, place: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What an executor does with all marks of its keys."""
+    """The function of executors, for all marks of their keys."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         answer = msgspec.msgpack.encode(write_rows(store, place, fold.folded(batches)))
@@ -168,11 +172,13 @@ def _writer(store: Store, place: str) -> Callable[[Iterator[pa.RecordBatch]], It
     return write
 
 
-def _from_items(client: Client, store: Store, place: str, known: Facts) -> tuple[int, int, list[Written]]:
-    """Write what the server has now; at which sequence, where the changes after it begin, and the files."""
+def _from_items(
+    client: Client, store: Store, place: str, known: ChangeStreamInfo
+) -> tuple[int, int, list[WrittenFile]]:
+    """Write the current items; their sequence, where the changes after it begin, and the files."""
     with items(client, known) as (after, batches):
         return after - 1, after, write_rows(store, place, batches)
 
 
-def _told(store: Store, place: str, known: Facts, found: Version, how: str) -> Snapshot:
+def _snapshot(store: Store, place: str, known: ChangeStreamInfo, found: StateVersion, how: str) -> Snapshot:
     return Snapshot(known.table, found.sequence, found.version, found.rows, found.at_ms, store.uri(place), how)

@@ -1,10 +1,9 @@
-"""The state of a table at a sequence: which snapshot it begins with, which changes come on top, or why it cannot be
-had.
+"""The state of a table at a sequence: the snapshot that it starts from, the changes after it, or why it is unavailable.
 
 A sequence is *restorable* if all changes up to it are known: from the beginning, if the table was empty when its change
-stream began, or from a snapshot on. Ranges are in sequences here. A snapshot also notes the offset at which the changes
-after it begin, because a transaction's entry begins where the one before it ended, which may be long before its
-sequence.
+stream was enabled, or from a snapshot on. Ranges are of sequences here. A snapshot also has the offset at which the
+changes after it begin, because the entry of a transaction begins where the one before it ended, which may be long
+before its sequence.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import pyarrow as pa
 from tailrace.client import Client
 from tailrace.cold import states
 from tailrace.cold.schemas import place_of
-from tailrace.cold.states import Version
+from tailrace.cold.states import StateVersion
 from tailrace.cold.store import Store
 from tailrace.errors import Conflict, Invalid
 from tailrace.spark.jobs import fold
@@ -28,12 +27,12 @@ from tailrace.spark.jobs import fold
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_LOOKED_AT: Final = 1_000  # positions before a sequence, for where an entry ends
+_LOOKED_AT: Final = 1_000  # positions before a sequence that are searched for the end of an entry
 NEW_IMAGES: Final = frozenset(("NEW_IMAGE", "NEW_AND_OLD_IMAGES"))
 
 
-class Facts(msgspec.Struct, frozen=True):
-    """What the server says of a table's changes."""
+class ChangeStreamInfo(msgspec.Struct, frozen=True):
+    """The change stream of a table, as the server describes it."""
 
     table: str
     label: str
@@ -42,7 +41,7 @@ class Facts(msgspec.Struct, frozen=True):
     database: str
     keys: tuple[tuple[str, str], ...]
     columns: tuple[tuple[str, str], ...]
-    complete: bool  # the changes from `earliest` on tell of every item
+    complete: bool  # the changes from `earliest` on cover every item
     earliest: int
     next: int
 
@@ -52,33 +51,33 @@ class Facts(msgspec.Struct, frozen=True):
         return self.next - 1
 
 
-class Start(msgspec.Struct, frozen=True):
-    """What a fold begins with: a snapshot, or nothing at all; and the offset at which the changes after it begin."""
+class FoldStart(msgspec.Struct, frozen=True):
+    """The start of a fold: a snapshot, or an empty table; and the offset at which the changes after it begin."""
 
-    snapshot: Version | None
+    snapshot: StateVersion | None
     sequence: int
     offset: int
 
 
-def facts(client: Client, table: str) -> Facts:
-    """What is known of the table's changes; an error with the fix where they cannot be folded."""
-    told = client.logs(table=table)
-    partition = told["partitions"][0]
-    found = Facts(
+def change_stream_info(client: Client, table: str) -> ChangeStreamInfo:
+    """The change stream of the table; an error with the fix if its changes cannot be folded."""
+    info = client.logs(table=table)
+    partition = info["partitions"][0]
+    found = ChangeStreamInfo(
         table,
-        told["label"],
+        info["label"],
         partition["log"],
-        told["view"],
-        told["database"],
-        tuple((name, kind) for name, kind in told["keys"]),
-        tuple((name, kind) for name, kind in told.get("columns") or ()),
-        told["complete"],
+        info["view"],
+        info["database"],
+        tuple((name, kind) for name, kind in info["keys"]),
+        tuple((name, kind) for name, kind in info.get("columns") or ()),
+        info["complete"],
         partition["earliest"],
         partition["next"],
     )
     if found.view not in NEW_IMAGES:
         raise Invalid(
-            f"the change stream of table {table!r} has the view {found.view}, which does not tell what items become; "
+            f"the change stream of table {table!r} has the view {found.view}, which has no new images; "
             f"disable it and enable it again with NEW_AND_OLD_IMAGES: ALTER TABLE {table} DISABLE STREAM; "
             f"ALTER TABLE {table} ENABLE STREAM",
             code="INVALID_VIEW",
@@ -91,48 +90,50 @@ def store_of(client: Client) -> Store:
     return Store(client.cold()["url"])
 
 
-def snapshots_of(store: Store, known: Facts) -> list[Version]:
-    """The snapshots of this change stream, the oldest first; those of a stream before it tell nothing of this one."""
+def snapshots_of(store: Store, known: ChangeStreamInfo) -> list[StateVersion]:
+    """The snapshots of this change stream, the oldest first; not those of an earlier change stream."""
     place = place_of("snapshot", known.table)
     found = [each for each in states.versions(store, place, fold.STATE, known.database) if each.log == known.log]
     return sorted(found, key=lambda each: each.sequence)
 
 
-def start_at(known: Facts, snapshots: list[Version], sequence: int | None) -> tuple[int, Start | None]:
-    """The sequence that is meant (None: the last one), and what its fold begins with; None: nothing does."""
+def start_at(
+    known: ChangeStreamInfo, snapshots: list[StateVersion], sequence: int | None
+) -> tuple[int, FoldStart | None]:
+    """The sequence (None: the last one), and the start of its fold; None: the state is not available."""
     wanted = known.tail if sequence is None else sequence
     if wanted > known.tail:
         raise Invalid(
             f"sequence {wanted} is not in the changes of table {known.table!r} yet: "
-            f"{_ranges(known, snapshots)} can be asked for",
+            f"{_ranges(known, snapshots)} are available",
             code="INVALID_SEQUENCE",
         )
     for each in reversed(snapshots):
         if each.sequence <= wanted and (each.next >= known.earliest or wanted < each.next):
-            return wanted, Start(each, each.sequence, each.next)
+            return wanted, FoldStart(each, each.sequence, each.next)
     if known.complete and wanted >= known.earliest - 1:
-        return wanted, Start(None, known.earliest - 1, known.earliest)
+        return wanted, FoldStart(None, known.earliest - 1, known.earliest)
     return wanted, None
 
 
-def unknown(known: Facts, snapshots: list[Version], sequence: int) -> Invalid:
-    """What is raised for a sequence whose state cannot be had."""
+def unknown(known: ChangeStreamInfo, snapshots: list[StateVersion], sequence: int) -> Invalid:
+    """The error for a sequence whose state is not available."""
     ranges = _ranges(known, snapshots)
     if not ranges:
         return Invalid(
-            f"the state of table {known.table!r} at sequence {sequence} is not known: it had items before its changes "
-            f"were recorded, or changes were trimmed, and there is no snapshot; take one now for what comes "
-            f"later: tailrace pipeline snapshot {known.table}",
+            f"the state of table {known.table!r} at sequence {sequence} is not available: it had items before its "
+            f"changes were recorded, or changes were trimmed, and there is no snapshot; take one now to restore later "
+            f"sequences: tailrace pipeline snapshot {known.table}",
             code="INVALID_SEQUENCE",
         )
     return Invalid(
-        f"the state of table {known.table!r} at sequence {sequence} is not known; {ranges} can be asked for",
+        f"the state of table {known.table!r} at sequence {sequence} is not available; {ranges} are",
         code="INVALID_SEQUENCE",
     )
 
 
-def _ranges(known: Facts, snapshots: list[Version]) -> str:
-    """The sequences that can be asked for, for people."""
+def _ranges(known: ChangeStreamInfo, snapshots: list[StateVersion]) -> str:
+    """The available sequences, as text."""
     found: list[tuple[int, int]] = []
     for each in snapshots:
         if each.next < known.earliest:
@@ -146,12 +147,13 @@ def _ranges(known: Facts, snapshots: list[Version]) -> str:
     return ", ".join(shown)
 
 
-def aligned(client: Client, known: Facts, low: int, sequence: int, looked_at: int | None = _LOOKED_AT) -> int:
+def aligned(
+    client: Client, known: ChangeStreamInfo, low: int, sequence: int, looked_at: int | None = _LOOKED_AT
+) -> int:
     """Where the changes after `sequence` begin, not before `low`, which is where an entry begins.
 
     An entry begins where the one before it ends, so the first one after a sequence may begin before it. The entries at
-    the `looked_at` positions before it tell (None: all from `low` on); where there are none, `low` is on the safe
-    side."""
+    the `looked_at` positions before it are searched (None: all from `low` on); where there are none, `low` is safe."""
     if sequence >= known.tail:
         return known.next
     begin = low if looked_at is None else max(low, sequence + 1 - looked_at)
@@ -165,14 +167,14 @@ def aligned(client: Client, known: Facts, low: int, sequence: int, looked_at: in
 
 
 @contextmanager
-def items(client: Client, known: Facts) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
-    """What is in the table now: where the changes after it begin, and the rows of its state. When each was changed last
-    is not known; before that."""
+def items(client: Client, known: ChangeStreamInfo) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
+    """The items of the table now: where the changes after them begin, and the rows of the state. The sequence of each
+    item is not known; it is before that position."""
     with client.items(known.table) as (sequence, batches):
-        # The sequence is the database's; those of this table may end before it.
-        now = facts(client, known.table)
+        # The sequence is of the whole database; the log of this table may end before it.
+        now = change_stream_info(client, known.table)
         if now.log != known.log:
-            raise Conflict(f"the change stream of table {known.table!r} was just made anew; start again")
+            raise Conflict(f"the change stream of table {known.table!r} was just recreated; start again")
         after = aligned(client, now, known.next, sequence, None)
         yield after, (_as_state(batch, after - 1) for batch in batches)
 
@@ -187,7 +189,13 @@ def _as_state(batch: pa.RecordBatch, sequence: int) -> pa.RecordBatch:
 
 
 def changes(
-    spark: SparkSession, known: Facts, url: str, token: str | None, start: int, end: int, tasks: int | None = None
+    spark: SparkSession,
+    known: ChangeStreamInfo,
+    url: str,
+    token: str | None,
+    start: int,
+    end: int,
+    tasks: int | None = None,
 ) -> DataFrame:
     """The changes whose entries begin in [start, end), exact."""
     options: dict[str, Any] = {
@@ -204,7 +212,7 @@ def changes(
     return spark.read.format("tailrace").options(**options).load()
 
 
-def base(spark: SparkSession, store: Store, known: Facts, version: Version) -> DataFrame:
+def base(spark: SparkSession, store: Store, known: ChangeStreamInfo, version: StateVersion) -> DataFrame:
     """A snapshot, read by executors straight from its files."""
     place = place_of("snapshot", known.table)
     paths = [(path,) for path in states.files(store, place, version.version)]
@@ -214,10 +222,17 @@ def base(spark: SparkSession, store: Store, known: Facts, version: Version) -> D
 
 
 def state(
-    spark: SparkSession, store: Store, known: Facts, start: Start, sequence: int, *, url: str, token: str | None
+    spark: SparkSession,
+    store: Store,
+    known: ChangeStreamInfo,
+    start: FoldStart,
+    sequence: int,
+    *,
+    url: str,
+    token: str | None,
 ) -> tuple[DataFrame, DataFrame | None, int]:
-    """What folds to the state at `sequence`: the marks of the changes, the snapshot that they come on top of, and
-    how many partitions the fold wants."""
+    """The parts of the state at `sequence`: the marks of the changes, the snapshot below them, and the number of
+    partitions for the fold."""
     below = None if start.snapshot is None else base(spark, store, known, start.snapshot)
     if start.offset > sequence:
         return spark.createDataFrame([], fold.MARKS_DDL), below, parallelism(spark)
@@ -228,5 +243,5 @@ def state(
 
 
 def parallelism(spark: SparkSession) -> int:
-    """How many tasks run at once."""
+    """The number of tasks that run at once."""
     return int(spark.sparkContext.defaultParallelism)

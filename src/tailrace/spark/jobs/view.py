@@ -1,29 +1,27 @@
-"""`view`: keeps a materialized view. Changes of its sources become deltas in Spark, and the server adds them.
+"""`view`: maintains a materialized view. Changes of its sources become deltas in Spark, which the server applies.
 
 Theory of operation
 -------------------
-The server knows how far the view has come in each source's log, and adds a delta only if its ranges begin just there
-(`tailrace.jobs.fence`). So each run starts its stream at the server's positions, and Spark's checkpoint is no more than
-a cursor: lost, replayed or behind, it changes nothing. Each batch is read once; its rows tell which ranges it has,
-because entries tile a log. A batch whose delta is too large for one transaction is cut at an entry, and applied in two.
+The server stores the view's position in each source's log, and applies a delta only if its ranges begin exactly there
+(`tailrace.jobs.fence`). So each run starts its stream at the server's positions, and Spark's checkpoint is only a
+cursor: lost, replayed or behind, it changes nothing. Each batch is read once; the ranges follow from its rows, because
+entries tile a log. A batch whose delta is too large for one transaction is cut at an entry, and applied in two.
 
-A join has two sources, and a delta has a range of each, empty where a batch has no changes of one. The two need not be
-of one moment: what is kept is the join of one source up to here with the other up to there, and both go on. But a delta
-is only right with just what the view had when it was worked out, so the position of the source that did not change is
-compared too: of two jobs that run at once, one begins again.
+A join has two sources, and a delta has a range of each, which is empty where a batch has no changes of one. The two
+need not be of one moment: the view is the join of one source up to one position with the other up to another, and both
+advance. But a delta is only valid for exactly the state that it was computed from, so the position of the source that
+did not change is compared too: if two jobs run at once, one of them starts over.
 
-A view that was not filled yet, or whose sources have lost what it has not seen, is filled first: all items, at one
-sequence of each source, in counted pieces (`tailrace.jobs.view_fill`).
+A view that was not filled yet, or whose sources have lost changes that it has not seen, is filled first: with all
+items, at one sequence of each source, in numbered chunks (`tailrace.jobs.view_fill`).
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import tempfile
 import threading
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,33 +34,27 @@ from tailrace.jobs.view_delta import Delta, unpack
 from tailrace.jobs.view_plan import SourceTable
 from tailrace.spark.failures import explain
 from tailrace.spark.jobs import progress, view_tasks
-from tailrace.spark.jobs.progress import Meter, Told, brief
-from tailrace.spark.jobs.view_tasks import Work
-from tailrace.spark.options import Access
+from tailrace.spark.jobs.loop import PATIENCE_S, BatchQuery, run_steps
+from tailrace.spark.jobs.progress import Meter, ProgressCallback, brief
+from tailrace.spark.jobs.view_tasks import ViewTask
+from tailrace.spark.options import ServerAccess
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 MAX_RECORDS: Final = 20_000
 INTERVAL_S: Final = 1.0
-PATIENCE_S: Final = 60.0  # how long a run with `once` waits for a server that is away
-PAUSE_S_MAX: Final = 10.0
-TAKEOVER_S: Final = 20.0  # how long a filling of somebody else may stand still before it is begun again
+TAKEOVER_S: Final = 20.0  # how long the filling by another job may make no progress before it is restarted
 REPORT_S: Final = 5.0
-LEAVE_S: Final = 10.0  # how long a batch may take to end when the job is stopped
-_LOOK_S: Final = 0.05
-# What Spark says of a server that is away, and of executors that have too much to do: it passes.
-_PASSING: Final = ("cannot reach", "broke off", "try again", "Python worker failed to connect back")
 _COLUMNS: Final = ("offset", "next_offset", "old_image", "new_image")
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """What a run has done."""
+class Maintained(msgspec.Struct, frozen=True):
+    """The result of a run of `view`."""
 
     rows: int = 0  # changes that were applied
     batches: int = 0
-    filled: int = 0  # items that it was filled with
+    filled: int = 0  # items that the view was filled with
 
 
 def view(
@@ -76,59 +68,119 @@ def view(
     interval_s: float = INTERVAL_S,
     checkpoint: str | None = None,
     max_records: int = MAX_RECORDS,
-    on_progress: Told | None = None,
+    on_progress: ProgressCallback | None = None,
     stop: threading.Event | None = None,
-) -> Kept:
-    """Keep the view until `stop` is set; with `once`, until it has all that its sources have now. `refill`: begin by
-    filling it anew. Safe to stop at any moment, to start again, and to run twice."""
+) -> Maintained:
+    """Maintain the view until `stop` is set; with `once`, until it has all current changes of its sources. With
+    `refill`, fill it again first. Safe to stop at any moment, to restart, and to run twice at once."""
     if max_records < 1 or interval_s <= 0:
         raise Invalid("max_records and interval_s must be above 0")
     meter = Meter(name, "view", on_progress)
     with Client(url, token=token) as client:
-        keeping = _Keeping(spark, client, name, Access(url, token, None, None), max_records, meter)
-        loop = _Loop(keeping, stop or threading.Event(), checkpoint, interval_s)
+        ending = stop or threading.Event()
+        job = _ViewMaintenance(
+            spark, client, name, ServerAccess(url, token, None, None), max_records, meter,
+            once=once, refill=refill, interval_s=interval_s, checkpoint=checkpoint, stop=ending,
+        )  # fmt: skip
         try:
-            done = loop.run(once=once, refill=refill)
+            run_steps(job, ending, patience_s=PATIENCE_S if once else None)
         except Exception as error:
-            keeping.report(progress.FAILED, brief(error) if isinstance(error, Error) else explain(error))
+            job.report(progress.FAILED, brief(error) if isinstance(error, Error) else explain(error))
             raise
-        keeping.report(progress.STOPPED)
-        return done
+        job.report(progress.STOPPED)
+        return job.done
 
 
-class _Keeping:
-    """One view and what is done for it."""
+class _ViewMaintenance:
+    """One view, its batches, how it is filled, and the step of the job."""
 
     def __init__(
-        self, spark: SparkSession, client: Client, name: str, access: Access, max_records: int, meter: Meter
+        self,
+        spark: SparkSession,
+        client: Client,
+        name: str,
+        access: ServerAccess,
+        max_records: int,
+        meter: Meter,
+        *,
+        once: bool,
+        refill: bool,
+        interval_s: float,
+        checkpoint: str | None,
+        stop: threading.Event,
     ) -> None:
         self.spark, self.client, self.name, self.access = spark, client, name, access
         self.max_records, self.meter = max_records, meter
-        self.known: dict[str, Any] | None = None  # the view, as the server told
-        self.work: Work | None = None
-        self.at: dict[int, int] = {}  # by log, how far the view was before the batch under way
-        self.done = Kept()
-        self.error: Exception | None = None  # why the last batch failed: Spark tells it in its own words
-        self.stopping = False
-        self.busy = threading.Lock()  # held during a batch
-        self._fill = ""  # the filling that is ours
+        self._once, self._refill, self._interval_s, self._checkpoint = once, refill, interval_s, checkpoint
+        self._stop = stop
+        self._query = BatchQuery(self._apply_batch, stop)
+        self.known: dict[str, Any] | None = None  # the view, as the server describes it
+        self.task: ViewTask | None = None
+        self.at: dict[int, int] = {}  # by log, the position of the view before the current batch
+        self.done = Maintained()
+        self._fill = ""  # the filling that this job began
         self._reported_s = 0.0
 
     def look(self) -> dict[str, Any]:
         """The view as it is now."""
         known = self.known = self.client.view(self.name)
         sources = msgspec.convert(known["tables"], tuple[SourceTable, ...])
-        self.work = Work(self.name, known["sql"], sources, self.access)
+        self.task = ViewTask(self.name, known["sql"], sources, self.access)
         self.at = {source["log"]: source["position"] for source in known["sources"] if source["position"] is not None}
         return known
 
     def report(self, state: str, message: str = "") -> None:
-        """Tell whoever watches, and the server; one that cannot be told stops no work."""
+        """Report the state to the callback and to the server; a report that fails is not repeated."""
         self._reported_s = time.monotonic()
         self.meter.say(state, message)
         stored = {progress.RETRYING: "failed", progress.DONE: "stopped", progress.WAITING: "running"}
         with suppress(Error):
             self.client.report_job(self.name, stored.get(state, state), message=message[:500])
+
+    # -- the step
+
+    def step(self) -> None:
+        """Fill the view if it has to be, then follow its sources: `once`, up to what they have now; else until the job
+        is stopped."""
+        known = self.look()
+        while (self._refill or known["stale"]) and not self._stop.is_set():
+            self.fill(self._stop)
+            self._refill = False
+            known = self.look()
+        if self._stop.is_set():
+            return
+        self.report(progress.RUNNING)
+        try:
+            self._follow(known)
+        except TooLarge:
+            # One transaction is more than a delta can be. What the sources have now is not.
+            self.fill(self._stop)
+            self.step()
+        except Conflict as error:
+            if error.code != "VIEW_NOT_LIVE":
+                raise
+            self.step()  # another job has begun to fill it
+
+    def _follow(self, known: dict[str, Any]) -> None:
+        frame = self.frame(known)
+        try:
+            self._query.run(frame, once=self._once, interval_s=self._interval_s, checkpoint=self._checkpoint)
+        except Error as error:
+            if error.code == "QUERY_FAILED" and self.look()["stale"]:
+                raise Unavailable(str(error)) from error
+            raise
+
+    def is_transient(self, error: Error) -> bool:
+        """Whether to retry. An error before anything worked is most often a wrong URL, and is raised."""
+        if self.known is None or error.code == "LIMIT_EXCEEDED":
+            return False
+        return isinstance(error, Unavailable | TooMany) or (isinstance(error, Conflict) and _fenced(error))
+
+    def retry(self, error: Error) -> None:
+        self._refill = self._refill and not self.done.filled
+        if isinstance(error, Conflict):
+            self._checkpoint = None  # it is not where the server is
+        self.report(progress.RETRYING, brief(error))
 
     # -- batches
 
@@ -149,59 +201,48 @@ class _Keeping:
             frames.append(read.selectExpr(f"{side} AS side", *_COLUMNS))
         return functools.reduce(lambda a, b: a.union(b), frames)
 
-    def batch(self, frame: DataFrame, number: int) -> None:
-        """What Spark calls with each batch of the stream."""
-        with self.busy:
-            self._batch(frame)
-
-    def _batch(self, frame: DataFrame) -> None:
-        try:
-            if self.stopping:
-                raise Unavailable("the job was told to stop")
-            began = time.monotonic()
-            records = self._apply(frame)
-            if records:
-                self.done = Kept(self.done.rows + records, self.done.batches + 1, self.done.filled)
-                self.meter.batch(records, time.monotonic() - began, lag=self._lag())
-        except Exception as error:
-            self.error = error
-            raise
+    def _apply_batch(self, frame: DataFrame) -> None:
+        began = time.monotonic()
+        records = self._apply(frame)
+        if records:
+            self.done = Maintained(self.done.rows + records, self.done.batches + 1, self.done.filled)
+            self.meter.batch(records, time.monotonic() - began, lag=self._lag())
 
     def _apply(self, frame: DataFrame) -> int:
-        """Work a batch out and apply it; how many changes it had."""
-        assert self.work is not None
-        ranges, delta = self._collected(self._worked_out(frame, asks=True))
+        """Compute the delta of a batch and apply it; the number of changes in it."""
+        assert self.task is not None
+        ranges, delta = self._collected(self._deltas(frame, lookup=True))
         if not ranges:
             return 0
         records = sum(count for _, _, count in ranges.values())
         if len(delta) > limits.VIEW_ENTRIES and (cut := self._cut(frame, ranges)) is not None:
             return sum(self._apply(part) for part in cut)
         logs = {log: (at, at) for log, at in self.at.items()}
-        logs |= {self.work.sources[side].log: (low, high) for side, (low, high, _) in ranges.items()}
+        logs |= {self.task.sources[side].log: (low, high) for side, (low, high, _) in ranges.items()}
         moves = {**delta.wire(), "records": records}
         body = {"ranges": {str(log): each for log, each in logs.items()}, "moves": moves}
-        told = self.client.apply_view(self.name, body)
-        self.at = {int(log): position for log, position in told["positions"].items()}
-        return records if told["applied"] else 0
+        response = self.client.apply_view(self.name, body)
+        self.at = {int(log): position for log, position in response["positions"].items()}
+        return records if response["applied"] else 0
 
-    def _worked_out(self, frame: DataFrame, *, asks: bool) -> DataFrame:
+    def _deltas(self, frame: DataFrame, *, lookup: bool) -> DataFrame:
         """The deltas of a frame of changes, one row for each task or more."""
-        work = self.work
-        assert work is not None
-        if len(work.sources) == 1:
-            return frame.mapInArrow(functools.partial(view_tasks.changes, work), view_tasks.PARTS)
-        sided = frame.mapInArrow(functools.partial(view_tasks.sided, work), view_tasks.SIDED)
-        return self._joined(sided, asks)
+        task = self.task
+        assert task is not None
+        if len(task.sources) == 1:
+            return frame.mapInArrow(functools.partial(view_tasks.changes, task), view_tasks.PARTS)
+        sided = frame.mapInArrow(functools.partial(view_tasks.sided, task), view_tasks.SIDED)
+        return self._joined(sided, lookup)
 
-    def _joined(self, sided: DataFrame, asks: bool) -> DataFrame:
-        assert self.work is not None
+    def _joined(self, sided: DataFrame, lookup: bool) -> DataFrame:
+        assert self.task is not None
         by_key = sided.repartition("joined").sortWithinPartitions("joined")
-        return by_key.mapInArrow(functools.partial(view_tasks.joined, self.work, asks), view_tasks.PARTS)
+        return by_key.mapInArrow(functools.partial(view_tasks.joined, self.task, lookup), view_tasks.PARTS)
 
     def _collected(self, parts: DataFrame) -> tuple[dict[int, tuple[int, int, int]], Delta]:
         """By side, the range and the number of changes; and the whole delta."""
-        assert self.work is not None
-        delta = Delta(self.work.plan)
+        assert self.task is not None
+        delta = Delta(self.task.plan)
         ranges: dict[int, tuple[int, int, int]] = {}
         for row in parts.collect():
             if row.body:
@@ -228,7 +269,7 @@ class _Keeping:
         return None
 
     def _lag(self) -> int | None:
-        """How much the view has not seen; asked now and then."""
+        """How many positions the view is behind; None if it was reported recently."""
         if time.monotonic() - self._reported_s < REPORT_S:
             return None
         known = self.client.view(self.name)
@@ -247,54 +288,54 @@ class _Keeping:
         fill = self._fill = self.client.fill_view(self.name, {"step": "begin"})["fill"]
         while self.client.fill_view(self.name, {"step": "clear", "fill": fill})["more"]:
             pass
-        self.look()  # it follows its sources as they are now
-        assert self.work is not None
+        self.look()  # its sources as they are now
+        assert self.task is not None
         sequences: dict[int, int] = {}
         piece = count = 0
         began = time.monotonic()
         for row in self._filled().toLocalIterator(prefetchPartitions=True):
             if not row.body:
                 if sequences.setdefault(row.side, row.low) != row.low or row.low != row.high:
-                    raise Unavailable("a source was read twice, at two moments; the filling is begun again")
+                    raise Unavailable("a source was read twice, at two moments; the filling is restarted")
                 count += row.records
                 continue
-            for wire in unpack(self.work.plan, bytes(row.body)).parts(limits.VIEW_ENTRIES):
+            for wire in unpack(self.task.plan, bytes(row.body)).parts(limits.VIEW_ENTRIES):
                 piece += 1
                 body = {"step": "piece", "fill": fill, "piece": piece, "moves": wire}
                 self.client.fill_view(self.name, body)
-        told = {self.work.sources[side].table: sequence for side, sequence in sequences.items()}
-        self._finish(fill, told)
-        count -= len(sequences)  # of each source, the row that tells its sequence
-        self.done = Kept(self.done.rows, self.done.batches, self.done.filled + count)
+        by_table = {self.task.sources[side].table: sequence for side, sequence in sequences.items()}
+        self._finish(fill, by_table)
+        count -= len(sequences)  # without the row of each source that has only its sequence
+        self.done = Maintained(self.done.rows, self.done.batches, self.done.filled + count)
         self.meter.batch(count, time.monotonic() - began)
 
     def _finish(self, fill: str, sequences: dict[str, int]) -> None:
         try:
             self.client.fill_view(self.name, {"step": "finish", "fill": fill, "sequences": sequences})
         except Conflict as error:
-            # The answer to a first try may have been lost. Then the view is live, and at these sequences or behind.
+            # The response to a first attempt may have been lost. Then the view is live, at these sequences or later.
             if not _fenced(error) or self.client.view(self.name)["phase"] != "live":
                 raise
 
     def _filled(self) -> DataFrame:
-        work = self.work
-        assert work is not None
+        task = self.task
+        assert task is not None
         frames = []
-        for side in range(len(work.sources)):
+        for side in range(len(task.sources)):
             one = self.spark.range(1, numPartitions=1)
-            frames.append(one.mapInArrow(functools.partial(view_tasks.items, work, side), view_tasks.ITEMS))
+            frames.append(one.mapInArrow(functools.partial(view_tasks.items, task, side), view_tasks.ITEMS))
         items = functools.reduce(lambda a, b: a.union(b), frames)
         spread = items.repartition(max(2, self.spark.sparkContext.defaultParallelism))
-        if len(work.sources) == 1:
-            return spread.mapInArrow(functools.partial(view_tasks.filled, work), view_tasks.PARTS)
-        sided = spread.mapInArrow(functools.partial(view_tasks.sided_items, work), view_tasks.SIDED)
-        return self._joined(sided, asks=False)
+        if len(task.sources) == 1:
+            return spread.mapInArrow(functools.partial(view_tasks.filled, task), view_tasks.PARTS)
+        sided = spread.mapInArrow(functools.partial(view_tasks.sided_items, task), view_tasks.SIDED)
+        return self._joined(sided, lookup=False)
 
     def _abandoned(self, known: dict[str, Any], stop: threading.Event) -> bool:
-        """Whether a filling under way is nobody's any more: it is ours from before, or has stood still for a while."""
+        """Whether the current filling was abandoned: it is ours from before, or has made no progress for a while."""
         if known["fill"] == self._fill:
             return True
-        self.report(progress.WAITING, "somebody else fills the view")
+        self.report(progress.WAITING, "another job is filling the view")
         seen, since = (known["fill"], known["piece"]), time.monotonic()
         while time.monotonic() - since < TAKEOVER_S:
             if stop.wait(0.5):
@@ -307,102 +348,7 @@ class _Keeping:
         return True
 
 
-class _Loop:
-    """Runs the stream, and takes it up again when the server was away or somebody else applied."""
-
-    def __init__(self, keeping: _Keeping, stop: threading.Event, checkpoint: str | None, interval_s: float) -> None:
-        self._keeping = keeping
-        self._stop = stop
-        self._checkpoint = checkpoint
-        self._interval_s = interval_s
-
-    def run(self, *, once: bool, refill: bool) -> Kept:
-        keeping = self._keeping
-        pause_s, gave_up_s = 0.2, time.monotonic() + PATIENCE_S
-        while True:
-            before = keeping.done
-            try:
-                self._run(once, refill)
-                return keeping.done
-            except (Unavailable, TooMany, Conflict) as error:
-                if isinstance(error, Conflict) and not _fenced(error):
-                    raise
-                if keeping.done != before:
-                    pause_s, gave_up_s = 0.2, time.monotonic() + PATIENCE_S
-                refill = refill and not keeping.done.filled
-                first = keeping.known is None  # most often a wrong URL
-                if first or error.code == "LIMIT_EXCEEDED" or (once and time.monotonic() > gave_up_s):
-                    raise
-                if isinstance(error, Conflict):
-                    self._checkpoint = None  # it is not where the server is
-                keeping.report(progress.RETRYING, brief(error))
-                if self._stop.wait(pause_s):
-                    return keeping.done
-                pause_s = min(PAUSE_S_MAX, pause_s * 2)
-
-    def _run(self, once: bool, refill: bool) -> None:
-        keeping = self._keeping
-        known = keeping.look()
-        while (refill or known["stale"]) and not self._stop.is_set():
-            keeping.fill(self._stop)
-            refill = False
-            known = keeping.look()
-        if self._stop.is_set():
-            return
-        keeping.report(progress.RUNNING)
-        try:
-            self._stream(known, once)
-        except TooLarge:
-            # One transaction is more than a delta can be. What the sources have now is not.
-            keeping.fill(self._stop)
-            self._run(once, False)
-        except Conflict as error:
-            if error.code != "VIEW_NOT_LIVE":
-                raise
-            self._run(once, False)  # somebody has begun to fill it
-
-    def _stream(self, known: dict[str, Any], once: bool) -> None:
-        keeping = self._keeping
-        with tempfile.TemporaryDirectory(prefix="tailrace-view-", ignore_cleanup_errors=True) as folder:
-            writing = keeping.frame(known).writeStream.foreachBatch(keeping.batch)
-            writing = writing.option("checkpointLocation", self._checkpoint or folder)
-            if once:
-                writing = writing.trigger(availableNow=True)
-            else:
-                writing = writing.trigger(processingTime=f"{max(1, round(self._interval_s * 1000))} milliseconds")
-            keeping.error = None
-            query = writing.start()
-            keeping.stopping = False
-            try:
-                self._wait(query)
-            finally:
-                keeping.stopping = True
-                # A batch under way is let to its end: Spark shows the whole stack of one that is interrupted.
-                if keeping.busy.acquire(timeout=LEAVE_S):
-                    keeping.busy.release()
-                query.stop()
-
-    def _wait(self, query: StreamingQuery) -> None:
-        """Until it has ended, or is told to."""
-        while query.isActive and not self._stop.is_set():
-            self._stop.wait(_LOOK_S)
-        if self._stop.is_set():
-            return
-        if isinstance(self._keeping.error, Error):
-            raise self._keeping.error
-        failed = query.exception()
-        if failed is not None:
-            said = explain(failed)
-            if _any(_PASSING, said) or self._keeping.look()["stale"]:
-                raise Unavailable(said) from failed
-            raise Error(said, code="QUERY_FAILED") from failed
-
-
 def _fenced(error: Error) -> bool:
-    """Whether somebody else has applied, or begun to fill, or a source is not what it was: the server knows how to go
-    on."""
+    """Whether another job has applied a delta or begun to fill the view, or a source was recreated: the server has the
+    positions to continue from."""
     return error.code in (Fenced.code, "VIEW_STALE")
-
-
-def _any(words: Iterable[str], text: str) -> bool:
-    return any(word in text for word in words)

@@ -1,9 +1,9 @@
-"""What executors do for a view: from changes to deltas, and through a join.
+"""The tasks of a view that run in executors: from changes to deltas, and through a join.
 
-A task reads its share of a batch, evaluates the view's expressions over each row before and after, and adds up what
-that means (`tailrace.jobs.view_delta`); what it hands on is one row with the delta packed, and the range of the log
-that it saw. For a join the changes are first brought together by the key that they are joined by; the task that has a
-key asks the server for the other side's rows under it, as they were before the batch.
+A task reads its share of a batch, evaluates the view's expressions over each row before and after the change, and adds
+up the difference (`tailrace.jobs.view_delta`); it returns one row with the packed delta, and the range of the log that
+it read. For a join the changes are first grouped by join key; the task that has a key reads the other side's rows under
+that key from the server, as they were before the batch.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from tailrace import limits
 from tailrace.jobs.view_delta import Delta, join, typed_item
-from tailrace.jobs.view_plan import Plan, SourceTable, plan
+from tailrace.jobs.view_plan import SourceTable, ViewPlan, plan
 from tailrace.spark.connection import client, patiently
-from tailrace.spark.failures import told_each
-from tailrace.spark.options import Access
+from tailrace.spark.failures import hide_traceback_each
+from tailrace.spark.options import ServerAccess
 from tailrace.tables.value import Item
 
 if TYPE_CHECKING:
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 PARTS: Final = "side int, low long, high long, records long, body binary"
 SIDED: Final = "joined string, side int, low long, high long, records long, body binary"
 ITEMS: Final = "side int, sequence long, item string"
-FLUSH: Final = 5 * limits.VIEW_ENTRIES  # entries of a delta that a task holds before it hands them on, where it may
-KEYS_MAX: Final = 256  # join keys that the server is asked about at once
+FLUSH: Final = (
+    5 * limits.VIEW_ENTRIES
+)  # entries of a delta in memory before a task returns them, where it may return parts
+KEYS_MAX: Final = 256  # join keys in one request to the server
 _ROWS: Final = 10_000  # of one batch of Arrow
 _NOTHING: Final = -1
 
@@ -43,16 +45,16 @@ _SIDED: Final = pa.schema([("joined", pa.string()), *_PARTS])
 _ITEMS: Final = pa.schema([("side", pa.int32()), ("sequence", pa.int64()), ("item", pa.string())])
 
 
-class Work(msgspec.Struct, frozen=True):
-    """What a task has to know."""
+class ViewTask(msgspec.Struct, frozen=True):
+    """The view, its sources and the server; sent to executors."""
 
     name: str
     sql: str
     sources: tuple[SourceTable, ...]
-    access: Access
+    access: ServerAccess
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> ViewPlan:
         return plan(self.sql, self.sources)
 
 
@@ -64,7 +66,7 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, int, st
 
 
 class _Ranges:
-    """What a task saw of each log."""
+    """The range of each log that a task read."""
 
     def __init__(self) -> None:
         self._seen: dict[int, list[int]] = {}
@@ -95,10 +97,10 @@ def _part(delta: Delta) -> tuple[int, int, int, int, bytes]:
 # -- one table
 
 
-@told_each
-def changes(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What a share of a batch means for a view of one table."""
-    delta, ranges = Delta(work.plan), _Ranges()
+@hide_traceback_each
+def changes(task: ViewTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The delta of a share of a batch, for a view of one table."""
+    delta, ranges = Delta(task.plan), _Ranges()
     for side, low, high, old, new in _rows(batches):
         ranges.note(side, low, high)
         delta.change(typed_item(old), typed_item(new))
@@ -106,11 +108,11 @@ def changes(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
         yield _batch(_PARTS, rows)
 
 
-@told_each
-def filled(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What a share of a table's items means for a view of it. The range is that of sequences, to see that there is but
-    one."""
-    delta, ranges = Delta(work.plan), _Ranges()
+@hide_traceback_each
+def filled(task: ViewTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The delta of a share of a table's items, for a view of that table. The ranges are of sequences, to check that
+    there is only one."""
+    delta, ranges = Delta(task.plan), _Ranges()
     for batch in batches:
         for side, sequence, text in zip(*(batch.column(at).to_pylist() for at in range(3)), strict=True):
             ranges.note(side, sequence, sequence)
@@ -119,17 +121,17 @@ def filled(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordB
             delta.change(None, typed_item(text))
             if len(delta.groups) + len(delta.rows) >= FLUSH:
                 yield _batch(_PARTS, [_part(delta)])
-                delta = Delta(work.plan)
+                delta = Delta(task.plan)
     if rows := [*ranges.rows(), *([_part(delta)] if len(delta) else [])]:
         yield _batch(_PARTS, rows)
 
 
-@told_each
-def items(work: Work, side: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """All items of a source, at one sequence. A row without an item says which, for a table that is empty."""
+@hide_traceback_each
+def items(task: ViewTask, side: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """All items of a source, at one sequence. A row without an item has the sequence of an empty table."""
     for _ in batches:
         pass
-    with client(work.access).items(work.sources[side].table) as (sequence, reader):
+    with client(task.access).items(task.sources[side].table) as (sequence, reader):
         yield _batch(_ITEMS, [(side, sequence, None)])
         for batch in reader:
             texts = batch.column("typed").cast(pa.string())
@@ -142,20 +144,20 @@ def items(work: Work, side: int, batches: Iterable[pa.RecordBatch]) -> Iterator[
 # -- two tables
 
 
-@told_each
-def sided(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The changes of a share of a batch, by what they are joined by."""
-    delta, ranges = Delta(work.plan), _Ranges()
+@hide_traceback_each
+def sided(task: ViewTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The changes of a share of a batch, by join key."""
+    delta, ranges = Delta(task.plan), _Ranges()
     for side, low, high, old, new in _rows(batches):
         ranges.note(side, low, high)
         delta.side(side, typed_item(old), typed_item(new))
     yield from _sided(delta, ranges)
 
 
-@told_each
-def sided_items(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Items of both sources, by what they are joined by."""
-    delta, ranges = Delta(work.plan), _Ranges()
+@hide_traceback_each
+def sided_items(task: ViewTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Items of both sources, by join key."""
+    delta, ranges = Delta(task.plan), _Ranges()
     for batch in batches:
         for side, sequence, text in zip(*(batch.column(at).to_pylist() for at in range(3)), strict=True):
             ranges.note(side, sequence, sequence)
@@ -164,7 +166,7 @@ def sided_items(work: Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
             delta.side(side, None, typed_item(text))
             if len(delta.joined) >= FLUSH:
                 yield from _sided(delta, _Ranges())
-                delta = Delta(work.plan)
+                delta = Delta(task.plan)
     yield from _sided(delta, ranges)
 
 
@@ -180,10 +182,10 @@ def _sided(delta: Delta, ranges: _Ranges) -> Iterator[pa.RecordBatch]:
         yield _batch(_SIDED, rows)
 
 
-@told_each
-def joined(work: Work, asks: bool, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What changes that come sorted by join key mean for the view. `asks`: there are rows on the server already."""
-    plan_ = work.plan
+@hide_traceback_each
+def joined(task: ViewTask, lookup: bool, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The delta of changes that are sorted by join key. `lookup`: read the rows of the other side from the server."""
+    plan_ = task.plan
     delta = Delta(plan_)
     ranges: list[tuple[Any, ...]] = []
     keys: set[str] = set()
@@ -192,13 +194,13 @@ def joined(work: Work, asks: bool, batches: Iterable[pa.RecordBatch]) -> Iterato
             ranges.append((side, low, high, records, b""))
             continue
         if text not in keys and len(keys) >= KEYS_MAX:
-            yield _batch(_PARTS, [_part(_joined(work, plan_, delta, asks))])
+            yield _batch(_PARTS, [_part(_joined(task, plan_, delta, lookup))])
             delta, keys = Delta(plan_), set()
         keys.add(text)
         key, row, weight = _unpack(body)
         delta.keep_joined(side, text, key, row, weight)
     if len(delta):
-        ranges.append(_part(_joined(work, plan_, delta, asks)))
+        ranges.append(_part(_joined(task, plan_, delta, lookup)))
     if ranges:
         yield _batch(_PARTS, ranges)
 
@@ -208,23 +210,23 @@ def _sided_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, i
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-def _joined(work: Work, plan_: Plan, delta: Delta, asks: bool) -> Delta:
-    held = _Held(work)
-    if asks:
-        held.ask(plan_, delta)
+def _joined(task: ViewTask, plan_: ViewPlan, delta: Delta, lookup: bool) -> Delta:
+    held = _JoinRows(task)
+    if lookup:
+        held.look_up(plan_, delta)
     join(plan_, delta, held.rows, held.count)
     return delta
 
 
-class _Held:
-    """The rows of both sides that the server has, under the join keys of one delta."""
+class _JoinRows:
+    """The rows of both sides on the server, under the join keys of one delta."""
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
+    def __init__(self, task: ViewTask) -> None:
+        self._task = task
         self._rows: dict[tuple[int, str], list[Item]] = {}
         self._counts: dict[tuple[int, str], int] = {}
 
-    def ask(self, plan_: Plan, delta: Delta) -> None:
+    def look_up(self, plan_: ViewPlan, delta: Delta) -> None:
         assert plan_.join is not None
         wanted: dict[tuple[int, str], bool] = {}
         for side, text, _ in delta.joined:
@@ -233,16 +235,18 @@ class _Held:
             wanted[1 - side, text] = True
             if side == 1 and plan_.join.left:
                 wanted.setdefault((1, text), False)
-        asked = [(side, text, rows, b"") for (side, text), rows in wanted.items()]
-        server = client(self._work.access)
-        while asked:
-            asked = self._round(server, asked)
+        requests = [(side, text, rows, b"") for (side, text), rows in wanted.items()]
+        server = client(self._task.access)
+        while requests:
+            requests = self._round(server, requests)
 
-    def _round(self, server: Client, asked: list[tuple[int, str, bool, bytes]]) -> list[tuple[int, str, bool, bytes]]:
-        """What is left to ask."""
+    def _round(
+        self, server: Client, requests: list[tuple[int, str, bool, bytes]]
+    ) -> list[tuple[int, str, bool, bytes]]:
+        """Send the requests; those for the rows that did not fit into the response."""
         more = []
-        found = patiently(lambda: server.held(self._work.name, asked))
-        for (side, text, rows, _), (held, count, after) in zip(asked, found, strict=True):
+        found = patiently(lambda: server.held(self._task.name, requests))
+        for (side, text, rows, _), (held, count, after) in zip(requests, found, strict=True):
             self._rows.setdefault((side, text), []).extend(held)
             self._counts[side, text] = count
             if after is not None:

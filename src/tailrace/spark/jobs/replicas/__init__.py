@@ -1,8 +1,8 @@
-"""Where copies of a table are kept: in Delta, in PostgreSQL, in another Tailrace.
+"""Targets of `replicate`: a copy of a table in Delta, in PostgreSQL or in another Tailrace.
 
-The rule that all of them keep: how far a copy has come stands in the copy, and moves in the transaction that writes the
-rows. It is the *fence*, the position in the source's log below which everything is there. So a batch that comes twice,
-or a checkpoint that is lost, changes nothing: what lies below the fence is cut off, and a batch that does not begin at
+The rule for all of them: the progress of a copy is stored in the copy, and moves in the transaction that writes the
+rows. It is the *fence*, the position in the source's log below which all changes are applied. So a batch that comes
+twice, or a lost checkpoint, changes nothing: changes below the fence are cut off, and a batch that does not begin at
 the fence is refused.
 """
 
@@ -18,8 +18,8 @@ import pyarrow as pa
 from tailrace.errors import Fenced
 
 
-class Source(msgspec.Struct, frozen=True):
-    """What is copied."""
+class ReplicaSource(msgspec.Struct, frozen=True):
+    """The table that is copied."""
 
     database: str
     table: str
@@ -31,10 +31,10 @@ class Replica(Protocol):
     """One copy. Rows have the columns of a state (`fold.STATE`); where `typed` is null the item is gone."""
 
     def fence(self) -> int | None:
-        """Up to where the copy has come; None: it has not begun, or was a copy of an earlier change stream."""
+        """The fence; None: the copy has not begun, or is a copy of an earlier change stream."""
 
     def backfill(self, rows: Iterable[pa.RecordBatch], position: int, before: int | None) -> int:
-        """Make the copy equal to these rows, which are the source's at `position`; how many they are. `Fenced` if the
+        """Make the copy equal to these rows, the state of the source at `position`; the number of rows. `Fenced` if the
         fence was not at `before`."""
 
     def apply(self, rows: pa.Table, start: int, end: int) -> None:
@@ -51,7 +51,7 @@ class Replica(Protocol):
 
 
 def fenced(what: str, found: int | None, start: int) -> Fenced:
-    """What is raised when a batch does not begin where the copy ends."""
+    """The error for a batch that does not begin at the fence."""
     return Fenced(
-        f"{what} has come to {found}, and this batch begins at {start}: another replicate writes to it; let one run"
+        f"{what} is at {found}, and this batch begins at {start}: another replicate job writes to it; run only one"
     )

@@ -1,8 +1,8 @@
 """A copy in Delta: the columns of a snapshot, merged batch by batch.
 
 The fence is the generation of the application transaction in the very commit that has the rows. A batch is one version
-of the Delta table, with its range in the commit's metadata. The table belongs to one source: a Delta table of somebody
-else is refused.
+of the Delta table, with its range in the commit's metadata. The Delta table belongs to one source: another one is
+refused.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from tailrace.cold import states, writing
 from tailrace.cold.store import Store
 from tailrace.errors import Fenced, Invalid
 from tailrace.spark.jobs import fold
-from tailrace.spark.jobs.replicas import Source, fenced
+from tailrace.spark.jobs.replicas import ReplicaSource, fenced
 
 
 class DeltaReplica:
     """See `Replica`."""
 
-    def __init__(self, url: str, name: str, source: Source) -> None:
+    def __init__(self, url: str, name: str, source: ReplicaSource) -> None:
         root, _, place = url.rstrip("/").rpartition("/")
         if not place or root.endswith((":/", "://")):
             raise Invalid(
-                f"{url!r} names no Delta table; give a directory or prefix of its own, such as {url}/{source.table}"
+                f"{url!r} names no Delta table; give a separate directory or prefix, such as {url}/{source.table}"
             )
         self._store = Store(root)
         self._place = place
         self._source = source
-        # Another stream of the same table is another application: its positions begin anew.
+        # Another change stream of the same table is another application: its positions start over.
         self._app = f"replicate/{source.log}"
         self._name = name
 
@@ -89,11 +89,11 @@ class DeltaReplica:
         table = self._store.delta(self._place)
         if table is None:
             return
-        with self._store.told(self._place):
-            told = states.told(table)
-        if told is not None and (told.get("table"), told.get("name")) != (self._source.table, self._name):
+        with self._store.wrap_errors(self._place):
+            metadata = states.last_metadata(table)
+        if metadata is not None and (metadata.get("table"), metadata.get("name")) != (self._source.table, self._name):
             raise Fenced(
-                f"{self._store.uri(self._place)} holds the copy {told.get('name')!r} of table {told.get('table')!r}; "
-                "give this one a place of its own",
+                f"{self._store.uri(self._place)} holds the copy {metadata.get('name')!r} of table "
+                f"{metadata.get('table')!r}; give this copy its own directory or prefix",
                 code="OTHER_COPY",
             )

@@ -1,8 +1,8 @@
 """A copy in PostgreSQL: one row for each item, and the fence in `tailrace_replicas`, in the same transaction.
 
-The copy's table has `key` and `item` as `jsonb` to query, and `typed`, which is DynamoDB's JSON and keeps what plain
-JSON cannot tell: binary from text, sets from lists. A string may hold U+0000, which jsonb cannot: `item` has U+FFFD in
-its place, `typed` has all of it. A key with U+0000 is refused, for two keys must not become one.
+The copy's table has `key` and `item` as `jsonb` for queries, and `typed`, which is DynamoDB's JSON and distinguishes
+binary from text and sets from lists. A string may contain U+0000, which jsonb cannot: `item` has U+FFFD instead,
+`typed` is exact. A key with U+0000 is refused, because two keys must not become one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from tailrace.errors import Conflict, Error, Invalid, Unavailable
-from tailrace.spark.jobs.replicas import Source, fenced
+from tailrace.spark.jobs.replicas import ReplicaSource, fenced
 
 if TYPE_CHECKING:
     import psycopg
@@ -23,13 +23,12 @@ if TYPE_CHECKING:
 
 FENCES: Final = "tailrace_replicas"
 _NUL: Final = "\\u0000"
-_ROWS: Final = ("key", "item", "typed", "sequence")
 
 
 class PostgresReplica:
     """See `Replica`."""
 
-    def __init__(self, url: str, name: str, table: str, source: Source) -> None:
+    def __init__(self, url: str, name: str, table: str, source: ReplicaSource) -> None:
         self._psycopg, self._sql = _driver()
         self._url = url
         self._name = name
@@ -43,7 +42,7 @@ class PostgresReplica:
         with self._transaction() as connection:
             self._prepare(connection)
 
-    # -- what a replica does
+    # -- as `Replica`
 
     def fence(self) -> int | None:
         with self._transaction() as connection:
@@ -101,7 +100,7 @@ class PostgresReplica:
     # -- in a transaction
 
     def _prepare(self, connection: psycopg.Connection[Any]) -> None:
-        """Make the tables that are not there yet. A table of somebody else is left as it is."""
+        """Create the tables that do not exist yet. A table that is not a copy is left unchanged."""
         connection.execute("SELECT pg_advisory_xact_lock(hashtext('tailrace_replicas'))")  # CREATE ... IF races
         connection.execute(
             f"CREATE TABLE IF NOT EXISTS {FENCES} (name text PRIMARY KEY, database text NOT NULL, log bigint NOT NULL, "
@@ -129,7 +128,7 @@ class PostgresReplica:
         )
 
     def _claim(self, connection: psycopg.Connection[Any]) -> None:
-        """Note that the table is ours, which must not be there yet, or be empty."""
+        """Register the table as ours; it must not exist yet, or be empty."""
         other = connection.execute(f"SELECT name FROM {FENCES} WHERE target = %s", (self._shown,)).fetchone()
         if other is not None:
             raise Conflict(
@@ -153,7 +152,9 @@ class PostgresReplica:
             f"SELECT log, position FROM {FENCES} WHERE name = %s FOR UPDATE", (self._name,)
         ).fetchone()
         if row is None:
-            raise Conflict(f"the copy {self._name!r} was taken out of {FENCES} while it was written; start it again")
+            raise Conflict(
+                f"the copy {self._name!r} was removed from {FENCES} while it was being written; start it again"
+            )
         return None if row[0] != self._source.log else row[1]
 
     def _move(self, connection: psycopg.Connection[Any], position: int) -> None:
@@ -180,7 +181,7 @@ class PostgresReplica:
 
     @contextmanager
     def _transaction(self) -> Iterator[psycopg.Connection[Any]]:
-        """One transaction; a connection that broke is made anew for the next one."""
+        """One transaction. A broken connection is reopened for the next one."""
         psycopg = self._psycopg
         try:
             if self._connection is None or self._connection.closed:
@@ -189,9 +190,9 @@ class PostgresReplica:
                 yield self._connection
         except psycopg.OperationalError as error:
             self.close()
-            raise Unavailable(f"PostgreSQL cannot be reached or went away: {_first(error)}") from error
+            raise Unavailable(f"PostgreSQL cannot be reached, or closed the connection: {_first(error)}") from error
         except psycopg.Error as error:
-            raise Invalid(f"PostgreSQL does not take the copy of {self._source.table!r}: {_first(error)}") from error
+            raise Invalid(f"PostgreSQL refused the copy of {self._source.table!r}: {_first(error)}") from error
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[tuple[str, str | None, str | None, int]]:

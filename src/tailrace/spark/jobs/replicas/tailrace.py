@@ -2,8 +2,8 @@
 
 Rows are staged and committed with the job `replicate/<name>` of the target as the consumer, strictly: its position in
 the source's log is the fence, and moves in the transaction that writes the rows. A first copy is too large for one
-transaction. It is filled in many, and the fence is set when it is whole; until then the job has no position, and the
-next run begins anew.
+transaction. It is written in many, and the fence is set when it is complete; until then the job has no position, and
+the next run starts over.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tailrace.client import Client
 from tailrace.errors import Conflict, Fenced, NotFound
 from tailrace.spark.jobs.filling import Filling, puts, writes
 from tailrace.spark.jobs.making import check_key, described, make, not_empty
-from tailrace.spark.jobs.replicas import Source, fenced
-from tailrace.spark.jobs.state import Facts
+from tailrace.spark.jobs.replicas import ReplicaSource, fenced
+from tailrace.spark.jobs.state import ChangeStreamInfo
 
 KIND: Final = "replicate"
 
@@ -28,12 +28,14 @@ KIND: Final = "replicate"
 class TailraceReplica:
     """See `Replica`."""
 
-    def __init__(self, url: str, token: str | None, name: str, table: str, source: Source, known: Facts) -> None:
+    def __init__(
+        self, url: str, token: str | None, name: str, table: str, source: ReplicaSource, known: ChangeStreamInfo
+    ) -> None:
         self._client = Client(url, token=token)
         self._job = f"replicate/{name}"
         self._table = table
         self._source = source
-        # The fence alone guards the copy: a query's name would outlive a copy that is begun anew.
+        # Only the fence guards the copy: the name of a query would outlive a copy that is started over.
         self._query = f"{self._job}/{secrets.token_hex(8)}"
         self._batch = 0
         try:
@@ -53,7 +55,7 @@ class TailraceReplica:
         filling = Filling(self._client, self._table, f"{self._job}/fill", self._source.log)
         filling.clear()
         count = filling.write(puts(rows))
-        filling.commit([])  # whoever filled beside us has failed by now, or we do
+        filling.commit([])  # if another job filled the table too, one of the two fails here
         self._commit([], before if before is not None else position, position)
         return count
 
@@ -74,7 +76,7 @@ class TailraceReplica:
 
     def _commit(self, stages: list[str], start: int, end: int) -> None:
         try:
-            told = self._client.commit_stages(
+            response = self._client.commit_stages(
                 self._query,
                 self._batch,
                 stages,
@@ -88,12 +90,11 @@ class TailraceReplica:
                 raise
             raise fenced(f"the copy in table {self._table!r}", self.fence(), start) from error
         self._batch += 1
-        if not told["applied"] and (self.fence() or 0) > end:
+        if not response["applied"] and (self.fence() or 0) > end:
             raise fenced(f"the copy in table {self._table!r}", self.fence(), start)
 
-    def _prepare(self, known: Facts) -> None:
-        """See that the table is there and ours: it was empty when the job was registered, for that table of its
-        name."""
+    def _prepare(self, known: ChangeStreamInfo) -> None:
+        """Create the table if needed, and check that it is ours: it was empty when the job was registered for it."""
         found = described(self._client, self._table)
         if found is None:
             found = make(self._client, known, self._table, None)
@@ -114,6 +115,6 @@ class TailraceReplica:
         if there["definition"] != definition:
             raise Conflict(
                 f"the job {self._job!r} of the target keeps another copy, or the table {self._table!r} was dropped and "
-                "made again since; give this copy another name, or drop that job and empty the table to begin again",
+                "recreated since; give this copy another name, or drop that job and empty the table to begin again",
                 code="OTHER_COPY",
             )

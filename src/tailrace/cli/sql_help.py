@@ -1,0 +1,79 @@
+"""The syntax of each statement, for ``\\h`` in the SQL shell; docs/reference/sql.md explains them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SYNTAX: Final[dict[str, str]] = {
+    "CREATE TOPIC": "CREATE TOPIC [IF NOT EXISTS] <topic> [PARTITIONS <partitions>] [WITH (<settings>)]",
+    "DROP TOPIC": "DROP TOPIC [IF EXISTS] <topic>",
+    "ALTER TOPIC ADD SOURCE": """\
+ALTER TOPIC <topic> ADD SOURCE <table> ON { INSERT | UPDATE | DELETE } [WHERE (<condition>)]
+    [PARTITION BY (<expression>)] [WITH (payload = { 'key' | 'full' | 'diff' })]""",
+    "ALTER TOPIC DROP SOURCE": "ALTER TOPIC <topic> DROP SOURCE <table> [ON { INSERT | UPDATE | DELETE }]",
+    "ALTER TOPIC SET": "ALTER TOPIC <topic> SET (<settings>)",
+    "CLEAR TOPIC": "CLEAR TOPIC <topic>",
+    "PUBLISH": """\
+PUBLISH TO <topic> [PARTITION <partition>] [KEY <text>] [PRODUCER <text> EPOCH <number> SEQUENCE
+    <number>] VALUES (<text>) [, ...]""",
+    "CONSUME": """\
+CONSUME FROM <topic> GROUP <group> [PARTITION { <partition> | ANY }] [FROM { LATEST | EARLIEST |
+    OFFSET <offset> | <offset> }] [LIMIT <number>] [CONSUMER <consumer>] [VISIBILITY <seconds>]
+CONSUME FROM <topic> [PARTITION <partition>] [FROM { LATEST | EARLIEST | OFFSET <offset> | <offset>
+    }] [LIMIT <number>]""",
+    "ACK": """\
+ACK <topic> GROUP <group> [PARTITION <partition>] [CONSUMER <consumer>] [LEASE <text>] UPTO OFFSET
+    <offset>""",
+    "NACK": """\
+NACK <topic> GROUP <group> [PARTITION <partition>] [CONSUMER <consumer>] [LEASE <text>] [OFFSET
+    <offset> [TO <last offset>]] [DELAY <seconds>]""",
+    "EXTEND": """\
+EXTEND <topic> GROUP <group> [PARTITION <partition>] [CONSUMER <consumer>] [LEASE <text>] VISIBILITY
+    <seconds>""",
+    "RESET CONSUMER GROUP": """\
+RESET CONSUMER GROUP <group> ON <topic> [PARTITION <partition>] TO { EARLIEST | LATEST | OFFSET
+    <offset> | TIMESTAMP <time> }""",
+    "DROP CONSUMER GROUP": "DROP CONSUMER GROUP <group> ON <topic>",
+    "SHOW TOPICS": "SHOW TOPICS",
+    "SHOW CONSUMER GROUPS": "SHOW CONSUMER GROUPS [ON <topic>]",
+    "DESCRIBE TOPIC": "DESCRIBE TOPIC <topic>",
+    "CREATE TABLE": """\
+CREATE TABLE [IF NOT EXISTS] <table> (<column> { <type> PRIMARY KEY | <type> NOT NULL PRIMARY KEY }
+    [, <another column> <type> [NOT NULL]]) [WITH (<table settings>)]
+CREATE TABLE <table> (<column> <type>, <another column> <type>, PRIMARY KEY (<column> [, <another
+    column>]))""",
+    "DROP TABLE": "DROP TABLE [IF EXISTS] <table>",
+    "ALTER TABLE ENABLE STREAM": """\
+ALTER TABLE <table> ENABLE STREAM [WITH (view = { 'NEW_AND_OLD_IMAGES' | 'NEW_IMAGE' | 'OLD_IMAGE' |
+    'KEYS_ONLY' })]""",
+    "ALTER TABLE DISABLE STREAM": "ALTER TABLE <table> DISABLE STREAM",
+    "INSERT": "INSERT [OR REPLACE] INTO <table> [(<columns>)] VALUES (<values>) [, ...]",
+    "UPDATE": """\
+UPDATE <table> SET <column> = <expression> [, <another column> = <expression>] WHERE <key> [AND
+    <condition>]""",
+    "DELETE": "DELETE FROM <table> WHERE <key> [AND <condition>]",
+    "SHOW TABLES": "SHOW TABLES",
+    "DESCRIBE TABLE": "DESCRIBE [TABLE] <table>",
+    "CREATE MATERIALIZED VIEW": "CREATE MATERIALIZED VIEW [IF NOT EXISTS] <name> AS SELECT <query>",
+    "DROP MATERIALIZED VIEW": "DROP MATERIALIZED VIEW [IF EXISTS] <name>",
+    "SHOW MATERIALIZED VIEWS": "SHOW MATERIALIZED VIEWS",
+    "SELECT": """\
+SELECT <query>
+WITH <name> AS (SELECT <query>) SELECT <query>
+FROM <table> [SELECT <query>]
+VALUES (<values>) [, ...]""",
+    "CREATE USER": """\
+CREATE USER [IF NOT EXISTS] <user> [WITH] PASSWORD <password> [ROLE { user | service | dba | system
+    }] [ACCESS (<pattern> [, ...])]""",
+    "ALTER USER": """\
+ALTER USER <user> [SET] { PASSWORD <password> | ROLE service | ACCESS (<pattern>) | ACCESS NULL |
+    ENABLE | DISABLE }""",
+    "DROP USER": "DROP USER [IF EXISTS] <user>",
+}
+
+
+def matching(text: str) -> dict[str, str]:
+    """The statements whose name begins with this text, or has a word of it."""
+    wanted = " ".join(text.upper().rstrip(";").split())
+    beginning = {name: syntax for name, syntax in SYNTAX.items() if name.startswith(wanted)}
+    return beginning or {name: syntax for name, syntax in SYNTAX.items() if wanted in name}

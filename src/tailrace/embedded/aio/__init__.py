@@ -1,0 +1,1 @@
+"""The asynchronous API of a database: tables, topics, streams, consumers and producers."""

@@ -1,0 +1,11 @@
+"""All operations of a database, as `Database` and `Database.aio` offer them."""
+
+from __future__ import annotations
+
+from tailrace.embedded.aio.streams import AsyncStreamOperations
+from tailrace.embedded.aio.tables import AsyncTableOperations
+from tailrace.embedded.aio.topics import AsyncTopicOperations
+
+
+class AsyncOperations(AsyncTableOperations, AsyncTopicOperations, AsyncStreamOperations):
+    """All operations of a database, for programs on an event loop."""

@@ -1,0 +1,321 @@
+"""Consuming a topic as a group: messages are delivered, acknowledged, kept for longer and given back.
+
+`consumers.py` says how consumers wait for messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta, Raw
+
+from tailrace import limits
+from tailrace.access import SYSTEM, Principal
+from tailrace.errors import Invalid, NotFound
+from tailrace.http.codec import JSON_FIELDS, Position, json_body, json_response
+from tailrace.http.message import Request, Response
+from tailrace.http.partitions import WireMessage, wire_messages
+from tailrace.metrics import Metrics
+from tailrace.topics.consuming import Ack, Acked, Consume, ConsumedMessages, Extend, Extended, Nack, Nacked
+from tailrace.topics.group import EARLIEST, LATEST, OFFSET, TIMESTAMP, StartPoint
+from tailrace.topics.queries import FindTopic, ReadTopic
+from tailrace.topics.topic import DeliveredMessage
+
+if TYPE_CHECKING:
+    from tailrace.http.services import Services
+
+ANY: Final = "any"  # for a partition: whichever has something
+WIDE: Final = 64  # partitions; more are looked at in a thread
+SLICE_MESSAGES: Final = 500  # encoded between turns of the event loop
+_encode: Final = msgspec.json.Encoder().encode
+
+Seconds = Annotated[float, Meta(ge=0)]
+
+
+# -- requests
+
+
+class AckedBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Messages that a consumer acknowledges when it asks for more."""
+
+    upto_offset: Position
+    partition_id: Position | None = None  # without it, the one that is consumed
+    lease_id: str | None = None
+
+
+class ConsumeBody(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+    group_id: str | None = None
+    start: str | dict[str, Any] | None = None
+    limit: int = 100
+    partition_id: Position | str | None = 0
+    timeout_seconds: Seconds | None = None
+    consumer_id: str | None = None
+    visibility_timeout_seconds: Seconds | None = None
+    ack: AckedBody | None = None
+
+
+class AckBody(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+    group_id: str
+    upto_offset: Position
+    partition_id: Position = 0
+    consumer_id: str | None = None
+    lease_id: str | None = None
+
+
+class ExtendBody(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+    group_id: str
+    partition_id: Position = 0
+    consumer_id: str | None = None
+    lease_id: str | None = None
+    visibility_timeout_seconds: Seconds | None = None
+
+
+class NackBody(msgspec.Struct, forbid_unknown_fields=True):
+    topic: str
+    group_id: str
+    partition_id: Position = 0
+    consumer_id: str | None = None
+    lease_id: str | None = None
+    offset: Position | None = None
+    from_offset: Position | None = None
+    upto_offset: Position | None = None
+    delay_seconds: Seconds = 0
+
+
+# -- responses
+
+
+class ConsumeResponse(msgspec.Struct):
+    messages: list[WireMessage] | Raw
+    next_offset: int
+    has_more: bool
+    skipped: int
+    lease_id: str | None
+    partition_id: int
+
+
+class AckResponse(msgspec.Struct):
+    success: bool
+    acknowledged_offset: int
+
+
+class ExtendResponse(msgspec.Struct):
+    success: bool
+    lease_until: int
+    messages: int
+
+
+class NackResponse(msgspec.Struct):
+    success: bool
+    messages: int
+
+
+_consume: Final = msgspec.json.Decoder(ConsumeBody)
+_ack: Final = msgspec.json.Decoder(AckBody)
+_extend: Final = msgspec.json.Decoder(ExtendBody)
+_nack: Final = msgspec.json.Decoder(NackBody)
+
+
+# -- delivering
+
+
+async def consume(services: Services, request: Request, principal: Principal) -> Response:
+    """Messages, when there are some; none, at the time-out."""
+    body = json_body(request, _consume)
+    timeout_s = _timeout_s(request, body.timeout_seconds)
+    start = _start(body.start)
+    if not 1 <= body.limit <= limits.CONSUME_MESSAGES_MAX:
+        raise Invalid(f"limit {body.limit} is not from 1 to {limits.CONSUME_MESSAGES_MAX}", code="INVALID_LIMIT")
+    partition = _partition(body.partition_id)
+    clock, consumers, metrics = services.db.clock, services.consumers, services.db.metrics
+    began = clock.monotonic_s()
+    caller = services.callers.of(request, principal)
+    if body.group_id is None:
+        if partition is None:
+            raise Invalid('partition_id "any" needs a group_id: without a group, name the partition to read')
+        if body.ack is not None:
+            raise Invalid("ack needs a group_id: without a group there is nothing to acknowledge")
+        query = ReadTopic(body.topic, partition, start, body.limit, limits.CONSUME_BYTES)
+        delivery = await consumers.read(query, caller, timeout_s)
+        encoded = await _encoded(delivery)
+    else:
+        command = Consume(
+            body.topic, body.group_id, partition, start, body.limit, body.consumer_id or "",
+            _visibility_ms(body.visibility_timeout_seconds), limits.CONSUME_BYTES, consumers.next_first(),
+            _acks(body, body.group_id, partition), partition is None and await _is_wide(services, body.topic),
+        )  # fmt: skip
+        delivery = await consumers.claim(command, caller, timeout_s)
+        try:
+            encoded = await _encoded(delivery)
+        except asyncio.CancelledError:
+            consumers.give_back(command, principal, delivery)
+            raise
+    _observe(metrics, delivery.messages, clock.monotonic_s() - began, clock.now_ms())
+    metrics.acked += delivery.acked
+    return Response(200, JSON_FIELDS, encoded)
+
+
+async def _is_wide(services: Services, name: str) -> bool:
+    """Whether a topic has so many partitions that looking at all of them takes long."""
+    try:
+        return (await services.db.aexecute(FindTopic(name), SYSTEM)).partitions > WIDE
+    except NotFound:
+        return False  # the command says so
+
+
+async def _encoded(delivery: ConsumedMessages) -> bytes:
+    """The response with these messages. The encoder is not interrupted, so many are encoded in slices."""
+    topic, lease, found = str(delivery.topic.id), delivery.lease, delivery.messages
+    messages: list[WireMessage] | Raw
+    if len(found) <= SLICE_MESSAGES:
+        messages = wire_messages(topic, found, lease)
+    else:
+        slices = []
+        for at in range(0, len(found), SLICE_MESSAGES):
+            slices.append(_encode(wire_messages(topic, found[at : at + SLICE_MESSAGES], lease))[1:-1])
+            await asyncio.sleep(0)
+        messages = Raw(b"[%b]" % b",".join(slices))
+    return _encode(
+        ConsumeResponse(messages, delivery.next_offset, delivery.has_more, delivery.skipped, lease, delivery.partition)
+    )
+
+
+def _observe(metrics: Metrics, messages: list[DeliveredMessage], took_s: float, now_ms: int) -> None:
+    metrics.consume_seconds.observe(took_s)
+    if not messages:
+        return
+    metrics.consumed += len(messages)
+    at_ms, count = messages[0].at_ms, 0
+    for message in messages:
+        if message.attempt > 1:
+            continue  # how long another consumer held it says nothing about the server
+        if message.at_ms != at_ms:
+            if count:
+                metrics.delivery_seconds.observe((now_ms - at_ms) / 1000, count)
+            at_ms, count = message.at_ms, 0
+        count += 1
+    if count:
+        metrics.delivery_seconds.observe((now_ms - at_ms) / 1000, count)
+
+
+# -- settling
+
+
+def parse_ack(request: Request) -> Ack:
+    body = json_body(request, _ack)
+    return Ack(
+        body.topic, body.group_id, body.upto_offset, body.partition_id, body.consumer_id or "", body.lease_id
+    )  # fmt: skip
+
+
+def render_acked(request: Request, done: Acked) -> Response:
+    return Response(200, JSON_FIELDS, b'{"success":true,"acknowledged_offset":%d}' % (done.floor - 1))
+
+
+def count_acked(metrics: Metrics, done: Acked) -> None:
+    metrics.acked += done.acked
+
+
+def parse_extend(request: Request) -> Extend:
+    body = json_body(request, _extend)
+    return Extend(
+        body.topic, body.group_id, body.partition_id, body.consumer_id or "", body.lease_id,
+        _visibility_ms(body.visibility_timeout_seconds),
+    )  # fmt: skip
+
+
+def render_extended(request: Request, done: Extended) -> Response:
+    return json_response(ExtendResponse(True, done.until_ms, done.messages))
+
+
+def parse_nack(request: Request) -> Nack:
+    body = json_body(request, _nack)
+    first, upto = body.from_offset, body.upto_offset
+    if body.offset is not None:
+        if first is not None or upto is not None:
+            raise Invalid("offset names one message, from_offset and upto_offset a range; send one or the other")
+        first = upto = body.offset
+    return Nack(
+        body.topic, body.group_id, body.partition_id, body.consumer_id or "", body.lease_id, first, upto,
+        _milliseconds("delay_seconds", body.delay_seconds, 0),
+    )  # fmt: skip
+
+
+def render_nacked(request: Request, done: Nacked) -> Response:
+    return json_response(NackResponse(True, done.messages))
+
+
+# -- values
+
+
+def _timeout_s(request: Request, seconds: float | None) -> float:
+    most = request.config.topics.max_consume_timeout
+    if seconds is None:
+        return request.config.topics.default_consume_timeout
+    if not seconds <= most:
+        raise Invalid(
+            f"timeout_seconds {seconds:g} is too long; a request waits {most:g} s at most (max_consume_timeout), then "
+            "consume again",
+            code="INVALID_TIMEOUT",
+        )
+    return seconds
+
+
+def _start(value: str | dict[str, Any] | None) -> StartPoint:
+    """Where a group begins; with capitals or without."""
+    if value is None:
+        return StartPoint(EARLIEST)
+    if isinstance(value, str):
+        kind = value.lower()
+        if kind in (EARLIEST, LATEST):
+            return StartPoint(kind)
+    elif len(value) == 1:
+        ((name, at),) = value.items()
+        kind = name.lower()
+        if kind in (OFFSET, TIMESTAMP) and type(at) is int and 0 <= at <= limits.POSITION_MAX:
+            return StartPoint(kind, at)
+    raise Invalid(
+        f'start {str(value)[:80]!r} is unknown; use "Earliest", "Latest", {{"Offset": n}} or {{"Timestamp": ms}}',
+        code="INVALID_START",
+    )
+
+
+def _acks(body: ConsumeBody, group: str, partition: int | None) -> tuple[Ack, ...]:
+    """The acknowledgement that comes along with a consume."""
+    acked = body.ack
+    if acked is None:
+        return ()
+    where = partition if acked.partition_id is None else acked.partition_id
+    if where is None:
+        raise Invalid('ack needs a partition_id where partition_id is "any"; send that of the messages')
+    return (Ack(body.topic, group, acked.upto_offset, where, body.consumer_id or "", acked.lease_id),)
+
+
+def _partition(value: int | str | None) -> int | None:
+    if isinstance(value, int):
+        return value
+    if value is None:
+        return 0
+    if value.lower() == ANY:
+        return None
+    raise Invalid(f'partition_id {value[:80]!r} is unknown; use a number, or "any"', code="NO_SUCH_PARTITION")
+
+
+def _visibility_ms(seconds: float | None) -> int:
+    if seconds is None:
+        return limits.VISIBILITY_MS
+    return _milliseconds("visibility_timeout_seconds", seconds, limits.VISIBILITY_MS_MIN)
+
+
+def _milliseconds(name: str, seconds: float, least_ms: int) -> int:
+    if not least_ms <= seconds * 1000 <= limits.VISIBILITY_MS_MAX:
+        raise Invalid(
+            f"{name} {seconds:g} is not from {least_ms / 1000:g} to {limits.VISIBILITY_MS_MAX // 1000} seconds",
+            code="INVALID_TIMEOUT",
+        )
+    return round(seconds * 1000)

@@ -1,0 +1,260 @@
+"""The handler of the DynamoDB API: ``POST /`` whose target names an operation, with JSON requests and responses.
+
+A request is checked in the service's order: method and content type, the JSON, the target, the signature, types,
+constraints, and then the operation itself. A large or compressed request is offloaded to a thread; its signature is
+checked first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from itertools import count
+from secrets import choice
+from string import ascii_uppercase, digits
+from typing import Any, Final
+
+import msgspec
+
+from tailrace.access import Principal
+from tailrace.config import Config
+from tailrace.database import Database
+from tailrace.errors import Error, Forbidden, Invalid, TooLarge
+from tailrace.http.dynamodb import errors
+from tailrace.http.dynamodb.arns import with_given_arns
+from tailrace.http.dynamodb.body import parsed
+from tailrace.http.dynamodb.compression import CannotInflate, deflated, inflated, preferred
+from tailrace.http.dynamodb.context import Context
+from tailrace.http.dynamodb.offload import OffloadPool, run_sync
+from tailrace.http.dynamodb.operations import OPERATIONS
+from tailrace.http.dynamodb.shape import Operation
+from tailrace.http.message import Headers, Request, Response
+from tailrace.http.signature import Claimed, Verify
+from tailrace.limits import KiB
+from tailrace.tables.messages import NESTED_TOO_DEEP
+
+logger = logging.getLogger(__name__)
+
+OFFLOAD_BYTES: Final = 64 * KiB  # requests with larger bodies are handled in a thread
+COMPRESS_BYTES_MIN: Final = 4 * KiB  # smaller responses are never compressed, as in the service
+COMPRESS_OFFLOAD_BYTES: Final = 64 * KiB  # larger responses are compressed in a thread, to not block the event loop
+_JSON_1_0: Final = b"application/x-amz-json-1.0"
+_JSON: Final = b"application/json"
+_CONTENT_TYPES: Final = (_JSON_1_0, b"application/x-amz-json-1.1", _JSON)
+_UNKNOWN: Final = b"<UnknownOperationException/>\n"
+_host: Final = re.compile(rb"[A-Za-z0-9.:\[\]-]+").fullmatch
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder().decode
+
+
+class DynamoHandler:
+    """Handles the requests of DynamoDB clients; `operations` by their targets.
+
+    `authenticate` returns the principal, and a function that verifies the signature if that requires reading the body
+    (`Signatures.claimed`)."""
+
+    def __init__(
+        self,
+        db: Database,
+        config: Config,
+        authenticate: Callable[[Request], Claimed | Awaitable[Claimed]],
+        operations: Mapping[str, Operation] = OPERATIONS,
+    ) -> None:
+        self._db = db
+        self._config = config
+        self._authenticate = authenticate
+        self._operations = {target.encode(): operation for target, operation in operations.items()}
+        self._workers = OffloadPool()
+        # Request ids have 52 characters, as in the service: a random prefix of this server, and a counter.
+        self._id_prefix = "".join(choice(ascii_uppercase + digits) for _ in range(36)).encode()
+        self._ids = count(1)
+
+    def close(self) -> None:
+        """Stop the threads after their current requests."""
+        self._workers.close()
+
+    async def __call__(self, request: Request) -> Response:
+        method = request.method
+        if method != b"POST":
+            return self._other_method(request, method)
+        headers = request.headers
+        content_type = headers.get(b"content-type", b"")
+        if content_type != _JSON_1_0:
+            content_type = content_type.partition(b";")[0].strip()
+            if request.body and content_type not in _CONTENT_TYPES:
+                return self._response(404, _UNKNOWN, None)
+        status, body = await self._respond(request, headers)
+        if body is None:
+            return self._response(404, _UNKNOWN, None)
+        if len(body) > COMPRESS_BYTES_MIN and b"accept-encoding" in headers:
+            return await self._compressed(status, body, content_type, headers[b"accept-encoding"])
+        return self._response(status, body, content_type)
+
+    def _other_method(self, request: Request, method: bytes) -> Response:
+        if method == b"GET":
+            host = request.headers.get(b"host", b"")
+            return self._response(200, b"healthy: %b " % (host if _host(host) else b"yes"), None)
+        if method == b"OPTIONS" and b"origin" in request.headers:
+            allowed: Headers = [(b"access-control-max-age", b"172800"), (b"x-amzn-requestid", self._id())]
+            for requested, allowed_header in (
+                (b"access-control-request-headers", b"access-control-allow-headers"),
+                (b"access-control-request-method", b"access-control-allow-methods"),
+            ):
+                if requested in request.headers:
+                    allowed.append((allowed_header, request.headers[requested]))
+            return Response(200, allowed)
+        return self._response(404, _UNKNOWN, None)
+
+    # -- one request
+
+    async def _respond(self, request: Request, headers: dict[bytes, bytes]) -> tuple[int, bytes | None]:
+        """Status and body; without a body the response is a 404, as for an unknown path."""
+        body = request.body
+        if len(body) > OFFLOAD_BYTES or headers.get(b"content-encoding", b"identity") != b"identity":
+            return await self._respond_large(request, headers)
+        try:
+            data: Any = _decode(body) if body else None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return _malformed(headers)
+        operation = self._operations.get(headers.get(b"x-amz-target", b""))
+        if operation is None:
+            return 400, _encode(errors.body("UnknownOperationException"))
+        try:
+            claimed = self._authenticate(request)
+            principal, verify = claimed if isinstance(claimed, tuple) else await claimed
+            if verify is not None:
+                verify()
+            if not body:
+                return 400, _encode(errors.body("SerializationException"))
+            parameters = operation.shape.check(data)
+            context = self._context(principal, headers, len(body))
+            if operation.offload is not None and operation.offload(parameters):
+                return await self._workers.run(partial(self._run_in_thread, operation, context, data, body), len(body))
+            result = await operation.run(context, parameters)
+            if parameters is not data:
+                result = with_given_arns(data, result)
+            return 200, result if type(result) is bytes else _encode(result)
+        except Exception as error:
+            return self._failed(error, operation, body)
+
+    async def _respond_large(self, request: Request, headers: dict[bytes, bytes]) -> tuple[int, bytes | None]:
+        """A request whose body may take long to parse. Its signature is checked before the JSON, unlike for small
+        requests, so that only authenticated callers can cause the work."""
+        operation = self._operations.get(headers.get(b"x-amz-target", b""))
+        if operation is None:
+            return 400, _encode(errors.body("UnknownOperationException"))
+        try:
+            claimed = self._authenticate(request)
+            principal, verify = claimed if isinstance(claimed, tuple) else await claimed
+            work = partial(self._read_in_thread, operation, principal, verify, request, headers)
+            return await self._workers.run(work, len(request.body))
+        except Exception as error:
+            return self._failed(error, operation, b"")
+
+    def _context(self, principal: Principal, headers: dict[bytes, bytes], size: int) -> Context:
+        authorization, host = headers.get(b"authorization", b""), headers.get(b"host", b"")
+        return Context(self._db, principal, authorization, host, self._workers, size)
+
+    # -- in a thread
+
+    def _read_in_thread(
+        self,
+        operation: Operation,
+        principal: Principal,
+        verify: Verify | None,
+        request: Request,
+        headers: dict[bytes, bytes],
+    ) -> tuple[int, bytes | None]:
+        body = request.body
+        try:
+            if verify is not None:
+                verify()
+            if b"content-encoding" in headers:
+                body = inflated(body, headers[b"content-encoding"])
+            if not body:
+                return 400, _encode(errors.body("SerializationException"))
+            data = parsed(body, operation.split)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return _malformed(headers)
+        except TooLarge:
+            return 413, b""
+        except CannotInflate:
+            return 500, _encode(errors.body("InternalServerError", "Internal server error"))
+        except Exception as error:
+            return self._failed(error, operation, b"")
+        return self._run_in_thread(operation, self._context(principal, headers, len(body)), data, body)
+
+    def _run_in_thread(
+        self, operation: Operation, context: Context, data: Any, body: bytes
+    ) -> tuple[int, bytes | None]:
+        try:
+            parameters = operation.shape.check(data)
+            result = run_sync(operation.run(context.blocking(), parameters))
+            if parameters is not data:
+                result = with_given_arns(data, result)
+            return 200, result if type(result) is bytes else _encode(result)
+        except Exception as error:
+            return self._failed(error, operation, body)
+
+    @staticmethod
+    def _failed(error: Exception, operation: Operation, body: bytes) -> tuple[int, bytes]:
+        if isinstance(error, RecursionError):
+            return 400, _encode(errors.body("ValidationException", NESTED_TOO_DEEP))
+        if not isinstance(error, Error):
+            logger.error("a %s request failed", operation.shape.name, exc_info=error)
+            return 500, _encode(errors.body("InternalServerError", "Internal server error"))
+        # The traceback's frames hold everything that the request has read, often in a reference cycle. Collecting such
+        # cycles would pause all requests.
+        error.__traceback__ = None
+        if body and isinstance(error, Invalid) and error.code != "SERIALIZATION":
+            # The service reports a value of the wrong type before any other error. The items of valid requests are not
+            # searched for one, so it may be found only here.
+            try:
+                operation.shape.read(parsed(body, operation.split))
+            except Invalid as earlier:
+                error = earlier
+        status, shown = errors.response(error, names_table=operation.names_table)
+        return status, _encode(shown)
+
+    # -- responses
+
+    def _id(self) -> bytes:
+        return b"%b%016X" % (self._id_prefix, next(self._ids))
+
+    def _response(self, status: int, body: bytes, content_type: bytes | None) -> Response:
+        headers: Headers = [
+            (b"x-amzn-requestid", self._id()),
+            (b"x-amz-crc32", b"%d" % zlib.crc32(body)),
+        ]
+        if content_type is not None:
+            headers.append((b"content-type", _JSON_1_0 if content_type == _JSON_1_0 else _JSON))
+        return Response(status, headers, body)
+
+    async def _compressed(self, status: int, body: bytes, content_type: bytes, accepted: bytes) -> Response:
+        coding = preferred(accepted.decode("latin-1"))
+        if coding is not None:
+            if len(body) < COMPRESS_OFFLOAD_BYTES:
+                body = deflated(body, coding)
+            else:
+                body = await asyncio.to_thread(deflated, body, coding)
+        # The checksum is that of the compressed bytes, which the SDKs verify.
+        response = self._response(status, body, content_type)
+        if coding is not None:
+            response.headers.append((b"content-encoding", coding.encode()))
+        return response
+
+
+def refused(error: Forbidden) -> Response:
+    """The response to a request that is refused because of its origin."""
+    return Response(403, [(b"content-type", _JSON_1_0)], _encode(errors.response(error)[1]))
+
+
+def _malformed(headers: dict[bytes, bytes]) -> tuple[int, bytes | None]:
+    if headers.get(b"content-type", b"").startswith(_CONTENT_TYPES[1]):
+        return 404, None
+    return 400, _encode(errors.body("SerializationException"))

@@ -1,0 +1,57 @@
+"""The parts of a server that handlers use: one object, passed to every handler that needs more than a request."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tailrace.config import Config
+from tailrace.database import Database
+from tailrace.http.authentication import Authenticator
+from tailrace.http.bulk import ArrowLoader
+from tailrace.http.consumers import ConsumerQueues
+from tailrace.http.dynamodb.handler import DynamoHandler
+from tailrace.http.dynamodb.offload import OffloadPool
+from tailrace.http.live import LiveReads
+from tailrace.http.reading import Reading
+from tailrace.http.revocation import CallerRegistry
+from tailrace.http.signature import Signatures
+from tailrace.http.sql import SqlHandler
+
+
+class Services:
+    """Everything that handlers share; `close` ends its threads."""
+
+    def __init__(self, db: Database, config: Config) -> None:
+        self.db = db
+        self.live = LiveReads(db.tail, db.clock, db.metrics, recycle_s=config.sse_recycle_s)
+        self.authenticator = Authenticator(db, config)
+        self.callers = CallerRegistry(db, self.authenticator)
+        self.reading = Reading(
+            self.live,
+            db.clock,
+            self.callers.of,
+            page_bytes=config.page_bytes,
+            long_poll_timeout_s=config.long_poll_timeout_s,
+            # A response that needed credentials must not be kept by a cache that others read.
+            cache_scope="public" if config.dev else "private",
+        )
+        self.consumers = ConsumerQueues(db)
+        self.arrow = ArrowLoader(db)
+        self.change_workers = OffloadPool()
+        self.stage_workers = OffloadPool()
+        self.sql = SqlHandler(db)
+        self.signatures = Signatures(db, self.authenticator, dev=config.dev)
+        self.dynamodb = DynamoHandler(db, config, self.signatures.claimed)
+
+    def release(self) -> None:
+        """End live reads, so that their connections can end."""
+        self.live.stop()
+        self.consumers.release()
+
+    async def close(self) -> None:
+        """Stop following changes, and end the threads; work that is under way there is finished."""
+        self.signatures.close()
+        self.callers.close()
+        await self.authenticator.close()
+        for part in (self.dynamodb, self.change_workers, self.arrow, self.stage_workers, self.sql):
+            await asyncio.to_thread(part.close)

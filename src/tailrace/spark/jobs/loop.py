@@ -1,0 +1,124 @@
+"""The loop that `tier`, `view` and `replicate` run in, and the streaming query that two of them read with.
+
+A job supplies its *step*. The loop repeats it until the job is done or is stopped. After a transient error, such as a
+server that restarts, the step is repeated after a pause, which doubles with each failure in a row.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from tailrace.errors import Error, Unavailable
+from tailrace.spark.failures import explain
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+PATIENCE_S: Final = 60.0  # how long a run with `once` waits for a server or target that is away
+PAUSE_S: Final = 0.5  # before the first retry
+PAUSE_S_MAX: Final = 15.0
+STOP_S: Final = 10.0  # how long a batch may take to end when the job is stopped
+_POLL_S: Final = 0.05  # how often a running query is checked
+# Messages of Spark about a server that is away, or about executors that are overloaded.
+_TRANSIENT: Final = ("cannot reach", "broke off", "try again", "failed to connect back")
+
+
+class JobStep(Protocol):
+    """A job, as the loop sees it."""
+
+    @property
+    def done(self) -> object:
+        """The result so far. Errors count as failures in a row only while it stays the same."""
+
+    def step(self) -> float | None:
+        """Do the next part of the work; the seconds to wait before the next step, None: the job is done."""
+
+    def is_transient(self, error: Error) -> bool:
+        """Whether the step may succeed if it is repeated."""
+
+    def retry(self, error: Error) -> None:
+        """Report the error, and prepare to repeat the step."""
+
+
+def run_steps(job: JobStep, stop: threading.Event, *, patience_s: float | None) -> None:
+    """Repeat the job's step until it is done or `stop` is set. Errors in a row are raised after `patience_s`; None:
+    never, as long as they are transient."""
+    pause_s, failing_since_s = PAUSE_S, None
+    while not stop.is_set():
+        before = job.done
+        try:
+            wait_s = job.step()
+        except Error as error:
+            now_s = time.monotonic()
+            if failing_since_s is None or job.done != before:
+                pause_s, failing_since_s = PAUSE_S, now_s
+            if not job.is_transient(error) or (patience_s is not None and now_s - failing_since_s > patience_s):
+                raise
+            job.retry(error)
+            stop.wait(pause_s)
+            pause_s = min(pause_s * 2, PAUSE_S_MAX)
+            continue
+        if wait_s is None:
+            return
+        pause_s, failing_since_s = PAUSE_S, None
+        stop.wait(wait_s)
+
+
+class BatchQuery:
+    """A streaming query that calls `apply` with each batch. An error of `apply` is raised as it is, not in Spark's
+    words."""
+
+    def __init__(self, apply: Callable[[DataFrame], None], stop: threading.Event) -> None:
+        self._apply = apply
+        self._stop = stop
+        self._busy = threading.Lock()  # held during a batch
+        self._ending = False
+        self._error: Exception | None = None  # of the last batch
+
+    def run(self, frame: DataFrame, *, once: bool, interval_s: float, checkpoint: str | None) -> None:
+        """Run the query until it has read everything that is there now (`once`), or until the job is stopped."""
+        with tempfile.TemporaryDirectory(prefix="tailrace-", ignore_cleanup_errors=True) as folder:
+            writer = frame.writeStream.foreachBatch(self._batch).option("checkpointLocation", checkpoint or folder)
+            if once:
+                writer = writer.trigger(availableNow=True)
+            else:
+                writer = writer.trigger(processingTime=f"{max(1, round(interval_s * 1000))} milliseconds")
+            self._error, self._ending = None, False
+            query = writer.start()
+            try:
+                self._wait(query)
+            finally:
+                self._ending = True
+                # A batch in progress may finish: Spark prints the whole stack of one that is interrupted.
+                if self._busy.acquire(timeout=STOP_S):
+                    self._busy.release()
+                query.stop()
+
+    def _batch(self, frame: DataFrame, number: int) -> None:
+        with self._busy:
+            try:
+                if self._ending:
+                    raise Unavailable("the job is being stopped")
+                self._apply(frame)
+            except Exception as error:
+                self._error = error
+                raise
+
+    def _wait(self, query: StreamingQuery) -> None:
+        while query.isActive and not self._stop.is_set():
+            self._stop.wait(_POLL_S)
+        if self._stop.is_set():
+            return
+        if isinstance(self._error, Error):
+            raise self._error
+        failed = query.exception()
+        if failed is not None:
+            message = explain(failed)
+            if any(text in message for text in _TRANSIENT):
+                raise Unavailable(message) from failed
+            raise Error(message, code="QUERY_FAILED") from failed
