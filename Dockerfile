@@ -13,7 +13,7 @@ COPY requirements.lock ./
 RUN pip install --require-hashes -r requirements.lock
 
 FROM server-requirements AS server
-COPY LICENSE README.md pyproject.toml ./
+COPY LICENSE README.md pyproject.toml hatch_build.py ./
 COPY src ./src
 RUN pip install --no-deps . && rm -rf /build/*
 USER tailrace
@@ -29,7 +29,7 @@ CMD ["serve", "--host", "0.0.0.0", "--data", "/var/lib/tailrace/data"]
 FROM server-requirements AS pipeline
 COPY requirements-spark.lock ./
 RUN pip install --require-hashes -r requirements-spark.lock
-COPY LICENSE README.md pyproject.toml ./
+COPY LICENSE README.md pyproject.toml hatch_build.py ./
 COPY src ./src
 RUN pip install --no-deps . && rm -rf /build/*
 USER tailrace

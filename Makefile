@@ -3,20 +3,23 @@
 # Everything is installed into .venv and node_modules; stamps in .make record what is up to date. Settings:
 #   PYTHON=python3.12   the Python of .venv (3.11 or newer)
 #   PORT=4437 DATA=data the port and the database of `make run` and `make serve`
-#   JOBS=2              the number of tests that run in parallel
+#   JOBS=3              the number of tests that run in parallel: one more than there are cores, since tests also wait
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
+# Bytecode is cached, whatever the environment says: tests start hundreds of processes, and each would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 PORT ?= 4437
 DATA ?= data
 ROUNDS ?= 3
 MINUTES ?= 60
-JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+JOBS ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
+WORKERS ?= $(JOBS)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -36,6 +39,12 @@ help:  ## Show this list
 
 # -- the product
 
+# The compiled build, if that of the present sources was made; otherwise this is empty, and the sources run.
+COMPILED = PYTHONPATH=$$($(BIN)/python tools/compile --path)
+# Where it could be made but was not, it is made while the server runs, for the next start.
+SHOP = export $(COMPILED); [ "$$PYTHONPATH" ] && missing='' || missing='nice -n 19 $(BIN)/python tools/compile'; \
+	exec $(BIN)/python -m examples.shop
+
 .PHONY: setup
 setup: $(STAMPS)/server  ## Make .venv with the server in it
 
@@ -44,11 +53,21 @@ setup-spark: $(STAMPS)/spark  ## Make .venv with the server and Spark in it
 
 .PHONY: run
 run: $(STAMPS)/server  ## Start a server on port 4437 over ./data, with a shop that writes and a pipeline
-	@exec $(BIN)/python -m examples.shop run --port $(PORT) --data $(DATA) --install 'make $(STAMPS)/spark'
+	@$(SHOP) run --port $(PORT) --data $(DATA) --install 'make $(STAMPS)/spark' --compile "$$missing"
 
 .PHONY: serve
 serve: $(STAMPS)/server  ## Start the server alone, for your own data
-	@exec $(BIN)/tailrace serve --dev --port $(PORT) --data $(DATA)
+	@$(SHOP) serve --port $(PORT) --data $(DATA) --compile "$$missing"
+
+.PHONY: compile
+compile: $(STAMPS)/server  ## Compile the server for `make run` and `make serve`; needs a C compiler
+	@$(BIN)/python tools/compile --required
+
+.PHONY: wheel
+wheel: $(STAMPS)/server  ## Build two wheels into dist: one for every platform, and one that is compiled for this one
+	@TAILRACE_COMPILE=0 $(PIP) wheel --quiet --no-deps --wheel-dir dist .
+	@TAILRACE_COMPILE=1 $(PIP) wheel --quiet --no-deps --wheel-dir dist .
+	@ls dist/*.whl
 
 .PHONY: demo
 demo: $(STAMPS)/spark  ## Go through every step of the demo once, in a minute, and check it
@@ -93,19 +112,26 @@ $(STAMPS)/%/node_modules: %/package-lock.json %/package.json
 
 # -- tests: everything, then each part
 
-# Tests that do not run in parallel with the others.
-SEPARATE := conformance clients spark cluster
+# The parts, the longest first. They run beside each other, JOBS at a time, each in one process: the output of a part is shown when
+# it ends, and at the end how long each took. A part that is run by itself, as in `make crash`, is divided among JOBS workers.
+PARTS := spark compiled examples unit fuzz crash property integration clients conformance types lowest layers
+# Directories below tests that `make unit` leaves to other parts, or to `make cluster-test`.
+SEPARATE := clients cluster conformance crash examples fuzz integration property spark
+TIMES := $(STAMPS)/times
+timed = @trap 'echo "$@ $$? $$SECONDS" >> $(TIMES)' EXIT;
+part = $(timed) $(TEST_ENV) $(PYTEST) -q
+by_file = -n $(WORKERS) --dist loadfile
 
 .PHONY: test
-test: lint types layers $(STAMPS)/dev node-modules  ## Run every check and every test
-	$(call say,'units$(,) engine$(,) properties$(,) bad input$(,) crashes')
-	@$(TEST_ENV) $(PYTEST) -q -n $(JOBS) --dist loadfile $(SEPARATE:%=--ignore tests/%) tests
-	@$(MAKE) lowest OFFLINE=skip
-	$(call say,'the pipeline$(,) on one Spark session')
-	@$(TEST_ENV) $(PYTEST) -q tests/spark
-	$(call say,'the official conformance suite and the official clients')
-	@$(TEST_ENV) $(PYTEST) -q tests/conformance tests/clients
-	@[ -e $(STAMPS)/lowest ] || echo 'Not tested: the lowest versions of dependencies; the package registry cannot be reached.'
+test: $(STAMPS)/dev node-modules lint  ## Run every check and every test
+	$(call say,'$(words $(PARTS)) parts$(,) $(JOBS) at a time: $(PARTS)')
+	@rm -f $(TIMES); status=0; \
+	$(MAKE) --keep-going --jobs=$(JOBS) --output-sync=target WORKERS=0 OFFLINE=skip $(PARTS) || status=$$?; \
+	echo "all $$status $$SECONDS" >> $(TIMES); \
+	awk '{ printf "%-12s %3d min %2d s%s\n", $$1, $$3 / 60, $$3 % 60, $$2 ? "  failed" : "" }' $(TIMES); \
+	[ -e $(STAMPS)/lowest ] || echo 'Not tested: the lowest versions of dependencies; the package registry cannot be reached.'; \
+	[ -n "$$($(BIN)/python tools/compile --path)" ] || echo 'Not tested: the compiled build; there is no C compiler, or it failed.'; \
+	exit $$status
 	$(call say,'all tests passed')
 
 # A comma inside a call.
@@ -139,16 +165,17 @@ docs: $(STAMPS)/dev  ## Build the documentation site into .site; fails on a brok
 .PHONY: types
 types: $(STAMPS)/dev  ## Check types (mypy --strict)
 	$(call say,'types')
-	@$(BIN)/mypy
+	$(timed) $(BIN)/mypy
 
 .PHONY: layers
 layers: $(STAMPS)/dev  ## Check that imports point one way (import-linter)
 	$(call say,'layers')
-	@$(BIN)/lint-imports --no-logo
+	$(timed) $(BIN)/lint-imports --no-logo
 
 .PHONY: unit
-unit: $(STAMPS)/dev  ## Run the unit tests, the engine's contract and the house rules
-	@$(TEST_ENV) $(PYTEST) -q -n $(JOBS) --dist loadfile $(wildcard tests/unit tests/engine tests/test_*.py)
+unit: $(STAMPS)/dev  ## Run the unit tests, the engine's contract, the migrations and the house rules
+	$(call say,'units$(,) the engine$(,) migrations$(,) the house rules')
+	$(part) $(by_file) $(SEPARATE:%=--ignore tests/%) tests
 
 # The parts that depend most on other packages' interfaces. The AWS SDK and its test server are left out: they need newer
 # versions. Without a package registry `make lowest` fails; `make test` reports it and goes on.
@@ -163,36 +190,73 @@ $(STAMPS)/lowest: pyproject.toml requirements-dev.lock tools/make-lowest $(STAMP
 .PHONY: lowest
 lowest: $(STAMPS)/lowest  ## Run tests with the lowest versions that pyproject.toml allows; LOWEST_TESTS=tests/unit for more
 	$(call say,'the lowest versions that pyproject.toml allows')
-	@if [ -e $(STAMPS)/lowest ]; then \
-		$(TEST_ENV) PYTHONPATH=src $(LOWEST)/bin/python -m pytest -q -p no:cacheprovider -n $(JOBS) --dist loadfile $(LOWEST_TESTS); \
+	$(timed) if [ -e $(STAMPS)/lowest ]; then \
+		$(TEST_ENV) PYTHONPATH=src $(LOWEST)/bin/python -m pytest -q -p no:cacheprovider $(by_file) $(LOWEST_TESTS); \
 	else \
 		echo 'left out: the package registry cannot be reached'; \
 	fi
 
+# On the compiled build `make test` runs the tests that go through compiled modules most; `make test-compiled` runs all of them.
+COMPILED_TESTS := tests/conformance tests/engine $(addprefix tests/crash/test_,kills.py power_loss.py tables.py topics.py) \
+	$(addprefix tests/property/test_,engine_machine.py groups_machine.py http_machine.py publishing.py runner.py streams_machine.py tables_machine.py) \
+	$(addprefix tests/unit/,http log streams tables topics storage) $(addprefix tests/unit/test_,build.py completion.py database.py runner.py)
+NO_COMPILER := 69
+
+.PHONY: compiled
+compiled: $(STAMPS)/dev node-modules  ## Run the tests of the hot paths on the compiled build, if there is a C compiler
+	$(call say,'the compiled build')
+	$(timed) status=0; nice $(BIN)/python tools/compile --required || status=$$?; \
+	if [ $$status = $(NO_COMPILER) ]; then \
+		echo 'left out: there is no C compiler'; \
+	elif [ $$status != 0 ]; then \
+		exit $$status; \
+	else \
+		$(TEST_ENV) TAILRACE_TESTED_BUILD=compiled $(COMPILED) $(PYTEST) -q -p no:cacheprovider $(by_file) $(COMPILED_TESTS); \
+	fi
+
+.PHONY: test-compiled
+test-compiled:  ## Run all tests on the compiled build, except those of Spark
+	@$(MAKE) compiled COMPILED_TESTS='$(addprefix --ignore tests/,cluster spark) tests'
+
 .PHONY: property
 property: $(STAMPS)/dev  ## Run the property tests; HYPOTHESIS_PROFILE=deep for long ones
-	@$(TEST_ENV) $(PYTEST) -q -n $(JOBS) tests/property
+	$(call say,'generated histories$(,) compared with models')
+	$(part) -n $(WORKERS) tests/property
 
 .PHONY: crash
 crash: $(STAMPS)/dev  ## Kill servers at every failpoint and at random moments
-	@$(TEST_ENV) $(PYTEST) -q -n $(JOBS) tests/crash
+	$(call say,'crashes')
+	$(part) -n $(WORKERS) tests/crash
 
 .PHONY: fuzz
 fuzz: $(STAMPS)/dev  ## Throw bad input at a server
-	@$(TEST_ENV) $(PYTEST) -q -n $(JOBS) tests/fuzz
+	$(call say,'bad input')
+	$(part) -n $(WORKERS) tests/fuzz
+
+.PHONY: integration
+integration: $(STAMPS)/dev  ## Use whole servers: access, backups, cold history, topics, memory
+	$(call say,'whole servers')
+	$(part) $(by_file) tests/integration
+
+.PHONY: examples
+examples: $(STAMPS)/dev node-modules  ## Run the examples of the documentation
+	$(call say,'the examples of the documentation')
+	$(part) -n $(WORKERS) tests/examples
 
 .PHONY: conformance
 conformance: $(STAMPS)/dev node-modules  ## Run the official Durable Streams conformance suite
 	$(call say,'the official conformance suite: own transport$(,) then under uvicorn')
-	@$(TEST_ENV) $(PYTEST) -q tests/conformance
+	$(part) tests/conformance
 
 .PHONY: clients
 clients: $(STAMPS)/dev node-modules  ## Use the official clients against a server
-	@$(TEST_ENV) $(PYTEST) -q tests/clients
+	$(call say,'the official clients')
+	$(part) tests/clients
 
 .PHONY: spark
 spark: $(STAMPS)/dev  ## Run the tests of the pipeline on Spark
-	@$(TEST_ENV) $(PYTEST) -q tests/spark
+	$(call say,'the pipeline$(,) on one Spark session')
+	$(part) tests/spark
 
 .PHONY: history
 history: $(STAMPS)/dev  ## Tier and trim a million records, and read them back through every API
@@ -209,7 +273,9 @@ cluster-test: $(STAMPS)/dev  ## Run jobs on a real Spark cluster, and kill drive
 bench: $(STAMPS)/dev  ## Measure beside other servers; BENCH='--quick' for a short look
 	@tools/ensure-node
 	@tools/ensure-queues
-	@$(BIN)/python -m bench $(BENCH)
+	@tools/ensure-rust-servers
+	@$(BIN)/python tools/compile
+	@$(COMPILED) $(BIN)/python -m bench $(BENCH)
 
 .PHONY: soak
 soak: $(STAMPS)/dev  ## Run the property, fuzz and crash tests ROUNDS times with new examples each time
@@ -222,6 +288,11 @@ soak: $(STAMPS)/dev  ## Run the property, fuzz and crash tests ROUNDS times with
 soak-mixed: $(STAMPS)/dev  ## Run every API at once with faults for MINUTES=60, and see that nothing grows
 	@$(BIN)/python -m tests.soak --minutes $(MINUTES) $(SOAK)
 
+.PHONY: soak-views
+soak-views: $(STAMPS)/dev  ## Keep random views of random histories right for MINUTES=60; a difference is printed with its seed
+	@$(TEST_ENV) TAILRACE_SOAK=1 $(PYTEST) -q tests/spark/test_view_derivative.py
+	@$(TEST_ENV) $(BIN)/python -m tests.spark.soak_views --minutes $(MINUTES) $(SOAK)
+
 .PHONY: stalls
 stalls: $(STAMPS)/dev  ## Fire every heavy request, and print how long the event loop and a ping had to wait
 	@$(BIN)/python -m tests.support.stalls
@@ -233,9 +304,10 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 
 .PHONY: lock
 lock: $(STAMPS)/dev  ## Write the lock files; UPGRADE=1 moves to the newest versions
-	$(call say,'requirements.lock$(,) requirements-spark.lock and requirements-dev.lock')
+	$(call say,'requirements.lock$(,) -compile.lock$(,) -spark.lock and -dev.lock')
 	@$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --all-extras -o requirements-dev.lock
 	@$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --extra sql --extra cold -c requirements-dev.lock -o requirements.lock
+	@printf 'mypy[mypyc]\n' | $(COMPILE) $(if $(UPGRADE),--upgrade) - -c requirements-dev.lock -o requirements-compile.lock
 	@$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --extra sql --extra spark --extra postgres -c requirements-dev.lock -o requirements-spark.lock
 	@tools/ensure-node
 	@for project in $(NODE_PROJECTS) $(wildcard bench); do \

@@ -14,14 +14,14 @@ from typing import Any
 import click
 from rich.console import Console
 
-from bench import embedded, routes, rows, tables, topics
+from bench import embedded, generator, growth, routes, rows, tables, topics
 from bench import report as reports
 from bench.load import Failed
 from bench.machine import describe, probe
 from bench.pipeline import rows as pipeline
 from bench.queues import version_of
 from bench.report import Report, RowResult
-from bench.rows import Row, Settings
+from bench.rows import Row, Settings, quiet_sample
 from bench.servers import (
     DURABILITY,
     NAMES,
@@ -36,8 +36,9 @@ from bench.servers import (
 )
 from tailrace.errors import Error
 
-ROWS = [*rows.ROWS, *embedded.ROWS, *tables.ROWS, *topics.ROWS, *routes.ROWS, *pipeline.ROWS]
+ROWS = [*rows.ROWS, *growth.ROWS, *embedded.ROWS, *tables.ROWS, *topics.ROWS, *routes.ROWS, *pipeline.ROWS]
 OURS = "tailrace"
+NODE_SERVERS = {"reference", "dynalite", "dynamodb-local"}  # what `npm ci` installs
 
 
 @click.command(context_settings={"max_content_width": 110})
@@ -93,7 +94,7 @@ def main(
 
 def measure(wanted: list[Row[Any]], only: tuple[str, ...], settings: Settings, quick: bool, console: Console) -> Report:
     names = {name for row in wanted for name in row.contenders if not only or name in only}
-    if names & {*NAMES, *PEERS} - {OURS}:
+    if names & NODE_SERVERS:
         try:
             install_packages()
         except Failed as error:
@@ -101,10 +102,8 @@ def measure(wanted: list[Row[Any]], only: tuple[str, ...], settings: Settings, q
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a thousand readers and then some
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that children are stopped and files removed
-    (ROOT / ".bench-data").mkdir(exist_ok=True)
-    (ROOT / ".bench-data" / ".gitignore").write_text("*\n")
     data = ROOT / ".bench-data" / str(os.getpid())
-    data.mkdir()
+    data.mkdir(parents=True)
     settings.client_cores = os.sched_getaffinity(0)
     settings.server_core, client_core = cores()
     settings.client_cores = settings.client_cores - settings.server_core or client_core
@@ -113,14 +112,13 @@ def measure(wanted: list[Row[Any]], only: tuple[str, ...], settings: Settings, q
     if settings.server_core == client_core:
         console.print("[yellow]one core only: the load generator shares it with the servers[/]")
     try:
-        machine = describe(ROOT, data)
+        machine = describe(ROOT, data, generator.kind())
         report = Report(
             machine=machine,
             disk=probe(data, settings.server_core),
             quick=quick,
             repetitions=settings.repetitions,
             seconds=settings.seconds,
-            reference=version("reference"),
             peers=promises(names),
         )
         console.print(f"disk: {reports.disk_text(report.disk)}", highlight=False)
@@ -132,14 +130,13 @@ def measure(wanted: list[Row[Any]], only: tuple[str, ...], settings: Settings, q
         settings.closing.close()
         shutil.rmtree(data, ignore_errors=True)
         with suppress(OSError):  # another run may be under way
-            (ROOT / ".bench-data" / ".gitignore").unlink()
             (ROOT / ".bench-data").rmdir()
 
 
 def promises(names: set[str]) -> dict[str, str]:
     """The servers beside us with their versions, and what each does when it acknowledges a write."""
     found: dict[str, str] = {}
-    for kinds, version_in in ((PEERS, version), (QUEUE_PEERS, version_of)):
+    for kinds, version_in in ((NAMES[1:], version), (PEERS, version), (QUEUE_PEERS, version_of)):
         found |= {name: f"{version_in(name)}; {DURABILITY[name]}" for name in kinds if name in names}
     found = {OURS: DURABILITY[OURS]} | found if found else {}
     return found | {pipeline.PARQUET: pipeline.about()} if pipeline.PARQUET in names else found
@@ -176,7 +173,7 @@ def attempt(result: RowResult, contender: Contender, row: Row[Any], *, first: bo
             row.prepare(contender)
         else:
             contender.resume()
-            result.samples.setdefault(contender.name, []).append(row.measure(contender))
+            result.samples.setdefault(contender.name, []).append(quiet_sample(contender, row))
     except Missing as error:
         result.missing[contender.name] = str(error)
     except (Failed, Error, OSError, EOFError) as error:

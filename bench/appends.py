@@ -7,13 +7,12 @@ temporary server is started in a process of its own, on the disk of the current 
 
 from __future__ import annotations
 
-import itertools
 import math
 import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -24,8 +23,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bench import load
-from bench.load import Address, Appends, Child, Session, Source
+from bench import generator, load
+from bench.generator import Appends, Source
+from bench.load import Address, Child, Session
 
 STREAMS_MAX: Final = 100_000
 CONNECTIONS_MAX: Final = 4_096  # more would run into the usual limit of open files
@@ -58,7 +58,7 @@ BAR_WIDTH: Final = 48
 @click.option(
     "--seconds", type=click.FloatRange(0.1, 3600), default=5.0, show_default=True, help="How long to measure."
 )
-@click.option("--producers", is_flag=True, help="Each connection is an idempotent producer.")
+@click.option("--producers", is_flag=True, help="Each connection is an idempotent producer of one stream.")
 def main(url: str | None, streams: int, connections: int, size: int, seconds: float, producers: bool) -> None:
     """Measure durable appends per second and their latency."""
     console = Console()
@@ -72,7 +72,7 @@ def main(url: str | None, streams: int, connections: int, size: int, seconds: fl
                     cpu = child.cpu_s() if child else 0.0
                     done = _measure(console, address, _sources(targets, connections, size, producers), seconds)
                     cpu = child.cpu_s() - cpu if child else 0.0
-                    complaints = load.verify(session, done, before, count=None, size=size)
+                    complaints = generator.verify(session, done, before, count=None, size=size)
                 finally:
                     for target in targets:
                         session.call("DELETE", target)
@@ -109,19 +109,12 @@ def _sources(targets: list[str], connections: int, size: int, producers: bool) -
     body = b"x" * size
     sources = []
     for n in range(connections):
-        mine = targets[n::connections] or [targets[n % len(targets)]]
-        if producers:
-            made = [load.produce(target, f"producer-{n}", body) for target in mine]
-            sources.append(Source(_in_sequence(made), mine, status=200))
+        if producers:  # a sequence belongs to a producer and one stream
+            sources.append(generator.produced([targets[n % len(targets)]], f"producer-{n}", body, load.OCTETS))
         else:
-            sources.append(Source(itertools.cycle([load.post(target, body) for target in mine]), mine))
+            mine = targets[n::connections] or [targets[n % len(targets)]]
+            sources.append(generator.appends(mine, body, load.OCTETS))
     return sources
-
-
-def _in_sequence(made: list[Callable[[int], bytes]]) -> Iterator[bytes]:
-    for sequence in itertools.count():
-        for make in made:
-            yield make(sequence)
 
 
 def _measure(console: Console, address: Address, sources: list[Source], seconds: float) -> Appends:
@@ -129,11 +122,10 @@ def _measure(console: Console, address: Address, sources: list[Source], seconds:
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("warming up", total=seconds)
 
-        def report(elapsed_s: float, count: int) -> None:
-            rate = f"{count / elapsed_s:>9,.0f} appends/s" if elapsed_s else "measuring"
-            progress.update(task, completed=min(elapsed_s, seconds), description=rate)
+        def report(elapsed_s: float) -> None:
+            progress.update(task, completed=min(elapsed_s, seconds), description="measuring")
 
-        return uvloop.run(load.append(address, sources, seconds=seconds, warmup_s=WARMUP_S, progress=report))
+        return uvloop.run(generator.append(address, sources, seconds=seconds, warmup_s=WARMUP_S, progress=report))
 
 
 def _show(console: Console, done: Appends, size: int, cpu_s: float) -> None:

@@ -6,8 +6,9 @@
     close()
 
 Redis and PostgreSQL are spoken to with the clients that Python programs use (redis-py with hiredis, psycopg 3), on one
-connection each and without a pool; Tailrace with a keep-alive connection and msgspec. A client in Python can cost more
-than the server it speaks to, so Redis stands there a second time (`redis-bare`), with a client as plain as Tailrace's.
+connection each and without a pool; Tailrace with a keep-alive connection and MessagePack, as its own clients do. A
+client in Python can cost more than the server it speaks to, so Redis stands there a second time (`redis-bare`), with a
+client as plain as Tailrace's.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ import psycopg
 import redis.asyncio
 from psycopg.rows import tuple_row
 
-from bench.load import END, OCTETS, Address, Failed, framed, post, request
+from bench.load import END, JSON, OCTETS, Address, Failed, framed, post, request
 
 QUEUE: Final = "bench_messages"  # the stream, the table, the topic
 CHANNEL: Final = "bench_arrivals"  # what a consumer of the PostgreSQL queue listens to
 FIELD: Final = b"p"  # of an entry of a Redis stream
-HEADERS: Final = [("content-type", "application/json")]
+MSGPACK: Final = "application/msgpack"
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,7 @@ class PostgresClient(Client):
 
 class _Message(msgspec.Struct, gc=False):
     offset: int
-    payload: bytes  # base64 on the wire
+    payload: bytes
 
 
 class _Consumed(msgspec.Struct):
@@ -312,7 +313,7 @@ class TailraceClient(Client):
 
     async def open(self) -> None:
         _, self._line = await asyncio.get_running_loop().create_connection(_Line, *self.place.address)
-        self._consumed = msgspec.json.Decoder(_Consumed)
+        self._consumed = msgspec.msgpack.Decoder(_Consumed)
         self._acked = msgspec.json.Decoder(_Acked)
         self._upto = -1
         self._lease: str | None = None
@@ -332,7 +333,7 @@ class TailraceClient(Client):
         return self._took(await self._call(data))
 
     def _took(self, body: bytes) -> list[bytes]:
-        answer = self._consumed.decode(body)
+        answer = self._consumed.decode(body)  # of an answer in JSON this is an error, and it should be
         if answer.messages:
             self._upto, self._lease = answer.messages[-1].offset, answer.lease_id
         return [message.payload for message in answer.messages]
@@ -350,7 +351,9 @@ class TailraceClient(Client):
     def _post(self, action: str, members: dict[str, object]) -> bytes:
         place = self.place
         who = {"topic": QUEUE, "group_id": place.group, "partition_id": 0, "consumer_id": place.consumer}
-        return request("POST", f"/v1/api/topics/{action}", HEADERS, msgspec.json.encode(who | members))
+        kinds = [("content-type", MSGPACK), ("accept", MSGPACK)] if action == "consume" else [("content-type", JSON)]
+        encode = msgspec.msgpack.encode if action == "consume" else msgspec.json.encode
+        return request("POST", f"/v1/api/topics/{action}", kinds, encode(who | members))
 
     async def _call(self, data: bytes) -> bytes:
         answer = await self._line.send(data)

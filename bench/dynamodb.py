@@ -1,8 +1,9 @@
 """The DynamoDB API as the benchmarks use it: requests made beforehand, and callers that look at every answer.
 
-    Api     one blocking connection: set up, fill, verify
-    Task    what one connection asks for, again and again, and whether an answer is right
-    drive   a closed loop of connections with one request under way on each
+    Api       one blocking connection: set up, fill, verify
+    Puts      requests for the load generator, and what became of them
+    Records   a reader of a change stream; each of its requests comes from the answer before it
+    follow    a closed loop of such readers with one request under way on each
 
 Requests carry a signature that nobody can verify; the servers under test let any key in.
 """
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
+from bench.generator import MARK, Driven, Prepared, Source
 from bench.load import ANSWER_TIMEOUT_S, END, Address, Failed, Session, framed, request
 
 TABLE: Final = "bench"
@@ -45,13 +47,6 @@ def headers(operation: str) -> list[tuple[str, object]]:
 def prepared(operation: str, body: object) -> bytes:
     """The bytes of one request."""
     return request("POST", "/", headers(operation), json.dumps(body, separators=(",", ":")).encode())
-
-
-def template(operation: str, body: object, *blanks: object) -> Callable[[tuple[object, ...]], bytes]:
-    """Requests that differ in what `%` stands for in the body; each must be as long as one with `blanks`."""
-    text = json.dumps(body, separators=(",", ":")).encode()
-    head, _, _ = request("POST", "/", headers(operation), text % blanks).partition(END)
-    return (head.replace(b"%", b"%%") + END + text).__mod__
 
 
 class Api:
@@ -130,61 +125,40 @@ class Wrong(Exception):
     """An answer with the right status says something else than it should."""
 
 
-class Task:
-    """What one connection asks for. `accept` says how many things an answer brought; it raises `Wrong`."""
-
-    def request(self) -> bytes | None:
-        """The next request; None when there is none any more."""
-        raise NotImplementedError
-
-    def accept(self, answer: bytes) -> int:
-        raise NotImplementedError
-
-    def refused(self) -> None:
-        """The last request was not answered with 200."""
-
-
-class Reads(Task):
+def reads(requests: Sequence[tuple[bytes, bytes]], times: int) -> Source:
     """Go round over requests; in the answer to each, a piece of text must be there so many times."""
-
-    def __init__(self, requests: Sequence[tuple[bytes, bytes]], times: int) -> None:
-        self._requests = requests
-        self._times = times
-        self._at = -1
-
-    def request(self) -> bytes:
-        self._at = self._at + 1 if self._at + 1 < len(self._requests) else 0
-        return self._requests[self._at][0]
-
-    def accept(self, answer: bytes) -> int:
-        if answer.count(self._requests[self._at][1]) != self._times:
-            raise Wrong(f"not {self._times} × {self._requests[self._at][1].decode()}")
-        return 1
+    return Source([Prepared(data, needle=text, times=times) for data, text in requests])
 
 
-class Puts(Task):
-    """Put the items of one connection again and again, each time in a new version."""
+class Puts:
+    """Puts of the items of a table, again and again and each time in a new version, spread over connections."""
 
-    def __init__(self, make: Callable[[tuple[object, ...]], bytes], keys: Sequence[int], version: int) -> None:
-        self._make = make
-        self._keys = keys
-        self._at = -1
-        self.version = version  # of the item put last
-        self.acknowledged: dict[int, int] = {}  # the version of each item
-        self.count = 0
+    def __init__(self, table: str, make: Callable[[str, str], Typed], numbers: range, connections: int) -> None:
+        """`make` gives an item for a key and a version; the version is written as a number of nine digits."""
+        body = {"TableName": table, "Item": make("k@@@@@@", f"1{MARK.decode()}")}
+        whole = prepared("PutItem", body)
+        self._keys = [numbers[n::connections] for n in range(connections)]
+        self._requests = [
+            [Prepared(whole.replace(b"k@@@@@@", b"k%06d" % key)).numbered() for key in keys] for keys in self._keys
+        ]
 
-    def request(self) -> bytes:
-        self._at = self._at + 1 if self._at + 1 < len(self._keys) else 0
-        self.version += 1
-        return self._make((self._keys[self._at], self.version))
+    def sources(self, version: int) -> list[Source]:
+        """One for each connection; the first versions are `version`."""
+        return [Source(requests, first=version) for requests in self._requests]
 
-    def accept(self, answer: bytes) -> int:
-        self.acknowledged[self._keys[self._at]] = self.version
-        self.count += 1
-        return 1
+    def versions(self, done: Driven) -> Iterator[tuple[int, int]]:
+        """The items that were put, each with the version that was acknowledged last."""
+        for keys, answers in zip(self._keys, done.answers, strict=True):
+            for key, answered in zip(keys, answers, strict=True):
+                if answered.count:
+                    yield key, answered.number
 
 
-class Records(Task):
+def answer_count(done: Driven) -> int:
+    return sum(answered.count for answers in done.answers for answered in answers)
+
+
+class Records:
     """Read a change stream from its beginning to its end, again and again. Every pass must bring all records."""
 
     def __init__(self, iterators: Sequence[str], count: int) -> None:
@@ -244,18 +218,14 @@ def _get_records() -> Callable[[bytes], bytes]:
 
 
 @dataclass(slots=True)
-class Driven:
-    """What `drive` did."""
+class Followed:
+    """What `follow` did."""
 
     latencies: list[float] = field(default_factory=list)  # seconds, of the measured window only
-    brought: int = 0  # by the answers of the measured window
+    brought: int = 0  # records in the answers of the measured window
     errors: Counter[str] = field(default_factory=Counter)  # of the whole run
     seconds: float = 0.0
     client_cpu_s: float = 0.0
-
-    @property
-    def rate(self) -> float:
-        return self.brought / self.seconds if self.seconds else 0.0
 
 
 class _Round:
@@ -275,7 +245,7 @@ class _Round:
 class _Caller(asyncio.Protocol):
     """One connection with one request under way."""
 
-    def __init__(self, round_: _Round, task: Task) -> None:
+    def __init__(self, round_: _Round, task: Records) -> None:
         self._round = round_
         self._task = task
         self._parts: list[bytes] = []
@@ -321,10 +291,10 @@ class _Caller(asyncio.Protocol):
         self._next()
 
     def _next(self) -> None:
-        data = None if self._round.stopping else self._task.request()
-        if data is None:
+        if self._round.stopping:
             self._leave()
         else:
+            data = self._task.request()
             self._sent = time.perf_counter()
             self._transport.write(data)
 
@@ -354,16 +324,16 @@ def _missing(data: bytes) -> int:
     return head_end + len(END) + int(head[at + 17 : head.index(b"\r\n", at + 2)]) - len(data)
 
 
-async def drive(
+async def follow(
     address: Address,
-    tasks: Sequence[Task],
+    tasks: Sequence[Records],
     *,
     seconds: float,
     warmup_s: float = 0.0,
     started: Callable[[], None] | None = None,
     ended: Callable[[], None] | None = None,
-) -> Driven:
-    """One connection per task for so long. `started` and `ended` are called around the measured window."""
+) -> Followed:
+    """One connection per reader for so long. `started` and `ended` are called around the measured window."""
     loop = asyncio.get_running_loop()
     round_ = _Round()
     callers: list[_Caller] = []
@@ -379,7 +349,7 @@ async def drive(
             started()
         cpu, begin = time.process_time(), time.perf_counter()
         await asyncio.sleep(seconds)
-        result = Driven(round_.latencies, round_.brought, round_.errors, time.perf_counter() - begin)
+        result = Followed(round_.latencies, round_.brought, round_.errors, time.perf_counter() - begin)
         round_.latencies = []  # what is answered from here on is not of the window
         result.client_cpu_s = time.process_time() - cpu
         if ended is not None:

@@ -20,7 +20,7 @@ import msgspec
 
 import tailrace
 from bench.load import pinned
-from bench.rows import Line, Row, Sample, Settings
+from bench.rows import Line, Meter, Row, Sample, Settings, cpu_line, setting_lines
 from bench.servers import Contender
 from tailrace.embedded import Put, Table
 
@@ -192,8 +192,14 @@ class StoreRow(Row[Store]):
     def contender(self, name: str) -> Store:
         return KINDS[name](name, self.settings.data / self.name / name)
 
+    ratio_at_least: ClassVar[float | None] = None  # than sqlite3+json
+
     def lines(self) -> list[Line]:
-        return [Line("rate", self.what, "/s")]
+        return [
+            Line("rate", self.what, "/s", ratio_at_least=self.ratio_at_least, against="sqlite3+json"),
+            cpu_line("query" if self.what == "queries" else self.what.removesuffix("s")),
+            setting_lines()[0],
+        ]
 
     def start(self, server: Store) -> None:
         with pinned(self.settings.server_core):  # threads stay where they were started
@@ -205,8 +211,11 @@ class StoreRow(Row[Store]):
             server.batch(self.documents[first : first + BATCH])
 
     def measure(self, server: Store) -> Sample:
-        with pinned(self.settings.server_core):
-            return self.sample(server)
+        meter = Meter(server, self.settings)
+        with pinned(self.settings.server_core), meter:
+            sample = self.sample(server)
+        sample.figures["others"] = meter.figures(1)["others"]
+        return sample
 
     def sample(self, server: Store) -> Sample:
         raise NotImplementedError
@@ -226,15 +235,16 @@ class Writes(StoreRow):
 
     def sample(self, server: Store) -> Sample:
         written = begin = self._written[server.name]
-        spent = 0.0
+        spent, cpu = 0.0, 0.0
         while spent < self.settings.short_s:
             some = [document(number) for number in range(written, written + BATCH)]
-            started = time.perf_counter()
+            started, started_cpu = time.perf_counter(), time.process_time()
             self.write(server, some)
             spent += time.perf_counter() - started
+            cpu += time.process_time() - started_cpu
             written += BATCH
         self._written[server.name] = written
-        sample = Sample({"rate": (written - begin) / spent})
+        sample = Sample({"rate": (written - begin) / spent, "cpu_us": cpu / (written - begin) * 1e6})
         if server.count() != written:
             sample.complaints.append(f"{server.count()} documents of {written} are there")
         for number in random.Random(3).sample(range(written), 50):
@@ -258,6 +268,7 @@ class DurablePuts(Writes):
 
 class BatchedPuts(Writes):
     name = "embedded-batch"
+    ratio_at_least = 1.0
     title = f"put, 1 KB documents, {BATCH} to a transaction"
 
     def write(self, server: Store, some: list[Document]) -> None:
@@ -269,18 +280,19 @@ class Reads(StoreRow):
 
     def sample(self, server: Store) -> Sample:
         order = random.Random(4)
-        spent, count = 0.0, 0
+        spent, cpu, count = 0.0, 0.0, 0
         sample = Sample()
         while spent < self.settings.short_s:
             wanted = [self.ask(order) for _ in range(BATCH)]
-            started = time.perf_counter()
+            started, started_cpu = time.perf_counter(), time.process_time()
             found = self.read(server, wanted)
             spent += time.perf_counter() - started
+            cpu += time.process_time() - started_cpu
             count += BATCH
             wrong = sum(self.wrong(server, one, what) for one, what in zip(wanted, found, strict=True))
             if wrong:
                 sample.errors["not what was written"] = sample.errors.get("not what was written", 0) + wrong
-        sample.figures["rate"] = count / spent
+        sample.figures |= {"rate": count / spent, "cpu_us": cpu / count * 1e6}
         return sample
 
     def ask(self, order: random.Random) -> Document:
@@ -295,6 +307,7 @@ class Reads(StoreRow):
 
 class Gets(Reads):
     name = "embedded-get"
+    ratio_at_least = 1.0
     title = "get, 1 KB documents"
 
     def read(self, server: Store, wanted: list[Document]) -> list[Any]:
@@ -333,13 +346,17 @@ class TailraceAlone(Row[Home]):
     group = "embedded"
     contenders = ("tailrace",)
     repeated = False
+    repeatable = False  # each opens databases of its own, in directories that must be new
 
     def contender(self, name: str) -> Home:
         return Home(name, self.settings.data / self.name / name)
 
     def measure(self, server: Home) -> Sample:
-        with pinned(self.settings.server_core):
-            return self.sample(server)
+        meter = Meter(server, self.settings)
+        with pinned(self.settings.server_core), meter:
+            sample = self.sample(server)
+        sample.figures["others"] = meter.figures(1)["others"]
+        return sample
 
     def sample(self, server: Home) -> Sample:
         raise NotImplementedError
@@ -358,7 +375,10 @@ class Views(TailraceAlone):
     turn_batches: Final = 10
 
     def lines(self) -> list[Line]:
-        lines = [Line("rate_new", "new items, no stream", "/s"), Line("rate_changed", "changed items, no stream", "/s")]
+        lines = []
+        for kind in ("new", "changed"):
+            lines.append(Line(f"rate_{kind}", f"{kind} items, no stream", "/s"))
+            lines.append(Line(f"cpu_{kind}", f"CPU per {kind} item, no stream", "µs", higher=False))
         limits = {"KEYS_ONLY": 10.0, "NEW_AND_OLD_IMAGES": 25.0}
         for variant in self.variants[1:]:
             label = "stream enabled once, then disabled" if variant == OFF_AGAIN else variant
@@ -367,7 +387,7 @@ class Views(TailraceAlone):
                 lines.append(Line(key, f"{label}, {what}", "%", False, at_most=limit))
                 if limit is not None:  # the disk's moods are not in it
                     lines.append(Line(f"{key} cpu", "the same in processor time", "%", False, secondary=True))
-        return lines
+        return [*lines, setting_lines()[0]]
 
     def sample(self, server: Home) -> Sample:
         sample = Sample()
@@ -385,6 +405,7 @@ class Views(TailraceAlone):
                 self._verify(db, variant, count * len(rounds), sample)
         for kind in ("new", "changed"):
             sample.figures[f"rate_{kind}"] = count / median(spent[f"{OFF} {kind}"] for spent in rounds[1:])
+            sample.figures[f"cpu_{kind}"] = median(spent[f"{OFF} {kind} cpu"] for spent in rounds[1:]) / count * 1e6
             for variant, measure in itertools.product(self.variants[1:], (kind, f"{kind} cpu")):
                 longer = median(spent[f"{variant} {measure}"] / spent[f"{OFF} {measure}"] for spent in rounds[1:])
                 sample.figures[f"{variant} {measure}"] = (longer - 1) * 100
@@ -439,7 +460,8 @@ class AllChanges(TailraceAlone):
         lines = [Line(f"rate_{count}", f"records, the first {count:,}", "/s") for count in self.counts]
         share = Line("share", "the last as a share of the first: 100 % is linear", "%", at_least=80)
         cpu = Line("share_cpu", "the same in processor time", "%", secondary=True)
-        return [*lines, share, cpu, Line("fill", "written before, 100 to a transaction", "/s", secondary=True)]
+        fill = Line("fill", "written before, 100 to a transaction", "/s", secondary=True)
+        return [*lines, cpu_line("record"), share, cpu, fill, setting_lines()[0]]
 
     def sample(self, server: Home) -> Sample:
         sample = Sample()
@@ -456,6 +478,7 @@ class AllChanges(TailraceAlone):
                 for count in self.counts:
                     rates[count].append(self._read(table, count, sample))
         sample.figures |= {f"rate_{count}": median(rate for rate, _ in found) for count, found in rates.items()}
+        sample.figures["cpu_us"] = 1e6 / median(rate for _, rate in rates[self.counts[-1]])
         for key, which in (("share", 0), ("share_cpu", 1)):
             short, long = (median(pair[which] for pair in rates[self.counts[at]]) for at in (0, -1))
             sample.figures[key] = long / short * 100

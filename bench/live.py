@@ -1,7 +1,10 @@
 """Live readers for the benchmarks: how long from the write to each reader's data event.
 
-Reader     one live reader over SSE
-deliver    paced appends to streams with live readers
+    Reader     one live reader over SSE
+    deliver    paced appends to streams with live readers
+
+A thousand readers in Python would take longer for one event than a server takes to send it; `deliver` leaves them to a
+C program (`readers.c`) where a C compiler is there.
 """
 
 from __future__ import annotations
@@ -10,18 +13,21 @@ import asyncio
 import itertools
 import re
 import time
+from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
 
+import msgspec
+
+from bench import generator
 from bench.load import (
     ANSWER_TIMEOUT_S,
     CONNECT_AT_ONCE_MAX,
     NO_CONTENT,
     TEXT,
-    TICK_S,
     Address,
     Failed,
     framed,
@@ -33,14 +39,16 @@ from bench.load import (
 class Reader(asyncio.Protocol):
     """One SSE reader. With `sent`, it looks for marks (`@%08d@`) in the data and notes how long each took."""
 
-    def __init__(self, target: str, sent: dict[int, float] | None = None, latencies: list[float] | None = None) -> None:
+    def __init__(
+        self, target: str, sent: dict[int, float] | None = None, latencies: array[float] | None = None
+    ) -> None:
         self.target = target
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.received = 0
         self.error: str | None = None
         self.last = b""
         self._sent = sent
-        self._latencies = latencies if latencies is not None else []
+        self._latencies = latencies if latencies is not None else array("d")
         self._rest = b""
         self._mark = -1
         self._transport: asyncio.Transport | None = None
@@ -109,13 +117,14 @@ async def follow(address: Address, readers: Sequence[Reader]) -> None:
 class Delivery:
     """What `deliver` saw."""
 
-    latencies: list[float] = field(default_factory=list)  # seconds, one per append and reader
+    latencies: array[float] = field(default_factory=lambda: array("d"))  # seconds, one per append and reader
     appended: int = 0
     expected: int = 0  # deliveries: each acknowledged append, to each reader of its stream
     errors: Counter[str] = field(default_factory=Counter)
     late: int = 0  # appends that had to wait for a connection: the server did not keep up with the pace
     seconds: float = 0.0
     client_cpu_s: float = 0.0
+    busy_s: float = 0.0  # with the deliveries after the last append
 
 
 class _Pen(asyncio.Protocol):
@@ -157,6 +166,15 @@ class _Pen(asyncio.Protocol):
         self._transport.abort()
 
 
+class _Result(msgspec.Struct):
+    appended: int
+    late: int
+    seconds: float
+    busy_s: float
+    cpu_s: float
+    errors: dict[str, int]
+
+
 async def deliver(
     address: Address,
     targets: Sequence[str],
@@ -165,6 +183,8 @@ async def deliver(
     pens_each: int,
     rate: float,
     seconds: float,
+    started: Callable[[], None],
+    ended: Callable[[], None],
     size: int = 100,
     settle_s: float = 20.0,
     lockstep: bool = False,
@@ -172,8 +192,36 @@ async def deliver(
     """Append to the (text) streams in turn at a fixed pace, and time each delivery to each live reader.
 
     In lockstep an append also waits until the one before it has reached every reader: a server that cannot keep up
-    with the pace is then measured at the pace it can, and not by how long its queue has grown.
+    with the pace is then measured at the pace it can, and not by how long its queue has grown. `started` and `ended`
+    are called before the first append and after the last delivery.
     """
+    if not generator.programs():
+        return await _deliver_in_python(
+            address, targets, readers_each, pens_each, rate, seconds, started, ended, size, settle_s, lockstep
+        )
+    words = (readers_each, pens_each, rate, seconds, int(lockstep), size, settle_s)
+    text = "\n".join(targets).encode()
+    head, latencies = await generator.run_program("readers", address, words, text, started, ended)
+    found = msgspec.json.decode(head, type=_Result)
+    return Delivery(
+        latencies, found.appended, found.appended * readers_each, +Counter(found.errors), found.late, found.seconds,
+        found.cpu_s, found.busy_s,
+    )  # fmt: skip
+
+
+async def _deliver_in_python(
+    address: Address,
+    targets: Sequence[str],
+    readers_each: int,
+    pens_each: int,
+    rate: float,
+    seconds: float,
+    started: Callable[[], None],
+    ended: Callable[[], None],
+    size: int,
+    settle_s: float,
+    lockstep: bool,
+) -> Delivery:
     loop = asyncio.get_running_loop()
     result = Delivery()
     sent: dict[int, float] = {}
@@ -184,6 +232,7 @@ async def deliver(
         for target in list(targets) * pens_each:
             _, pen = await loop.create_connection(lambda target=target: _Pen(target), *address)  # type: ignore[misc]
             pens.append(pen)
+        started()
         cpu, begin = time.process_time(), time.perf_counter()
         for mark in itertools.count():
             if time.perf_counter() >= begin + seconds or mark >= rate * seconds:
@@ -206,7 +255,8 @@ async def deliver(
                 break
         result.seconds = time.perf_counter() - begin
         await _settle(result, pens, readers, readers_each, settle_s)
-        result.client_cpu_s = time.process_time() - cpu
+        result.client_cpu_s, result.busy_s = time.process_time() - cpu, time.perf_counter() - begin
+        ended()
         return result
     finally:
         for pen in pens:
@@ -235,7 +285,7 @@ async def _settle(
         missing = result.expected - sum(reader.received for reader in readers)
         if missing <= 0 and all(pen.free.is_set() for pen in pens):
             break
-        await asyncio.sleep(TICK_S / 10)
+        await asyncio.sleep(0.01)
     else:
         result.errors["not delivered"] += max(0, missing)
         result.errors["unanswered"] += sum(not pen.free.is_set() for pen in pens)

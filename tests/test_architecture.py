@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tailrace import build
 from tests.support.walks import WALKS, Trace
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -93,6 +94,11 @@ def traced(name: str) -> Trace:
     return WALKS[name]()
 
 
+# A profiler sees no calls between compiled modules.
+pure_python = pytest.mark.skipif(build.compiled(), reason="the path is traced on the pure build")
+
+
+@pure_python
 @pytest.mark.parametrize("name", list(WALKS))
 def test_the_path_of_a_write_is_what_a_profiler_sees(name: str) -> None:
     path, _, also = section(SECTIONS[name]).partition("\nAlso called:")
@@ -107,6 +113,7 @@ def test_the_path_of_a_write_is_what_a_profiler_sees(name: str) -> None:
     assert [module for module in unnamed if not BACKGROUND.fullmatch(module)] == [], "called, and not on the page"
 
 
+@pure_python
 def test_the_drawing_of_a_write_is_a_part_of_the_trace() -> None:
     script = (ROOT / "tools" / "draw-architecture").read_text(encoding="utf-8")
     drawn = re.findall(r'^    \("(event loop|committer thread)", "([\w/]+\.py)"', script, re.M)

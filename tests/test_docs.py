@@ -1,24 +1,16 @@
 """The documentation is complete and true, as far as a program can tell.
 
 Every command, option, limit, setting, metric and failpoint has its place in docs/reference, and so has every
-operation of the DynamoDB API with its parameters and every method of the Python API; every link leads somewhere;
-every example under the comment ``<!-- run -->`` runs. The examples of one page run in order, in one session (see
-`tests.support.session`), in an environment that has the product and nothing of the tests; those that can be followed
-again run twice.
+operation of the DynamoDB API with its parameters and every method of the Python API; every link leads somewhere. The
+examples are run by `tests/examples`.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import json
-import os
 import pkgutil
 import re
-import shlex
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -38,18 +30,10 @@ from tailrace.http.dynamodb import render
 from tailrace.http.dynamodb.operations import OPERATIONS
 from tailrace.http.dynamodb.shape import ApiShape, ListOf, MapOf, Structure
 from tailrace.spark.jobs import settings
-from tests.support import environment as product
+from tests.support.pages import FENCE, PAGES, ROOT, SESSIONS, marked, page_name
 
-ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference"
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
-
-FENCE = re.compile(r"(?P<mark><!-- run -->\s*\n)?^```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
-
-
-def page_name(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
 
 
 def reference(name: str) -> str:
@@ -242,54 +226,9 @@ def test_every_link_within_the_repository_leads_somewhere(path: Path) -> None:
             assert anchor in anchors_of(destination), f"{page_name(path)}: no heading for {target}"
 
 
-# -- examples run
+# -- examples
 
 RUN = ("bash", "console", "javascript", "pycon", "python", "sh")
-
-
-def marked(path: Path) -> list[tuple[str, str]]:
-    """The examples of a page that are to be run: language and code."""
-    found = FENCE.finditer(path.read_text(encoding="utf-8"))
-    return [(match["language"], match["code"]) for match in found if match["mark"]]
-
-
-SESSIONS = [path for path in PAGES if marked(path)]
-
-
-SPARK = {f"docs/{name}.md" for name in ("tutorial/lakehouse", "how-to/cluster", "how-to/restore", "how-to/views")}
-# Pages whose examples are for a directory of their own, and run once. All others can be followed again and again.
-ONCE = SPARK | {f"docs/{name}.md" for name in ("reference/python",)}
-
-
-def environment() -> dict[str, str]:
-    """That of a newcomer: no settings, and nothing of the tests' environment on the path."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "TAILRACE_"))}
-    own = Path(sys.executable).parent
-    path = [each for each in kept["PATH"].split(os.pathsep) if Path(each) != own]
-    kept.pop("VIRTUAL_ENV", None)
-    return {**kept, "PATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1"}
-
-
-@pytest.fixture
-def newcomer(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A directory with what `make run` installs in its .venv. Its Python."""
-    on_spark = request.node.callspec.params.get("path") in {ROOT / name for name in SPARK}
-    return product.make(tmp_path / ".venv", "sql", "cold", *(["spark"] if on_spark else []))
-
-
-def run(
-    python: Path, arguments: list[str], directory: Path, stdin: str = "", timeout_s: float = 250
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(python), *arguments],
-        cwd=directory,
-        env={**environment(), "PYTHONPATH": str(ROOT)},
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,  # a tutorial starts a dozen programs; on a busy machine that takes long
-        check=False,
-    )
 
 
 @pytest.mark.parametrize(
@@ -320,29 +259,7 @@ def test_what_is_marked_is_in_a_language_that_can_be_run(path: Path) -> None:
     assert {language for language, _ in marked(path)} <= set(RUN)
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(shutil.which("curl") is None, reason="the examples use curl")
-@pytest.mark.parametrize("path", SESSIONS, ids=page_name)
-def test_the_marked_session_runs(path: Path, newcomer: Path, tmp_path: Path) -> None:
-    name = page_name(path)
-    page = json.dumps({"blocks": marked(path), "passes": 1 if name in ONCE else 2})
-    done = run(newcomer, ["-m", "tests.support.session"], tmp_path, page, 850 if name in SPARK else 400)
-    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
-
-
 def test_the_page_of_the_tutorial_is_the_one_among_the_examples() -> None:
     text = (ROOT / "docs" / "tutorial" / "orders.md").read_text(encoding="utf-8")
     shown = [match["code"] for match in FENCE.finditer(text) if match["language"] == "html"]
     assert shown == [(ROOT / "examples" / "orders" / "orders.html").read_text(encoding="utf-8")]
-
-
-PROGRAMS = [path for path in sorted((ROOT / "examples").rglob("*.py")) if path.parent.name != "shop"]
-
-
-@pytest.mark.parametrize("path", PROGRAMS, ids=page_name)
-def test_the_example_program_runs(path: Path, newcomer: Path, tmp_path: Path) -> None:
-    needed = re.search(r"`pip install ([^`]+)`", path.read_text(encoding="utf-8"))
-    if needed is not None:
-        product.install(tmp_path / ".venv", shlex.split(needed[1]))
-    done = run(newcomer, [str(path)], tmp_path)
-    assert done.returncode == 0, f"{done.stdout}{done.stderr}"

@@ -54,6 +54,38 @@ def imports_of(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield node.module, node.lineno
 
 
+def patterns_of(tree: ast.Module) -> Iterator[tuple[str | bytes, bool, int]]:
+    """The regular expressions of a module: the text, whether it is verbose, and the line. A part that is known only at
+    run time is left out."""
+    values: dict[str, ast.expr] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                values |= {target.id: node.value} if isinstance(target, ast.Name) else {}
+
+    def text_of(node: ast.expr) -> str | bytes:
+        match node:
+            case ast.Constant(value=str() | bytes() as value):
+                return value
+            case ast.Name(id=name) if name in values:
+                return text_of(values[name])
+            case ast.FormattedValue(value=inner):
+                return text_of(inner)
+            case ast.BinOp(left=left, right=right):
+                parts = [text_of(left), text_of(right)]
+            case ast.JoinedStr(values=parts_of):
+                parts = [text_of(part) for part in parts_of]
+            case _:
+                return ""
+        kind: str | bytes = b"" if any(isinstance(part, bytes) for part in parts) else ""
+        return kind.join(part for part in parts if part)  # type: ignore[arg-type]
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re.") and node.args:
+            flags = " ".join(ast.unparse(argument) for argument in [*node.args[1:], *node.keywords])
+            yield text_of(node.args[0]), bool(re.search(r"re\.(X|VERBOSE)\b", flags)), node.lineno
+
+
 def functions_of(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -158,6 +190,39 @@ def test_only_the_command_line_prints(path: Path) -> None:
     for node in ast.walk(tree_of(path)):
         printing = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
         assert not printing, f"{name_of(path)}:{node.lineno} prints; use the log"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_no_pattern_depends_on_possessive_matching(path: Path) -> None:
+    """Python 3.11 before 3.11.5, which some distributions ship, matches some possessive quantifiers and atomic groups
+    wrongly. A pattern must be linear without them: what follows a repetition is never part of it, or nothing that
+    follows can fail."""
+    found = [
+        f"{name_of(path)}:{line}: {pattern!r}"
+        for pattern, verbose, line in patterns_of(tree_of(path))
+        if possessive(pattern, verbose)
+    ]
+    assert not found, "write it without possessive quantifiers and atomic groups: " + ", ".join(found)
+
+
+def possessive(pattern: str | bytes, verbose: bool = False) -> bool:
+    """Whether a regular expression has a possessive quantifier or an atomic group."""
+    text = pattern.decode("latin-1") if isinstance(pattern, bytes) else pattern
+    text = re.sub(r"\\.", "-", text, flags=re.DOTALL)  # escapes
+    text = re.sub(r"\[\^?\]?[^\]]*\]", "-", text)  # sets of characters
+    if verbose:
+        text = re.sub(r"#.*", "", text)
+    return re.search(r"[*+?}]\+|\(\?>", text) is not None
+
+
+def test_possessive_matching_is_recognized() -> None:
+    for pattern in (r"a++", r"(?:a|b)*+c", r"a?+", r"a{1,3}+", r"(?>a)", rb"[^\]+]*+", r"\++\d*+"):
+        assert possessive(pattern), pattern
+    for pattern in (r"a\++", r"[*+]+", r"[]+*+]", r"a+\+", r"(?:a)+", rb"[+-]?[0-9]+", r"\*\+"):
+        assert not possessive(pattern), pattern
+    tree = ast.parse("A: Final = rb'x*+'\nB = re.compile(rb'(?:' + A + rb')', re.X)\nC = re.compile(f'{D}b')")
+    assert list(patterns_of(tree)) == [(b"(?:x*+)", True, 2), ("b", False, 3)]
+    assert sum(1 for path in MODULES for _ in patterns_of(tree_of(path))) > 50
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

@@ -13,11 +13,16 @@ from pathlib import Path
 from typing import Final
 
 import tailrace
+from tailrace import limits
 from tailrace.command import Command
+from tailrace.database import Database
+from tailrace.jobs.view import DescribeView, PlanView, ViewShape
+from tailrace.jobs.view_fill import BeginFill, FinishFill
 from tailrace.log import log as logs
 from tailrace.log.entry import GARBAGE, LOGS
 from tailrace.storage.engine import Tx
 from tailrace.tables.commands import PutItem
+from tailrace.tables.plain import Put
 from tailrace.tables.value import Item, item_size
 
 TABLE: Final = "orders"
@@ -25,6 +30,32 @@ STREAM: Final = "NEW_AND_OLD_IMAGES"
 STATUSES: Final = ("new", "paid", "packed", "shipped", "returned")
 VIEW: Final = "totals"
 VIEW_SQL: Final = f"SELECT status, count(*) AS n, sum(total) AS total FROM {TABLE} GROUP BY status"
+# Views over the history: the SELECT, and the key and columns that Spark finds for it.
+VIEWS: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
+    VIEW: (VIEW_SQL, "status", ("status string", "n bigint", "total bigint")),
+    "by_customer": (
+        f"SELECT customer, count(*) AS n, sum(total) AS total FROM {TABLE} GROUP BY customer",
+        "customer",
+        ("customer string", "n bigint", "total bigint"),
+    ),
+    "largest": (
+        f"SELECT customer, max(total) AS most FROM {TABLE} GROUP BY customer HAVING max(total) > 1000",
+        "customer",
+        ("customer string", "most bigint"),
+    ),
+    "latest": (
+        f"SELECT customer, id FROM (SELECT *, row_number() OVER (PARTITION BY customer ORDER BY total DESC) AS rn "
+        f"FROM {TABLE}) WHERE rn = 1",
+        "id",
+        ("customer string", "id string"),
+    ),
+    "joined": (
+        f"SELECT o.id, c.tier, p.price, o.total FROM {TABLE} o JOIN customers c ON o.customer = c.id "
+        "JOIN products p ON o.status = p.id",
+        "id",
+        ("id string", "tier string", "price bigint", "total bigint"),
+    ),
+}
 AT_ONCE: Final = 5_000  # changes in a commit; each is a transaction of its own all the same
 CHANGES_PER_KEY: Final = 5
 CUSTOMERS: Final = 50_000
@@ -82,7 +113,9 @@ def load(directory: Path, count: int, keys: int, report: Callable[[int], None]) 
     """Write the history; the sequence of its first change, and the seconds it took."""
     with tailrace.open(directory) as db:
         db.create_table(TABLE, "id", stream=STREAM, max_age=None, max_count=None)
-        db.sql(f"CREATE MATERIALIZED VIEW {VIEW} AS {VIEW_SQL}")  # of an empty table, so it sees every change
+        _load_others(db)
+        for name, (sql, key, columns) in VIEWS.items():
+            _live_view(db, name, sql, key, columns)
         began = time.perf_counter()
         first = db.execute(PutOrders(0, 1, keys))
         for at in range(1, count, AT_ONCE):
@@ -90,6 +123,25 @@ def load(directory: Path, count: int, keys: int, report: Callable[[int], None]) 
             report(at)
         took = time.perf_counter() - began
     return first, took
+
+
+def _load_others(db: Database) -> None:
+    """The tables that orders are joined with."""
+    for name in ("customers", "products"):
+        db.create_table(name, "id", stream=STREAM)
+    for first in range(0, CUSTOMERS, AT_ONCE):
+        ids = range(first, first + AT_ONCE)
+        db.batch_write([Put("customers", {"id": f"c{each:05d}", "tier": ("gold", "tin")[each % 2]}) for each in ids])
+    db.batch_write([Put("products", {"id": each, "price": len(each)}) for each in STATUSES])
+
+
+def _live_view(db: Database, name: str, sql: str, key: str, columns: tuple[str, ...]) -> None:
+    """A view that is planned, and filled while the orders are empty: so its job sees every change."""
+    db.sql(f"CREATE MATERIALIZED VIEW {name} AS {sql}")
+    pairs = [each.split(" ") for each in columns]
+    db.execute(PlanView(name, ViewShape(((key, "S"),), tuple((each, kind) for each, kind in pairs), "")))
+    sequences = {source.table: limits.POSITION_MAX - 1 for source in db.execute(DescribeView(name)).sources}
+    db.execute(FinishFill(name, db.execute(BeginFill(name)), sequences))
 
 
 def trim(directory: Path, log: int) -> None:

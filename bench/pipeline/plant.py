@@ -70,6 +70,10 @@ class Spark:
             raise Failed(f"{do}: {answer['error']}")
         return answer
 
+    def cpu_s(self) -> float:
+        """Processor time of the driver, the JVM and the Python workers so far."""
+        return family_s(self._process.pid)
+
     def stop(self) -> None:
         """End it: it does when there are no more requests."""
         assert self._process.stdin is not None
@@ -94,7 +98,7 @@ class Plant:
         self.data = settings.data / "pipeline"
         self.first = 0  # sequence of the first change
         self.load_s = 0.0
-        self.sums: dict[int, tuple[Any, ...]] = {}  # by rows, of what was read of the hot log
+        self.sums: dict[tuple[str, int], tuple[Any, ...]] = {}  # by images and rows, of what was read first
         self._settings = settings
         self._server: Server | None = None
         self._spark: Spark | None = None
@@ -239,12 +243,12 @@ class Cores:
         self._cores = [Core(number) for number in settings.server_core | settings.client_cores]
 
     def __enter__(self) -> Cores:
-        self._ours, (self._busy, self._all) = _family_s(os.getpid()), self._look()
+        self._ours, (self._busy, self._all) = family_s(os.getpid()), self._look()
         return self
 
     def __exit__(self, *_: object) -> None:
         busy, total = self._look()
-        ours = _family_s(os.getpid()) - self._ours
+        ours = family_s(os.getpid()) - self._ours
         self.others = max(0.0, busy - self._busy - ours) / max(total - self._all, 1e-9) * 100
 
     def _look(self) -> tuple[float, float]:
@@ -252,7 +256,7 @@ class Cores:
         return sum(busy for busy, _ in looks), sum(total for _, total in looks)
 
 
-def _family_s(root: int) -> float:
+def family_s(root: int) -> float:
     """Processor time of a process, all that it has started, and those of them that have ended and were waited for."""
     parents: dict[int, int] = {}
     spent: Counter[int] = Counter()

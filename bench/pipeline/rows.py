@@ -7,8 +7,8 @@ read or written is compared with what must come of the changes (`orders.Model`).
 
 from __future__ import annotations
 
-import itertools
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -24,21 +24,21 @@ from typing import Any, ClassVar, Final
 
 import duckdb
 
-from bench import load
-from bench.load import Failed, Session, Source
+from bench import generator, load
+from bench.load import Failed, Session
 from bench.pipeline import orders
-from bench.pipeline.plant import Cores, Plant, say
+from bench.pipeline.plant import Cores, Plant, family_s, say
 from bench.rows import BASE, CONNECTIONS, Line, Meter, Row, Sample, Settings, milliseconds, run
 from bench.servers import ROOT, Contender
 from tailrace.errors import Error
 
 PARQUET: Final = "parquet"  # Spark's own reader, over the same rows
-HOT_SHARE: Final = 0.5  # of its rate
-COLD_SHARE: Final = 0.9
+HOT_SHARE: Final = 0.7  # of its rate, where both write Parquet
+COLD_SHARE: Final = 0.95
+SOURCE_CPU_US: Final = 5.0  # a row: server, and Python in Spark
 APPEND_SHARE: Final = 0.7  # of the rate without a bulk read
 CHANGE: Final = (
-    "offset", "next_offset", "sequence", "index", "last", "timestamp", "event", "principal", "keys", "old_image",
-    "new_image",
+    "offset", "next_offset", "sequence", "index", "last", "timestamp", "event", "principal", "keys", "before", "after",
 )  # fmt: skip
 APPENDED: Final = f"{BASE}/pipeline"
 SEEN_TIMEOUT_S: Final = 60.0
@@ -67,6 +67,7 @@ class PipelineRow(Row[Part]):
     group = "pipeline"
     contenders: ClassVar[tuple[str, ...]] = ("tailrace",)
     repeated = False  # the sizes are repetitions enough
+    repeatable = False  # each row leaves the history as the next one needs it
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -159,20 +160,35 @@ class Reads(PipelineRow):
     share: ClassVar[float] = HOT_SHARE
     where: ClassVar[str] = "hot, from the server"
     native: ClassVar[bool] = False
+    images: ClassVar[str] = "typed"
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.title = f"read of changes, {self.where}, Spark local[{self.cores}]; beside it the same rows as Parquet"
+        form = "typed columns" if self.images == "typed" else "JSON"
+        self.title = (
+            f"read of changes, {form}, {self.where}, Spark local[{self.cores}]; beside it the same rows as Parquet"
+        )
 
     def lines(self) -> list[Line]:
         lines = []
         for size in self.sizes:
             named = f"{millions(size)} rows"
             lines += [
-                Line(f"noop {size}", f"{named}, all columns, into nothing", "/s", ratio_at_least=self.share),
+                Line(f"noop {size}", f"{named}, all columns, into nothing", "/s"),
+                Line(
+                    f"cpu {size}", f"{named}, CPU of server and Python per row", "µs", higher=False, secondary=True,
+                    at_most=SOURCE_CPU_US if self.images == "typed" else None, compared=False,
+                ),
                 Line(f"count {size}", f"{named}, counted", "/s", compared=False),
-                Line(f"copy {size}", f"{named}, written to Parquet", "/s", ratio_at_least=self.share),
-            ]
+                Line(
+                    f"copy {size}", f"{named}, written to Parquet", "/s",
+                    ratio_at_least=self.share if self.images == "typed" else None,
+                ),
+                Line(
+                    f"copy cpu {size}", f"{named}, written to Parquet, CPU of server and Spark per row", "µs",
+                    higher=False, secondary=True,
+                ),
+            ]  # fmt: skip
         return [*lines, self.others()]
 
     def ready(self) -> None:
@@ -190,14 +206,18 @@ class Reads(PipelineRow):
                     raise Failed("there is no Parquet to read, since Tailrace's rows were not written")
                 parameters: dict[str, Any] = {"path": str(made)}
             else:
-                parameters = {"until": self.plant.until(size), "native": self.native}
-            done = spark.ask("noop", **parameters)
+                parameters = {"until": self.plant.until(size), "native": self.native, "images": self.images}
+            with Meter(self.plant.server, self.settings) as meter:
+                done = spark.ask("noop", **parameters)
             sample.figures[f"noop {size}"] = size / done["seconds"]
+            sample.figures[f"cpu {size}"] = meter.figures(size)["cpu_us"] + done["python_s"] / size * 1e6
             done = spark.ask("count", **parameters)
             sample.figures[f"count {size}"] = size / done["seconds"]
             compare(sample, f"rows counted of {size:,}", done["count"], size)
+            before = family_s(os.getpid())
             done = spark.ask("parquet", into=str(self.copy(server.name, size)), **parameters)
             sample.figures[f"copy {size}"] = size / done["seconds"]
+            sample.figures[f"copy cpu {size}"] = (family_s(os.getpid()) - before) / size * 1e6
 
     def verify(self, server: Part, sample: Sample) -> None:
         for size in self.sizes:
@@ -207,11 +227,13 @@ class Reads(PipelineRow):
             compare(sample, "different sequences", distinct, size)
             compare(sample, "sum of totals", totals, model.totals)
             # All reads of the same changes are the same to the last character, whoever reads them from wherever.
-            compare(sample, "sum of hashes", sums, self.plant.sums.setdefault(size, (sums,))[0])
+            known = self.plant.sums.setdefault((self.images, size), (sums,))
+            compare(sample, "sum of hashes", sums, known[0])
 
     def _sums(self, path: Path) -> tuple[int, int, int, int]:
         columns = ", ".join(f'"{name}"' for name in CHANGE)
-        text = f"""SELECT count(*), count(DISTINCT sequence), sum(CAST(new_image ->> '$.total' AS BIGINT)),
+        total = "after.total" if self.images == "typed" else "after ->> '$.total'"
+        text = f"""SELECT count(*), count(DISTINCT sequence), sum(CAST({total} AS BIGINT)),
             sum(CAST(hash({columns}) AS HUGEINT)) FROM read_parquet(?)"""
         with duckdb.connect() as connection:
             found = connection.execute(text, [f"{path}/*.parquet"]).fetchone()
@@ -227,6 +249,11 @@ class HotReadsOne(Reads):
 class HotReadsTwo(Reads):
     name = "pipeline-hot-2"
     cores = 2
+
+
+class HotJsonTwo(HotReadsTwo):
+    name = "pipeline-hot-json-2"
+    images = "json"
 
 
 class ColdReads(Reads):
@@ -248,16 +275,23 @@ class ColdReadsTwo(ColdReads):
     cores = 2
 
 
+class ColdJsonTwo(ColdReadsTwo):
+    name = "pipeline-cold-json-2"
+    images = "json"
+
+
 class HistoriesOne(ColdReadsOne):
     name = "pipeline-history-1"
     where = "cold, by history()"
     native = True
+    images = "json"
 
 
 class HistoriesTwo(ColdReadsTwo):
     name = "pipeline-history-2"
     where = "cold, by history()"
     native = True
+    images = "json"
 
 
 # -- the server meanwhile
@@ -302,16 +336,15 @@ class AppendsMeanwhile(PipelineRow):
         meter = Meter(server, self.settings)
         with Session(server.address) as session:
             before = session.tail(APPENDED)
-        request = load.post(APPENDED, self.body)
-        sources = [Source(itertools.repeat(request), [APPENDED]) for _ in range(CONNECTIONS)]
+        sources = [generator.appends([APPENDED], self.body, load.OCTETS) for _ in range(CONNECTIONS)]
         done = run(
-            load.append(
+            generator.append(
                 server.address, sources, seconds=self.settings.seconds, warmup_s=self.settings.warmup_s,
                 started=meter.start, ended=meter.end,
             )
         )  # fmt: skip
         with Session(server.address) as session:
-            sample.complaints += load.verify(session, done, {APPENDED: before}, count=None, size=len(self.body))
+            sample.complaints += generator.verify(session, done, {APPENDED: before}, count=None, size=len(self.body))
         for what, count in done.errors.items():
             sample.errors[what] = sample.errors.get(what, 0) + count
         found = {how: done.rate, f"{how} p99": milliseconds(done.latencies)["p99"]}
@@ -385,6 +418,50 @@ class Views(LapRow):
             rows = client.sql(f"SELECT status, n, total FROM {orders.VIEW}")[-1].rows
         found = {each["status"]: (int(each["n"]), int(each["total"])) for each in rows}
         compare(sample, "the view", found, self.plant.model(self.most).groups)
+
+
+class OtherViews(PipelineRow):
+    """Views of other kinds, each from the first change to the last, by a job that starts for it."""
+
+    name = "pipeline-views"
+    views: ClassVar[tuple[str, ...]] = tuple(name for name in orders.VIEWS if name != orders.VIEW)
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.title = f"view jobs over {self.most:,} hot changes, with their start"
+
+    def lines(self) -> list[Line]:
+        found = []
+        for view in self.views:
+            found.append(Line(f"rate {view}", f"{view}: {orders.VIEWS[view][0]}", "/s"))
+            found.append(Line(f"cpu {view}", f"{view}, CPU of server and Spark per change", "µs", higher=False))
+        return [*found, self.others()]
+
+    def ready(self) -> None:
+        self.plant.spark(2)
+
+    def work(self, server: Part, sample: Sample) -> None:
+        spark = self.plant.spark(2)
+        for view in self.views:
+            before_s = self.plant.server.cpu_s() + spark.cpu_s()
+            done = spark.ask("view", name=view, marks=[self.most])
+            sample.figures[f"rate {view}"] = self.most / done["seconds"]
+            spent_s = self.plant.server.cpu_s() + spark.cpu_s() - before_s
+            sample.figures[f"cpu {view}"] = spent_s / self.most * 1e6
+
+    def verify(self, server: Part, sample: Sample) -> None:
+        model = self.plant.model(self.most)
+        with self.plant.client() as client:
+
+            def asked(text: str) -> list[int]:
+                (row,) = client.sql(text)[-1].rows
+                return [int(each) for each in row.values()]
+
+            counted, total, groups = asked("SELECT sum(n) AS n, sum(total) AS t, count(*) AS g FROM by_customer")
+            compare(sample, "by_customer", (counted, total), (model.items, model.state_totals))
+            joined = asked("SELECT count(*) AS n, sum(total) AS t FROM joined")
+            compare(sample, "joined", tuple(joined), (model.items, model.state_totals))
+            compare(sample, "latest", asked("SELECT count(*) AS n FROM latest"), [groups])
 
 
 class Tiers(LapRow):
@@ -477,7 +554,12 @@ class Sinks(PipelineRow):
         self.target = "bench/sink" if self.kind == "stream" else "sunk"
 
     def lines(self) -> list[Line]:
-        return [*(Line(f"rate {size}", f"the first {millions(size)}", "/s") for size in self.sizes), self.others()]
+        return [
+            *(Line(f"rate {size}", f"the first {millions(size)}", "/s") for size in self.sizes),
+            Line("server_us", "server CPU per row", "µs", higher=False),
+            Line("spark_us", "Spark CPU per row", "µs", higher=False),
+            self.others(),
+        ]
 
     def ready(self) -> None:
         self.plant.spark(2)
@@ -498,12 +580,16 @@ class Sinks(PipelineRow):
 
     def work(self, server: Part, sample: Sample) -> None:
         first, spent = 0, 0.0
+        spark = self.plant.spark(2)
+        server_s, spark_s = self.plant.server.cpu_s(), spark.cpu_s()
         for size in self.sizes:
             parameters = {"kind": self.kind, "name": self.target, "first": first, "until": size}
-            spent += self.plant.spark(2).ask("sink", **parameters)["seconds"]
+            spent += spark.ask("sink", **parameters)["seconds"]
             sample.figures[f"rate {size}"] = size / spent
             first = size
             say(f"{self.name}: {size:,} rows in {spent:.0f} s")
+        sample.figures["server_us"] = (self.plant.server.cpu_s() - server_s) / self.most * 1e6
+        sample.figures["spark_us"] = (spark.cpu_s() - spark_s) / self.most * 1e6
 
     def verify(self, server: Part, sample: Sample) -> None:
         if self.kind != "table":
@@ -613,12 +699,15 @@ ROWS: Final[list[type[Row[Any]]]] = [
     Loads,
     HotReadsOne,
     HotReadsTwo,
+    HotJsonTwo,
     AppendsMeanwhile,
     Views,
+    OtherViews,
     Tiers,
     ColdReadsOne,
     HistoriesOne,
     ColdReadsTwo,
+    ColdJsonTwo,
     HistoriesTwo,
     Snapshots,
     StreamSink,

@@ -12,6 +12,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -42,7 +44,9 @@ class Work:
     def noop(self, **parameters: Any) -> dict[str, Any]:
         """Read every column of every row, into nothing."""
         frame = self._frame(**parameters)
-        return timed(lambda: frame.write.format("noop").mode("overwrite").save())
+        before = python_cpu_s()
+        done = timed(lambda: frame.write.format("noop").mode("overwrite").save())
+        return done | {"python_s": python_cpu_s() - before}
 
     def count(self, **parameters: Any) -> dict[str, Any]:
         frame = self._frame(**parameters)
@@ -53,7 +57,9 @@ class Work:
         frame = self._frame(**parameters)
         return timed(lambda: frame.write.mode("overwrite").parquet(into))
 
-    def _frame(self, until: int | None = None, path: str | None = None, native: bool = False) -> DataFrame:
+    def _frame(
+        self, until: int | None = None, path: str | None = None, native: bool = False, images: str = "typed"
+    ) -> DataFrame:
         import tailrace.spark as ts
 
         if path is not None:
@@ -64,6 +70,7 @@ class Work:
             "table": TABLE,
             "startingOffsets": "earliest",
             "endingOffsets": f'{{"0": {until}}}',
+            "images": images,
         }
         if native:
             return ts.history(self._spark, **parameters)
@@ -164,6 +171,27 @@ class Laps:
         while self._marks and self.rows >= self._marks[0]:
             self._marks.pop(0)
             self.done.append((self.rows, clock() - self._began))
+
+
+def python_cpu_s() -> float:
+    """Processor time of the Python processes that Spark has started: planners and workers, also those that ended."""
+    parents: dict[int, int] = {}
+    spent: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            head, _, rest = path.read_bytes().rpartition(b")")
+            fields = rest.split()
+            pid = int(path.parent.name)
+            parents[pid] = int(fields[1])
+            if b"python" in head:
+                spent[pid] = sum(int(field) for field in fields[11:15])
+    total = 0
+    for pid, ticks in spent.items():
+        at = parents[pid]
+        while at in parents and at != os.getpid():
+            at = parents[at]
+        total += ticks if at == os.getpid() else 0
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 def timed(work: Callable[[], Any], name: str | None = None) -> dict[str, Any]:

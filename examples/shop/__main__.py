@@ -1,4 +1,4 @@
-"""``python -m examples.shop run | check``, from the root of the repository: see `make run` and `make demo`."""
+"""``python -m examples.shop run | serve | check``: what `make run`, `make serve` and `make demo` run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ def main() -> int:
     try:
         if arguments.command == "check":
             return _check(arguments.timeout, arguments.keep)
+        if arguments.command == "serve":
+            from examples.shop import serving
+
+            return serving.serve(arguments.data, arguments.port, arguments.compile or None)
         from examples.shop import running
 
-        return running.run(arguments.data, arguments.port, arguments.install)
+        return running.run(arguments.data, arguments.port, arguments.install, arguments.compile or None)
     except Error as error:
         print(f"tailrace: {error}", file=sys.stderr)
         return 1
@@ -34,8 +38,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m examples.shop", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run a server, the shop and a pipeline until interrupted")
-    run.add_argument("--data", type=Path, default=Path("data"), help="the directory of the database (data)")
-    run.add_argument("--port", type=int, default=4437, help="the port to listen on (4437); 0 for any free one")
+    serve = commands.add_parser("serve", help="run a server alone until interrupted")
+    for one in (run, serve):
+        one.add_argument("--data", type=Path, default=Path("data"), help="the directory of the database (data)")
+        one.add_argument("--port", type=int, default=4437, help="the port to listen on (4437); 0 for any free one")
+        one.add_argument("--compile", metavar="COMMAND", help="a command that compiles the server for the next start")
     run.add_argument("--install", metavar="COMMAND", help="a command that installs Spark, run before the pipeline")
     check = commands.add_parser("check", help="go through every step once, in a temporary directory, and check it")
     check.add_argument("--timeout", type=float, default=CHECK_STEP_S, help="seconds that a step may take (240)")

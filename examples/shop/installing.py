@@ -1,82 +1,26 @@
 """Installs the Spark extra beside a running server, by the command that `make run` passes in.
 
-The command runs on a pseudo-terminal, since pip draws its progress bar only on a terminal. The bar becomes a status
-line; the other lines that matter are passed on.
+The progress bar of pip becomes a status line; the other lines that matter are passed on.
 """
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import shlex
-import signal
-import subprocess
-import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-LINES_KEPT: Final = 20
-_ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
+from examples.shop.background import Background
+
 _BAR: Final = re.compile(r"[━╸╺]+")
 _SHOWN: Final = re.compile(r"(?:Downloading|Using cached|Building wheel|Installing collected) ?(?P<what>.*)")
 
 
-class Installation:
-    """A command that installs, with its progress. `on_line` gets its steps, `progress` is the state of the bar."""
+class Installation(Background):
+    """A command that installs Spark."""
 
     def __init__(self, command: str, on_line: Callable[[str], None]) -> None:
-        self._on_line = on_line
-        self._last: deque[str] = deque(maxlen=LINES_KEPT)
         self._package = ""
-        self.progress = ""
-        self._terminal, other = pty.openpty()
-        self._process = subprocess.Popen(
-            shlex.split(command),
-            stdin=subprocess.DEVNULL,
-            stdout=other,
-            stderr=other,
-            start_new_session=True,
-            env={**os.environ, "COLUMNS": "100"},
-        )
-        os.close(other)
-        self._reader = threading.Thread(target=self._read, name="installation", daemon=True)
-        self._reader.start()
-
-    @property
-    def status(self) -> int | None:
-        """The exit status of the command; None while it runs."""
-        return self._process.poll()
-
-    @property
-    def reason(self) -> str:
-        """The last error that the command printed."""
-        self._reader.join(2)
-        errors = [line for line in self._last if line.startswith(("ERROR", "error"))] or list(self._last)
-        return errors[-1] if errors else f"it ended with status {self.status}"
-
-    def stop(self) -> None:
-        """End the command and all its processes at once; the next start installs what is missing."""
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self._process.wait()
-
-    def _read(self) -> None:
-        rest = b""
-        while True:
-            try:
-                chunk = os.read(self._terminal, 65_536)
-            except OSError:  # the command has ended
-                break
-            if not chunk:
-                break
-            *lines, rest = re.split(rb"[\r\n]+", rest + chunk)
-            for line in lines:
-                self._take(_ANSI.sub("", line.decode(errors="replace")).strip())
-        os.close(self._terminal)
+        super().__init__(command, on_line)
 
     def _take(self, line: str) -> None:
         if _BAR.search(line):

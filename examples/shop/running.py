@@ -1,8 +1,9 @@
 """`make run`: a server, a shop that writes to it and a pipeline, until they are interrupted.
 
 The server is up first. Spark is installed beside it where it is missing, and the pipeline starts when it can; without
-it the server and the shop run on. Ctrl-C stops everything within seconds: a job that does not end at once is killed,
-which loses nothing, because a job resumes where it was. If this program is killed, the others notice and end.
+it the server and the shop run on. Then the compiled build is made, where it is missing. Ctrl-C stops everything within
+seconds: a job that does not end at once is killed, which loses nothing, because a job resumes where it was. If this
+program is killed, the others notice and end.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from examples.shop import orders
 from examples.shop.processes import Program, Server
+from tailrace import build
 from tailrace.errors import Conflict, Error
 
 if TYPE_CHECKING:
+    from examples.shop.compiling import Compilation
     from examples.shop.installing import Installation
     from tailrace.client import Client
 
@@ -69,10 +72,10 @@ class Suggestion(NamedTuple):
     commands: tuple[str, ...]
 
 
-def run(data: Path, port: int, install: str | None) -> int:
+def run(data: Path, port: int, install: str | None, compile_command: str | None = None) -> int:
     """Run until SIGINT or SIGTERM. Returns the exit status."""
     with _signals() as stop, tempfile.TemporaryDirectory(prefix="tailrace-run-", ignore_cleanup_errors=True) as folder:
-        return Running(data, port, Path(folder), install, stop).run()
+        return Running(data, port, Path(folder), install, compile_command, stop).run()
 
 
 def of_server(url: str) -> list[Suggestion]:
@@ -132,17 +135,27 @@ def _lines(suggestions: list[Suggestion]) -> list[str]:
 class Running:
     """The server, the shop and the pipeline, and the messages about them."""
 
-    def __init__(self, data: Path, port: int, folder: Path, install: str | None, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        data: Path,
+        port: int,
+        folder: Path,
+        install: str | None,
+        compile_command: str | None,
+        stop: threading.Event,
+    ) -> None:
         self._data = data
         self._port = port
         self._folder = folder
         self._install = install
+        self._compile = compile_command
         self._stop = stop
         self._lock = threading.Lock()
         self._line = ""  # the status, in the last row of a terminal
         self._jobs: dict[str, dict[str, Any]] = {}
         self._began = time.monotonic()
         self._installation: Installation | None = None
+        self._compilation: Compilation | None = None
         self._pipeline: Program | None = None
         self._url = ""
         self._shown: set[str] = set()
@@ -194,12 +207,20 @@ class Running:
         self._pipeline = Program(*arguments, out=self._note, environ=environ)
         self._say("the pipeline is starting; Spark takes 10 to 20 seconds")
 
+    def _start_compilation(self) -> None:
+        if self._compile is None:
+            return
+        from examples.shop.compiling import Compilation
+
+        self._compilation = Compilation(self._compile, self._say)
+
     def _look_at_spark(self, with_shop: bool) -> None:
-        """Start the pipeline once Spark is there; report either that fails."""
+        """Start the pipeline once Spark is there; report either that fails. The compiled build waits for it, too."""
         if self._pipeline is None and "pipeline" not in self._shown:
             if self._installation is not None and self._installation.status is None:
                 return
             self._shown.add("pipeline")
+            self._start_compilation()
             failed = self._installation is not None and self._installation.status != 0
             if self._installation is not None and failed:
                 self._say(f"Spark could not be installed: {self._installation.reason}")
@@ -214,7 +235,7 @@ class Running:
 
     def _suggest(self, client: Client) -> None:
         """Print the commands of a part when they work."""
-        if "view" not in self._shown and client.call("Scan", {"TableName": orders.VIEW, "Limit": 1})["Count"]:
+        if "view" not in self._shown and orders.view_has_rows(client):
             self._shown.add("view")
             self._say("\n".join(["the view is filled:", *_lines(of_view(self._url))]))
         log = self._data / "cold" / "tables" / orders.TABLE / "_delta_log"
@@ -274,6 +295,8 @@ class Running:
         parts = [] if shop is None else [f"{shop.writes:,} writes"]
         if self._installation is not None and self._installation.progress:
             parts.append(self._installation.progress)
+        if self._compilation is not None and self._compilation.progress:
+            parts.append("compiling the server")
         for name, job in sorted(self._jobs.items()):
             if job["kind"] in ("tier", "view") and name != "tier":
                 parts.append(f"{name} {job['rows']:,} rows, lag {job['lag'] or 0:,}")
@@ -297,7 +320,7 @@ class Running:
 
     def _welcome(self, with_shop: bool) -> str:
         lines = [
-            f"Tailrace is up at {self._url}; its database is in {str(self._data)!r}.",
+            f"Tailrace is up at {self._url}; its database is in {str(self._data)!r}. Build: {build.describe()}.",
             "Dev mode: authentication is off, loopback only.",
         ]
         if with_shop:
@@ -309,8 +332,9 @@ class Running:
         if self._line:
             self._draw("")
         self._say("stopping")
-        if self._installation is not None:
-            self._installation.stop()
+        for background in (self._installation, self._compilation):
+            if background is not None:
+                background.stop()
         if self._pipeline is not None:
             self._pipeline.stop(STOP_PIPELINE_S)
         return server.stop(STOP_SERVER_S)

@@ -16,8 +16,10 @@ from tailrace.auth.check import check_secrets
 from tailrace.errors import Corrupt, Invalid
 from tailrace.jobs.check import check_jobs
 from tailrace.jobs.identity import NAME as IDENTITY
+from tailrace.log import segments
 from tailrace.log.cold import COLD_RANGES, COLD_TABLES
-from tailrace.log.entry import ENTRIES, GARBAGE, LOGS, Log
+from tailrace.log.entry import GARBAGE, LOGS, Entry, Log
+from tailrace.log.segments import SEGMENTS
 from tailrace.storage.engine import Reader
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.storage.table import META
@@ -205,12 +207,23 @@ def _check_subscriptions(reader: Reader) -> Iterator[str]:
         yield f"{len(subscriptions)} subscriptions, the counter says {counted.value.decode() if counted else 0}"
 
 
+def _stored(reader: Reader, log: Log, flaws: list[str]) -> Iterator[Entry]:
+    """A log's own entries, but those of a segment with a flaw."""
+    for segment in reader.scan(SEGMENTS, log.id):
+        flaw = segments.flaw(segment)
+        if flaw is None:
+            yield from segments.entries(segment)
+        else:
+            flaws.append(f"log {log.id}: segment at {segment.position}: {flaw}")
+
+
 def _check_entries(reader: Reader, log: Log, stream: StreamRow | None, report: Report) -> Iterator[str]:
     """A log's own entries cover [max(base, start), next) without gap or overlap, in order of time."""
     expected: int | None = None
     at_ms = 0
     json = stream is not None and is_json(stream.content_type)
-    for entry in reader.scan(ENTRIES, log.id):
+    flaws: list[str] = []
+    for entry in _stored(reader, log, flaws):
         report.entries += 1
         report.bytes += len(entry.body)
         if expected is None:
@@ -232,6 +245,7 @@ def _check_entries(reader: Reader, log: Log, stream: StreamRow | None, report: R
         if entry.position < log.start < entry.next and not log.dropped:
             yield f"log {log.id}: starts at {log.start}, inside the entry at {entry.position}"
         expected, at_ms = entry.next, entry.at_ms
+    yield from flaws
     if log.dropped and not log.forks:
         return
     if expected is None:

@@ -7,7 +7,7 @@ Theory of operation
 -------------------
 Deletion by age cannot be undone, and one wrong second of the wall clock is enough to make everything look old. So
 deletion by age uses the *settled* time, ``now_ms() - lag_ms``: wall time as far as the monotonic clock confirms it. A
-forward step of more than CLOCK_JUMP_S is not followed at once; the settled time advances at the pace of the monotonic
+forward step of more than CLOCK_JUMP_S is not followed at once; the confirmed time advances at the pace of the monotonic
 clock, `lag_ms` behind, until the wall clock has kept the new time for CLOCK_CONFIRM_S (`observe`, which housekeeping
 calls in every round) or has stepped back. The same applies when a database is opened: a clock ahead of the last
 recorded time may be wrong, or the machine was off; `resume` waits as for a jump. A database that is only opened briefly
@@ -31,7 +31,7 @@ _CONFIRM_MS = int(limits.CLOCK_CONFIRM_S * 1000)
 
 
 class Jump(NamedTuple):
-    """An unconfirmed jump: the wall clock is ahead of the settled time."""
+    """An unconfirmed jump: the wall clock is ahead of the confirmed time."""
 
     ahead_ms: int
     confirmed_in_ms: int
@@ -45,7 +45,7 @@ class Clock:
         wall_ms, monotonic_ms = self._read()
         # The greatest lead of the wall clock over the monotonic one.
         self._base_ms = wall_ms - monotonic_ms
-        self.lag_ms = 0  # by how much the settled time is behind `now_ms`
+        self.lag_ms = 0  # by how much the confirmed time is behind `now_ms`
         self._jumped_ms: int | None = None  # the wall clock's lead over the monotonic one since its jump
         self._since_ms = 0  # when the jump was first seen, by the monotonic clock
         self.seen_ms: int | None = None  # and by the wall clock, possibly by an earlier process
@@ -87,7 +87,7 @@ class Clock:
                     self._suspect(ahead_ms, monotonic_ms)
             self._base_ms = ahead_ms
 
-    # -- the settled time
+    # -- the confirmed time
 
     def settled_ms(self) -> int:
         """The confirmed wall time; it may go back, with the wall clock."""
@@ -98,7 +98,7 @@ class Clock:
         self._jumped_ms, self._since_ms, self.seen_ms = ahead_ms, monotonic_ms, ahead_ms + monotonic_ms
 
     def resume(self, last_ms: int | None, seen_ms: int | None) -> None:
-        """Continue from the settled time that another process recorded, and from the jump it was waiting to confirm.
+        """Continue from the confirmed time that another process recorded, and from the jump it was waiting to confirm.
         Ignored by a clock that was used before."""
         if self._resumed:
             return
@@ -133,7 +133,7 @@ class Clock:
             behind = self._base_ms - ahead  # above 0 if the wall clock has stepped back
             if not self.lag_ms and behind <= _JUMP_MS:
                 return  # the usual case
-            if behind >= self.lag_ms - _JUMP_MS:  # it agrees with the settled time, or is before it
+            if behind >= self.lag_ms - _JUMP_MS:  # it agrees with the confirmed time, or is before it
                 self._jumped_ms, self.seen_ms, self.lag_ms = None, None, max(0, behind)
             elif self._jumped_ms is None or abs(ahead - self._jumped_ms) > _JUMP_MS:
                 self._suspect(ahead, monotonic_ms)

@@ -25,10 +25,19 @@ class Command(msgspec.Struct, Generic[T], frozen=True, gc=False):
     permission: ClassVar[str] = Permission.WRITE
     subject: ClassVar[Subject | None] = None
     freeing: ClassVar[bool] = False  # as `frees`
+    together: ClassVar[bool] = False  # whether there is a `run_together`
+    signed: ClassVar[bool] = False  # its rows name the principal: only commands of the same one run together
     history: ClassVar[bool] = False  # it may need cold storage: on `ColdMiss` it is run again after the fetch
 
     def run(self, tx: Tx) -> T:
         raise AssertionError(f"{type(self).__name__} has no run()")
+
+    @classmethod
+    def run_together(cls, tx: Tx, commands: list[Any]) -> list[Any]:
+        """If `together`, run as many of the first of these commands, all of this class, as can be run together: none,
+        if that would not be cheaper than one by one. Their results, rows and notices are those of `run`; none of them
+        fails, nor depends on `tx.by` unless `signed`."""
+        raise AssertionError(f"{cls.__name__} has no run_together()")
 
     def subjects(self) -> tuple[str, ...]:
         """The subjects it touches, as in ``tables/orders``, checked against the principal's grant. None: only for

@@ -48,6 +48,11 @@ class Completion(Generic[T]):
             raise self._error
         return self._value  # type: ignore[return-value]
 
+    def outcome(self) -> tuple[T | None, BaseException | None]:
+        """The value and the error, one of which it was set with."""
+        assert self._done
+        return self._value, self._error
+
     def on_done(self, callback: Callable[[], object]) -> None:
         """Call back when set; at once if it already is."""
         if self._done:

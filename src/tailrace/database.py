@@ -27,9 +27,10 @@ from tailrace.jobs import sweep as jobs
 from tailrace.jobs.identity import Identify, LastTime, Noted, NoteTime, Provision, Provisioned
 from tailrace.log.cold import ColdMiss, ColdRange
 from tailrace.log.entry import Entry
+from tailrace.log.recent import RecentSegments
 from tailrace.log.tail import HOUSEKEEPING, Tail
 from tailrace.metrics import Metrics
-from tailrace.runner import Done, Runner
+from tailrace.runner import Done, Followers, QueuedCommand, Runner
 from tailrace.sql.result import Result
 from tailrace.storage.engine import Engine
 from tailrace.storage.sqlite import SqliteEngine
@@ -106,7 +107,8 @@ class Database(EmbeddedOperations):
         self.metrics = Metrics()
         self.tail = Tail()
         self._engine = engine
-        self._runner = Runner(engine, self.clock, self.tail, self.metrics, route, cold)
+        self._recent = RecentSegments()
+        self._runner = Runner(engine, self.clock, self.tail, self.metrics, route, cold, self._recent)
         self.exports = Exports(engine.scratch, self._runner, self.execute)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # the loop's
@@ -141,7 +143,10 @@ class Database(EmbeddedOperations):
         if command.permission not in principal.plain:
             command, audit = admit(command, principal)
         if isinstance(command, Query):
-            return self._answer(command)
+            try:
+                return self._query(command)
+            except ColdMiss as missing:
+                return self._answer(command, missing)
         if audit is None:
             return self._run(command, principal.name)
         with audit:
@@ -157,10 +162,7 @@ class Database(EmbeddedOperations):
             self._attach_here()
         completion: Completion[T] = Completion(self._loop)
         if isinstance(command, Command):
-            done = completion.set if audit is None else audit.then(completion.set)
-            if command.history:
-                done = partial(self._settle, command, principal.name, done)
-            self._runner.submit(command, done, principal.name)
+            self._submit(command, principal, completion.set if audit is None else audit.then(completion.set))
             return completion
         if self._engine.blocking:
             assert self._loop is not None
@@ -173,17 +175,45 @@ class Database(EmbeddedOperations):
             return self._offload_cold(self._answer, command, missing)
         return completion
 
+    def submit(self, job: QueuedCommand, principal: Principal) -> None:
+        """Run a queued command, which must be the principal's; its `deliver` is called on the event loop."""
+        command = job.command
+        if self._loop is None or self._thread != threading.get_ident() or not self._loop.is_running():
+            self._attach_here()
+        if command.permission in principal.plain and not command.history:
+            self._runner.queue(job)
+            return
+        done: Done = job.settle
+        if command.permission not in principal.plain:
+            command, audit = admit(command, principal)
+            if audit is not None:
+                done = audit.then(done)
+        self._submit(command, principal, done)
+
+    def _submit(self, command: Command[Any], principal: Principal, done: Done) -> None:
+        if command.history:
+            done = partial(self._settle, command, principal.name, done)
+        self._runner.submit(command, done, principal.name)
+
+    def add_followers(self, followers: Followers) -> Callable[[], None]:
+        """Let waiting commands share the commits that they wait for, as `Runner` describes; on the loop's thread.
+        Returns a function that ends it."""
+        self._runner.followers.append(followers)
+        return partial(self._runner.followers.remove, followers)
+
     def _query(self, query: Query[T]) -> T:
         self.metrics.queries += 1
         with self._engine.reader(self.clock.now_ms(), single=query.single) as reader:
             reader.lag_ms = self.clock.lag_ms
             reader.cold = self.cold
+            reader.recent = self._recent
             reader.exports = self.exports
             return query.run(reader)
 
     # -- reads of cold storage: on `ColdMiss` the segment is fetched, and the query or command runs again
 
     def _answer(self, query: Query[T], missing: ColdMiss | None = None) -> T:
+        """Answer a query in a thread that may wait for cold storage."""
         for _ in range(limits.COLD_FETCHES_MAX):
             if missing is not None:
                 self._fetch(missing)

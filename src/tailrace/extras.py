@@ -21,7 +21,7 @@ class Extra(NamedTuple):
 
 EXTRAS: Final = {
     "sql": Extra("SELECT", ("duckdb", "pyarrow")),
-    "cold": Extra("cold storage, backup or a bulk read", ("deltalake", "pyarrow")),
+    "cold": Extra("cold storage, backup, a bulk read or a bulk write", ("deltalake", "pyarrow")),
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Final
+from typing import ClassVar, Final
 
 from tailrace.errors import Error
 
@@ -23,6 +23,9 @@ NAMES: Final = {
     "stages.fenced": "a commit of stages is noted as done, none of its rows is written yet",
     "stages.part": "some rows of a commit of stages are written, others are not yet",
     "stages.written": "all rows of a commit of stages are written, the stages are there still",
+    "stages.slice": "a transaction of a large commit of stages has written its rows, more transactions are to follow",
+    "views.fenced": "a view's positions are moved, none of the rows of the batch is written yet",
+    "views.written": "all rows of a batch of a view are written, the batch is not counted yet",
     "sweep.step": "a step of background removal is about to run",
     "backup.copied": "the database is copied, nothing of it is stored yet",
     "backup.object": "a chunk of a backup is stored",
@@ -36,8 +39,10 @@ NAMES: Final = {
 class Failure(Error):
     """Raised by a failpoint that is armed with `raise`."""
 
-    status = 503
-    code = "FAILPOINT"
+    status: ClassVar[int] = 503
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"failpoint {name} was armed", code="FAILPOINT")
 
 
 _armed: dict[str, tuple[str, int]] = {}
@@ -70,7 +75,7 @@ def hit(name: str) -> None:
     del _armed[name]
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    raise Failure(f"failpoint {name} was armed")
+    raise Failure(name)
 
 
 def _arm_from_environment() -> None:

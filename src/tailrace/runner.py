@@ -3,7 +3,8 @@
 Theory of operation
 -------------------
 Commands wait in one queue. The holder of the *turn* takes the waiting commands, runs them in one transaction and
-commits; commands that arrive meanwhile form the next batch. There is no timer: an idle database commits at once, a busy
+commits; commands that arrive meanwhile form the next batch. Commands of one class that follow one another may be run
+together (`Command.run_together`). There is no timer: an idle database commits at once, a busy
 one in batches whose size follows the latency of the disk.
 
 Two kinds of callers take turns, with the same code in between:
@@ -13,6 +14,9 @@ Two kinds of callers take turns, with the same code in between:
   the sync) happens on the committer thread, so that a slow disk never holds up readers. Where the turn is taken, the
   engine may block or a heavy command waits, the whole batch goes to the committer. On the loop a batch ends after
   BATCH_LOOP_S; what has not run by then goes back to the front of the queue.
+
+A batch on the loop may take along *followers*: commands that wait for what the batch has written, such as the claim of
+a consumer that waits for messages. They run after its commands and share its commit, so that one sync serves both.
 
 The turn also covers the COMMIT, so that the connection is never used meanwhile. Results are delivered after it. A batch
 that fails before its COMMIT without harm to the storage (a full disk, a row with a value that no column takes) is
@@ -27,7 +31,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
@@ -36,8 +40,10 @@ from tailrace import failpoints, limits
 from tailrace.clock import Clock
 from tailrace.command import Command
 from tailrace.errors import Corrupt, Error, Unavailable
+from tailrace.log import segments
 from tailrace.log.log import Advanced
-from tailrace.log.tail import Tail
+from tailrace.log.recent import RecentSegments
+from tailrace.log.tail import Notices, Tail
 from tailrace.metrics import Metrics
 from tailrace.storage.engine import UNSTORABLE, Engine, Notice, Tx, closed
 from tailrace.storage.presence import GONE
@@ -45,6 +51,9 @@ from tailrace.storage.wal import DAMAGED
 
 T = TypeVar("T")
 Done = Callable[[Any, BaseException | None], None]
+# Called on the loop's thread with the notices of a transaction that is about to be committed: the commands that wait
+# for them, each with its callback and principal. A command counts as begun when it is yielded.
+Followers = Callable[[Notices], Iterator[tuple[Command[Any], Done, str]]]
 logger = logging.getLogger("tailrace.runner")
 
 # Failures that left nothing written and may pass; any other stops the writer.
@@ -61,15 +70,14 @@ class Loop(Protocol):
     def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> Any: ...
 
 
-class _QueuedCommand:
+class QueuedCommand:
     """A command in the queue, and its outcome."""
 
-    __slots__ = ("by", "command", "done", "error", "finished", "heavy", "latch", "result", "size")
+    __slots__ = ("by", "command", "error", "finished", "heavy", "latch", "result", "size")
 
-    def __init__(self, command: Command[Any], by: str, done: Done | None) -> None:
+    def __init__(self, command: Command[Any], by: str) -> None:
         self.command = command
         self.by = by
-        self.done = done
         self.result: Any = None
         self.error: BaseException | None = None
         self.finished = False
@@ -77,7 +85,16 @@ class _QueuedCommand:
         self.heavy = command.heavy()
         self.latch: threading.Lock | None = None  # held while a thread waits for it
 
+    def deliver(self) -> None:
+        """The outcome is there, and durable. Called on the loop, and not if a thread waits."""
+
+    def settle(self, result: Any, error: BaseException | None) -> None:
+        """Deliver this outcome."""
+        self.result, self.error = result, error
+        self.deliver()
+
     def finish(self) -> None:
+        """The same for a thread."""
         self.finished = True
         if self.latch is not None:
             self.wake()
@@ -89,13 +106,27 @@ class _QueuedCommand:
             self.latch.release()
 
 
+class _CalledBack(QueuedCommand):
+    """A command whose outcome is passed to a function."""
+
+    __slots__ = ("_done",)
+
+    def __init__(self, command: Command[Any], by: str, done: Done) -> None:
+        super().__init__(command, by)
+        self._done = done
+
+    def deliver(self) -> None:
+        self._done(self.result, self.error)
+
+
 class _Batch:
     """Commands that share a commit."""
 
-    __slots__ = ("error", "freeing", "jobs", "notices", "tx")
+    __slots__ = ("error", "freeing", "jobs", "latched", "notices", "tx")
 
-    def __init__(self, jobs: list[_QueuedCommand]) -> None:
+    def __init__(self, jobs: list[QueuedCommand], latched: int = 0) -> None:
         self.jobs = jobs
+        self.latched = latched  # those for which a thread waits, and that may have been put back since
         self.tx: Tx | None = None
         self.notices: list[Notice] = []
         self.error: BaseException | None = None
@@ -118,15 +149,18 @@ class Runner:
         metrics: Metrics,
         router: Callable[..., None] | None = None,
         cold: Any = None,
+        recent: RecentSegments | None = None,
     ) -> None:
         self.exports: Mapping[int, Sequence[Any]] = {}  # as in a transaction; changed only `between` two transactions
+        self.followers: list[Followers] = []  # changed only on the loop's thread
         self._engine = engine
         self._router = router
         self._cold = cold
+        self._recent = RecentSegments() if recent is None else recent
         self._clock = clock
         self._tail = tail
         self._metrics = metrics
-        self._pending: deque[_QueuedCommand] = deque()
+        self._pending: deque[QueuedCommand] = deque()
         self._pending_bytes = 0
         self._latched = 0  # the pending commands for which a thread waits
         self._heavy = 0  # the pending commands that must not run on the loop
@@ -173,7 +207,10 @@ class Runner:
 
     def execute(self, command: Command[T], by: str = "system") -> T:
         """Run a command for `by`; its result, once it is durable. From any thread."""
-        job = self._enqueue(command, by, None)
+        job = QueuedCommand(command, by)
+        job.latch = threading.Lock()
+        job.latch.acquire()
+        self._enqueue(job)
         led = False
         while not job.finished:
             if not self._turn.acquire(blocking=False):
@@ -196,14 +233,19 @@ class Runner:
 
     def submit(self, command: Command[Any], done: Done, by: str = "system") -> None:
         """Run a command for `by`; call `done(result, error)` once it is durable. On the attached loop's thread."""
+        self.queue(_CalledBack(command, by, done))
+
+    def queue(self, job: QueuedCommand) -> None:
+        """Run a command; call its `deliver` once it is durable. On the attached loop's thread."""
         try:
-            self._enqueue(command, by, done)
+            self._enqueue(job)
         except Error as error:
-            done(None, error)
+            job.error = error
+            job.deliver()
             return
         if not self._kicked:
             self._kicked = True
-            assert self._loop is not None, "submit needs attach()"
+            assert self._loop is not None, "queue needs attach()"
             self._loop.call_soon(self._kick)
 
     def between(self, work: Callable[[], T]) -> T:
@@ -242,43 +284,47 @@ class Runner:
 
     # -- the queue
 
-    def _enqueue(self, command: Command[Any], by: str, done: Done | None) -> _QueuedCommand:
+    def _enqueue(self, job: QueuedCommand) -> None:
         if self._stopped is not None:
-            raise self._stopped
-        job = _QueuedCommand(command, by, done)
-        if done is None:
-            job.latch = threading.Lock()
-            job.latch.acquire()
+            raise self._stopped.with_traceback(None)  # else it would keep the command of every call
+        pending, size = self._pending, job.size
         with self._queue:
-            if len(self._pending) >= limits.WRITE_QUEUE_MAX or (
-                self._pending_bytes + job.size > limits.WRITE_QUEUE_BYTES_MAX and self._pending
+            if len(pending) >= limits.WRITE_QUEUE_MAX or (
+                self._pending_bytes + size > limits.WRITE_QUEUE_BYTES_MAX and pending
             ):
                 raise Unavailable("too many writes are waiting for the disk; retry in a moment", code="QUEUE_FULL")
-            self._pending.append(job)
-            self._pending_bytes += job.size
-            self._latched += done is None
-            self._heavy += job.heavy
-        return job
+            pending.append(job)
+            self._pending_bytes += size
+            if job.latch is not None:
+                self._latched += 1
+            if job.heavy:
+                self._heavy += 1
 
     def _take(self) -> _Batch:
         """The next batch: the waiting commands, up to the limits of one commit."""
-        jobs: list[_QueuedCommand] = []
-        size = 0
         with self._queue:
             pending = self._pending
             full = self._trouble is not None and self._trouble.code == FULL
+            if not full and len(pending) <= limits.BATCH_COMMANDS_MAX and self._pending_bytes < limits.BATCH_BYTES_MAX:
+                batch = _Batch(list(pending), self._latched)
+                pending.clear()
+                self._pending_bytes = self._latched = self._heavy = 0
+                return batch
+            jobs: list[QueuedCommand] = []
+            size = latched = 0
             while pending and len(jobs) < limits.BATCH_COMMANDS_MAX and (not jobs or size < limits.BATCH_BYTES_MAX):
                 if full and jobs and pending[0].command.frees() != jobs[0].command.frees():
                     break
                 job = pending.popleft()
                 size += job.size
-                self._latched -= job.latch is not None
+                latched += job.latch is not None
                 self._heavy -= job.heavy
                 jobs.append(job)
             self._pending_bytes -= size
-        return _Batch(jobs)
+            self._latched -= latched
+        return _Batch(jobs, latched)
 
-    def _put_back(self, jobs: list[_QueuedCommand]) -> None:
+    def _put_back(self, jobs: list[QueuedCommand]) -> None:
         """Return commands that have not run to the front of the queue. Only with the turn."""
         with self._queue:
             self._pending.extendleft(reversed(jobs))
@@ -305,28 +351,71 @@ class Runner:
             tx.exports = self.exports
             tx.router = self._router
             tx.cold = self._cold
+            tx.recent = self._recent.committed
             failpoints.hit("batch.begun")
-            for number, job in enumerate(batch.jobs, start=1):
-                try:
-                    tx.by = job.by
-                    job.result = job.command.run(tx)
-                    failpoints.hit("command.ran")
-                    tx.keep()
-                except (Corrupt, Unavailable):
-                    raise  # a failure of the storage: the transaction may be gone, and with it the whole batch
-                except Exception as error:
-                    tx.undo()
-                    job.error = error
-                    self._metrics.commands_failed += 1
-                if until_s is not None and number < len(batch.jobs) and monotonic_s() >= until_s:
-                    self._put_back(batch.jobs[number:])
-                    del batch.jobs[number:]
-                    break
+            jobs, number, alone = batch.jobs, 0, 0
+            while number < len(jobs):
+                if number >= alone and jobs[number].command.together:
+                    ran, alone = self._run_together(tx, jobs, number)
+                    number += ran
+                if number < len(jobs):
+                    self._run_one(tx, jobs[number])
+                    number += 1
+                if until_s is not None and number < len(jobs) and monotonic_s() >= until_s:
+                    self._put_back(jobs[number:])
+                    del jobs[number:]
+            if until_s is not None and self.followers and tx.notices:
+                self._follow(batch, tx, until_s)
             tx.flush()
             failpoints.hit("batch.flushed")
         except BaseException as error:
             self._fail(batch, error)
         return batch
+
+    def _run_together(self, tx: Tx, jobs: list[QueuedCommand], first: int) -> tuple[int, int]:
+        """Run commands from `first` on together; how many were run, and up to where the others are to be run alone."""
+        commands = _alike(jobs, first)
+        results: list[Any] = []
+        try:
+            if len(commands) > 1:
+                tx.by = jobs[first].by
+                results = commands[0].run_together(tx, commands)
+                failpoints.hit("command.ran")
+                tx.keep()
+        except (Corrupt, Unavailable):
+            raise
+        except Exception:  # the one that fails will fail alone
+            logger.exception("commands that are run together must not fail")
+            tx.undo()
+            results = []
+        for number, result in enumerate(results, start=first):
+            jobs[number].result = result
+        return len(results), first + len(commands)
+
+    def _run_one(self, tx: Tx, job: QueuedCommand) -> None:
+        try:
+            tx.by = job.by
+            job.result = job.command.run(tx)
+            failpoints.hit("command.ran")
+            tx.keep()
+        except (Corrupt, Unavailable):
+            raise  # a failure of the storage: the transaction may be gone, and with it the whole batch
+        except Exception as error:
+            tx.undo()
+            job.error = error
+            self._metrics.commands_failed += 1
+
+    def _follow(self, batch: _Batch, tx: Tx, until_s: float) -> None:
+        """Run the followers of a batch, as far as it has time and room for them. The others are woken by its
+        notices."""
+        notices = tx.notices[:]  # those of followers concern nobody here
+        for followers in self.followers:
+            for command, done, by in followers(notices):
+                job = _CalledBack(command, by, done)
+                batch.jobs.append(job)
+                self._run_one(tx, job)
+                if len(batch.jobs) >= limits.BATCH_COMMANDS_MAX or self._clock.monotonic_s() >= until_s:
+                    return
 
     def _commit(self, batch: _Batch) -> None:
         """Make a prepared batch durable, or fail it whole."""
@@ -358,8 +447,10 @@ class Runner:
         metrics = self._metrics
         for notice in batch.notices:
             if type(notice.item) is Advanced:
-                metrics.entries += 1
-                metrics.entry_bytes += len(notice.item.entry.body)
+                segment = notice.item.segment
+                metrics.entries += segments.count(segment)
+                metrics.entry_bytes += len(segment.body)
+                self._recent.add(segment)
         metrics.commit_seconds += self._clock.monotonic_s() - began
         metrics.commits += 1
         metrics.commands += len(batch.jobs)
@@ -429,11 +520,9 @@ class Runner:
 
     def _deliver(self, batch: _Batch) -> None:
         """Mark the commands finished; deliver results and notify waiters. Called with the turn held."""
-        submitted = False
         for job in batch.jobs:
             job.finish()
-            submitted = submitted or job.done is not None
-        if submitted or batch.notices or self._loop is None:
+        if batch.notices or self._loop is None or any(job.latch is None for job in batch.jobs):
             self._call_back(self._answer, batch)
 
     def _call_back(self, how: Callable[[_Batch], None], batch: _Batch) -> None:
@@ -482,8 +571,9 @@ class Runner:
             self._turn.acquire()
             batch = self._prepare(self._take())
         self._commit(batch)
-        for job in batch.jobs:
-            job.finish()
+        if batch.latched:
+            for job in batch.jobs:
+                job.finish()
         self._release_turn()
         self._call_back(self._finish, batch)
 
@@ -494,7 +584,19 @@ class Runner:
 
     def _answer(self, batch: _Batch) -> None:
         for job in batch.jobs:
-            if job.done is not None:
-                job.done(job.result, job.error)
+            if job.latch is None:
+                job.deliver()
         failpoints.hit("batch.answered")
         self._tail.publish(batch.notices)
+
+
+def _alike(jobs: list[QueuedCommand], first: int) -> list[Command[Any]]:
+    """The commands from `first` on, as far as they are of one class, and of one principal if they are signed."""
+    kind, by = type(jobs[first].command), jobs[first].by
+    alike: list[Command[Any]] = []
+    for number in range(first, len(jobs)):
+        command = jobs[number].command
+        if type(command) is not kind or (kind.signed and jobs[number].by != by):
+            break
+        alike.append(command)
+    return alike

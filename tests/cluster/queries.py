@@ -70,8 +70,7 @@ def keep(spark: SparkSession, args: argparse.Namespace, stop: threading.Event) -
             print("view", progress.state, progress.message, flush=True)
 
     view(
-        spark, VIEW, url=args.url, checkpoint=str(args.checkpoints / "view"), interval_s=0.2,
-        max_records=args.records, stop=stop, on_progress=print_progress,
+        spark, VIEW, url=args.url, interval_s=0.2, max_records=args.records, stop=stop, on_progress=print_progress,
     )  # fmt: skip
 
 

@@ -14,14 +14,17 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tailrace
 from tailrace.check import check_database
+from tailrace.command import Command
 from tailrace.database import Database
 from tailrace.errors import NotFound, Unavailable
 from tailrace.http import system
+from tailrace.runner import QueuedCommand
 from tailrace.storage.reserve import Reserve
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.streams.commands import Append, CreateStream, DeleteStream, Fork
@@ -52,6 +55,13 @@ def _quiet() -> Iterator[None]:
 
 def content(db: Database, path: str) -> bytes:
     return b"".join(entry.body for entry in db.execute(ReadStream(path)).page.entries)
+
+
+def queued(db: Database, command: Command[Any]) -> QueuedCommand:
+    """A command that waits for whoever takes the next turn."""
+    job = QueuedCommand(command, "me")
+    db._runner._enqueue(job)
+    return job
 
 
 def append(db: Database, text: bytes) -> int:
@@ -161,7 +171,7 @@ def test_a_failed_read_never_leaves_a_part_of_its_batch(nth: int, disk: FaultyDi
         db.execute(Append("big", b"x" * 20_000, TEXT))
     db.close()  # so that nothing is in memory
     db = Database(SqliteEngine(data_dir, vfs=disk.name), housekeeping_s=None)
-    jobs = [db._runner._enqueue(Append("s", b"%d;" % number, TEXT), "me", None) for number in range(2)]
+    jobs = [queued(db, Append("s", b"%d;" % number, TEXT)) for number in range(2)]
     left = nth
 
     def fault(operation: str, path: str, offset: int, size: int) -> None:
@@ -266,7 +276,7 @@ def test_a_disk_that_fills_in_the_middle_of_a_command_does_not_stop_the_writer(
         db.execute(Append("gone", b"x" * 20_000, TEXT))
     append(db, b"kept;")
     db.execute(DeleteStream("gone"))
-    shared = [db._runner._enqueue(Append("s", b"y" * 50_000, TEXT), "me", None) for _ in range(10)]
+    shared = [queued(db, Append("s", b"y" * 50_000, TEXT)) for _ in range(10)]
     disk.fault = full
     with pytest.raises(Unavailable) as caught:
         db.sweep()
@@ -417,10 +427,7 @@ def test_a_delete_that_shares_its_batch_with_what_finds_no_space_is_done_all_the
             raise no_space()
 
     disk.fault = fault
-    jobs = [
-        db._runner._enqueue(command, "me", None)
-        for command in (Append("s", b"a", TEXT), DeleteStream("gone"), Append("s", b"b", TEXT))
-    ]
+    jobs = [queued(db, command) for command in (Append("s", b"a", TEXT), DeleteStream("gone"), Append("s", b"b", TEXT))]
     with pytest.raises(Unavailable) as caught:
         append(db, b"c")
     assert caught.value.code == "DISK_FULL"

@@ -186,7 +186,7 @@ def test_frames_of_a_transaction_that_was_rolled_back_are_no_damage(tmp_path: Pa
         writer = db._engine.writer
         writer.execute("PRAGMA cache_size = 10; BEGIN")
         for number in range(100):
-            writer.execute("INSERT INTO entries VALUES (?, 0, 1, 1, zeroblob(5000), NULL)", (-number - 1,))
+            writer.execute("INSERT INTO entries VALUES (?, 0, 1, 1, zeroblob(5000), NULL, NULL)", (-number - 1,))
         writer.execute("ROLLBACK")
         db.execute(Append("s", b"x", "text/plain"))
         copy = tmp_path / "copy"

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from tailrace import failpoints
@@ -26,6 +27,7 @@ from tailrace.check import check_database
 from tailrace.client import Client
 from tailrace.client.sync import pipeline
 from tailrace.errors import Error
+from tests.crash import small_server
 from tests.support.server import ServerProcess
 from tests.support.soak import rounds
 
@@ -41,7 +43,8 @@ TARGETS: tuple[tuple[str, dict[str, str]], ...] = (
 NAMES = [
     name
     for name in failpoints.NAMES
-    if name not in ("migration.step", "sweep.step") and not name.startswith(("backup.", "rotation."))
+    if name not in ("migration.step", "sweep.step", "stages.slice")
+    and not name.startswith(("views.", "backup.", "rotation."))
 ]
 # A server that starts passes some of them before it listens.
 CASES = [(name, at) for name in NAMES for at in ((1, 5) if name.startswith("stages.") else (15,))]
@@ -174,3 +177,67 @@ def test_a_kill_at_any_moment_leaves_whole_batches(data_dir: Path, seed: int) ->
         assert not driver.run(server.url, 100_000)
         killer.join()
         recover(data_dir, driver)
+
+
+# -- commits that are larger than a transaction
+
+LARGE = small_server.ITEMS + small_server.SLICE // 2
+
+
+def small(data: Path, env: dict[str, str] | None = None) -> ServerProcess:
+    server = ServerProcess.tailrace(data, env=env)
+    server.command[2] = small_server.__name__
+    return server
+
+
+def stage_large(client: Client, stages: int, tag: str) -> list[str]:
+    """The numbers below LARGE, in so many stages; `tag` says which computation of the batch they are from."""
+    found = []
+    for part in range(stages):
+        mine = range(LARGE * part // stages, LARGE * (part + 1) // stages)
+        batch = pa.record_batch({"id": [f"{number:06d}" for number in mine], "n": list(mine), "tag": [tag] * len(mine)})
+        written = pa.BufferOutputStream()
+        with pa.ipc.new_stream(written, batch.schema) as writer:
+            writer.write_batch(batch)
+        found.append(client.stage_arrow(written.getvalue().to_pybytes(), "numbers"))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("point", "kept"),
+    [("stages.slice=kill@1", False), ("stages.slice=kill@2", True), ("stages.slice=kill@5", True)],
+)
+def test_a_kill_between_two_slices_doubles_nothing(data_dir: Path, point: str, kept: bool) -> None:
+    """The batch is computed again, in other stages. If some of the first computation was written, all the rest is of
+    it; every number is there once, also in the change stream."""
+    server = small(data_dir, {"TAILRACE_FAILPOINTS": point}).start()
+    with Client(server.url) as client:
+        client.sql("CREATE TABLE numbers (id TEXT PRIMARY KEY, n BIGINT, tag TEXT) WITH (stream = 'NEW_IMAGE')")
+        stages = stage_large(client, 2, "first")
+        with pytest.raises(Error):
+            client.commit_stages("query", 0, stages, table="numbers")
+    assert server.wait() == -signal.SIGKILL, server.output
+    assert check_database(data_dir).findings == []
+    with small(data_dir).start() as server, Client(server.url) as client:
+        before = count(client)
+        assert (before > 0) is kept
+        assert before < LARGE
+        again = stage_large(client, 3, "second")
+        done = client.commit_stages("query", 0, again, table="numbers")
+        assert done["applied"] is not kept
+        repeated = client.commit_stages("query", 0, stages, table="numbers")
+        assert not repeated["applied"]
+        assert count(client) == LARGE
+        select = "SELECT count(DISTINCT id) AS ids, sum(n) AS total, min(tag) AS a, max(tag) AS b FROM numbers"
+        (row,) = client.sql(select)[0].rows
+        tag = "first" if kept else "second"
+        assert row == {"ids": LARGE, "total": LARGE * (LARGE - 1) // 2, "a": tag, "b": tag}
+        (part,) = client.logs(table="numbers")["partitions"]
+        records, _ = client.count_records(part["earliest"], part["next"], table="numbers")
+        assert records == LARGE, "each is recorded once"
+    assert check_database(data_dir).findings == []
+
+
+def count(client: Client) -> int:
+    found: int = client.call("DescribeTable", {"TableName": "numbers"})["Table"]["ItemCount"]
+    return found

@@ -1,4 +1,5 @@
-"""``python -m tests.crash.topic_child DATA STATE``: threads write routed rows, publish and consume until killed.
+"""``python -m tests.crash.topic_child DATA STATE HOW``: write routed rows, publish and consume until killed. HOW is
+`threads`, or `loop`: coroutines, where consumers wait and the commits of writers take their claims along.
 
 Each request is written to standard output before it is made (``?``) and after it was answered (``!``). STATE says, as
 JSON, with which number each writer goes on; producers send the one again that got no answer.
@@ -6,6 +7,7 @@ JSON, with which number each writer goes on; producers send the one again that g
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -14,7 +16,10 @@ import threading
 from typing import Any
 
 import tailrace
+from tailrace.access import SYSTEM
 from tailrace.errors import Conflict
+from tailrace.http.consumers import ConsumerQueues
+from tailrace.http.revocation import Caller
 from tailrace.streams.producer import ProducerClaim
 from tailrace.tables import value
 from tailrace.tables.commands import BatchWrite, DeleteItem, PutItem, TransactWrite
@@ -98,10 +103,37 @@ def consume(db: tailrace.Database, name: str) -> None:
                 say("!", "ack", offset)
 
 
-def main(data: str, state: dict[str, int]) -> None:
-    db = tailrace.open(data, housekeeping_s=0.02)
-    prepare(db)
-    say("!", "prepare", 0)
+async def write_on_loop(db: tailrace.Database, name: str, first: int) -> None:
+    for number in itertools.count(first):
+        say("?", name, number)
+        await db.aexecute(commands(name, number))
+        say("!", name, number)
+
+
+async def wait_on_loop(db: tailrace.Database, queues: ConsumerQueues, name: str) -> None:
+    """Wait for messages as requests do; acknowledge most of them, and forget some."""
+    command = Consume(FULL, GROUP, consumer=name, visibility_ms=500)
+    for turn in itertools.count():
+        delivery = await queues.claim(command, Caller(None, None, SYSTEM), 60)
+        if turn % 5 == 4 or not delivery.ranges:
+            continue
+        offsets = [message.offset for message in delivery.messages]
+        for offset in offsets:
+            say("?", "ack", offset)
+        await db.aexecute(Ack(FULL, GROUP, offsets[-1], consumer=name, lease=delivery.lease))
+        for offset in offsets:
+            say("!", "ack", offset)
+
+
+async def on_loop(db: tailrace.Database, state: dict[str, int]) -> None:
+    queues = ConsumerQueues(db)
+    await asyncio.gather(
+        *(write_on_loop(db, name, state.get(name, 0)) for name in WRITERS),
+        *(wait_on_loop(db, queues, f"c{at}") for at in range(4)),
+    )
+
+
+def on_threads(db: tailrace.Database, state: dict[str, int]) -> None:
     threads = [threading.Thread(target=write, args=(db, name, state.get(name, 0)), daemon=True) for name in WRITERS]
     threads += [threading.Thread(target=consume, args=(db, f"c{at}"), daemon=True) for at in range(2)]
     for thread in threads:
@@ -110,5 +142,15 @@ def main(data: str, state: dict[str, int]) -> None:
         thread.join()
 
 
+def main(data: str, state: dict[str, int], how: str) -> None:
+    db = tailrace.open(data, housekeeping_s=0.02)
+    prepare(db)
+    say("!", "prepare", 0)
+    if how == "loop":
+        asyncio.run(on_loop(db, state))
+    else:
+        on_threads(db, state)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
+    main(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3])

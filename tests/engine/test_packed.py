@@ -8,11 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tailrace.log.entry import ENTRIES, Entry
+from tailrace.log.entry import Entry
 from tailrace.storage.engine import Engine, Packed
+from tailrace.storage.table import StorageTable
 from tests.engine.test_scan import View, committed, inside
 
 MUCH = 2**40
+HEAP = StorageTable("entries", Entry, key=("log", "position"), heap=True, checked=True)  # one entry in a row
 
 
 @pytest.fixture(params=[committed, inside], ids=["reader", "tx"])
@@ -24,7 +26,7 @@ def view(request: pytest.FixtureRequest) -> View:
 def write(engine: Engine, entries: list[Entry]) -> None:
     tx = engine.begin(0)
     for entry in entries:
-        tx.add(ENTRIES, entry)
+        tx.add(HEAP, entry)
     tx.keep()
     tx.flush()
     tx.commit()
@@ -42,7 +44,7 @@ def tiled(bodies: list[bytes], log: int = 7, first: int = 0) -> list[Entry]:
 
 def packed(reader: Any, log: int = 7, **options: Any) -> Packed:
     arguments = {"start": 0, "before": MUCH, "limit": 1000, "bytes_max": MUCH, **options}
-    found: Packed = reader.packed(ENTRIES, ("position", "next", "at_ms"), "body", log, **arguments)
+    found: Packed = reader.packed(HEAP, ("position", "next", "at_ms"), "body", log, **arguments)
     return found
 
 
@@ -84,12 +86,12 @@ def test_the_same_as_a_scan(engine: Engine, bodies: list[bytes], data: st.DataOb
     try:
         entries = tiled(bodies)
         for entry in entries:
-            tx.add(ENTRIES, entry)
+            tx.add(HEAP, entry)
         start = data.draw(st.integers(0, 100))
         before = data.draw(st.integers(0, 2000))
         limit = data.draw(st.integers(1, 40))
         found = packed(tx, start=start, before=before, limit=limit)
-        assert unpacked(found) == list(tx.scan(ENTRIES, 7, start=start, before=before, limit=limit))
+        assert unpacked(found) == list(tx.scan(HEAP, 7, start=start, before=before, limit=limit))
     finally:
         tx.rollback()
 

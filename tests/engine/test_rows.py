@@ -198,3 +198,29 @@ def test_many_rows_in_one_transaction(engine: Engine) -> None:
         assert sum(1 for _ in reader.scan(LINES)) == 20_000
         assert sum(row.value for row in reader.scan(HOT)) == sum(range(5_000))
         assert [row.position for row in reader.scan(LINES, 3, limit=2)] == [3, 10]
+
+
+def test_many_keys_at_once(engine: Engine) -> None:
+    """Committed, flushed and buffered rows, and those that are deleted in any of these ways; more than one statement's
+    worth of keys."""
+    write(engine, *[Item(1, f"{n:03d}", b"old") for n in range(300)], Item(2, "000", b"other"))
+    tx = engine.begin(NOW_MS)
+    tx.put(ITEMS, Item(1, "001", b"flushed"))
+    tx.delete(ITEMS, 1, "002")
+    tx.keep()
+    tx.flush()
+    tx.put(ITEMS, Item(1, "003", b"buffered"))
+    tx.put(ITEMS, Item(1, "new", b"buffered"))
+    tx.delete(ITEMS, 1, "004")
+    wanted = [*(f"{n:03d}" for n in range(250)), "new", "none"]
+    found = tx.get_each(ITEMS, (1,), wanted)
+    assert found == {name: row for name in wanted if (row := tx.get(ITEMS, 1, name)) is not None}
+    assert len(found) == 249
+    assert {name: found[name].value for name in ("000", "001", "003", "new")} == {
+        "000": b"old",
+        "001": b"flushed",
+        "003": b"buffered",
+        "new": b"buffered",
+    }
+    assert tx.get_each(ITEMS, (1,), []) == {}
+    tx.rollback()

@@ -165,8 +165,8 @@ TABLE: tuple[Row, ...] = (
     # views
     Row("GET", "/v1/views", READ),
     Row("GET", "/v1/views/missing", READ),
-    Row("POST", "/v1/views/missing/apply", JOBS, msgspec.msgpack.encode({"ranges": {}, "moves": {}}), MSGPACK),
-    Row("POST", "/v1/views/missing/held", JOBS, msgspec.msgpack.encode({"asked": []}), MSGPACK),
+    Row("POST", "/v1/views/missing/apply", JOBS, msgspec.msgpack.encode({"ranges": {}}), MSGPACK),
+    Row("POST", "/v1/views/missing/plan", JOBS, msgspec.msgpack.encode({"error": "x"}), MSGPACK),
     Row("POST", "/v1/views/missing/fill", JOBS, msgspec.msgpack.encode({"step": "begin"}), MSGPACK),
     # SQL
     sql("SHOW TOPICS", READ),
@@ -495,6 +495,8 @@ JOBS_ONLY = {
     "ViewCommand",
     "ApplyView",
     "BeginFill",
+    "PlanView",
+    "RewriteView",
     "ClearRows",
     "FillRows",
     "FinishFill",

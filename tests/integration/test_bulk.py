@@ -19,7 +19,7 @@ from tailrace import limits
 from tailrace.access import ROLES, Access, Principal
 from tailrace.auth.users import CreateUser
 from tailrace.bulk import queries
-from tailrace.bulk.columns import rows_of
+from tailrace.bulk.columns import items_of, rows_of
 from tailrace.errors import Forbidden
 from tailrace.http import arrow
 from tailrace.http.bulk import wants_arrow
@@ -256,6 +256,10 @@ def test_batches_are_bounded(data_dir: Path) -> None:
         ("/v1/stream/none", {}, (404, "NOT_FOUND", "none")),
         ("/v1/tables/none/stream", {}, (404, "TABLE_NOT_FOUND", "none")),
         ("/v1/tables/none/items", {}, (404, "TABLE_NOT_FOUND", "none")),
+        ("/v1/tables/t/items", {"form": "csv"}, (400, "INVALID_FORM", "rows or stored")),
+        ("/v1/tables/t/items", {"segment": "1"}, (400, "INVALID_REQUEST", "segment is given without segments")),
+        ("/v1/tables/t/items", {"segment": "3", "segments": "3"}, (400, "INVALID_REQUEST", "from 0 to 2")),
+        ("/v1/tables/t/items", {"segment": "0", "segments": "0"}, (400, "INVALID_REQUEST", "a number of segments")),
         ("/v1/topics/none/0/stream", {}, (404, "TOPIC_NOT_FOUND", "none")),
         ("/v1/logs", {}, (400, "INVALID_REQUEST", "exactly one")),
         ("/v1/logs", {"table": "a", "topic": "b"}, (400, "INVALID_REQUEST", "table, topic")),
@@ -444,6 +448,27 @@ def test_all_items_of_one_moment(data_dir: Path, monkeypatch: pytest.MonkeyPatch
         assert json.loads(row["typed"])["m"] == {"M": {"x": {"L": [{"N": "7"}]}}}
 
     monkeypatch.setattr(limits, "BULK_BYTES", 1_000)
+    serve(data_dir, scenario)
+
+
+def test_segments_are_all_items_once_each(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        fill(up.db, 100)
+        path = "/v1/tables/orders/items"
+
+        async def items(**params: str) -> pa.Table:
+            answer = await up.http.get(path, params=params, headers=HEADERS)
+            assert answer.status_code == 200, answer.text
+            return pa.ipc.open_stream(answer.content).read_all()
+
+        whole = await items()
+        parts = [await items(segment=str(segment), segments="7") for segment in range(7)]
+        assert pa.concat_tables(parts) == whole
+        assert sum(part.num_rows > 0 for part in parts) > 3
+        stored = [await items(segment=str(segment), segments="2", form="stored") for segment in range(2)]
+        bodies = pa.concat_tables(stored)["body"].combine_chunks()
+        assert items_of(bodies, ("id",)).to_pylist() == whole.to_pylist()
+
     serve(data_dir, scenario)
 
 

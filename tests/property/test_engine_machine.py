@@ -24,7 +24,7 @@ from tailrace import failpoints
 from tailrace.clock import ManualClock
 from tailrace.command import Command
 from tailrace.errors import Error, Invalid, Unavailable
-from tailrace.log.entry import ENTRIES, GARBAGE, Entry, Garbage
+from tailrace.log.entry import GARBAGE, Entry, Garbage
 from tailrace.log.tail import Tail
 from tailrace.metrics import Metrics
 from tailrace.runner import Runner
@@ -40,8 +40,9 @@ from tests.support.vfs import FaultyDisk, no_space
 
 numbers = itertools.count()
 
+HEAP = StorageTable("entries", Entry, key=("log", "position"), heap=True, checked=True)  # one entry in a row
 # A cached table, a cached one that is scanned, two plain ones, and the heap.
-TABLES: list[StorageTable[Any]] = [META, PRODUCERS, DEADLINES, GARBAGE, ENTRIES]
+TABLES: list[StorageTable[Any]] = [META, PRODUCERS, DEADLINES, GARBAGE, HEAP]
 Rows = dict[StorageTable[Any], dict[tuple[Any, ...], Any]]
 Step = tuple[Any, ...]
 
@@ -57,7 +58,7 @@ STEPS = st.one_of(
     st.tuples(st.just("get"), st.tuples(st.sampled_from("abc")), st.just(META)),
     st.tuples(st.just("get"), st.tuples(SMALL, st.sampled_from("pq")), st.just(PRODUCERS)),
     st.tuples(st.just("get"), st.tuples(SMALL), st.just(GARBAGE)),
-    st.tuples(st.just("scan"), st.tuples(SMALL), st.sampled_from([PRODUCERS, DEADLINES, ENTRIES])),
+    st.tuples(st.just("scan"), st.tuples(SMALL), st.sampled_from([PRODUCERS, DEADLINES, HEAP])),
     st.tuples(st.just("add"), SMALL, st.binary(max_size=3)),
     st.tuples(st.just("remove"), SMALL, st.integers(1, 3)),
     st.tuples(st.just("notify"), SMALL, st.integers(0, 99)),
@@ -91,9 +92,9 @@ class Script(Command[list[Any]], frozen=True):
             case "scan":
                 return list(tx.scan(where, *what))
             case "add":
-                return tx.add(ENTRIES, _entry(list(tx.scan(ENTRIES, what, reverse=True, limit=1)), what, where))
+                return tx.add(HEAP, _entry(list(tx.scan(HEAP, what, reverse=True, limit=1)), what, where))
             case "remove":
-                return tx.remove_range(ENTRIES, what, limit=where)
+                return tx.remove_range(HEAP, what, limit=where)
             case "notify":
                 return tx.notify(what, where)
             case _:
@@ -118,13 +119,13 @@ def play(rows: Rows, step: Step) -> Any:
         case "scan":
             return [row for key, row in sorted(rows[where].items()) if key[: len(what)] == what]
         case "add":
-            held = [row for key, row in sorted(rows[ENTRIES].items(), reverse=True) if key[0] == what]
+            held = [row for key, row in sorted(rows[HEAP].items(), reverse=True) if key[0] == what]
             entry = _entry(held[:1], what, where)
-            rows[ENTRIES][entry.log, entry.position] = entry
+            rows[HEAP][entry.log, entry.position] = entry
         case "remove":
-            keys = sorted(key for key in rows[ENTRIES] if key[0] == what)[:where]
+            keys = sorted(key for key in rows[HEAP] if key[0] == what)[:where]
             for key in keys:
-                del rows[ENTRIES][key]
+                del rows[HEAP][key]
             return len(keys)
         case "id":
             known = rows[META].get((f"counter/{what}",))

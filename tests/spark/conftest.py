@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tailrace.client import Client
+from tests.support.jvm import SHORT_LIVED
 from tests.support.server import ServerProcess, check
 from tests.unit.threaded import Served
 
@@ -42,7 +43,7 @@ def spark() -> Iterator[SparkSession]:
         **{
             "spark.sql.shuffle.partitions": "1",
             "spark.driver.memory": "1g",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.driver.extraJavaOptions": SHORT_LIVED,
             # For a few rows, generating and compiling code takes longer than running the query.
             "spark.sql.codegen.wholeStage": "false",
             "spark.sql.adaptive.enabled": "false",

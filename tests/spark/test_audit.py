@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,8 @@ def recorded(spark: Spark, server: ServerProcess) -> dict[str, Any]:
             time.sleep(0.1)
         client.alter_retention(TABLE, {"max_count": None})
         middle = datetime.now(UTC)
+        while datetime.now(UTC) < middle + timedelta(milliseconds=1):  # times of records are whole milliseconds
+            time.sleep(0.001)
         put("ann", 2, a={"BOOL": True})
         users["bob"].call("DeleteItem", {"TableName": TABLE, "Key": {"who": {"S": "ann"}, "n": {"N": "1"}}})
         for each in users.values():

@@ -19,6 +19,7 @@ from examples.shop.installing import Installation
 from examples.shop.processes import Program
 from tailrace.client import Client
 from tailrace.errors import Conflict, NotFound
+from tests.support.jvm import spark_environment
 from tests.support.patience import PATIENCE_S
 from tests.support.server import ROOT, ServerProcess
 
@@ -51,13 +52,21 @@ def until(there: Callable[[], object], within_s: float, what: Callable[[], str])
         time.sleep(0.1)
 
 
+@pytest.fixture(autouse=True)
+def _short_lived(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not below the test's own directory: a JVM has the path in its command line, and may end after its program."""
+    for name, value in spark_environment(tmp_path_factory.mktemp("jvm")).items():
+        monkeypatch.setenv(name, value)
+
+
 class Demo:
     """`make run` without make, over a directory, on a free port."""
 
-    def __init__(self, folder: Path, *before: Path, install: str | None = None) -> None:
+    def __init__(self, folder: Path, *before: Path, install: str | None = None, build: str | None = None) -> None:
         self.folder = folder
         self._log = folder / "demo.log"
         options = ["--port", "0", "--data", str(folder / "data")] + (["--install", install] if install else [])
+        options += ["--compile", build] if build else []
         self.process = subprocess.Popen(
             [sys.executable, "-m", "examples.shop", "run", *options],
             stdin=subprocess.DEVNULL,
@@ -94,8 +103,8 @@ class Demo:
 def demo(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
     made: list[Demo] = []
 
-    def start(*before: Path, install: str | None = None) -> Demo:
-        made.append(Demo(tmp_path, *before, install=install))
+    def start(*before: Path, install: str | None = None, build: str | None = None) -> Demo:
+        made.append(Demo(tmp_path, *before, install=install, build=build))
         return made[-1]
 
     yield start
@@ -173,6 +182,21 @@ def test_the_pipeline_waits_for_the_installation(demo: Callable[..., Demo], no_s
     go_on.touch()
     started.until("the pipeline is starting")
     assert started.end() == 0
+
+
+def test_the_compiled_build_waits_for_the_installation_and_ends_with_the_demo(
+    demo: Callable[..., Demo], no_spark: Path, tmp_path: Path
+) -> None:
+    go_on = tmp_path / "go-on"
+    install = f"until [ -e {go_on} ]; do sleep 0.1; done"
+    build = f"echo compiling 2 modules; sleep 3600; : {tmp_path / 'data'}"
+    started = demo(no_spark, install=f"bash -c {shlex.quote(install)}", build=f"bash -c {shlex.quote(build)}")
+    assert started.url, "the server is up meanwhile"
+    assert "compiling" not in started.output
+    go_on.touch()
+    started.until("compiling 2 modules")
+    assert started.end() == 0
+    assert started.gone()
 
 
 def test_a_failed_installation_is_reported_and_the_server_stays_up(demo: Callable[..., Demo], no_spark: Path) -> None:

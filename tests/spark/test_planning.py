@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,13 +24,17 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
     Not,
 )
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from tailrace.bulk.text import TypedValue
 from tailrace.errors import Gone, Invalid
-from tailrace.spark import options
+from tailrace.spark import columns, options
 from tailrace.spark.connection import SourceInfo, SourceLog
 from tailrace.spark.filters import PushedFilters
 from tailrace.spark.planning import TASKS_PER_CORE_MAX, OffsetRange, checked, cold_cuts, resolved, split, tasks_wanted
+from tailrace.spark.session import available_cores, planning_cores
 from tailrace.spark.streaming import checkpointed, same_logs, until_applied
+from tailrace.tables.value import item_from_plain
 from tests.support.server import ROOT
 
 
@@ -129,7 +135,7 @@ def test_times_are_milliseconds_or_iso() -> None:
         ({"maxRecordsPerTrigger": "0"}, "a whole number above zero"),
         ({"minPartitions": "many"}, "minPartitions is 'many'"),
         ({"failOnDataLoss": "no"}, "give true or false"),
-        ({"images": "raw"}, "give plain"),
+        ({"images": "raw"}, "give one of typed"),
         ({"topic": "t"}, "given: table='orders' and topic='t'"),
         ({"table": ""}, "given: none"),
         ({"table": "", "topic": "t", "label": "x"}, "label selects a change stream of a table"),
@@ -230,7 +236,7 @@ def test_what_we_do_not_know_stays_with_spark() -> None:
         In(("offset",), (1, 2)),
         EqualTo(("a", "offset"), 5),
         GreaterThan(("next_offset",), 5),
-        IsNotNull(("new_image",)),
+        IsNotNull(("after",)),
         EqualTo(("partition",), 0),
     ]
     narrowing, left = pushed("table", *filters)
@@ -250,3 +256,87 @@ def test_every_option_is_in_the_reference() -> None:
     reading, writing = page.split("## Writing")
     assert [name for name in options.SOURCE if f"`{name}`" not in reading] == []
     assert [name for name in options.SINK if f"`{name}`" not in writing and name != "label"] == []
+
+
+# -- columns
+
+
+def orders(**known: Any) -> SourceInfo:
+    return SourceInfo("table", "orders", "db", [], keys=[("id", "S"), ("n", "N")], **known)
+
+
+def typed_item(**plain: Any) -> dict[str, TypedValue]:
+    return msgspec.convert(item_from_plain(plain)[0], dict[str, TypedValue])
+
+
+def test_the_types_of_declared_columns() -> None:
+    kinds = ["TEXT", "BIGINT", "DOUBLE", "DECIMAL", "BOOLEAN", "BLOB", "JSON"]
+    row = columns.declared(orders(columns=[("id", "TEXT"), *((kind.lower(), kind) for kind in kinds)]))
+    assert row is not None
+    assert row.simpleString() == (
+        "struct<id:string,text:string,bigint:bigint,double:double,decimal:decimal(38,18),boolean:boolean,blob:binary,"
+        "json:string>"
+    )
+    assert columns.keys_type(orders(), row).simpleString() == "struct<id:string,n:decimal(38,18)>"
+    assert columns.declared(orders()) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1, -(2**63)], "bigint"),
+        ([1, Decimal("0.5")], "decimal(38,18)"),
+        ([2**63], "decimal(38,18)"),
+        ([10**25], "decimal(38,6)"),
+        ([10**25, Decimal("0.123456789")], "decimal(38,10)"),
+        ([Decimal("1E-30"), 5], "decimal(38,33)"),
+        ([Decimal("1E+100"), 1], "double"),
+        ([Decimal("1E+100"), 12345678901234567890], "string"),
+        (["x", None], "string"),
+        ([True], "boolean"),
+        ([True, 1], "string"),
+        ([b"x"], "binary"),
+        ([{1, 2}, [3]], "array<bigint>"),
+        ([{"a"}, []], "array<string>"),
+        ([{"x": 1}, {"y": "z"}], "struct<x:bigint,y:string>"),
+        ([{}], "string"),
+    ],
+)
+def test_types_are_inferred_from_items(values: list[Any], expected: str) -> None:
+    row = columns.inferred_row(orders(), [typed_item(id="k", v=value) for value in values])
+    assert row.simpleString() == f"struct<id:string,n:decimal(38,18),v:{expected}>"
+
+
+def test_the_schema_of_rows_is_spelled_for_spark() -> None:
+    found = orders()
+    schema = (
+        "id string, `odd name` struct<a: int, b: map<string, decimal(10,2)>> COMMENT 'x', n decimal(10, 2) NOT NULL"
+    )
+    settings = options.read({"table": "orders", "rowSchema": schema})
+    made = columns.ddl(found, settings)
+    assert "`keys` struct<`id`: string, `n`: decimal(10, 2)>" in made
+    assert made.endswith(f"`before` struct<{schema}>, `after` struct<{schema}>")
+    items = options.read({"table": "orders", "rowSchema": "id string", "mode": "items"})
+    assert columns.ddl(found, items) == "id string, _sequence bigint"
+
+
+def test_what_a_given_schema_means() -> None:
+    whole = columns.public(orders(), options.read({"table": "orders", "images": "json"}))
+    assert not columns.is_rows(orders(), whole)
+    assert columns.have_text_images(whole)
+    row = StructType([StructField("id", StringType())])
+    assert not columns.is_rows(orders(), StructType([StructField("after", row), StructField("sequence", LongType())]))
+    assert columns.is_rows(
+        orders(), StructType([StructField("id", StringType()), StructField("_sequence", LongType())])
+    )
+    with pytest.raises(Invalid, match="'sequence' is string in the schema and bigint in table 'orders'"):
+        columns.is_rows(orders(), StructType([StructField("after", row), StructField("sequence", StringType())]))
+    with pytest.raises(Invalid, match="images cannot be read as before string, after struct<id:string>"):
+        columns.is_rows(orders(), StructType([StructField("before", StringType()), StructField("after", row)]))
+
+
+def test_the_cores_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAILRACE_SPARK_CORES", "48")
+    assert planning_cores() == 48
+    monkeypatch.delenv("TAILRACE_SPARK_CORES")
+    assert planning_cores() == available_cores()

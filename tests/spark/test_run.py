@@ -45,6 +45,8 @@ NOTHING = Progress(job="", kind="", state="")
 
 
 def _count(client: Client, view: str) -> int | None:
+    if client.view(view)["phase"] != "live":
+        return None
     rows = client.sql(f"SELECT n FROM {view}")[-1].rows
     return int(rows[0]["n"]) if rows else None
 

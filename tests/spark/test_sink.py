@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
-from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,10 @@ pytest.importorskip("pyspark")
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import CaseInsensitiveDict
 
+from tailrace import limits
 from tailrace.client import Client
 from tailrace.errors import Fenced, Invalid
-from tailrace.spark import explain, rows
+from tailrace.spark import explain, rows, sink, upsert
 from tailrace.spark.sink import StagedRows, grouped, merged
 from tailrace.spark.source import TailraceSource
 from tests.spark.conftest import create_table
@@ -86,55 +87,9 @@ def test_a_table_needs_no_change_stream_to_be_written_to(
 # -- rows, without Spark
 
 
-def test_columns_become_typed_attributes() -> None:
-    batch = pa.record_batch(
-        {
-            "id": ["a", "b"],
-            "n": pa.array([1, None]),
-            "price": pa.array([Decimal("12.50"), Decimal("100.00")], pa.decimal128(10, 2)),
-            "f": [1.5, 1e300],
-            "ok": [True, False],
-            "raw": [b"\x00\x01", None],
-            "at": pa.array([datetime(2026, 1, 2, 3, 4, 5, 6, UTC)] * 2, pa.timestamp("us", "UTC")),
-            "day": [date(2026, 1, 2)] * 2,
-            "tags": [["x", "y"], []],
-            "deep": [{"x": 1, "y": None}, None],
-            "map": pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())),
-        }
-    )
-    one, two = (
-        msgspec.msgpack.decode(row) for row in rows.ItemEncoder("t", batch.schema.names, ["id"], None).rows(batch)
-    )
-    assert one == [
-        "PUT",
-        {
-            "id": {"S": "a"},
-            "n": {"N": "1"},
-            "price": {"N": "12.50"},
-            "f": {"N": "1.5"},
-            "ok": {"BOOL": True},
-            "raw": {"B": "AAE="},
-            "at": {"S": "2026-01-02T03:04:05.000006Z"},
-            "day": {"S": "2026-01-02"},
-            "tags": {"L": [{"S": "x"}, {"S": "y"}]},
-            "deep": {"M": {"x": {"N": "1"}}},
-            "map": {"M": {"k": {"N": "1"}}},
-        },
-    ]
-    assert two[1].keys() == {"id", "price", "f", "ok", "at", "day", "tags"}
-    assert two[1]["price"] == {"N": "100.00"}  # the server drops zeros
-    assert two[1]["tags"] == {"L": []}
-
-
-def test_what_no_table_can_hold() -> None:
-    with pytest.raises(Invalid, match="the column 'f' is NaN or infinite"):
-        rows.ItemEncoder("t", ["f"], [], None).rows(pa.record_batch({"f": [1.0, float("nan")]}))
-    with pytest.raises(Invalid, match="the column 'l' holds nan"):
-        rows.ItemEncoder("t", ["l"], [], None).rows(pa.record_batch({"l": [[float("nan")]]}))
+def test_a_key_is_never_null() -> None:
     with pytest.raises(Invalid, match="the column 'id' is null in a row, and it is a key of table 't'"):
         rows.ItemEncoder("t", ["id"], ["id"], None).rows(pa.record_batch({"id": ["a", None]}))
-    with pytest.raises(Invalid, match="the column '_op' is 'UPSERT' in a row"):
-        rows.ItemEncoder("t", ["id"], ["id"], "_op").rows(pa.record_batch({"id": ["a"], "_op": ["UPSERT"]}))
 
 
 def test_documents_keep_their_digits() -> None:
@@ -154,12 +109,19 @@ def test_large_batches_are_cut() -> None:
 def test_sizes_are_those_that_are_sent() -> None:
     batch = pa.record_batch({"id": ["a" * 100] * 10, "payload": [b"x" * 50] * 10})
     for shape in (
-        rows.ItemEncoder("t", ["id"], ["id"], None),
         rows.MessageEncoder("payload", "id", None),
         rows.ValueEncoder("id"),
     ):
         made = shape.rows(batch)
         assert 0.9 < rows.size_of(made) / len(msgspec.msgpack.encode(made)) < 1.1
+
+
+def test_items_are_sent_as_arrow() -> None:
+    batch = pa.record_batch({"id": ["a" * 100] * 10, "n": range(10), "left": ["out"] * 10, "_op": ["PUT"] * 10})
+    made = rows.ItemEncoder("t", ["n", "id"], ["id"], "_op").rows(batch)
+    sent = rows.stream([made, made])
+    assert pa.ipc.open_stream(sent).read_all() == pa.Table.from_batches([batch.select(["n", "id", "_op"])] * 2)
+    assert 1_000 < rows.size_of(made) < 2_000
 
 
 def test_ranges_of_tasks_are_merged() -> None:
@@ -190,6 +152,32 @@ def test_a_frame_into_a_table(spark: SparkSession, client: Client, table: str, p
     found = items(client, table)
     assert sorted(found) == [f"k{number}" for number in range(9)]
     assert found["k3"] == {"id": {"S": "k3"}, "n": {"N": "3"}, "price": {"N": "3"}, "deep": {"M": {"x": {"N": "3"}}}}
+
+
+def test_values_that_no_table_can_hold(spark: SparkSession, client: Client, table: str, save: Run) -> None:
+    """The server names the row of the request, and the column."""
+    for frame, why in (
+        ("SELECT string(id) AS id, if(id = 3, double('NaN'), 1.5D) AS f FROM range(5)", "the column 'f': nan"),
+        ("SELECT string(id) AS id, array(1e200D) AS l FROM range(5)", "the column 'l': 1e\\+200: Number overflow"),
+        ("SELECT string(id) AS id, 'UPSERT' AS _op FROM range(5)", "operation 'UPSERT' is unknown"),
+        ("SELECT '' AS id", "row 0: .*empty string"),
+    ):
+        with pytest.raises(Exception) as caught:
+            save(spark.sql(frame).coalesce(1), table=table)
+        assert re.search(why, explain(caught.value)), explain(caught.value)
+    assert items(client, table) == {}
+
+
+def test_a_frame_of_any_size_is_one_commit(
+    spark: SparkSession, client: Client, table: str, save: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More rows than one transaction takes, in several requests and several slices."""
+    monkeypatch.setattr(sink, "SEND_BYTES", 1 << 20)
+    count = limits.COMMIT_ITEMS_MAX + 5_000
+    save(spark.sql(f"SELECT concat('k', id) AS id, id AS n FROM range({count})"), table=table)
+    described = client.call("DescribeTable", {"TableName": table})["Table"]
+    assert described["ItemCount"] == count
+    assert client.logs(table=table)["partitions"][0]["next"] > count // 1_000
 
 
 def test_a_frame_into_a_topic(spark: SparkSession, client: Client, name: str, save: Run, load: Load) -> None:
@@ -235,7 +223,7 @@ def json_stream(client: Client, path: str) -> str:
 
 def numbers(frame: DataFrame) -> DataFrame:
     """What is written of a table's changes: their number."""
-    return frame.select(F.get_json_object("new_image", "$.n").cast("bigint").alias("n"))
+    return frame.select(F.col("after.n").alias("n"))
 
 
 def test_from_a_table_into_a_stream(client: Client, table: str, put: Put, follow: Load, run: Run) -> None:
@@ -268,7 +256,7 @@ def test_a_batch_that_is_run_again_is_written_once(
 
 
 def fenced(frame: DataFrame) -> DataFrame:
-    return frame.select("offset", "next_offset", F.get_json_object("new_image", "$.n").cast("bigint").alias("n"))
+    return frame.select("offset", "next_offset", F.col("after.n").alias("n"))
 
 
 def test_a_fenced_sink_needs_no_checkpoint(
@@ -326,11 +314,11 @@ def test_a_range_that_was_applied_in_part_is_refused(
     part = client.logs(table=table)["partitions"][0]
     client.pin(table, {part["log"]: part["earliest"] + 3})
     target = json_stream(client, f"{table}/out")
-    sink = TailraceSource(CaseInsensitiveDict({"url": server.url, "stream": target, "consumer": table}))
+    source = TailraceSource(CaseInsensitiveDict({"url": server.url, "stream": target, "consumer": table}))
     from pyspark.sql.types import LongType, StructField, StructType
 
     schema = StructType([StructField(name, LongType()) for name in ("offset", "next_offset", "n")])
-    writer = sink.writer(schema, False)
+    writer = source.writer(schema, False)
     start = part["earliest"]
 
     def batch() -> Iterator[pa.RecordBatch]:
@@ -359,7 +347,7 @@ def test_rows_that_change_are_written_by_batch_for_spark_refuses_the_mode_update
         refused.option("checkpointLocation", str(tmp_path / "refused")).start().awaitTermination()
 
     def write(rows: DataFrame, batch: int) -> None:
-        rows.write.format("tailrace").options(**target).mode("append").save()
+        upsert(rows, target["table"], url=target["url"])
 
     for count in (3, 5):
         query = (
@@ -369,3 +357,42 @@ def test_rows_that_change_are_written_by_batch_for_spark_refuses_the_mode_update
         query.awaitTermination()
         assert {key: item["n"]["N"] for key, item in items(client, f"{name}_totals").items()} == {"INSERT": str(count)}
         put(4, 5)
+
+
+def test_a_batch_that_is_upserted_again_is_written_once(
+    client: Client, name: str, table: str, put: Put, follow: Load, server: ServerProcess, tmp_path: Path
+) -> None:
+    """Spark runs the function again for a batch that it does not know to be complete. Another one is written."""
+    create_table(client, f"{name}_seen")
+    puts = follow(table=table, images="json").select(F.get_json_object("keys", "$.id").alias("id"), "sequence")
+    calls: list[int] = []
+
+    def write(rows: DataFrame, batch: int) -> None:
+        stamped = rows.withColumn("call", F.lit(len(calls)))
+        calls.append(batch)
+        upsert(stamped, f"{name}_seen", url=server.url)
+        upsert(stamped, f"{name}_seen", url=server.url, name="again")
+        with pytest.raises(Invalid, match=f"batch {batch} was written to table '{name}_seen' already; give each call"):
+            upsert(stamped, f"{name}_seen", url=server.url)
+
+    def run() -> None:
+        writer = puts.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "seen"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    put(1, 2)
+    run()
+    forget_last_commit(tmp_path / "seen")
+    run()
+    assert calls == [0, 0]
+    assert {key: item["call"]["N"] for key, item in items(client, f"{name}_seen").items()} == {"k1": "0", "k2": "0"}
+    put(3)
+    run()
+    assert {key: item["call"]["N"] for key, item in items(client, f"{name}_seen").items()}["k3"] == "2"
+
+
+def test_upsert_outside_of_a_query_is_a_write(
+    spark: SparkSession, client: Client, table: str, server: ServerProcess
+) -> None:
+    for n in (1, 2):
+        upsert(spark.sql(f"SELECT 'a' AS id, {n} AS n"), table, url=server.url)
+    assert items(client, table) == {"a": {"id": {"S": "a"}, "n": {"N": "2"}}}

@@ -61,7 +61,7 @@ def _records(found: list[tuple[int, bool, int]]) -> tuple[list[dict[str, Any]], 
         event = "REMOVE" if removed else "MODIFY"
         rows.append({
             "sequence": sequence, "index": index, "event": event, "keys": text,
-            "new_image": None if removed else image,
+            "after": None if removed else image,
         })  # fmt: skip
         plain = f'{{"id":{key}}}'
         if removed:
@@ -73,7 +73,7 @@ def _records(found: list[tuple[int, bool, int]]) -> tuple[list[dict[str, Any]], 
 
 _schema = pa.schema(
     [("sequence", pa.int64()), ("index", pa.int32()), ("event", pa.string()), ("keys", pa.string()),
-     ("new_image", pa.string())]
+     ("after", pa.string())]
 )  # fmt: skip
 
 

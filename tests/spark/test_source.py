@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ import pytest
 pytest.importorskip("pyspark")
 
 from deltalake import DeltaTable
+from hypothesis import Phase, given, seed, settings
+from hypothesis import strategies as st
 from pyspark.sql.datasource import (
     CaseInsensitiveDict,
     EqualTo,
@@ -39,6 +42,7 @@ from tailrace.spark import explain
 from tailrace.spark.planning import ReadTask
 from tailrace.spark.reading import BatchReader
 from tailrace.spark.source import TailraceSource
+from tailrace.tables.value import item_from_plain
 from tests.spark.conftest import create_table
 from tests.support.server import ServerProcess
 
@@ -57,9 +61,9 @@ CHANGES = [
     ("timestamp", "timestamp"),
     ("event", "string"),
     ("principal", "string"),
-    ("keys", "string"),
-    ("old_image", "string"),
-    ("new_image", "string"),
+    ("keys", "struct<id:string>"),
+    ("before", "struct<id:string,n:bigint,colour:string>"),
+    ("after", "struct<id:string,n:bigint,colour:string>"),
 ]
 
 
@@ -134,18 +138,34 @@ def test_the_changes_of_a_table(client: Client, table: str, put: Put, load: Load
     assert [(each.name, each.dataType.simpleString()) for each in frame.schema.fields] == CHANGES
     found = [row.asDict() for row in frame.orderBy("offset").collect()]
     assert [row["event"] for row in found] == ["INSERT", "INSERT", "MODIFY", "REMOVE"]
-    assert [json.loads(row["keys"])["id"] for row in found] == ["k1", "k2", "k1", "k2"]
-    assert json.loads(found[2]["old_image"]) == {"id": "k1", "n": 1}
-    assert json.loads(found[2]["new_image"]) == {"id": "k1", "n": 1, "colour": "red"}
-    assert found[3]["new_image"] is None
+    assert [row["keys"].id for row in found] == ["k1", "k2", "k1", "k2"]
+    assert found[2]["before"].asDict() == {"id": "k1", "n": 1, "colour": None}
+    assert found[2]["after"].asDict() == {"id": "k1", "n": 1, "colour": "red"}
+    assert found[3]["after"] is None
     assert [row["offset"] for row in found[1:]] == [row["next_offset"] for row in found[:-1]]
     assert all(row["sequence"] == row["next_offset"] - 1 and row["last"] for row in found)
 
 
-def test_images_with_types(table: str, put: Put, load: Load) -> None:
-    put(1, tags={"SS": ["a", "b"]})
-    (row,) = load(table=table, images="typed").collect()
-    assert json.loads(row.new_image) == {"id": {"S": "k1"}, "n": {"N": "1"}, "tags": {"SS": ["a", "b"]}}
+def test_images_in_other_forms(table: str, put: Put, load: Load) -> None:
+    put(1, tags={"SS": ["a", "b"]}, big={"N": "12345678901234567890.123456789012345678"}, raw={"B": "AP8="})
+    (row,) = load(table=table, images="dynamodb").collect()
+    assert json.loads(row.after) == {
+        "id": {"S": "k1"}, "n": {"N": "1"}, "tags": {"SS": ["a", "b"]}, "raw": {"B": "AP8="},
+        "big": {"N": "12345678901234567890.123456789012345678"},
+    }  # fmt: skip
+    (row,) = load(table=table, images="json").collect()
+    assert json.loads(row.keys) == {"id": "k1"}
+    assert '"big":12345678901234567890.123456789012345678' in row.after
+    (row,) = (
+        load(table=table, images="variant")
+        .selectExpr(
+            "after:id::string AS id", "after:n::int AS n", "after:tags[1]::string AS tag", "after:raw::binary AS raw",
+            "after:big::decimal(38,18) AS big", "before", "to_json(keys) AS keys",
+        )
+        .collect()
+    )  # fmt: skip
+    assert (row.id, row.n, row.tag, bytes(row.raw), row.before) == ("k1", 1, "b", b"\x00\xff", None)
+    assert (str(row.big), row["keys"]) == ("12345678901234567890.123456789012345678", '{"id":"k1"}')
 
 
 def test_the_messages_of_a_topic(client: Client, name: str, load: Load) -> None:
@@ -296,6 +316,72 @@ def test_a_given_schema_makes_attributes_columns(client: Client, table: str, put
     assert (two.id, two._event, one._event) == ("k1", "REMOVE", "INSERT")
 
 
+_RANDOM_ITEM = st.fixed_dictionaries(
+    {"id": st.sampled_from([f"k{number}" for number in range(20)])},
+    optional={
+        "s": st.text(max_size=8),
+        "n": st.integers(-(2**63), 2**63 - 1),
+        "d": st.decimals(-(10**15), 10**15, allow_nan=False, places=6),
+        "f": st.booleans(),
+        "l": st.lists(st.integers(-9, 9), max_size=2),
+        "m": st.fixed_dictionaries({}, optional={"x": st.integers(-9, 9), "y": st.text(max_size=4)}),
+    },
+)
+
+
+def test_typed_columns_against_json(client: Client, table: str, load: Load) -> None:
+    """Random items: what the structs have is what the JSON has. Two jobs of Spark for all of them."""
+    row = "id string, s string, n bigint, d decimal(38,18), f boolean, l array<bigint>, m struct<x: bigint, y: string>"
+
+    @seed(20)
+    @settings(max_examples=3, database=None, deadline=None, phases=[Phase.generate])
+    @given(st.lists(_RANDOM_ITEM, min_size=150, max_size=150))
+    def write(items: list[dict[str, Any]]) -> None:
+        for each in items:
+            client.call("PutItem", {"TableName": table, "Item": item_from_plain(each)[0]})
+
+    write()
+    typed = load(table=table, rowSchema=row, minPartitions=2).orderBy("sequence", "index").collect()
+    texts = load(table=table, images="json").orderBy("sequence", "index").collect()
+    assert len(typed) == len(texts) > 100
+    for found, text in zip(typed, texts, strict=True):
+        assert (found.sequence, found.event, found["keys"].id) == (
+            text.sequence,
+            text.event,
+            json.loads(text["keys"])["id"],
+        )
+        for name in ("before", "after"):
+            expected = None if text[name] is None else json.loads(text[name], parse_float=Decimal)
+            got = None if found[name] is None else found[name].asDict(recursive=True)
+            if expected is None or got is None:
+                assert expected is got
+                continue
+            inner = expected.get("m")
+            shown = {column: expected.get(column) for column in got}
+            shown["m"] = None if inner is None else {"x": inner.get("x"), "y": inner.get("y")}
+            assert got == shown
+
+
+def test_a_misfit_names_table_key_sequence_and_column(client: Client, table: str, put: Put, load: Load) -> None:
+    put(*range(3), price={"N": "12.345"})
+    first = client.logs(table=table)["partitions"][0]["next"] - 3
+    with pytest.raises(Exception) as caught:
+        load(table=table, rowSchema="id string, price decimal(10,2)").collect()
+    message = explain(caught.value)
+    assert message.startswith(
+        f'table {table!r}, key {{"id":"k0"}}, sequence {first}: column \'after.price\' is decimal(10,2)'
+    )
+    assert "which cannot hold the number 12.345; give the column a type that holds it" in message
+    frame = load("sequence bigint, after struct<price: decimal(38,9), tags: map<string, bigint>>", table=table)
+    assert [str(row.after.price) for row in frame.collect()] == ["12.345000000"] * 3
+    frame = load(table=table)
+    put(9, later={"S": "x"})
+    with pytest.raises(Exception) as caught:
+        frame.collect()
+    assert "there is no column 'after.later' in the inferred schema" in explain(caught.value)
+    assert load(table=table).where("after.later = 'x'").count() == 1  # the next query infers it
+
+
 def test_a_schema_is_inferred(client: Client, name: str, load: Load) -> None:
     client.create(name, "application/json")
     client.append(
@@ -331,7 +417,7 @@ def test_history_is_read_through_cold_files_and_the_hot_log(
 ) -> None:
     put(*range(30), tags={"SS": ["a"]})
     before = [row.asDict() for row in load(table=table).orderBy("offset").collect()]
-    typed = [row.asDict() for row in load(table=table, images="typed").orderBy("offset").collect()]
+    typed = [row.asDict() for row in load(table=table, images="dynamodb").orderBy("offset").collect()]
     tier(client, table=table)
     keep(client, table, 10)
     put(31)
@@ -344,7 +430,7 @@ def test_history_is_read_through_cold_files_and_the_hot_log(
     frame = load(table=table)
     assert [row.asDict() for row in frame.orderBy("offset").collect()][:30] == before
     assert frame.count() == 31
-    again = load(table=table, images="typed").orderBy("offset").collect()
+    again = load(table=table, images="dynamodb").orderBy("offset").collect()
     assert [row.asDict() for row in again][:30] == typed
     assert load(table=table).where(f"sequence = {before[5]['sequence']}").count() == 1
 
@@ -387,9 +473,9 @@ def test_a_history_whose_cold_part_spark_reads_itself(
     tier(client, table=table)
     put(*range(30, 40))
     hot = keep(client, table, 15)
-    expected = sorted(load(table=table).collect())
+    expected = sorted(load(table=table, images="json").collect())
     found = ts.history(spark, url=server.url, table=table)
-    assert found.schema == load(table=table).schema
+    assert found.schema == load(table=table, images="json").schema
     assert sorted(found.collect()) == expected
     assert len(expected) == 40
     assert "FileScan parquet" in plan(found) and "BatchScan tailrace" in plan(found)
@@ -477,7 +563,7 @@ def test_batches_of_a_bounded_size_and_a_restart(table: str, put: Put, follow: L
     assert [len(each) for each in first] == [3, 3, 1]
     put(7, 8)
     second = batches(follow(table=table, maxRecordsPerTrigger=3), tmp_path / "c")
-    assert [json.loads(row.new_image)["n"] for each in second for row in each] == [7, 8]
+    assert [row.after.n for each in second for row in each] == [7, 8]
     assert batches(follow(table=table), tmp_path / "c") == []
 
 

@@ -7,18 +7,18 @@ import threading
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 
 from tailrace import limits
 from tailrace.client import Client
 from tailrace.errors import Error, Invalid, NotFound
-from tailrace.jobs.view_delta import Delta, join, key_item
-from tailrace.jobs.view_plan import AVG, SourceTable, plan
 from tailrace.scalar import to_attribute
-from tailrace.tables.value import read_item
+from tailrace.spark.jobs import view as view_job
+from tailrace.spark.options import ServerAccess
+from tailrace.spark.views.maintenance import ViewMaintainer
 from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess
+from tests.unit.threaded import Served
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,34 +86,44 @@ class World:
                 actions[table, key] = {"Put": {"TableName": table, "Item": item}}
             self.client.call("TransactWriteItems", {"TransactItems": list(actions.values())})
 
-    def check(self, name: str = "") -> dict[str, Any]:
-        """The view is what its SELECT says; its rows."""
+    def check(self, name: str = "") -> list[Any]:
+        """The view is what Spark makes of its SELECT; its rows."""
         known = self.client.view(name or self.name)
-        planned = plan(known["sql"], msgspec.convert(known["tables"], tuple[SourceTable, ...]))
-        keys = [key for key, _ in planned.keys]
-        pages = self.client.call("Scan", {"TableName": known["name"]})
-        is_ = {}
-        for raw in pages["Items"]:
-            item, _ = read_item(raw)
-            is_[repr([item[key] for key in keys])] = item
-        ought = {}
-        for row in self.client.sql(known["sql"])[-1].rows:
-            item = key_item(planned, [to_attribute(row[group.name]) for group in planned.groups])
-            names = [each.name for each in planned.aggregates] + [each for each, _ in planned.values]
-            item |= {each: to_attribute(_number(row[each])) for each in names}
-            ought[repr([item[key] for key in keys])] = item
-        means = [each.name for each in planned.aggregates if each.function == AVG]
-        for items in (is_, ought):
-            for item in items.values():
-                for each in means:
-                    found = item[each].get("N")
-                    item[each] = None if found is None else pytest.approx(float(found), rel=1e-12)  # type: ignore[assignment]
-        assert is_ == ought
-        return is_
+        tables = [(each["table"], each["keys"], each["log"]) for each in known["tables"]]
+        access = ServerAccess(self.url, None, None, None)
+        maintainer = ViewMaintainer(self.spark, self.client, access, known["name"], known["sql"], tables)
+        wanted = [
+            {key: _plain(value) for key, value in row.asDict(recursive=True).items() if value is not None}
+            for row in maintainer.scratch().collect()
+        ]
+        maintainer.close()
+        found = [_decoded(item) for item in self.client.call("Scan", {"TableName": known["name"]})["Items"]]
+        assert sorted(found, key=repr) == sorted(({k: r[k] for k in sorted(r)} for r in wanted), key=repr)
+        return found
 
 
-def _number(held: Any) -> Any:
-    return Decimal(str(held)) if isinstance(held, float) else held
+def _decoded(item: dict[str, Any]) -> dict[str, Any]:
+    return {name: _value(item[name]) for name in sorted(item)}
+
+
+def _value(typed: dict[str, Any]) -> Any:
+    ((kind, value),) = typed.items()
+    match kind:
+        case "N":
+            return float(f"{float(value):.12g}")
+        case "L":
+            return [_value(each) for each in value]
+        case "M":
+            return _decoded(value)
+    return None if kind == "NULL" else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool | str):
+        return value
+    if isinstance(value, int | float | Decimal):
+        return float(f"{float(value):.12g}")
+    return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
 def _maybe(source: random.Random, **choices: list[Any]) -> dict[str, Any]:
@@ -127,7 +137,9 @@ def world(spark: SparkSession, client: Client, server: ServerProcess, name: str)
 
 def test_a_view_follows_its_table_and_is_read_by_one_key(world: World) -> None:
     world.create("SELECT status, count(*) AS n, sum(total) AS total FROM {o} GROUP BY status")
+    assert world.client.view(world.name)["phase"] == "planning"
     assert world.view().rows == 0
+    assert world.client.view(world.name)["phase"] == "live"
     world.put(world.orders, id="1", status="paid", total=10)
     world.put(world.orders, id="2", status="paid", total=20)
     world.put(world.orders, id="3", status="new", total=5)
@@ -163,25 +175,20 @@ def test_retractions(world: World) -> None:
             world.check(name)
 
 
-def test_of_two_jobs_that_each_saw_one_side_of_a_join_one_begins_again(
+def test_of_two_jobs_that_each_saw_one_side_of_a_join_one_starts_over(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.create("SELECT c.country, count(*) AS n FROM {o} o JOIN {c} c ON o.customer = c.id GROUP BY c.country")
+    world.view()
     world.put(world.orders, id="1", customer="x")
     apply, sent = Client.apply_view, []
 
     def late(self: Client, name: str, body: Any) -> dict[str, Any]:
-        """While the job has worked out what the order means without a customer, another one adds the customer."""
+        """While this job has worked out what the order means without a customer, another one sees the customer too."""
         sent.append(set(body["ranges"]))
         if len(sent) == 1:
             world.put(world.customers, id="x", country="de")
-            known = world.client.view(name)
-            delta = Delta(plan(known["sql"], msgspec.convert(known["tables"], tuple[SourceTable, ...])))
-            delta.side(1, None, {"id": {"S": "x"}, "country": {"S": "de"}})
-            join(delta.plan, delta, lambda side, text: [], lambda side, text: 0)
-            ranges = {str(each["log"]): [each["position"], each["position"]] for each in known["sources"]}
-            ranges[str(known["sources"][1]["log"])][1] = known["sources"][1]["next"]
-            assert apply(world.client, name, {"ranges": ranges, "moves": delta.wire()})["applied"]
+            world.view()
         return apply(self, name, body)
 
     monkeypatch.setattr(Client, "apply_view", late)
@@ -195,7 +202,6 @@ def test_a_late_start_is_filled_and_then_follows(world: World) -> None:
     world.load(source, 40)
     names = [world.create(AGGREGATES, "a"), world.create(ROWS, "b"), world.create(LEFT, "c")]
     for name in names:
-        assert world.client.view(name)["phase"] == "new"
         done = world.view(name)
         assert done.filled > 0 and done.rows == 0
         world.check(name)
@@ -207,15 +213,13 @@ def test_a_late_start_is_filled_and_then_follows(world: World) -> None:
 
 
 def test_a_filling_that_crashed_is_begun_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tailrace.spark.jobs import view as job
-
-    monkeypatch.setattr(job, "TAKEOVER_S", 0.5)
+    monkeypatch.setattr(view_job, "TAKEOVER_S", 0.5)
     world.load(random.Random(6), 30)
     world.create(AGGREGATES)
+    world.view()
     fill = world.client.fill_view(world.name, {"step": "begin"})["fill"]
-    group = [[{"S": "left over"}], 3, [[0, 0, "0"], [0, 0, "0"]], []]
-    moves = {"groups": [group], "rows": [], "joined": [], "records": 0}
-    world.client.fill_view(world.name, {"step": "piece", "fill": fill, "piece": 1, "moves": moves})
+    stage = world.client.stage([["PUT", {"status": {"S": "left over"}}]], table=world.name)
+    world.client.fill_view(world.name, {"step": "piece", "fill": fill, "piece": 1, "stages": [stage]})
     assert world.view().filled > 0
     world.check()
     with pytest.raises(Error, match="not being filled"):
@@ -234,23 +238,81 @@ def test_a_lost_thread_is_found_again_by_filling(world: World) -> None:
     world.check()
 
 
-def test_a_batch_that_is_too_large_is_cut(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.create("SELECT id, count(*) AS n, max(total) AS most FROM {o} GROUP BY id")
-    world.load(random.Random(8), 10)
-    monkeypatch.setattr(limits, "VIEW_ENTRIES", 3)
-    assert world.view().rows > 8
-    world.check()
+def test_a_batch_that_is_too_large_is_cut_or_the_view_is_filled_again(
+    world: World, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Client(served.url) as client:
+        own = World(world.spark, client, served.url, "cut")
+        own.create("SELECT id, count(*) AS n, max(total) AS most FROM {o} GROUP BY id")
+        own.view()
+        own.load(random.Random(8), 10)
+        monkeypatch.setattr(limits, "VIEW_ROWS_MAX", 2)
+        monkeypatch.setattr(view_job, "MIN_RECORDS", 3)
+        own.view()
+        own.check()
 
 
-def test_two_at_once_and_a_checkpoint_that_is_behind(world: World, tmp_path: Any) -> None:
+def test_two_at_once(world: World) -> None:
     world.create(AGGREGATES)
     source = random.Random(9)
     world.load(source, 10)
-    world.view(checkpoint=str(tmp_path / "behind"), max_records=5)
-    world.load(source, 8)
-    world.view(max_records=4)  # with a cursor of its own
-    world.load(source, 8)
-    world.view(checkpoint=str(tmp_path / "behind"), max_records=100)
+    world.view(max_records=5)
+    world.load(source, 30)
+    threads = [threading.Thread(target=lambda: world.view(max_records=4)) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(PATIENCE_S)
+    world.check()
+
+
+def test_a_view_of_a_view(world: World) -> None:
+    world.create("SELECT customer, sum(total) AS total FROM {o} GROUP BY customer")
+    world.load(random.Random(12), 10)
+    world.view()
+    world.client.sql(
+        f"CREATE MATERIALIZED VIEW {world.name}2 AS SELECT c.country, count(*) AS n, max(v.total) AS most "
+        f"FROM {world.name} v JOIN {world.customers} c ON v.customer = c.id GROUP BY c.country"
+    )
+    world.view(f"{world.name}2")
+    world.check(f"{world.name}2")
+    world.load(random.Random(13), 10)
+    world.view()
+    world.view(f"{world.name}2")
+    world.check()
+    world.check(f"{world.name}2")
+
+
+def test_what_spark_refuses_is_invalid_with_its_message(world: World) -> None:
+    world.create("SELECT no_such_function(status) AS x FROM {o}")
+    with pytest.raises(Invalid, match="no_such_function"):
+        world.view()
+    known = world.client.view(world.name)
+    assert known["phase"] == "invalid"
+    assert "no_such_function" in known["message"]
+    world.client.sql(f"DROP MATERIALIZED VIEW {world.name}")
+
+
+def test_a_result_that_changes_by_itself_is_computed_again(world: World) -> None:
+    world.create("SELECT id, status, now() > TIMESTAMP '2000-01-01' AS late FROM {o}")
+    world.load(random.Random(14), 10)
+    world.view()
+    assert world.client.view(world.name)["strategy"] == "interval"
+    world.load(random.Random(15), 10)
+    world.delete(world.orders, "a")
+    world.view()
+    world.check()
+
+
+def test_explain_and_refresh(world: World) -> None:
+    world.create("SELECT status, count(*) AS n FROM {o} GROUP BY status")
+    world.put(world.orders, id="1", status="paid", total=10)
+    world.view()
+    rows = [tuple(row.values()) for row in world.client.sql(f"EXPLAIN MATERIALIZED VIEW {world.name}")[-1].rows]
+    assert ("strategy", "additive") in rows and ("key", "status S") in rows and ("column", "n bigint") in rows
+    world.client.sql(f"ALTER MATERIALIZED VIEW {world.name} REFRESH")
+    assert world.client.view(world.name)["phase"] == "new"
+    assert world.view().filled == 1
     world.check()
 
 

@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests.support.jvm import SHORT_LIVED
 from tests.support.killing import SMALL
 from tests.support.server import ROOT
 
@@ -41,7 +42,7 @@ class Cluster:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.executor.memory": "512m",
-            "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.executor.extraJavaOptions": SHORT_LIVED,
             "spark.sql.shuffle.partitions": "2",
             "spark.ui.enabled": "false",
         }

@@ -17,7 +17,8 @@ from tailrace.database import Database
 from tailrace.jobs.stage import KINDS, Target
 from tailrace.jobs.tiering import AttachTier, MoveTiered
 from tailrace.log import log as logs
-from tailrace.log.entry import ENTRIES, LOGS, Entry
+from tailrace.log import segments
+from tailrace.log.entry import LOGS, Entry
 from tailrace.storage.engine import Reader, Tx
 from tailrace.topics.topic import PARTITIONS, Partition
 
@@ -31,7 +32,8 @@ class Hot(Query[list[Entry]], frozen=True):
     start: int = 0
 
     def run(self, reader: Reader) -> list[Entry]:
-        return list(reader.scan(ENTRIES, self.log, start=self.start))
+        reader.recent = None  # also has segments that were removed, which nobody reads: they are below the log's start
+        return list(segments.scan(reader, self.log, start=self.start))
 
 
 class Trim(Command[None], frozen=True):
@@ -47,8 +49,8 @@ class Trim(Command[None], frozen=True):
         assert before is not None
         after, held = logs.trim(tx, before, self.position), tx.get(PARTITIONS, self.log)
         if held is not None:
-            gone = tx.values(ENTRIES, "length(body)", self.log, start=before.start, limit=after.start - before.start)
-            freed = sum(size for (size,) in gone)
+            gone = segments.outlines(tx, self.log, before.start, after.start - before.start)
+            freed = sum(size for _, _, _, size in gone)
             tx.put(PARTITIONS, Partition(held.log, held.topic, held.number, held.bytes - freed))
 
 

@@ -22,12 +22,13 @@ from typing import Any
 
 from tailrace.client import Client
 from tailrace.errors import Error
+from tests.support.jvm import SHORT_LIVED
 from tests.support.server import ROOT, ServerProcess
 
 PATIENCE_S = 300.0  # until something moves again after a kill; a quiet machine takes ten
 SMALL = {  # what a Spark needs that lives for seconds
     "spark.driver.memory": "768m",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": SHORT_LIVED,
 }
 
 

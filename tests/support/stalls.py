@@ -59,7 +59,10 @@ class Site:
         """A number of things, or its share in a smaller run."""
         return max(1, int(full * self._scale))
 
-    def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, status: int = 0
+    ) -> Any:
+        """The content of the answer, which must have this status; 0: one below 400."""
         place = urlsplit(self.url)
         connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=120)
         fields = dict(headers or {})
@@ -71,7 +74,8 @@ class Site:
             content = answer.read()
         finally:
             connection.close()
-        assert answer.status < 400, f"{method} {path[:80]}: {answer.status} {content[:300]!r}"
+        good = answer.status == status if status else answer.status < 400
+        assert good, f"{method} {path[:80]}: {answer.status} {content[:300]!r}"
         return content
 
     def dynamodb(self, operation: str, **parameters: Any) -> Any:
@@ -374,6 +378,16 @@ def many_messages_are_published_and_consumed(site: Site) -> Iterator[None]:
     got = json.loads(site.ask("POST", "/v1/api/topics/consume", {**group, "limit": 10_000, "timeout_seconds": 0}))
     assert got["messages"]
     site.ask("POST", "/v1/api/topics/ack", {**group, "upto_offset": got["messages"][-1]["offset"]})
+
+
+@case
+def a_publish_of_far_too_many_messages(site: Site) -> Iterator[None]:
+    few = b",".join([b'{"value":{"n":[{},{}]}}'] * 1_000)
+    body = b'{"topic":"busy","messages":[' + b",".join([b"{}"] * site.count(1_390_000)) + b"]}"
+    nested = b'{"topic":"busy","messages":[' + few + b',{"value":[' + b"{}," * site.count(1_000_000) + b"1]}]}"
+    yield
+    for wrong in (body, nested):
+        assert b"1000" in site.ask("POST", "/v1/api/topics/publish", wrong, JSON, 400)
 
 
 @case

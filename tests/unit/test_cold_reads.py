@@ -23,10 +23,10 @@ from tailrace.database import Database
 from tailrace.errors import Damaged, Invalid, Trimmed, Unavailable
 from tailrace.jobs.stage import Target
 from tailrace.jobs.tiering import AttachTier, DetachTier, MoveTiered
-from tailrace.log import cold
+from tailrace.log import cold, segments
 from tailrace.log import log as logs
 from tailrace.log.cold import COLD_RANGES, ColdMiss, ColdRange
-from tailrace.log.entry import ENTRIES, LOGS, Entry
+from tailrace.log.entry import LOGS, Entry
 from tailrace.storage.engine import Reader, Tx
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.streams.commands import Append, CreateStream, Fork
@@ -85,7 +85,7 @@ class All(Query[list[Entry]], frozen=True):
     log: int
 
     def run(self, reader: Reader) -> list[Entry]:
-        return list(reader.scan(ENTRIES, self.log))
+        return list(segments.scan(reader, self.log))
 
 
 class Tiered(Command[None], frozen=True):

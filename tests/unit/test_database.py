@@ -20,7 +20,9 @@ from tailrace.clock import ManualClock
 from tailrace.command import Command
 from tailrace.database import Database
 from tailrace.errors import Conflict, Forbidden, Gone, NotFound, Trimmed, Unavailable
-from tailrace.log.entry import ENTRIES, GARBAGE, LOGS
+from tailrace.log import segments
+from tailrace.log.entry import GARBAGE, LOGS
+from tailrace.log.segments import SEGMENTS
 from tailrace.storage.engine import Tx
 from tailrace.storage.pages import VFS
 from tailrace.storage.sqlite import FILE, SqliteEngine, SqliteTx
@@ -233,7 +235,7 @@ def test_an_idle_stream_expires_at_its_ttl_and_is_removed(house: House) -> None:
     assert house.db.sweep() > 0
     assert house.paths() == ["b"]
     assert [log.owner for log in house.rows(LOGS)] == ["stream/b"]
-    assert house.rows(DEADLINES) == house.rows(GARBAGE) == house.rows(ENTRIES, 1) == []
+    assert house.rows(DEADLINES) == house.rows(GARBAGE) == house.rows(SEGMENTS, 1) == []
     assert house.db.metrics.expired == 1
 
 
@@ -293,7 +295,7 @@ def test_an_expired_stream_with_forks_lives_on_in_them(house: House) -> None:
     assert blocked.value.code == "PATH_BLOCKED"
     house.do(DeleteStream("f"))
     house.db.sweep()
-    assert house.rows(LOGS) == house.rows(ENTRIES) == house.rows(STREAMS) == []
+    assert house.rows(LOGS) == house.rows(SEGMENTS) == house.rows(STREAMS) == []
     house.do(CreateStream("a", "text/plain"))
 
 
@@ -319,11 +321,11 @@ def test_retention_by_age(house: House) -> None:
     with pytest.raises(Trimmed) as trimmed:
         house.text("a", 0)
     assert trimmed.value.offset == "0000000000000000_0000000000000004"
-    assert [entry.position for entry in house.rows(ENTRIES)] == [4, 8], "and the entry is gone from the disk"
+    assert [entry.position for entry in house.rows(SEGMENTS)] == [4, 8], "and the entry is gone from the disk"
     house.clock.advance(1000)
     house.db.sweep()
     assert house.text("a") == b""
-    assert house.rows(ENTRIES) == []
+    assert house.rows(SEGMENTS) == []
     house.append("a", b"again")
     assert house.do(DescribeStream("a")).log.next == 18, "positions go on"
 
@@ -345,7 +347,7 @@ def test_retention_in_steps(house: House, monkeypatch: pytest.MonkeyPatch) -> No
         house.append("a", b"x")
     house.db.sweep()
     assert house.text("a") == b"xx"
-    assert len(house.rows(ENTRIES)) == 2
+    assert len(house.rows(SEGMENTS)) == 2
 
 
 def test_retention_of_a_fork_leaves_the_source_alone(house: House) -> None:
@@ -364,7 +366,7 @@ def test_retention_of_a_source_leaves_its_forks_alone(house: House) -> None:
     assert (house.text("a"), house.text("f")) == (b"34", b"12")
     house.do(DeleteStream("f"))
     house.db.sweep()
-    assert [entry.body for entry in house.rows(ENTRIES)] == [b"34"], "what was kept for the fork is gone with it"
+    assert [entry.body for entry in house.rows(SEGMENTS)] == [b"34"], "what was kept for the fork is gone with it"
 
 
 def test_a_deleted_stream_is_retained_no_more(house: House) -> None:
@@ -383,11 +385,11 @@ def test_garbage_is_removed_in_steps(house: House, monkeypatch: pytest.MonkeyPat
     for number in range(35):
         house.do(Append("a", b"x", "text/plain", ProducerClaim(f"p{number}", 0, 0)))
     house.do(DeleteStream("a"))
-    assert len(house.rows(ENTRIES)) == 35
+    assert len(house.rows(SEGMENTS)) == 35
     assert not house.do(ReclaimLog(1))
-    assert 0 < len(house.rows(ENTRIES)) + len(house.rows(PRODUCERS)) < 70, "one step does a part"
+    assert 0 < len(house.rows(SEGMENTS)) + len(house.rows(PRODUCERS)) < 70, "one step does a part"
     assert house.db.sweep() > 3
-    assert house.rows(ENTRIES) == house.rows(PRODUCERS) == house.rows(LOGS) == house.rows(GARBAGE) == []
+    assert house.rows(SEGMENTS) == house.rows(PRODUCERS) == house.rows(LOGS) == house.rows(GARBAGE) == []
 
 
 def test_interrupted_housekeeping_is_taken_up_again(house: House) -> None:
@@ -399,7 +401,7 @@ def test_interrupted_housekeeping_is_taken_up_again(house: House) -> None:
         house.db.sweep()
     assert 0 < len(house.rows(STREAMS)) < 10
     house.db.sweep()
-    assert house.rows(STREAMS) == house.rows(LOGS) == house.rows(ENTRIES) == []
+    assert house.rows(STREAMS) == house.rows(LOGS) == house.rows(SEGMENTS) == []
 
 
 def test_housekeeping_happens_by_itself(data_dir: Path) -> None:
@@ -511,7 +513,7 @@ def test_large_entries_are_removed_in_small_steps(house: House, monkeypatch: pyt
     while not done:
         done = house.do(ReclaimLog(log))
         with house.db._engine.reader() as reader:
-            left.append(len(list(reader.scan(ENTRIES, log))))
+            left.append(len(list(segments.scan(reader, log))))
     assert left == [6, 4, 2, 1, 0, 0] or left == [6, 4, 2, 1, 0]
 
 
@@ -586,3 +588,25 @@ def test_housekeeping_finds_out_that_writes_work_again(data_dir: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     db.close()
+
+
+class _AppendThenFail(Command[None], frozen=True):
+    path: str
+
+    def run(self, tx: Tx) -> None:
+        Append(self.path, b"undone", TEXT).run(tx)
+        raise Conflict("this command is undone")
+
+
+def test_what_is_committed_is_read_from_memory_and_what_is_undone_is_not(house: House) -> None:
+    house.do(CreateStream("a", TEXT))
+    house.append("a", b"kept")
+    with pytest.raises(Conflict):
+        house.do(_AppendThenFail("a"))
+    (log,) = house.rows(LOGS)
+    recent = house.db._recent
+    held = recent.covering(log.id, 0)
+    assert held is not None
+    assert held.body == b"kept"
+    assert recent.covering(log.id, len(held.body)) is None
+    assert house.text("a") == b"kept"

@@ -11,6 +11,7 @@ import logging
 import pkgutil
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from tailrace.access import Permission
 from tailrace.clock import Clock, ManualClock
 from tailrace.command import Command
 from tailrace.errors import Conflict, Corrupt, Error, Invalid, Unavailable
-from tailrace.log.entry import ENTRIES, Entry
+from tailrace.log.entry import Segment
+from tailrace.log.segments import SEGMENTS
 from tailrace.log.tail import Tail
 from tailrace.metrics import Metrics
 from tailrace.runner import Runner
@@ -451,6 +453,89 @@ def test_submit_answers_on_the_loop_after_the_commit(fixture: Fixture) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("thread", [False, True])
+def test_followers_share_the_commit_that_they_wait_for(thread: bool) -> None:
+    fixture = Fixture()
+
+    async def main() -> None:
+        runner, engine = fixture.runner, fixture.engine
+        answers: list[Any] = []
+        waiting = {5: ["b", "c"]}
+
+        def followers(notices: list[Any]) -> Iterator[tuple[Command[Any], Any, str]]:
+            for notice in notices:
+                for name in waiting.pop(notice.log, ()):
+                    error = "conflict" if name == "c" else ""
+                    yield Note(name, error, tells=5), lambda *done: answers.append(done), "system"
+
+        runner.attach(asyncio.get_running_loop())
+        runner.followers.append(followers)
+        fixture.tail.subscribe(5, answers.append)
+        if thread:
+            await asyncio.to_thread(runner.execute, Note("a", tells=5))
+        else:
+            runner.submit(Note("a", tells=5), lambda *done: answers.append(done))
+        await auntil(lambda: len(answers) == (1 if thread else 4))
+        if thread:
+            assert answers == [["a"]]
+            assert waiting, "it is asked on the loop's thread only"
+        else:
+            assert engine.commits == [["a", "b"]]
+            (first, second, (nothing, error), notices) = answers
+            assert (first, second, nothing) == (("a!", None), ("b!", None), None)
+            assert isinstance(error, Conflict)
+            assert notices[:2] == ["a", "b"]
+            assert engine.txs[0].events == ["keep", "keep", "undo", "flush", "commit"]
+            assert fixture.metrics.commands == 3
+        await asyncio.to_thread(runner.detach)
+
+    asyncio.run(main())
+
+
+def test_followers_fail_with_the_commit_that_they_share() -> None:
+    fixture = Fixture()
+
+    async def main() -> None:
+        runner, engine = fixture.runner, fixture.engine
+        answers: list[Any] = []
+        runner.followers.append(
+            lambda notices: iter([(Note("b"), lambda *done: answers.append(done), "system")] if notices else ())
+        )
+        runner.attach(asyncio.get_running_loop())
+        engine.commit_error = Unavailable("full", code="DISK_FULL")
+        runner.submit(Note("a", tells=5), lambda *done: answers.append(done))
+        await auntil(lambda: len(answers) == 2)
+        assert [(result, error.code) for result, error in answers] == [(None, "DISK_FULL")] * 2
+        assert engine.commits == []
+        await asyncio.to_thread(runner.detach)
+
+    asyncio.run(main())
+
+
+def test_followers_end_with_their_batch() -> None:
+    fixture = Fixture()
+
+    async def main() -> None:
+        runner, engine = fixture.runner, fixture.engine
+        begun: list[int] = []
+
+        def followers(notices: list[Any]) -> Iterator[tuple[Command[Any], Any, str]]:
+            for number in range(1_000_000):
+                begun.append(number)
+                yield Note("b"), lambda *done: None, "system"
+
+        runner.followers.append(followers)
+        runner.attach(asyncio.get_running_loop())
+        answers: list[Any] = []
+        runner.submit(Note("a", tells=5), lambda *done: answers.append(done))
+        await auntil(lambda: len(answers) == 1)
+        assert 1 <= len(begun) < limits.BATCH_COMMANDS_MAX
+        assert engine.commits == [["a", *["b"] * len(begun)]]
+        await asyncio.to_thread(runner.detach)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("blocking", [False, True])
 def test_submissions_during_a_commit_share_the_next(blocking: bool) -> None:
     fixture = Fixture(FakeEngine(blocking=blocking))
@@ -734,6 +819,66 @@ def test_what_is_heavy_runs_on_a_thread(fixture: Fixture) -> None:
     asyncio.run(main())
 
 
+def test_a_command_that_is_submitted_by_an_answer_is_run(fixture: Fixture) -> None:
+    async def main() -> None:
+        runner = fixture.runner
+        runner.attach(asyncio.get_running_loop())
+        answers: list[str] = []
+
+        def answered(result: str, error: object) -> None:
+            answers.append(result)
+            if len(answers) < 5:
+                runner.submit(Note(f"{len(answers)}"), answered)
+
+        runner.submit(Note("0"), answered)
+        await auntil(lambda: len(answers) == 5)
+        assert fixture.engine.commits == [["0"], ["1"], ["2"], ["3"], ["4"]]
+        await asyncio.to_thread(runner.detach)
+
+    asyncio.run(main())
+
+
+def test_notices_are_published_in_the_order_of_the_commits(fixture: Fixture) -> None:
+    """Also if a thread has committed, and its notices are on their way to the loop."""
+
+    async def main() -> None:
+        runner = fixture.runner
+        runner.attach(asyncio.get_running_loop())
+        seen: list[Any] = []
+        fixture.tail.subscribe(1, seen.extend)
+        fixture.engine.committing.clear()
+        fixture.engine.gate.clear()
+        thread = started(lambda: runner.execute(Note("first", tells=1)))
+        assert fixture.engine.committing.wait(PATIENCE_S)
+        runner.submit(Note("second", tells=1), lambda *outcome: None)
+        fixture.release()
+        thread.join(PATIENCE_S)  # all this within one turn of the loop
+        await auntil(lambda: len(seen) == 2)
+        assert seen == ["first", "second"]
+        await asyncio.to_thread(runner.detach)
+
+    asyncio.run(main())
+
+
+def test_a_stopped_writer_keeps_nothing_of_the_commands_that_it_refuses(fixture: Fixture) -> None:
+    """An error that is raised again and again keeps all the frames that it went through."""
+
+    async def main() -> None:
+        runner = fixture.runner
+        runner.attach(asyncio.get_running_loop())
+        fixture.engine.commit_error = Unavailable("disk I/O error", code="STORAGE_FAILED")
+        refused: list[Any] = []
+        for number in range(20):
+            runner.submit(Note(f"{number}"), lambda *outcome: refused.append(outcome))
+            await auntil(lambda number=number: len(refused) > number)  # type: ignore[misc]
+        assert runner.stopped is not None
+        assert refused[-1] == (None, runner.stopped)
+        assert len(list(traceback.walk_tb(runner.stopped.__traceback__))) <= 2
+        await asyncio.to_thread(runner.detach)
+
+    asyncio.run(main())
+
+
 # -- loops that are gone
 
 
@@ -769,7 +914,7 @@ class AddTwice(Command[None], frozen=True):
 
     def run(self, tx: Tx) -> None:
         for _ in range(2):
-            tx.add(ENTRIES, Entry(1, 1, 2, 0, b""))
+            tx.add(SEGMENTS, Segment(1, 1, 2, 0, b""))
 
 
 @pytest.mark.parametrize("early", [False, True])

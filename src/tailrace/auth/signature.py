@@ -61,9 +61,8 @@ _MISMATCH: Final = (
     "and signing method. Consult the service documentation for details."
 )
 _SEPARATORS: Final = re.compile("[, ]+")
-_USUAL_HEADER: Final = re.compile(
-    r"(AWS4-[^, ]+) +Credential=([^, ]+)[, ]+SignedHeaders=([^, ]+)[, ]+Signature=([^, ]+)"
-)
+_USUAL_HEAD: Final = re.compile(r"(AWS4-[^, ]+) +Credential=([^, ]+)[, ]+SignedHeaders=([^, ]+)[, ]+")
+_SIGNATURE: Final = "Signature="
 _STAMP: Final = re.compile(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z", re.ASCII)
 _DIGITS: Final = re.compile("[0-9]{1,6}")  # as many as PRESIGNED_S_MAX has
 _BLANKS: Final = re.compile(rb"[ \t]+")
@@ -86,12 +85,18 @@ class SignatureClaim(msgspec.Struct, frozen=True):
 
     @property
     def key_id(self) -> str:
-        return self.credential.partition("/")[0]
+        return _credential(self.credential)[0]
 
     @property
     def scope(self) -> str:
         """The scope of the derived key: date, region, service, terminator."""
-        return self.credential.rstrip("/").partition("/")[2]
+        return _credential(self.credential)[1]
+
+
+@lru_cache(maxsize=256)
+def _credential(text: str) -> tuple[str, str]:
+    """The key id and the scope."""
+    return text.partition("/")[0], text.rstrip("/").partition("/")[2]
 
 
 def is_signed(headers: Mapping[bytes, bytes], query: bytes) -> bool:
@@ -151,6 +156,8 @@ def check_scope(
             f"got '{claim.credential}'"
         )
     _, date, region, service, terminator = parts
+    if region and service in services and terminator == TERMINATOR and date == claim.stamp[:8]:
+        return
     wrong = []
     if not region:
         wrong.append(f"Credential should be scoped to a valid region, not '{region}'. ")
@@ -163,8 +170,7 @@ def check_scope(
             "Date in Credential scope does not match YYYYMMDD from ISO-8601 version of date from HTTP: "
             f"'{date}' != '{claim.stamp[:8]}', from '{claim.stamp}'."
         )
-    if wrong:
-        raise _invalid("".join(wrong))
+    raise _invalid("".join(wrong))
 
 
 def verify(
@@ -205,7 +211,7 @@ def canonical_request(
     names = []
     for name, value in fields:
         names.append(name)
-        lines.append(b"%b:%b" % (name, folded(value)))
+        lines.append(b"%b:%b" % (name, folded(value) if b" " in value or b"\t" in value else value))
     lines += (b"", b";".join(names), payload_hash)
     return b"\n".join(lines)
 
@@ -291,12 +297,28 @@ def _header_claim(header: str, headers: Mapping[bytes, bytes], query: Pairs | No
         raise missing_token()
     dated = headers.get(b"x-amz-date")
     stamp = dated or headers.get(b"date")
-    usual = _USUAL_HEADER.fullmatch(header) if stamp else None
-    algorithm, credential, names, signature = usual.groups() if usual else _header_parts(header, stamp)
+    # Only the signature differs from one request of a client to the next.
+    head, _, signature = header.rpartition(_SIGNATURE)
+    usual = _usual_head(head) if stamp and signature and "," not in signature and " " not in signature else None
+    if usual is not None:
+        algorithm, credential, signed = usual
+    else:
+        algorithm, credential, names, signature = _header_parts(header, stamp)
+        signed = _names(names)
     at = _read_stamp((stamp or b"").decode("latin-1").strip())
     return SignatureClaim(
-        algorithm, credential, _names(names), signature.encode("latin-1"), at, dated is not None, None, query
+        algorithm, credential, signed, signature.encode("latin-1"), at, dated is not None, None, query
     )
+
+
+@lru_cache(maxsize=256)
+def _usual_head(head: str) -> tuple[str, str, tuple[bytes, ...]] | None:
+    """Algorithm, credential and signed fields of a header whose parts are in the usual order; None: they are not."""
+    usual = _USUAL_HEAD.fullmatch(head)
+    if usual is None:
+        return None
+    algorithm, credential, names = usual.groups()
+    return algorithm, credential, _names(names)
 
 
 def _header_parts(header: str, stamp: bytes | None) -> tuple[str, str, str, str]:

@@ -27,7 +27,7 @@ from tailrace.topics.topic import MODES, OPERATIONS, Envelope
 
 NUMPY = find_spec("numpy") is not None  # installed with Spark; without it everything is decoded one by one
 if NUMPY:
-    from tailrace.bulk import shapes
+    from tailrace.bulk import shape_texts, shapes
 
 TABLE: Final = "table"
 TOPIC: Final = "topic"
@@ -78,7 +78,7 @@ TEXTS: Final = pa.schema([*_VALUES, ("value", pa.string())])
 BYTES: Final = pa.schema([*_VALUES, ("value", pa.binary())])
 
 
-class _ChangeRecord(msgspec.Struct, array_like=True, gc=False):
+class DecodedRecord(msgspec.Struct, array_like=True, gc=False):
     """As `tables.change.StoredRecord`, with cheaper values."""
 
     event: int
@@ -88,13 +88,13 @@ class _ChangeRecord(msgspec.Struct, array_like=True, gc=False):
     new: TypedItem | None
 
 
-class _ChangeEntry(msgspec.Struct, array_like=True, gc=False):
+class DecodedEntry(msgspec.Struct, array_like=True, gc=False):
     by: str
-    records: list[_ChangeRecord]
+    records: list[DecodedRecord]
 
 
 T = TypeVar("T")
-_entries: Final = msgspec.msgpack.Decoder(list[_ChangeEntry])
+_entries: Final = msgspec.msgpack.Decoder(list[DecodedEntry])
 _envelopes: Final = msgspec.msgpack.Decoder(list[Envelope])
 _items: Final = msgspec.msgpack.Decoder(list[TypedItem])
 _messages: Final = msgspec.json.Decoder(list[list[msgspec.Raw]])
@@ -145,11 +145,13 @@ def _changes(entries: pa.RecordBatch, *, plain: bool) -> pa.RecordBatch:
     body = entries["body"]
     if not NUMPY or not shapes.suits(body):
         return _one_by_one(entries, plain=plain)
-    found = shapes.ShapeBatch(data_of(body), bounds_of(body), HEAD_BYTES).changes(plain=plain)
+    style = shape_texts.PLAIN if plain else shape_texts.TYPED
+    made = shape_texts.JsonColumns((0, style), (1, style), (2, style))
+    found = shapes.ShapeBatch(made, data_of(body), bounds_of(body), HEAD_BYTES).changes()
     if found is None:
         return _one_by_one(entries, plain=plain)
     mine = entries.take(found.fit) if len(found.others) else entries
-    rows = _change_rows(mine, found.counts, found.events, found.principals, found.images)
+    rows = _change_rows(mine, found.counts, found.events, found.principals, found.columns)
     if not len(found.others):
         return rows
     rest = _one_by_one(entries.take(found.others), plain=plain)
@@ -161,9 +163,8 @@ def _one_by_one(entries: pa.RecordBatch, *, plain: bool) -> pa.RecordBatch:
     counts: list[int] = []
     events: list[int] = []
     principals: list[str] = []
-    beheaded = pc.binary_slice(entries["body"], HEAD_BYTES, 2**31 - 1)  # without an end it fails
     texts = ItemTexts(3, plain=plain)
-    for chunk in _decoded(beheaded, _entries, "a change record"):
+    for chunk in decoded_entries(entries["body"]):
         records = [record for entry in chunk for record in entry.records]
         counts += [len(entry.records) for entry in chunk]
         principals += [entry.by for entry in chunk]
@@ -171,29 +172,46 @@ def _one_by_one(entries: pa.RecordBatch, *, plain: bool) -> pa.RecordBatch:
         texts.add(
             [record.keys for record in records], [record.old for record in records], [record.new for record in records]
         )
+    check_events(events)
+    return _change_rows(entries, counts, bytes(events), pa.array(principals, pa.string()), texts.arrays())
+
+
+def decoded_entries(bodies: pa.Array) -> Iterator[list[DecodedEntry]]:
+    """The bodies of a change stream's entries decoded, a chunk at a time."""
+    beheaded = pc.binary_slice(bodies, HEAD_BYTES, 2**31 - 1)  # without an end it fails
+    return _decoded(beheaded, _entries, "a change record")
+
+
+def decoded_items(bodies: pa.Array) -> Iterator[list[TypedItem]]:
+    """Stored items decoded, a chunk at a time."""
+    return _decoded(bodies, _items, "an item")
+
+
+def check_events(events: list[int]) -> None:
+    """Raise Corrupt if one of them is unknown."""
     if any(not 0 <= event < len(EVENTS) for event in set(events)):
         raise Corrupt(f"a change record has an unknown event, one of {set(events)}; run tailrace check")
-    return _change_rows(entries, counts, bytes(events), pa.array(principals, pa.string()), texts.arrays())
 
 
 def _change_rows(
     entries: pa.RecordBatch, counts: list[int], events: bytes, principals: pa.Array, images: list[pa.Array]
 ) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([*change_facts(entries, counts, events, principals), *images], schema=CHANGES)
+
+
+def change_facts(entries: pa.RecordBatch, counts: list[int], events: bytes, principals: pa.Array) -> list[pa.Array]:
+    """The columns of `CHANGES` before the keys."""
     rows = _Rows(entries, counts)
-    return pa.RecordBatch.from_arrays(
-        [
-            rows.spread(entries["position"]),
-            rows.spread(entries["next"]),
-            rows.spread(pc.subtract(entries["next"], 1)),
-            rows.index,
-            rows.last,
-            rows.spread(timestamps(entries["at_ms"])),
-            _named(events, EVENTS),
-            rows.spread(principals),
-            *images,
-        ],
-        schema=CHANGES,
-    )
+    return [
+        rows.spread(entries["position"]),
+        rows.spread(entries["next"]),
+        rows.spread(pc.subtract(entries["next"], 1)),
+        rows.index,
+        rows.last,
+        rows.spread(timestamps(entries["at_ms"])),
+        _named(events, EVENTS),
+        rows.spread(principals),
+    ]
 
 
 class _Rows:
@@ -316,14 +334,18 @@ def _value_rows(entries: pa.RecordBatch, counts: list[int], value: pa.Array, sch
 ITEMS: Final = pa.schema([("keys", pa.string()), ("item", pa.string()), ("typed", pa.string())])
 
 
+STORED_ITEMS: Final = pa.schema([("body", pa.binary())])
+
+
 def items_of(bodies: pa.Array, keys: tuple[str, ...]) -> pa.RecordBatch:
     """Stored items as rows: their keys, and the items as plain JSON and as DynamoDB JSON."""
     if not NUMPY or not shapes.suits(bodies):
         return _items_one_by_one(bodies, keys)
-    found = shapes.ShapeBatch(data_of(bodies), bounds_of(bodies)).items(keys)
+    texts = shape_texts.JsonColumns((0, shape_texts.PLAIN), (0, shape_texts.TYPED), keys=keys)
+    found = shapes.ShapeBatch(texts, data_of(bodies), bounds_of(bodies)).items()
     if found is None:
         return _items_one_by_one(bodies, keys)
-    made = pa.RecordBatch.from_arrays(found.texts, schema=ITEMS)
+    made = pa.RecordBatch.from_arrays(found.columns, schema=ITEMS)
     if not len(found.others):
         return made
     both = pa.concat_batches([made, _items_one_by_one(bodies.take(found.others), keys)])
@@ -332,7 +354,7 @@ def items_of(bodies: pa.Array, keys: tuple[str, ...]) -> pa.RecordBatch:
 
 def _items_one_by_one(bodies: pa.Array, keys: tuple[str, ...]) -> pa.RecordBatch:
     plain, typed = ItemTexts(2, plain=True), ItemTexts(1, plain=False)
-    for chunk in _decoded(bodies, _items, "an item"):
+    for chunk in decoded_items(bodies):
         try:
             plain.add([{name: item[name] for name in keys} for item in chunk], chunk)
         except KeyError as error:

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from tailrace.log.entry import Entry
+from tailrace.log import segments
+from tailrace.log.entry import Entry, Segment
 
 TIMESTAMP: Final = pa.timestamp("us", "UTC")
 SCHEMA: Final = pa.schema(
@@ -53,6 +54,24 @@ def packed_batch(
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
+def segments_batch(log: int, found: Sequence[Segment]) -> pa.RecordBatch:
+    """A batch of the entries of consecutive segments; there is no object per entry."""
+    columns = segments.columns(found)
+    count = len(columns.nexts)
+    positions = array("q", [found[0].position]) + columns.nexts[:-1] if found else columns.nexts
+    body = found[0].body if len(found) == 1 else b"".join([segment.body for segment in found])
+    return pa.RecordBatch.from_arrays(
+        [
+            int64s(array("q", [log]) * count),
+            int64s(positions),
+            int64s(columns.nexts),
+            int64s(columns.times),
+            _slices(columns.ends, body, pa.binary()),
+        ],
+        schema=SCHEMA,
+    )
+
+
 def int64s(numbers: Any) -> pa.Array:
     """64-bit integers as an Arrow array that shares their memory."""
     buffer = pa.py_buffer(numbers)
@@ -66,10 +85,13 @@ def same_numbers(number: int, count: int) -> pa.Array:
 
 def binaries(sizes: array[int], body: bytes, kind: pa.DataType | None = None) -> pa.Array:
     """Consecutive slices of `body` with these sizes."""
+    return _slices(array("i", accumulate(sizes, initial=0)), body, kind or pa.binary())
+
+
+def _slices(offsets: array[int], body: bytes, kind: pa.DataType) -> pa.Array:
     assert len(body) < 2**31, "a batch holds less than 2 GiB"
-    offsets = array("i", accumulate(sizes, initial=0))
     assert offsets.itemsize == 4 and sys.byteorder == "little", "Arrow's own layout"
-    return pa.Array.from_buffers(kind or pa.binary(), len(sizes), [None, pa.py_buffer(offsets), pa.py_buffer(body)])
+    return pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(body)])
 
 
 def data_of(column: pa.Array) -> memoryview:

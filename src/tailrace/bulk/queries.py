@@ -6,6 +6,7 @@ within one, and no entry is lost or duplicated.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Final, TypeVar
 
@@ -15,12 +16,12 @@ import pyarrow as pa
 from tailrace import limits
 from tailrace.access import Permission
 from tailrace.bulk.columns import STREAM, TABLE, TOPIC
-from tailrace.bulk.entries import batch, binaries, packed_batch
+from tailrace.bulk.entries import batch, binaries, segments_batch
 from tailrace.command import Query
 from tailrace.errors import Gone, Invalid, Trimmed
-from tailrace.log import cold
+from tailrace.log import cold, segments
 from tailrace.log import log as logs
-from tailrace.log.entry import ENTRIES, LOGS, Entry, Log
+from tailrace.log.entry import LOGS, Entry, Log, Segment
 from tailrace.log.position import offset
 from tailrace.storage.engine import Reader
 from tailrace.streams.commands import live
@@ -34,7 +35,6 @@ from tailrace.topics import topic as topics
 T = TypeVar("T")
 
 COUNTED_MAX: Final = 100_000  # entries that are counted; beyond that, the rest is extrapolated
-_COLUMNS: Final = ("position", "next", "at_ms")
 
 
 class Ready(Query[T | None], frozen=True):
@@ -244,19 +244,26 @@ class PackedEntries(Query[EntryBatch], frozen=True):
             return EntryBatch(batch([]), min(max(log.start, self.first), self.end))
         holder, until = logs.holder(reader, log, self.first)
         before = min(until, self.end)
-        found = reader.packed(
-            ENTRIES, _COLUMNS, "body", holder, start=self.first, before=before, limit=self.entries_max,
-            bytes_max=self.bytes_max,
-        )  # fmt: skip
-        positions, nexts, times = found.numbers
-        if positions[1:] != nexts[:-1]:
-            missing = next(at for at, place in zip(nexts, positions[1:], strict=False) if at != place)
-            raise logs.gap(log, missing)
-        elsewhere = not positions or positions[0] != self.first  # within an entry; or the covering entry is lost
+        found: list[Segment] = []
+        count, left = 0, self.bytes_max
+        for segment in segments.between(reader, holder, self.first, before):
+            part = segments.cut(segment, self.first, before, left, self.entries_max - count)
+            if part is None and not found:  # nothing of it is in the range, or its first entry is large
+                part = segments.cut(segment, self.first, before, sys.maxsize, 1)
+                if part is None:
+                    continue
+            if part is None:
+                break
+            if found and part.position != found[-1].next:
+                raise logs.gap(log, found[-1].next)
+            found.append(part)
+            count, left = count + segments.count(part), left - len(part.body)
+            if part.next != segment.next or left <= 0 or count >= self.entries_max:
+                break
+        elsewhere = not found or found[0].position != self.first  # within an entry; or the covering entry is lost
         if elsewhere and self.first < before and logs.uncovered(reader, holder, self.first):
             raise logs.gap(log, self.first)
-        made = packed_batch(self.log, positions, nexts, times, found.sizes, found.body)
-        return EntryBatch(made, nexts[-1] if nexts else before)
+        return EntryBatch(segments_batch(self.log, found), found[-1].next if found else before)
 
 
 class PackedMessages(PackedEntries, frozen=True):
@@ -338,9 +345,9 @@ def _entry_at(reader: Reader, log: Log, position: int) -> tuple[int, int, int] |
     """Position, end and time of the first entry that begins at `position` or after it."""
     while position < log.next:
         holder, until = logs.holder(reader, log, position)
-        rows = reader.values(ENTRIES, "position, next, at_ms", holder, start=position, limit=1)
-        if rows and rows[0][0] < until:
-            return rows[0][0], rows[0][1], rows[0][2]
+        found = segments.outline(reader, holder, position)
+        if found is not None and found[0] < until:
+            return found[:3]
         position = until
     return None
 
@@ -440,10 +447,10 @@ class CountRecords(Query[RecordCount], frozen=True):
         (part,) = _found(reader, self.which).parts
         log = part.log
         low, high = max(self.first, log.start), min(self.until, log.next)
-        rows = reader.values(ENTRIES, "substr(body, 1, 8)", log.id, start=low, limit=1) if low < high else []
-        if not rows:
+        found = segments.head(reader, log.id, low, change.HEAD_BYTES) if low < high else None
+        if found is None:
             return RecordCount(0, [self.first, self.until])
-        begin, end = change.before(rows[0][0]), _records_before(reader, log, high)
+        begin, end = change.before(found[3]), _records_before(reader, log, high)
         cuts = [self.first]
         for number in range(1, self.pieces):
             at = _preceded(reader, log, max(low, cuts[-1]), high, begin + (end - begin) * number // self.pieces)
@@ -454,16 +461,16 @@ class CountRecords(Query[RecordCount], frozen=True):
 
 def _records_before(reader: Reader, log: Log, position: int) -> int:
     """The number of records in entries of a change stream that begin below a position; there is at least one."""
-    last = next(reader.scan(ENTRIES, log.id, before=position, limit=1, reverse=True))
+    last = next(segments.scan(reader, log.id, before=position, limit=1, reverse=True))
     return change.before(last.body) + len(change.skimmed(last.body).records)
 
 
 def _counted(reader: Reader, log: Log, first: int, records: int) -> int:
     """The position after so many records, from `first` on; at least one entry further."""
-    rows = reader.values(ENTRIES, "next, substr(body, 1, 8)", log.id, start=first, limit=1)
-    if not rows:
+    found = segments.head(reader, log.id, first, change.HEAD_BYTES)
+    if found is None:
         return log.next
-    return _preceded(reader, log, int(rows[0][0]), log.next, change.before(rows[0][1]) + records)
+    return _preceded(reader, log, found[1], log.next, change.before(found[3]) + records)
 
 
 def _preceded(reader: Reader, log: Log, low: int, high: int, wanted: int) -> int:
@@ -471,21 +478,21 @@ def _preceded(reader: Reader, log: Log, low: int, high: int, wanted: int) -> int
     change stream has the number of records before it."""
     while low < high:
         middle = (low + high) // 2
-        rows = reader.values(ENTRIES, "position, next, substr(body, 1, 8)", log.id, start=middle, limit=1)
-        if not rows or change.before(rows[0][2]) >= wanted:
+        found = segments.head(reader, log.id, middle, change.HEAD_BYTES)
+        if found is None or change.before(found[3]) >= wanted:
             high = middle
         else:
-            low = int(rows[0][1])
+            low = found[1]
     return min(low, log.next)
 
 
 def _measured(reader: Reader, log: Log, first: int, records: int) -> int:
     """Count the entries of a stream; beyond `COUNTED_MAX`, extrapolate by their bytes."""
     holder, until = logs.holder(reader, log, first)
-    rows = reader.values(ENTRIES, "position", holder, start=first, limit=min(records, COUNTED_MAX) + 1)
-    starts = [position for (position,) in rows if position < until]
+    found = segments.outlines(reader, holder, first, min(records, COUNTED_MAX) + 1)
+    starts = [position for position, _, _, _ in found if position < until]
     if len(starts) > records:
-        return int(starts[records])
+        return starts[records]
     if len(starts) <= COUNTED_MAX:
         return until  # of a fork: the shared entries; its own are in the next range
     return int(min(first + (starts[-1] - first) * records // len(starts), until))

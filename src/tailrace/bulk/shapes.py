@@ -1,23 +1,22 @@
-"""Records and items of one shape, thousands at once: their JSON is assembled from slices of the stored bytes.
+"""Records and items of one shape, thousands at once: their columns are made from slices of the stored bytes.
 
 Items of a table mostly have the same attributes of the same types. Then they differ in a few texts, and the bytes
 between these are always the same: they are the *shape*. One item is taken as an example and parsed byte by byte. Then
 all items are compared with it at the same time, from text to text, in as many steps as the shape has texts. Those with
-the same fixed bytes have the shape; the others are compared with the next example. Their JSON is the fixed parts of the
-example's JSON with the texts in between: slices of one buffer, which Arrow concatenates.
+the same fixed bytes have the shape; the others are compared with the next example. A `ShapeColumns` makes columns of
+those that have the shape: JSON (`shape_texts`), or columns with types (`shape_columns`).
 
-Items with bytes, with a text that JSON has to escape, or with a rare shape are left to `columns`, which decodes them
-value by value.
+Items with a rare shape, or with values that the columns cannot be made of at once, are left to the caller, which
+decodes them value by value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, Protocol
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -39,8 +38,8 @@ _ROOM: Final = (
     2 * FIXED_MAX * SHAPES_MAX + 1024
 )  # after the stored bytes: for parts of JSON, and for reads past the end
 
-_TEXT, _FLAG, _COUNT = range(3)  # kinds of values: a text, true or false, a number that is passed over
-_QUOTE, _BACKSLASH, _SPACE = 0x22, 0x5C, 0x20
+# Kinds of values: a text, true or false, a number that is passed over, bytes.
+TEXT, FLAG, COUNT, BYTES = range(4)
 
 Numbers = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -51,61 +50,30 @@ class NoShape(Exception):
     """The record or item has no usable shape."""
 
 
-# -- JSON with gaps
+@dataclass(frozen=True)
+class ShapeNode:
+    """A value in the example: its type, and the number of the stored value, or what it consists of."""
+
+    kind: str  # S, N, BOOL, NULL, M, L, SS, NS or B
+    value: int = -1  # of S, N, BOOL and B
+    members: dict[str, ShapeNode] = field(default_factory=dict)  # of M
+    elements: tuple[ShapeNode, ...] = ()  # of L, and of sets: S, N or B
 
 
-@dataclass
-class TextTemplate:
-    """JSON without its values: the text before each value and after the last, and the numbers of the values."""
-
-    pieces: list[bytes] = field(default_factory=lambda: [b""])
-    values: list[int] = field(default_factory=list)
-
-
-def joined(*parts: bytes | int | TextTemplate) -> TextTemplate:
-    """The concatenation of fixed parts, values by their numbers, and templates."""
-    made = TextTemplate()
-    for part in parts:
-        match part:
-            case bytes():
-                made.pieces[-1] += part
-            case int():
-                made.values.append(part)
-                made.pieces.append(b"")
-            case TextTemplate():
-                made.pieces[-1] += part.pieces[0]
-                made.pieces += part.pieces[1:]
-                made.values += part.values
-    return made
-
-
-def array(elements: list[TextTemplate]) -> TextTemplate:
-    return joined(b"[", *_comma_separated(elements), b"]")
-
-
-def mapping(members: Mapping[str, TextTemplate]) -> TextTemplate:
-    return joined(
-        b"{", *_comma_separated([joined(msgspec.json.encode(name), b":", text) for name, text in members.items()]), b"}"
-    )
-
-
-def _comma_separated(texts: list[TextTemplate]) -> list[TextTemplate | bytes]:
-    return [part for text in texts for part in (b",", text)][1:]
+ShapeItem = dict[str, ShapeNode]
 
 
 @dataclass
 class RecordShape:
-    """The common bytes and JSON of records or items."""
+    """The common bytes of records or items, and what they consist of."""
 
     event: int  # of change records
     fixed: list[bytes]  # before each value, and behind the last
     kinds: list[int]  # of each value
-    texts: list[TextTemplate | None]  # the columns
+    items: list[ShapeItem | None]  # keys, old and new image of a change record; or one item
 
 
 # -- one example, byte by byte
-
-Both = tuple[TextTemplate, TextTemplate]  # plain JSON, and DynamoDB JSON
 
 
 class ExampleRecord:
@@ -118,74 +86,58 @@ class ExampleRecord:
         self._fixed: list[bytes] = []
         self._kinds: list[int] = []
 
-    def change(self, *, plain: bool) -> RecordShape:
-        """A change record; the columns are its keys and images."""
+    def change(self) -> RecordShape:
+        """A change record: its keys and images."""
         if self._next() != 0x95:
             raise NoShape
         event = self._next()
         if event >= len(EVENTS):
             raise NoShape
-        self._value(_COUNT, lambda: self._skip(_COUNT_BYTES[self._data[self._at]]))
-        images = [self._item(), self._item_or_none(), self._item_or_none()]
-        style = 0 if plain else 1
-        return self._shape(
-            [None if each is None else mapping({name: both[style] for name, both in each.items()}) for each in images],
-            event,
-        )
+        self._value(COUNT, lambda: self._skip(_COUNT_BYTES[self._data[self._at]]))
+        return self._shape([self._item(), self._item_or_none(), self._item_or_none()], event)
 
-    def item(self, keys: tuple[str, ...]) -> RecordShape:
-        """An item; the columns are its keys, and the item in both forms."""
-        found = self._item()
-        if not all(name in found for name in keys):
-            raise NoShape
-        plain, typed = ({name: both[style] for name, both in found.items()} for style in (0, 1))
-        return self._shape([mapping({name: plain[name] for name in keys}), mapping(plain), mapping(typed)])
+    def item(self) -> RecordShape:
+        """An item."""
+        return self._shape([self._item()])
 
-    def _shape(self, texts: list[TextTemplate | None], event: int = 0) -> RecordShape:
+    def _shape(self, items: list[ShapeItem | None], event: int = 0) -> RecordShape:
         self._note_fixed()
-        if sum(len(piece) for text in texts if text is not None for piece in text.pieces) > FIXED_MAX:
-            raise NoShape
-        return RecordShape(event, self._fixed, self._kinds, texts)
+        return RecordShape(event, self._fixed, self._kinds, items)
 
     # -- items
 
-    def _item_or_none(self) -> dict[str, Both] | None:
+    def _item_or_none(self) -> ShapeItem | None:
         if self._data[self._at] == 0xC0:
             self._skip(1)
             return None
         return self._item()
 
-    def _item(self) -> dict[str, Both]:
+    def _item(self) -> ShapeItem:
         return {self._string(): self._attribute() for _ in range(self._members(0x80, 0xDE))}
 
-    def _attribute(self) -> Both:
+    def _attribute(self) -> ShapeNode:
         if self._next() != 0x81 or self._at - self._begun > self._left:
             raise NoShape
         match kind := self._string():
-            case "S":
-                plain = typed = joined(b'"', self._text(), b'"')
-            case "N":
-                plain = joined(number := self._text())
-                typed = joined(b'"', number, b'"')
+            case "S" | "N":
+                return ShapeNode(kind, self._text())
             case "BOOL":
-                plain = typed = joined(self._value(_FLAG, lambda: self._skip(_FLAG_BYTES[self._data[self._at]])))
+                return ShapeNode(kind, self._value(FLAG, lambda: self._skip(_FLAG_BYTES[self._data[self._at]])))
             case "NULL":
                 if self._next() != 0xC3:
                     raise NoShape
-                plain, typed = joined(b"null"), joined(b"true")
+                return ShapeNode(kind)
             case "M":
-                members = self._item()
-                plain, typed = (mapping({name: both[style] for name, both in members.items()}) for style in (0, 1))
+                return ShapeNode(kind, members=self._item())
             case "L":
-                elements = [self._attribute() for _ in range(self._members(0x90, 0xDC))]
-                plain, typed = (array([both[style] for both in elements]) for style in (0, 1))
+                return ShapeNode(kind, elements=tuple(self._attribute() for _ in range(self._members(0x90, 0xDC))))
+            case "B":
+                return ShapeNode(kind, self._value(BYTES, self._blob))
             case "SS" | "NS":
-                numbers = [self._text() for _ in range(self._members(0x90, 0xDC))]
-                typed = array([joined(b'"', number, b'"') for number in numbers])
-                plain = typed if kind == "SS" else array([joined(number) for number in numbers])
-            case _:
-                raise NoShape
-        return plain, joined(b'{"' + kind.encode() + b'":', typed, b"}")
+                each = kind[0]
+                texts = tuple(ShapeNode(each, self._text()) for _ in range(self._members(0x90, 0xDC)))
+                return ShapeNode(kind, elements=texts)
+        raise NoShape
 
     # -- MessagePack
 
@@ -206,7 +158,7 @@ class ExampleRecord:
             raise NoShape
 
     def _text(self) -> int:
-        return self._value(_TEXT, self._string)
+        return self._value(TEXT, self._string)
 
     def _next(self) -> int:
         self._at += 1
@@ -222,6 +174,12 @@ class ExampleRecord:
         if head != many:
             raise NoShape
         return self._next() << 8 | self._next()
+
+    def _blob(self) -> None:
+        head = self._next()
+        if head not in (0xC4, 0xC5):
+            raise NoShape
+        self._skip(self._next() if head == 0xC4 else self._next() << 8 | self._next())
 
     def _string(self) -> str:
         head = self._next()
@@ -241,12 +199,14 @@ class ExampleRecord:
 
 # By the first byte of a text: the size of the head, the size of the text if the head has it, and whether it is a text.
 _HEAD_BYTES = np.ones(256, np.int64)
-_HEAD_BYTES[0xD9], _HEAD_BYTES[0xDA] = 2, 3
+_HEAD_BYTES[[0xD9, 0xC4]], _HEAD_BYTES[[0xDA, 0xC5]] = 2, 3
 _SIZES = np.zeros(256, np.int64)
 _SIZES[0xA0:0xC0] = np.arange(32)
 _IS_TEXT = np.zeros(256, np.bool_)
 _IS_TEXT[0xA0:0xC0] = True
 _IS_TEXT[[0xD9, 0xDA]] = True
+_IS_BYTES = np.zeros(256, np.bool_)
+_IS_BYTES[[0xC4, 0xC5]] = True
 # By the first byte of a number, its size; other bytes have a size that never fits.
 _COUNT_BYTES = np.full(256, BYTES_MAX, np.int64)
 _COUNT_BYTES[:0x80] = 1
@@ -268,7 +228,7 @@ class ShapedChanges:
     counts: list[int]  # of records per entry
     principals: pa.Array  # per entry
     events: bytes
-    images: list[pa.Array]  # keys, old image, new image
+    columns: list[pa.Array]
 
 
 @dataclass
@@ -277,7 +237,17 @@ class ShapedItems:
 
     fit: pa.Array  # by number
     others: pa.Array
-    texts: list[pa.Array]  # keys, plain, typed
+    columns: list[pa.Array]
+
+
+class ShapeColumns(Protocol):
+    """Makes columns of records of one shape."""
+
+    def learn(self, batch: ShapeBatch, shape: RecordShape) -> Any:
+        """How columns are made of this shape; NoShape: they are not."""
+
+    def arrays(self, batch: ShapeBatch, how: Any, places: Numbers) -> tuple[list[pa.Array], Mask | None]:
+        """The columns of records with values at these places, and which of them are not valid; None: all are."""
 
 
 @dataclass
@@ -287,21 +257,17 @@ class _ShapeGroup:
     entries: Numbers
     index: int
     event: int
-    images: list[pa.Array]
+    columns: list[pa.Array]
 
 
 class _KnownShape:
-    """A shape in use: how its fixed bytes are compared, and where the parts of its JSON are."""
+    """A shape in use: how its fixed bytes are compared, and how columns are made of it."""
 
-    def __init__(self, shape: RecordShape, room: Bytes, at: int) -> None:
+    def __init__(self, shape: RecordShape) -> None:
         self.shape = shape
         self.uses = 0
         self.fixed = [(len(fixed), _words(fixed)) for fixed in shape.fixed]
-        pieces = [b"true", b"false", *(piece for text in shape.texts if text is not None for piece in text.pieces)]
-        joined = b"".join(pieces)
-        self.cuts = at + np.cumsum([0, *map(len, pieces)])
-        self.end = int(self.cuts[-1])
-        room[at : self.end] = np.frombuffer(joined, np.uint8)
+        self.how: Any = None
 
 
 def _words(fixed: bytes) -> list[tuple[int, np.uint64, np.uint64 | None]]:
@@ -323,24 +289,25 @@ def suits(bodies: pa.Array) -> bool:
 class ShapeBatch:
     """Stored bodies in one buffer; the first `head` bytes of each are skipped."""
 
-    def __init__(self, stored: memoryview, bounds: memoryview, head: int = 0) -> None:
+    def __init__(self, columns: ShapeColumns, stored: memoryview, bounds: memoryview, head: int = 0) -> None:
+        self._columns = columns
         limits = np.frombuffer(bounds, np.int32).astype(np.int64)
         limits -= limits[0]
         self._starts, self._ends = limits[:-1] + head, limits[1:]
         self._size = len(stored)
-        self._bytes = np.zeros(self._size + _ROOM, np.uint8)
-        self._bytes[: self._size] = np.frombuffer(stored, np.uint8)
-        self._stored = self._bytes.data[: self._size]
+        self.bytes = np.zeros(self._size + _ROOM, np.uint8)
+        self.bytes[: self._size] = np.frombuffer(stored, np.uint8)
+        self._stored = self.bytes.data[: self._size]
         self._used = self._size
-        self._eight = np.ndarray((len(self._bytes) - 7,), "<u8", self._bytes.data, strides=(1,))  # from any byte on
+        self._eight = np.ndarray((len(self.bytes) - 7,), "<u8", self.bytes.data, strides=(1,))  # from any byte on
         self._shapes: list[_KnownShape] = []
         self._tries = SHAPES_MAX
         self._groups: list[_ShapeGroup] = []
 
-    def changes(self, *, plain: bool) -> ShapedChanges | None:
+    def changes(self) -> ShapedChanges | None:
         """The change records of these entries; None where none have a shape."""
         at = np.minimum(self._starts, self._size)
-        fit = self._bytes[at] == 0x92
+        fit = self.bytes[at] == 0x92
         by, at = self._texts(at + 1, fit)
         counts, at = self._members(at, fit)
         fit &= counts > 0
@@ -349,24 +316,24 @@ class ShapeBatch:
             if index and len(entries) < ROUND_MIN:
                 fit[entries] = False
                 break
-            self._round(entries, at, index, fit, lambda example: example.change(plain=plain))
+            self._round(entries, at, index, fit, ExampleRecord.change)
             index += 1
         fit &= at == self._ends
         if not fit.any():
             return None
-        principals = self._slices(by[fit].ravel()).take(int64s(np.arange(0, 2 * int(fit.sum()), 2)))
+        principals = self.slices(by[fit].ravel()).take(int64s(np.arange(0, 2 * int(fit.sum()), 2)))
         try:
-            events, images = self._put_together(fit)
+            events, columns = self._put_together(fit)
             return ShapedChanges(
-                *_fit_and_others(fit), counts[fit].tolist(), principals.cast(pa.string()), events, images
+                *_fit_and_others(fit), counts[fit].tolist(), principals.cast(pa.string()), events, columns
             )
         except pa.ArrowInvalid:  # not UTF-8; decoding one by one raises the error
             return None
 
-    def items(self, keys: tuple[str, ...]) -> ShapedItems | None:
+    def items(self) -> ShapedItems | None:
         """These items; None where none have a shape."""
         at, fit = self._starts.copy(), np.ones(len(self._starts), np.bool_)
-        self._round(np.arange(len(at)), at, 0, fit, lambda example: example.item(keys))
+        self._round(np.arange(len(at)), at, 0, fit, ExampleRecord.item)
         fit &= at == self._ends
         try:
             return ShapedItems(*_fit_and_others(fit), self._put_together(fit)[1]) if fit.any() else None
@@ -375,15 +342,16 @@ class ShapeBatch:
 
     # -- from text to text
 
-    def _texts(self, at: Numbers, fit: Mask) -> tuple[Numbers, Numbers]:
+    def _texts(self, at: Numbers, fit: Mask, wanted: Mask = _IS_TEXT) -> tuple[Numbers, Numbers]:
         """Where texts begin and end, and where they end. Rows without a text there do not fit."""
-        heads = self._bytes[at]
-        fit &= _IS_TEXT[heads]
+        heads = self.bytes[at]
+        fit &= wanted[heads]
         begin, sizes = at + _HEAD_BYTES[heads], _SIZES[heads]
         longer = np.flatnonzero(heads > 0xC0)
         if len(longer):
-            high, low = (self._bytes[at[longer] + each].astype(np.int64) for each in (1, 2))
-            sizes[longer] = np.where(heads[longer] == 0xDA, high << 8 | low, high)
+            high, low = (self.bytes[at[longer] + each].astype(np.int64) for each in (1, 2))
+            two = (heads[longer] == 0xDA) | (heads[longer] == 0xC5)
+            sizes[longer] = np.where(two, high << 8 | low, high)
         end = begin + sizes
         fit &= end <= self._size
         np.minimum(end, self._size, out=end)
@@ -391,7 +359,7 @@ class ShapeBatch:
 
     def _members(self, at: Numbers, fit: Mask) -> tuple[Numbers, Numbers]:
         """The number of elements of arrays, and where the first one is."""
-        heads, high, low = (self._bytes[at + each].astype(np.int64) for each in (0, 1, 2))
+        heads, high, low = (self.bytes[at + each].astype(np.int64) for each in (0, 1, 2))
         many = heads == 0xDC
         fit &= many | (heads & 0xF0 == 0x90)
         return np.where(many, high << 8 | low, heads & 0x0F), np.minimum(at + np.where(many, 3, 1), self._size)
@@ -430,10 +398,10 @@ class ShapeBatch:
         fit[left] = False
 
     def _learn(self, shape: RecordShape, sample: Numbers) -> _KnownShape:
-        known = _KnownShape(shape, self._bytes, self._used)
+        known = _KnownShape(shape)
         if np.count_nonzero(self._follow(known, sample)[0]) < SHARE_MIN * len(sample):
             raise NoShape
-        self._used = known.end
+        known.how = self._columns.learn(self, shape)
         self._shapes.append(known)
         return known
 
@@ -447,14 +415,16 @@ class ShapeBatch:
         if not same.any():
             return entries
         mine = entries if same.all() else entries[same]
-        images, wrong = self._images(known, places if mine is entries else places[same])
+        columns, wrong = self._columns.arrays(self, known.how, places if mine is entries else places[same])
         at[mine] = there if mine is entries else there[same]
         if wrong is not None:
             fit[mine[wrong]] = False
-            images = [image.take(int64s(np.flatnonzero(~wrong))) for image in images]
             mine = mine[~wrong]
+            if not len(mine):
+                return entries[~same]
+            columns = [column.take(int64s(np.flatnonzero(~wrong))) for column in columns]
         known.uses += len(mine)
-        self._groups.append(_ShapeGroup(mine, index, known.shape.event, images))
+        self._groups.append(_ShapeGroup(mine, index, known.shape.event, columns))
         return entries[~same]
 
     def _follow(self, known: _KnownShape, there: Numbers) -> tuple[Mask, Numbers, Numbers]:
@@ -468,11 +438,12 @@ class ShapeBatch:
             if not same.any():
                 return same, places, there
             there = np.minimum(there + size, self._size)
-            if kind == _TEXT:
-                places[:, number], there = self._texts(there, same)
+            if kind in (TEXT, BYTES):
+                wanted = _IS_TEXT if kind == TEXT else _IS_BYTES
+                places[:, number], there = self._texts(there, same, wanted)
             else:
                 places[:, number] = there[:, None]
-                there = there + (_FLAG_BYTES if kind == _FLAG else _COUNT_BYTES)[self._bytes[there]]
+                there = there + (_FLAG_BYTES if kind == FLAG else _COUNT_BYTES)[self.bytes[there]]
                 same &= there <= self._size
                 np.minimum(there, self._size, out=there)
         size, words = known.fixed[-1]
@@ -481,75 +452,39 @@ class ShapeBatch:
         same &= there <= self._size
         return same, places, there
 
-    def _images(self, known: _KnownShape, places: Numbers) -> tuple[list[pa.Array], Mask | None]:
-        """The JSON of records of this shape with these values, and which of it is invalid; None: all is valid."""
-        rows, values, _ = places.shape
-        cuts = np.concatenate((places.ravel(), known.cuts))
-        slices = self._slices(cuts)
-        first = 2 * rows * values  # the first part of JSON, after the values
-        yes, no, piece = first, first + 1, first + 2
-        flags = {
-            number: np.where(self._bytes[places[:, number, 0]] == 0xC3, yes, no)
-            for number, kind in enumerate(known.shape.kinds)
-            if kind == _FLAG
-        }
-        row = 2 * values * np.arange(rows)[:, None]
-        images: list[pa.Array] = []
-        wrong: Mask | None = None
-        for text in known.shape.texts:
-            if text is None:
-                images.append(pa.nulls(rows, pa.binary()))
-                continue
-            width = len(text.pieces) + len(text.values)
-            which = np.empty((rows, width), np.int64)
-            which[:, ::2] = np.arange(piece, piece + len(text.pieces))
-            which[:, 1::2] = row + 2 * np.array(text.values, np.int64)
-            for nth, value in enumerate(text.values):
-                if value in flags:
-                    which[:, 1 + 2 * nth] = flags[value]
-            piece += len(text.pieces)
-            _, ends, joined = slices.take(int64s(which.ravel())).buffers()
-            bounds = np.ascontiguousarray(np.frombuffer(ends, np.int32)[: rows * width + 1 : width])
-            images.append(pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(bounds), joined]))
-            unescaped = _unescaped(np.frombuffer(joined, np.uint8), bounds, b"".join(text.pieces))
-            if unescaped is not None:
-                wrong = unescaped if wrong is None else wrong | unescaped
-        return images, wrong
+    def put_aside(self, pieces: list[bytes]) -> Numbers:
+        """Store these bytes after the stored ones; where each begins, and where the last one ends. NoShape: there is
+        no room."""
+        cuts = self._used + np.cumsum([0, *map(len, pieces)])
+        end = int(cuts[-1])
+        if end - self._used > FIXED_MAX or end > self._size + _ROOM - 1024:
+            raise NoShape
+        self.bytes[self._used : end] = np.frombuffer(b"".join(pieces), np.uint8)
+        self._used = end
+        return cuts
 
-    def _slices(self, cuts: Numbers) -> pa.Array:
+    def slices(self, cuts: Numbers) -> pa.Array:
         """The bytes between consecutive cuts, as an array; nothing is copied."""
-        buffers = [None, pa.py_buffer(cuts.astype(np.int32)), pa.py_buffer(self._bytes)]
+        buffers = [None, pa.py_buffer(cuts.astype(np.int32)), pa.py_buffer(self.bytes)]
         return pa.Array.from_buffers(pa.binary(), len(cuts) - 1, buffers)
 
     def _put_together(self, fit: Mask) -> tuple[bytes, list[pa.Array]]:
-        """Events and texts of the rows that fit, in order. Raises ArrowInvalid for a text that is not UTF-8."""
+        """Events and columns of the rows that fit, in order. Raises ArrowInvalid for a text that is not UTF-8."""
         sizes = [len(group.entries) for group in self._groups]
         entries = np.concatenate([group.entries for group in self._groups])
         events = np.repeat(np.array([group.event for group in self._groups], np.uint8), sizes)
-        columns = zip(*(group.images for group in self._groups), strict=True)
-        texts = [pa.concat_arrays(column).cast(pa.string()) for column in columns]
+        groups = zip(*(group.columns for group in self._groups), strict=True)
+        columns = [_texts(pa.concat_arrays(column)) for column in groups]
         if len(sizes) > 1 or not fit[entries].all():
             order = np.lexsort((np.repeat([group.index for group in self._groups], sizes), entries))
             order = order[fit[entries[order]]]
-            events, texts = events[order], [text.take(int64s(order)) for text in texts]
-        return events.tobytes(), texts
+            events, columns = events[order], [column.take(int64s(order)) for column in columns]
+        return events.tobytes(), columns
+
+
+def _texts(column: pa.Array) -> pa.Array:
+    return column.cast(pa.string()) if pa.types.is_binary(column.type) else column
 
 
 def _fit_and_others(fit: Mask) -> tuple[pa.Array, pa.Array]:
     return int64s(np.flatnonzero(fit)), int64s(np.flatnonzero(~fit))
-
-
-def _unescaped(joined: Bytes, bounds: npt.NDArray[np.int32], pieces: bytes) -> Mask | None:
-    """Which texts have characters that JSON has to escape; None: none of them. `pieces` are the fixed parts of each."""
-    rows = len(bounds) - 1
-    joined = joined[: bounds[-1]]
-    wrong: Mask | None = None
-    for marks, expected in (
-        (joined == _QUOTE, pieces.count(b'"')),
-        (joined == _BACKSLASH, pieces.count(b"\\")),
-        (joined < _SPACE, 0),
-    ):
-        if np.count_nonzero(marks) != rows * expected:
-            here = np.add.reduceat(marks.astype(np.int32), bounds[:-1]) != expected
-            wrong = here if wrong is None else wrong | here
-    return wrong

@@ -80,10 +80,11 @@ def _one(text: bytes) -> pa.Array:
 
 def plain_item(item: TypedItem) -> dict[str, Any]:
     """The item as plain JSON that the encoder takes, as `tables.value.item_to_json`."""
-    return {name: value.S if value.S is not UNSET else _plain(value) for name, value in item.items()}
+    return {name: value.S if value.S is not UNSET else plain_value(value) for name, value in item.items()}
 
 
-def _plain(value: TypedValue) -> Any:
+def plain_value(value: TypedValue) -> Any:
+    """The value as plain JSON that the encoder takes."""
     if value.N is not UNSET:
         return _number(value.N)
     if value.S is not UNSET:
@@ -93,7 +94,7 @@ def _plain(value: TypedValue) -> Any:
     if value.M is not UNSET:
         return plain_item(value.M)
     if value.L is not UNSET:
-        return [_plain(element) for element in value.L]
+        return [plain_value(element) for element in value.L]
     if value.SS is not UNSET:
         return value.SS
     if value.NS is not UNSET:

@@ -1,4 +1,4 @@
-"""Rows with the attributes of items as columns, for a given schema.
+"""Messages and values that are JSON objects, with their attributes as columns, for a given schema.
 
 The JSON of all rows is parsed at once where Arrow's parser supports it. Otherwise (a number where a text is expected, a
 map, a date) it is parsed value by value, which is slower and gives a precise error: column, value, and position.
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 
-from tailrace.bulk.columns import TABLE, TOPIC
+from tailrace.bulk.columns import TOPIC
 from tailrace.errors import Invalid
 
 _QUICK: Final = (
@@ -35,15 +35,15 @@ _encode: Final = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def typed(kind: str, rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Rows of `rows_of`, with plain images, as these columns: names with ``_`` are metadata, all others attributes of
-    the item, or of the JSON object of a message. A missing attribute is null."""
+    """Rows of `rows_of` as these columns: names with ``_`` are metadata, all others attributes of the JSON object of
+    the message or value. A missing attribute is null."""
     names = set(rows.schema.names)
     meta = {field.name for field in schema if field.name[:1] == MARK and field.name[1:] in names}
     wanted = pa.schema([field.with_nullable(True) for field in schema if field.name not in meta])
     found: dict[str, pa.Array] = {}
     if len(wanted):
         texts = _documents(kind, rows)
-        quick = all(_quick(field.type) for field in wanted) and (kind == TABLE or _objects(texts))
+        quick = all(_quick(field.type) for field in wanted) and _objects(texts)
         parsed = _parsed(texts, wanted) if quick else None
         found = _one_by_one(rows, texts, wanted) if parsed is None else parsed
     arrays = [rows[field.name[1:]].cast(field.type) if field.name in meta else found[field.name] for field in schema]
@@ -51,10 +51,7 @@ def typed(kind: str, rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _documents(kind: str, rows: pa.RecordBatch) -> pa.Array:
-    """The JSON object of each row, as bytes; of a removed item as it was, or its keys."""
-    if kind == TABLE:
-        image = pc.if_else(pc.equal(rows["event"], "REMOVE"), rows["old_image"], rows["new_image"])
-        return pc.coalesce(image, rows["keys"]).cast(pa.binary())
+    """The JSON object of each row, as bytes."""
     return rows["payload" if kind == TOPIC else "value"].cast(pa.binary())
 
 
@@ -227,8 +224,6 @@ _CONVERTERS: Final[tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any, pa.
 
 
 def _where(rows: pa.RecordBatch, number: int) -> str:
-    if "sequence" in rows.schema.names:
-        return f"the item of sequence {rows['sequence'][number]}, record {rows['index'][number]},"
     if "partition" in rows.schema.names:
         return f"the message at offset {rows['offset'][number]} of partition {rows['partition'][number]}"
     return f"the value at offset {rows['offset'][number]}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import click
 
-from tailrace import __version__
+from tailrace import __version__, build
 from tailrace.errors import Error
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ _GROUPS: Final = {
 _VIEWS: Final = {
     "list": CommandEntry("views:list_views", "List the materialized views."),
     "describe": CommandEntry("views:describe", "Describe a materialized view, as JSON."),
+    "explain": CommandEntry("views:explain", "Show how a materialized view is kept."),
+    "refresh": CommandEntry("views:refresh", "Have a materialized view filled again."),
     "drop": CommandEntry("views:drop", "Delete a materialized view and its table."),
 }
 _PIPELINE: Final = {
@@ -83,6 +85,7 @@ _PIPELINE: Final = {
     "snapshot": CommandEntry("pipeline:snapshot", "Fold the changes of a table to its state."),
     "restore": CommandEntry("pipeline:restore", "Rebuild a table as of an earlier time, in another table."),
     "view": CommandEntry("pipeline:view", "Maintain a materialized view."),
+    "explain": CommandEntry("pipeline:explain", "Plan a materialized view without creating it."),
     "replicate": CommandEntry("pipeline:replicate", "Maintain a copy of a table elsewhere."),
     "audit": CommandEntry("pipeline:audit", "Report who changed what, and when."),
     "status": CommandEntry("pipeline:status", "List the jobs registered with the server."),
@@ -206,7 +209,9 @@ def _note_profile(context: click.Context, parameter: click.Parameter, value: str
     context.meta["tailrace.profile"] = value
 
 
-cli: Final = click.version_option(__version__, prog_name="tailrace")(
+cli: Final = click.version_option(
+    __version__, prog_name="tailrace", message=f"%(prog)s, version %(version)s ({build.describe()})"
+)(
     Tree(
         TREE,
         name="tailrace",

@@ -259,26 +259,39 @@ def restore(table: str, into: str, at_sequence: int | None, at_time: str | None,
 @click.command()
 @click.argument("name", shell_complete=complete("views"))
 @_ONCE
-@click.option("--refill", is_flag=True, help="Rebuild it from the items of its sources first.")
-@click.option("--checkpoint", metavar="DIR", help="Where Spark keeps its cursor (default: a temporary directory).")
-@click.option("--max-records", type=click.IntRange(1), help="Changes per batch (20000).")
+@click.option("--refill", is_flag=True, help="Fill it again from its sources first.")
+@click.option("--max-records", type=click.IntRange(1), help="Changes of a source per batch (200000).")
 @click.option("--interval", type=click.FloatRange(0.05), help="Seconds between two batches (1).")
+@click.option("--refresh", type=click.FloatRange(0.05), help="Seconds between two runs of a SELECT with now() (60).")
 @job_options
 def view(
-    name: str, once: bool, refill: bool, checkpoint: str | None, max_records: int | None, interval: float | None,
+    name: str, once: bool, refill: bool, max_records: int | None, interval: float | None, refresh: float | None,
     **common: Any,
 ) -> None:  # fmt: skip
     """Maintain the materialized view NAME, declared with CREATE MATERIALIZED VIEW."""
-    given: dict[str, Any] = {"max_records": max_records, "interval_s": interval}
+    given: dict[str, Any] = {"max_records": max_records, "interval_s": interval, "refresh_s": refresh}
     with _running("view", **common) as job:
         from tailrace.spark.jobs.view import view as work
 
         done = work(
-            job.spark, name, once=once, refill=refill, checkpoint=checkpoint, stop=job.stop,
+            job.spark, name, once=once, refill=refill, stop=job.stop,
             **{each: value for each, value in given.items() if value is not None}, **job.server,
         )  # fmt: skip
-    filled = f", filled with {done.filled:,} items" if done.filled else ""
+    filled = f", filled with {done.filled:,} rows" if done.filled else ""
     _summarize(common, f"{done.rows:,} changes in {done.batches:,} batches{filled}")
+
+
+@click.command()
+@click.argument("select")
+@job_options
+def explain(select: str, **common: Any) -> None:
+    """Plan a view with this SELECT without creating it: strategy, key, columns, derivative and warnings."""
+    with _running("explain", **common) as job:
+        from tailrace.spark.jobs.view import explain_select
+
+        rows = explain_select(job.spark, select, **{name: job.server[name] for name in ("url", "token")})
+    for name, value in rows:
+        click.echo(f"{name:<11}{value}")
 
 
 @click.command()

@@ -13,12 +13,14 @@ from tailrace.cli.text import safe
 from tailrace.errors import Error
 from tailrace.sql.error import secret
 
+# A text with quotes inside it, 'it''s', is several parts: 'it' and 's'.
 _PART: Final = re.compile(
     r"""
-      (?P<blank> \s++ | --[^\n]*+ | /\*(?:[^*]++|\*(?!/))*+\*/ )
+      (?P<blank> \s+ | --[^\n]* | /\*.*?\*/ )
     | (?P<end> ; )
-    | (?P<open> /\* | '(?!(?:[^']++|'')*+') | "(?!(?:[^"]++|"")*+") )
-    | (?P<rest> '(?:[^']++|'')*+' | "(?:[^"]++|"")*+" | [^\s;'"/-]++ | . )
+    | (?P<rest> '[^']*' | "[^"]*" | [^\s;'"/-]+ )
+    | (?P<open> /\* | ' | " )
+    | (?P<sign> . )
     """,
     re.X | re.S,
 )

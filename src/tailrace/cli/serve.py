@@ -16,6 +16,7 @@ from typing import Any
 import click
 import msgspec
 
+from tailrace import __version__, build
 from tailrace import config as settings
 from tailrace.errors import Invalid, Unavailable
 from tailrace.http import serve as server
@@ -52,6 +53,7 @@ def serve(file: str | None, accept_loss: bool, **given: Any) -> None:
     set_up_logging(config.log_format, config.log_level)
 
     def on_up(running: server.Running) -> None:
+        logging.getLogger("tailrace").info("version %s (%s)", __version__, build.describe())
         click.echo(f"listening on {running.url}")
         if config.dev:
             click.echo(_welcome(running.url, config.data))
@@ -88,7 +90,8 @@ def _welcome(url: str, data: str) -> str:
     stream = f"{url}/v1/stream/hello"
     command = _command()
     return f"""
-Tailrace is up; its database is in {data!r}. Dev mode: authentication is off, loopback only.
+Tailrace {__version__} is up ({build.describe()}); its database is in {data!r}.
+Dev mode: authentication is off, loopback only.
 
 Try it from another terminal:
 

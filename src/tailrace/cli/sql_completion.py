@@ -29,10 +29,13 @@ NAMES_MAX: Final = 2_000  # of a kind
 OPENINGS: Final = (
     "SELECT", "WITH", "FROM", "VALUES", "INSERT INTO", "INSERT OR REPLACE INTO", "UPDATE", "DELETE FROM",
     "CREATE TABLE", "CREATE TABLE IF NOT EXISTS", "CREATE TOPIC", "CREATE TOPIC IF NOT EXISTS", "CREATE USER",
-    "ALTER TABLE", "ALTER TOPIC", "ALTER USER",
+    "CREATE MATERIALIZED VIEW", "CREATE MATERIALIZED VIEW IF NOT EXISTS",
+    "ALTER TABLE", "ALTER TOPIC", "ALTER USER", "ALTER MATERIALIZED VIEW",
     "DROP TABLE", "DROP TABLE IF EXISTS", "DROP TOPIC", "DROP TOPIC IF EXISTS", "DROP USER", "DROP CONSUMER GROUP",
+    "DROP MATERIALIZED VIEW", "DROP MATERIALIZED VIEW IF EXISTS", "EXPLAIN MATERIALIZED VIEW",
     "CLEAR TOPIC", "PUBLISH TO", "CONSUME FROM", "ACK", "NACK", "EXTEND", "RESET CONSUMER GROUP",
     "SHOW TOPICS", "SHOW TABLES", "SHOW USERS", "SHOW CONSUMER GROUPS", "SHOW CONSUMER GROUPS ON",
+    "SHOW MATERIALIZED VIEWS",
     "DESCRIBE", "DESCRIBE TOPIC", "DESCRIBE TABLE",
 )  # fmt: skip
 CLAUSES: Final[dict[str, tuple[str, ...]]] = {  # by how a statement begins, what else it may say
@@ -58,6 +61,7 @@ CLAUSES: Final[dict[str, tuple[str, ...]]] = {  # by how a statement begins, wha
         "IS NOT NULL", "NEW.", "OLD.", "alias", "retention_seconds", "retention_max_bytes", "max_attempts",
         "dead_letter",
     ),
+    "ALTER MATERIALIZED VIEW": ("REFRESH",),
     "ALTER TABLE": ("ENABLE STREAM", "DISABLE STREAM", "WITH ("),
     "CREATE USER": ("PASSWORD", "ROLE user", "ROLE service", "ROLE dba", "ROLE system", "ACCESS ("),
     "ALTER USER": ("PASSWORD", "ROLE user", "ROLE service", "ROLE dba", "ROLE system", "ACCESS (", "ENABLE", "DISABLE"),

@@ -44,6 +44,26 @@ def describe(view: str, url: str, token: str | None) -> None:
 
 @click.command()
 @view_argument
+@server_options
+def explain(view: str, url: str, token: str | None) -> None:
+    """Show the strategy, the key, the columns and the derivative of VIEW, and warnings."""
+    with connect(url, token) as client:
+        rows = client.sql(f"EXPLAIN MATERIALIZED VIEW {quoted(view)}")[-1].rows
+    for row in rows:
+        click.echo(f"{row['property']:<11}{row['value']}")
+
+
+@click.command()
+@view_argument
+@server_options
+def refresh(view: str, url: str, token: str | None) -> None:
+    """Have the job of VIEW fill it again from its sources."""
+    with connect(url, token) as client:
+        click.echo(client.sql(f"ALTER MATERIALIZED VIEW {quoted(view)} REFRESH")[-1].message)
+
+
+@click.command()
+@view_argument
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @server_options
 def drop(view: str, yes: bool, url: str, token: str | None) -> None:

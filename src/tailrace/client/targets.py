@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypedDict
 from urllib.parse import quote
 
@@ -11,6 +11,7 @@ import msgspec
 
 from tailrace.errors import Invalid
 
+MSGPACK: Final = "application/msgpack"
 NOTHING: Final[Mapping[str, str]] = {}
 
 
@@ -89,8 +90,19 @@ def label_parameters(label: str | None) -> Mapping[str, str]:
 
 def json_body(body: Any) -> dict[str, Any]:
     """The options of a request with a JSON body."""
+    return _body("application/json", msgspec.json.encode, body)
+
+
+def msgpack_body(body: Any) -> dict[str, Any]:
+    """The options of a request with a MessagePack body, and a response of either format."""
+    options = _body(MSGPACK, msgspec.msgpack.encode, body)
+    options["headers"]["accept"] = f"{MSGPACK}, application/json;q=0.5"
+    return options
+
+
+def _body(content_type: str, encode: Callable[[Any], bytes], body: Any) -> dict[str, Any]:
     try:
-        return {"headers": {"content-type": "application/json"}, "content": msgspec.json.encode(body)}
+        return {"headers": {"content-type": content_type}, "content": encode(body)}
     except UnicodeEncodeError as error:
         raise Invalid(f"{error.object!r} cannot be sent to the server: {error.reason}") from None
 

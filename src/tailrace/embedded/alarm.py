@@ -40,7 +40,7 @@ class Alarm:
         for notice in notices:
             if isinstance(notice, GroupMoved):
                 if notice.group == self._group:
-                    again = again or notice.deliverable
+                    again = again or bool(notice.deliverable)
                     rearmed = self._sooner(notice.wake_ms) or rearmed
             elif isinstance(notice, Advanced | Ended):
                 again = True

@@ -12,6 +12,7 @@ from collections.abc import Coroutine
 from typing import Any, Final, cast
 
 from tailrace.access import SYSTEM, Principal
+from tailrace.command import Command
 from tailrace.completion import Completion
 from tailrace.config import Config
 from tailrace.database import Database
@@ -26,7 +27,7 @@ from tailrace.http.origins import OriginPolicy
 from tailrace.http.route import ANY_METHOD, OPEN, PRINCIPAL, WAKE_TOKEN, Methods, Route, RouteTable, not_allowed
 from tailrace.http.routes import ROUTES
 from tailrace.http.services import Services
-from tailrace.http.submitted import Submitted, Work, rendered, settled
+from tailrace.http.submitted import Submitted, Work, rendered, response_of, settled
 from tailrace.http.subscriptions import check_wake_token
 from tailrace.http.webhooks import Dispatcher
 
@@ -60,6 +61,7 @@ class App:
         check_credentials_exist(db, config)
         self.db = db
         self._config = config
+        self._metrics = db.metrics
         self.services = Services(db, config)
         self._known = self.services.authenticator.known
         self._origins = OriginPolicy(config)
@@ -110,10 +112,15 @@ class App:
         """Answer a request whose principal is known."""
         request.config = self._config
         if route.parse is not None and not route.offload:
-            completion = self.db.aexecute(route.parse(request, *values), principal)
+            command = route.parse(request, *values)
+            if isinstance(command, Command):
+                submitted = Submitted(command, principal.name, route, request, self._metrics, cors)
+                self.db.submit(submitted, principal)
+                return submitted.response() if submitted.finished else submitted
+            completion = self.db.aexecute(command, principal)
             if type(completion) is Completion:
-                submitted = Submitted(route, request, completion, self.db.metrics, cors)
-                return submitted.response() if completion.done() else submitted
+                found, error = completion.outcome()
+                return response_of(route, request, found, error, self._metrics, cors)
             # The reads of this engine wait, or history has to be fetched.
             return self._finished(request, principal, self._awaited(route, request, completion), cors)
         if route.parse is not None:
@@ -143,12 +150,12 @@ class App:
         command = route.parse(request, *values)
 
         def work() -> Response:
-            return rendered(route, request, self.db.execute(command, principal), self.db.metrics)
+            return rendered(route, request, self.db.execute(command, principal), self._metrics)
 
         return await asyncio.to_thread(work)
 
     async def _awaited(self, route: Route, request: Request, completion: Any) -> Response:
-        return rendered(route, request, await completion, self.db.metrics)
+        return rendered(route, request, await completion, self._metrics)
 
     async def _authenticated(
         self, route: Route, request: Request, values: tuple[str, ...], cors: Headers | None

@@ -45,7 +45,7 @@ RECORDS_MAX: Final = 1_000_000_000
 
 _DIGITS: Final = re.compile(r"[0-9]{1,16}", re.ASCII)
 _offsets: Final = msgspec.json.Decoder(dict[str, int])
-_ROWS, _ENTRIES = "rows", "entries"
+_ROWS, _ENTRIES, _STORED = "rows", "entries", "stored"
 
 Piece = tuple[list[memoryview], int]  # a batch, and where the next one begins
 
@@ -172,16 +172,26 @@ class ArrowHandlers:
     # -- items of a table
 
     async def items(self, request: Request, principal: Principal, name: str) -> Answer:
-        """All items of a table, of one moment."""
+        """All items of a table, of one moment; or those of a segment."""
+        parameters = parameters_of(request)
+        form = parameters.get("form", _ROWS)
+        if form not in (_ROWS, _STORED):
+            raise Invalid(f"form={form[:80]!r} is unknown; use {_ROWS} or {_STORED}", code="INVALID_FORM")
+        segment, segments = _segment(parameters)
         if request.method == b"HEAD":
             await self._db.aexecute(queries.CheckTable(name), principal)
             return LiveResponse(200, _headers([]), _nothing_to_send, whole=True)
         scan = Scan(self._db, self._threads, self._scans, name)
-        export = await scan.begin(principal)
-        frames = Frames(columns.ITEMS)
+        export = await scan.begin(principal, segment, segments)
+        frames = Frames(columns.ITEMS if form == _ROWS else columns.STORED_ITEMS)
+
+        def decode(bodies: pa.Array) -> pa.RecordBatch:
+            if form == _ROWS:
+                return columns.items_of(bodies, export.keys)
+            return pa.RecordBatch.from_arrays([bodies], schema=columns.STORED_ITEMS)
 
         def made(bodies: pa.Array) -> list[memoryview]:
-            return frames.of(bodies, lambda array: columns.items_of(array, export.keys)) if len(bodies) else []
+            return frames.of(bodies, decode) if len(bodies) else []
 
         async def run(sink: ResponseSink) -> None:
             async with scan.running():
@@ -244,7 +254,7 @@ class Scan:
         self._watch: asyncio.TimerHandle | None = None
         self._left = False
 
-    async def begin(self, principal: Principal) -> Export:
+    async def begin(self, principal: Principal, segment: int = 0, segments: int = 1) -> Export:
         """Start; what the export is of. Raises what a query raises."""
         try:
             await asyncio.wait_for(self._places.acquire(), limits.BULK_WAIT_S)
@@ -252,7 +262,9 @@ class Scan:
             raise Unavailable(
                 f"{limits.EXPORTS_MAX} exports of items are under way; try again when one has ended", code="SCANS_BUSY"
             ) from None
-        beginning = self._loop.run_in_executor(self._threads, self._db.exports.begin, self._table, principal)
+        beginning = self._loop.run_in_executor(
+            self._threads, self._db.exports.begin, self._table, principal, segment, segments
+        )
         try:
             self._export = await asyncio.shield(beginning)
         except BaseException:
@@ -378,6 +390,16 @@ def _whole(parameters: dict[str, str], name: str, most: int, what: str, least: i
     if not _DIGITS.fullmatch(text) or not least <= int(text) <= most:
         raise Invalid(f"{name}={text[:80]!r} is not {what} from {least} to {most}")
     return int(text)
+
+
+def _segment(parameters: dict[str, str]) -> tuple[int, int]:
+    """The number of a segment, and how many there are."""
+    if "segments" not in parameters:
+        if "segment" in parameters:
+            raise Invalid("segment is given without segments; give both, or neither to read the whole table")
+        return 0, 1
+    segments = _whole(parameters, "segments", limits.BULK_PIECES_MAX, "a number of segments", least=1)
+    return _whole(parameters, "segment", segments - 1, "the number of a segment"), segments
 
 
 def _from(parameters: dict[str, str]) -> dict[int, int]:

@@ -14,7 +14,7 @@ import msgspec
 from tailrace.access import Principal
 from tailrace.database import Database
 from tailrace.errors import Invalid
-from tailrace.http.codec import parameters_of
+from tailrace.http.codec import parameters_of, prefers
 from tailrace.http.message import Answer, Request
 from tailrace.http.partitions import partition_number
 
@@ -24,34 +24,14 @@ if TYPE_CHECKING:
 
 LOG_NAMES: Final = ("table", "topic", "stream", "label")
 RANGE_PARAMETERS: Final = ("offset", "until", "form", "images", "values")
+ITEMS_PARAMETERS: Final = ("form", "segment", "segments")
 ARROW: Final = b"application/vnd.apache.arrow.stream"
 
 
 def wants_arrow(request: Request) -> bool:
     """Whether the client accepts Arrow, and prefers no other type."""
     accept = request.headers.get(b"accept")
-    if accept is None or b"vnd.apache.arrow.stream" not in accept.lower():
-        return False
-    wanted, other = 0.0, 0.0
-    for part in accept.lower().split(b","):
-        kind, *parameters = (each.strip() for each in part.split(b";"))
-        weight = 1.0
-        for parameter in parameters:
-            if parameter.startswith(b"q="):
-                weight = _weight(parameter[2:])
-        if kind == ARROW:
-            wanted = max(wanted, weight)
-        elif b"*" not in kind:
-            other = max(other, weight)
-    return wanted > 0 and wanted >= other
-
-
-def _weight(text: bytes) -> float:
-    try:
-        weight = float(text)
-    except ValueError:
-        return 0.0
-    return weight if 0 <= weight <= 1 else 0.0
+    return accept is not None and b"vnd.apache.arrow.stream" in accept.lower() and prefers(accept, ARROW)
 
 
 # -- responses

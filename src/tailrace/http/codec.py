@@ -12,6 +12,7 @@ from msgspec import Meta
 from tailrace import limits
 from tailrace.errors import Invalid, TooLarge
 from tailrace.http.message import Headers, Request, Response
+from tailrace.http.route import MSGPACK_TYPES
 from tailrace.jobs import stage
 from tailrace.jobs.stage import Target
 
@@ -77,12 +78,31 @@ def json_body(
     empty: bytes = b"",
 ) -> T:
     """The body, which is JSON; `empty` stands for a body that is left out."""
-    if len(request.body) > bytes_max:
-        raise TooLarge(f"the body has {len(request.body)} bytes, and may have {bytes_max}; send less at a time")
+    _check_size(request, bytes_max)
     try:
         return decoder.decode(request.body or empty)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"the body is not JSON of the expected form: {error}") from None
+
+
+def msgpack_body(request: Request, decoder: msgspec.msgpack.Decoder[T], bytes_max: int) -> T:
+    """The body, which is MessagePack."""
+    _check_size(request, bytes_max)
+    try:
+        return decoder.decode(request.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Invalid(f"the body is not MessagePack of the expected form: {error}") from None
+
+
+def sends_msgpack(request: Request) -> bool:
+    """Whether the body is MessagePack, by its Content-Type."""
+    sent = request.headers.get(b"content-type", b"")
+    return b"msgpack" in sent and sent.partition(b";")[0].strip().lower() in MSGPACK_TYPES
+
+
+def _check_size(request: Request, bytes_max: int) -> None:
+    if len(request.body) > bytes_max:
+        raise TooLarge(f"the body has {len(request.body)} bytes, and may have {bytes_max}; send less at a time")
 
 
 def json_response(value: Any, status: int = 200) -> Response:
@@ -108,3 +128,27 @@ def rfc3339(at_ms: int) -> str:
     """A time as it stands in JSON."""
     seconds, ms = divmod(at_ms, 1000)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ms:03d}Z"
+
+
+def prefers(accept: bytes, wanted: bytes) -> bool:
+    """Whether a client that sends this Accept takes a content type, and prefers no other."""
+    found, other = 0.0, 0.0
+    for part in accept.lower().split(b","):
+        kind, *parameters = (each.strip() for each in part.split(b";"))
+        weight = 1.0
+        for parameter in parameters:
+            if parameter.startswith(b"q="):
+                weight = _weight(parameter[2:])
+        if kind == wanted:
+            found = max(found, weight)
+        elif b"*" not in kind:
+            other = max(other, weight)
+    return found > 0 and found >= other
+
+
+def _weight(text: bytes) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        return 0.0
+    return weight if 0 <= weight <= 1 else 0.0

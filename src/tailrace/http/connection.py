@@ -5,7 +5,8 @@ not run yet, in `_owed` from its start until its answer is written. `_pump` move
 whenever something may have changed.
 
 * Writes of one connection run side by side, in the order they came, and so share a commit. A read runs alone:
-  it sees every write before it and none after it. At most `pipeline_max` run; the rest wait and, while any
+  it sees every write before it and none after it. At most `pipeline_max` run, and no more are begun in one turn of
+  the loop, so that a client that sends many at once does not hold up others; the rest wait and, while any
   waits or the peer does not take its answers, nothing more is read from the socket.
 * `_deaf` says that no further request is taken: the last one asked for that, was refused, or the server stops.
   When nothing is owed any more, a deaf connection closes; after a refusal it lingers, reading and dropping, because
@@ -22,15 +23,14 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Coroutine
+from sys import intern
 from typing import Any, Final, cast
-
-import httptools
 
 from tailrace import limits as named
 from tailrace.http import wire
-from tailrace.http.drive import Drive
+from tailrace.http.drive import Called, Drive
 from tailrace.http.inbound import BODY, CLOSING, HEAD, IDLE, Inbound, log
-from tailrace.http.message import Answer, Frame, LiveResponse, Request, Response
+from tailrace.http.message import Answer, Frame, LiveResponse, Request, Response, ResponseSink
 from tailrace.http.shared import Shared
 from tailrace.http.submitted import Handler, Submitted
 from tailrace.http.unsent import COUNTED_FROM, SEND_BYTES, Held
@@ -43,21 +43,24 @@ INTERNAL: Final = wire.error_response(500, "INTERNAL", "the server failed to ans
 STOPPING: Final = wire.error_response(503, "UNAVAILABLE", "the server is stopping; send the request again")
 
 
-class Exchange(Drive[Answer]):
-    """One request and, in time, its answer: a submitted command, or the handler's coroutine under way."""
+class Exchange:
+    """One request and, in time, its answer: of a queued command, or of the handler's coroutine under way."""
 
-    __slots__ = ("_submitted", "answer", "connection", "head_only", "http10", "reading", "request", "unsent")
+    __slots__ = ("_work", "answer", "connection", "http10", "request", "unsent")
 
     def __init__(self, connection: Connection, request: Request | None, http10: bool) -> None:
-        self._coroutine = self._parked = self._task = None
-        self._submitted: Submitted | None = None
+        self._work: Submitted | Drive[Answer] | None = None
         self.connection = connection
         self.request = request
         self.http10 = http10
-        self.reading = reading = request is not None and (request.method in wire.READS or request.path in wire.CLAIMS)
-        self.head_only = reading and request is not None and request.method == b"HEAD"
         self.answer: Answer | None = None
         self.unsent = 0  # bytes of the response while it waits for its turn
+
+    @property
+    def reading(self) -> bool:
+        """Whether it runs alone on its connection."""
+        request = self.request
+        return request is not None and (request.method in wire.READS or request.path in wire.CLAIMS)
 
     def begin(self, handler: Handler) -> None:
         """Call the handler, and answer when its work is done."""
@@ -68,19 +71,21 @@ class Exchange(Drive[Answer]):
             self.finished(None, error)
             return
         if type(work) is Submitted:
-            self._submitted = work
-            work.completion.on_done(self._completed)
+            self._work = work
+            work.waiter = self._completed
         elif isinstance(work, (Response, LiveResponse)):  # a union of types would be made each time
             self.finished(work, None)
         else:
-            self._coroutine = cast("Coroutine[Any, Any, Answer]", work)
-            self._step(None)
+            drive: Drive[Answer] = Called(self.finished)
+            self._work = drive
+            drive.run(cast("Coroutine[Any, Any, Answer]", work))
 
     def _completed(self) -> None:
-        submitted = self._submitted
+        submitted = self._work
         if submitted is None:  # the exchange was cancelled
             return
-        self._submitted = None
+        assert type(submitted) is Submitted
+        self._work = None
         try:
             response = submitted.response()
         except Exception as error:
@@ -89,22 +94,27 @@ class Exchange(Drive[Answer]):
             self.finished(response, None)
 
     def cancel(self) -> None:
-        """Wait no longer. A submitted command is executed all the same."""
-        if self._submitted is None:
-            super().cancel()
+        """Wait no longer. A queued command is executed all the same."""
+        work = self._work
+        if isinstance(work, Drive):
+            work.cancel()
+        elif work is None:
+            return
         elif asyncio.current_task() is not None:
             asyncio.get_running_loop().call_soon(self.cancel)
         else:
-            self._submitted = None
+            self._work = None
             self.finished(None, asyncio.CancelledError())
 
     def finished(self, result: Answer | None, error: BaseException | None) -> None:
+        self._work = None  # it refers to this: else the answer would stay in memory until cycles are collected
         connection = self.connection
         if result is None:
             result = connection._failed(error or TypeError("the handler returned no answer"))
         self.answer = result
         if connection._transport is not None:
-            if connection._write_paused or not connection._owed or connection._owed[0] is not self:
+            owed = connection._owed
+            if connection._write_paused or not owed or owed[0] is not self:
                 connection._keep(self, result)
             connection._pump()
 
@@ -125,11 +135,11 @@ class LiveSink:
         if transport is None:
             return
         # What has piled up counts, not what is to come: a reader that keeps up gets frames of any size.
+        connection = self._connection
         piled_up = transport.get_write_buffer_size()
         if piled_up > self._limit:
-            self._connection._drop_reader()
+            connection._drop_reader()
             return
-        connection = self._connection
         for frame in frames:
             if frame.data:  # an empty chunk would end the answer
                 data = frame.chunk if self._chunked else frame.data
@@ -158,6 +168,7 @@ class Connection(Inbound):
 
     __slots__ = (
         "_answers_bytes",
+        "_begun",
         "_eof",
         "_held",
         "_is_cut",
@@ -182,6 +193,7 @@ class Connection(Inbound):
         super().__init__(shared)
         self._transport: asyncio.Transport | None = None
         self._owed: list[Exchange] = []
+        self._begun = 0  # requests, since the loop last had a turn
         self._waiting: deque[Exchange] | None = None  # made when needed: most connections never pipeline
         self._pumping = self._linger = self._eof = self._is_cut = False
         self._read_paused = self._write_paused = False
@@ -189,7 +201,7 @@ class Connection(Inbound):
         self._unsent_mark = 0
         self._live: asyncio.Task[None] | None = None
         self._sink: LiveSink | None = None
-        self._writable_waiters: list[asyncio.Future[None]] = []
+        self._writable_waiters: list[asyncio.Future[None]] | None = None
         self._rest = b""  # the body of the response that is sent in slices; counted whole until its last one
         self._rest_at = 0
         self._answers_bytes = 0  # of responses that wait for their turn
@@ -201,11 +213,10 @@ class Connection(Inbound):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         shared, limits = self._shared, self._shared.limits
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
-        self._parser = httptools.HttpRequestParser(self)
         peer = transport.get_extra_info("peername")
-        self._peer = str(peer[0]) if isinstance(peer, tuple) else ""
+        self._peer = intern(str(peer[0])) if isinstance(peer, tuple) else ""
         self._secure = transport.get_extra_info("sslcontext") is not None
-        transport.set_write_buffer_limits(high=max(limits.reader_buffer_max // 4, 1))
+        transport.set_write_buffer_limits(high=shared.write_buffer_high)
         self._deadline = shared.now + limits.idle_timeout_s
         shared.connections.add(self)
         shared.stats.connections += 1
@@ -271,10 +282,10 @@ class Connection(Inbound):
             self._shared.unsent.note(self)
         if self._write_paused:
             return
-        for waiter in self._writable_waiters:
+        waiters, self._writable_waiters = self._writable_waiters, None
+        for waiter in waiters or ():
             if not waiter.done():
                 waiter.set_result(None)
-        self._writable_waiters.clear()
         if self._transport is not None:
             self._pump()
 
@@ -303,7 +314,7 @@ class Connection(Inbound):
 
     def _admit(self, request: Request) -> None:
         exchange = Exchange(self, request, self._http10)
-        if self._owed or self._waiting or self._write_paused:
+        if self._owed or self._waiting or self._write_paused or self._begun >= self._shared.limits.pipeline_max:
             self._line_up(exchange)
         else:
             self._begin(exchange)
@@ -320,19 +331,29 @@ class Connection(Inbound):
         self._throttle()
 
     def _may_start(self, exchange: Exchange) -> bool:
-        if self._write_paused:
+        most = self._shared.limits.pipeline_max
+        if self._write_paused or self._begun >= most:
             return False
         owed = self._owed
         if not owed or exchange.answer is not None:
             return True
-        return not exchange.reading and not owed[-1].reading and len(owed) < self._shared.limits.pipeline_max
+        return not exchange.reading and not owed[-1].reading and len(owed) < most
 
     def _begin(self, exchange: Exchange) -> None:
         self._owed.append(exchange)
         if exchange.request is None:
             self._pump()
-        else:
-            exchange.begin(self._shared.handler)
+            return
+        self._begun += 1
+        if self._begun == self._shared.limits.pipeline_max:
+            self._shared.loop.call_soon(self._go_on)
+        exchange.begin(self._shared.handler)
+
+    def _go_on(self) -> None:
+        """The loop had a turn for others."""
+        self._begun = 0
+        if self._waiting and self._transport is not None:
+            self._pump()
 
     def _failed(self, error: BaseException) -> Response | None:
         """The answer for an error that a handler let escape: our bug, unless it was cancelled."""
@@ -361,7 +382,8 @@ class Connection(Inbound):
         self._pumping = False
         if self._held_bytes and not self._waiting and self._phase != BODY:
             self._let_go()
-        self._settle()
+        if not owed or self._read_paused:
+            self._settle()
 
     def _settle(self) -> None:
         if not self._owed and not self._waiting and not self._rest and self._phase != CLOSING:
@@ -401,8 +423,9 @@ class Connection(Inbound):
     def _write(self, exchange: Exchange) -> None:
         transport, answer, owed = self._transport, exchange.answer, self._owed
         assert transport is not None
+        head_only = exchange.request is not None and exchange.request.method == b"HEAD"
         if isinstance(answer, LiveResponse):
-            if not exchange.head_only and wire.has_body(answer.status):
+            if not head_only and wire.has_body(answer.status):
                 self._go_live(transport, exchange, answer)
                 return
             answer = Response(answer.status, answer.headers)
@@ -415,14 +438,14 @@ class Connection(Inbound):
         stamp = self._shared.stamp
         assert answer is not None
         try:
-            head = wire.encode_head(answer, stamp, connection, head_only=exchange.head_only)
+            head = wire.encode_head(answer, stamp, connection, head_only=head_only)
         except Exception as error:
             answer = self._failed(error) or INTERNAL
-            head = wire.encode_head(answer, stamp, connection, head_only=exchange.head_only)
+            head = wire.encode_head(answer, stamp, connection, head_only=head_only)
         if exchange.unsent:
             self._answers_bytes -= exchange.unsent
         body = answer.body
-        if body and not exchange.head_only and wire.has_body(answer.status):
+        if body and not head_only and wire.has_body(answer.status):
             if len(body) > JOIN_BYTES_MAX:
                 transport.write(head)
                 self._written += len(head)
@@ -438,12 +461,14 @@ class Connection(Inbound):
         self._written += len(head)
 
     def _send_rest(self) -> None:
-        """Hand over the next slices of a long response. Slices are copies, so that a few unsent bytes never keep the
-        whole body in memory."""
+        """Hand over the next slices of a long response. The last ones, which the transport may still have when the body
+        is dropped, are copies: otherwise a few unsent bytes would keep the whole body in memory."""
         transport, body, at = self._transport, self._rest, self._rest_at
         assert transport is not None
+        copied_from = len(body) - SEND_BYTES - self._shared.write_buffer_high
         while at < len(body) and not self._write_paused:
-            piece = body[at : at + SEND_BYTES]
+            end = at + SEND_BYTES
+            piece = body[at:end] if end > copied_from else memoryview(body)[at:end]
             at += len(piece)
             transport.write(piece)
             self._written += len(piece)
@@ -516,8 +541,11 @@ class Connection(Inbound):
         transport.write(head)
         limit = self._shared.limits.reader_buffer_max
         self._sink = LiveSink(self, transport, chunked=chunked, limit=limit)
-        self._live = self._shared.loop.create_task(_run(live, self._sink))
+        self._live = self._shared.loop.create_task(live.run(self._sink))
         self._live.add_done_callback(self._live_ended)
+        exchange.answer = _WHOLE if live.whole else _OPEN  # it may stay for long
+        if exchange.reading:
+            exchange.request = _READ
         if self._shared.stopping or self._eof:
             self._live.cancel()
 
@@ -548,6 +576,8 @@ class Connection(Inbound):
     async def _writable(self) -> None:
         while self._write_paused:
             waiter = self._shared.loop.create_future()
+            if self._writable_waiters is None:
+                self._writable_waiters = []
             self._writable_waiters.append(waiter)
             await waiter
 
@@ -588,6 +618,8 @@ class Connection(Inbound):
 
     def check(self, now: float) -> None:
         """Do what is due at `now`; exact to a tick."""
+        if self._phase == IDLE and self._owed and self._owed[0].reading:
+            self._forget_head()  # nothing more may arrive before a long-poll or a live answer ends
         if self._transport is not None and (self._transport.get_write_buffer_size() or self in self._shared.unsent):
             self._shared.unsent.note(self)
         if self._phase == CLOSING or self._write_paused:
@@ -614,5 +646,11 @@ class Connection(Inbound):
             self.abort()
 
 
-async def _run(live: LiveResponse, sink: LiveSink) -> None:
-    await live.run(sink)
+async def _started(sink: ResponseSink) -> None:
+    raise AssertionError("a live answer is started once")
+
+
+# What an exchange keeps of a live answer that has begun.
+_OPEN: Final = LiveResponse(200, [], _started)
+_READ: Final = Request(b"GET", b"", b"", {}, b"")
+_WHOLE: Final = LiveResponse(200, [], _started, whole=True)

@@ -14,14 +14,16 @@ from msgspec import Meta, Raw
 from tailrace import limits
 from tailrace.access import SYSTEM, Principal
 from tailrace.errors import Invalid, NotFound
-from tailrace.http.codec import JSON_FIELDS, Position, json_body, json_response
-from tailrace.http.message import Request, Response
+from tailrace.http.codec import JSON_FIELDS, Position, json_body, json_response, msgpack_body, prefers, sends_msgpack
+from tailrace.http.consumers import give_back
+from tailrace.http.message import Headers, Request, Response
 from tailrace.http.partitions import WireMessage, wire_messages
+from tailrace.http.route import MSGPACK_TYPES
 from tailrace.metrics import Metrics
 from tailrace.topics.consuming import Ack, Acked, Consume, ConsumedMessages, Extend, Extended, Nack, Nacked
 from tailrace.topics.group import EARLIEST, LATEST, OFFSET, TIMESTAMP, StartPoint
 from tailrace.topics.queries import FindTopic, ReadTopic
-from tailrace.topics.topic import DeliveredMessage
+from tailrace.topics.topic import DeliveredRange
 
 if TYPE_CHECKING:
     from tailrace.http.services import Services
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 ANY: Final = "any"  # for a partition: whichever has something
 WIDE: Final = 64  # partitions; more are looked at in a thread
 SLICE_MESSAGES: Final = 500  # encoded between turns of the event loop
-_encode: Final = msgspec.json.Encoder().encode
 
 Seconds = Annotated[float, Meta(ge=0)]
 
@@ -115,7 +116,13 @@ class NackResponse(msgspec.Struct):
     messages: int
 
 
+_MSGPACK_FIELDS: Final[dict[bytes, Headers]] = {
+    name: [(b"content-type", name), (b"cache-control", b"no-store")] for name in MSGPACK_TYPES
+}
+_json: Final = msgspec.json.Encoder().encode
+_msgpack: Final = msgspec.msgpack.Encoder().encode
 _consume: Final = msgspec.json.Decoder(ConsumeBody)
+_consume_msgpack: Final = msgspec.msgpack.Decoder(ConsumeBody)
 _ack: Final = msgspec.json.Decoder(AckBody)
 _extend: Final = msgspec.json.Decoder(ExtendBody)
 _nack: Final = msgspec.json.Decoder(NackBody)
@@ -126,7 +133,11 @@ _nack: Final = msgspec.json.Decoder(NackBody)
 
 async def consume(services: Services, request: Request, principal: Principal) -> Response:
     """Messages, when there are some; none, at the time-out."""
-    body = json_body(request, _consume)
+    body = (
+        msgpack_body(request, _consume_msgpack, limits.CONTROL_BODY_BYTES_MAX)
+        if sends_msgpack(request)
+        else json_body(request, _consume)
+    )
     timeout_s = _timeout_s(request, body.timeout_seconds)
     start = _start(body.start)
     if not 1 <= body.limit <= limits.CONSUME_MESSAGES_MAX:
@@ -135,6 +146,7 @@ async def consume(services: Services, request: Request, principal: Principal) ->
     clock, consumers, metrics = services.db.clock, services.consumers, services.db.metrics
     began = clock.monotonic_s()
     caller = services.callers.of(request, principal)
+    packed = _accepted(request)
     if body.group_id is None:
         if partition is None:
             raise Invalid('partition_id "any" needs a group_id: without a group, name the partition to read')
@@ -142,7 +154,7 @@ async def consume(services: Services, request: Request, principal: Principal) ->
             raise Invalid("ack needs a group_id: without a group there is nothing to acknowledge")
         query = ReadTopic(body.topic, partition, start, body.limit, limits.CONSUME_BYTES)
         delivery = await consumers.read(query, caller, timeout_s)
-        encoded = await _encoded(delivery)
+        encoded = await _encoded(delivery, packed is not None)
     else:
         command = Consume(
             body.topic, body.group_id, partition, start, body.limit, body.consumer_id or "",
@@ -151,13 +163,13 @@ async def consume(services: Services, request: Request, principal: Principal) ->
         )  # fmt: skip
         delivery = await consumers.claim(command, caller, timeout_s)
         try:
-            encoded = await _encoded(delivery)
+            encoded = await _encoded(delivery, packed is not None)
         except asyncio.CancelledError:
-            consumers.give_back(command, principal, delivery)
+            give_back(services.db, command, principal, delivery)
             raise
-    _observe(metrics, delivery.messages, clock.monotonic_s() - began, clock.now_ms())
+    _observe(metrics, delivery.ranges, clock.monotonic_s() - began, clock.now_ms())
     metrics.acked += delivery.acked
-    return Response(200, JSON_FIELDS, encoded)
+    return Response(200, JSON_FIELDS if packed is None else packed, encoded)
 
 
 async def _is_wide(services: Services, name: str) -> bool:
@@ -168,39 +180,54 @@ async def _is_wide(services: Services, name: str) -> bool:
         return False  # the command says so
 
 
-async def _encoded(delivery: ConsumedMessages) -> bytes:
+def _accepted(request: Request) -> Headers | None:
+    """The fields of a response in MessagePack, by the name that the client prefers for it; None: it prefers JSON."""
+    accept = request.headers.get(b"accept")
+    if accept is not None and b"msgpack" in accept.lower():
+        for name, fields in _MSGPACK_FIELDS.items():
+            if prefers(accept, name):
+                return fields
+    return None
+
+
+async def _encoded(delivery: ConsumedMessages, packed: bool) -> bytes:
     """The response with these messages. The encoder is not interrupted, so many are encoded in slices."""
-    topic, lease, found = str(delivery.topic.id), delivery.lease, delivery.messages
-    messages: list[WireMessage] | Raw
-    if len(found) <= SLICE_MESSAGES:
-        messages = wire_messages(topic, found, lease)
-    else:
-        slices = []
-        for at in range(0, len(found), SLICE_MESSAGES):
-            slices.append(_encode(wire_messages(topic, found[at : at + SLICE_MESSAGES], lease))[1:-1])
-            await asyncio.sleep(0)
-        messages = Raw(b"[%b]" % b",".join(slices))
-    return _encode(
-        ConsumeResponse(messages, delivery.next_offset, delivery.has_more, delivery.skipped, lease, delivery.partition)
+    topic, lease, encode = str(delivery.topic.id), delivery.lease, _msgpack if packed else _json
+    messages: list[WireMessage] = []
+    count, slices = delivery.count, []
+    for each in delivery.ranges:
+        for segment in each.segments:
+            messages += wire_messages(topic, delivery.partition, segment, each.attempt, lease)
+            if count > SLICE_MESSAGES and len(messages) >= SLICE_MESSAGES:
+                slices.append(encode(messages))
+                messages.clear()
+                await asyncio.sleep(0)
+    joined: list[WireMessage] | Raw = messages
+    if slices:
+        slices.append(encode(messages))
+        joined = Raw(_msgpack_array(slices, count) if packed else _json_array(slices))
+    return encode(
+        ConsumeResponse(joined, delivery.next_offset, delivery.has_more, delivery.skipped, lease, delivery.partition)
     )
 
 
-def _observe(metrics: Metrics, messages: list[DeliveredMessage], took_s: float, now_ms: int) -> None:
+def _json_array(slices: list[bytes]) -> bytes:
+    return b"[%b]" % b",".join([each[1:-1] for each in slices if len(each) > 2])
+
+
+def _msgpack_array(slices: list[bytes], count: int) -> bytes:
+    # An array of 15 at most has one byte before its elements; a longer one three, since a slice has no more than that.
+    return b"\xdd%b%b" % (count.to_bytes(4), b"".join([each[1 if each[0] < 0xA0 else 3 :] for each in slices]))
+
+
+def _observe(metrics: Metrics, ranges: list[DeliveredRange], took_s: float, now_ms: int) -> None:
     metrics.consume_seconds.observe(took_s)
-    if not messages:
-        return
-    metrics.consumed += len(messages)
-    at_ms, count = messages[0].at_ms, 0
-    for message in messages:
-        if message.attempt > 1:
+    for each in ranges:
+        metrics.consumed += each.count
+        if each.attempt > 1:
             continue  # how long another consumer held it says nothing about the server
-        if message.at_ms != at_ms:
-            if count:
-                metrics.delivery_seconds.observe((now_ms - at_ms) / 1000, count)
-            at_ms, count = message.at_ms, 0
-        count += 1
-    if count:
-        metrics.delivery_seconds.observe((now_ms - at_ms) / 1000, count)
+        for segment in each.segments:
+            metrics.delivery_seconds.observe((now_ms - segment.at_ms) / 1000, segment.next - segment.position)
 
 
 # -- settling

@@ -11,14 +11,20 @@ Waiting consumers are woken in turn. A commit wakes as many consumers as its mes
 wakes the next. So a message wakes one consumer of a group, not all of them. A lease that expires, or a delay that ends,
 is an alarm of the queue. A consumer that was woken and does not consume after all passes its turn on.
 
+A commit that is made on the event loop takes the claims of waiting consumers along (`ConsumerQueues.claims`, as a
+follower of the runner's batch): their messages are published and leased by one commit, and the consumer has them as
+soon as they are durable. Consumers that a commit of another thread wakes, or that it has no time for, consume by
+themselves.
+
 A consumer whose client disconnects is cancelled by the transport. While it waits nothing is claimed for it. If its
-command is with the writer already, the messages that it claims are given back at once.
+command is with the writer already, the messages that it claims are given back at once. So are those of a consumer
+whose caller has lost its rights meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import Any, Final, cast
 
@@ -31,7 +37,10 @@ from tailrace.database import Database
 from tailrace.errors import NotFound, TooMany
 from tailrace.http.live import Turns, appended_bytes
 from tailrace.http.revocation import Caller
+from tailrace.log import segments
 from tailrace.log.log import Advanced, Ended
+from tailrace.log.tail import KEYS_CHANGED, USERS_CHANGED, Notices
+from tailrace.runner import Done
 from tailrace.topics.consuming import Consume, ConsumedMessages, Nack
 from tailrace.topics.group import OFFSET, GroupMoved, StartPoint
 from tailrace.topics.queries import FindTopic, ReadTopic
@@ -40,18 +49,26 @@ from tailrace.topics.topic import Topic
 ALARM_S_MIN: Final = 0.001  # timers are not more exact than that
 
 ANY: Final = -1  # no partition in particular
+REVOKING: Final = (USERS_CHANGED, KEYS_CHANGED)
 
 Key = tuple[int, int | None, str | None]  # topic, partition, group
 
 
 class WaitingConsumer:
-    """A consumer in a queue. `woken`: True, it is its turn; False, it has waited long enough."""
+    """A consumer in a queue. `woken`: True, it is its turn; False, it has waited long enough; or the result of its
+    command, which a commit has taken along."""
 
-    __slots__ = ("limit", "woken")
+    __slots__ = ("claimed", "command", "left", "limit", "principal", "woken")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, limit: int) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, limit: int, command: Consume | None, principal: Principal
+    ) -> None:
         self.limit = limit
-        self.woken: Completion[bool] = Completion(loop)
+        self.command = command  # None: without a group, nothing is claimed
+        self.principal = principal
+        self.claimed = False  # a commit has taken its command along, and is not durable yet
+        self.left = False  # it was cancelled
+        self.woken: Completion[bool | ConsumedMessages] = Completion(loop)
 
 
 class ConsumerQueue:
@@ -74,6 +91,7 @@ class ConsumerQueue:
         self._ends: dict[int, int] = {}  # by partition: when its next lease or delay runs out
         self.unsure = False  # of many partitions, others than the one that rang may have something now, or soon
         numbers = range(topic.partitions) if partition is None else (partition,)
+        self.logs = () if group is None else tuple(topic.log_of(number) for number in numbers)  # to claim from
         self._unsubscribe: list[Callable[[], None]] = [
             db.tail.subscribe(topic.log_of(number), partial(self._notified, number)) for number in numbers
         ]
@@ -90,11 +108,14 @@ class ConsumerQueue:
         for notice in notices:
             kind = type(notice)
             if kind is Advanced:
-                messages += 1
+                messages += segments.count(notice.segment)
             elif kind is GroupMoved:
                 if notice.group == self.group:
                     self.moved += 1
-                    deliverable = deliverable or notice.deliverable
+                    if notice.deliverable is False:
+                        messages, deliverable = 0, False  # a consumer of this commit has them
+                    else:
+                        deliverable = deliverable or bool(notice.deliverable)
                     self.ring_at(partition, notice.wake_ms)
             elif kind is Ended and notice.gone:
                 self.dropped = True
@@ -156,17 +177,48 @@ class ConsumerQueue:
             self._wake(waiter, False)
 
     def _wake(self, waiter: WaitingConsumer, turn: bool) -> None:
+        if waiter.claimed:
+            return  # the commit that has its messages is under way, and wakes it
         # Out of the queue before it is woken: it may come back in the same moment.
         self._waiting.pop(waiter, None)
         waiter.woken.set(turn)
 
-    async def turn(self, limit: int, within_s: float, caller: Caller, *, first: bool) -> bool:
-        """Wait; whether it is our turn to consume. `first`: we were woken and found nothing, so we stay the next. Not
-        if the caller changes."""
+    def claims(self, messages: int) -> Iterator[tuple[Consume, Done, str]]:
+        """The commands of as many waiting consumers as new messages fill."""
+        while messages > 0 and self._waiting:
+            waiter = next(iter(self._waiting))
+            command = waiter.command
+            if command is None or command.heavy():
+                return
+            del self._waiting[waiter]
+            waiter.claimed = True
+            messages -= waiter.limit
+            yield command, partial(self._claimed, waiter, command), waiter.principal.name
+
+    def _claimed(
+        self, waiter: WaitingConsumer, command: Consume, delivery: ConsumedMessages | None, error: BaseException | None
+    ) -> None:
+        """The commit that a waiting consumer's command was a part of is durable, or has failed."""
+        waiter.claimed = False
+        gone = waiter.left or waiter.woken.done()
+        if delivery is None or error is not None:
+            # It consumes by itself, and so gets the error that concerns it; after the notices of this commit.
+            self._loop.call_soon(self.ring if gone else partial(self._wake, waiter, True))
+        elif gone:
+            # Not from within the writer's handing out of answers: others wait for theirs.
+            self._loop.call_soon(give_back, self._db, command, waiter.principal, delivery)
+        else:
+            waiter.woken.set(delivery)
+
+    async def turn(
+        self, limit: int, within_s: float, caller: Caller, *, first: bool, command: Consume | None = None
+    ) -> bool | ConsumedMessages:
+        """Wait; whether it is our turn to consume, or the result of `command` if a commit took it along. `first`: we
+        were woken and found nothing, so we stay the next. Not if the caller changes."""
         caller.follow()
         if caller.changed:
             return False
-        waiter = WaitingConsumer(self._loop, limit)
+        waiter = WaitingConsumer(self._loop, limit, command, caller.principal)
         if first:
             self._waiting = {waiter: None, **self._waiting}
         else:
@@ -176,13 +228,25 @@ class ConsumerQueue:
         try:
             return await waiter.woken
         except asyncio.CancelledError:
-            if waiter not in self._waiting:
-                self.ring_soon()  # it was our turn, and is the next one's now
+            waiter.left = True
+            self._pass_on(waiter)
             raise
         finally:
             timer.cancel()
             caller.wake = None
             self._waiting.pop(waiter, None)
+
+    def _pass_on(self, waiter: WaitingConsumer) -> None:
+        """A waiting consumer has left: what it was woken for is the next one's now."""
+        if waiter.claimed or waiter in self._waiting:
+            return
+        woken = waiter.woken
+        delivery = None if not woken.done() or woken.cancelled() else woken.result()
+        if isinstance(delivery, ConsumedMessages):
+            assert waiter.command is not None
+            give_back(self._db, waiter.command, waiter.principal, delivery)
+        else:
+            self.ring_soon()
 
 
 class ConsumerQueues:
@@ -191,6 +255,8 @@ class ConsumerQueues:
     def __init__(self, db: Database) -> None:
         self._db = db
         self._queues: dict[Key, ConsumerQueue] = {}
+        self._by_log: dict[int, dict[ConsumerQueue, None]] = {}  # those of groups
+        self._unfollow: Callable[[], None] | None = None  # commits are followed while consumers of groups wait
         self._turns = Turns()
         self._stopping = False
         self._first = 0
@@ -199,6 +265,19 @@ class ConsumerQueues:
         """Which partition a consumer of any looks at first: they take turns."""
         self._first += 1
         return self._first
+
+    def claims(self, notices: Notices) -> Iterator[tuple[Consume, Done, str]]:
+        """The commands of consumers that wait for messages which a transaction has added. For `Runner.followers`."""
+        added: dict[int, int] = {}
+        for notice in notices:
+            number = notice.log
+            if number in REVOKING:
+                return  # whether they may still have messages is known after this commit
+            if number in self._by_log and type(notice.item) is Advanced:
+                added[number] = added.get(number, 0) + segments.count(notice.item.segment)
+        for number, messages in added.items():
+            for queue in list(self._by_log.get(number, ())):
+                yield from queue.claims(messages)
 
     def release(self) -> None:
         """End all waits: the consumers get no messages."""
@@ -233,20 +312,24 @@ class ConsumerQueues:
     ) -> ConsumedMessages:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        called, acked = False, 0
+        called: bool | ConsumedMessages = False
+        acked = 0
         while True:
             news, moved = queue.news, queue.moved
-            try:
-                delivery = await self._claimed(command, caller.principal)
-            except BaseException:
-                if called:
-                    queue.ring_soon()
-                raise
+            if isinstance(called, ConsumedMessages):  # a commit took the command along
+                delivery, called = called, True
+            else:
+                try:
+                    delivery = await self._claimed(command, caller.principal)
+                except BaseException:
+                    if called:
+                        queue.ring_soon()
+                    raise
             if command.acks:  # they are done, whether or not there is something to deliver
                 acked, command = delivery.acked, msgspec.structs.replace(command, acks=())
             elif acked:
                 delivery = msgspec.structs.replace(delivery, acked=acked)
-            if delivery.messages:
+            if delivery.ranges:
                 # If it leaves more behind, the notice of that wakes the next.
                 if queue.unsure:
                     queue.ring_soon()  # and so on, until one finds nothing and knows when there will be messages
@@ -267,10 +350,13 @@ class ConsumerQueues:
                 raise _dropped(queue.topic)
             if queue.news != news:
                 continue
-            called = await self._wait(queue, caller, command.limit, left, first=called)
+            called = await self._wait(queue, caller, command.limit, left, first=bool(called), command=command)
             if queue.dropped:
                 raise _dropped(queue.topic)
             if caller.changed:
+                if isinstance(called, ConsumedMessages):
+                    give_back(self._db, command, caller.principal, called)
+                    called = False  # the notice of that wakes the next
                 if await self._goes_on(queue, caller, called=called):
                     continue
                 return delivery
@@ -289,19 +375,7 @@ class ConsumerQueues:
         return same
 
     def _claimed(self, command: Consume, principal: Principal) -> PendingClaim:
-        return PendingClaim(self, command, principal)
-
-    def give_back(self, command: Consume, principal: Principal, delivery: ConsumedMessages) -> None:
-        """Give back the messages that were claimed for a consumer that has left. The result is not awaited: if it
-        fails, the lease expires."""
-        if delivery.lease is not None and delivery.messages and self._db.stopped is None:
-            self._db.aexecute(
-                Nack(
-                    command.topic, command.group, delivery.partition, command.consumer, delivery.lease, None, None, 0,
-                    undelivered=True,
-                ),
-                principal,
-            )  # fmt: skip
+        return PendingClaim(self._db, command, principal)
 
     # -- without one
 
@@ -309,7 +383,7 @@ class ConsumerQueues:
         """Messages from a position on, without a group, when there are some; none, at the time-out."""
         principal = caller.principal
         delivery = await self._db.aexecute(query, principal)
-        if delivery.messages or timeout_s <= 0 or self._stopping:
+        if delivery.ranges or timeout_s <= 0 or self._stopping:
             return delivery
         queue = await self._enter(query.topic, query.partition, None)
         if queue is None:
@@ -327,10 +401,10 @@ class ConsumerQueues:
                 if caller.changed:
                     if not await caller.is_same():
                         return empty
-                    if not delivery.messages:
+                    if not delivery.ranges:
                         continue  # authenticating took a while, and commits meanwhile have not woken us
                 left = deadline - loop.time()
-                if delivery.messages or left <= 0 or self._stopping:
+                if delivery.ranges or left <= 0 or self._stopping:
                     return delivery
                 called = await self._wait(queue, caller, query.limit, left, first=False)
                 if not (called or caller.changed) and not queue.dropped:
@@ -354,6 +428,10 @@ class ConsumerQueues:
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = ConsumerQueue(self._db, topic, partition, group)
+            for number in queue.logs:
+                self._by_log.setdefault(number, {})[queue] = None
+            if self._unfollow is None and self._by_log:
+                self._unfollow = self._db.add_followers(self.claims)
         queue.members += 1
         return queue
 
@@ -362,18 +440,48 @@ class ConsumerQueues:
         if not queue.members:
             queue.close()
             del self._queues[queue.key]
+            for number in queue.logs:
+                waited = self._by_log[number]
+                del waited[queue]
+                if not waited:
+                    del self._by_log[number]
+            if self._unfollow is not None and not self._by_log:
+                self._unfollow()
+                self._unfollow = None
 
-    async def _wait(self, queue: ConsumerQueue, caller: Caller, limit: int, within_s: float, *, first: bool) -> bool:
+    async def _wait(
+        self,
+        queue: ConsumerQueue,
+        caller: Caller,
+        limit: int,
+        within_s: float,
+        *,
+        first: bool,
+        command: Consume | None = None,
+    ) -> bool | ConsumedMessages:
         metrics = self._db.metrics
         if metrics.live_readers >= limits.WAITERS_MAX:
             raise TooMany(f"{limits.WAITERS_MAX} readers are waiting already; retry in a moment")
         metrics.live_readers += 1
         metrics.consumers_waiting += 1
         try:
-            return await queue.turn(limit, within_s, caller, first=first)
+            return await queue.turn(limit, within_s, caller, first=first, command=command)
         finally:
             metrics.live_readers -= 1
             metrics.consumers_waiting -= 1
+
+
+def give_back(db: Database, command: Consume, principal: Principal, delivery: ConsumedMessages) -> None:
+    """Give back the messages that were claimed for a consumer that has left. The result is not awaited: if it fails,
+    the lease expires."""
+    if delivery.lease is not None and delivery.ranges and db.stopped is None:
+        db.aexecute(
+            Nack(
+                command.topic, command.group, delivery.partition, command.consumer, delivery.lease, None, None, 0,
+                undelivered=True,
+            ),
+            principal,
+        )  # fmt: skip
 
 
 class _Moved(Exception):
@@ -388,14 +496,13 @@ class _Moved(Exception):
 class PendingClaim:
     """A `Consume` under way, to be awaited. If the wait is cancelled, the messages that it claims are given back."""
 
-    __slots__ = ("_answer", "_command", "_completion", "_left", "_principal", "_queues")
+    __slots__ = ("_answer", "_command", "_completion", "_db", "_left", "_principal")
 
-    def __init__(self, queues: ConsumerQueues, command: Consume, principal: Principal) -> None:
-        self._queues = queues
+    def __init__(self, db: Database, command: Consume, principal: Principal) -> None:
+        self._db = db
         self._command = command
         self._principal = principal
         self._left = False
-        db = queues._db
         # The writer sets another completion than the one that is awaited: a cancelled task cancels what it awaits.
         self._completion = cast(Completion[ConsumedMessages], db.aexecute(command, principal))
         self._answer: Completion[None] = Completion(asyncio.get_running_loop())
@@ -410,7 +517,7 @@ class PendingClaim:
 
     def _give_back(self) -> None:
         if self._completion.exception() is None:
-            self._queues.give_back(self._command, self._principal, self._completion.result())
+            give_back(self._db, self._command, self._principal, self._completion.result())
 
     def __await__(self) -> Generator[Any, None, ConsumedMessages]:
         try:

@@ -29,7 +29,7 @@ Done = Callable[[T | None, BaseException | None], None]
 
 def start(coroutine: Coroutine[Any, Any, T], done: Done[T]) -> Drive[T]:
     """Step the coroutine now; call ``done(result, None)`` or ``done(None, error)`` once, when it has finished."""
-    drive: Drive[T] = _Called(done)
+    drive: Drive[T] = Called(done)
     drive.run(coroutine)
     return drive
 
@@ -71,8 +71,10 @@ class Drive(Generic[T]):
         try:
             waits_for = coroutine.send(None) if error is None else coroutine.throw(error)
         except StopIteration as stop:
+            self._coroutine = None
             self.finished(stop.value, None)
         except (Exception, asyncio.CancelledError) as raised:
+            self._coroutine = None
             self.finished(None, raised)
         else:
             if type(waits_for) is Completion:
@@ -97,7 +99,7 @@ class Drive(Generic[T]):
         self.finished(None if error is not None else task.result(), error)
 
 
-class _Called(Drive[T]):
+class Called(Drive[T]):
     """A drive that calls back."""
 
     __slots__ = ("_done",)

@@ -28,6 +28,9 @@ _encode: Final = msgspec.json.Encoder().encode
 
 def response(error: Error) -> Response:
     """The answer to a request that failed with `error`."""
+    # The frames of the traceback hold the request, and the queued command that holds the error: such a cycle would keep
+    # the body in memory until the collector runs.
+    error.__traceback__ = error.__context__ = None
     body: dict[str, Any] = {"code": error.code, "message": str(error), **error.facts}
     headers: Headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
     match error:

@@ -1,7 +1,8 @@
 """The receiving half of a connection: bytes in, whole requests out, within the limits.
 
-The parser collects a request (`_phase` says how far it is) and `_admit` gets it when it is complete. The rule:
-whatever a client sends, what is kept of it is bounded, and so is the time it may take; what breaks a limit or the
+The parser collects a request (`_phase` says how far it is) and `_admit` gets it when it is complete. A request that
+repeats a head (see `heads`) and has come whole is taken without the parser, which is between two requests then. The
+rule: whatever a client sends, what is kept of it is bounded, and so is the time it may take; what breaks a limit or the
 grammar becomes one `Refusal`, after which nothing more is taken (`_deaf`).
 """
 
@@ -15,7 +16,7 @@ from typing import Any, Final
 
 import httptools
 
-from tailrace.http import wire
+from tailrace.http import heads, wire
 from tailrace.http.message import Request
 from tailrace.http.shared import Shared
 from tailrace.http.wire import Refusal
@@ -29,8 +30,11 @@ BODY: Final = 2
 UPGRADE: Final = 3  # the head asked for another protocol and a body is to follow; see _read_on
 CLOSING: Final = 4
 
+_NO_HEADERS: Final[dict[bytes, bytes]] = {}  # never filled
 _PART_BYTES: Final = 1024  # fed at once of a body in chunks; extensions are counted this exactly
 _CHUNK_FRAME_BYTES: Final = 12  # what a chunk may have around it: a size of up to eight digits, two line ends
+_LENGTH_DIGITS_MAX: Final = 8  # of the Content-Length of a repeated head
+_UNLIKE_MAX: Final = 16  # heads in a row of which none repeats the one before; then no more is learned
 
 
 class Inbound(asyncio.Protocol):
@@ -47,6 +51,7 @@ class Inbound(asyncio.Protocol):
         "_deadline",
         "_deaf",
         "_fed_bytes",
+        "_fields",
         "_headers",
         "_held_bytes",
         "_host",
@@ -54,6 +59,7 @@ class Inbound(asyncio.Protocol):
         "_last_target",
         "_loose_bytes",
         "_method",
+        "_opening",
         "_parser",
         "_path",
         "_peer",
@@ -67,6 +73,7 @@ class Inbound(asyncio.Protocol):
         "_target",
         "_trailer_bytes",
         "_trailers",
+        "_unlike",
     )
 
     def __init__(self, shared: Shared) -> None:
@@ -77,7 +84,7 @@ class Inbound(asyncio.Protocol):
         self._phase = IDLE
         self._deaf = False
         self._deadline = math.inf
-        self._headers: dict[bytes, bytes] = {}
+        self._headers = _NO_HEADERS
         self._target = self._method = self._path = self._query = b""
         self._repeats = 0
         self._trailers = self._trailer_bytes = 0
@@ -96,6 +103,9 @@ class Inbound(asyncio.Protocol):
         self._progress = 0  # moves with every request completed and every piece of a body
         self._silent_bytes = 0  # received since the last progress
         self._fed_bytes = 0  # received since it was last idle: the head being read cannot be larger
+        self._fields: heads.Fields | None = None  # of the last head that may be repeated
+        self._unlike = 0  # heads parsed since the last that was a repetition
+        self._opening = b""  # the bytes that the parser was given between two requests, until a head is complete
 
     # -- what the heir does
 
@@ -112,6 +122,12 @@ class Inbound(asyncio.Protocol):
     # -- bytes
 
     def data_received(self, data: bytes) -> None:
+        if self._phase == IDLE:
+            if self._fields is not None and not self._deaf:
+                data = self._take_repeated(data, self._fields)
+                if not data:
+                    return
+            self._opening = data
         if self._deaf:
             return
         before = self._progress
@@ -124,6 +140,45 @@ class Inbound(asyncio.Protocol):
             self._count_silence(len(data), before)
             if self._phase == BODY:
                 self._hold()
+
+    def _take_repeated(self, data: bytes, fields: heads.Fields) -> bytes:
+        """Take the requests that `data` begins with, as long as their heads are known; the bytes that are left."""
+        shared, at = self._shared, 0
+        while True:
+            line_end = data.find(b"\r\n", at)
+            line = shared.lines.get(data[at:line_end])
+            if line is None or not data.startswith(fields.before, line_end):
+                break
+            begin = line_end + len(fields.before)
+            body = b""
+            if fields.after:
+                stop = data.find(b"\r", begin, begin + _LENGTH_DIGITS_MAX + 1)
+                digits = data[begin:stop]
+                length = fields.length
+                if digits != fields.digits:
+                    length = int(digits) if stop > 0 and digits.isdigit() else shared.limits.body_bytes_max + 1
+                begin = stop + len(fields.after)
+                if (
+                    not data.startswith(fields.after, stop)
+                    or begin + length > len(data)
+                    or length > shared.limits.body_bytes_max
+                ):
+                    break
+                if digits != fields.digits:
+                    fields.resize(digits, length)
+                body = data[begin : begin + length]
+                begin += length
+            at = begin
+            self._unlike = 0
+            self._progress += 1
+            shared.stats.requests += 1
+            self._http10 = False
+            if shared.stopping:
+                self._deaf = True
+            self._admit(Request(line[0], line[1], b"", fields.headers, body, self._peer, self._secure))
+            if at == len(data) or self._deaf:
+                return b""
+        return data[at:] if at else data
 
     def _feed_in_parts(self, data: bytes) -> None:
         """Feed much data: a head and its body each by themselves, and a body in chunks a little at a time, so that what
@@ -152,8 +207,17 @@ class Inbound(asyncio.Protocol):
         if self._loose_bytes - self._trailer_bytes > CHUNK_EXTENSION_BYTES_MAX:
             self._refuse(wire.extensions_too_large(CHUNK_EXTENSION_BYTES_MAX))
 
+    def _forget_head(self) -> None:
+        """Let go of the parser and of the last head, until more arrives. Not within a callback of the parser."""
+        if self._parser is not None:
+            self._parser = self._fields = None
+            self._target = self._path = self._query = self._last_target = self._opening = b""
+            self._headers = _NO_HEADERS
+
     def _feed(self, data: bytes | memoryview) -> None:
         upgrade_at = 0
+        if self._parser is None:
+            self._parser = httptools.HttpRequestParser(self)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -244,7 +308,7 @@ class Inbound(asyncio.Protocol):
             self._check_head_size()
         if len(headers) + self._repeats > limits.headers_max:
             raise wire.too_many_fields(limits.headers_max)
-        self._repeats = 0
+        repeats, self._repeats = self._repeats, 0
         version = parser.get_http_version()
         self._http10 = version == "1.0"
         if version != "1.1" and not self._http10:
@@ -265,6 +329,16 @@ class Inbound(asyncio.Protocol):
             self._expect_body()
         elif b"expect" in headers and not self._http10:
             wire.check_expectation(headers[b"expect"])
+        if self._opening and wire.AWS_FIELD not in headers:  # those have signatures, which never repeat
+            self._learn(repeats)
+
+    def _learn(self, repeats: int) -> None:
+        """Keep the head that is complete now, if it may be repeated."""
+        opening, self._opening = self._opening, b""
+        if self._unlike < _UNLIKE_MAX and not repeats and not self._http10 and self._parser.should_keep_alive():
+            self._unlike += 1
+            if self._shared.limits.head_bytes_max >= heads.HEAD_BYTES_MAX:
+                self._fields = heads.learn(opening, self._method, self._target, self._headers, self._shared.lines)
 
     def on_chunk_header(self) -> None:
         self._chunks += 1
@@ -298,9 +372,7 @@ class Inbound(asyncio.Protocol):
         self._body_held_bytes = 0  # what was held stays so until the request has its turn; see _let_go
         if not isinstance(body, bytes):
             body = body.getvalue()
-        self._admit(
-            Request(self._method, self._path, self._query, self._headers, body, peer=self._peer, secure=self._secure)
-        )
+        self._admit(Request(self._method, self._path, self._query, self._headers, body, self._peer, self._secure))
 
     # -- heads
 

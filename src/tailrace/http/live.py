@@ -8,6 +8,7 @@ appended between the two unseen; entries that it then sees twice, or has missed,
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from tailrace.errors import TooMany
 from tailrace.http import cursor as cursors
 from tailrace.http.message import Frame, ResponseSink
 from tailrace.http.sse import HEARTBEAT, Encoding, SharedEvent, control
+from tailrace.log import segments
 from tailrace.log.entry import Entry
 from tailrace.log.log import Advanced, Ended
 from tailrace.log.tail import Tail
@@ -29,6 +31,7 @@ from tailrace.metrics import Metrics
 _HEARTBEAT: Final = Frame(HEARTBEAT)
 # Below this, a copy of the data with each control event is cheaper than a second write to each reader.
 JOIN_BYTES_MAX: Final = 1024
+_SLOTS_PER_S: Final = 8  # readers that are to be woken within one are woken together
 READ_BYTES: Final = 4 * limits.KiB  # what a read costs, beside what it finds
 
 
@@ -71,18 +74,24 @@ class Turns:
 class EventReader:
     """An event-stream reader that has caught up to `position`."""
 
-    __slots__ = ("behind", "cursor", "ended", "position", "sink")
+    __slots__ = ("behind", "cursor", "ended", "position", "sink", "slot", "woken")
 
     def __init__(self, sink: ResponseSink, position: int, cursor: int | None) -> None:
         self.sink = sink
         self.position = position
         self.cursor = cursor  # what the reader came with, where that is not in the past
-        self.behind = False  # it missed something and has to read before it can follow
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.behind = 0  # bytes, about: it missed them, or they are too many, and has to read before it can follow
+        self.ended = False  # it is behind, or nothing will follow
+        self.slot = 0  # see `LiveReads.wake_at`
+        self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def end(self) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
+        self.ended = True
+        self.wake()
+
+    def wake(self) -> None:
+        if not self.woken.done():
+            self.woken.set_result(None)
 
 
 class Channel:
@@ -97,22 +106,33 @@ class Channel:
 
     def publish(self, notices: list[Any]) -> None:
         """A commit touched the log: pass it on."""
-        entries = [notice.entry for notice in notices if isinstance(notice, Advanced)]
+        entries = [
+            entry for notice in notices if isinstance(notice, Advanced) for entry in segments.entries(notice.segment)
+        ]
         ended = next((notice for notice in notices if isinstance(notice, Ended)), None)
         closed = ended is not None and not ended.gone
         now = cursors.current(self._clock.now_ms())
+        after = entries[-1].next if entries else 0
+        size = sum([len(entry.body) for entry in entries])
         data: dict[int, Frame] = {}
         frames: dict[tuple[int, int], tuple[Frame, ...]] = {}
+        place: tuple[int, int] | None = None  # position and cursor of the reader before: most have the same
+        found: tuple[Frame, ...] = ()
         for reader in list(self.readers):
-            key = (reader.position, max(now, reader.cursor or 0))
-            if key not in frames:
-                frames[key] = self._frames(*key, entries, data, closed=closed)
-            if frames[key]:
-                reader.sink.send(*frames[key])
-                if entries and entries[-1].next > reader.position:
-                    reader.position = entries[-1].next
-            elif entries and entries[-1].next > reader.position:
-                reader.behind = True
+            at, cursor = reader.position, reader.cursor
+            if cursor is None or cursor < now:
+                cursor = now
+            if place is None or at != place[0] or cursor != place[1]:
+                place = (at, cursor)
+                if place not in frames:
+                    frames[place] = self._frames(at, cursor, entries, data, closed=closed)
+                found = frames[place]
+            if found:
+                reader.sink.send(*found)
+                if after > at:
+                    reader.position = after
+            elif after > at:
+                reader.behind = max(size, limits.EVENT_BYTES)
                 reader.end()
             if ended is not None:
                 reader.end()
@@ -145,7 +165,7 @@ class Channel:
 
 
 def appended_bytes(notices: list[Any]) -> int:
-    return sum([len(notice.entry.body) for notice in notices if type(notice) is Advanced])
+    return sum([len(notice.segment.body) for notice in notices if type(notice) is Advanced])
 
 
 class Watch:
@@ -192,6 +212,9 @@ class LiveReads:
         self._channels: dict[tuple[int, Encoding], Channel] = {}
         self._events: WeakValueDictionary[tuple[int, int, Encoding], SharedEvent] = WeakValueDictionary()
         self._heart: asyncio.TimerHandle | None = None
+        self._slots: dict[int, set[EventReader]] = {}  # readers to be woken, by time
+        self._alarm: asyncio.TimerHandle | None = None  # for the first of them
+        self._alarm_slot = 0
         self.turns = Turns()
         self.stopping = False
         self._stopping: set[Callable[[], None]] = set()
@@ -235,6 +258,7 @@ class LiveReads:
         channel = self._channels.get(key)
         if channel is not None and reader in channel.readers:
             channel.readers.discard(reader)
+            self._forget(reader)
             self._metrics.live_readers -= 1
             if not channel.readers:
                 channel.unsubscribe()
@@ -244,20 +268,47 @@ class LiveReads:
         """How long a reader may stay. Spread, so that readers that came together do not all come back together."""
         return self._recycle_s * random.uniform(0.9, 1.1)
 
-    async def stay(self, reader: EventReader, seconds: float) -> None:
-        """Return when the log has ended for the reader, or after a while."""
-        self._stopping.add(reader.end)
-        try:
-            await asyncio.wait((reader.ended,), timeout=seconds)
-        finally:
-            self._stopping.discard(reader.end)
+    def wake_at(self, reader: EventReader, when: float) -> None:
+        """Wake a reader at this time of the loop, or up to a slot later: one timer serves all of them."""
+        self._forget(reader)
+        reader.slot = slot = math.ceil(when * _SLOTS_PER_S)
+        self._slots.setdefault(slot, set()).add(reader)
+        if self._alarm is None or slot < self._alarm_slot:
+            self._set_alarm(slot)
+
+    def _forget(self, reader: EventReader) -> None:
+        slot = self._slots.get(reader.slot)
+        if slot is not None:
+            slot.discard(reader)
+            if not slot:
+                del self._slots[reader.slot]
+
+    def _set_alarm(self, slot: int) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_slot = slot
+        self._alarm = asyncio.get_running_loop().call_at(slot / _SLOTS_PER_S, self._wake_due)
+
+    def _wake_due(self) -> None:
+        self._alarm = None
+        for slot in [slot for slot in self._slots if slot <= self._alarm_slot]:
+            for reader in self._slots.pop(slot):
+                reader.wake()
+        if self._slots:
+            self._set_alarm(min(self._slots))
 
     def stop(self) -> None:
         """End all live reads: long-polls are answered, event streams end."""
         if self._heart is not None:
             self._heart.cancel()
             self._heart = None
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
         self.stopping = True
+        for channel in list(self._channels.values()):
+            for reader in channel.readers:
+                reader.end()
         for wake in list(self._stopping):
             wake()
 

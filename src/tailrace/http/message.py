@@ -9,9 +9,11 @@ cancelled when the reader leaves. A `Frame` is encoded once, however many sinks 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
+
+import msgspec
 
 from tailrace.config import Config
 from tailrace.http.unsent import Held
@@ -24,36 +26,22 @@ INERT_TYPES: Final = frozenset(("application/json", "application/octet-stream", 
 SANDBOX: Final = (b"content-security-policy", b"sandbox")
 
 
-class Request:
+class Request(msgspec.Struct, eq=False):
     """One request, whole: the transport has read the body within its limits before a handler sees it."""
 
-    __slots__ = ("body", "config", "headers", "method", "mount", "parameters", "path", "peer", "query", "secure")
+    method: bytes
+    path: bytes  # raw, still percent-encoded, without the query
+    query: bytes  # raw, without the "?"
+    headers: dict[bytes, bytes]  # repeated fields are joined with ", "; not to be changed: requests may share them
+    body: bytes
+    peer: str = ""
+    secure: bool = False
+    mount: str = ""  # the part before `path` in the client's URL, percent-encoded; no slash at the end
 
     # Set when the request is dispatched: the server's configuration; and the parameters in the query string, if there
     # are any and the route knows all of its own.
-    config: Config
-    parameters: dict[str, str]
-
-    def __init__(
-        self,
-        method: bytes,
-        path: bytes,
-        query: bytes,
-        headers: dict[bytes, bytes],
-        body: bytes,
-        *,
-        peer: str = "",
-        secure: bool = False,
-        mount: str = "",
-    ) -> None:
-        self.method = method
-        self.path = path  # raw, still percent-encoded, without the query
-        self.query = query  # raw, without the "?"
-        self.headers = headers  # repeated fields are joined with ", "
-        self.body = body
-        self.peer = peer
-        self.secure = secure
-        self.mount = mount  # the part before `path` in the client's URL, percent-encoded; no slash at the end
+    config: Config = None  # type: ignore[assignment]
+    parameters: dict[str, str] = None  # type: ignore[assignment]
 
 
 def origin(request: Request, config: Config) -> str:
@@ -73,15 +61,12 @@ def content_fields(content_type: str) -> tuple[tuple[bytes, bytes], ...]:
     return (field,) if inert else (field, SANDBOX)
 
 
-class Response:
+class Response(msgspec.Struct, eq=False):
     """A whole answer. The transport adds Content-Length, Date and what every answer carries."""
 
-    __slots__ = ("body", "headers", "status")
-
-    def __init__(self, status: int, headers: Headers, body: bytes = b"") -> None:
-        self.status = status
-        self.headers = headers
-        self.body = body
+    status: int
+    headers: Headers
+    body: bytes = b""
 
 
 class Frame:
@@ -124,7 +109,12 @@ class LiveResponse:
     __slots__ = ("headers", "run", "status", "whole")
 
     def __init__(
-        self, status: int, headers: Headers, run: Callable[[ResponseSink], Awaitable[None]], *, whole: bool = False
+        self,
+        status: int,
+        headers: Headers,
+        run: Callable[[ResponseSink], Coroutine[Any, Any, None]],
+        *,
+        whole: bool = False,
     ) -> None:
         self.status = status
         self.headers = headers

@@ -58,15 +58,17 @@ class OriginPolicy:
             self._origins.add(public)
             self._hosts.add(public.partition("://")[2])
         self._hosts_checked = config.dev or bool(config.http.allowed_hosts)
-        self._good_hosts: set[bytes] = set()  # hosts that passed the check, so that most requests cost a lookup
+        # Those that passed the check, so that most requests cost a lookup.
+        self._good_hosts: set[bytes] = set()
+        self._good_peers: set[str] = set()
 
     def check(self, request: Request) -> Headers | None:
         """The CORS fields of the response, None where the request has no Origin; or `Forbidden`."""
         headers = request.headers
         if self._hosts_checked and headers.get(b"host") not in self._good_hosts:
             self._check_host(headers.get(b"host"))
-        if self._dev:
-            _check_peer(request)
+        if self._dev and (request.peer not in self._good_peers or not _FORWARDED.isdisjoint(headers)):
+            self._check_peer(request)
         origin = headers.get(b"origin")
         if origin is not None:
             return self._check_origin(request, origin)
@@ -89,6 +91,26 @@ class OriginPolicy:
         assert host is not None
         if len(self._good_hosts) < HOSTS_CACHED_MAX:
             self._good_hosts.add(host)
+
+    def _check_peer(self, request: Request) -> None:
+        """Dev mode serves this machine alone: its requests may do everything."""
+        if not is_loopback_address(request.peer):
+            peer = f"from {request.peer[:100]!r}" if request.peer else "whose peer address is unknown (a Unix socket?)"
+            raise Forbidden(
+                f"a server in dev mode has no authentication and serves loopback addresses only; this request, {peer}, "
+                "is refused. Leave dev mode and set a token (TAILRACE_TOKEN) to serve others",
+                code="FOREIGN_PEER",
+            )
+        if not _FORWARDED.isdisjoint(request.headers):
+            name = min(_FORWARDED.intersection(request.headers))
+            raise Forbidden(
+                f"a server in dev mode has no authentication and must not be used through a proxy, but the request "
+                f"has {name.decode()}. Leave dev mode and set a token (TAILRACE_TOKEN), or have the proxy leave the "
+                "field out",
+                code="FOREIGN_PEER",
+            )
+        if len(self._good_peers) < HOSTS_CACHED_MAX:
+            self._good_peers.add(request.peer)
 
     def _check_origin(self, request: Request, sent: bytes) -> Headers:
         text = sent.decode("latin-1")
@@ -133,25 +155,6 @@ class OriginPolicy:
 
 def _authority(name: str, port: str | None) -> str:
     return name if port is None else f"{name}:{port}"
-
-
-def _check_peer(request: Request) -> None:
-    """Dev mode serves this machine alone: its requests may do everything."""
-    if not is_loopback_address(request.peer):
-        peer = f"from {request.peer[:100]!r}" if request.peer else "whose peer address is unknown (a Unix socket?)"
-        raise Forbidden(
-            f"a server in dev mode has no authentication and serves loopback addresses only; this request, {peer}, is "
-            "refused. Leave dev mode and set a token (TAILRACE_TOKEN) to serve others",
-            code="FOREIGN_PEER",
-        )
-    if not _FORWARDED.isdisjoint(request.headers):
-        name = min(_FORWARDED.intersection(request.headers))
-        raise Forbidden(
-            f"a server in dev mode has no authentication and must not be used through a proxy, but the request "
-            f"has {name.decode()}. Leave dev mode and set a token (TAILRACE_TOKEN), or have the proxy leave the "
-            "field out",
-            code="FOREIGN_PEER",
-        )
 
 
 def _has_ambient_credentials(headers: dict[bytes, bytes]) -> bool:

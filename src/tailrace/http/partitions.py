@@ -22,10 +22,11 @@ from tailrace.errors import NotFound
 from tailrace.http.message import Answer, Headers, Request, Response
 from tailrace.http.reading import FeedSlice
 from tailrace.http.sse import JsonEncoding
-from tailrace.log.entry import Entry
+from tailrace.log import segments
+from tailrace.log.entry import Entry, Segment
 from tailrace.log.position import offset
 from tailrace.topics.queries import DescribePartition, PartitionEntries, ReadPartition
-from tailrace.topics.topic import MODES, OPERATIONS, DeliveredMessage, Topic, opened
+from tailrace.topics.topic import MODES, OPERATIONS, Topic, message_id, opened
 
 if TYPE_CHECKING:
     from tailrace.http.services import Services
@@ -46,7 +47,7 @@ class DeadLetterOrigin(msgspec.Struct, gc=False):
 
 
 class WireMessage(msgspec.Struct, gc=False):
-    """A message in JSON; its payload is base64, which the encoder makes of bytes."""
+    """A message on the wire. Its payload is bytes in MessagePack; in JSON the encoder makes base64 of them."""
 
     topic_id: str
     partition_id: int
@@ -67,15 +68,18 @@ class WireMessage(msgspec.Struct, gc=False):
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def wire_messages(topic: str, messages: list[DeliveredMessage], lease: str | None) -> list[WireMessage]:
-    """Messages as a consumer gets them; `topic` is its number."""
+def wire_messages(
+    topic: str, partition: int, segment: Segment, attempt: int | UnsetType, lease: str | UnsetType | None
+) -> list[WireMessage]:
+    """The messages in a segment; `topic` is its number."""
     made = []
-    for message in messages:
-        envelope = message.envelope
+    at_ms = segment.at_ms
+    for at, body in segments.views(segment):
+        envelope = opened(body)
         wire = WireMessage(
-            topic, message.partition, message.offset, message.id, envelope.source,
-            OPERATIONS[envelope.operation], message.at_ms, MODES[envelope.mode], envelope.payload, envelope.by,
-            message.attempt, lease,
+            topic, partition, at, message_id(envelope, partition, at), envelope.source,
+            OPERATIONS[envelope.operation], at_ms, MODES[envelope.mode], envelope.payload, envelope.by,
+            attempt, lease,
         )  # fmt: skip
         if envelope.key is not None:
             wire.key = envelope.key.decode("utf-8", "replace")
@@ -87,10 +91,8 @@ def wire_messages(topic: str, messages: list[DeliveredMessage], lease: str | Non
 
 def rendered(entry: Entry, topic: str, partition: int) -> bytes:
     """An entry's message, as a reader of the partition gets it."""
-    (wire,) = wire_messages(
-        topic, [DeliveredMessage(partition, entry.position, entry.at_ms, 0, opened(entry.body))], None
-    )
-    wire.attempt = wire.lease_id = UNSET
+    segment = Segment(entry.log, entry.position, entry.next, entry.at_ms, entry.body)
+    (wire,) = wire_messages(topic, partition, segment, UNSET, UNSET)
     return _encode(wire)
 
 
@@ -124,6 +126,7 @@ class PartitionFeed:
     def __init__(self, db: Database, principal: Principal, topic: str, partition: int) -> None:
         self._db = db
         self.principal = principal
+        self.slice_bytes = limits.SLICE_BYTES
         self._topic = topic
         self._partition = partition
 
@@ -131,14 +134,14 @@ class PartitionFeed:
         query = ReadPartition(self._topic, self._partition, position, bytes_max, limits.SLICE_ENTRIES)
         run = await self._db.aexecute(query, self.principal)
         encoding = MessagesEncoding(run.topic, self._partition)
-        entries, left = [], TURN_BYTES
+        bodies, left = [], TURN_BYTES
         for entry in run.entries:
             if left <= 0:
                 await asyncio.sleep(0)
                 left = TURN_BYTES
             left -= len(entry.body)
-            entries.append(Entry(entry.log, entry.position, entry.next, entry.at_ms, encoding.rendered(entry)))
-        return FeedSlice(run.log.id, CONTENT_TYPE, encoding, run.position, entries, run.next, run.log.next, False)
+            bodies.append(encoding.rendered(entry))
+        return FeedSlice(run.log.id, CONTENT_TYPE, encoding, run.position, bodies, run.next, run.log.next, False)
 
     async def describe(self) -> FeedSlice:
         run = await self._db.aexecute(DescribePartition(self._topic, self._partition), self.principal)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 from urllib.parse import parse_qsl
 
@@ -18,11 +19,10 @@ from tailrace.access import Principal
 from tailrace.clock import Clock
 from tailrace.errors import Error, Invalid
 from tailrace.http import cursor as cursors
-from tailrace.http.live import EventReader, LiveReads
+from tailrace.http.live import LiveReads
 from tailrace.http.message import Answer, Frame, Headers, LiveResponse, Request, Response, ResponseSink, content_fields
 from tailrace.http.revocation import Caller
 from tailrace.http.sse import PART_BYTES, Encoding, SharedEvent, control
-from tailrace.log.entry import Entry
 from tailrace.log.position import BEGINNING, NOW, offset, parse
 
 PARAMETERS: Final = ("offset", "live", "cursor")  # of a read, in the query string
@@ -36,7 +36,7 @@ class FeedSlice(msgspec.Struct, frozen=True):
     content_type: str
     encoding: Encoding
     position: int
-    entries: list[Entry]
+    bodies: list[bytes]  # of the entries, one each; or of several, where nothing separates them
     next: int
     tail: int
     closed: bool  # the log takes no more
@@ -55,6 +55,7 @@ class Feed(Protocol):
     """Something that can be read as a log."""
 
     principal: Principal  # of the reader
+    slice_bytes: int  # of a page, read at once between turns of the event loop
     renew_s: float  # how often a reader must renew the log, or it may expire; infinity if it never does
 
     async def read(self, position: int | None, bytes_max: int) -> FeedSlice:
@@ -134,33 +135,33 @@ class Reading:
 
     async def _page(self, feed: Feed, position: int | None) -> FeedSlice:
         """A page, read in slices between which the loop serves others."""
-        piece = await feed.read(position, min(limits.SLICE_BYTES, self._page_bytes))
+        piece = await feed.read(position, min(feed.slice_bytes, self._page_bytes))
         if piece.at_tail:
             return piece
-        entries = list(piece.entries)
-        left = self._page_bytes - sum(len(entry.body) for entry in entries)
-        while left > 0 and len(entries) < limits.PAGE_ENTRIES and not piece.at_tail:
+        bodies = list(piece.bodies)
+        left = self._page_bytes - sum(map(len, bodies))
+        while left > 0 and len(bodies) < limits.PAGE_ENTRIES and not piece.at_tail:
             await asyncio.sleep(0)
             try:
-                more = await feed.read(piece.next, min(limits.SLICE_BYTES, left))
+                more = await feed.read(piece.next, min(feed.slice_bytes, left))
             except Error:
                 break  # deleted or trimmed meanwhile; what was read stands, and the next request says why
-            size = sum(len(entry.body) for entry in more.entries)
+            size = sum(map(len, more.bodies))
             if more.log != piece.log or size > left:
                 break
-            entries += more.entries
+            bodies += more.bodies
             left -= size
             piece = msgspec.structs.replace(more, position=piece.position)
-        return msgspec.structs.replace(piece, entries=entries)
+        return msgspec.structs.replace(piece, bodies=bodies)
 
     # -- long-poll
 
     async def _long_poll(self, request: Request, feed: Feed, parameters: ReadParameters) -> Response:
         piece = await (feed.describe() if parameters.offset == NOW else self._page(feed, parameters.position))
-        if not piece.entries and not piece.ended:
+        if not piece.bodies and not piece.ended:
             piece = await self._wait(request, feed, piece)
         cursor = (b"stream-cursor", b"%d" % cursors.following(self._clock.now_ms(), parameters.cursor))
-        if piece.entries:
+        if piece.bodies:
             return _conditional(request, piece, [cursor, self._cacheable])
         extra: Headers = [(b"cache-control", b"no-store")]
         if not piece.ended:
@@ -183,7 +184,7 @@ class Reading:
                     return piece
                 piece = found
                 left = deadline - loop.time()
-                if piece.entries or piece.ended or left <= 0 or self._live.stopping:
+                if piece.bodies or piece.ended or left <= 0 or self._live.stopping:
                     return piece
                 await watch.wait(min(left, feed.renew_s))  # a reader that waits keeps the log alive
                 await self._live.turns.take(watch.new_bytes)
@@ -207,63 +208,61 @@ class Reading:
         if first.encoding.base64:
             headers.append((b"stream-sse-data-encoding", b"base64"))
 
-        # Only `_follow` refers to what it sends, so that it can let go of it.
-        start = [first]
+        # The slice is in a list, for only `_follow` to refer to what it sends, so that it can let go of it.
+        return LiveResponse(200, headers, partial(self._follow, feed, [first], parameters.cursor))
 
-        async def run(sink: ResponseSink) -> None:
-            try:
-                await self._follow(feed, start.pop(), parameters, sink)
-            except Error:
-                return  # deleted or trimmed meanwhile; the answer ends, and the next request says why
-
-        return LiveResponse(200, headers, run)
-
-    async def _follow(self, feed: Feed, piece: FeedSlice, parameters: ReadParameters, sink: ResponseSink) -> None:
+    async def _follow(self, feed: Feed, start: list[FeedSlice], came_with: str | None, sink: ResponseSink) -> None:
         """Send the entries that there are, then those that are committed."""
-        encoding = piece.encoding
-        cursor = cursors.following(self._clock.now_ms(), parameters.cursor)
-        floor = cursor if cursor > cursors.current(self._clock.now_ms()) else None
-        log = piece.log
-        while piece.log == log:  # deleted and recreated, the path leads to another log: not the continuation
-            bodies = [entry.body for entry in piece.entries]
-            data = b""
-            if sum(map(len, bodies)) > limits.EVENT_BYTES:
-                event = self._live.shared_event(log, piece.position, encoding, bodies)
-                del bodies
-                piece = msgspec.structs.replace(piece, entries=[])
-                await _send_slices(sink, encoding, event)
-                del event
-            elif bodies:
-                data = encoding.event(bodies)
-            position_event = control(piece.next, cursor, at_tail=piece.at_tail, closed=piece.ended)
-            sink.send(Frame(data + position_event))
-            if piece.ended:
-                return
-            await sink.drained()
-            if not piece.at_tail:
-                piece = await feed.read(piece.next, limits.SLICE_BYTES)
-                continue
-            reader = self._live.join(log, encoding, sink, piece.next, floor)
-            try:
-                # What was committed between the read and the join is found by reading once more.
-                piece = await feed.read(piece.next, limits.SLICE_BYTES)
-                if reader.position > piece.position or not (piece.entries or piece.ended):
-                    await self._stay(feed, reader)
-                    if not reader.behind:
-                        return
-                    await self._live.turns.take(limits.EVENT_BYTES)  # it is larger than that, or was missed
-                    piece = await feed.read(reader.position, limits.SLICE_BYTES)
-            finally:
-                self._live.leave(log, encoding, reader)
-
-    async def _stay(self, feed: Feed, reader: EventReader) -> None:
-        """Return when the log has ended, or when it is time for the reader to reconnect."""
+        # No helper below waits: each coroutine that waits in another one takes memory, for every reader.
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._live.recycle_s()
-        while not reader.ended.done() and (left := until - loop.time()) > 0 and not self._live.stopping:
-            await self._live.stay(reader, min(left, feed.renew_s))
-            if not reader.ended.done():
-                await feed.describe()  # a reader keeps the log alive
+        piece = start.pop()
+        encoding, log = piece.encoding, piece.log
+        cursor = cursors.following(self._clock.now_ms(), came_with)
+        floor = cursor if cursor > cursors.current(self._clock.now_ms()) else None
+        try:
+            while piece.log == log:  # deleted and recreated, the path leads to another log: not the continuation
+                if sum(map(len, piece.bodies)) > limits.EVENT_BYTES:
+                    event = self._live.shared_event(log, piece.position, encoding, piece.bodies)
+                    piece = msgspec.structs.replace(piece, bodies=[])
+                    await _send_slices(sink, encoding, event)
+                    del event
+                sink.send(_caught_up(piece, cursor))
+                if piece.ended:
+                    return
+                await sink.drained()
+                if not piece.at_tail:
+                    piece = await feed.read(piece.next, limits.SLICE_BYTES)
+                    continue
+                reader = self._live.join(log, encoding, sink, piece.next, floor)
+                try:
+                    # What was committed between the read and the join is found by reading once more.
+                    piece = await feed.read(piece.next, limits.SLICE_BYTES)
+                    if reader.position > piece.position or not (piece.bodies or piece.ended):
+                        del piece
+                        # Until the log has ended, or it is time for the reader to reconnect.
+                        until = loop.time() + self._live.recycle_s()
+                        while not reader.ended and not self._live.stopping and (now := loop.time()) < until:
+                            self._live.wake_at(reader, min(until, now + feed.renew_s))
+                            await reader.woken
+                            reader.woken = loop.create_future()
+                            if not reader.ended:
+                                await feed.describe()  # a reader keeps the log alive
+                        if not reader.behind:
+                            return
+                        await self._live.turns.take(reader.behind)
+                        piece = await feed.read(reader.position, limits.SLICE_BYTES)
+                finally:
+                    self._live.leave(log, encoding, reader)
+        except Error:
+            return  # deleted or trimmed meanwhile; the answer ends, and the next request says why
+
+
+def _caught_up(piece: FeedSlice, cursor: int) -> Frame:
+    """The entries of a slice, and where the reader is then."""
+    position = control(piece.next, cursor, at_tail=piece.at_tail, closed=piece.ended)
+    if not piece.bodies:
+        return Frame(position)
+    return Frame(piece.encoding.event(piece.bodies) + position)
 
 
 async def _send_slices(sink: ResponseSink, encoding: Encoding, event: SharedEvent) -> None:
@@ -292,7 +291,7 @@ def _conditional(request: Request, piece: FeedSlice, extra: Headers) -> Response
 
 def whole(piece: FeedSlice, extra: Headers) -> Response:
     """The entries of a piece, and where the reader is then."""
-    body = piece.encoding.body([entry.body for entry in piece.entries])
+    body = piece.encoding.body(piece.bodies)
     return Response(200, [*content_fields(piece.content_type), *_state(piece), *extra], body)
 
 

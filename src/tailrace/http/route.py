@@ -32,7 +32,9 @@ PRINCIPAL: Final = "principal"  # the credentials of a principal
 WAKE_TOKEN: Final = "wake token"  # the token of one wake of a subscription, as the bearer token
 
 JSON: Final = (b"application/json",)
-JSON_OR_MSGPACK: Final = (*JSON, b"application/vnd.msgpack", b"application/msgpack", b"application/x-msgpack")
+MSGPACK_TYPES: Final = (b"application/vnd.msgpack", b"application/msgpack", b"application/x-msgpack")
+JSON_OR_MSGPACK: Final = (*JSON, *MSGPACK_TYPES)
+MSGPACK_OR_ARROW: Final = (MSGPACK_TYPES[0], b"application/vnd.apache.arrow.stream", *MSGPACK_TYPES[1:])
 ANY_TYPE: Final = ()  # the body is data of the type that it declares
 
 TEXT: Final = "text/plain"

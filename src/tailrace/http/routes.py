@@ -42,6 +42,7 @@ from tailrace.http.route import (
     EVENTS,
     JSON_OR_MSGPACK,
     MSGPACK,
+    MSGPACK_OR_ARROW,
     OPEN,
     TEXT,
     WAKE_TOKEN,
@@ -73,7 +74,7 @@ def _sql(services: Services, request: Request, principal: Principal) -> Coroutin
     return services.sql(request, principal)
 
 
-def _dynamodb(services: Services, request: Request, principal: Principal) -> Coroutine[Any, Any, Answer]:
+def _dynamodb(services: Services, request: Request, principal: Principal) -> Response | Coroutine[Any, Any, Response]:
     return services.dynamodb(request)
 
 
@@ -97,7 +98,7 @@ def _topics_api(action: str, summary: str, **fields: Any) -> Route:
 ROUTES: Final[tuple[Route, ...]] = (
     # -- streams, whose protocol lets clients add query parameters
     _row(
-        "PUT", _STREAM, "Create a stream, or find that it is there with the same configuration.", "streams",
+        "PUT", _STREAM, "Create a stream; no change if it exists with the same configuration.", "streams",
         parse=streams.parse_create, render=streams.render_created, permissions=WRITE, types=ANY_TYPE, query=None,
         body=BYTES, status=201, more=(200,),
     ),
@@ -131,7 +132,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         permissions=READ, query=subscriptions.LIST_PARAMETERS, response=subscriptions.SubscriptionsResponse,
     ),
     _row(
-        "PUT", _SUBSCRIPTION, "Create a subscription, or find that it is there with the same configuration.",
+        "PUT", _SUBSCRIPTION, "Create a subscription; no change if it exists with the same configuration.",
         "subscriptions", answer=subscriptions.put, permissions=WRITE, query=None,
         body=subscriptions.SubscriptionBody, response=subscriptions.SubscriptionResponse, status=201, more=(200,),
     ),
@@ -221,12 +222,13 @@ ROUTES: Final[tuple[Route, ...]] = (
     ),
     _row(
         "GET", "/v1/tables/{name}/items", "Read all items of a table as of one moment, as Arrow.", "logs",
-        answer=bulk.items, permissions=READ, response=ARROW,
+        answer=bulk.items, permissions=READ, query=bulk.ITEMS_PARAMETERS, response=ARROW,
     ),
     # -- topics
     _topics_api(
-        "consume", "Deliver messages to a consumer of a group, and wait for them.",
-        answer=consume.consume, permissions=CONSUME, body=consume.ConsumeBody, response=consume.ConsumeResponse,
+        "consume", "Consume messages as a member of a group; can wait for new ones.",
+        answer=consume.consume, permissions=CONSUME, types=JSON_OR_MSGPACK, body=consume.ConsumeBody,
+        response=(consume.ConsumeResponse, MSGPACK),
     ),
     _topics_api(
         "ack", "Acknowledge messages.",
@@ -239,14 +241,14 @@ ROUTES: Final[tuple[Route, ...]] = (
         response=consume.ExtendResponse,
     ),
     _topics_api(
-        "nack", "Give messages back, for another delivery.",
+        "nack", "Return messages to the group, to be delivered again.",
         parse=consume.parse_nack, render=consume.render_nacked, permissions=CONSUME, body=consume.NackBody,
         response=consume.NackResponse,
     ),
     _topics_api(
-        "publish", "Publish messages as JSON.",
+        "publish", "Publish messages, as JSON or MessagePack.",
         parse=topics.parse_publish, render=topics.render_published, count=topics.count_published, permissions=WRITE,
-        body=topics.PublishBody, response=topics.PublishResponse,
+        types=JSON_OR_MSGPACK, body=topics.PublishBody, response=topics.PublishResponse,
     ),
     _row(
         "GET", "/v1/topics", "List the topics.", "topics",
@@ -295,24 +297,24 @@ ROUTES: Final[tuple[Route, ...]] = (
         answer=bulk.describe, permissions=READ_OR_CONSUME, query=bulk.LOG_NAMES, response=bulk.LogResponse,
     ),
     _row(
-        "GET", "/v1/logs/at", "Find the first offset of a moment, by partition.", "logs",
+        "GET", "/v1/logs/at", "Find the first offset at or after a timestamp, by partition.", "logs",
         answer=bulk.offsets_at, permissions=READ_OR_CONSUME, query=(*bulk.LOG_NAMES, "timestamp"),
         response=bulk.OffsetsResponse,
     ),
     _row(
-        "GET", "/v1/logs/advance", "Find how far a number of records reaches, by partition.", "logs",
+        "GET", "/v1/logs/advance", "Find the offset that is a number of records ahead, by partition.", "logs",
         answer=bulk.advance, permissions=READ_OR_CONSUME, query=(*bulk.LOG_NAMES, "from", "records"),
         response=bulk.OffsetsResponse,
     ),
     _row(
-        "GET", "/v1/logs/count", "Count the records of a range, and find where to cut it.", "logs",
+        "GET", "/v1/logs/count", "Count the records of a range and split it into equal pieces.", "logs",
         answer=bulk.count, permissions=READ, query=(*bulk.LOG_NAMES, "first", "until", "pieces"),
         response=bulk.CountResponse,
     ),
     # -- staged writes
     _row(
         "POST", "/v1/stages", "Stage rows for a table, topic or stream.", "pipeline",
-        also=("/v1/stages/",), answer=stages.stage, permissions=WRITE, types=JSON_OR_MSGPACK, query=stages.PARAMETERS,
+        also=("/v1/stages/",), answer=stages.stage, permissions=WRITE, types=MSGPACK_OR_ARROW, query=stages.PARAMETERS,
         body=MSGPACK, response=stages.StageResponse, status=201, more=(200,),
     ),
     _row(
@@ -387,13 +389,13 @@ ROUTES: Final[tuple[Route, ...]] = (
         response=views.ViewResponse,
     ),
     _row(
-        "POST", "/v1/views/{name}/apply", "Apply a delta to a view, with the ranges that it comes from, once.",
+        "POST", "/v1/views/{name}/apply", "Write staged rows to a view, with the ranges that they come from, once.",
         "pipeline", answer=views.apply, permissions=JOBS, types=JSON_OR_MSGPACK, body=MSGPACK,
         response=views.AppliedResponse,
     ),
     _row(
-        "POST", "/v1/views/{name}/held", "Read the rows that a join holds of its sources.", "pipeline",
-        answer=views.held, permissions=JOBS, types=JSON_OR_MSGPACK, body=MSGPACK, response=MSGPACK,
+        "POST", "/v1/views/{name}/plan", "Report the plan of a view: its key, columns and strategy.", "pipeline",
+        answer=views.plan, permissions=JOBS, types=JSON_OR_MSGPACK, body=MSGPACK, response=views.ViewResponse,
     ),
     _row(
         "POST", "/v1/views/{name}/fill", "Fill a view, step by step.", "pipeline",
@@ -470,7 +472,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         answer=system.get_health, access=OPEN, query=None, response=system.StatusResponse,
     ),
     _row(
-        "GET", "/readyz", "Check that writes are taken; 503 if not.", "server",
+        "GET", "/readyz", "Check that the server accepts writes; 503 if it does not.", "server",
         answer=system.get_ready, access=OPEN, query=None, response=system.StatusResponse,
     ),
     _row(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tailrace import limits as named
+from tailrace.http.heads import RequestLines
 from tailrace.http.submitted import Handler
 from tailrace.http.unsent import Budget
 from tailrace.metrics import Metrics
@@ -60,12 +61,14 @@ class Shared:
         "handler",
         "held_bytes",
         "limits",
+        "lines",
         "loop",
         "now",
         "stamp",
         "stats",
         "stopping",
         "unsent",
+        "write_buffer_high",
     )
 
     def __init__(self, handler: Handler, limits: TransportLimits, stats: Metrics) -> None:
@@ -74,9 +77,11 @@ class Shared:
         self.stats = stats
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.now = self.loop.time()  # as of the last tick
+        self.lines: RequestLines = {}  # that were parsed; see `heads`
         self.stamp = b""  # the fields that every answer carries, with the date
         self.connections: set[Watched] = set()
         self.held_bytes = 0  # of bodies that wait for their rest, or for their turn
         self.unsent = Budget(limits.unsent_bytes_max, stats)
+        self.write_buffer_high = max(limits.reader_buffer_max // 4, 1)  # bytes, with which a transport pauses writing
         self.stopping = False
         self.emptied: asyncio.Future[None] | None = None  # set when the last connection of a stopping server ends

@@ -24,6 +24,7 @@ from tailrace.http.message import Request
 from tailrace.log.tail import KEYS_CHANGED, USERS_CHANGED
 
 REMEMBERED_MAX: Final = 1_024
+_SIGNED: Final = b"AWS4-"
 Verify = Callable[[], None]
 Claimed = tuple[Principal, Verify | None]
 
@@ -60,7 +61,7 @@ class Signatures:
         result is awaited."""
         headers, query = request.headers, request.query
         given = headers.get(b"authorization")
-        if given is not None and given.partition(b" ")[0].lower() in (b"bearer", b"basic"):
+        if given is not None and not given.startswith(_SIGNED) and _scheme(given) in (b"bearer", b"basic"):
             known = self._authenticator.known(request)
             return self._found(request) if known is None else (known, None)
         if self._dev and not signature.is_signed(headers, query):
@@ -74,24 +75,22 @@ class Signatures:
             secret, principal = self._known.get(claim.key_id) or self._find(claim.key_id)
         except Unauthenticated as error:
             raise self._authenticator.refusal(error, request.peer, claim.key_id) from None
-        verify = partial(
-            self._verify,
-            request.peer,
-            claim,
-            self._signing_keys.get(claim.key_id, secret, claim.scope),
-            method=request.method,
-            path=request.mount.encode("latin-1") + request.path if request.mount else request.path,
-            query=query,
-            headers=headers,
-            body=request.body,
-        )
-        return principal, verify
+        key = self._signing_keys.get(claim.key_id, secret, claim.scope)
+        return principal, partial(self._verify, request, claim, key)
 
-    def _verify(self, peer: str, claim: SignatureClaim, *given: Any, **named: Any) -> None:
+    def _verify(self, request: Request, claim: SignatureClaim, key: bytes) -> None:
         try:
-            signature.verify(claim, *given, **named)
+            signature.verify(
+                claim,
+                key,
+                method=request.method,
+                path=request.mount.encode("latin-1") + request.path if request.mount else request.path,
+                query=request.query,
+                headers=request.headers,
+                body=request.body,
+            )
         except Unauthenticated as error:
-            raise self._authenticator.refusal(error, peer, claim.key_id) from None
+            raise self._authenticator.refusal(error, request.peer, claim.key_id) from None
 
     async def _found(self, request: Request) -> Claimed:
         return await self._authenticator.find(request), None
@@ -115,3 +114,7 @@ class Signatures:
     def _on_changed(self, changes: list[Any]) -> None:
         self._known.clear()
         self._signing_keys.clear()
+
+
+def _scheme(given: bytes) -> bytes:
+    return given.partition(b" ")[0].lower()

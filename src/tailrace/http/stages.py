@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from tailrace.access import SYSTEM, Principal
-from tailrace.errors import Invalid, WrongType
+from tailrace.errors import Invalid
 from tailrace.http.codec import (
     LogName,
     LogNumber,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from tailrace.http.services import Services
 
 PARAMETERS: Final = ("table", "topic", "stream", "stage", "chunk")
-CONTENT_TYPES: Final = ("application/vnd.msgpack", "application/msgpack", "application/x-msgpack")
 CHUNK_DIGITS_MAX: Final = 6
 
 
@@ -55,6 +54,7 @@ class CommitResponse(msgspec.Struct):
     applied: bool
     rows: int
     positions: dict[str, int]
+    more: bool
 
 
 _commit: Final = msgspec.json.Decoder(CommitBody)
@@ -62,12 +62,11 @@ _commit: Final = msgspec.json.Decoder(CommitBody)
 
 async def stage(services: Services, request: Request, principal: Principal) -> Response:
     """Rows for a new stage, or more rows for one."""
-    content_type = request.headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
-    if content_type not in CONTENT_TYPES:
-        raise WrongType(f"Content-Type {content_type[:80]!r} is not supported here; send rows as {CONTENT_TYPES[0]}")
+    content_type = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    arrow = content_type == b"application/vnd.apache.arrow.stream"
     parameters = parameters_of(request)
     here = await services.db.aexecute(FindTarget(target_of(parameters)), principal)
-    rows = await services.stage_workers.run(partial(checked, here, request.body), len(request.body))
+    rows = await services.stage_workers.run(partial(checked, here, request.body, arrow=arrow), len(request.body))
     if not rows.rows:
         raise Invalid("there are no rows in the body; stage at least one", code="INVALID_ROWS")
     command = StageRows(here.target, here.number, rows.rows, rows.body, parameters.get("stage"), _chunk(parameters))
@@ -85,7 +84,7 @@ def parse_commit(request: Request) -> CommitStages:
 
 
 def render_committed(request: Request, done: Committed) -> Response:
-    return json_response(CommitResponse(done.applied, done.rows, by_log(done.positions)))
+    return json_response(CommitResponse(done.applied, done.rows, by_log(done.positions), done.more))
 
 
 async def drop(services: Services, request: Request, principal: Principal, stage: str) -> Response:

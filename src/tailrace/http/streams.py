@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Coroutine
 from datetime import datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -17,6 +18,7 @@ from tailrace.http.message import Answer, Headers, Request, Response, content_fi
 from tailrace.http.reading import FeedSlice
 from tailrace.http.route import decode_path
 from tailrace.http.sse import encoding
+from tailrace.log import segments
 from tailrace.log.log import LogPage
 from tailrace.log.position import offset, parse
 from tailrace.streams.commands import (
@@ -50,10 +52,11 @@ class StreamFeed:
         self._db = db
         self.principal = principal
         self._path = path
+        self.slice_bytes = limits.PAGE_SLICE_BYTES
         self.renew_s = math.inf
 
     async def read(self, position: int | None, bytes_max: int) -> FeedSlice:
-        query = ReadStream(self._path, position, bytes_max, limits.SLICE_ENTRIES)
+        query = ReadStream(self._path, position, bytes_max, limits.PAGE_SLICE_ENTRIES, limits.SLICE_ENTRIES)
         found = await self._db.aexecute(query, self.principal)
         self._touch(found.stream)
         return _piece(found.stream, found.position, found.page)
@@ -74,7 +77,12 @@ class StreamFeed:
 
 def _piece(stream: StreamRow, start: int, page: LogPage) -> FeedSlice:
     kind = stream.content_type
-    return FeedSlice(stream.log, kind, encoding(kind), start, page.entries, page.next, page.tail, bool(stream.closed))
+    form = encoding(kind)
+    if form.separator:
+        bodies = list(chain.from_iterable(map(segments.bodies, page.segments)))
+    else:
+        bodies = [segment.body for segment in page.segments]  # entries follow one another as they do in a segment
+    return FeedSlice(stream.log, kind, form, start, bodies, page.next, page.tail, bool(stream.closed))
 
 
 # -- creating

@@ -1,63 +1,79 @@
-"""An ordinary request under way: its command is submitted, and its result becomes the response without a coroutine.
+"""An ordinary request under way: its command is queued, and its result becomes the response without a coroutine.
 
-A transport calls a handler with a request and gets `Work`: the answer, if there is one at once; a `Submitted`, whose
-completion calls back; or a coroutine, for requests that wait for something else. `settled` awaits any of them.
+A transport calls a handler with a request and gets `Work`: the answer, if there is one at once; a `Submitted`, which
+calls back; or a coroutine, for requests that wait for something else. `settled` awaits any of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
-from contextlib import suppress
 from typing import Any
 
+from tailrace.command import Command
 from tailrace.completion import Completion
 from tailrace.errors import Error
 from tailrace.http import errors
 from tailrace.http.message import Answer, Headers, LiveResponse, Request, Response
 from tailrace.http.route import Route
 from tailrace.metrics import Metrics
+from tailrace.runner import QueuedCommand
 
 
-class Submitted:
-    """A submitted command, and the route whose functions render its result."""
+class Submitted(QueuedCommand):
+    """A queued command, and the route whose functions render its result. It has one waiter."""
 
-    __slots__ = ("completion", "cors", "metrics", "request", "route")
+    __slots__ = ("_cors", "_metrics", "_request", "_route", "waiter")
 
     def __init__(
-        self, route: Route, request: Request, completion: Completion[Any], metrics: Metrics, cors: Headers | None
+        self, command: Command[Any], by: str, route: Route, request: Request, metrics: Metrics, cors: Headers | None
     ) -> None:
-        self.route = route
-        self.request = request
-        self.completion = completion
-        self.metrics = metrics
-        self.cors = cors
+        QueuedCommand.__init__(self, command, by)  # super() would take longer than the rest
+        self._route = route
+        self._request = request
+        self._metrics = metrics
+        self._cors = cors
+        self.waiter: Callable[[], object] | None = None  # called when it is finished
+
+    def deliver(self) -> None:
+        self.finished = True
+        if self.waiter is not None:
+            self.waiter()
 
     def response(self) -> Response:
-        """The response; call it when the completion is set."""
-        route = self.route
-        try:
-            result = self.completion.result()
-            if route.count is not None:
-                route.count(self.metrics, result)
-            response: Response = route.render(self.request, result)  # type: ignore[misc]
-        except Error as error:
-            response = errors.response(error)
-        if self.cors:
-            response.headers = [*response.headers, *self.cors]
-        return response
+        """The response; call it when the command is finished."""
+        return response_of(self._route, self._request, self.result, self.error, self._metrics, self._cors)
 
     def __await__(self) -> Generator[Any, None, Response]:
-        with suppress(Error):
-            yield from self.completion.__await__()
+        if not self.finished:
+            completion: Completion[None] = Completion()
+            self.waiter = lambda: completion.set(None)
+            yield from completion.__await__()
         return self.response()
+
+
+def response_of(
+    route: Route, request: Request, result: Any, error: BaseException | None, metrics: Metrics, cors: Headers | None
+) -> Response:
+    """The response of a route to the outcome of its command or query, which is counted."""
+    if isinstance(error, Error):  # not raised: commands of a batch may share it, and it would keep their requests
+        response = errors.response(error)
+    elif error is not None:
+        raise error
+    else:
+        try:
+            response = rendered(route, request, result, metrics)
+        except Error as refused:
+            response = errors.response(refused)
+    if cors:
+        response.headers = [*response.headers, *cors]
+    return response
 
 
 def rendered(route: Route, request: Request, result: Any, metrics: Metrics) -> Response:
     """The response of a route to the result of its command, which is counted."""
     if route.count is not None:
         route.count(metrics, result)
-    assert route.render is not None
-    response: Response = route.render(request, result)
+    response: Response = route.render(request, result)  # type: ignore[misc]
     return response
 
 

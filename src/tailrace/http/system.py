@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +18,7 @@ from tailrace.access import Principal
 from tailrace.database import Database
 from tailrace.errors import Error, Forbidden
 from tailrace.http.codec import JSON_FIELDS
-from tailrace.http.message import Answer, Request, Response
+from tailrace.http.message import Request, Response
 from tailrace.metrics import BUCKETS, CUT, HISTOGRAMS, LABELLED, NAMES, Histogram
 from tailrace.topics.queries import GroupInfo, ListGroups, ListPartitions, PartitionInfo
 
@@ -52,11 +52,11 @@ class StatusResponse(msgspec.Struct):
 # -- handlers
 
 
-async def get_root(services: Services, request: Request, principal: Principal) -> Answer:
+def get_root(services: Services, request: Request, principal: Principal) -> Response | Coroutine[Any, Any, Response]:
     """The index for a browser; for a client of DynamoDB, the health check of that API."""
     if request.method == b"HEAD" or b"text/html" in request.headers.get(b"accept", b""):
         return index()
-    return await services.dynamodb(request)
+    return services.dynamodb(request)
 
 
 def get_health(services: Services, request: Request, principal: Principal) -> Response:

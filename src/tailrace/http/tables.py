@@ -67,7 +67,7 @@ def typed(item: dict[str, Any]) -> Any:
     return item
 
 
-def rendered(entry: Entry, table: str, convert: Convert) -> Entry:
+def rendered(entry: Entry, table: str, convert: Convert) -> bytes:
     """The entry with JSON messages for a body, commas between them.
 
     Record by record: decoding and encoding are calls that nothing interrupts, and a transaction may be large."""
@@ -90,10 +90,10 @@ def rendered(entry: Entry, table: str, convert: Convert) -> Entry:
             found.by,
         )
         messages.append(_encode(message))
-    return Entry(entry.log, entry.position, entry.next, entry.at_ms, b",".join(messages))
+    return b",".join(messages)
 
 
-def _all_rendered(entries: list[Entry], table: str, convert: Convert) -> list[Entry]:
+def _all_rendered(entries: list[Entry], table: str, convert: Convert) -> list[bytes]:
     return [rendered(entry, table, convert) for entry in entries]
 
 
@@ -107,7 +107,7 @@ class ChangesEncoding(JsonEncoding):
         self.convert = convert
 
     def rendered(self, entry: Entry) -> bytes:
-        return rendered(entry, self.table, self.convert).body
+        return rendered(entry, self.table, self.convert)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ChangesEncoding) and (self.table, self.convert) == (other.table, other.convert)
@@ -127,6 +127,7 @@ class TableFeed:
         self._db = db
         self._workers = workers
         self.principal = principal
+        self.slice_bytes = limits.SLICE_BYTES
         self._name = name
         self._label = label
         self._convert = convert
@@ -136,10 +137,10 @@ class TableFeed:
         run = await self._db.aexecute(query, self.principal)
         size = sum(len(entry.body) for entry in run.entries)
         work = partial(_all_rendered, run.entries, run.stream.name, self._convert)
-        entries = work() if size <= OFFLOAD_BYTES else await self._workers.run(work, size)
+        bodies = work() if size <= OFFLOAD_BYTES else await self._workers.run(work, size)
         closed = run.stream.closed_ms is not None
         encoding = ChangesEncoding(run.stream.name, self._convert)
-        return FeedSlice(run.log.id, CONTENT_TYPE, encoding, run.position, entries, run.next, run.log.next, closed)
+        return FeedSlice(run.log.id, CONTENT_TYPE, encoding, run.position, bodies, run.next, run.log.next, closed)
 
     async def records(self, position: int | None, limit: int) -> FeedSlice:
         """Transactions from `position` on, until they have `limit` records; none is cut in two, and there is at least
@@ -162,13 +163,13 @@ class TableFeed:
             position = run.next
             await asyncio.sleep(0)
         tail = run.log.next
-        entries = await self._workers.run(
+        bodies = await self._workers.run(
             partial(_all_rendered, found, run.stream.name, self._convert), sum(len(entry.body) for entry in found)
         )
         first, after = (found[0].position, found[-1].next) if found else (tail, tail)
         encoding = ChangesEncoding(run.stream.name, self._convert)
         closed = run.stream.closed_ms is not None
-        return FeedSlice(run.log.id, CONTENT_TYPE, encoding, first, entries, after, tail, closed)
+        return FeedSlice(run.log.id, CONTENT_TYPE, encoding, first, bodies, after, tail, closed)
 
     async def describe(self) -> FeedSlice:
         info = await self._db.aexecute(FindStreamBounds(self._name, self._label), self.principal)

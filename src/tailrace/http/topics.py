@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -9,24 +10,34 @@ from msgspec import Meta, Raw
 
 from tailrace import limits
 from tailrace.errors import Invalid
-from tailrace.http.codec import Position, json_body, json_response, parameters_of, rfc3339
+from tailrace.http.codec import (
+    Position,
+    json_body,
+    json_response,
+    msgpack_body,
+    parameters_of,
+    rfc3339,
+    sends_msgpack,
+)
 from tailrace.http.message import Headers, Request, Response
 from tailrace.http.streams import producer_claim
 from tailrace.metrics import Metrics
+from tailrace.streams import json_mode
 from tailrace.streams.producer import ProducerClaim
 from tailrace.topics.commands import Outgoing, Publish, PublishedMessages
 from tailrace.topics.queries import DescribeTopic, GroupInfo, ListTopics, PartitionInfo, RouteInfo, TopicDescription
 from tailrace.topics.topic import MODES, Topic
 
-PUBLISH_BODY_BYTES_MAX: Final = 4 * limits.MiB  # of JSON, which is parsed in one go; more is 413
+PUBLISH_BODY_BYTES_MAX: Final = 4 * limits.MiB  # of several messages, parsed in one go; more is 413
 PUBLISH_PARAMETERS: Final = ("key", "partition")
+_MESSAGE: Final = re.compile(r"\$\.messages\[([0-9]+)\]")
 
 
 # -- requests
 
 
 class MessageBody(msgspec.Struct, forbid_unknown_fields=True):
-    payload: bytes | None = None  # base64
+    payload: bytes | None = None  # base64 in JSON
     value: Raw | msgspec.UnsetType = msgspec.UNSET  # JSON
     key: str | None = None
     partition_id: Position | None = None
@@ -42,6 +53,26 @@ class PublishBody(msgspec.Struct, forbid_unknown_fields=True):
     topic: str
     messages: list[MessageBody]
     producer: ProducerBody | None = None
+
+
+class PublishBodyOutline(msgspec.Struct, forbid_unknown_fields=True):
+    """A large body whose messages are not decoded yet."""
+
+    topic: str
+    messages: Raw
+    producer: ProducerBody | None = None
+
+
+class PublishBodyPart(msgspec.Struct):
+    """Some of the messages of a large body."""
+
+    messages: list[MessageBody]
+
+
+class PackedPublishBody(PublishBody):
+    """In MessagePack, where a byte may stand for a message: too many are refused before they are decoded."""
+
+    messages: Annotated[list[MessageBody], Meta(max_length=limits.PUBLISH_MESSAGES_MAX)]
 
 
 # -- responses
@@ -113,22 +144,62 @@ class TopicDetailResponse(TopicResponse, kw_only=True):
 
 
 _publish: Final = msgspec.json.Decoder(PublishBody)
+_publish_outline: Final = msgspec.json.Decoder(PublishBodyOutline)
+_publish_part: Final = msgspec.json.Decoder(PublishBodyPart)
+_publish_msgpack: Final = msgspec.msgpack.Decoder(PackedPublishBody)
 
 
 # -- publishing
 
 
 def parse_publish(request: Request) -> Publish:
-    body = json_body(request, _publish, PUBLISH_BODY_BYTES_MAX)
+    packed = sends_msgpack(request)
+    body: PublishBody
+    if packed:
+        body = msgpack_body(request, _publish_msgpack, PUBLISH_BODY_BYTES_MAX)
+    else:
+        body = _publish_body(request)
     if not 1 <= len(body.messages) <= limits.PUBLISH_MESSAGES_MAX:
         raise Invalid(
             f"messages has {len(body.messages)} of them; send 1 to {limits.PUBLISH_MESSAGES_MAX} in one request"
         )
-    _check_text(request.body)
+    if packed:
+        _check_payloads(body.messages)
+    else:
+        _check_text(request.body)
     producer = body.producer
     claim = None if producer is None else ProducerClaim(producer.id, producer.epoch, producer.sequence)
     messages = tuple([_outgoing(message, index) for index, message in enumerate(body.messages)])
     return Publish(body.topic, messages, claim)
+
+
+def _publish_body(request: Request) -> PublishBody:
+    """The body, which is JSON. A large one may have a million messages, and decoding them keeps the event loop; so its
+    messages are decoded in parts, and no more of them than are allowed."""
+    body = request.body
+    if len(body) <= limits.LOOP_BYTES or body.count(b"{") <= limits.PUBLISH_MESSAGES_MAX:
+        return json_body(request, _publish, PUBLISH_BODY_BYTES_MAX)
+    outline = json_body(request, _publish_outline, PUBLISH_BODY_BYTES_MAX)
+    array = bytes(outline.messages)
+    if not array.startswith(b"["):
+        return json_body(request, _publish, PUBLISH_BODY_BYTES_MAX)  # raises: it is not an array
+    messages: list[MessageBody] = []
+    for part in json_mode.in_parts(array[1:-1].strip()):
+        try:
+            messages += _publish_part.decode(b'{"messages":[%b]}' % part).messages
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Invalid(f"the body is not JSON of the expected form: {_numbered(error, len(messages))}") from None
+        if len(messages) > limits.PUBLISH_MESSAGES_MAX:
+            raise Invalid(
+                f"messages has more than {limits.PUBLISH_MESSAGES_MAX} of them; send 1 to "
+                f"{limits.PUBLISH_MESSAGES_MAX} in one request"
+            )
+    return PublishBody(outline.topic, messages, outline.producer)
+
+
+def _numbered(error: Exception, before: int) -> str:
+    """The error of a part with the number that its message has in the whole body."""
+    return _MESSAGE.sub(lambda found: f"$.messages[{int(found[1]) + before}]", str(error), count=1)
 
 
 def render_published(request: Request, done: PublishedMessages) -> Response:
@@ -172,6 +243,12 @@ def _outgoing(message: MessageBody, index: int) -> Outgoing:
     elif payload is None:
         raise Invalid(f"messages[{index}] has neither payload (base64) nor value (JSON); send one of them")
     return Outgoing(payload, None if message.key is None else message.key.encode(), message.partition_id)
+
+
+def _check_payloads(messages: list[MessageBody]) -> None:
+    for index, message in enumerate(messages):
+        if message.value is not msgspec.UNSET:
+            raise Invalid(f"messages[{index}] has a value, which is for JSON; in MessagePack, send payload as bytes")
 
 
 def _check_text(body: bytes) -> None:

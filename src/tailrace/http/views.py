@@ -1,6 +1,6 @@
 """Materialized views: their definitions and states, and the deltas that their job applies.
 
-Views are made and dropped by SQL. The bodies of apply, held and fill are MessagePack, for the job that comes with
+Views are created and dropped by SQL. The bodies of plan, apply and fill are MessagePack, for the job that comes with
 Tailrace; `jobs/apply.py` says what they mean.
 """
 
@@ -15,25 +15,27 @@ from tailrace import limits
 from tailrace.access import Principal
 from tailrace.errors import Invalid, TooLarge
 from tailrace.http.codec import LogNumber, Position, Range, by_log, json_response, rfc3339
-from tailrace.http.message import Headers, Request, Response
-from tailrace.jobs.apply import ApplyView, EncodedDelta, ReadHeld
-from tailrace.jobs.view import DescribeView, ListViews, ViewDescription
+from tailrace.http.message import Request, Response
+from tailrace.jobs.apply import ApplyView, RewriteView
+from tailrace.jobs.view import DescribeView, ListViews, PlanView, ViewDescription, ViewShape
 from tailrace.jobs.view_fill import BeginFill, ClearRows, FillRows, FinishFill
 
 if TYPE_CHECKING:
     from tailrace.http.services import Services
 
 T = TypeVar("T")
-_MSGPACK: Final[Headers] = [(b"content-type", b"application/vnd.msgpack"), (b"cache-control", b"no-store")]
 
 
 class ApplyBody(msgspec.Struct, forbid_unknown_fields=True):
     ranges: dict[str, Range]
-    moves: EncodedDelta
+    stages: tuple[str, ...] = ()
+    records: int = 0
+    rewrite: bool = False  # the SELECT ran again at these positions, which do not move
 
 
-class HeldBody(msgspec.Struct, forbid_unknown_fields=True):
-    asked: list[tuple[int, str, bool, bytes]]
+class PlanBody(msgspec.Struct, forbid_unknown_fields=True):
+    shape: ViewShape | None = None
+    error: str = ""
 
 
 class BeginFillBody(msgspec.Struct, forbid_unknown_fields=True, tag_field="step", tag="begin"):
@@ -47,7 +49,7 @@ class ClearFillBody(msgspec.Struct, forbid_unknown_fields=True, tag_field="step"
 class FillPieceBody(msgspec.Struct, forbid_unknown_fields=True, tag_field="step", tag="piece"):
     fill: str
     piece: Position
-    moves: EncodedDelta
+    stages: tuple[str, ...] = ()
 
 
 class FinishFillBody(msgspec.Struct, forbid_unknown_fields=True, tag_field="step", tag="finish"):
@@ -65,6 +67,11 @@ class ViewResponse(msgspec.Struct, kw_only=True):
     rows: int
     items: int
     keys: tuple[tuple[str, str], ...]
+    columns: tuple[tuple[str, str], ...]
+    strategy: str
+    explained: tuple[str, ...]
+    warnings: tuple[str, ...]
+    refresh: int
     tables: Any
     sources: Any
     fill: str
@@ -84,7 +91,7 @@ class AppliedResponse(msgspec.Struct):
 
 FillBody = BeginFillBody | ClearFillBody | FillPieceBody | FinishFillBody
 _apply: Final = msgspec.msgpack.Decoder(ApplyBody)
-_held: Final = msgspec.msgpack.Decoder(HeldBody)
+_plan: Final = msgspec.msgpack.Decoder(PlanBody)
 _fill: Final[msgspec.msgpack.Decoder[FillBody]] = msgspec.msgpack.Decoder(FillBody)
 
 
@@ -104,20 +111,22 @@ def render_view(request: Request, view: ViewDescription) -> Response:
     return json_response(_shown(view))
 
 
+async def plan(services: Services, request: Request, principal: Principal, name: str) -> Response:
+    """Report the plan of a view, or Spark's error."""
+    body = await _body(request, _plan)
+    return json_response(_shown(await services.db.aexecute(PlanView(name, body.shape, body.error), principal)))
+
+
 async def apply(services: Services, request: Request, principal: Principal, name: str) -> Response:
-    """Apply a delta, with the ranges of the sources' logs that it comes from, once."""
+    """Write staged rows, with the ranges of the sources' logs that they come from, once."""
     body = await _body(request, _apply)
     ranges = {_log(log): each for log, each in body.ranges.items()}
-    done = await services.db.aexecute(ApplyView(name, ranges, body.moves, len(request.body)), principal)
+    if body.rewrite:
+        at = {log: end for log, (_, end) in ranges.items()}
+        written = await services.db.aexecute(RewriteView(name, at, body.stages), principal)
+        return json_response(AppliedResponse(written, by_log(at)))
+    done = await services.db.aexecute(ApplyView(name, ranges, body.stages, body.records), principal)
     return json_response(AppliedResponse(done.applied, by_log(done.positions)))
-
-
-async def held(services: Services, request: Request, principal: Principal, name: str) -> Response:
-    """The rows that a join has of its sources, by side and join key."""
-    body = await _body(request, _held)
-    found = await asyncio.to_thread(services.db.execute, ReadHeld(name, tuple(body.asked)), principal)  # may be many
-    encoded = await asyncio.to_thread(msgspec.msgpack.encode, [[each.rows, each.count, each.next] for each in found])
-    return Response(200, _MSGPACK, encoded)
 
 
 async def fill(services: Services, request: Request, principal: Principal, name: str) -> Response:
@@ -128,8 +137,8 @@ async def fill(services: Services, request: Request, principal: Principal, name:
             return json_response({"fill": await db.aexecute(BeginFill(name), principal)})
         case ClearFillBody(fill=number):
             return json_response({"more": await db.aexecute(ClearRows(name, number), principal)})
-        case FillPieceBody(fill=number, piece=piece, moves=moves):
-            command = FillRows(name, number, piece, moves, len(request.body))
+        case FillPieceBody(fill=number, piece=piece, stages=stages):
+            command = FillRows(name, number, piece, stages)
             return json_response({"applied": await db.aexecute(command, principal)})
         case FinishFillBody(fill=number, sequences=sequences):
             return json_response(_shown(await db.aexecute(FinishFill(name, number, sequences), principal)))
@@ -154,6 +163,7 @@ def _log(text: str) -> int:
 
 
 def _shown(view: ViewDescription) -> ViewResponse:
+    shape = view.shape or ViewShape((), (), "")
     return ViewResponse(
         name=view.name,
         sql=view.sql,
@@ -163,7 +173,12 @@ def _shown(view: ViewDescription) -> ViewResponse:
         message=view.message,
         rows=view.rows,
         items=view.items,
-        keys=view.keys,
+        keys=shape.keys,
+        columns=shape.columns,
+        strategy=shape.strategy,
+        explained=shape.explained,
+        warnings=shape.warnings,
+        refresh=view.refresh,
         tables=view.tables,
         sources=view.sources,
         fill=view.fill,

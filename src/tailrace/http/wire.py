@@ -196,7 +196,9 @@ def check_expectation(expect: bytes) -> None:
 
 def encode_fields(headers: Headers) -> bytes:
     """Header fields as they go on the wire, for what is encoded once and sent often."""
-    return _one_line_each([b"%b: %b\r\n" % field for field in headers])
+    fields = b"".join([b"%b: %b\r\n" % field for field in headers])
+    _check_lines(fields, len(headers))
+    return fields
 
 
 def encode_date(at_s: float) -> bytes:
@@ -205,13 +207,14 @@ def encode_date(at_s: float) -> bytes:
 
 def encode_head(response: Response, stamp: bytes, connection: bytes, *, head_only: bool) -> bytes:
     """The whole head of an answer; `stamp` is what all answers carry, `connection` a field or nothing."""
-    lines = [STATUS_LINES[response.status]]
-    for field in response.headers:
-        lines.append(b"%b: %b\r\n" % field)
-    head = _one_line_each(lines)
-    if not has_body(response.status) or (head_only and not response.body):
-        return b"%b%b%b\r\n" % (head, stamp, connection)
-    return b"%b%b%bcontent-length: %d\r\n\r\n" % (head, stamp, connection, len(response.body))
+    status, headers, fields = response.status, response.headers, b""
+    for field in headers:
+        fields += b"%b: %b\r\n" % field
+    _check_lines(fields, len(headers))
+    if not has_body(status) or (head_only and not response.body):
+        return b"%b%b%b%b\r\n" % (STATUS_LINES[status], fields, stamp, connection)
+    length = len(response.body)
+    return b"%b%b%b%bcontent-length: %d\r\n\r\n" % (STATUS_LINES[status], fields, stamp, connection, length)
 
 
 def encode_live_head(status: int, headers: Headers, stamp: bytes, connection: bytes, *, chunked: bool) -> bytes:
@@ -223,9 +226,8 @@ def has_body(status: int) -> bool:
     return status != 204 and status != 304 and status >= 200
 
 
-def _one_line_each(lines: list[bytes]) -> bytes:
-    """Join lines. A break within a value would let the author of the value forge a response."""
-    text = b"".join(lines)
-    if text.count(b"\n") != len(lines) or text.count(b"\r") != len(lines):
+def _check_lines(fields: bytes, count: int) -> None:
+    """Raise unless there are so many lines. A break within a value would let the author of the value forge a
+    response."""
+    if fields.count(b"\n") != count or fields.count(b"\r") != count:
         raise ValueError("a header field holds a line break")
-    return text

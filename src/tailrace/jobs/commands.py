@@ -14,8 +14,8 @@ import msgspec
 from tailrace import failpoints, limits
 from tailrace.access import Permission
 from tailrace.command import Command
-from tailrace.errors import Conflict, Invalid, TooLarge
-from tailrace.jobs import fence, stage, view
+from tailrace.errors import Conflict, Invalid, NotFound, TooLarge
+from tailrace.jobs import fence, rows, stage, view
 from tailrace.jobs.fence import CONSUMER, Ranges
 from tailrace.jobs.job import (
     JOB_POSITIONS,
@@ -29,9 +29,21 @@ from tailrace.jobs.job import (
     find,
     positions,
 )
-from tailrace.jobs.stage import SINKS, STAGE_CHUNKS, STAGES, TABLE, SinkBatch, Stage, StageChunk, Target
+from tailrace.jobs.stage import (
+    SINKS,
+    STAGE_CHUNKS,
+    STAGES,
+    TABLE,
+    PendingCommit,
+    SinkBatch,
+    Stage,
+    StageChunk,
+    Target,
+)
 from tailrace.jobs.target import ResolvedTarget, resolve, write
 from tailrace.storage.engine import Tx
+from tailrace.tables.definition import Definition
+from tailrace.tables.write import EncodedWrite, do_each
 
 OWN_PACE = ("view", "tier")  # kinds of jobs whose positions move only with the data they apply
 
@@ -121,7 +133,7 @@ class DropJob(Command[None], frozen=True):
     name: str
 
     def run(self, tx: Tx) -> None:
-        check_no_view(tx, find(tx, self.name), "is dropped with its tables")
+        check_no_view(find(tx, self.name), "is dropped with its tables")
         tx.delete(JOBS, self.name)
         for log in positions(tx, self.name):
             tx.delete(JOB_POSITIONS, self.name, log)
@@ -142,7 +154,7 @@ class PinPositions(Command[dict[int, int]], frozen=True):
 
     def run(self, tx: Tx) -> dict[int, int]:
         fence.check_ranges({log: (position, position) for log, position in self.at.items()})
-        check_no_view(tx, fence.known(tx, self.name), "starts where it was created or filled")
+        check_no_view(fence.known(tx, self.name), "starts where it was created or filled")
         stored = positions(tx, self.name)
         new = {log: position for log, position in self.at.items() if log not in stored}
         fence.check_logs(len(stored) + len(new))
@@ -151,9 +163,9 @@ class PinPositions(Command[dict[int, int]], frozen=True):
         return {**stored, **new}
 
 
-def check_no_view(tx: Tx, job: Job, why: str) -> None:
+def check_no_view(job: Job, why: str) -> None:
     """Raise if the job is that of a materialized view, whose positions and tables belong together."""
-    if job.kind == view.KIND and view.has_tables(tx, job.name):
+    if view.definition_of(job) is not None:
         raise Conflict(
             f"{job.name!r} is a materialized view, which {why}; use DROP MATERIALIZED VIEW {job.name}, or fill it "
             f"again (tailrace pipeline view {job.name} --refill)",
@@ -204,12 +216,13 @@ class StageRows(Command[StageResult], frozen=True):
                     f"chunk {self.chunk} leaves a gap, stage {before.id} has {chunk}; send the missing chunks first",
                     code="CHUNK_GAP",
                 )
+            if stage.is_accepted(tx, before):
+                raise _accepted(before)
         rows, size = before.rows + self.rows, before.bytes + len(self.body)
-        rows_max = most_rows(here.target.kind)
-        if size > limits.STAGE_BYTES_MAX or rows > rows_max or chunk >= limits.STAGE_CHUNKS_MAX:
+        if size > limits.STAGE_BYTES_MAX or rows > limits.COMMIT_ROWS_MAX or chunk >= limits.STAGE_CHUNKS_MAX:
             raise TooLarge(
                 f"stage {before.id} would have {rows} rows of {size} bytes in {chunk + 1} chunks; a stage takes "
-                f"{rows_max} rows, {limits.STAGE_BYTES_MAX} bytes and {limits.STAGE_CHUNKS_MAX} chunks: "
+                f"{limits.COMMIT_ROWS_MAX} rows, {limits.STAGE_BYTES_MAX} bytes and {limits.STAGE_CHUNKS_MAX} chunks: "
                 "stage the rest under another id",
                 code="STAGE_FULL",
             )
@@ -238,6 +251,8 @@ class DropStage(Command[None], frozen=True):
     def run(self, tx: Tx) -> None:
         row = stage.find(tx, self.id)
         assert self.target is None or row.subject == self.target.subject, f"stage {self.id} changed its target"
+        if stage.is_accepted(tx, row):
+            raise _accepted(row)
         remove(tx, [row])
 
 
@@ -247,11 +262,13 @@ class Committed(msgspec.Struct, frozen=True):
     applied: bool
     rows: int
     positions: dict[int, int]  # of the consumer
+    more: bool = False  # rows of a large commit are still to be written: run the command again
 
 
 class CommitStages(Command[Committed], frozen=True):
     """Write the rows of these stages to their target: all of them or none, once for each batch of a query; with a
-    `consumer` only if its positions match (`fence`), independent of the batch number.
+    `consumer` only if its positions match (`fence`), independent of the batch number. If they are too many for one
+    transaction, the command writes some of them each time it is run, until there are no `more`.
 
     Without a consumer, a batch is identified by its number. If it is sent again with other stages, because other tasks
     computed it again, the first commit stays and the other stages are dropped."""
@@ -280,6 +297,9 @@ class CommitStages(Command[Committed], frozen=True):
         self._check(tx)
         here = resolve(tx, self.target)
         sink = stage.sink(here.target.kind, here.number, self.query)
+        pending = stage.pending_commit(tx, here.number) if here.target.kind == TABLE else None
+        if pending is not None:
+            return self._continue(tx, here, pending, sink)
         last = tx.get(SINKS, sink)
         if self.consumer is None:
             fresh = last is None or self.batch > last.batch
@@ -292,12 +312,22 @@ class CommitStages(Command[Committed], frozen=True):
         rows = 0
         if fresh:
             staged = [stage.find(tx, each) for each in self.stages]
-            rows = self._total(staged, here)
+            rows, size = self._total(staged, here)
+            if here.target.kind == TABLE and (rows > limits.COMMIT_ITEMS_MAX or size > limits.COMMIT_BYTES_MAX):
+                accepted = PendingCommit(here.target.name, sink, self.batch, self.stages, rows, tx.by, tx.now_ms)
+                return self._continue(tx, here, accepted, sink)
             write(tx, here, (body for each in staged for body in bodies(tx, each.id)))
             failpoints.hit("stages.written")
         there = [row for each in self.stages if (row := tx.get(STAGES, each)) is not None]
         remove(tx, [row for row in there if row.target == here.stored])
         return Committed(fresh, rows, {} if self.consumer is None else positions(tx, self.consumer))
+
+    def _continue(self, tx: Tx, here: ResolvedTarget, pending: PendingCommit, sink: str) -> Committed:
+        """Write the next rows of a commit that was accepted, this one or another."""
+        finished = write_slice(tx, here, pending)
+        mine = (pending.sink, pending.batch, pending.stages) == (sink, self.batch, self.stages)
+        stored = {} if self.consumer is None else positions(tx, self.consumer)
+        return Committed(mine, pending.rows if mine else 0, stored, more=not (finished and mine))
 
     def _check(self, tx: Tx) -> None:
         check_name(self.query, "a query")
@@ -316,20 +346,74 @@ class CommitStages(Command[Committed], frozen=True):
                     code="JOB_EXISTS",
                 )
 
-    def _total(self, staged: list[Stage], here: ResolvedTarget) -> int:
-        """The number of rows, if they are for this target and fit into one commit."""
+    def _total(self, staged: list[Stage], here: ResolvedTarget) -> tuple[int, int]:
+        """The number and bytes of the rows, if they are for this target and fit into one commit."""
         for each in staged:
             check_target(each, here)
         rows, size = sum(each.rows for each in staged), sum(each.bytes for each in staged)
-        rows_max = most_rows(here.target.kind)
-        if rows > rows_max or size > limits.COMMIT_BYTES_MAX:
+        if here.target.kind != TABLE and (rows > limits.COMMIT_ROWS_MAX or size > limits.COMMIT_BYTES_MAX):
             raise TooLarge(
-                f"{rows} rows of {size} bytes exceed one commit to {here.target.subject}, at most {rows_max} "
-                f"rows and {limits.COMMIT_BYTES_MAX} bytes; make batches smaller with maxRecordsPerTrigger, and give "
-                "the query a new checkpoint: the current one still has this batch",
+                f"{rows} rows of {size} bytes exceed one commit to {here.target.subject}, at most "
+                f"{limits.COMMIT_ROWS_MAX} rows and {limits.COMMIT_BYTES_MAX} bytes; make batches smaller with "
+                "maxRecordsPerTrigger, and give the query a new checkpoint: the current one still has this batch",
                 code="COMMIT_TOO_LARGE",
             )
-        return rows
+        return rows, size
+
+
+def write_slice(tx: Tx, here: ResolvedTarget, pending: PendingCommit) -> bool:
+    """Write the next rows of a pending commit, and remove the stages that are done; True if it is finished."""
+    assert isinstance(here.thing, Definition)
+    number, chunk, row = pending.stage, pending.chunk, pending.row
+    rows_left, bytes_left = limits.COMMIT_SLICE_ITEMS, limits.COMMIT_SLICE_BYTES
+    lenient = (number, chunk, row) != (0, 0, 0)  # accepted; an index that some rows do not fit was created since
+    done: list[Stage] = []
+    taken: list[EncodedWrite] = []
+    while number < len(pending.stages):
+        found = tx.get(STAGE_CHUNKS, pending.stages[number], chunk)
+        if found is None:
+            done.append(stage.find(tx, pending.stages[number]))
+            number, chunk = number + 1, 0
+            continue
+        if rows_left <= 0 or bytes_left <= 0:
+            break
+        writes = rows.writes(rows.table_chunk(found.body))
+        some = writes[row : row + rows_left]
+        taken += some
+        row, rows_left = row + len(some), rows_left - len(some)
+        if row == len(writes):
+            chunk, row, bytes_left = chunk + 1, 0, bytes_left - len(found.body)
+    do_each(tx, here.thing, taken, by=pending.by, lenient=lenient)
+    remove(tx, done)
+    if number == len(pending.stages):
+        stage.put_pending(tx, here.number, None)
+        return True
+    moved = msgspec.structs.replace(pending, stage=number, chunk=chunk, row=row, at_ms=tx.now_ms)
+    stage.put_pending(tx, here.number, moved)
+    failpoints.hit("stages.slice")
+    return False
+
+
+class ContinueCommit(Command[bool], frozen=True):
+    """Write more rows of a pending commit that its client has left; True if there are no more."""
+
+    permission = Permission.ADMIN
+
+    number: int
+
+    def run(self, tx: Tx) -> bool:
+        failpoints.hit("sweep.step")
+        pending = stage.pending_commit(tx, self.number)
+        if pending is None:
+            return True
+        try:
+            here = resolve(tx, Target(TABLE, pending.table))
+        except NotFound:
+            here = None
+        if here is None or here.number != self.number:  # the table was dropped; its stages will expire
+            stage.put_pending(tx, self.number, None)
+            return True
+        return write_slice(tx, here, pending)
 
 
 def chunks(tx: Tx, stage_id: str) -> int:
@@ -343,11 +427,6 @@ def bodies(tx: Tx, stage_id: str) -> Iterator[bytes]:
     while (row := tx.get(STAGE_CHUNKS, stage_id, number)) is not None:
         yield row.body
         number += 1
-
-
-def most_rows(kind: str) -> int:
-    """The maximum number of rows in one commit to a target of this kind."""
-    return limits.COMMIT_ITEMS_MAX if kind == TABLE else limits.COMMIT_ROWS_MAX
 
 
 def remove(tx: Tx, rows: list[Stage]) -> None:
@@ -371,6 +450,14 @@ def check_target(row: Stage, here: ResolvedTarget) -> None:
     if row.kind == here.target.kind and row.number != here.number and row.subject == here.target.subject:
         raise _changed(here.target)
     raise Conflict(f"stage {row.id} is for {row.subject}, not for {here.target.subject}", code="WRONG_TARGET")
+
+
+def _accepted(row: Stage) -> Conflict:
+    return Conflict(
+        f"stage {row.id} is part of a commit that was accepted, and is being written; commit the batch again to "
+        "continue it",
+        code="COMMIT_ACCEPTED",
+    )
 
 
 def _changed(target: Target) -> Conflict:

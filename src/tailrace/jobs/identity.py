@@ -82,7 +82,7 @@ class LastTime(Query[Noted | None], frozen=True):
 
 
 class NoteTime(Command[None], frozen=True):
-    """Record the settled time, and that of a jump."""
+    """Record the confirmed time, and that of a jump."""
 
     permission = Permission.SYSTEM
 

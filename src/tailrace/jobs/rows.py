@@ -1,23 +1,28 @@
 """Staged rows: how they are checked, stored, and decoded when they are written.
 
 What a client sends is MessagePack, an array of rows: for a table ``[op, item]`` with typed values, for a topic
-``[key, payload, partition]``, for a stream bytes. Chunks store them in the form in which they are written, so that the
-commit, which all other writers wait for, does as little as possible.
+``[key, payload, partition]``, for a stream bytes. Rows for a table may also come as Arrow (`arrow_rows`). Chunks store
+them in the form in which they are written, so that the commit, which all other writers wait for, does as little as
+possible: for a table the encoded keys and items, each kind in one piece.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain
 from typing import Any, Final
 
 import msgspec
 
 from tailrace import limits
-from tailrace.errors import Error, Invalid, TooLarge
+from tailrace.errors import Conflict, Error, Invalid, TooLarge
 from tailrace.streams import json_mode
 from tailrace.tables import key as keys
 from tailrace.tables import messages, value
 from tailrace.tables.definition import Definition
+from tailrace.tables.write import EncodedWrite
 from tailrace.topics.topic import Topic
 
 PUT: Final = "PUT"
@@ -33,11 +38,17 @@ class CheckedRows(msgspec.Struct, frozen=True):
     body: bytes
 
 
-class StagedWrite(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A row for a table: a put of an item of that size, or a delete of the item with that key."""
+class PackedWrites(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Rows for a table, by field (`EncodedWrite`): the sizes and the ends of keys, key attributes and items as 32-bit
+    numbers, little-endian, and the bytes of each."""
 
-    size: int  # -1: delete
-    item: dict[str, Any]
+    sizes: bytes
+    key_ends: bytes
+    keys: bytes
+    named_ends: bytes
+    named: bytes
+    body_ends: bytes
+    bodies: bytes
 
 
 class StagedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -59,7 +70,9 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _items: Final = msgspec.msgpack.Decoder(list[tuple[str, dict[str, Any]]])
 _outgoing: Final = msgspec.msgpack.Decoder(list[StagedMessage])
 _bytes: Final = msgspec.msgpack.Decoder(list[bytes])
-_writes: Final = msgspec.msgpack.Decoder(list[StagedWrite])
+_packed: Final = msgspec.msgpack.Decoder(PackedWrites)
+_NUMBER: Final = "i"
+assert array(_NUMBER).itemsize == 4
 _stream_entries: Final = msgspec.msgpack.Decoder(list[StagedEntry])
 
 
@@ -70,11 +83,11 @@ def for_table(body: bytes, definition: Definition) -> CheckedRows:
         try:
             writes.append(_write(op, raw, definition))
         except Error as error:
-            raise _wrong(number, error) from None
-    return CheckedRows(len(writes), _encode(writes))
+            raise wrong(number, error) from None
+    return CheckedRows(len(writes), _encode(packed(writes)))
 
 
-def _write(op: str, raw: dict[str, Any], definition: Definition) -> StagedWrite:
+def _write(op: str, raw: dict[str, Any], definition: Definition) -> EncodedWrite:
     item, size = value.read_item(raw)
     if op == PUT:
         key = keys.item_key(definition, item)
@@ -84,12 +97,12 @@ def _write(op: str, raw: dict[str, Any], definition: Definition) -> StagedWrite:
             raise Invalid(messages.ITEM_TOO_LARGE)
         for index in definition.indexes:
             keys.index_key(definition, index, item, key)
-        return StagedWrite(size, item)
+        named = {name: item[name] for name in definition.keys}
+        return key, value.encode(named), size, value.encode(item)
     if op != DELETE:
         raise Invalid(f"operation {op[:40]!r} is unknown; use {PUT} or {DELETE}", code="INVALID_OPERATION")
-    key_only = {name: item[name] for name in definition.keys if name in item}
-    keys.key_of(definition, key_only)
-    return StagedWrite(-1, key_only)
+    named = {name: item[name] for name in definition.keys if name in item}
+    return keys.key_of(definition, named), value.encode(named), -1, b""
 
 
 def for_topic(body: bytes, topic: Topic) -> CheckedRows:
@@ -99,7 +112,7 @@ def for_topic(body: bytes, topic: Topic) -> CheckedRows:
         try:
             rows.append(_placed(row, topic))
         except Error as error:
-            raise _wrong(number, error) from None
+            raise wrong(number, error) from None
     return CheckedRows(len(rows), _encode(rows))
 
 
@@ -122,13 +135,13 @@ def for_stream(body: bytes, *, json: bool) -> CheckedRows:
     for number, row in enumerate(rows):
         if not json:
             if not row:
-                raise _wrong(number, Invalid("it is empty; give at least one byte"))
+                raise wrong(number, Invalid("it is empty; give at least one byte"))
             pieces.append(StagedEntry(1, row))
             continue
         try:
             message = _message(row)
         except Error as error:
-            raise _wrong(number, error) from None
+            raise wrong(number, error) from None
         if held and (size + len(message) > ENTRY_BYTES or len(held) == ENTRY_MESSAGES):
             pieces.append(StagedEntry(len(held), b",".join(held)))
             held, size = [], 0
@@ -148,8 +161,61 @@ def _message(row: bytes) -> bytes:
 # -- stored chunks
 
 
-def writes(body: bytes) -> list[StagedWrite]:
-    return _writes.decode(body)
+def packed(writes: Sequence[EncodedWrite]) -> PackedWrites:
+    """Rows for a table, by field."""
+    stored, named, sizes, bodies = zip(*writes, strict=True) if writes else ((), (), (), ())
+    return PackedWrites(
+        packed_numbers(sizes),
+        packed_numbers(accumulate(map(len, stored))),
+        b"".join(stored),
+        packed_numbers(accumulate(map(len, named))),
+        b"".join(named),
+        packed_numbers(accumulate(map(len, bodies))),
+        b"".join(bodies),
+    )
+
+
+def packed_numbers(numbers: Iterable[int]) -> bytes:
+    """Sizes or ends, as `PackedWrites` has them."""
+    found = array(_NUMBER, numbers)
+    if sys.byteorder == "big":
+        found.byteswap()
+    return found.tobytes()
+
+
+def _unpacked(numbers: bytes) -> array[int]:
+    found = array(_NUMBER)
+    found.frombytes(numbers)
+    if sys.byteorder == "big":
+        found.byteswap()
+    return found
+
+
+def pieces(ends: bytes, joined: bytes) -> Iterator[bytes]:
+    """The parts of joined bytes that end there."""
+    stops = _unpacked(ends)
+    return map(joined.__getitem__, map(slice, chain((0,), stops), stops))
+
+
+def table_chunk(body: bytes) -> PackedWrites:
+    """A chunk for a table, decoded."""
+    try:
+        return _packed.decode(body)
+    except msgspec.DecodeError:
+        raise Conflict(
+            "rows were staged by an earlier version of the server; stage them again", code="STAGED_EARLIER"
+        ) from None
+
+
+def writes(found: PackedWrites) -> list[EncodedWrite]:
+    """The rows of a chunk for a table."""
+    fields = (
+        pieces(found.key_ends, found.keys),
+        pieces(found.named_ends, found.named),
+        _unpacked(found.sizes),
+        pieces(found.body_ends, found.bodies),
+    )
+    return list(zip(*fields, strict=True))
 
 
 def outgoing(body: bytes) -> list[StagedMessage]:
@@ -167,7 +233,7 @@ def _decoded(decoder: msgspec.msgpack.Decoder[list[Any]], body: bytes) -> list[A
         raise Invalid(f"the body is not MessagePack of the expected form: {error}", code="INVALID_ROWS") from None
 
 
-def _wrong(number: int, error: Error) -> Error:
+def wrong(number: int, error: Error) -> Error:
     """The error of one row, with its number."""
     kind = TooLarge if isinstance(error, TooLarge) else Invalid
     return kind(f"row {number}: {error}", code=error.code)

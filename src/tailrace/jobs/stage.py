@@ -7,6 +7,11 @@ driver that knows the successful tasks, writes the rows of the listed stages to 
 for each batch of a query. Uncommitted stages expire. A task that ran twice has two stages, and only one of them is
 listed.
 
+A commit to a table that is too large for one transaction is *accepted* in the first one, which stores the listed stages
+as a `PendingCommit` of the table, and continued in others, slice by slice. The batch counts as written from then on:
+it cannot fail any more, nor be replaced by another set of stages. The next commit to the table, whoever sends it,
+continues the pending one first, and housekeeping does if nobody else does.
+
 A chunk is checked when it is staged, and stored in the form in which it will be written.
 """
 
@@ -81,6 +86,8 @@ STAGES = StorageTable("stages", Stage, key=("id",))
 STAGE_CHUNKS = StorageTable("stage_chunks", StageChunk, key=("stage", "number"))
 SINKS = StorageTable("sinks", SinkBatch, key=("id",))
 _HELD: Final = "held/stages"  # the counters in META
+PENDING: Final = "commit/"  # before the number of the table, of pending commits in META
+PENDING_END: Final = "commit0"  # behind all of them
 
 
 class StagedTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -122,6 +129,44 @@ def check_room(tx: Tx, by: str, stages: int, size: int) -> None:
                 f"and the limit is {limits.STAGES_MAX // share} of {limits.STAGES_BYTES_MAX // share}; commit or drop "
                 f"some, or wait until they expire {limits.STAGE_S // 3600} hours after they were staged"
             )
+
+
+class PendingCommit(msgspec.Struct, frozen=True):
+    """An accepted commit to a table, and the next row to be written: by its stage, its chunk, and its number there."""
+
+    table: str
+    sink: str
+    batch: int
+    stages: tuple[str, ...]
+    rows: int
+    by: str  # the principal that committed
+    at_ms: int  # of the last slice
+    stage: int = 0
+    chunk: int = 0
+    row: int = 0
+
+
+_pending: Final = msgspec.json.Decoder(PendingCommit)
+
+
+def pending_commit(reader: Reader | Tx, number: int) -> PendingCommit | None:
+    """The pending commit to the table with this number."""
+    row = reader.get(META, f"{PENDING}{number}")
+    return None if row is None else _pending.decode(row.value)
+
+
+def put_pending(tx: Tx, number: int, pending: PendingCommit | None) -> None:
+    """Store the pending commit of a table; None: there is none any more."""
+    if pending is None:
+        tx.delete(META, f"{PENDING}{number}")
+    else:
+        tx.put(META, MetaRow(f"{PENDING}{number}", _encode(pending)))
+
+
+def is_accepted(tx: Tx, row: Stage) -> bool:
+    """Whether the stage is part of a pending commit."""
+    pending = pending_commit(tx, row.number) if row.kind == TABLE else None
+    return pending is not None and row.id in pending.stages
 
 
 def _counter(by: str | None) -> str:

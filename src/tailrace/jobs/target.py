@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Final
 
 import msgspec
 
-from tailrace import failpoints, limits
-from tailrace.errors import Closed
+from tailrace import failpoints
+from tailrace.errors import Closed, WrongType
+from tailrace.extras import require
 from tailrace.jobs import rows
 from tailrace.jobs.stage import STREAM, TABLE, Target
 from tailrace.log import log as logs
@@ -17,15 +19,11 @@ from tailrace.streams import commands as streams
 from tailrace.streams.stream import STREAMS, StreamRow, is_json, touched
 from tailrace.tables import definition as tables
 from tailrace.tables import write as writing
-from tailrace.tables.change import Capture
-from tailrace.tables.commands import DeleteItem, PutItem
 from tailrace.tables.definition import Definition
 from tailrace.topics import router
 from tailrace.topics import topic as topics
 from tailrace.topics.topic import PUBLISH, Envelope, Topic, encode
 
-RECORDS: Final = 1_000  # of changes that share a sequence
-RECORD_BYTES: Final = 1 * limits.MiB  # and about how large they are together
 _FULL: Final = topics.MODES.index("Full")
 
 
@@ -54,9 +52,17 @@ def resolve(reader: Reader | Tx, target: Target) -> ResolvedTarget:
     return ResolvedTarget(Target(target.kind, topic.name), topic.id, topic)
 
 
-def checked(here: ResolvedTarget, body: bytes) -> rows.CheckedRows:
-    """Check rows from a client, and convert them to the stored form. Slow: not for an event loop."""
+def checked(here: ResolvedTarget, body: bytes, *, arrow: bool = False) -> rows.CheckedRows:
+    """Check rows from a client, as MessagePack or Arrow, and convert them to the stored form. Slow: not for an event
+    loop."""
     thing = here.thing
+    if arrow:
+        if not isinstance(thing, Definition):
+            raise WrongType(f"rows for {here.target.subject} cannot be sent as Arrow; send MessagePack")
+        require("cold")
+        from tailrace.jobs import arrow_rows  # Arrow takes long to import, and many servers never need it
+
+        return arrow_rows.for_table(body, thing)
     if isinstance(thing, Definition):
         return rows.for_table(body, thing)
     if isinstance(thing, Topic):
@@ -68,32 +74,12 @@ def write(tx: Tx, here: ResolvedTarget, bodies: Iterable[bytes]) -> None:
     """Write the rows of these chunks, in order."""
     thing = here.thing
     if isinstance(thing, Definition):
-        _put(tx, thing.name, bodies)
+        chunks = (rows.writes(rows.table_chunk(body)) for body in bodies)
+        writing.do_each(tx, thing, chain.from_iterable(chunks))
     elif isinstance(thing, Topic):
         _publish(tx, thing, bodies)
     else:
         _append(tx, thing, bodies)
-
-
-def _put(tx: Tx, table: str, bodies: Iterable[bytes]) -> None:
-    """Put and delete items as ordinary writes. In the change stream they are transactions of about a thousand records:
-    one entry with all of them would be too large to read."""
-    capture, held, size = Capture(), 0, 0
-    for body in bodies:
-        for row in rows.writes(body):
-            action = (
-                DeleteItem(table=table, key=row.item)
-                if row.size < 0
-                else PutItem(table=table, item=row.item, item_size=row.size)
-            )
-            plan = action.plan(tx)
-            writing.do(tx, plan, capture)
-            held, size = held + 1, size + plan.size_old + max(row.size, 0)
-            if held >= RECORDS or size >= RECORD_BYTES:
-                capture.append(tx)
-                held = size = 0
-                failpoints.hit("stages.part")
-    capture.append(tx)
 
 
 def _publish(tx: Tx, topic: Topic, bodies: Iterable[bytes]) -> None:

@@ -24,10 +24,10 @@ from tailrace.errors import Fenced, Invalid, NotFound
 from tailrace.jobs import fence
 from tailrace.jobs.fence import Ranges
 from tailrace.jobs.stage import STREAM, TABLE, Target
-from tailrace.log import cold
+from tailrace.log import cold, segments
 from tailrace.log import log as logs
 from tailrace.log.cold import COLD_RANGES, COLD_TABLES, ColdRange, ColdTable
-from tailrace.log.entry import ENTRIES, LOGS, Log
+from tailrace.log.entry import LOGS, Log
 from tailrace.storage.engine import Reader, Tx
 from tailrace.storage.table import META, MetaRow
 from tailrace.streams import commands as streams
@@ -217,8 +217,8 @@ def _aligned(tx: Tx, tier: ColdRange, position: int) -> int:
     if log is None or position <= tier.start:
         return position
     if position >= log.start:  # it is still in the hot log
-        found = tx.values(ENTRIES, "position", log.id, start=position, limit=1)
-        return int(found[0][0]) if found else log.next
+        found = segments.outline(tx, log.id, position)
+        return log.next if found is None else found[0]
     entry = next(cold.entries(tx, log, position))
     return position if entry.position == position else entry.next
 

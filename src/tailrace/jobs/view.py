@@ -1,9 +1,10 @@
 """Materialized views: definition, creation, description and removal.
 
-A view is a job of kind ``view`` whose definition has its SELECT, the tables that it reads as they were at creation, and
-its phase: it is *live*, or it has to be filled first. Its rows are in an ordinary table of its name, with a change
-stream; the data that it needs to retract changes (`apply`) is in a second table, ``<name>__state``, which is internal.
-Both are protected: DROP MATERIALIZED VIEW drops them.
+A view is a job of kind ``view`` whose definition has its SELECT, the tables that it reads, and its phase. It is
+*planning* until its job has planned the SELECT with Spark and reported its key, its columns and how it is kept
+(`PlanView`); *invalid* if Spark refuses the SELECT; then *new* until it is filled, and *live*. Its rows are in an
+ordinary table of its name, which exists from planning on, has a change stream, and is protected: DROP MATERIALIZED VIEW
+drops it.
 
 A view depends on the change streams of its sources. If one was disabled, or has lost changes that the view has not
 seen, the view has to be filled again; `ViewDescription.stale` has the reason.
@@ -19,30 +20,44 @@ import msgspec
 from tailrace import limits
 from tailrace.access import Permission
 from tailrace.command import Command, Query
-from tailrace.errors import InUse, Invalid, NotFound
+from tailrace.errors import Conflict, InUse, Invalid, NotFound
 from tailrace.jobs import fence
-from tailrace.jobs.job import JOB_POSITIONS, JOBS, REGISTERED, Job, JobPosition, check_name, positions
-from tailrace.jobs.view_delta import key_item
-from tailrace.jobs.view_plan import COUNT, DISTINCT, SourceTable, ViewPlan, check, plan
+from tailrace.jobs.job import JOB_POSITIONS, JOBS, REGISTERED, Job, check_name, positions
 from tailrace.log import cold
 from tailrace.log.entry import LOGS
 from tailrace.storage.engine import Reader, Tx
-from tailrace.tables import key as keys
-from tailrace.tables import lifecycle, schema, value, write
-from tailrace.tables.change import BOTH, Capture
-from tailrace.tables.definition import TABLES, Attribute, Definition, counted, decoded, find, save
-from tailrace.tables.value import Item
+from tailrace.tables import lifecycle, schema
+from tailrace.tables.change import BOTH
+from tailrace.tables.definition import TABLES, Attribute, Column, Definition, counted, decoded, find, save
 
 KIND: Final = "view"
+PLANNING: Final = "planning"  # its job has not planned it yet
+INVALID: Final = "invalid"  # Spark refuses the SELECT
 NEW: Final = "new"  # not filled yet
 FILLING: Final = "filling"
 LIVE: Final = "live"
-STATE: Final = "__state"
-GROUP: Final = "group"  # the keys of the second table
-PART: Final = "part"
-_TAG: Final = "tailrace:view"  # on both tables: the view that they belong to
+_TAG: Final = "tailrace:view"  # on the table: the view that it belongs to
 
 _encode: Final = msgspec.msgpack.Encoder().encode
+
+
+class SourceTable(msgspec.Struct, frozen=True):
+    """A table that a view reads, as it is when the view is created or filled."""
+
+    table: str
+    log: int  # of its change stream
+    keys: tuple[tuple[str, str], ...]
+    columns: tuple[tuple[str, str], ...] = ()  # declared ones, with their SQL types
+
+
+class ViewShape(msgspec.Struct, frozen=True):
+    """The plan of a view, as its job reports it."""
+
+    keys: tuple[tuple[str, str], ...]  # the key of its table: names, and S, N or B
+    columns: tuple[tuple[str, str], ...]  # with Spark's types
+    strategy: str
+    explained: tuple[str, ...] = ()  # the derivative, operator by operator
+    warnings: tuple[str, ...] = ()
 
 
 class ViewDefinition(msgspec.Struct, frozen=True):
@@ -50,13 +65,11 @@ class ViewDefinition(msgspec.Struct, frozen=True):
 
     sql: str
     sources: tuple[SourceTable, ...]
-    phase: str = NEW
+    phase: str = PLANNING
     fill: str = ""  # the id of the filling in progress
     piece: int = 0  # the number of its chunks that were applied
-
-    @property
-    def plan(self) -> ViewPlan:
-        return plan(self.sql, self.sources)
+    shape: ViewShape | None = None
+    refresh: int = 0  # how often a refresh was requested
 
 
 _decoder: Final = msgspec.msgpack.Decoder(ViewDefinition)
@@ -82,17 +95,25 @@ class ViewDescription(msgspec.Struct, frozen=True):
     message: str
     rows: int  # changes processed
     items: int  # rows of the view
-    keys: tuple[tuple[str, str], ...]
+    shape: ViewShape | None
     tables: tuple[SourceTable, ...]
     sources: tuple[SourceState, ...]
     fill: str  # the id of the filling in progress, and the number of its chunks
     piece: int
+    refresh: int
     created_ms: int
     updated_ms: int
 
     @property
+    def keys(self) -> tuple[tuple[str, str], ...]:
+        """The key of its table; none before it is planned."""
+        return () if self.shape is None else self.shape.keys
+
+    @property
     def stale(self) -> str:
         """Why it has to be filled, for the first time or again; empty: it does not."""
+        if self.phase in (PLANNING, INVALID):
+            return "it was not planned yet" if self.phase == PLANNING else "Spark refused its SELECT"
         if self.phase != LIVE:
             return "it was not filled yet"
         return next((source.stale for source in self.sources if source.stale), "")
@@ -101,12 +122,20 @@ class ViewDescription(msgspec.Struct, frozen=True):
 # -- finding
 
 
+def definition_of(job: Job) -> ViewDefinition | None:
+    """The definition, if the job is that of a materialized view: a client may register other jobs of this kind."""
+    if job.kind == KIND:
+        with suppress(msgspec.ValidationError):
+            return _decoder.decode(job.definition)
+    return None
+
+
 def found(reader: Reader | Tx, name: str) -> tuple[Job, ViewDefinition]:
     """The view of this name."""
     job = reader.get(JOBS, name)
-    if job is not None and job.kind == KIND:
-        with suppress(msgspec.ValidationError):  # a job with the kind of a view, registered by a client
-            return job, _decoder.decode(job.definition)
+    definition = None if job is None else definition_of(job)
+    if job is not None and definition is not None:
+        return job, definition
     raise NotFound(
         f"there is no materialized view {name[:80]!r}; SHOW MATERIALIZED VIEWS lists them", code="VIEW_NOT_FOUND"
     )
@@ -125,11 +154,12 @@ def changed(tx: Tx, job: Job, view: ViewDefinition, *, rows: int = 0) -> None:
 def describe(reader: Reader | Tx, job: Job, view: ViewDefinition) -> ViewDescription:
     """The current state of the view."""
     at = positions(reader, job.name)
-    target = find(reader, job.name)
+    target = _made(reader, job.name, job.name)
+    items = 0 if target is None else counted(reader, target.space).items
     return ViewDescription(
-        job.name, view.sql, view.phase, job.state, job.message, job.rows, counted(reader, target.space).items,
-        view.plan.keys, view.sources, tuple(_source(reader, source, at.get(source.log)) for source in view.sources),
-        view.fill, view.piece, job.created_ms, job.updated_ms,
+        job.name, view.sql, view.phase, job.state, job.message, job.rows, items, view.shape, view.sources,
+        tuple(_source(reader, source, at.get(source.log)) for source in view.sources),
+        view.fill, view.piece, view.refresh, job.created_ms, job.updated_ms,
     )  # fmt: skip
 
 
@@ -151,7 +181,7 @@ def _source(reader: Reader | Tx, source: SourceTable, position: int | None) -> S
 
 
 class CreateView(Command[ViewDescription], frozen=True):
-    """Create a materialized view. If its sources are empty it is live immediately; otherwise the job fills it first."""
+    """Create a materialized view. Its job plans it, and fills it."""
 
     permission = Permission.ADMIN
 
@@ -159,11 +189,9 @@ class CreateView(Command[ViewDescription], frozen=True):
     sql: str
     tables: tuple[str, ...]  # that the SELECT reads
     if_not_exists: bool = False
-    line: int = 1  # where the SELECT begins, for errors
-    column: int = 1
 
     def subjects(self) -> tuple[str, ...]:
-        return tuple(f"tables/{name}" for name in (self.name, self.name + STATE, *self.tables))
+        return tuple(f"tables/{name}" for name in (self.name, *self.tables))
 
     def run(self, tx: Tx) -> ViewDescription:
         there = tx.get(JOBS, self.name)
@@ -174,27 +202,27 @@ class CreateView(Command[ViewDescription], frozen=True):
             raise InUse(f"there is a {noun} {self.name!r} already; drop it first", code="VIEW_EXISTS")
         check_name(self.name, "a view")
         fence.check_room(tx)
+        _check_free(tx, self.name)
         sources = tuple(source_of(tx, name) for name in self.tables)
-        planned = check(self.sql, sources, self.line, self.column)
-        empty = not any(counted(tx, find(tx, name).space).items for name in self.tables)
-        make_tables(tx, self.name, planned)
-        view = ViewDefinition(self.sql, sources, LIVE if empty else NEW)
+        view = ViewDefinition(self.sql, sources)
         source_names = ", ".join(f"tables/{source.table}" for source in sources)
+        source_names = source_names[: limits.JOB_TEXT_BYTES_MAX]
         job = Job(
             self.name, KIND, source_names, f"tables/{self.name}", REGISTERED, "", _encode(view), 0, tx.now_ms, tx.now_ms
-        )  # fmt: skip
+        )
         tx.put(JOBS, job)
-        if empty:
-            for source in sources:
-                log = tx.get(LOGS, source.log)
-                assert log is not None
-                tx.put(JOB_POSITIONS, JobPosition(self.name, source.log, log.next))
-            put_only_row(tx, self.name, planned)
         return describe(tx, job, view)
 
 
 def source_of(tx: Tx, name: str) -> SourceTable:
     """A table as a source of a view."""
+    job = tx.get(JOBS, name)
+    if job is not None and job.kind == KIND and not has_table(tx, name):
+        raise Conflict(
+            f"view {name!r} has no table yet, because its job has not planned it; run tailrace pipeline view {name} "
+            "first",
+            code="VIEW_NOT_PLANNED",
+        )
     definition = find(tx, name)
     stream = definition.stream
     if stream is None or stream.view != BOTH:
@@ -207,58 +235,115 @@ def source_of(tx: Tx, name: str) -> SourceTable:
     return SourceTable(name, stream.log, kinds, definition.column_kinds or ())
 
 
-def make_tables(tx: Tx, name: str, planned: ViewPlan) -> None:
-    """Create the table of the view's rows, and the one of its state."""
-    _make(tx, name, planned.keys, schema.StreamSpec(True, BOTH), {_TAG: name})
-    _make_state(tx, name)
+class PlanView(Command[ViewDescription], frozen=True):
+    """Report the plan of a view, by its job: its table is created. Or report that Spark refuses its SELECT."""
+
+    permission = Permission.JOBS
+
+    name: str
+    shape: ViewShape | None
+    error: str = ""
+
+    def subjects(self) -> tuple[str, ...]:
+        return (f"tables/{self.name}",)
+
+    def run(self, tx: Tx) -> ViewDescription:
+        job, view = found(tx, self.name)
+        if self.shape is None:
+            if view.phase in (PLANNING, INVALID):
+                job = msgspec.structs.replace(job, message=self.error[: limits.VIEW_ERROR_CHARACTERS_MAX])
+                view = msgspec.structs.replace(view, phase=INVALID)
+                changed(tx, job, view)
+            return describe(tx, *found(tx, self.name))
+        if view.shape is not None and view.shape.keys == self.shape.keys:
+            view = msgspec.structs.replace(view, shape=self.shape)
+        else:  # new, or its sources have other columns than before
+            _drop(tx, self.name, self.name)
+            for log in positions(tx, self.name):
+                tx.delete(JOB_POSITIONS, self.name, log)
+            _make(tx, self.name, self.shape)
+            job = msgspec.structs.replace(job, message="")
+            view = msgspec.structs.replace(view, shape=self.shape, phase=NEW, fill="", piece=0)
+        changed(tx, job, view)
+        return describe(tx, *found(tx, self.name))
 
 
-def _make_state(tx: Tx, name: str) -> None:
-    _make(tx, name + STATE, ((GROUP, "S"), (PART, "B")), None, {_TAG: name})
-
-
-def forget(tx: Tx, name: str) -> None:
-    """Empty the state of a view."""
-    _drop(tx, name + STATE, name)
-    _make_state(tx, name)
-
-
-def _make(
-    tx: Tx, name: str, names: tuple[tuple[str, str], ...], stream: schema.StreamSpec | None, tags: dict[str, str]
-) -> None:
+def _check_free(tx: Tx, name: str) -> None:
     if tx.get(TABLES, name) is not None:
         raise InUse(
             f"there is a table {name!r} already, and a view creates its own; use another name", code="TABLE_EXISTS"
         )
+
+
+def _make(tx: Tx, name: str, shape: ViewShape) -> None:
+    """Create the table of the view's rows."""
+    _check_free(tx, name)
+    if not 1 <= len(shape.keys) <= 2:
+        raise Invalid(f"the table of a view has one or two keys, not {len(shape.keys)}", code="INVALID_VIEW")
     spec = schema.TableSpec(
         name=name,
-        attributes=tuple(Attribute(*each) for each in names),
-        keys=tuple(schema.KeyElement(each, role) for (each, _), role in zip(names, (schema.HASH, schema.RANGE))),  # noqa: B905
+        attributes=tuple(Attribute(*each) for each in shape.keys),
+        keys=tuple(
+            schema.KeyElement(each, role)
+            for (each, _), role in zip(shape.keys, (schema.HASH, schema.RANGE), strict=False)
+        ),
         billing=schema.PAY_PER_REQUEST,
         protected=True,
-        stream=stream,
-        tags=tags,
+        stream=schema.StreamSpec(True, BOTH),
+        tags={_TAG: name},
     )
     lifecycle.CreateTable(spec).run(tx)
+    columns = tuple(Column(each, sql_kind(kind)) for each, kind in _declared(shape))
+    save(tx, msgspec.structs.replace(find(tx, name), columns=columns))
 
 
-def put_only_row(tx: Tx, name: str, planned: ViewPlan) -> None:
-    """Write the row of a view without groups, which exists even if its sources are empty."""
-    if planned.groups or planned.rows:
-        return
-    row: Item = key_item(planned, ())
-    for each in planned.aggregates:
-        row[each.name] = {"N": "0"} if each.function in (COUNT, DISTINCT) else {"NULL": True}
-    definition = find(tx, name)
-    capture = Capture()
-    plan_row = write.find(tx, definition, keys.item_key(definition, row), row)
-    plan_row.new, plan_row.size = row, value.item_size(row)
-    write.do(tx, plan_row, capture)
-    capture.append(tx)
+def _declared(shape: ViewShape) -> list[tuple[str, str]]:
+    """The columns of the table: the view's, and keys that are not among them."""
+    known = dict(shape.columns)
+    kinds = {"S": "string", "N": "decimal", "B": "binary"}
+    keys = {name: kinds[kind] for name, kind in shape.keys}
+    first = [(name, keys[name]) for name in keys if name not in known]
+    return first + [(name, keys.get(name, kind)) for name, kind in shape.columns]
+
+
+def sql_kind(kind: str) -> str:
+    """The SQL type of a column with a type of Spark."""
+    match kind.partition("(")[0].partition("<")[0]:
+        case "string" | "date" | "timestamp" | "timestamp_ntz" | "varchar" | "char" | "time":
+            return "TEXT"
+        case "tinyint" | "smallint" | "int" | "bigint":
+            return "BIGINT"
+        case "decimal":
+            return "DECIMAL"
+        case "float" | "double":
+            return "DOUBLE"
+        case "boolean":
+            return "BOOLEAN"
+        case "binary":
+            return "BLOB"
+    return "TEXT" if kind.startswith("interval") else "JSON"
+
+
+class RefreshView(Command[ViewDescription], frozen=True):
+    """Request that the view's job fills it again."""
+
+    permission = Permission.ADMIN
+
+    name: str
+
+    def subjects(self) -> tuple[str, ...]:
+        return (f"tables/{self.name}",)
+
+    def run(self, tx: Tx) -> ViewDescription:
+        job, view = found(tx, self.name)
+        phase = NEW if view.phase in (LIVE, FILLING) else view.phase
+        phase = PLANNING if phase == INVALID else phase
+        changed(tx, job, msgspec.structs.replace(view, phase=phase, fill="", piece=0, refresh=view.refresh + 1))
+        return describe(tx, *found(tx, self.name))
 
 
 class DropView(Command[bool], frozen=True):
-    """Drop a view with its tables; whether it existed."""
+    """Drop a view with its table; whether it existed."""
 
     freeing = True
     permission = Permission.ADMIN
@@ -267,11 +352,10 @@ class DropView(Command[bool], frozen=True):
     if_exists: bool = False
 
     def subjects(self) -> tuple[str, ...]:
-        return (f"tables/{self.name}", f"tables/{self.name}{STATE}")
+        return (f"tables/{self.name}",)
 
     def run(self, tx: Tx) -> bool:
-        dropped = [_drop(tx, name, self.name) for name in (self.name, self.name + STATE)]
-        if not any(dropped):  # a view whose job was dropped still has its tables
+        if not _drop(tx, self.name, self.name):  # a view whose job was dropped still has its table
             if self.if_exists and tx.get(JOBS, self.name) is None:
                 return False
             found(tx, self.name)
@@ -281,9 +365,9 @@ class DropView(Command[bool], frozen=True):
         return True
 
 
-def has_tables(reader: Reader | Tx, view: str) -> bool:
-    """Whether a table of the view exists."""
-    return any(_made(reader, name, view) is not None for name in (view, view + STATE))
+def has_table(reader: Reader | Tx, view: str) -> bool:
+    """Whether the table of the view exists."""
+    return _made(reader, view, view) is not None
 
 
 def _made(reader: Reader | Tx, name: str, view: str) -> Definition | None:
@@ -321,5 +405,9 @@ class ListViews(Query[list[ViewDescription]], frozen=True):
     """All views, by name."""
 
     def run(self, reader: Reader) -> list[ViewDescription]:
-        names = [job.name for job in reader.scan(JOBS) if job.kind == KIND and reader.get(TABLES, job.name)]
-        return [describe(reader, *found(reader, name)) for name in names]
+        found_views = []
+        for job in reader.scan(JOBS):
+            if job.kind == KIND:
+                with suppress(NotFound):
+                    found_views.append(describe(reader, *found(reader, job.name)))
+        return found_views

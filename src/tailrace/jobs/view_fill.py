@@ -1,9 +1,9 @@
 """Filling a view with the items of its sources, at one sequence each, before it can follow their changes.
 
-A view that starts late, or has lost changes, is emptied and then filled in chunks. The chunks are deltas like any other
-(`apply`), and are numbered: one that is sent twice counts once, and one of a filling that another job took over is
-refused. The end names the sequence of each source that the chunks came from, and the view continues after it. A filling
-that crashed is restarted from nothing.
+A new view, or one that has lost changes, is emptied and then filled in chunks. The chunks are staged rows (`apply`),
+and are numbered: one that is sent twice counts once, and one of a filling that another job took over is refused. The
+end names the sequence of each source that the chunks came from, and the view continues after it. A filling that crashed
+is restarted from nothing.
 """
 
 from __future__ import annotations
@@ -14,27 +14,26 @@ import msgspec
 
 from tailrace import limits
 from tailrace.errors import Conflict, Fenced, Invalid
-from tailrace.jobs.apply import DeltaApplier, EncodedDelta, ViewCommand, check_size
+from tailrace.jobs.apply import ViewCommand, drop_stages, write_stages
 from tailrace.jobs.job import JOB_POSITIONS, Job, JobPosition, positions
 from tailrace.jobs.view import (
     FILLING,
+    INVALID,
     LIVE,
+    PLANNING,
     ViewDefinition,
     ViewDescription,
     changed,
     describe,
-    forget,
     found,
-    put_only_row,
     source_of,
 )
-from tailrace.jobs.view_plan import check
-from tailrace.log import cold
-from tailrace.log.entry import ENTRIES, LOGS
+from tailrace.log import cold, segments
+from tailrace.log.entry import LOGS
 from tailrace.storage.engine import Tx
 from tailrace.tables import value, write
 from tailrace.tables.change import Capture
-from tailrace.tables.definition import ITEMS, TABLES, counted, decoded, find
+from tailrace.tables.definition import ITEMS, TABLES, decoded, find
 
 
 class BeginFill(ViewCommand, frozen=True):
@@ -43,13 +42,13 @@ class BeginFill(ViewCommand, frozen=True):
 
     def run(self, tx: Tx) -> str:
         job, view = found(tx, self.name)
+        if view.phase in (PLANNING, INVALID):
+            raise Conflict(f"view {self.name!r} is {view.phase}; plan it before it is filled", code="VIEW_NOT_PLANNED")
         sources = tuple(source_of(tx, source.table) for source in view.sources)
-        check(view.sql, sources, 1, 1)
         for log in positions(tx, self.name):
             tx.delete(JOB_POSITIONS, self.name, log)
-        forget(tx, self.name)
         fill = secrets.token_hex(8)
-        changed(tx, job, ViewDefinition(view.sql, sources, FILLING, fill, 0))
+        changed(tx, job, msgspec.structs.replace(view, sources=sources, phase=FILLING, fill=fill, piece=0))
         return fill
 
 
@@ -84,21 +83,17 @@ class FillRows(ViewCommand, frozen=True):
 
     fill: str
     piece: int  # from 1
-    moves: EncodedDelta
-    bytes: int = 0
-
-    def size(self) -> int:
-        return self.bytes
+    stages: tuple[str, ...] = ()
 
     def run(self, tx: Tx) -> bool:
         job, view = _filling(tx, self.name, self.fill)
-        check_size(self.moves)
         if self.piece <= view.piece:
+            drop_stages(tx, self.name, self.stages)
             return False
         if self.piece != view.piece + 1:
             raise Fenced(f"view {self.name!r} has {view.piece} chunks of this filling, so {self.piece} is not the next")
-        DeltaApplier(tx, self.name, view.plan).add(self.moves)
-        changed(tx, job, msgspec.structs.replace(view, piece=self.piece), rows=self.moves.records)
+        rows = write_stages(tx, self.name, self.stages)
+        changed(tx, job, msgspec.structs.replace(view, piece=self.piece), rows=rows)
         return True
 
 
@@ -124,10 +119,7 @@ class FinishFill(ViewCommand, frozen=True):
                     code="VIEW_STALE",
                 )
             tx.put(JOB_POSITIONS, JobPosition(self.name, source.log, boundary(tx, source.log, sequence)))
-        if counted(tx, find(tx, self.name).space).items == 0:
-            put_only_row(tx, self.name, view.plan)
-        view = ViewDefinition(view.sql, view.sources, LIVE)
-        changed(tx, job, view)
+        changed(tx, job, msgspec.structs.replace(view, phase=LIVE, fill="", piece=0))
         return describe(tx, *found(tx, self.name))
 
 
@@ -144,6 +136,6 @@ def boundary(tx: Tx, log: int, sequence: int) -> int:
             return first
         entry = next(cold.entries(tx, row, sequence))
         return entry.position if entry.next - 1 > sequence else entry.next
-    for entry in tx.scan(ENTRIES, log, start=row.start, before=sequence + 1, limit=1, reverse=True):
+    for entry in segments.scan(tx, log, start=row.start, before=sequence + 1, limit=1, reverse=True):
         return entry.position if entry.next - 1 > sequence else entry.next
     return row.start

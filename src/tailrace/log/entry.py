@@ -3,6 +3,8 @@
 A log's positions run from `start` (the earliest retained) to `next` (the position of the next entry). Entries below
 `base` belong to its parent: a fork shares them without copying. An entry covers [position, next); the distance depends
 on the kind of log (bytes for streams, one for messages).
+
+Entries are stored in segments: a row holds consecutive entries of one log that were committed together.
 """
 
 from __future__ import annotations
@@ -33,6 +35,18 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     body: bytes
 
 
+class Segment(msgspec.Struct, frozen=True, gc=False):
+    """Consecutive entries of a log, as they are stored. `layout` says where each of them ends (`segments.py`); None if
+    there is one."""
+
+    log: int
+    position: int  # of the first entry
+    next: int  # of the last entry
+    at_ms: int  # of each entry
+    body: bytes  # of all entries, one after the other
+    layout: bytes | None = None
+
+
 class Garbage(msgspec.Struct, frozen=True):
     """A log with unreachable entries; the list of work of `log.reclaim`."""
 
@@ -40,5 +54,4 @@ class Garbage(msgspec.Struct, frozen=True):
 
 
 LOGS = StorageTable("logs", Log, key=("id",), cached=True)
-ENTRIES = StorageTable("entries", Entry, key=("log", "position"), heap=True, checked=True)
 GARBAGE = StorageTable("garbage", Garbage, key=("log",))

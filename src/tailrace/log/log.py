@@ -8,45 +8,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Final
+from itertools import accumulate
 
 import msgspec
 
 from tailrace import limits
 from tailrace.errors import Corrupt, Invalid, TooLarge, Trimmed
-from tailrace.log import cold
-from tailrace.log.entry import ENTRIES, GARBAGE, LOGS, Entry, Garbage, Log
+from tailrace.log import cold, segments
+from tailrace.log.entry import GARBAGE, LOGS, Entry, Garbage, Log, Segment
+from tailrace.log.notices import CLOSED as CLOSED
+from tailrace.log.notices import DROPPED as DROPPED
+from tailrace.log.notices import Advanced as Advanced
+from tailrace.log.notices import Ended as Ended
+from tailrace.log.notices import LogPage as LogPage
 from tailrace.log.position import offset
+from tailrace.log.segments import SEGMENTS
 from tailrace.storage.engine import Reader, Tx
-
-
-class Advanced(msgspec.Struct, frozen=True, gc=False):
-    """The notice of new entries; `log` is the log after them."""
-
-    log: Log
-    entry: Entry
-
-
-class Ended(msgspec.Struct, frozen=True):
-    """The notice that a log is closed (`gone` False) or deleted (`gone` True)."""
-
-    gone: bool
-
-
-class LogPage(msgspec.Struct, frozen=True):
-    """Consecutive entries; `next` is where the next page starts."""
-
-    entries: list[Entry]
-    next: int
-    tail: int
-
-    @property
-    def at_tail(self) -> bool:
-        return self.next >= self.tail
-
-
-CLOSED: Final = Ended(gone=False)
-DROPPED: Final = Ended(gone=True)
 
 
 def create(tx: Tx, owner: str) -> Log:
@@ -63,64 +40,91 @@ def append(tx: Tx, log: Log, body: bytes, size: int) -> Log:
     if end > limits.POSITION_MAX:
         raise TooLarge(f"log {log.owner!r} is full: positions end at {limits.POSITION_MAX}")
     at_ms = log.at_ms if log.at_ms > tx.now_ms else tx.now_ms
-    entry = Entry(log.id, position, end, at_ms, body)
+    segment = Segment(log.id, position, end, at_ms, body)
     log = Log(log.id, log.owner, log.parent, log.base, log.start, end, at_ms, log.forks, log.depth, log.dropped)
-    tx.add(ENTRIES, entry)
+    tx.add(SEGMENTS, segment)
     tx.put(LOGS, log)
-    tx.notify(log.id, Advanced(log, entry))
+    tx.notify(log.id, Advanced(log, segment))
     return log
 
 
 def append_each(tx: Tx, log: Log, bodies: list[bytes]) -> Log:
     """Add an entry of one position for each body; the log afterwards. Cheaper than one by one."""
-    position = log.next
-    if position + len(bodies) > limits.POSITION_MAX:
+    return _append(tx, log, bodies, log.next + len(bodies), segments.SINGLE)
+
+
+def append_sized(tx: Tx, log: Log, bodies: list[bytes]) -> list[int]:
+    """Add an entry for each body, none of them empty, that covers as many positions as it has bytes; the ends of the
+    entries. Cheaper than one by one."""
+    ends = list(accumulate(map(len, bodies), initial=log.next))
+    _append(tx, log, bodies, ends[-1], segments.SIZED)
+    return ends[1:]
+
+
+def _append(tx: Tx, log: Log, bodies: list[bytes], end: int, form: int) -> Log:
+    if not bodies:
+        return log
+    if end > limits.POSITION_MAX:
         raise TooLarge(f"log {log.owner!r} is full: positions end at {limits.POSITION_MAX}")
+    position = log.next
     at_ms = log.at_ms if log.at_ms > tx.now_ms else tx.now_ms
-    end = position + len(bodies)
     log = Log(log.id, log.owner, log.parent, log.base, log.start, end, at_ms, log.forks, log.depth, log.dropped)
     tx.put(LOGS, log)
-    for body in bodies:
-        entry = Entry(log.id, position, position + 1, at_ms, body)
-        tx.add(ENTRIES, entry)
-        tx.notify(log.id, Advanced(log, entry))
-        position += 1
+    for segment in segments.joined(log.id, position, at_ms, bodies, form):
+        tx.add(SEGMENTS, segment)
+        tx.notify(log.id, Advanced(log, segment))
     return log
 
 
-def read(reader: Reader, log: Log, position: int, bytes_max: int, entries_max: int = sys.maxsize) -> LogPage:
-    """Entries from `position` on: at least one if there is any, then up to `bytes_max` and `entries_max`, cut between
-    entries."""
+def read(
+    reader: Reader | Tx,
+    log: Log,
+    position: int,
+    bytes_max: int,
+    entries_max: int = sys.maxsize,
+    segments_max: int = sys.maxsize,
+) -> LogPage:
+    """Entries from `position` on: at least one if there is any, then up to `bytes_max`, `entries_max` and
+    `segments_max`, cut between entries."""
     if position < log.start:
-        return _read_cold(reader, log, position, bytes_max, entries_max)
+        return _read_cold(reader, log, position, bytes_max, min(entries_max, segments_max))
     if position > log.next:
         raise Invalid(
             f"offset {offset(position)} is beyond the tail {offset(log.next)}; read from an offset this log returned",
             code="INVALID_OFFSET",
         )
-    entries: list[Entry] = []
-    left = bytes_max
+    found: list[Segment] = []
+    left, room = bytes_max, entries_max
     at = position
     while at < log.next and left > 0:
         owner, until = holder(reader, log, at)
         before = at
-        for entry in reader.scan(ENTRIES, owner, start=at, before=until):
-            if entry.position != at:
+        for segment in segments.between(reader, owner, at, until):
+            inside = segment.position == at and segment.next <= until
+            rest = segment if inside else segments.cut(segment, at, until, sys.maxsize, sys.maxsize)
+            if rest is None or rest.position != at:
                 break
-            if entries and len(entry.body) > left:
-                left = 0
-                break
-            entries.append(entry)
-            left -= len(entry.body)
-            at = entry.next
-            if left <= 0 or len(entries) == entries_max:
+            taken = rest
+            if len(rest.body) > left or segments.count(rest) > room:
+                part = segments.cut(rest, at, until, left, room)
+                if part is None:
+                    part = None if found else segments.cut(rest, at, until, sys.maxsize, 1)
+                    left = 0
+                if part is None:
+                    break
+                taken, left = part, min(left, len(part.body))
+            found.append(taken)
+            at = taken.next
+            left -= len(taken.body)
+            room -= segments.count(taken)
+            if left <= 0 or room <= 0 or len(found) == segments_max:
                 left = 0
                 break
         if at == before:
             if left > 0:
-                raise gap(log, at) if entries or uncovered(reader, owner, at) else Misaligned(position)
+                raise gap(log, at) if found or uncovered(reader, owner, at) else Misaligned(position)
             break
-    return LogPage(entries, at, log.next)
+    return LogPage(found, at, log.next)
 
 
 def gap(log: Log, position: int) -> Corrupt:
@@ -144,33 +148,33 @@ def following(log: Log, position: int, entries: Iterable[Entry]) -> Iterator[Ent
 
 def uncovered(reader: Reader | Tx, owner: int, position: int) -> bool:
     """Whether no entry of the log `owner` that begins below `position` covers it."""
-    before = next(iter(reader.scan(ENTRIES, owner, before=position, limit=1, reverse=True)), None)
+    before = next(segments.scan(reader, owner, before=position, limit=1, reverse=True), None)
     return before is None or before.next <= position
 
 
-def _read_cold(reader: Reader, log: Log, position: int, bytes_max: int, entries_max: int) -> LogPage:
+def _read_cold(reader: Reader | Tx, log: Log, position: int, bytes_max: int, entries_max: int) -> LogPage:
     """As `read`, below the log's start. The page may end where the hot part begins, or before entries that must be
     fetched first."""
     first = cold.earliest(reader, log)
     if position < first:
         raise Trimmed(requested=position, earliest=first, offset=offset(first))
-    entries: list[Entry] = []
+    found: list[Segment] = []
     left, at = bytes_max, position
     try:
         for entry in cold.entries(reader, log, position):
             if entry.position != at:
                 raise Misaligned(position)
-            if entries and len(entry.body) > left:
+            if found and len(entry.body) > left:
                 break
-            entries.append(entry)
+            found.append(Segment(entry.log, entry.position, entry.next, entry.at_ms, entry.body))
             left -= len(entry.body)
             at = entry.next
-            if left <= 0 or len(entries) == entries_max:
+            if left <= 0 or len(found) == entries_max:
                 break
     except cold.ColdMiss:
-        if not entries:
+        if not found:
             raise
-    return LogPage(entries, at, log.next)
+    return LogPage(found, at, log.next)
 
 
 class Misaligned(Invalid):
@@ -183,12 +187,12 @@ class Misaligned(Invalid):
         )
 
 
-def message_start(reader: Reader, log: Log, position: int) -> int:
+def message_start(reader: Reader | Tx, log: Log, position: int) -> int:
     """The position of the entry that covers `position`, which must be readable."""
     if position < log.start:
         return next(cold.entries(reader, log, position)).position
     owner, _ = holder(reader, log, position)
-    return next(reader.scan(ENTRIES, owner, before=position + 1, limit=1, reverse=True)).position
+    return next(segments.scan(reader, owner, before=position + 1, limit=1, reverse=True)).position
 
 
 def holder(reader: Reader | Tx, log: Log, position: int) -> tuple[int, int]:
@@ -214,7 +218,7 @@ def boundary(reader: Reader | Tx, log: Log, position: int) -> bool:
     if not log.start < position < log.next:
         return False
     owner, _ = holder(reader, log, position)
-    return any(entry.position == position for entry in reader.scan(ENTRIES, owner, start=position, limit=1))
+    return any(entry.position == position for entry in segments.scan(reader, owner, start=position, limit=1))
 
 
 def fork(tx: Tx, parent: Log, owner: str, position: int) -> Log:
@@ -286,16 +290,16 @@ def reclaim(tx: Tx, number: int) -> bool:
         tx.delete(GARBAGE, number)
         return True
     end = log.next if log.dropped else log.start
-    rows = tx.values(ENTRIES, "position, next, length(body)", number, limit=limits.SWEEP_ENTRIES)
-    step = [(following, size) for position, following, size in rows if position < end]
+    rows = tx.values(SEGMENTS, "next, length(body)", number, limit=limits.SWEEP_ENTRIES)
+    step = [(following, size) for following, size in rows if following <= end]  # a segment goes when all of it is due
     count, left = 0, limits.SWEEP_BYTES
-    for _, size in step:  # the first entry however large it is, then as many as fit SWEEP_BYTES
+    for _, size in step:  # the first segment however large it is, then as many as fit SWEEP_BYTES
         left -= size
         if count and left < 0:
             break
         count += 1
     if count:
-        tx.remove_range(ENTRIES, number, before=step[count - 1][0], limit=count)
+        tx.remove_range(SEGMENTS, number, before=step[count - 1][0], limit=count)
     done = count == len(step) < limits.SWEEP_ENTRIES
     if done:
         tx.delete(GARBAGE, number)

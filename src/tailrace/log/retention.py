@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tailrace import limits
-from tailrace.log import cold
-from tailrace.log.entry import ENTRIES, Log
+from tailrace.log import cold, segments
+from tailrace.log.entry import Log
 from tailrace.storage.engine import Reader, Tx
 
 
@@ -23,15 +23,13 @@ def horizon(reader: Reader | Tx, log: Log, *, max_age_s: int | None, max_bytes: 
     until = cold.removable(reader, log)  # entries of a tiered log stay until they are in cold storage
     step = 1  # usually nothing is due, and the first entry shows it
     while start < until:
-        for position, following, at_ms in reader.values(
-            ENTRIES, "position, next, at_ms", log.id, start=start, limit=step
-        ):
+        for position, following, at_ms, _ in segments.outlines(reader, log.id, start, step):
             too_old = oldest_ms is not None and at_ms < oldest_ms
             # A single entry that exceeds the limit alone is kept: an empty stream is of no use.
             too_much = lowest is not None and position < lowest and following < log.next
             if not (too_old or too_much) or position >= until:
-                return int(position)
-            start = int(following)
+                return position
+            start = following
         if step > 1:
             break
         step = limits.SWEEP_ENTRIES
@@ -44,5 +42,5 @@ def _inherited_expired(reader: Reader | Tx, log: Log, oldest_ms: int | None, low
         return True
     if oldest_ms is None:
         return False
-    first = reader.values(ENTRIES, "at_ms", log.id, start=log.base, limit=1)
-    return bool((first[0][0] if first else log.at_ms) < oldest_ms)
+    first = segments.outline(reader, log.id, log.base)
+    return (log.at_ms if first is None else first[2]) < oldest_ms

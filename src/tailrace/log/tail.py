@@ -18,6 +18,7 @@ HOUSEKEEPING: Final = -1  # a commit has left work for housekeeping
 KEYS_CHANGED: Final = -2  # an access key was made, changed or deleted
 USERS_CHANGED: Final = -3  # a user was made, changed or dropped, or a session of theirs was ended
 
+Notices = list[Notice]
 Callback = Callable[[list[Any]], None]
 
 

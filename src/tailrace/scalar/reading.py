@@ -41,7 +41,7 @@ _BETWEEN: Final = frozenset(
     )
 )  # fmt: skip
 # Whole texts and comments; an unterminated one matches with its first character only.
-_QUOTED: Final = re.compile(r"'(?:[^']|'')*+'|\"(?:[^\"]|\"\")*+\"|--[^\n]*+|/\*.*?\*/|.", re.DOTALL)
+_QUOTED: Final = re.compile(r"'[^']*(?:''[^']*)*'(?!')|\"[^\"]*(?:\"\"[^\"]*)*\"(?!\")|--[^\n]*|/\*.*?\*/|.", re.DOTALL)
 
 
 def read(text: str, origin: TextOrigin, characters_max: int = TEXT_CHARACTERS_MAX) -> exp.Expr:

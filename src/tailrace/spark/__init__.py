@@ -19,9 +19,15 @@ from tailrace.spark.session import register, session
 if TYPE_CHECKING:
     from tailrace.spark.native import history
     from tailrace.spark.source import TailraceSource
+    from tailrace.spark.upserting import upsert
 
-__all__ = ["TailraceSource", "explain", "history", "register", "session"]
+__all__ = ["TailraceSource", "explain", "history", "register", "session", "upsert"]
 
 __getattr__, __dir__ = lazy.names(
-    __name__, {"TailraceSource": "tailrace.spark.source", "history": "tailrace.spark.native"}
+    __name__,
+    {
+        "TailraceSource": "tailrace.spark.source",
+        "history": "tailrace.spark.native",
+        "upsert": "tailrace.spark.upserting",
+    },
 )

@@ -10,38 +10,53 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace import limits
-from tailrace.bulk.columns import rows_of
+from tailrace.bulk.columns import PLAIN, TYPED, rows_of
+from tailrace.bulk.typed_rows import TypedRows
 from tailrace.cold import reading as cold
 from tailrace.cold.store import Store
 from tailrace.errors import Conflict, Gone, TooMany, Unavailable
 from tailrace.spark.connection import PATIENCE_S, WAIT_MAX_S, WAIT_MIN_S, SourceInfo, client, patiently, source_info
 from tailrace.spark.options import SourceOptions
 from tailrace.spark.planning import OffsetRange, ReadTask, cold_cuts, split, tasks_wanted
-from tailrace.spark.session import available_cores
+from tailrace.spark.session import planning_cores
 
 _ENTRY: Final = ("log", "position", "next", "timestamp", "body")
 _RENAMED: Final = {"position": "offset", "next": "next_offset"}
 # The columns of cold storage that rows have, some under other names (`_RENAMED`).
 _CHANGE: Final = "position next sequence index last timestamp event principal keys old_image new_image"
 _MESSAGE: Final = "partition offset next timestamp message_id source_table op mode key payload principal"
+IMAGE_TEXTS: Final = {"before": "old_image", "after": "new_image"}  # the stored names of images as JSON
 COLD: Final = {"table": tuple(_CHANGE.split()), "topic": tuple(_MESSAGE.split())}
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """The form of rows: exactly what Spark expects."""
+
+    schema: pa.Schema
+    is_rows: bool = False  # attributes are columns
+    is_text: bool = False  # the images of changes are JSON
+    strict: bool = False  # the schema was inferred
 
 
 class RangeFetcher:
     """Plans tasks and reads them. It is pickled, and travels to the executors."""
 
-    def __init__(self, options: SourceOptions, found: SourceInfo, schema: pa.Schema, *, is_typed: bool) -> None:
+    def __init__(self, options: SourceOptions, found: SourceInfo, form: RowForm) -> None:
         self.options = options
         self.kind = options.kind
         self.content_type = found.content_type
-        self.schema = schema  # exactly what Spark expects
-        self.is_typed = is_typed
+        self.form = form
+        self.typed: TypedRows | None = None
+        if self.kind == "table" and not form.is_text:
+            self.typed = TypedRows(options.name, form.schema, form.strict)
         self.place = "" if found.cold is None else found.cold.place
         self.store = None if found.cold is None else Store(found.cold.url)
 
@@ -57,14 +72,14 @@ class RangeFetcher:
         if self.kind == "table":
             return tasks + [ReadTask(part) for each in hot_part for part in self._cut_by_records(each)]
         wanted = tasks_wanted(
-            self.kind, [each.size for each in hot_part], available_cores(), self.options.partitions_min
+            self.kind, [each.size for each in hot_part], planning_cores(), self.options.partitions_min
         )
         return tasks + [ReadTask(each) for each in split(hot_part, wanted)]
 
     def _cut_by_records(self, wanted: OffsetRange) -> list[OffsetRange]:
         """A table's range, cut by its number of records on the server, which offsets do not give."""
         records, _ = self._count(wanted, 1)
-        pieces = tasks_wanted(self.kind, [records], available_cores(), self.options.partitions_min)
+        pieces = tasks_wanted(self.kind, [records], planning_cores(), self.options.partitions_min)
         if pieces == 1:
             return [wanted]
         _, cuts = self._count(wanted, min(pieces, limits.BULK_PIECES_MAX))
@@ -87,7 +102,7 @@ class RangeFetcher:
             for each in files
         ]
         rows = sum(count for _, _, count in spans)
-        count = tasks_wanted("table", [rows], available_cores(), self.options.partitions_min)
+        count = tasks_wanted("table", [rows], planning_cores(), self.options.partitions_min)
         bounds = cold_cuts(spans, wanted.start, wanted.end, count) if spans else [wanted.start, wanted.end]
         return [
             ReadTask(clipped(wanted, low, high), tuple(each for each in files if each.may_have(wanted.log, low, high)))
@@ -103,20 +118,34 @@ class RangeFetcher:
             if batch.num_rows:
                 yield self._shaped(batch)
 
+    def entries(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+        """The entries of a range as they are stored."""
+        found = source_info(self.options)
+        hot = next(part.hot for part in found.partitions if part.log == wanted.log)
+        older = clipped(wanted, wanted.start, min(wanted.end, hot))
+        if older.size and self.store is not None:
+            for batch in self._cold_rows(older, None, _ENTRY):
+                yield _as_entries(batch)
+        newer = clipped(wanted, max(wanted.start, hot), wanted.end)
+        if newer.size:
+            yield from self._entries(newer, newer.start)
+
     def _shaped(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        if self.is_typed:
+        schema = self.form.schema
+        if self.form.is_rows and self.kind != "table":
             from tailrace.bulk.typed import typed  # rarely needed
 
-            rows = typed(self.kind, rows, self.schema)
-        if rows.schema.equals(self.schema):
+            rows = typed(self.kind, rows, schema)
+        if rows.schema.equals(schema):
             return rows
-        columns = [rows.column(name) for name in self.schema.names]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        columns = [rows.column(IMAGE_TEXTS.get(name, name)) for name in schema.names]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _decoded(self, entries: pa.RecordBatch, partition: int) -> pa.RecordBatch:
-        return rows_of(
-            self.kind, entries, partition=partition, content_type=self.content_type, images=self.options.images
-        )
+        if self.typed is not None:
+            return self.typed.of_changes(entries)
+        images = TYPED if self.options.images == "dynamodb" else PLAIN
+        return rows_of(self.kind, entries, partition=partition, content_type=self.content_type, images=images)
 
     def _hot(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
         at, wait_s = wanted.start, WAIT_MIN_S
@@ -170,17 +199,23 @@ class RangeFetcher:
         return part.hot
 
     def _cold(self, wanted: OffsetRange, files: Sequence[Any] | None) -> Iterator[pa.RecordBatch]:
+        whole = self.kind == "stream" or self.typed is not None or self.options.images == "dynamodb"
+        if whole and self.kind != "topic":
+            for batch in self._cold_rows(wanted, files, _ENTRY):
+                yield self._decoded(_as_entries(batch), wanted.partition)
+            return
+        columns = COLD[self.kind]
+        for batch in self._cold_rows(wanted, files, columns):
+            names = [renamed(name) for name in columns]
+            yield pa.RecordBatch.from_arrays([batch.column(name) for name in columns], names=names)
+
+    def _cold_rows(
+        self, wanted: OffsetRange, files: Sequence[Any] | None, columns: tuple[str, ...]
+    ) -> Iterator[pa.RecordBatch]:
         assert self.store is not None, "a task of cold files needs cold storage"
         if files is None:
             files = cold.files(self.store, self.place, wanted.log, wanted.start, wanted.end)
-        whole = self.kind == "stream" or (self.kind == "table" and self.options.images == "typed")
-        columns = _ENTRY if whole else COLD[self.kind]
-        for batch in cold.read(self.store, files, wanted.log, wanted.start, wanted.end, columns):
-            if whole:
-                yield self._decoded(_as_entries(batch), wanted.partition)
-            else:
-                names = [renamed(name) for name in columns]
-                yield pa.RecordBatch.from_arrays([batch.column(name) for name in columns], names=names)
+        return cold.read(self.store, files, wanted.log, wanted.start, wanted.end, columns)
 
 
 def _as_entries(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -194,6 +229,11 @@ def _as_entries(rows: pa.RecordBatch) -> pa.RecordBatch:
 def renamed(column: str) -> str:
     """The name in rows of a column of cold storage."""
     return _RENAMED.get(column, column)
+
+
+def public_name(column: str) -> str:
+    """The name that Spark sees of a column of cold storage."""
+    return next((name for name, stored in IMAGE_TEXTS.items() if stored == column), renamed(column))
 
 
 def clipped(each: OffsetRange, start: int, end: int) -> OffsetRange:

@@ -31,13 +31,14 @@ _BOUNDS: Final = ("startingoffsets", "endingoffsets", "startingtimestamp", "endi
 def history(spark: SparkSession, **options: Any) -> DataFrame:
     """The changes of a table or the messages of a topic: the rows and the options of `format("tailrace")`.
 
-    Spark reads cold files natively if they are in a directory. Buckets, streams and `images="typed"` are read by the
-    format "tailrace"."""
+    Spark reads cold files natively if they are in a directory, and images, which are stored as JSON, with
+    `images="json"`, the default here. Buckets, streams and other images are read by the format "tailrace"."""
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
+    from tailrace.spark.catalog import named_server
     from tailrace.spark.columns import public
     from tailrace.spark.connection import FIRST_S, source_info
-    from tailrace.spark.fetching import COLD, clipped, renamed
+    from tailrace.spark.fetching import COLD, RowForm, clipped, public_name
     from tailrace.spark.options import read
     from tailrace.spark.reading import BatchReader
     from tailrace.spark.session import text
@@ -47,6 +48,9 @@ def history(spark: SparkSession, **options: Any) -> DataFrame:
         for name, value in options.items()
         if value is not None
     }
+    given = named_server(spark) | given
+    if given.get("table"):
+        given.setdefault("images", "json")
     settings = read(given)
     found = source_info(settings, FIRST_S)
     store = None if found.cold is None else Store(found.cold.url)
@@ -56,11 +60,12 @@ def history(spark: SparkSession, **options: Any) -> DataFrame:
         or store is None
         or store.local is None
         or settings.kind not in COLD
-        or settings.images != "plain"
+        or (settings.kind == "table" and settings.images != "json")
     ):
         return format_.options(**given).load()
 
-    ranges = BatchReader(settings, found, to_arrow_schema(public(found), timezone="UTC"), is_typed=False).ranges()
+    form = RowForm(to_arrow_schema(public(found, settings), timezone="UTC"), is_text=True)
+    ranges = BatchReader(settings, found, form).ranges()
     hot = {part.log: part.hot for part in found.partitions}
     older = [clipped(each, each.start, min(each.end, hot[each.log])) for each in ranges]
     newer = [clipped(each, max(each.start, hot[each.log]), each.end) for each in ranges]
@@ -71,7 +76,7 @@ def history(spark: SparkSession, **options: Any) -> DataFrame:
         rows = spark.read.schema(from_arrow_schema(SCHEMAS[settings.kind])).parquet(*paths)
         condition = " OR ".join(f"(log = {r.log} AND position >= {r.start} AND position < {r.end})" for r in files)
         frames.append(
-            rows.where(condition).selectExpr(*(f"`{name}` AS `{renamed(name)}`" for name in COLD[settings.kind]))
+            rows.where(condition).selectExpr(*(f"`{name}` AS `{public_name(name)}`" for name in COLD[settings.kind]))
         )
     if any(each.size for each in newer) or not frames:
         nothing = {part.partition: part.next for part in found.partitions}

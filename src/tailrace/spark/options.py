@@ -10,13 +10,15 @@ import difflib
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
 from tailrace.errors import Invalid
 
 Kind = Literal["table", "topic", "stream"]
+Mode = Literal["changes", "items"]
+Images = Literal["typed", "json", "variant", "dynamodb"]
 KINDS: tuple[Kind, ...] = ("table", "topic", "stream")
 EARLIEST = "earliest"
 LATEST = "latest"
@@ -32,10 +34,13 @@ SOURCE = (
     "maxRecordsPerTrigger",
     "minPartitions",
     "failOnDataLoss",
+    "mode",
     "images",
+    "rowSchema",
     "inferSchema",
 )
-SINK = (*_BOTH, "keyColumn", "valueColumn")
+_BOUNDS = ("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "maxRecordsPerTrigger")
+SINK = (*_BOTH, "keyColumn", "valueColumn", "query", "batch")
 _SPARKS = {
     "path",
     "checkpointlocation",
@@ -69,10 +74,14 @@ class SourceOptions(msgspec.Struct, frozen=True):
     records_max: int | None = None
     partitions_min: int | None = None
     fail_on_data_loss: bool = True
-    images: Literal["plain", "typed"] = "plain"
+    mode: Mode = "changes"
+    images: Images = "typed"
+    row_schema: str | None = None  # of the rows of a table, as Spark's DDL
     infer: bool = False
     key_column: str | None = None
     value_column: str | None = None
+    query: str | None = None
+    batch: int = 0  # of the query
 
     @property
     def target(self) -> dict[str, str]:
@@ -100,6 +109,16 @@ def read(given: Mapping[str, str], known: tuple[str, ...] = SOURCE) -> SourceOpt
         raise Invalid("endingOffsets cannot be 'earliest'; give 'latest' or JSON like {\"0\": 100}")
     if settings.get("label") and kind != "table":
         raise Invalid(f"label selects a change stream of a table; remove it for {kind} {name!r}")
+    for option in ("mode", "images", "rowSchema"):
+        if settings.get(option.lower()) and kind != "table":
+            raise Invalid(f"the option {option} is for tables; remove it for {kind} {name!r}")
+    if settings.get("mode", "").strip().lower() == "items":
+        for option in ("images", "inferSchema", "label", "consumer", *_BOUNDS):
+            if settings.get(option.lower()):
+                raise Invalid(f"the option {option} is for changes; remove it, or remove mode=items")
+    query, batch = settings.get("query") or None, settings.get("batch")
+    if (query is None) != (batch is None) or not (batch or "0").isdigit():
+        raise Invalid(f"query is {query!r} and batch is {batch!r}; give both, and the batch as a whole number")
     return SourceOptions(
         access=_access(settings),
         kind=kind,
@@ -113,10 +132,14 @@ def read(given: Mapping[str, str], known: tuple[str, ...] = SOURCE) -> SourceOpt
         records_max=_count(settings, "maxRecordsPerTrigger"),
         partitions_min=_count(settings, "minPartitions"),
         fail_on_data_loss=_flag(settings, "failOnDataLoss", default=True),
-        images=_images(settings),
+        mode=_choice(settings, "mode", "changes", _MODES),
+        images=_choice(settings, "images", "typed", _IMAGES),
+        row_schema=settings.get("rowschema") or None,
         infer=_flag(settings, "inferSchema", default=False),
         key_column=settings.get("keycolumn"),
         value_column=settings.get("valuecolumn"),
+        query=query,
+        batch=int(batch or 0),
     )
 
 
@@ -136,6 +159,18 @@ def _named(settings: Mapping[str, str]) -> tuple[Kind, str]:
         named = " and ".join(f"{kind}={name!r}" for kind, name in given) or "none"
         raise Invalid(f"give exactly one of the options table, topic and stream; given: {named}")
     return given[0]
+
+
+def server_access(url: str | None, token: str | None) -> ServerAccess:
+    """The server and the credentials, by default those of the environment."""
+    given = {"url": url, "token": token}
+    return _access({name: value for name, value in given.items() if value is not None})
+
+
+def as_options(access: ServerAccess) -> dict[str, str]:
+    """The options that name a server."""
+    given = {"url": access.url, "token": access.token, "user": access.user, "password": access.password}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _access(settings: Mapping[str, str]) -> ServerAccess:
@@ -204,11 +239,20 @@ def _flag(settings: Mapping[str, str], name: str, *, default: bool) -> bool:
     return text.strip().lower() == "true"
 
 
-def _images(settings: Mapping[str, str]) -> Literal["plain", "typed"]:
-    match settings.get("images", "plain").strip().lower():
-        case "plain":
-            return "plain"
-        case "typed":
-            return "typed"
-        case other:
-            raise Invalid(f"images is {other!r}; give plain (JSON) or typed (DynamoDB JSON, which is lossless)")
+_MODES: Final[Mapping[Mode, str]] = {"changes": "the changes of a table", "items": "its rows as they are now"}
+_IMAGES: Final[Mapping[Images, str]] = {
+    "typed": "structs",
+    "json": "JSON",
+    "variant": "VARIANT",
+    "dynamodb": "DynamoDB JSON, which is lossless",
+}
+_C = TypeVar("_C", bound=str)
+
+
+def _choice(settings: Mapping[str, str], name: str, default: _C, known: Mapping[_C, str]) -> _C:
+    text = settings.get(name, default).strip().lower()
+    for each in known:
+        if text == each:
+            return each
+    choices = ", ".join(f"{each} ({meaning})" for each, meaning in known.items())
+    raise Invalid(f"{name} is {text!r}; give one of {choices}")

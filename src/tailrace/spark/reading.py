@@ -7,15 +7,17 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from tailrace import limits
+from tailrace.bulk.columns import decoded_entries
+from tailrace.bulk.text import TypedItem
 from tailrace.errors import Invalid
 from tailrace.spark import columns
 from tailrace.spark.connection import SourceInfo, SourceLog, client, patiently
 from tailrace.spark.failures import hide_traceback, hide_traceback_each
-from tailrace.spark.fetching import RangeFetcher
+from tailrace.spark.fetching import RangeFetcher, RowForm
 from tailrace.spark.filters import PushedFilters
 from tailrace.spark.options import EARLIEST, LATEST, SourceOptions
 from tailrace.spark.planning import OffsetRange, ReadTask, checked, resolved
@@ -27,11 +29,11 @@ _WINDOW: Final = 64  # sequences; the first window in which the entry of a seque
 class BatchReader(DataSourceReader):
     """Reads a range of a log once."""
 
-    def __init__(self, options: SourceOptions, found: SourceInfo, schema: pa.Schema, *, is_typed: bool) -> None:
+    def __init__(self, options: SourceOptions, found: SourceInfo, form: RowForm) -> None:
         self._options = options
         self._found = found
-        self._fetch = RangeFetcher(options, found, schema, is_typed=is_typed)
-        self._narrowing = PushedFilters(options.kind, is_typed=is_typed)
+        self._fetch = RangeFetcher(options, found, form)
+        self._narrowing = PushedFilters(options.kind, is_typed=form.is_rows)
 
     @hide_traceback
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
@@ -137,28 +139,42 @@ def ending(options: SourceOptions, parts: list[SourceLog]) -> dict[int, int]:
 
 
 def sample(options: SourceOptions, found: SourceInfo) -> list[str | bytes]:
-    """The JSON of the first records."""
+    """The JSON of the first messages or values."""
     documents: list[str | bytes] = []
     starts = starting(options, found.partitions, EARLIEST)
-    reader = RangeFetcher(options, found, to_arrow_schema(columns.public(found), timezone="UTC"), is_typed=False)
+    form = RowForm(to_arrow_schema(columns.public(found, options), timezone="UTC"))
+    reader = RangeFetcher(options, found, form)
     for part in found.partitions:
         start = min(max(starts.get(part.partition, part.earliest), part.earliest), part.next)
         for batch in reader.rows(ReadTask(OffsetRange(part.partition, part.log, start, part.next))):
-            documents += _documents(options.kind, batch)
+            documents += batch.column("payload" if options.kind == "topic" else "value").drop_null().to_pylist()
             if len(documents) >= columns.INFERRED_FROM:
                 return documents[: columns.INFERRED_FROM]
     return documents
 
 
-def _documents(kind: str, rows: pa.RecordBatch) -> list[str | bytes]:
-    """The document of each row: the new item, the old item, or its key."""
-    match kind:
-        case "table":
-            names = ["new_image", "old_image", "keys"]
-            found = pc.coalesce(*(rows.column(name) for name in names))
-        case "topic":
-            found = rows.column("payload")
-        case _:
-            found = rows.column("value")
-    documents: list[str | bytes] = found.drop_null().to_pylist()
-    return documents
+def sample_items(options: SourceOptions, found: SourceInfo) -> Iterator[TypedItem]:
+    """Items in the first changes of a table, and in the last ones."""
+    (part,) = found.partitions
+    whole = OffsetRange(part.partition, part.log, part.earliest, part.next)
+    fetch = RangeFetcher(options, found, RowForm(pa.schema([])))
+    yield from _changed_items(fetch, whole)
+    if part.next > part.hot:
+        server, target = client(options.access), options.target
+        records, _ = patiently(lambda: server.count_records(part.hot, part.next, 1, **target))
+        pieces = min(records // columns.INFERRED_FROM, limits.BULK_PIECES_MAX)
+        if pieces > 1 or part.hot > part.earliest:
+            _, cuts = patiently(lambda: server.count_records(part.hot, part.next, max(1, pieces), **target))
+            yield from _changed_items(fetch, OffsetRange(part.partition, part.log, cuts[-2], part.next))
+
+
+def _changed_items(fetch: RangeFetcher, wanted: OffsetRange) -> Iterator[TypedItem]:
+    count = 0
+    for batch in fetch.entries(wanted):
+        for chunk in decoded_entries(batch.column("body").slice(0, columns.INFERRED_FROM)):
+            for entry in chunk:
+                for record in entry.records:
+                    yield from (item for item in (record.keys, record.old, record.new) if item is not None)
+                    count += 1
+                if count >= columns.INFERRED_FROM:
+                    return

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import tailrace
 from tailrace.errors import Unavailable
-from tailrace.spark import java
+from tailrace.spark import catalog, java
+from tailrace.spark.catalog import DATABASE, SETTING
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,11 +41,21 @@ _ADDED = {
     "SPARK_LOCAL_DIRS": tempfile.gettempdir(),
     "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
 }
+_CORES = "TAILRACE_SPARK_CORES"  # in the environment of the processes that plan
 PATIENCE = {"spark.python.authenticate.socketTimeout": "180s"}  # a busy machine starts a Python worker slowly
 
 
-def session(app: str = "tailrace", master: str | None = None, *, ship: bool = False, **conf: Any) -> SparkSession:
-    """The active Spark session, or a new one on this machine or on `master`, with the format "tailrace" in it.
+def session(
+    app: str = "tailrace",
+    master: str | None = None,
+    *,
+    url: str | None = None,
+    token: str | None = None,
+    ship: bool = False,
+    **conf: Any,
+) -> SparkSession:
+    """The active Spark session, or a new one on this machine or on `master`, with the format "tailrace" in it, and with
+    the tables, topics and streams of the server at `url` in SQL (`tailrace.orders`, `tailrace.orders.changes`).
 
     `conf` holds Spark's settings (`**{"spark.executor.memory": "4g"}`), which override ours. With `ship`, this package
     is sent to the executors of a cluster; its dependencies must be installed there.
@@ -52,10 +63,10 @@ def session(app: str = "tailrace", master: str | None = None, *, ship: bool = Fa
     spark_session = _pyspark()
     active = spark_session.getActiveSession()
     if active is not None:
-        return register(active)
+        return register(active, url=url, token=token)
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit has started the JVM, with settings of its own
     builder = spark_session.builder.appName(app)
-    settings: dict[str, Any] = NEEDED | PATIENCE
+    settings: dict[str, Any] = NEEDED | PATIENCE | {SETTING: DATABASE}
     if not submitted:
         java.provide()
         _let_workers_import()
@@ -70,11 +81,12 @@ def session(app: str = "tailrace", master: str | None = None, *, ship: bool = Fa
     spark = builder.getOrCreate()
     if ship:
         spark.sparkContext.addPyFile(str(packed(Path(tempfile.mkdtemp(prefix="tailrace-")))))
-    return register(spark)
+    return register(spark, url=url, token=token)
 
 
-def register(spark: SparkSession) -> SparkSession:
-    """Register the format "tailrace" in `spark`; the session. `Unavailable` if the version of PySpark, or of the
+def register(spark: SparkSession, *, url: str | None = None, token: str | None = None) -> SparkSession:
+    """Register the format "tailrace" in `spark`, and the names of a server in SQL if the session was created with
+    `spark.sql.globalTempDatabase` set to `tailrace`; the session. `Unavailable` if the version of PySpark, or of the
     cluster, is not supported."""
     _pyspark()
     check_version("Spark", spark.version)  # of a cluster that is reached by Spark Connect, not the one installed here
@@ -82,14 +94,19 @@ def register(spark: SparkSession) -> SparkSession:
 
     for name, value in NEEDED.items():
         spark.conf.set(name, value)
-    with _environment(spark):
+    if url is None:  # it stays what it was
+        known = catalog.named_server(spark)
+        url, token = known.get("url"), token or known.get("token")
+    given = {"TAILRACE_URL": url, "TAILRACE_TOKEN": token}
+    with _environment(spark, {name: value for name, value in given.items() if value is not None}):
         spark.dataSource.register(TailraceSource)
+    catalog.install(spark, url, token)
     return spark
 
 
 @contextmanager
-def _environment(spark: SparkSession) -> Iterator[None]:
-    """Sources that are registered meanwhile have `_ADDED` from the start. All queries of a format share its
+def _environment(spark: SparkSession, more: dict[str, str]) -> Iterator[None]:
+    """Sources that are registered meanwhile have `_ADDED` from the start, and `more`. All queries of a format share its
     environment, and the first streaming query adds to it while another may be sending it to executors, which then
     cannot read it."""
     context = getattr(spark, "_sc", None)
@@ -98,6 +115,7 @@ def _environment(spark: SparkSession) -> Iterator[None]:
         return
     before = dict(context.environment)
     context.environment.update({name: value for name, value in _ADDED.items() if name not in before})
+    context.environment |= {**more, _CORES: str(_cluster_cores(spark))}
     try:
         yield
     finally:
@@ -176,6 +194,21 @@ def _cores(master: str) -> int:
 def available_cores() -> int:
     """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def planning_cores() -> int:
+    """The number of cores of the cluster, as it was known when the format was registered; else of this machine."""
+    known = os.environ.get(_CORES, "")
+    return int(known) if known.isdigit() and int(known) else available_cores()
+
+
+def _cluster_cores(spark: SparkSession) -> int:
+    """The cores that tasks run on: those that are there, or those that were asked for and are still to come."""
+    context = spark.sparkContext
+    conf = context.getConf()
+    each = int(conf.get("spark.executor.cores") or 1)
+    asked = max(int(conf.get("spark.cores.max") or 0), int(conf.get("spark.executor.instances") or 0) * each)
+    return max(context.defaultParallelism, asked)
 
 
 def _heap_bytes() -> int:

@@ -41,7 +41,7 @@ from tailrace import limits
 from tailrace.errors import Error, Invalid, NotFound, TooLarge
 from tailrace.spark import rows
 from tailrace.spark.columns import about
-from tailrace.spark.connection import FIRST_S, SourceInfo, client, patiently, target_info
+from tailrace.spark.connection import FIRST_S, RESTART_S, SourceInfo, client, patiently, target_info
 from tailrace.spark.failures import hide_traceback
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tailrace.spark")
 SEND_BYTES: Final = 8 * limits.MiB  # about the size of one stage request
-SLICE_ROWS: Final = 10_000  # converted at once: narrow columns grow when they are encoded
+SLICE_ROWS: Final = 10_000  # of a topic or a stream, converted at once
 _COMMIT_BYTES: Final = limits.COMMIT_BYTES_MAX * 3 // 4  # as estimated here; the server's count differs a little
 OP: Final = "_op"
 _QUERY: Final = "sql.streaming.queryId"
@@ -77,6 +77,8 @@ class StagedRows(WriterCommitMessage):
 class _StagingWriter:
     """The common part of batch and streaming writers."""
 
+    first_s = FIRST_S  # how long to wait for a server that has not answered yet
+
     def __init__(self, options: SourceOptions, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
             raise Invalid(
@@ -86,29 +88,36 @@ class _StagingWriter:
             )
         self._options = options
         self._fence = ConsumerFence(options, schema) if options.consumer is not None else None
-        self._encoder = encoder_for(options, target_info(options, FIRST_S), schema, self._fence)
+        self._encoder = encoder_for(options, target_info(options, self.first_s), schema, self._fence)
 
     def _stage(self, batches: Iterator[pa.RecordBatch], query: str, batch_id: int) -> StagedRows:
-        here = client(self._options.access)
-        target = {str(self._options.kind): self._options.name}
         done = StagedRows([], [], query, batch_id)
-        for made, size in _gathered(self._rows(batches, done.ranges), most_rows(self._options)):
+        for made, count, size in _gathered(self._rows(batches, done.ranges)):
             # The request may be repeated: a first stage that did arrive expires.
-            stage = patiently(lambda made=made: here.stage(made, **target))  # type: ignore[misc]
-            if stage is not None:
-                done.stages.append(stage)
-                done.sizes.append((len(made), size))
+            done.stages.append(patiently(lambda made=made: self._send(made)))  # type: ignore[misc]
+            done.sizes.append((count, size))
         return done
+
+    def _send(self, made: list[Any]) -> str:
+        """Stage rows that were gathered."""
+        here = client(self._options.access)
+        if self._options.kind == "table":
+            return here.stage_arrow(rows.stream(made), self._options.name)
+        target = {str(self._options.kind): self._options.name}
+        stage = here.stage([row for some in made for row in some], **target)
+        assert stage is not None, "there are rows"
+        return stage
 
     def _rows(
         self, batches: Iterator[pa.RecordBatch], ranges: dict[int, tuple[int, int]]
-    ) -> Iterator[tuple[list[Any], int]]:
-        """Encoded rows, some at a time, and their bytes; their ranges of the source are added to `ranges`."""
+    ) -> Iterator[tuple[Any, int, int]]:
+        """Encoded rows, some at a time, their number and their bytes; their ranges of the source are added to
+        `ranges`."""
         for batch in rows.slices(batches, SLICE_ROWS, SEND_BYTES):
             if self._fence is not None:
                 self._fence.see(batch, ranges)
             made = self._encoder.rows(batch)
-            yield made, rows.size_of(made)
+            yield made, batch.num_rows, rows.size_of(made)
 
     def _commit(self, query: str, batch_id: int, stages: list[str], ranges: dict[int, tuple[int, int]]) -> None:
         consumer = self._options.consumer
@@ -132,15 +141,19 @@ class _StagingWriter:
 
 
 class BatchWriter(_StagingWriter, DataSourceArrowWriter):
-    """Writes a data frame, in one transaction if it fits, else in several."""
+    """Writes a data frame, in one transaction if it fits, else in several. With the options `query` and `batch` it is
+    that batch of a query, and written once."""
 
     def __init__(self, options: SourceOptions, schema: StructType, *, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite=overwrite)
-        self._query = f"batch-{uuid.uuid4()}"
+        if options.query is not None and options.kind != "table":
+            raise Invalid(f"query and batch identify a write to a table; remove them for {options.noun}")
+        self._query = f"batch-{uuid.uuid4()}" if options.query is None else options.query
+        self._batch = options.batch
 
     @hide_traceback
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._stage(iterator, self._query, 0)
+        return self._stage(iterator, self._query, self._batch)
 
     @hide_traceback
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -148,8 +161,11 @@ class BatchWriter(_StagingWriter, DataSourceArrowWriter):
         if not staged:
             return
         ranges = merged(staged)
+        if self._options.kind == "table":  # one commit, however large
+            self._commit(self._query, self._batch, [stage for each in staged for stage in each.stages], ranges)
+            return
         pairs = [pair for each in staged for pair in zip(each.stages, each.sizes, strict=True)]
-        groups = list(grouped(pairs, most_rows(self._options)))
+        groups = list(grouped(pairs, limits.COMMIT_ROWS_MAX))
         if len(groups) > 1 and ranges:
             count = sum(size for each in staged for size, _ in each.sizes)
             raise TooLarge(
@@ -165,7 +181,10 @@ class BatchWriter(_StagingWriter, DataSourceArrowWriter):
 
 
 class StreamWriter(_StagingWriter, DataSourceStreamArrowWriter):
-    """Writes the batches of a streaming query, each once."""
+    """Writes the batches of a streaming query, each once. Spark makes a writer for each commit, so the server may be
+    restarting just then."""
+
+    first_s = RESTART_S
 
     @hide_traceback
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -363,23 +382,18 @@ def merged(staged: list[StagedRows]) -> dict[int, tuple[int, int]]:
 # -- sizes
 
 
-def most_rows(options: SourceOptions) -> int:
-    """The maximum number of rows in one commit."""
-    return limits.COMMIT_ITEMS_MAX if options.kind == "table" else limits.COMMIT_ROWS_MAX
-
-
-def _gathered(made: Iterator[tuple[list[Any], int]], rows_max: int) -> Iterator[tuple[list[Any], int]]:
-    """Rows that are sent together, at most those of one commit, and their bytes."""
+def _gathered(made: Iterator[tuple[Any, int, int]]) -> Iterator[tuple[list[Any], int, int]]:
+    """Rows that are sent together, their number and their bytes."""
     held: list[Any] = []
-    total = 0
-    for some, size in made:
-        if held and (total + size > SEND_BYTES or len(held) + len(some) > rows_max):
-            yield held, total
-            held, total = [], 0
-        held += some
-        total += size
+    rows_held = bytes_held = 0
+    for some, count, size in made:
+        if held and (bytes_held + size > SEND_BYTES or rows_held + count > limits.COMMIT_ROWS_MAX):
+            yield held, rows_held, bytes_held
+            held, rows_held, bytes_held = [], 0, 0
+        held.append(some)
+        rows_held, bytes_held = rows_held + count, bytes_held + size
     if held:
-        yield held, total
+        yield held, rows_held, bytes_held
 
 
 def grouped(stages: list[tuple[str, tuple[int, int]]], rows_max: int) -> Iterator[list[str]]:

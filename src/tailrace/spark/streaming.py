@@ -32,7 +32,7 @@ from tailrace.errors import Gone, Invalid
 from tailrace.spark import connection
 from tailrace.spark.connection import SourceInfo, client, patiently
 from tailrace.spark.failures import hide_traceback, hide_traceback_each
-from tailrace.spark.fetching import RangeFetcher
+from tailrace.spark.fetching import RangeFetcher, RowForm
 from tailrace.spark.options import EARLIEST, SourceOptions
 from tailrace.spark.planning import OffsetRange, ReadTask, checked
 from tailrace.spark.reading import starting
@@ -46,9 +46,9 @@ Offset = dict[str, Any]  # as stored in the checkpoint
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a log as it grows."""
 
-    def __init__(self, options: SourceOptions, found: SourceInfo, schema: pa.Schema, *, is_typed: bool) -> None:
+    def __init__(self, options: SourceOptions, found: SourceInfo, form: RowForm) -> None:
         self._options = options
-        self._fetch = RangeFetcher(options, found, schema, is_typed=is_typed)
+        self._fetch = RangeFetcher(options, found, form)
         self._target: dict[int, int] | None = None  # the end of a run with AvailableNow
         self._applied: dict[int, int] | None = None  # by log, what the consumer has applied
 

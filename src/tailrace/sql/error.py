@@ -15,15 +15,15 @@ from tailrace.sql.result import Result
 LINE_CHARACTERS_MAX: Final = 120  # of the line quoted in an error
 FOUND_CHARACTERS_MAX: Final = 60  # of the token quoted in an error
 
-# Statements about users, and words like "password", also misspelt; in lower case. The patterns do not backtrack, and
-# each begins with a letter or sign that is found quickly, because the text may be long.
-_USERS: Final = re.compile(r";\s*+(?!(?:update|describe|desc|ack|nack|extend)\b)(?:\w++\s++)?user\b")
+# Statements about users, and words like "password", also misspelt; in lower case. The text may be long: each pattern
+# begins with a letter or sign that is found quickly, and what follows a repetition is never part of it.
+_USERS: Final = re.compile(r";\s*(?!(?:update|describe|desc|ack|nack|extend)\b)(?:\w+\s+)?user\b")
 _PASSWORD: Final = re.compile(r"p(?<!\wp)(?:as+w|ass\b|wd\b)")
-_COMMENT: Final = r"--[^\n]*+|/\*(?:[^*]++|\*(?!/))*+(?:\*/|\Z)"
+_COMMENT: Final = r"--[^\n]*|/\*(?s:.*?)(?:\*/|\Z)"
 # A string may contain text that looks like a comment, and vice versa. Where the SQL is invalid, the two are
 # indistinguishable.
 _COMMENTS: Final = re.compile(_COMMENT)
-_TEXTS_AND_COMMENTS: Final = re.compile(rf"'[^']*+'|\"[^\"]*+\"|{_COMMENT}")
+_TEXTS_AND_COMMENTS: Final = re.compile(rf"'[^']*'|\"[^\"]*\"|{_COMMENT}")
 
 
 class SqlError(Invalid):

@@ -1,4 +1,4 @@
-"""The lexer: from text to tokens. One regular expression without backtracking, so the time is linear in the text.
+"""The lexer: from text to tokens. One regular expression that never backtracks far, so the time is linear in the text.
 
 A token knows where it begins; lines and columns are computed only for errors. Comments (`--` and `/* */`) and white
 space are skipped. Signs that the statements have no use for (operators, brackets) become one token per character:
@@ -28,19 +28,24 @@ SIGN: Final = 7  # any other character
 END: Final = 8
 NAMES: Final = ("", "a word", "a quoted name", "a text", "a number", "a parameter", "bytes", "a sign", "the end")
 
-# White space before a token is part of its match, which saves an iteration. The groups are the kinds above, in order,
-# followed by dollar-quoted texts, unterminated tokens and signs.
+# White space before a token is part of its match, which saves an iteration. A comment is a match without a group, as is
+# the end. The groups are the kinds above, in order, followed by dollar-quoted texts, unterminated tokens and signs.
+# What follows a repetition of characters is never one of them, and the last alternatives match any text, so there is
+# nothing to backtrack for. A text with quotes inside it, 'it''s', is several matches, 'it' and 's': one match of any
+# number of them would remember each, and take memory in proportion.
 _PATTERN: Final = re.compile(
     r"""
-    (?: \s++ | --[^\n]*+ | /\*(?:[^*]++|\*(?!/))*+\*/ )*+
+    \s*
     (?:
-      ( (?![xX]')[^\W\d]\w*+ )
-    | ( "(?:[^"]++|"")*+" )
-    | ( '(?:[^']++|'')*+' )
-    | ( (?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?+\d++)?+ )
-    | ( \?|\$\d++ )
-    | ( [xX]'[^']*+' )
-    | ( \$((?:[^\W\d]\w{0,62}+)?+)\$.*?\$\8\$ )
+      ( (?![xX]')[^\W\d]\w* )
+    | ( "[^"]*" )
+    | ( '[^']*' )
+    | ( (?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)? )
+    | ( \?|\$\d+ )
+    | ( [xX]'[^']*' )
+    | ( \$((?:[^\W\d]\w{0,62})?)\$.*?\$\8\$ )
+    | --[^\n]*
+    | /\*.*?\*/
     | ( /\*|'|"|\$|\0 )
     | ( . )
     | \Z
@@ -77,10 +82,11 @@ def lex(text: str) -> list[Token]:
         )
     tokens: list[Token] = []
     add, make = tokens.append, tuple.__new__
+    opened = -1  # where the text or name begins that the next match goes on with
     for match in _PATTERN.finditer(text):
         kind = match.lastindex
-        if kind is None:  # only white space was left
-            break
+        if kind is None:  # a comment, or the end
+            continue
         matched = match[kind]
         start, end = match.span(kind)
         if kind == WORD:
@@ -97,10 +103,15 @@ def lex(text: str) -> list[Token]:
             tag = len(match[_DOLLARS + 1]) + 2
             add(Token(TEXT, matched[tag:-tag], start, end, ""))
         elif kind == _BAD:
-            raise syntax_error(text, start, _UNENDED[matched])
+            raise syntax_error(text, start if opened < 0 else opened, _UNENDED[matched])
         else:
             quote = matched[0]
-            add(Token(kind, matched[1:-1].replace(quote + quote, quote), start, end, ""))
+            if text.startswith(quote, end):  # a quote inside it
+                opened = start if opened < 0 else opened
+                continue
+            if opened >= 0:
+                start, opened = opened, -1
+            add(Token(kind, text[start + 1 : end - 1].replace(quote + quote, quote), start, end, ""))
     if len(tokens) > TOKENS_MAX:
         raise TooLarge(
             f"the SQL text has {len(tokens)} tokens; the limit is {TOKENS_MAX}; send fewer statements at a time",

@@ -24,7 +24,7 @@ _MIRRORED: Final = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _UNTOUCHED: Final = frozenset(
     ("with_", "expressions", "from_", "where", "limit", "offset", "operation_modifiers", "kind")
 )
-_HEX: Final = re.compile(r"(?:[0-9a-fA-F]{2})*+")
+_HEX: Final = re.compile(r"[0-9a-fA-F]*")
 _NO_CONSTANT: Final = object()
 
 
@@ -116,7 +116,8 @@ def constant(node: exp.Expr, params: Sequence[Any]) -> Any:
     if isinstance(node, exp.Heredoc | exp.RawString):  # $$text$$
         return node.this
     if isinstance(node, exp.HexString):
-        return bytes.fromhex(node.this) if _HEX.fullmatch(node.this) else _NO_CONSTANT
+        whole = len(node.this) % 2 == 0 and _HEX.fullmatch(node.this)
+        return bytes.fromhex(node.this) if whole else _NO_CONSTANT
     if not isinstance(node, exp.Literal):
         return _NO_CONSTANT
     if node.is_string:

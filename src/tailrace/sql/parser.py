@@ -111,7 +111,14 @@ _STARTS: Final[dict[str, Rule]] = {
             "MATERIALIZED": views.create_view,
         }
     ),
-    "ALTER": _choice({"TOPIC": topics.alter_topic, "TABLE": tables.alter_table, "USER": users.alter_user}),
+    "ALTER": _choice(
+        {
+            "TOPIC": topics.alter_topic,
+            "TABLE": tables.alter_table,
+            "USER": users.alter_user,
+            "MATERIALIZED": views.alter_view,
+        }
+    ),
     "DROP": _choice(
         {
             "TOPIC": topics.drop_topic,
@@ -144,6 +151,7 @@ _STARTS: Final[dict[str, Rule]] = {
             "MATERIALIZED": views.show_views,
         }
     ),
+    "EXPLAIN": _choice({"MATERIALIZED": views.explain_view}),
     "DESCRIBE": _describe,
     "DESC": _describe,
 }

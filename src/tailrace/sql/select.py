@@ -51,7 +51,7 @@ SOURCES_MAX: Final = 50  # named by one statement
 _PRIVATE: Final = "_tailrace_source_"
 _BEGINNINGS: Final = frozenset((TokenType.SELECT, TokenType.WITH, TokenType.FROM, TokenType.VALUES, TokenType.L_PAREN))
 # Roughly one token: a comment, a text, a word, or one character. The longest operators have three characters.
-_SIGN: Final = re.compile(r"--[^\n]*+|/\*(?:[^*]++|\*(?!/))*+\*/|'[^']*+'|\"[^\"]*+\"|\w++|[^\s\w]")
+_SIGN: Final = re.compile(r"--[^\n]*|/\*(?s:.*?)\*/|'[^']*'|\"[^\"]*\"|\w+|[^\s\w]")
 _REFUSED: Final = (
     exp.DML, exp.DDL, exp.Command, exp.Describe, exp.Summarize, exp.Show, exp.Pragma, exp.Set, exp.Use, exp.Into,
     exp.Lock,

@@ -22,6 +22,10 @@ from tailrace.sql.result import Result
 from tailrace.sql.workers import too_large
 
 SLICE_BYTES: Final = limits.MiB  # of the rows of one slice, as Python values; a single row may have more
+# A slice costs time for each of its columns, however few rows it has. So the slices of a wide result are larger: with
+# slices of few rows the time would grow with the square of the columns.
+SLICE_COLUMN_BYTES: Final = 2 * limits.KiB
+WIDE_SLICE_BYTES: Final = 16 * limits.MiB
 _DAY: Final = 24 * 3600
 _FIRST_S: Final = int(datetime.datetime(1, 1, 1, tzinfo=datetime.UTC).timestamp())
 _LAST_S: Final = int(datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC).timestamp())
@@ -37,6 +41,8 @@ class ArrowRows:
         self.bytes = 0
         self.rows_bytes = 0  # an estimate of the memory that all rows take in Python
         self._row_bytes = sys.getsizeof(dict.fromkeys(self.names))
+        self._slice_bytes = max(SLICE_BYTES, min(SLICE_COLUMN_BYTES * len(self.names), WIDE_SLICE_BYTES))
+        self._nested_columns: list[int] | None = None
         self._batches: list[pa.RecordBatch] = []
         self._slices: list[tuple[int, int, int]] = []
 
@@ -53,7 +59,7 @@ class ArrowRows:
         self._batches.append(batch)
         cost = self._cost(batch)
         self.rows_bytes += cost
-        rows = max(1, batch.num_rows * SLICE_BYTES // max(cost, 1))
+        rows = max(1, batch.num_rows * self._slice_bytes // max(cost, 1))
         for start in range(0, batch.num_rows, rows):
             self._cut(len(self._batches) - 1, start, min(rows, batch.num_rows - start))
 
@@ -65,7 +71,7 @@ class ArrowRows:
                 f"a row of the result takes more than {limits.SELECT_ROW_BYTES_MAX:,} bytes; select fewer columns",
                 code="SELECT_TOO_LARGE",
             )
-        if rows > 1 and cost > 2 * SLICE_BYTES:
+        if rows > 1 and cost > 2 * self._slice_bytes:
             half = rows // 2
             self._cut(number, start, half)
             self._cut(number, start + half, rows - half)
@@ -73,8 +79,16 @@ class ArrowRows:
             self._slices.append((number, start, rows))
 
     def _cost(self, batch: pa.RecordBatch) -> int:
-        values = sum([_values(column) for column in batch.columns])
+        values = int(batch.num_columns * batch.num_rows)
+        for number in self._nested(batch.schema):
+            values += _values(batch.column(number)) - batch.num_rows
         return int(batch.nbytes) + VALUE_BYTES * values + self._row_bytes * int(batch.num_rows)
+
+    def _nested(self, schema: pa.Schema) -> list[int]:
+        """The numbers of the columns whose values have values inside them. All batches have the same types."""
+        if self._nested_columns is None:
+            self._nested_columns = [number for number, type_ in enumerate(schema.types) if pa.types.is_nested(type_)]
+        return self._nested_columns
 
     def slices(self) -> Iterator[list[dict[str, Any]]]:
         """The rows, some at a time. Can be read once: the memory of rows already read is released."""

@@ -316,6 +316,18 @@ class ShowViewsStatement(Statement, frozen=True, kw_only=True):
     title = "SHOW MATERIALIZED VIEWS"
 
 
+class RefreshViewStatement(Statement, frozen=True, kw_only=True):
+    title = "ALTER MATERIALIZED VIEW"
+
+    name: str
+
+
+class ExplainViewStatement(Statement, frozen=True, kw_only=True):
+    title = "EXPLAIN MATERIALIZED VIEW"
+
+    name: str
+
+
 # -- users
 
 

@@ -68,7 +68,7 @@ def drop_table(execute: Execute, statement: ast.DropTableStatement) -> Result:
             raise
         return done(statement.title, f"table {statement.name} does not exist", dropped=False)
     except Invalid:  # protected against deletion
-        name = statement.name.removesuffix(views.STATE)
+        name = statement.name
         if any(status.job.name == name and status.job.kind == views.KIND for status in execute(ListJobs())):
             problem = f"table {statement.name} belongs to a materialized view"
             raise Invalid(f"{problem}; use DROP MATERIALIZED VIEW {name}") from None

@@ -11,7 +11,7 @@ def create_view(tokens: Tokens, location: Location) -> ast.Statement:
     fresh = tokens.accept("IF", "NOT", "EXISTS")
     name = tokens.name("the name of the view")
     tokens.expect("AS")
-    if not tokens.sees("SELECT"):
+    if not any(tokens.sees(word) for word in ("SELECT", "WITH", "FROM", "(")):
         tokens.fail("SELECT")
     first = tokens.next
     select = tokens.span("SELECT")
@@ -29,3 +29,15 @@ def drop_view(tokens: Tokens, location: Location) -> ast.Statement:
 def show_views(tokens: Tokens, location: Location) -> ast.Statement:
     tokens.expect("VIEWS")
     return ast.ShowViewsStatement(**location)
+
+
+def alter_view(tokens: Tokens, location: Location) -> ast.Statement:
+    tokens.expect("VIEW")
+    name = tokens.name("the name of the view")
+    tokens.expect("REFRESH")
+    return ast.RefreshViewStatement(name=name, **location)
+
+
+def explain_view(tokens: Tokens, location: Location) -> ast.Statement:
+    tokens.expect("VIEW")
+    return ast.ExplainViewStatement(name=tokens.name("the name of the view"), **location)

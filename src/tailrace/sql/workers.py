@@ -327,6 +327,11 @@ class WorkerPool:
         self._idle: list[SelectWorker] = []
         self._kept: SelectWorker | None = None
 
+    @property
+    def idle(self) -> int:
+        """The number of workers that wait for a statement."""
+        return len(self._idle)
+
     @contextlib.contextmanager
     def worker(self) -> Iterator[SelectWorker]:
         """A worker for exclusive use."""

@@ -14,14 +14,13 @@ Nothing a `Tx` wrote is visible to a `Reader` before the commit is durable.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import msgspec
-
 from tailrace.errors import Unavailable
+from tailrace.storage.notice import Notice as Notice
+from tailrace.storage.packing import Packed as Packed
 from tailrace.storage.table import META, Key, MetaRow, R, StorageTable
 
 if TYPE_CHECKING:  # it imports SQLite, which most CLI commands do not need
@@ -50,8 +49,9 @@ class Reader(Protocol):
     """A consistent view of committed rows."""
 
     now_ms: int  # when it was opened
-    lag_ms: int  # by how much the settled time was behind it (`clock.py`)
+    lag_ms: int  # by how much the confirmed time was behind it (`clock.py`)
     cold: Any  # the `ColdReader` (`log/cold.py`); None without cold storage
+    recent: Any  # the `RecentSegments` (`log/recent.py`), if any
     exports: Any  # the exports of tables (`tables/export.py`), if any
     vault: Any  # decrypts the secrets in rows (`storage/vault.py`)
 
@@ -71,15 +71,23 @@ class Reader(Protocol):
         before: Any = None,
         limit: int | None = None,
         reverse: bool = False,
+        covering: Any = None,
     ) -> Iterator[R]:
         """Rows whose key begins with `prefix`, in key order. The bounds are on the key column after the prefix:
-        `start` includes, `after` and `before` exclude. Lazy: take what you need before the next call."""
+        `start` includes, `after` and `before` exclude; `covering` includes the last row at or below it. Lazy: take
+        what you need before the next call."""
 
     def values(
-        self, table: StorageTable[Any], columns: str, *prefix: Any, start: Any = None, limit: int | None = None
+        self,
+        table: StorageTable[Any],
+        columns: str,
+        *prefix: Any,
+        start: Any = None,
+        limit: int | None = None,
+        covering: Any = None,
     ) -> list[tuple[Any, ...]]:
-        """Some columns ("position, next") of rows whose key begins with `prefix`, from `start` on, in key order. Other
-        columns are not read: bodies may be large."""
+        """Some columns ("position, next") of rows whose key begins with `prefix`, from `start` on or as `scan` from
+        `covering` on, in key order. Other columns are not read: bodies may be large."""
 
     def packed(
         self,
@@ -97,21 +105,6 @@ class Reader(Protocol):
         is hardly an object per row, and other threads run meanwhile."""
 
 
-class Packed(msgspec.Struct, frozen=True):
-    """Rows in columns: an array for each column of numbers, and the bytes of all rows concatenated."""
-
-    numbers: tuple[array[int], ...]
-    sizes: array[int]  # of each row's bytes
-    body: bytes
-
-
-class Notice(msgspec.Struct, frozen=True, gc=False):
-    """A notice for waiters once the commit is durable: `item` happened in `log`."""
-
-    log: int
-    item: Any
-
-
 class Tx(ABC):
     """The one write transaction. Not for use by two threads at once."""
 
@@ -122,6 +115,7 @@ class Tx(ABC):
         self.exports: Mapping[int, Sequence[Any]] = {}  # by space, exports that need the old items
         self.router: Callable[..., None] | None = None  # turns changes of tables into messages of topics
         self.cold: Any = None  # as a reader's
+        self.recent: Any = None  # as a reader's, but none is added: what a transaction sees may not be durable yet
         self.vault: Any = None  # likewise
         self.notices: list[Notice] = []
         self._dirty: dict[StorageTable[Any], dict[Key, Any]] = {}
@@ -147,10 +141,30 @@ class Tx(ABC):
                 return row  # type: ignore[no-any-return]
         return self._load(table, key)
 
+    def get_each(self, table: StorageTable[R], prefix: Key, last: Sequence[Any]) -> dict[Any, R]:
+        """As `get`, for many keys: a prefix, and each value in `last`. By these values, the rows that exist."""
+        found = self._load_each(table, prefix, last)
+        dirty = self._dirty.get(table)
+        if dirty:
+            for value in last:
+                row = dirty.get((*prefix, value), _ABSENT)
+                if row is _DELETED:
+                    found.pop(value, None)
+                elif row is not _ABSENT:
+                    found[value] = row
+        return found
+
     def put(self, table: StorageTable[R], row: R) -> None:
         """Insert the row, or replace the one with its key."""
         assert not table.heap, f"rows of {table.name} are added, not put"
         self._set(table, table.key_of(row), row)
+
+    def put_each(self, table: StorageTable[R], rows: Mapping[Key, R | None]) -> None:
+        """As `put`, and `delete` where there is None, for many rows by their keys. Cheaper than one by one."""
+        assert not table.heap, f"rows of {table.name} are added, not put"
+        dirty = self._dirty.setdefault(table, {})
+        self._journal.append((dirty, dict(rows), {key: dirty[key] for key in rows.keys() & dirty.keys()}))
+        dirty.update(rows)
 
     def delete(self, table: StorageTable[R], *key: Any) -> None:
         """Remove the row with this key, if there is one."""
@@ -173,19 +187,26 @@ class Tx(ABC):
         before: Any = None,
         limit: int | None = None,
         reverse: bool = False,
+        covering: Any = None,
     ) -> Iterator[R]:
         """As `Reader.scan`, over what this transaction has written so far."""
         if self._dirty.get(table) or self._added.get(table):
             self._flush_early()
-        return self._select(table, prefix, start, after, before, limit, reverse)
+        return self._select(table, prefix, start, after, before, limit, reverse, covering)
 
     def values(
-        self, table: StorageTable[Any], columns: str, *prefix: Any, start: Any = None, limit: int | None = None
+        self,
+        table: StorageTable[Any],
+        columns: str,
+        *prefix: Any,
+        start: Any = None,
+        limit: int | None = None,
+        covering: Any = None,
     ) -> list[tuple[Any, ...]]:
         """As `Reader.values`, over what this transaction has written so far."""
         if self._dirty.get(table) or self._added.get(table):
             self._flush_early()
-        return self._select_values(table, columns, prefix, start, limit)
+        return self._select_values(table, columns, prefix, start, limit, covering)
 
     def packed(
         self,
@@ -207,6 +228,7 @@ class Tx(ABC):
         """Remove up to `limit` rows under `prefix` from the lowest key on; how many were removed."""
         self._flush_early(always=True)
         self.wrote = True
+        self._flushed.pop(table, None)  # rows that this transaction has written may be among them
         return self._remove(table, prefix, before, limit)
 
     def notify(self, log: int, item: Any) -> None:
@@ -252,7 +274,7 @@ class Tx(ABC):
             if dirty:
                 self.wrote = True
                 self._write(table, dirty)
-                if table.cached:
+                if table.cached or table.recent_bytes:
                     self._flushed.setdefault(table, {}).update(dirty)
                 dirty.clear()
 
@@ -284,6 +306,11 @@ class Tx(ABC):
             holder, key, before = self._journal.pop()
             if key is None:
                 redo.append((holder, None, holder.pop()))
+            elif type(key) is dict:  # of `put_each`: the rows, and those of them that were there before
+                redo.append((holder, key, None))
+                for each in key:
+                    del holder[each]
+                holder.update(before)
             else:
                 redo.append((holder, key, holder[key]))
                 if before is _ABSENT:
@@ -310,6 +337,8 @@ class Tx(ABC):
                 holder.append(value)
             elif key is None:
                 holder.append(value)
+            elif type(key) is dict:
+                holder.update(key)
             else:
                 holder[key] = value
         assert len(self.notices) == notices
@@ -319,13 +348,24 @@ class Tx(ABC):
     def _load(self, table: StorageTable[R], key: Key) -> R | None: ...
 
     @abstractmethod
+    def _load_each(self, table: StorageTable[R], prefix: Key, last: Sequence[Any]) -> dict[Any, R]: ...
+
+    @abstractmethod
     def _select(
-        self, table: StorageTable[R], prefix: Key, start: Any, after: Any, before: Any, limit: int | None, reverse: bool
+        self,
+        table: StorageTable[R],
+        prefix: Key,
+        start: Any,
+        after: Any,
+        before: Any,
+        limit: int | None,
+        reverse: bool,
+        covering: Any,
     ) -> Iterator[R]: ...
 
     @abstractmethod
     def _select_values(
-        self, table: StorageTable[Any], columns: str, prefix: Key, start: Any, limit: int | None
+        self, table: StorageTable[Any], columns: str, prefix: Key, start: Any, limit: int | None, covering: Any
     ) -> list[tuple[Any, ...]]: ...
 
     @abstractmethod

@@ -9,10 +9,17 @@ from typing import Any, Final
 import msgspec
 
 from tailrace.storage import sql
-from tailrace.storage.engine import Packed
 from tailrace.storage.table import Key, StorageTable
 
 _INTS: Final = msgspec.json.Decoder(list[int])
+
+
+class Packed(msgspec.Struct, frozen=True):
+    """Rows in columns: an array for each column of numbers, and the bytes of all rows concatenated."""
+
+    numbers: tuple[array[int], ...]
+    sizes: array[int]  # of each row's bytes
+    body: bytes
 
 
 def read(

@@ -25,7 +25,7 @@ CREATE TABLE entries (
   next INTEGER NOT NULL,
   at_ms INTEGER NOT NULL,
   body BLOB NOT NULL
-, sum INTEGER) STRICT;
+, sum INTEGER, layout BLOB) STRICT;
 
 CREATE UNIQUE INDEX entries_key ON entries (log, position);
 

@@ -6,14 +6,23 @@ SQLite and PostgreSQL agree on all of them but for the placeholder.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from tailrace.storage.table import UNKNOWN, Key, StorageTable
+
+_COVERING: Final = "covering"  # among the bounds of a scan
 
 
 @cache
 def select_one(table: StorageTable[Any], mark: str) -> str:
     return f"SELECT {_columns(table)} FROM {table.name} WHERE {_match(table.key, mark)}"
+
+
+@cache
+def select_each(table: StorageTable[Any], prefixed: int, count: int, mark: str) -> str:
+    """Rows whose key is a prefix and one of `count` values."""
+    one_of = f"{table.key[prefixed]} IN ({', '.join([mark] * count)})"
+    return f"SELECT {_columns(table)} FROM {table.name} WHERE {_match(table.key[:prefixed], mark)} AND {one_of}"
 
 
 @cache
@@ -41,7 +50,13 @@ def _scan(
 ) -> str:
     keys = table.key
     terms = [f"{name} = {mark}" for name in keys[:prefixed]]
-    terms += [f"{keys[prefixed]} {sign} {mark}" for sign in bounds.split()]
+    for sign in bounds.split():
+        if sign == _COVERING:
+            last = " AND ".join([*terms[:prefixed], f"{keys[prefixed]} <= {mark}"])
+            found = f"(SELECT max({keys[prefixed]}) FROM {table.name} WHERE {last})"
+            terms.append(f"{keys[prefixed]} >= coalesce({found}, {mark})")
+        else:
+            terms.append(f"{keys[prefixed]} {sign} {mark}")
     where = f" WHERE {' AND '.join(terms)}" if terms else ""
     direction = " DESC" if reverse else ""
     order = ", ".join(f"{name}{direction}" for name in keys[prefixed:])
@@ -60,9 +75,13 @@ def scan(
     reverse: bool,
     mark: str,
     columns: str = "",
+    covering: Any = None,
 ) -> tuple[str, Key]:
     """The statement of `Reader.scan` and its parameters."""
     bounds, bound = "", prefix
+    if covering is not None:
+        bounds += f"{_COVERING} "
+        bound += (*prefix, covering, covering)
     for sign, value in ((">= ", start), ("> ", after), ("< ", before)):
         if value is not None:
             bounds += sign

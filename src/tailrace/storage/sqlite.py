@@ -10,10 +10,10 @@ from __future__ import annotations
 import fcntl
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from functools import partial
 from importlib import resources
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -25,127 +25,22 @@ from tailrace.storage import modes, packing, pages, reserve, sql, vault, wal
 from tailrace.storage.checkpoints import Checkpoints, leave_log
 from tailrace.storage.engine import Packed, Tx, closed
 from tailrace.storage.presence import Presence, locked_directory, sync_directory
+from tailrace.storage.reading import MARK, SqliteReader
+from tailrace.storage.recent import RecentTables
 from tailrace.storage.reserve import Reserve
 from tailrace.storage.scratch import Scratch
 from tailrace.storage.table import Key, R, StorageTable
-from tailrace.storage.translation import FOREIGN, REFUSALS, refused, translate, translated
+from tailrace.storage.translation import REFUSALS, refused, translate, translated
 
 FILE: Final = "tailrace.db"
 ENCRYPTED_SINCE: Final = 6  # the migration that encrypts what was in clear text
-_MARK: Final = "?"
 BUSY_MS: Final = 250  # how long to wait for another program's lock on the file; the event loop waits too
 _CHECKPOINT_PAGES: Final = 1000  # in the WAL before it is moved into the file; fewer on a small disk
 _WAL_BYTES_KEPT: Final = 64 * limits.MiB  # a WAL that a long reader made larger is truncated to this
 _PRIVATE_FILES: Final = (FILE, "LOCK", vault.FILE, reserve.FILE)  # prefixes of file names
+_KEYS_AT_ONCE: Final = 100  # in one statement, which is prepared once for each number of them
 _WRITER_CACHE_KIB: Final = 64 * 1024
 _READER_CACHE_KIB: Final = 8 * 1024
-
-
-class SqliteReader:
-    """A read transaction on a connection of its own."""
-
-    def __init__(self, connection: apsw.Connection, now_ms: int, damaged: dict[str, None] | None = None) -> None:
-        self.now_ms = now_ms
-        self.lag_ms = 0
-        self.cold: Any = None
-        self.exports: Any = None
-        self.vault: Any = None
-        self._execute = connection.execute
-        self._damaged = damaged  # collects rows that fail their checksum; None: such a row is an error
-
-    @property
-    def settled_ms(self) -> int:
-        return self.now_ms - self.lag_ms
-
-    def get(self, table: StorageTable[R], *key: Any) -> R | None:
-        row = self._execute(sql.select_one(table, _MARK), key).fetchone()
-        if row is None:
-            return None
-        return table.load(row) if self._damaged is None else table.load_anyway(self._damaged, row)
-
-    def scan(
-        self,
-        table: StorageTable[R],
-        *prefix: Any,
-        start: Any = None,
-        after: Any = None,
-        before: Any = None,
-        limit: int | None = None,
-        reverse: bool = False,
-    ) -> Iterator[R]:
-        statement, bound = sql.scan(table, prefix, start, after, before, limit, reverse, _MARK)
-        load = table.load if self._damaged is None else partial(table.load_anyway, self._damaged)
-        return map(load, self._execute(statement, bound))
-
-    def values(
-        self, table: StorageTable[Any], columns: str, *prefix: Any, start: Any = None, limit: int | None = None
-    ) -> list[tuple[Any, ...]]:
-        statement, bound = sql.scan(table, prefix, start, None, None, limit, False, _MARK, columns)
-        return self._execute(statement, bound).fetchall()
-
-    def packed(
-        self,
-        table: StorageTable[Any],
-        numbers: tuple[str, ...],
-        body: str,
-        *prefix: Any,
-        start: Any,
-        before: Any,
-        limit: int,
-        bytes_max: int,
-    ) -> Packed:
-        return packing.read(self._execute, _MARK, table, numbers, body, prefix, start, before, limit, bytes_max)
-
-
-class SingleReader(SqliteReader):
-    """Single rows, each from the last commit, without a transaction. Rows in the writer's cache are not read from the
-    file: the cache has committed rows only, and drops a row when a commit that changes it begins."""
-
-    def __init__(
-        self, connection: apsw.Connection, now_ms: int, cache: dict[StorageTable[Any], dict[Key, Any]]
-    ) -> None:
-        super().__init__(connection, now_ms)
-        self._cache = cache
-
-    def get(self, table: StorageTable[R], *key: Any) -> R | None:
-        if table.cached:
-            rows = self._cache.get(table)
-            row = None if rows is None else rows.get(key)
-            if row is not None:
-                return row  # type: ignore[no-any-return]
-        return super().get(table, *key)
-
-
-class _Opened:
-    """A connection lent to a reader, in a read transaction unless single rows will do."""
-
-    __slots__ = ("_connection", "_damaged", "_engine", "_now_ms", "_single")
-
-    def __init__(self, engine: SqliteEngine, now_ms: int, single: bool, damaged: dict[str, None] | None) -> None:
-        self._engine = engine
-        self._now_ms = now_ms
-        self._single = single
-        self._damaged = damaged
-
-    def __enter__(self) -> SqliteReader:
-        self._connection = self._engine.lend()
-        if self._single:
-            single = SingleReader(self._connection, self._now_ms, self._engine.cache)
-            single.vault = self._engine.vault
-            return single
-        with translated():
-            self._connection.execute("BEGIN")
-        reader = SqliteReader(self._connection, self._now_ms, self._damaged)
-        reader.vault = self._engine.vault
-        return reader
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if not self._single and not self._connection.get_autocommit():  # some errors have ended it already
-            with translated():
-                self._connection.execute("ROLLBACK")
-        self._engine.take_back(self._connection)
-        if isinstance(error, FOREIGN):
-            raise translate(error) from error
 
 
 class SqliteTx(Tx):
@@ -169,7 +64,9 @@ class SqliteTx(Tx):
                 self._engine.cache.clear()
                 raise
         for table, rows in self._flushed.items():
-            self._engine.remember(table, rows)
+            if table.cached:
+                self._engine.remember(table, rows)
+        self._engine.recent.end(self._flushed)
         self._engine.committed()
 
     def ended(self) -> bool:
@@ -180,10 +77,11 @@ class SqliteTx(Tx):
         if not self._connection.get_autocommit():
             with translated():
                 self._execute("ROLLBACK")
+        self._engine.recent.end({})
 
     def _load(self, table: StorageTable[R], key: Key) -> R | None:
         if not table.cached:
-            return self._fetch(table, key)
+            return (self._engine.recent.of(table).get(key) if table.recent_bytes else None) or self._fetch(table, key)
         cache = self._cache.get(table)
         if cache is not None:
             row = cache.get(key)
@@ -198,21 +96,42 @@ class SqliteTx(Tx):
 
     def _fetch(self, table: StorageTable[R], key: Key) -> R | None:
         with translated():
-            row = self._execute(sql.select_one(table, _MARK), key).fetchone()
+            row = self._execute(sql.select_one(table, MARK), key).fetchone()
         return None if row is None else table.load(row)
 
+    def _load_each(self, table: StorageTable[R], prefix: Key, last: Sequence[Any]) -> dict[Any, R]:
+        assert not table.cached, f"{table.name} is cached: get its rows one by one"
+        found: dict[Any, R] = {}
+        at = len(prefix)
+        for first in range(0, len(last), _KEYS_AT_ONCE):
+            some = last[first : first + _KEYS_AT_ONCE]
+            statement = sql.select_each(table, at, len(some), MARK)
+            with translated():
+                rows = self._execute(statement, (*prefix, *some)).fetchall()
+            for row in rows:
+                found[row[at]] = table.load(row)
+        return found
+
     def _select(
-        self, table: StorageTable[R], prefix: Key, start: Any, after: Any, before: Any, limit: int | None, reverse: bool
+        self,
+        table: StorageTable[R],
+        prefix: Key,
+        start: Any,
+        after: Any,
+        before: Any,
+        limit: int | None,
+        reverse: bool,
+        covering: Any,
     ) -> Iterator[R]:
-        statement, bound = sql.scan(table, prefix, start, after, before, limit, reverse, _MARK)
+        statement, bound = sql.scan(table, prefix, start, after, before, limit, reverse, MARK, covering=covering)
         with translated():
             rows = self._execute(statement, bound).fetchall()
         return map(table.load, rows)
 
     def _select_values(
-        self, table: StorageTable[Any], columns: str, prefix: Key, start: Any, limit: int | None
+        self, table: StorageTable[Any], columns: str, prefix: Key, start: Any, limit: int | None, covering: Any
     ) -> list[tuple[Any, ...]]:
-        statement, bound = sql.scan(table, prefix, start, None, None, limit, False, _MARK, columns)
+        statement, bound = sql.scan(table, prefix, start, None, None, limit, False, MARK, columns, covering)
         with translated():
             return self._execute(statement, bound).fetchall()
 
@@ -228,11 +147,12 @@ class SqliteTx(Tx):
         bytes_max: int,
     ) -> Packed:
         with translated():
-            return packing.read(self._execute, _MARK, table, numbers, body, prefix, start, before, limit, bytes_max)
+            return packing.read(self._execute, MARK, table, numbers, body, prefix, start, before, limit, bytes_max)
 
     def _insert(self, table: StorageTable[Any], rows: list[Any]) -> None:
         try:
-            self._connection.executemany(sql.insert(table, _MARK), map(table.values, rows))
+            packed = rows if table.pack is None else table.pack(rows)
+            self._connection.executemany(sql.insert(table, MARK), map(table.values, packed))
         except REFUSALS as error:
             raise refused(table, error) from error
 
@@ -241,19 +161,25 @@ class SqliteTx(Tx):
         if cache is not None:
             for key in rows:
                 cache.pop(key, None)
+        if table.recent_bytes:
+            self._engine.recent.of(table).begin(rows)
         values = table.values
+        if len(rows) > _KEYS_AT_ONCE:  # so that neighbours are written together, each page once
+            rows = dict(sorted(rows.items(), key=itemgetter(0)))
         try:
             self._connection.executemany(
-                sql.upsert(table, _MARK), [values(row) for row in rows.values() if row is not None]
+                sql.upsert(table, MARK), [values(row) for row in rows.values() if row is not None]
             )
             gone = [key for key, row in rows.items() if row is None]
             if gone:
-                self._connection.executemany(sql.delete(table, _MARK), gone)
+                self._connection.executemany(sql.delete(table, MARK), gone)
         except REFUSALS as error:
             raise refused(table, error) from error
 
     def _remove(self, table: StorageTable[Any], prefix: Key, before: Any, limit: int) -> int:
         assert not table.cached, f"{table.name} is cached: delete its rows one by one"
+        if table.recent_bytes:
+            self._engine.recent.of(table).begin_all()
         terms = [f"{name} = ?" for name in table.key[: len(prefix)]]
         bound = prefix
         if before is not None:
@@ -298,8 +224,9 @@ class SqliteEngine:
         self._environment = environment
         self.read_only = read_only
         self.cache: dict[StorageTable[Any], dict[Key, Any]] = {}
+        self.recent = RecentTables(kept=not read_only)
         self._vfs = vfs
-        self._idle: deque[apsw.Connection] = deque()
+        self._idle: deque[SqliteReader] = deque()
         self._closed = False
         self._lock: IO[bytes] | None = None
         self._home: int | None = None  # the directory, locked
@@ -331,14 +258,18 @@ class SqliteEngine:
     def begin(self, now_ms: int) -> SqliteTx:
         return SqliteTx(self, now_ms)
 
-    def reader(self, now_ms: int = 0, *, single: bool = False, damaged: dict[str, None] | None = None) -> _Opened:
+    def reader(self, now_ms: int = 0, *, single: bool = False, damaged: dict[str, None] | None = None) -> SqliteReader:
         """As `Engine.reader`. With `damaged`, rows that fail their checksum are collected there, and still returned."""
-        return _Opened(self, now_ms, single, damaged)
+        reader = self.lend()
+        reader.now_ms = now_ms
+        reader._single = single
+        reader._damaged = damaged
+        return reader
 
     def scratch(self) -> Scratch:
         return Scratch(self.directory)
 
-    def lend(self) -> apsw.Connection:
+    def lend(self) -> SqliteReader:
         """A connection to read with."""
         self._refuse_damage()
         try:
@@ -351,10 +282,10 @@ class SqliteEngine:
                 connection = self._connect(_READER_CACHE_KIB, create=False)
                 connection.execute("PRAGMA query_only = ON")
                 leave_log(connection)
-            return connection
+            return SqliteReader(self, connection)
 
-    def take_back(self, connection: apsw.Connection) -> None:
-        self._idle.append(connection)
+    def take_back(self, reader: SqliteReader) -> None:
+        self._idle.append(reader)
         if self._closed:
             self._close_idle()
 
@@ -439,10 +370,10 @@ class SqliteEngine:
         self._reserve.take()
         self._checkpoints = self._make_checkpoints()
         self._checkpoint_by_itself(True)
-        connection = self.lend()  # so that reads work even if the files are renamed
+        reader = self.lend()  # so that reads work even if the files are renamed
         with translated():
-            connection.execute("SELECT 1 FROM sqlite_schema").fetchall()
-        self.take_back(connection)
+            reader.connection.execute("SELECT 1 FROM sqlite_schema").fetchall()
+        self.take_back(reader)
 
     def _make_checkpoints(self) -> Checkpoints:
         verify = pages.verify if self._vfs == pages.VFS else None
@@ -451,7 +382,7 @@ class SqliteEngine:
     def _close_idle(self) -> None:
         with suppress(IndexError):  # a reader may end meanwhile, and look too
             while True:
-                self._idle.pop().close()
+                self._idle.pop().connection.close()
 
     def remember(self, table: StorageTable[Any], rows: dict[Key, Any]) -> None:
         """Cache committed rows; evict all rows of a table when there are too many."""
@@ -470,7 +401,8 @@ class SqliteEngine:
         modes.create_private(path)
         with translated(), closing(pages.begin(path)) as copy:
             copy.execute("PRAGMA synchronous = OFF").fetchall()
-            source = self.lend()
+            reader = self.lend()
+            source = reader.connection
             try:
                 # The read transaction pins the view; without it each commit would restart the copy.
                 source.execute("BEGIN")
@@ -487,7 +419,7 @@ class SqliteEngine:
                     raise log.damage
             finally:
                 source.execute("ROLLBACK")
-                self.take_back(source)
+                self.take_back(reader)
 
     def integrity(self) -> list[str]:
         """Findings about the file: pages that fail their checksum, and those of SQLite's own check."""

@@ -44,7 +44,8 @@ class StorageTable(Generic[R]):
 
     `heap`: rows are only added and removed in ranges, never replaced; stored in arrival order with an index on the
     key. `cached`: committed rows are kept in memory where one process owns the database. `checked`: rows have a
-    checksum.
+    checksum. `pack`: combines the rows that a transaction has added, before they are stored. `recent_bytes`: the
+    memory for rows that were read or written lately (`recent.py`).
     """
 
     def __init__(
@@ -56,23 +57,34 @@ class StorageTable(Generic[R]):
         heap: bool = False,
         cached: bool = False,
         checked: bool = False,
+        pack: Callable[[list[R]], list[R]] | None = None,
+        recent_bytes: int = 0,
     ) -> None:
+        assert pack is None or heap, f"{name}: only rows of a heap are packed"
         self.name = name
         self.row = row
         self.key = key
         self.heap = heap
         self.cached = cached
+        self.pack = pack
+        self.recent_bytes = recent_bytes
         self.columns = tuple(_column(name, hint) for name, hint in typing.get_type_hints(row).items())
         names = tuple(column.name for column in self.columns)
         assert names[: len(key)] == key, f"{name}: key columns come first, in key order"
         self.key_of = _getter(key)
+        self.blobs_of = _getter(tuple(column.name for column in self.columns if column.kind == "BLOB"))
         self.checked = checked
         self.stored = (*self.columns, SUM) if checked else self.columns  # as they are in the database
         self.values = _getter(names)  # a row as the tuple that is bound to an INSERT
         self.load: Callable[[Any], R] = lambda values: row(*values)  # and back, from what a SELECT returns
         if checked:
             plain, sum_of = self.values, _summing(self.columns)
-            self.values = lambda row: (*(values := plain(row)), sum_of(values))
+
+            def summed(row: R) -> Key:
+                values = plain(row)
+                return (*values, sum_of(values))
+
+            self.values = summed
 
             def verified(values: tuple[Any, ...]) -> R:
                 if sum_of(values) != values[-1] and values[-1] is not None:
@@ -127,11 +139,15 @@ class StorageTable(Generic[R]):
 
 
 def _summing(columns: tuple[StorageColumn, ...]) -> Callable[[Sequence[Any]], int]:
-    """A function that computes a row's checksum: CRC-32 over its numbers, the lengths of its bytes, and the bytes."""
-    assert all(column.kind in ("INTEGER", "BLOB") and not column.nullable for column in columns)
-    numbers = itemgetter(*(at for at, column in enumerate(columns) if column.kind == "INTEGER"))
-    blobs = [at for at, column in enumerate(columns) if column.kind == "BLOB"]
-    pack = struct.Struct(f"<{len(columns)}q").pack
+    """A function that computes a row's checksum: CRC-32 over its numbers, the lengths of its bytes, and the bytes. The
+    last column may be NULL, and counts if it is not: rows that were written before there was such a column are
+    valid."""
+    optional = len(columns) - 1 if columns[-1].nullable else None
+    required = columns[:optional]
+    assert all(column.kind in ("INTEGER", "BLOB") and not column.nullable for column in required)
+    numbers = itemgetter(*(at for at, column in enumerate(required) if column.kind == "INTEGER"))
+    blobs = [at for at, column in enumerate(required) if column.kind == "BLOB"]
+    pack = struct.Struct(f"<{len(required)}q").pack
     if len(blobs) == 1:
         (blob,) = blobs
 
@@ -139,7 +155,16 @@ def _summing(columns: tuple[StorageColumn, ...]) -> Callable[[Sequence[Any]], in
             body = values[blob]
             return crc32(body, crc32(pack(*numbers(values), len(body))))
 
-        return of_one
+        if optional is None:
+            return of_one
+
+        def of_one_and_optional(values: Sequence[Any]) -> int:
+            body, more = values[blob], values[optional]
+            found = crc32(body, crc32(pack(*numbers(values), len(body))))
+            return found if more is None else crc32(more, found)
+
+        return of_one_and_optional
+    assert optional is None
     first, second = blobs
 
     def of_two(values: Sequence[Any]) -> int:
@@ -150,6 +175,8 @@ def _summing(columns: tuple[StorageColumn, ...]) -> Callable[[Sequence[Any]], in
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Any], Key]:
+    if not names:
+        return lambda row: ()
     get = attrgetter(*names)
     return get if len(names) > 1 else lambda row: (get(row),)
 

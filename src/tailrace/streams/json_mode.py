@@ -18,14 +18,15 @@ from tailrace.errors import Invalid
 _ARRAY: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _VALUE: Final = msgspec.json.Decoder(msgspec.Raw)
 _SPACE: Final = b" \t\r\n"
-_SPACES: Final = re.compile(rb"[ \t\r\n]*+")
+_SPACES: Final = re.compile(rb"[ \t\r\n]*")
 _WRONG: Final = (msgspec.DecodeError, ValueError)
 _NESTING_SURE: Final = 200  # a body with no more brackets than this cannot be nested too deeply
-# A match blocks all threads while it lasts, so it must be short: long strings are matched separately.
-_SHORT: Final = rb'"(?:[^"\\]{1,1024}+|\\.){0,64}+"'
+# A match blocks all threads while it lasts, so it must be short: long strings are matched separately. A string can be
+# read in one way only, characters and escapes in turn, so one that is not short is given up in linear time.
+_SHORT: Final = rb'"[^"\\]{0,1024}(?:\\.[^"\\]{0,1024}){0,64}"'
 _STRING: Final = re.compile(_SHORT, re.DOTALL)
-_INSIDE: Final = re.compile(rb'(?:[^"\\]{1,1024}+|\\.){0,256}+', re.DOTALL)  # inside a long string
-_RUN: Final = re.compile(rb'(?:[^"]{1,1024}+|' + _SHORT + rb"){1,64}+", re.DOTALL)  # from outside strings to outside
+_INSIDE: Final = re.compile(rb'(?:[^"\\]{1,1024}|\\.){0,256}', re.DOTALL)  # inside a long string
+_RUN: Final = re.compile(rb'(?:[^"]{1,1024}|' + _SHORT + rb"){1,64}", re.DOTALL)  # from outside strings to outside
 _TOKEN: Final = re.compile(_SHORT + rb'|[][{},"]', re.DOTALL)
 _CUT_BYTES: Final = 64 * 1024  # of messages decoded at once, or one message: other threads wait meanwhile
 _CUT_TOKENS: Final = 4_096  # examined one by one to find the end of a message
@@ -82,7 +83,7 @@ def _check_from(levels: int, body: bytes) -> None:
 
 def messages(entry: bytes) -> list[bytes]:
     """The messages of an entry, one by one."""
-    return [bytes(message) for some in _cut(entry) for message in _messages(some)]
+    return [bytes(message) for some in in_parts(entry) for message in _messages(some)]
 
 
 def _messages(some: bytes) -> list[msgspec.Raw] | list[bytes]:
@@ -92,7 +93,7 @@ def _messages(some: bytes) -> list[msgspec.Raw] | list[bytes]:
         return _split(some)
 
 
-def _cut(entry: bytes) -> Iterator[bytes]:
+def in_parts(entry: bytes) -> Iterator[bytes]:
     """The entry in parts of some messages each: a call of the decoder blocks all threads while it lasts."""
     begun = at = depth = 0
     while len(entry) - at > _CUT_BYTES:
@@ -157,7 +158,7 @@ def prefix(entry: bytes, count: int) -> tuple[bytes, int]:
         return (entry if count >= whole else entry[: _comma(entry, count)].rstrip(_SPACE) if count else b""), whole
     first: list[bytes] = []
     whole = 0
-    for some in _cut(entry):
+    for some in in_parts(entry):
         parts = _messages(some)
         if whole < count:
             first.append(b",".join(parts[: count - whole]))

@@ -49,7 +49,7 @@ class DescribeStream(Query[StreamDescription], frozen=True):
 
 
 class ReadStream(Query[StreamSlice], frozen=True):
-    """Entries from `position` on (None: from the earliest one), up to `bytes_max` and `entries_max`.
+    """Entries from `position` on (None: from the earliest one), up to `bytes_max`, `entries_max` and `segments_max`.
 
     A position that lies inside a message is read from the beginning of that message, and one past the tail is the tail:
     the official Yjs server adds one to the offset of its snapshot, and nothing may be skipped because of it."""
@@ -60,6 +60,7 @@ class ReadStream(Query[StreamSlice], frozen=True):
     position: int | None = None
     bytes_max: int = limits.SLICE_BYTES
     entries_max: int = sys.maxsize
+    segments_max: int = sys.maxsize
 
     def run(self, reader: Reader) -> StreamSlice:
         stream = live(reader, self.path)
@@ -68,10 +69,10 @@ class ReadStream(Query[StreamSlice], frozen=True):
         if position == log.next + 1:
             position = log.next
         try:
-            page = logs.read(reader, log, position, self.bytes_max, self.entries_max)
+            page = logs.read(reader, log, position, self.bytes_max, self.entries_max, self.segments_max)
         except logs.Misaligned:
             position = logs.message_start(reader, log, position)
-            page = logs.read(reader, log, position, self.bytes_max, self.entries_max)
+            page = logs.read(reader, log, position, self.bytes_max, self.entries_max, self.segments_max)
         return StreamSlice(stream, log, position, page)
 
 

@@ -102,7 +102,7 @@ def is_text(content_type: str) -> bool:
 
 
 def expired(stream: StreamRow, settled_ms: int) -> bool:
-    """Whether it has expired, by the settled time: deletion cannot be undone."""
+    """Whether it has expired, by the confirmed time: deletion cannot be undone."""
     return stream.expires_ms is not None and settled_ms >= stream.expires_ms
 
 

@@ -86,8 +86,28 @@ class SkimmedEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     records: list[msgspec.Raw]
 
 
+class SkimmedRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A record whose items are not decoded: stored bytes, or `NO_IMAGE`."""
+
+    event: int  # into EVENTS
+    size: int
+    keys: msgspec.Raw
+    old: msgspec.Raw
+    new: msgspec.Raw
+
+
+class SkimmedRecords(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An entry whose records are taken apart, but their items are not decoded."""
+
+    by: str
+    records: list[SkimmedRecord]
+
+
+NO_IMAGE: Final = msgspec.msgpack.encode(None)
 _skimmer: Final = msgspec.msgpack.Decoder(SkimmedEntry)
 _record: Final = msgspec.msgpack.Decoder(StoredRecord)
+_record_skimmer: Final = msgspec.msgpack.Decoder(SkimmedRecord)
+_records_skimmer: Final = msgspec.msgpack.Decoder(SkimmedRecords)
 
 
 def skimmed(body: bytes) -> SkimmedEntry:
@@ -95,9 +115,19 @@ def skimmed(body: bytes) -> SkimmedEntry:
     return _skimmer.decode(memoryview(body)[HEAD_BYTES:])
 
 
+def skimmed_records(body: bytes) -> SkimmedRecords:
+    """An entry's body with undecoded items, for readers that copy them."""
+    return _records_skimmer.decode(memoryview(body)[HEAD_BYTES:])
+
+
 def record(raw: msgspec.Raw) -> StoredRecord:
     """A record of a skimmed entry, decoded."""
     return _record.decode(raw)
+
+
+def skimmed_record(raw: msgspec.Raw) -> SkimmedRecord:
+    """A record of a skimmed entry, with undecoded items."""
+    return _record_skimmer.decode(raw)
 
 
 def before(body: bytes) -> int:
@@ -145,21 +175,34 @@ Changed: TypeAlias = tuple[AppliedWrite, int]  # and the event, an index into EV
 
 
 class Capture:
-    """The changes of one transaction so far: by the log that will hold them, and those with routes to topics."""
+    """The changes of one transaction so far: what they add to the counts, the records by the log that will hold them,
+    and those with routes to topics."""
 
-    __slots__ = ("_bytes", "_routed", "_streams")
+    __slots__ = ("_counts", "_routed", "_streams", "bytes")
 
     def __init__(self) -> None:
+        self.bytes = 0  # of the records
+        self._counts: dict[int, tuple[int, int]] = {}
         self._streams: dict[int, list[StoredRecord]] = {}
         self._routed: list[Changed] = []
-        self._bytes = 0
+
+    def count(self, space: int, items: int, size: int) -> None:
+        """Add to the number of items in a space, and to their bytes."""
+        before = self._counts.get(space)
+        self._counts[space] = (items, size) if before is None else (before[0] + items, before[1] + size)
 
     def send(self, plan: AppliedWrite, event: int) -> None:
         """Add a change that has routes."""
         self._routed.append((plan, event))
 
     def add(
-        self, definition: Definition, event: int, keys: Item, size: int, old: tuple[bytes, int], new: tuple[bytes, int]
+        self,
+        definition: Definition,
+        event: int,
+        keys: Item | msgspec.Raw,
+        size: int,
+        old: tuple[bytes, int],
+        new: tuple[bytes, int],
     ) -> None:
         """Add a change; images are stored bytes and sizes, empty if there is none."""
         stream = definition.stream
@@ -171,16 +214,21 @@ class Capture:
         if new[0] and stream.view in _HAS_NEW:
             new_image = msgspec.Raw(new[0])
             size += new[1]
-        self._bytes += size
+        self.bytes += size
         self._streams.setdefault(stream.log, []).append(StoredRecord(event, size, keys, old_image, new_image))
 
     def append(self, tx: Tx, by: str | None = None) -> int | None:
-        """Append the records to the logs under a new sequence; returns it, or None if there were no records."""
+        """Update the counts, and append the records to the logs under a new sequence; returns it, or None if there were
+        no records."""
+        for space, (items, size) in self._counts.items():
+            row = counted(tx, space)
+            tx.put(COUNTS, CountRow(space, row.items + items, row.bytes + size))
+        self._counts.clear()
         if not self._streams:
             if self._routed:
                 self._route(tx, 0, by)
             return None
-        if self._bytes > limits.TRANSACTION_BYTES_MAX:
+        if self.bytes > limits.TRANSACTION_BYTES_MAX:
             raise too_large()
         sequence = tx.next_id(SEQUENCE)
         for number, records in self._streams.items():
@@ -192,7 +240,7 @@ class Capture:
             logs.append(tx, log, body, sequence + 1 - log.next)
         if self._routed:
             self._route(tx, sequence, by)
-        self._streams, self._bytes = {}, 0
+        self._streams, self.bytes = {}, 0
         return sequence
 
     def _route(self, tx: Tx, sequence: int, by: str | None) -> None:

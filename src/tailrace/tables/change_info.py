@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from tailrace.command import Query
-from tailrace.log import cold
-from tailrace.log.entry import ENTRIES, Entry, Log
+from tailrace.log import cold, segments
+from tailrace.log.entry import Entry, Log
 from tailrace.storage.engine import Reader
 from tailrace.tables import change
 from tailrace.tables.change_stream import CHANGE_STREAMS, ChangeStream, find_stream, log_of
@@ -89,12 +89,12 @@ def info_of(reader: Reader, stream: ChangeStream) -> ChangeStreamDescription:
     earliest = cold.earliest(reader, log)
     if earliest < log.start:
         oldest = next(cold.entries(reader, log, earliest))
-        rows = [(oldest.next, oldest.body[: change.HEAD_BYTES])]
+        first, head = oldest.next, oldest.body[: change.HEAD_BYTES]
     else:
-        rows = reader.values(ENTRIES, "next, substr(body, 1, 8)", log.id, start=log.start, limit=1)
-    if not rows:
-        return ChangeStreamDescription(stream, log, earliest, None, None, 0, 0, 0)
-    first, head = rows[0]
+        found = segments.head(reader, log.id, log.start, change.HEAD_BYTES)
+        if found is None:
+            return ChangeStreamDescription(stream, log, earliest, None, None, 0, 0, 0)
+        _, first, _, head = found
     total = counted(reader, -log.id)
     index = total.items - change.before(_newest(reader, log).body) - 1
     count = total.items - change.before(head)
@@ -105,7 +105,7 @@ def info_of(reader: Reader, stream: ChangeStream) -> ChangeStreamDescription:
 
 def _newest(reader: Reader, log: Log) -> Entry:
     """The last entry of a log that has one."""
-    for entry in reader.scan(ENTRIES, log.id, start=log.start, reverse=True, limit=1):
+    for entry in segments.scan(reader, log.id, start=log.start, reverse=True, limit=1):
         return entry
     return next(cold.entries(reader, log, log.next - 1))
 

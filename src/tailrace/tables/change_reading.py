@@ -11,9 +11,9 @@ import msgspec
 from tailrace import limits
 from tailrace.command import Query
 from tailrace.errors import Invalid, Trimmed
-from tailrace.log import cold
+from tailrace.log import cold, segments
 from tailrace.log import log as logs
-from tailrace.log.entry import ENTRIES, Entry, Log
+from tailrace.log.entry import Entry, Log
 from tailrace.log.position import offset
 from tailrace.storage.engine import Reader, Tx
 from tailrace.tables import change, retention
@@ -107,11 +107,11 @@ def entries_from(reader: Reader, log: Log, position: int) -> Iterator[Entry]:
         return _cold_and_hot(reader, log, position)
     if position >= log.next:
         return iter(())
-    rows = reader.scan(ENTRIES, log.id, start=position)
+    rows = segments.scan(reader, log.id, start=position, before=log.next)
     first = next(rows, None)
     if first is None or first.position != position:
         position = retention.aligned(reader, log, position)
-        return logs.following(log, position, reader.scan(ENTRIES, log.id, start=position))
+        return logs.following(log, position, segments.scan(reader, log.id, start=position, before=log.next))
     return logs.following(log, position, chain((first,), rows))
 
 

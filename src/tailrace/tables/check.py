@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from tailrace.errors import Error
-from tailrace.log.entry import ENTRIES, LOGS, Log
+from tailrace.log import segments
+from tailrace.log.entry import LOGS, Log
 from tailrace.storage.engine import Reader
 from tailrace.storage.table import META, StorageTable
 from tailrace.tables import change, value, write
@@ -304,7 +305,7 @@ class _Records:
             yield f"{self._name} begins after sequence {self._stream.first - 1}, but the counter is at {last_sequence}"
         number: int | None = None
         size = 0
-        for entry in self._reader.scan(ENTRIES, self._log.id):
+        for entry in segments.scan(self._reader, self._log.id):
             if entry.next - 1 > last_sequence:
                 yield f"{self._name}: sequence {entry.next - 1} exists but the counter is at {last_sequence}"
             before = change.before(entry.body)

@@ -18,9 +18,8 @@ from tailrace.tables import key as keys
 from tailrace.tables import messages, value, write
 from tailrace.tables.capacity import Capacity, read_units
 from tailrace.tables.change import Capture, too_large
-from tailrace.tables.definition import TOKEN_AGES, TOKENS, Definition, TokenAgeRow, TokenRow, find
-from tailrace.tables.expression import ItemCondition, ItemUpdate, Updated
-from tailrace.tables.queries import check_scalars
+from tailrace.tables.definition import ITEMS, TOKEN_AGES, TOKENS, Definition, ItemRow, TokenAgeRow, TokenRow, find
+from tailrace.tables.expression import ItemCondition, ItemUpdate, Updated, check_scalars
 from tailrace.tables.value import Item
 from tailrace.tables.write import WritePlan, WrittenItem
 
@@ -76,13 +75,22 @@ class PutItem(ItemCommand, frozen=True, gc=False):
         return self.item_size if self.condition is None else self.item_size + self.request_bytes
 
     def plan(self, tx: Tx) -> WritePlan:
+        definition, key = self.locate(tx)
+        return self.planned(definition, key, tx.get(ITEMS, definition.space, key))
+
+    def locate(self, tx: Tx) -> tuple[Definition, bytes]:
+        """The table, and the key of the item, which may be written there."""
         definition = find(tx, self.table)
         key = keys.item_key(definition, self.item)
         if self.item_size > value.NAME_BYTES_MAX or "" in self.item:
             value.check_names(self.item)
         if self.item_size > limits.ITEM_BYTES_MAX:
             raise Invalid(messages.ITEM_TOO_LARGE)
-        plan = write.find(tx, definition, key, self.item)
+        return definition, key
+
+    def planned(self, definition: Definition, key: bytes, row: ItemRow | None) -> WritePlan:
+        """The plan; `row` is the item that has the key."""
+        plan = WritePlan(definition, key, self.item, row)
         if self.condition is not None:
             self.check(plan)
         plan.new, plan.size = self.item, self.item_size
@@ -98,8 +106,17 @@ class DeleteItem(ItemCommand, frozen=True, gc=False):
     key: Item
 
     def plan(self, tx: Tx) -> WritePlan:
+        definition, key = self.locate(tx)
+        return self.planned(definition, key, tx.get(ITEMS, definition.space, key))
+
+    def locate(self, tx: Tx) -> tuple[Definition, bytes]:
+        """As of a `PutItem`."""
         definition = find(tx, self.table)
-        plan = write.find(tx, definition, keys.key_of(definition, self.key), self.key)
+        return definition, keys.key_of(definition, self.key)
+
+    def planned(self, definition: Definition, key: bytes, row: ItemRow | None) -> WritePlan:
+        """As of a `PutItem`."""
+        plan = WritePlan(definition, key, self.key, row)
         self.check(plan)
         return plan
 
@@ -218,7 +235,7 @@ class BatchWrite(Command[BatchWritten], frozen=True):
     capacity: bool = False
 
     def size(self) -> int:
-        return sum(action.size() for action in self.writes)
+        return sum([action.size() for action in self.writes])
 
     def heavy(self) -> bool:
         return len(self.writes) > limits.LOOP_WRITES or self.size() > limits.LOOP_BYTES
@@ -234,24 +251,31 @@ class BatchWrite(Command[BatchWritten], frozen=True):
         if len({(plan.definition.space, plan.key) for plan in plans}) != len(plans):
             raise Invalid("Provided list of item keys contains duplicates")
         capture = Capture()
-        written: list[WrittenItem] = []
-        sequence: int | None = None
+        sequences: list[int | None] = []
         for plan in plans:
             write.do(tx, plan, capture)
             if not self.atomic:
-                sequence = capture.append(tx)
-            written.append(WrittenItem(plan.definition, None, write.units(plan) if self.capacity else None, sequence))
+                sequences.append(capture.append(tx))
         if self.atomic:
-            sequence = capture.append(tx)
-            written = [msgspec.structs.replace(one, sequence=sequence) for one in written]
-        return BatchWritten(written)
+            sequences = [capture.append(tx)] * len(plans)
+        return BatchWritten(
+            [
+                WrittenItem(plan.definition, None, write.units(plan) if self.capacity else None, sequence)
+                for plan, sequence in zip(plans, sequences, strict=True)
+            ]
+        )
 
     def _plan(self, tx: Tx) -> list[WritePlan]:
         """All plans; raises if they are too large to be held in memory and written at once."""
+        places = [action.locate(tx) for action in self.writes]
+        wanted: dict[int, list[bytes]] = {}
+        for definition, key in places:
+            wanted.setdefault(definition.space, []).append(key)
+        rows = {space: tx.get_each(ITEMS, (space,), stored) for space, stored in wanted.items()}
         plans: list[WritePlan] = []
         total = 0
-        for action in self.writes:
-            plan = action.plan(tx)
+        for action, (definition, key) in zip(self.writes, places, strict=True):
+            plan = action.planned(definition, key, rows[definition.space].get(key))
             plans.append(plan)
             total += plan.size_old + plan.size
             if total > limits.TRANSACTION_BYTES_MAX:
@@ -278,7 +302,7 @@ class TransactWrite(Command[BatchWritten], frozen=True):
     bytes_max: int = limits.TRANSACTION_BYTES_MAX  # the sum over all items of the larger of the old and new size
 
     def size(self) -> int:
-        return sum(action.size() for action in self.actions)
+        return sum([action.size() for action in self.actions])
 
     def heavy(self) -> bool:
         return len(self.actions) > limits.LOOP_ACTIONS or self.size() > limits.LOOP_BYTES

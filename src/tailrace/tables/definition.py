@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from tailrace import limits
 from tailrace.errors import TableNotFound
 from tailrace.storage.engine import Reader, Tx
 from tailrace.storage.table import StorageTable
@@ -198,7 +199,7 @@ class TokenAgeRow(msgspec.Struct, frozen=True):
 
 
 TABLES = StorageTable("tables", TableRow, key=("name",), cached=True)
-ITEMS = StorageTable("items", ItemRow, key=("space", "key"), checked=True)
+ITEMS = StorageTable("items", ItemRow, key=("space", "key"), checked=True, recent_bytes=limits.RECENT_ITEMS_BYTES)
 INDEX_ENTRIES = StorageTable("index_entries", IndexRow, key=("space", "key"))
 COUNTS = StorageTable("counts", CountRow, key=("space",), cached=True)
 DROPPED_SPACES = StorageTable("dropped_spaces", DroppedRow, key=("space",))

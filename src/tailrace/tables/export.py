@@ -53,14 +53,18 @@ S = TypeVar("S", bound=ExportStart)
 
 
 class BeginExport(Query[list[ExportStart]], frozen=True):
-    """The range of an export of a whole table that begins now."""
+    """The range of an export that begins now: of a whole table, or one of the segments that it is divided into."""
 
     subject = ("tables", "table")
 
     table: str
+    segment: int = 0
+    segments: int = 1
 
     def run(self, reader: Reader) -> list[ExportStart]:
-        return [ExportStart(find(reader, self.table), change_stream.last_sequence(reader))]
+        start, before = keys.segment_bounds(self.segment, self.segments)
+        definition, sequence = find(reader, self.table), change_stream.last_sequence(reader)
+        return [ExportStart(definition, sequence, start or b"", before or AFTER_ALL)]
 
 
 class Export:
@@ -200,9 +204,10 @@ class Exports:
         self._writer = writer
         self._execute = execute
 
-    def begin(self, table: str, principal: Principal = SYSTEM) -> Export:
-        """Begin to read all items of a table as they are now. Read on with `ReadExport`; `end` it."""
-        query = BeginExport(table)
+    def begin(self, table: str, principal: Principal = SYSTEM, segment: int = 0, segments: int = 1) -> Export:
+        """Begin to read all items of a table as they are now, or those of a segment. Read on with `ReadExport`; `end`
+        it."""
+        query = BeginExport(table, segment, segments)
         self._execute(query, principal)  # raises if the table does not exist or may not be read
         return self._begin(query, [self._scratch()], statement=False)[0][1]
 

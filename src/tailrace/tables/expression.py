@@ -8,6 +8,7 @@ of the expression's parameter.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Final
 
 from tailrace import limits
 from tailrace.errors import Invalid
@@ -17,6 +18,7 @@ from tailrace.tables import key_condition as key_conditions
 from tailrace.tables import update as updates
 from tailrace.tables.binding import Paths, Placeholders, placeholders
 from tailrace.tables.condition import ItemCondition
+from tailrace.tables.definition import Definition
 from tailrace.tables.key_condition import KeyCondition, KeyConditions
 from tailrace.tables.syntax import InvalidExpression
 from tailrace.tables.update import ItemUpdate, Updated
@@ -29,6 +31,7 @@ __all__ = [
     "Paths",
     "Placeholders",
     "Updated",
+    "check_scalars",
     "condition",
     "key_condition",
     "placeholders",
@@ -94,3 +97,22 @@ def update(text: str, placeholders: Placeholders) -> ItemUpdate:
 
 def _named(parameter: str, refused: InvalidExpression) -> Invalid:
     return Invalid(f"Invalid {parameter}: {refused}")
+
+
+# -- paths and keys
+
+_SCALARS: Final = "Key attributes must be scalars; list random access '[]' and map lookup '.' are not allowed:"
+
+
+def check_scalars(definition: Definition, used: ItemCondition | Paths | ItemUpdate) -> None:
+    """Raise if a path goes into a key attribute, which is always a scalar."""
+    nested = used.nested
+    if not nested:
+        return
+    for name in definition.keys:
+        if name in nested:
+            raise Invalid(f"{_SCALARS} Key: {name}")
+    for index in definition.indexes:
+        for name in index.hash + index.range:
+            if name in nested:
+                raise Invalid(f"{_SCALARS} IndexKey: {name}")

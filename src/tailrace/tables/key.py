@@ -13,7 +13,9 @@ hash parts are each preceded by their length; a single one is not.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import md5
+from operator import add
 from typing import Any, Final, NamedTuple
 
 from tailrace import limits
@@ -28,6 +30,7 @@ _SEED: Final = md5(b"Outliers", usedforsecurity=False)
 _HASH_8: Final = 8
 _BUCKETS: Final = 4096  # the service's parts of the hash space, that segments are made of
 _END: Final = b"\x00\x00"
+_RECENT_BYTES_MAX: Final = 64  # of the partition keys that are remembered, which bounds the memory
 _ESCAPED_NUL: Final = b"\x00\xff"
 
 
@@ -59,6 +62,18 @@ def item_key(definition: Definition, item: Item) -> bytes:
     if value is None or kind not in value:
         raise _unkeyed(name, kind, value)
     return key + _range_part(name, kind, value[kind])
+
+
+def stored_keys(definition: Definition, hashes: list[bytes], ranges: list[bytes] | None = None) -> list[bytes]:
+    """The keys of many items, by the contents of their key attributes, which are checked: UTF-8, raw bytes, or the
+    canonical texts of numbers."""
+    if definition.kinds[definition.hash] == "N":
+        hashes = [number.hashed(text.decode()) for text in hashes]
+    if ranges is None or definition.range is None:
+        return list(map(_placed, hashes))
+    if definition.kinds[definition.range] == "N":
+        ranges = [number.ordered(text.decode()) for text in ranges]
+    return list(map(add, map(_partition, hashes), ranges))
 
 
 def key_of(definition: Definition, key: Item) -> bytes:
@@ -208,9 +223,16 @@ def _hash_bytes(value: Value) -> bytes:
 
 
 def _partition(hash_bytes: bytes) -> bytes:
+    return _recent(hash_bytes) if len(hash_bytes) <= _RECENT_BYTES_MAX else _placed(hash_bytes)
+
+
+def _placed(hash_bytes: bytes) -> bytes:
     hasher = _SEED.copy()
     hasher.update(hash_bytes)
     return hasher.digest()[:8] + len(hash_bytes).to_bytes(2) + hash_bytes
+
+
+_recent: Final = lru_cache(maxsize=4096)(_placed)  # MD5 takes longer than finding a partition that was used before
 
 
 def range_bounds(
@@ -257,6 +279,11 @@ def successor(prefix: bytes) -> bytes | None:
     if not kept:
         return None
     return kept[:-1] + bytes((kept[-1] + 1,))
+
+
+def hash_of(kind: str, content: str | bytes) -> bytes:
+    """The hash of a partition key, by which segments are divided."""
+    return _partition(_hash_part("", kind, content))[:_HASH_8]
 
 
 def segment_bounds(segment: int, total: int) -> tuple[bytes | None, bytes | None]:

@@ -22,8 +22,8 @@ MAGNITUDE_MIN: Final = -130
 EXPONENT_MAX: Final = 2**63 - 1  # beyond it, a text is not read as a number at all
 CACHED_CHARACTERS_MAX: Final = 48  # of a text for the cached `measure`, whose memory is bounded by this
 
-# Possessive matching: a text is read once, whatever is wrong with it.
-_NUMBER: Final = re.compile(r"([+-]?)([0-9]*+)(?:\.([0-9]*+))?+(?:[eE]([+-]?)([0-9]++))?+")
+# No digit can follow digits, so a wrong text is refused in linear time.
+_NUMBER: Final = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?)([0-9]+))?")
 _EXACT: Final = Context(prec=DIGITS_MAX, traps=[Inexact])
 
 _EXPONENT_DIGITS: Final = len(str(EXPONENT_MAX))

@@ -236,7 +236,7 @@ def _index_spec(kinds: dict[str, str | None], index: Index) -> schema.IndexSpec:
 def check_batch(writes: Sequence[Put | Delete]) -> None:
     """Refuse actions that a batch cannot take."""
     for write in writes:
-        if not isinstance(write, Put | Delete):
+        if not isinstance(write, (Put, Delete)):
             raise Invalid(
                 f"a batch takes Put and Delete, not {type(write).__name__}; use transact_write for the others"
             )
@@ -293,6 +293,8 @@ def put_item(put: Put, returns: str = commands.NONE, on_failure: bool = False) -
     """The command that puts an item."""
     _check_returns(returns, commands.NONE, commands.ALL_OLD)
     item, size = value.item_from_plain(put.item)
+    if put.condition is None and not put.names and not put.values:
+        return commands.PutItem(put.table, item, size, returns=returns, on_failure=on_failure, request_bytes=0)
     holders = PlaceholderBindings(put.names, put.values)
     wanted = holders.condition(put.condition)
     holders.done()
@@ -348,6 +350,8 @@ def _check(definition: Definition, check: Check) -> commands.CheckItem:
 
 def get_item(definition: Definition, key: Any, wanted: str | None, names: Mapping[str, str] | None) -> queries.GetItem:
     """The query for one item."""
+    if wanted is None and not names:
+        return queries.GetItem(definition.name, key_item(definition, key), None, True)
     holders = PlaceholderBindings(names, None)
     paths = holders.projection(wanted)
     holders.done()

@@ -17,7 +17,7 @@ not items follow. The service measures that megabyte in the bytes of its own sto
 
 from __future__ import annotations
 
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -31,6 +31,8 @@ ALL_ATTRIBUTES: Final = "ALL_ATTRIBUTES"
 ALL_PROJECTED_ATTRIBUTES: Final = "ALL_PROJECTED_ATTRIBUTES"
 SPECIFIC_ATTRIBUTES: Final = "SPECIFIC_ATTRIBUTES"
 COUNT: Final = "COUNT"
+
+FoundItem: TypeAlias = Item | bytes  # an item, or the stored bytes of a whole one (`stored`)
 
 
 class HeavyItems(Exception):
@@ -50,7 +52,7 @@ class ItemSlice(msgspec.Struct, frozen=True, gc=False):
 
     definition: Definition
     index: IndexDefinition | None
-    items: list[Item]  # those that passed the filter; none if only their number is requested
+    items: list[Any]  # of FoundItem: those that passed the filter; none if only their number is requested
     count: int
     scanned: int
     size: int  # bytes examined, in the table or in the index
@@ -66,7 +68,7 @@ class ItemPage(msgspec.Struct, frozen=True):
     """The result of a query or a scan."""
 
     definition: Definition
-    items: list[Item] | None  # None: only the number was requested
+    items: list[Any] | None  # of FoundItem; None: only the number was requested
     count: int
     scanned: int
     last_key: Item | None  # start the next page after it; None: this was the last one
@@ -105,7 +107,7 @@ class Pager(Generic[Q]):
     def __init__(self, query: Q) -> None:
         check_select(query)
         self._query = query
-        self._items: list[Item] = []
+        self._items: list[Any] = []
         self._count = self._scanned = self._size = self._fetched = 0
         self._last: ItemSlice | None = None
         self._done = False
@@ -122,6 +124,11 @@ class Pager(Generic[Q]):
         limit = self._query.limit
         left = None if limit is None else limit - self._scanned
         return msgspec.structs.replace(self._query, limit=left, progress=progress)  # type: ignore[type-var]
+
+    @property
+    def done(self) -> bool:
+        """Whether the page is complete."""
+        return self._done
 
     def add(self, part: ItemSlice) -> None:
         """Add the result of a query."""

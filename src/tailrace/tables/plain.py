@@ -259,10 +259,13 @@ def _marked(mark: str, name: str) -> str:
 
 def key_item(definition: Definition, key: Any) -> Item:
     """A key as an item with only the key's attributes."""
-    if isinstance(key, Mapping):
-        return value.item_from_plain(key)[0]
     names = definition.keys
-    parts = key if isinstance(key, tuple) else (key,)
+    if isinstance(key, tuple):
+        parts = key
+    elif not isinstance(key, str) and isinstance(key, Mapping):
+        return value.item_from_plain(key)[0]
+    else:
+        parts = (key,)
     if len(parts) != len(names):
         raise Invalid(f"a key of table {definition.name!r} is {spelt(names)}, which {key!r} is not")
     return {name: value.from_plain(part) for name, part in zip(names, parts, strict=True)}

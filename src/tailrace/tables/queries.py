@@ -30,10 +30,11 @@ from tailrace.tables.definition import (
     ItemRow,
     find,
 )
-from tailrace.tables.expression import ItemCondition, ItemUpdate, KeyCondition, Paths
+from tailrace.tables.expression import ItemCondition, KeyCondition, Paths, check_scalars
 from tailrace.tables.paging import (
     ALL_ATTRIBUTES,
     COUNT,
+    FoundItem,
     HeavyItems,
     ItemPage,
     ItemSlice,
@@ -76,12 +77,17 @@ KeyBinder = Callable[[tuple[str, ...], tuple[str, ...], Mapping[str, str]], KeyC
 # -- by key
 
 
-class Got(msgspec.Struct, frozen=True):
-    """An item, or None."""
+class Got(msgspec.Struct, frozen=True, gc=False):
+    """An item, or None. It is decoded when it is asked for: the stored bytes may be all that is needed."""
 
     definition: Definition
-    item: Item | None
+    body: bytes | None  # the whole item, as it is stored
+    projection: Paths | None = None
     consumed: Capacity | None = None
+
+    @property
+    def item(self) -> Item | None:
+        return None if self.body is None else _projected(self.body, self.projection)
 
 
 class GetItem(command.Query[Got], frozen=True):
@@ -104,7 +110,7 @@ class GetItem(command.Query[Got], frozen=True):
         units = None
         if self.capacity:
             units = Capacity(definition.name, read_units(0 if row is None else row.size, self.consistent))
-        return Got(definition, _shown(row, self.projection), units)
+        return Got(definition, None if row is None else row.body, self.projection, units)
 
 
 class BatchGetKeys(msgspec.Struct, frozen=True):
@@ -119,7 +125,7 @@ class BatchGetKeys(msgspec.Struct, frozen=True):
 class BatchGot(msgspec.Struct, frozen=True):
     """The result of a batch, by table: items, unprocessed keys, capacity units."""
 
-    items: dict[str, list[Item]]
+    items: dict[str, list[FoundItem]]
     unprocessed: dict[str, list[Item]]
     consumed: dict[str, Capacity]
 
@@ -129,6 +135,7 @@ class BatchGet(command.Query[BatchGot], frozen=True):
 
     requests: tuple[BatchGetKeys, ...]
     capacity: bool = False
+    stored: bool = False  # items that are returned whole are their stored bytes
 
     def subjects(self) -> tuple[str, ...]:
         return tuple({f"tables/{wanted.table}" for wanted in self.requests})
@@ -140,7 +147,7 @@ class BatchGet(command.Query[BatchGot], frozen=True):
         if sum(len(wanted.keys) for wanted in self.requests) > limits.BATCH_GET_KEYS_MAX:
             raise Invalid("Too many items requested for the BatchGetItem call")
         stored_keys = [self._stored_keys(reader, wanted) for wanted in self.requests]
-        found: dict[str, list[Item]] = {}
+        found: dict[str, list[FoundItem]] = {}
         unprocessed: dict[str, list[Item]] = {}
         consumed: dict[str, Capacity] = {}
         size = 0
@@ -154,10 +161,10 @@ class BatchGet(command.Query[BatchGot], frozen=True):
                     units += read_units(0, wanted.consistent)
                     continue
                 units += read_units(0 if row is None else row.size, wanted.consistent)
-                item = _shown(row, wanted.projection)
-                if row is not None and item is not None:
+                if row is not None:
                     size += row.size
-                    shown.append(item)
+                    whole = self.stored and wanted.projection is None
+                    shown.append(row.body if whole else _projected(row.body, wanted.projection))
             if self.capacity:
                 consumed[definition.name] = Capacity(definition.name, units)
         return BatchGot(found, unprocessed, consumed)
@@ -213,14 +220,13 @@ class TransactGet(command.Query[TransactGot], frozen=True):
                 units = read_units(0 if row is None else row.size, consistent=True, transactional=True)
                 before = consumed.get(definition.name, Capacity(definition.name))
                 consumed[definition.name] = before + Capacity(definition.name, units)
-        items = [_shown(row, get.projection) for row, get in zip(rows, self.gets, strict=True)]
+        pairs = zip(rows, self.gets, strict=True)
+        items = [None if row is None else _projected(row.body, get.projection) for row, get in pairs]
         return TransactGot(items, consumed)
 
 
-def _shown(row: ItemRow | None, projection: Paths | None) -> Item | None:
-    if row is None:
-        return None
-    item = _decode(row.body)
+def _projected(body: bytes, projection: Paths | None) -> Item:
+    item = _decode(body)
     return item if projection is None else projection.project(item)
 
 
@@ -266,6 +272,12 @@ class QueryItems(command.Query[ItemSlice], frozen=True, kw_only=True):
     progress: PageProgress | None = None  # the pager's
     slice_s: float = limits.ITEM_SLICE_S
     light: bool = False  # raise `HeavyItems` rather than read large items
+    stored: bool = False  # items that are returned whole are their stored bytes
+
+    @property
+    def single(self) -> bool:  # type: ignore[override]
+        """A table is read by one statement, and so at one moment; an index and the items that it points to are not."""
+        return self.index is None
 
     def run(self, reader: Reader) -> ItemSlice:
         return _slice(reader, self, self.reverse)
@@ -361,6 +373,12 @@ class ScanItems(command.Query[ItemSlice], frozen=True, kw_only=True):
     progress: PageProgress | None = None  # the pager's
     slice_s: float = limits.ITEM_SLICE_S
     light: bool = False  # raise `HeavyItems` rather than read large items
+    stored: bool = False  # items that are returned whole are their stored bytes
+
+    @property
+    def single(self) -> bool:  # type: ignore[override]
+        """A table is read by one statement, and so at one moment; an index and the items that it points to are not."""
+        return self.index is None
 
     def run(self, reader: Reader) -> ItemSlice:
         return _slice(reader, self, False)
@@ -468,23 +486,6 @@ def _check_kinds(
             raise messages.empty_key(name, kinds[name])
 
 
-def check_scalars(definition: Definition, used: ItemCondition | Paths | ItemUpdate) -> None:
-    """Raise if a path goes into a key attribute, which is always a scalar."""
-    nested = used.nested
-    if not nested:
-        return
-    for name in definition.keys:
-        if name in nested:
-            raise Invalid(f"{_SCALARS} Key: {name}")
-    for index in definition.indexes:
-        for name in index.hash + index.range:
-            if name in nested:
-                raise Invalid(f"{_SCALARS} IndexKey: {name}")
-
-
-_SCALARS: Final = "Key attributes must be scalars; list random access '[]' and map lookup '.' are not allowed:"
-
-
 def _visible(
     definition: Definition, index: IndexDefinition | None, request: QueryItems | ScanItems
 ) -> tuple[frozenset[str] | None, bool]:
@@ -510,11 +511,8 @@ def _visible(
 
 def _key_text(start: Item) -> str:
     """A key as the service's messages show it."""
-    shown = []
-    for name, part in start.items():
-        ((kind, held),) = part.items()
-        shown.append(f"{name}=AttributeValue: {{{kind}:{held}}}")
-    return "{" + ", ".join(shown) + "}"
+    parts = ((name, *next(iter(part.items()))) for name, part in start.items())
+    return "{" + ", ".join(f"{name}=AttributeValue: {{{kind}:{held}}}" for name, kind, held in parts) + "}"
 
 
 # -- reading
@@ -547,18 +545,28 @@ def _slice(reader: Reader, request: QueryItems | ScanItems, reverse: bool) -> It
     bounds: dict[str, Any] = {"start": first, "after": after, "before": before, "limit": most, "reverse": reverse}
     pointers: list[IndexRow] = []
     if index is None:
-        rows, taken = _take(reader.scan(ITEMS, definition.space, **bounds))
+        rows, size, taken = _take(reader.scan(ITEMS, definition.space, **bounds))
     else:
         pointers = list(reader.scan(INDEX_ENTRIES, index.space, **bounds))
-        rows, taken = _take(_fetched(reader, definition, pointers))
+        rows, size, taken = _take(_fetched(reader, definition, pointers))
     ended = taken and len(rows) < most
-    if request.light and any(row.size > limits.LOOP_ITEM_BYTES_MAX for row in rows):
+    large = limits.LOOP_ITEM_BYTES_MAX
+    if request.light and size > large and any(row.size > large for row in rows):
         raise HeavyItems
-    seen = _examined(request, plan, rows, heavy, weighed=not (ended or len(rows) == request.limit))
+    uncertain = heavy + weight_most(size, len(rows)) >= limits.ITEM_PAGE_BYTES
+    weighed = uncertain or not (ended or len(rows) == request.limit)
+    if not weighed and request.stored and _whole(request, plan):
+        seen = _Examined(heavy)
+        seen.items = [row.body for row in rows]
+        seen.count = seen.scanned = len(rows)
+        seen.size = size
+    else:
+        seen = _examined(request, plan, rows, heavy, weighed=weighed)
     position = last_key = None
     if rows and (seen.full or not ended or seen.scanned < len(rows)) and not plan.single:
         position = rows[seen.scanned - 1].key if index is None else pointers[seen.scanned - 1].key
-        last_key = {name: seen.last[name] for name in plan.key_names}
+        last = _decode(rows[seen.scanned - 1].body)
+        last_key = {name: last[name] for name in plan.key_names}
     return ItemSlice(
         definition, index, seen.items, seen.count, seen.scanned, seen.size, seen.fetched, seen.weight, plan, position,
         last_key, seen.full,
@@ -579,14 +587,13 @@ def _check_still_there(reader: Reader, request: QueryItems | ScanItems, plan: Qu
 class _Examined:
     """The examined items of a slice, up to its end: the page is full, or the time of the slice is over."""
 
-    __slots__ = ("count", "fetched", "full", "items", "last", "scanned", "size", "weight")
+    __slots__ = ("count", "fetched", "full", "items", "scanned", "size", "weight")
 
     def __init__(self, weight: int) -> None:
-        self.items: list[Item] = []
+        self.items: list[FoundItem] = []
         self.count = self.scanned = self.size = self.fetched = 0
         self.weight = weight
         self.full = False
-        self.last: Item = {}
 
 
 def _examined(
@@ -594,7 +601,6 @@ def _examined(
 ) -> _Examined:
     """Examine the items, some at a time, for the time of a slice. `weighed`: their weight is needed."""
     seen = _Examined(heavy)
-    weighed = weighed or heavy + weight_most(sum([row.size for row in rows]), len(rows)) >= limits.ITEM_PAGE_BYTES
     began = perf_counter()
     at = 0
     while at < len(rows) and not seen.full:
@@ -630,23 +636,31 @@ def _look(
     seen.scanned += len(views)
     seen.size += size
     seen.fetched += fetched
-    seen.last = views[-1]
+    if request.stored and _whole(request, plan):
+        seen.count += len(views)
+        seen.items += [row.body for row in rows[: len(views)]]
+        return
     passed = views if request.filter is None else list(filter(request.filter.test, views))
     seen.count += len(passed)
     if request.select != COUNT:
         seen.items += passed if request.projection is None else [request.projection.project(item) for item in passed]
 
 
-def _take(found: Iterable[ItemRow]) -> tuple[list[ItemRow], bool]:
-    """Rows up to a slice's worth of bytes; whether these are all."""
+def _whole(request: QueryItems | ScanItems, plan: QueryPlan) -> bool:
+    """Whether all examined items are returned as they are in the table."""
+    return plan.names is None and request.filter is None and request.projection is None and request.select != COUNT
+
+
+def _take(found: Iterable[ItemRow]) -> tuple[list[ItemRow], int, bool]:
+    """Rows up to a slice's worth of bytes; their size, and whether these are all."""
     rows: list[ItemRow] = []
-    size = 0
+    size, size_max = 0, limits.SLICE_BYTES
     for row in found:
         rows.append(row)
         size += row.size
-        if size >= limits.SLICE_BYTES:
-            return rows, False
-    return rows, True
+        if size >= size_max:
+            return rows, size, False
+    return rows, size, True
 
 
 def _fetched(reader: Reader, definition: Definition, pointers: list[IndexRow]) -> Iterator[ItemRow]:

@@ -10,18 +10,15 @@ off: the trim passes it, the records it missed are counted in `lost`, and it hol
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 import msgspec
 
-from tailrace.log import cold
-from tailrace.log.entry import ENTRIES, Log
+from tailrace.log import cold, segments
+from tailrace.log.entry import Log
 from tailrace.storage.engine import Reader, Tx
 from tailrace.storage.table import StorageTable
 from tailrace.tables import change
 from tailrace.tables.definition import counted
-
-_COLUMNS: Final = "position, next, at_ms, substr(body, 1, 8)"
 
 
 class ChangeCursor(msgspec.Struct, frozen=True):
@@ -81,11 +78,11 @@ def _bisect(reader: Reader | Tx, log: Log, kept: Callable[[int, int, int], bool]
     low, high = log.start, log.next  # below `low` nothing is kept, from `high` on everything
     middle = low
     while low < high:
-        rows = reader.values(ENTRIES, _COLUMNS, log.id, start=middle, limit=1)
-        if not rows or kept(rows[0][1], rows[0][2], change.before(rows[0][3])):
+        found = segments.head(reader, log.id, middle, change.HEAD_BYTES)
+        if found is None or kept(found[1], found[2], change.before(found[3])):
             high = middle
         else:
-            low = rows[0][1]
+            low = found[1]
         middle = (low + high) // 2
     return low
 
@@ -143,8 +140,8 @@ def _head(reader: Reader | Tx, log: Log, position: int) -> tuple[int, int] | Non
             entry = next(cold.entries(reader, log, max(position, first)))
             return entry.at_ms, change.before(entry.body)
     start = aligned(reader, log, position)
-    rows = reader.values(ENTRIES, "at_ms, substr(body, 1, 8)", log.id, start=start, limit=1)
-    return (rows[0][0], change.before(rows[0][1])) if rows else None
+    found = segments.head(reader, log.id, start, change.HEAD_BYTES)
+    return None if found is None else (found[2], change.before(found[3]))
 
 
 def aligned(reader: Reader | Tx, log: Log, position: int) -> int:
@@ -153,6 +150,6 @@ def aligned(reader: Reader | Tx, log: Log, position: int) -> int:
         return log.start
     if position >= log.next:
         return log.next
-    for entry in reader.scan(ENTRIES, log.id, before=position + 1, limit=1, reverse=True):
+    for entry in segments.scan(reader, log.id, before=position + 1, limit=1, reverse=True):
         return entry.position
     return log.start

@@ -20,6 +20,7 @@ from collections.abc import Set as AbstractSet
 from decimal import Decimal
 from hashlib import sha256
 from typing import Any, Final, TypeAlias
+from zlib import adler32
 
 import msgspec
 
@@ -40,6 +41,7 @@ _TRUE: Final = frozenset(("TRUE", "1", "YES"))
 _FALSE: Final = frozenset(("FALSE", "0", "NO"))
 _SETS: Final = frozenset(("SS", "NS", "BS"))
 _INT_DIGITS_MAX: Final = 18  # what surely fits in 64 bits
+_INT_MAX: Final = 10**_INT_DIGITS_MAX  # up to here, the canonical text of an int is its own
 
 encode = msgspec.msgpack.Encoder().encode
 _encode_ordered: Final = msgspec.msgpack.Encoder(order="deterministic").encode
@@ -440,6 +442,12 @@ def same(a: Item | None, b: Item | None) -> bool:
     return a.keys() == b.keys() and all(equal(value, b[name]) for name, value in a.items())
 
 
+def alike(a: bytes, b: bytes) -> bool:
+    """Whether two different encodings may be of the same item, in another order: then they have the same bytes. The
+    low half of Adler-32 is their sum, whatever their order, and takes far less time than decoding both."""
+    return len(a) == len(b) and adler32(a) & 0xFFFF == adler32(b) & 0xFFFF
+
+
 def compare(a: Value, b: Value) -> int | None:
     """Below 0, 0 or above 0, as `a` is less than, equal to or greater than `b`; None if they are of different types, or
     of one without an order: not a string, a number or binary."""
@@ -477,36 +485,77 @@ def _settled(value: Value) -> Value:
 # -- plain Python
 
 
-def item_from_plain(plain: Mapping[str, Any]) -> tuple[Item, int]:
+def item_from_plain(plain: Mapping[Any, Any]) -> tuple[Item, int]:
     """The item of a plain dict, and its size."""
-    if not isinstance(plain, Mapping):
+    if type(plain) is not dict and not isinstance(plain, Mapping):
         raise Invalid(f"an item is a dict of attributes, not {type(plain).__name__}")
-    item = {_name(name): from_plain(content) for name, content in plain.items()}
-    return item, item_size(item)
+    return _attributes_from_plain(plain, 1)
 
 
-def from_plain(plain: Any, _depth: int = 1) -> Value:
+def from_plain(plain: Any) -> Value:
     """The typed value of a plain Python object. A float raises: it is not the decimal number that it shows."""
     if type(plain) is str and plain.isascii():
         return {"S": plain}
-    if isinstance(plain, str):
-        return {"S": _text(plain)}
-    if isinstance(plain, bool):
-        return {"BOOL": plain}
-    if isinstance(plain, (int, Decimal)):
-        return {"N": _from_number(plain)}
+    return _from_plain(plain, 1)[0]
+
+
+def _attributes_from_plain(plain: Mapping[Any, Any], depth: int) -> tuple[Item, int]:
+    """The attributes of a plain dict, and the size of names and values. Strings and numbers, the most frequent values,
+    are handled inline."""
+    attributes: Item = {}
+    size = 0
+    for name, content in plain.items():
+        if type(name) is str and name.isascii():
+            size += len(name)
+        else:
+            name = _name(name)
+            size += len(name.encode())
+        if type(content) is str and content.isascii():
+            attributes[name] = {"S": content}
+            size += len(content)
+        elif type(content) is int and -_INT_MAX <= content <= _INT_MAX:
+            text = str(content)
+            attributes[name] = {"N": text}
+            size += number.size(text)
+        else:
+            attributes[name], cost = _from_plain(content, depth)
+            size += cost
+    if len(attributes) != len(plain):  # a mapping that has a name twice
+        size = item_size(attributes)
+    return attributes, size
+
+
+def _from_plain(plain: Any, depth: int) -> tuple[Value, int]:
+    """The typed value of a plain Python object, and its size."""
+    if plain is True or plain is False:
+        return {"BOOL": plain}, 1
     if plain is None:
-        return {"NULL": True}
-    if isinstance(plain, (bytes, bytearray, memoryview)):
-        return {"B": bytes(plain)}
+        return {"NULL": True}, 1
+    if isinstance(plain, str):
+        text = _text(plain)
+        return {"S": text}, len(text) if text.isascii() else len(text.encode())
+    if isinstance(plain, (int, Decimal)):
+        text = _from_number(plain)
+        return {"N": text}, number.size(text)
     if isinstance(plain, (list, tuple)):
-        _check_depth(_depth)
-        return {"L": [from_plain(element, _depth + 1) for element in plain]}
-    if isinstance(plain, Mapping):
-        _check_depth(_depth)
-        return {"M": {_name(name): from_plain(element, _depth + 1) for name, element in plain.items()}}
+        _check_depth(depth)
+        elements: list[Value] = []
+        total = 3 + len(plain)
+        for element in plain:
+            value, cost = _from_plain(element, depth + 1)
+            elements.append(value)
+            total += cost
+        return {"L": elements}, total
+    if isinstance(plain, (bytes, bytearray, memoryview)):
+        data = bytes(plain)
+        return {"B": data}, len(data)
+    if type(plain) is dict or isinstance(plain, Mapping):  # the second takes long to find out
+        _check_depth(depth)
+        inner, cost = _attributes_from_plain(plain, depth + 1)
+        return {"M": inner}, 3 + len(inner) + cost
     if isinstance(plain, AbstractSet):
-        return _from_set(plain)
+        value = _from_set(plain)
+        return value, size(value)
     if isinstance(plain, float):
         raise Invalid(f"the float {plain!r} is not exact; use Decimal({str(plain)!r}), or an int")
     raise Invalid(
@@ -570,28 +619,33 @@ def _from_set(plain: AbstractSet[Any]) -> Value:
 
 def item_to_plain(item: Item) -> dict[str, Any]:
     """The plain dict of an item."""
-    # Most attributes are strings, and a call for each would cost more than the rest.
-    return {name: value["S"] if "S" in value else to_plain(value) for name, value in item.items()}
+    plain: dict[str, Any] = {}
+    for name, value in item.items():  # strings and numbers inline: a call for each would cost more than the rest
+        if "S" in value:
+            plain[name] = value["S"]
+        elif "N" in value:
+            text = value["N"]
+            plain[name] = Decimal(text) if "." in text else int(text)
+        else:
+            plain[name] = to_plain(value)
+    return plain
 
 
 def to_plain(value: Value) -> Any:
     """The plain Python object of a value; a number is an int where it is whole, else a Decimal."""
-    ((kind, inner),) = value.items()
-    if kind == "S":
-        return inner
+    (kind,) = value
+    inner = value[kind]
+    if kind == "M":
+        return item_to_plain(inner)
+    if kind == "L":
+        return [to_plain(element) for element in inner]
     if kind == "N":
         return _to_number(inner)
     if kind == "NULL":
         return None
-    if kind == "L":
-        return [to_plain(element) for element in inner]
-    if kind == "M":
-        return item_to_plain(inner)
     if kind == "NS":
         return {_to_number(element) for element in inner}
-    if kind in _SETS:
-        return set(inner)
-    return inner
+    return set(inner) if kind in _SETS else inner
 
 
 def _to_number(text: str) -> int | Decimal:

@@ -6,10 +6,13 @@ actions, and applies them only if no plan failed.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Final, TypeAlias
 
 import msgspec
 
+from tailrace import failpoints, limits
 from tailrace.errors import Invalid
 from tailrace.storage.engine import Tx
 from tailrace.tables import key as keys
@@ -18,28 +21,31 @@ from tailrace.tables.capacity import Capacity, IndexCapacity, write_units
 from tailrace.tables.change import TTL, Capture
 from tailrace.tables.definition import (
     ACTIVE,
-    COUNTS,
     INDEX_ENTRIES,
     ITEMS,
-    CountRow,
     Definition,
     IndexDefinition,
     IndexRow,
     ItemRow,
-    counted,
 )
 from tailrace.tables.value import Item
 
 INSERT: Final = 0
 MODIFY: Final = 1
 REMOVE: Final = 2
+# A write in its stored form: the key, the key's attributes encoded, the size, and the item encoded; to delete: -1, and
+# nothing. Not a class: objects of very many rows that the garbage collector tracks would take half of the time.
+EncodedWrite: TypeAlias = tuple[bytes, bytes, int, bytes]
+LOOKUPS: Final = 100  # items that are looked up at once; they may be large
+RECORDS: Final = 1_000  # of changes that share a sequence, where very many items are written
+RECORD_BYTES: Final = 1 * limits.MiB  # and about how large they are together
 _NONE: Final = (b"", 0)
 
 
 class WritePlan:
     """The old item (`row`, `old`) and the new one (`new`; None: deleted)."""
 
-    __slots__ = ("_old", "definition", "key", "keys", "new", "row", "size")
+    __slots__ = ("_old", "definition", "key", "keys", "lenient", "new", "row", "size")
 
     def __init__(self, definition: Definition, key: bytes, attributes: Item, row: ItemRow | None) -> None:
         self.definition = definition
@@ -48,6 +54,7 @@ class WritePlan:
         self.row = row
         self.new: Item | None = None
         self.size = 0
+        self.lenient = False  # an index that the new item does not fit has no entry for it, as if it were created later
         self._old: Item | None = None
 
     @property
@@ -68,8 +75,9 @@ def find(tx: Tx, definition: Definition, key: bytes, attributes: Item) -> WriteP
     return WritePlan(definition, key, attributes, tx.get(ITEMS, definition.space, key))
 
 
-def do(tx: Tx, plan: WritePlan, capture: Capture) -> None:
-    """Apply a plan. A write that changes nothing leaves no trace, not even a record."""
+def do(tx: Tx, plan: WritePlan, capture: Capture, body: bytes | None = None) -> None:
+    """Apply a plan; `capture.append` completes it. A write that changes nothing leaves no trace, not even a record.
+    `body` is the new item, if it is encoded already."""
     definition, row, new = plan.definition, plan.row, plan.new
     if new is None:
         if row is None:
@@ -77,35 +85,130 @@ def do(tx: Tx, plan: WritePlan, capture: Capture) -> None:
         if tx.exports:
             _save(tx, plan)
         tx.delete(ITEMS, definition.space, plan.key)
-        _count(tx, definition.space, -1, -row.size)
+        capture.count(definition.space, -1, -row.size)
         if not definition.plain:
-            _move(tx, plan)
+            _move(tx, plan, capture)
         if definition.stream is not None:
             capture.add(definition, REMOVE, *_named(plan), (row.body, row.size), _NONE)
         if definition.routes:
             _send(plan, REMOVE, capture)
         return
-    body = value.encode(new)
-    if row is not None and (body == row.body or (len(body) == len(row.body) and value.same(plan.old, new))):
-        return  # equal items have equally long bodies, whatever the order of their attributes
+    if body is None:
+        body = value.encode(new)
+    if row is not None and (body == row.body or (value.alike(body, row.body) and value.same(plan.old, new))):
+        return
     if not definition.plain:
-        _move(tx, plan)
+        _move(tx, plan, capture)
     if tx.exports:
         _save(tx, plan)
     tx.put(ITEMS, ItemRow(definition.space, plan.key, plan.size, body))
     if row is None:
-        _count(tx, definition.space, 1, plan.size)
+        capture.count(definition.space, 1, plan.size)
         if definition.stream is not None:
             capture.add(definition, INSERT, *_named(plan), _NONE, (body, plan.size))
         if definition.routes:
             _send(plan, INSERT, capture)
     else:
         if plan.size != row.size:
-            _count(tx, definition.space, 0, plan.size - row.size)
+            capture.count(definition.space, 0, plan.size - row.size)
         if definition.stream is not None:
             capture.add(definition, MODIFY, *_named(plan), (row.body, row.size), (body, plan.size))
         if definition.routes:
             _send(plan, MODIFY, capture)
+
+
+def do_each(
+    tx: Tx,
+    definition: Definition,
+    writes: Iterable[EncodedWrite],
+    *,
+    by: str | None = None,
+    lenient: bool = False,
+) -> None:
+    """As plans and `do`, in this order, for many writes of one table. In the change stream they are transactions of
+    about RECORDS records: one entry with all of them would be too large to read. Items are decoded only where an index,
+    an expiry or a route needs their values. `by` is the principal, if it is not that of the transaction."""
+    capture = Capture()
+    bulk = definition.plain and not definition.routes and not tx.exports.get(definition.space)
+    remaining, held = iter(writes), 0
+    while some := list(islice(remaining, LOOKUPS)):
+        found = tx.get_each(ITEMS, (definition.space,), [write[0] for write in some])
+        if bulk:
+            _put_each(tx, definition, some, found, capture, by)
+        else:
+            _plan_each(tx, definition, some, found, capture, by, lenient)
+        held += len(some)
+        if held >= RECORDS:
+            capture.append(tx, by)
+            held = 0
+            failpoints.hit("stages.part")
+    capture.append(tx, by)
+
+
+def _put_each(
+    tx: Tx,
+    definition: Definition,
+    writes: Sequence[EncodedWrite],
+    found: dict[bytes, ItemRow],
+    capture: Capture,
+    by: str | None,
+) -> None:
+    """Writes of which only the items, the counts and the records are affected."""
+    space, recorded = definition.space, definition.stream is not None
+    named_size = sum(map(len, definition.keys)) - keys.HEAD_BYTES
+    changed: dict[tuple[int, bytes], ItemRow | None] = {}
+    items = total = 0
+    for key, named, size, body in writes:
+        row = found.get(key)
+        if size < 0:
+            if row is None:
+                continue
+            del found[key]
+            changed[space, key] = None
+            items, total, event, new = items - 1, total - row.size, REMOVE, _NONE
+        else:
+            if row is None:
+                items, event = items + 1, INSERT
+                total += size
+            elif body == row.body or (
+                value.alike(body, row.body) and value.same(value.decode(row.body), value.decode(body))
+            ):
+                continue
+            else:
+                total, event = total + size - row.size, MODIFY
+            changed[space, key] = found[key] = ItemRow(space, key, size, body)
+            new = (body, size)
+        if recorded:
+            old = _NONE if row is None else (row.body, row.size)
+            capture.add(definition, event, msgspec.Raw(named), named_size + len(key), old, new)
+            if capture.bytes >= RECORD_BYTES:
+                capture.append(tx, by)
+    tx.put_each(ITEMS, changed)
+    capture.count(space, items, total)
+
+
+def _plan_each(
+    tx: Tx,
+    definition: Definition,
+    writes: Sequence[EncodedWrite],
+    found: dict[bytes, ItemRow],
+    capture: Capture,
+    by: str | None,
+    lenient: bool,
+) -> None:
+    """Writes that also change indexes, or are routed to topics, or saved for exports."""
+    for key, named, size, body in writes:
+        new = value.decode(body) if size >= 0 else None
+        plan = WritePlan(definition, key, value.decode(named) if new is None else new, found.get(key))
+        plan.new, plan.size, plan.lenient = new, max(size, 0), lenient
+        do(tx, plan, capture, body)
+        now = tx.get(ITEMS, definition.space, key)  # a later write may have the same key
+        if now is not None:
+            found[key] = now
+        else:
+            found.pop(key, None)
+        if capture.bytes >= RECORD_BYTES:
+            capture.append(tx, by)
 
 
 def _save(tx: Tx, plan: WritePlan) -> None:
@@ -141,20 +244,16 @@ def _named(plan: WritePlan) -> tuple[Item, int]:
     return named, size + len(definition.range)
 
 
-def _count(tx: Tx, space: int, items: int, size: int) -> None:
-    row = counted(tx, space)
-    tx.put(COUNTS, CountRow(space, row.items + items, row.bytes + size))
-
-
 # -- indexes
 
 
-def _move(tx: Tx, plan: WritePlan) -> None:
+def _move(tx: Tx, plan: WritePlan, capture: Capture) -> None:
     """Update the item's entries in each index, and in the expiry order."""
     definition, key, old, new = plan.definition, plan.key, plan.old, plan.new
     for index in definition.indexes:
         before = None if old is None else entry_key(definition, index, old, key)
-        after = None if new is None else keys.index_key(definition, index, new, key)
+        fitted = entry_key if plan.lenient else keys.index_key
+        after = None if new is None else fitted(definition, index, new, key)
         if before is not None and index.status != ACTIVE and tx.get(INDEX_ENTRIES, index.space, before) is None:
             before = None  # the backfill of the index has not reached this item yet
         size_before = 0 if before is None or old is None else projected_size(definition, index, old)
@@ -165,7 +264,7 @@ def _move(tx: Tx, plan: WritePlan) -> None:
             if after is not None:
                 tx.put(INDEX_ENTRIES, IndexRow(index.space, after, key))
         if before != after or size_before != size_after:
-            _count(tx, index.space, (after is not None) - (before is not None), size_after - size_before)
+            capture.count(index.space, (after is not None) - (before is not None), size_after - size_before)
     if definition.ttl_space is not None:
         expiry_before, expiry_after = expiry(definition, old, key), expiry(definition, new, key)
         if expiry_before != expiry_after:

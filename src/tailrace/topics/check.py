@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import msgspec
 
 from tailrace.errors import Corrupt
-from tailrace.log.entry import ENTRIES, LOGS
+from tailrace.log import segments
+from tailrace.log.entry import LOGS
 from tailrace.storage.engine import Reader
 from tailrace.tables import definition as tables
 from tailrace.tables.definition import TABLES
@@ -81,7 +82,7 @@ def _check_partition(reader: Reader, topic: Topic, partition: int, checked: Topi
     if (held.topic, held.number) != (topic.id, partition):
         yield f"{where}: its row is of topic {held.topic}, partition {held.number}"
     size = 0
-    for entry in reader.scan(ENTRIES, number, start=log.start):
+    for entry in segments.scan(reader, number, start=log.start):
         checked.messages += 1
         size += len(entry.body)
         if entry.next != entry.position + 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import Final
 
 import msgspec
@@ -11,8 +12,8 @@ from tailrace import limits
 from tailrace.access import Permission
 from tailrace.command import Command
 from tailrace.errors import Invalid, LimitExceeded, NotFound
-from tailrace.log import cold
-from tailrace.log.entry import ENTRIES, Log
+from tailrace.log import cold, segments
+from tailrace.log.entry import Log
 from tailrace.storage.engine import Reader, Tx
 from tailrace.topics import group as rules
 from tailrace.topics import router
@@ -27,8 +28,19 @@ from tailrace.topics.group import (
     LeasedRange,
     StartPoint,
 )
-from tailrace.topics.topic import GROUPS, TOPICS, DeliveredMessage, GroupRow, Topic, encode, find, partition_log
-from tailrace.topics.topic import messages as read
+from tailrace.topics.topic import (
+    GROUPS,
+    TOPICS,
+    DeliveredMessage,
+    DeliveredRange,
+    GroupRow,
+    Topic,
+    encode,
+    find,
+    opened,
+    partition_log,
+    read,
+)
 
 LEASE_BITS: Final = 31  # bits of a lease's number that count leases within its group
 _LEASE: Final = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
@@ -41,13 +53,28 @@ class ConsumedMessages(msgspec.Struct, frozen=True):
     topic: Topic
     partition: int
     log: int
-    messages: list[DeliveredMessage]
+    ranges: list[DeliveredRange]  # none of them empty
     next_offset: int
     has_more: bool
     skipped: int = 0  # messages that retention removed before they were delivered to the group
     lease: str | None = None
     wake_ms: int | None = None
     acked: int = 0  # messages that the same call acknowledged
+
+    @property
+    def count(self) -> int:
+        """The number of messages."""
+        return sum([each.count for each in self.ranges])
+
+    @property
+    def messages(self) -> list[DeliveredMessage]:
+        """The messages, decoded."""
+        return [
+            DeliveredMessage(self.partition, offset, segment.at_ms, each.attempt, opened(body))
+            for each in self.ranges
+            for segment in each.segments
+            for offset, body in segments.views(segment)
+        ]
 
 
 class Acked(msgspec.Struct, frozen=True, gc=False):
@@ -121,12 +148,12 @@ class Consume(Command[ConsumedMessages], frozen=True, gc=False):
         for turn in range(topic.partitions):
             found = self._consume(tx, topic, (self.first + turn) % topic.partitions)
             skipped += found.skipped
-            if found.messages:
+            if found.ranges:
                 break
             if found.wake_ms is not None:
                 wake_ms = found.wake_ms if wake_ms is None else min(wake_ms, found.wake_ms)
         assert found is not None
-        more = found.has_more or (bool(found.messages) and self._elsewhere(tx, topic, found.partition))
+        more = found.has_more or (bool(found.ranges) and self._elsewhere(tx, topic, found.partition))
         return msgspec.structs.replace(found, wake_ms=wake_ms, skipped=skipped, has_more=more)
 
     def _elsewhere(self, tx: Tx, topic: Topic, but: int) -> bool:
@@ -161,10 +188,11 @@ class Consume(Command[ConsumedMessages], frozen=True, gc=False):
         buried = 0
         if topic.max_attempts is not None:
             progress, buried = _bury(tx, topic, partition, log, self.group, progress)
-        leased, messages = self._taken(tx, topic, partition, log, progress)
+        leased, ranges = self._taken(tx, topic, log, progress)
         lease = row.leases
-        redelivered = 0
+        delivered = redelivered = 0
         if leased:
+            delivered = sum([each.end - each.first for each in leased])
             lease += 1
             until_ms = tx.now_ms + self.visibility_ms
             progress = rules.taken(progress, leased, self.consumer, lease, until_ms, self.visibility_ms)
@@ -176,41 +204,41 @@ class Consume(Command[ConsumedMessages], frozen=True, gc=False):
             tx.put(
                 GROUPS,
                 GroupRow(
-                    log.id, self.group, progress.cursor, lease, row.delivered + len(messages),
+                    log.id, self.group, progress.cursor, lease, row.delivered + delivered,
                     row.redelivered + redelivered, lost, row.created_ms, tx.now_ms, rules.packed(progress.ranges),
                 ),
             )  # fmt: skip
             tx.notify(log.id, GroupMoved(self.group, more, wake_ms))
-        after = messages[-1].offset + 1 if messages else progress.cursor
+        after = leased[-1].end if leased else progress.cursor
         return ConsumedMessages(
-            topic, partition, log.id, messages, after, more, skipped, lease_text(lease) if leased else None, wake_ms
+            topic, partition, log.id, ranges, after, more, skipped, lease_text(lease) if leased else None, wake_ms
         )
 
     def _taken(
-        self, tx: Tx, topic: Topic, partition: int, log: Log, progress: GroupProgress
-    ) -> tuple[list[LeasedRange], list[DeliveredMessage]]:
+        self, tx: Tx, topic: Topic, log: Log, progress: GroupProgress
+    ) -> tuple[list[LeasedRange], list[DeliveredRange]]:
         """The offered ranges that fit, with their messages."""
         leased: list[LeasedRange] = []
-        messages: list[DeliveredMessage] = []
+        ranges: list[DeliveredRange] = []
         left = self.bytes_max
         for offer in rules.offers(progress, log.next, tx.now_ms, self.limit):
             if topic.max_attempts is not None and offer.attempt >= topic.max_attempts:
                 continue  # too many to move at once; the next call continues
-            wanted = offer.end - offer.first
             try:
-                found = list(read(tx, log, partition, offer.first, wanted, left, offer.attempt + 1))
+                found = read(tx, log, offer.first, offer.end - offer.first, left)
             except cold.ColdMiss:
                 if not leased:
                     raise
                 break  # deliver the messages found so far; the next call fetches the rest
-            messages += found
-            leased.append(
-                offer if len(found) == wanted else msgspec.structs.replace(offer, end=offer.first + len(found))
-            )
-            left -= sum([len(message.envelope.payload) for message in found])
-            if len(found) < wanted or left <= 0:
+            ranges.append(DeliveredRange(offer.attempt + 1, found))
+            if found[-1].next < offer.end:
+                leased.append(msgspec.structs.replace(offer, end=found[-1].next))
                 break
-        return leased, messages
+            leased.append(offer)
+            left -= sum([len(segment.body) for segment in found])
+            if left <= 0:
+                break
+        return leased, ranges
 
 
 def _joined(tx: Tx, topic: Topic, log: Log, name: str, start: StartPoint) -> GroupRow:
@@ -250,13 +278,13 @@ def resolved(reader: Reader | Tx, log: Log, start: StartPoint, *, exact: bool = 
 def _at_time(reader: Reader | Tx, log: Log, at_ms: int) -> int:
     """The first offset whose message is not older, by bisection: offsets are dense and times are ordered."""
     low, high = log.start, log.next
-    rows = reader.values(ENTRIES, "at_ms", log.id, start=low, limit=1)
-    if not rows or rows[0][0] >= at_ms:  # the offset is the first hot one, or in cold storage
+    first = segments.outline(reader, log.id, low)
+    if first is None or first[2] >= at_ms:  # the offset is the first hot one, or in cold storage
         return cold.first_since(reader, log, at_ms)
     while low < high:
         middle = (low + high) // 2
-        rows = reader.values(ENTRIES, "at_ms", log.id, start=middle, limit=1)
-        if rows and rows[0][0] < at_ms:
+        found = segments.outline(reader, log.id, middle)
+        if found is not None and found[2] < at_ms:
             low = middle + 1
         else:
             high = middle
@@ -284,24 +312,21 @@ def _bury(
             continue
         if left <= 0:
             break
-        wanted = offer.end - offer.first
         try:
-            letters = list(read(tx, log, partition, offer.first, wanted, left, offer.attempt))
+            letters = read(tx, log, offer.first, offer.end - offer.first, left)
         except cold.ColdMiss:
             if not count:
                 raise
             break
-        for letter in letters:
-            envelope = letter.envelope
+        for offset, body in chain.from_iterable(map(segments.views, letters)):
+            envelope = opened(body)
             left -= len(envelope.payload)
-            origin = [topic.name, partition, letter.offset, group, offer.attempt]
-            key = envelope.key if envelope.key is not None else b"%d" % letter.offset
-            body = encode(msgspec.structs.replace(envelope, origin=origin))
-            router.append(tx, target.log_of(target.partition_for(key)), [body])
-        count += len(letters)
-        progress = GroupProgress(
-            progress.cursor, rules.without(progress.ranges, offer.first, offer.first + len(letters))
-        )
+            origin = [topic.name, partition, offset, group, offer.attempt]
+            key = envelope.key if envelope.key is not None else b"%d" % offset
+            letter = encode(msgspec.structs.replace(envelope, origin=origin))
+            router.append(tx, target.log_of(target.partition_for(key)), [letter])
+        count += letters[-1].next - offer.first
+        progress = GroupProgress(progress.cursor, rules.without(progress.ranges, offer.first, letters[-1].next))
     return progress, count
 
 
@@ -482,7 +507,7 @@ def _store(tx: Tx, row: GroupRow, progress: GroupProgress, *, deliverable: bool 
     ranges = rules.packed(progress.ranges)
     tx.put(GROUPS, msgspec.structs.replace(row, cursor=progress.cursor, ranges=ranges, updated_ms=tx.now_ms))
     deliverable = deliverable or any(each.free(tx.now_ms) for each in progress.ranges)
-    tx.notify(row.log, GroupMoved(row.name, deliverable, rules.wake_ms(progress, tx.now_ms)))
+    tx.notify(row.log, GroupMoved(row.name, deliverable or None, rules.wake_ms(progress, tx.now_ms)))
 
 
 def lease_number(lease: str | None) -> int | None:

@@ -64,10 +64,11 @@ class LeasedRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class GroupMoved(msgspec.Struct, frozen=True, gc=False):
-    """The notice that a group has changed: whether it has messages to deliver now, or else when."""
+    """The notice that a group has changed: whether it has messages to deliver now, or else when. None: the change has
+    made none deliverable, and says nothing about others."""
 
     group: str
-    deliverable: bool
+    deliverable: bool | None
     wake_ms: int | None
 
 

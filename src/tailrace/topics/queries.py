@@ -21,8 +21,7 @@ from tailrace.topics import group as rules
 from tailrace.topics.commands import subject
 from tailrace.topics.consuming import ConsumedMessages, resolved
 from tailrace.topics.group import GroupProgress, StartPoint
-from tailrace.topics.topic import GROUPS, PARTITIONS, TOPICS, GroupRow, Topic, find, partition_log
-from tailrace.topics.topic import messages as read
+from tailrace.topics.topic import GROUPS, PARTITIONS, TOPICS, DeliveredRange, GroupRow, Topic, find, partition_log, read
 
 
 class ReadTopic(Query[ConsumedMessages], frozen=True):
@@ -46,9 +45,10 @@ class ReadTopic(Query[ConsumedMessages], frozen=True):
         log = partition_log(reader, topic, self.partition)
         wanted = resolved(reader, log, self.start)
         first = max(cold.earliest(reader, log), wanted)
-        messages = list(read(reader, log, self.partition, first, self.limit, self.bytes_max, 0))
-        after = messages[-1].offset + 1 if messages else first
-        return ConsumedMessages(topic, self.partition, log.id, messages, after, after < log.next, first - wanted)
+        found = read(reader, log, first, self.limit, self.bytes_max)
+        after = found[-1].next if found else first
+        ranges = [DeliveredRange(0, found)] if found else []
+        return ConsumedMessages(topic, self.partition, log.id, ranges, after, after < log.next, first - wanted)
 
 
 class PartitionEntries(msgspec.Struct, frozen=True):

@@ -9,9 +9,9 @@ from tailrace import failpoints, limits
 from tailrace.access import Permission
 from tailrace.command import Command
 from tailrace.housekeeping import DueWork, HousekeepingTask
-from tailrace.log import cold
+from tailrace.log import cold, segments
 from tailrace.log import log as logs
-from tailrace.log.entry import ENTRIES, LOGS, Log
+from tailrace.log.entry import LOGS, Log
 from tailrace.metrics import Metrics
 from tailrace.storage.engine import Reader, Tx
 from tailrace.topics.topic import PARTITIONS, TOPICS, Partition, Topic
@@ -56,8 +56,7 @@ def _horizon(reader: Reader | Tx, topic: Topic, partition: int) -> tuple[Log, Pa
     until = cold.removable(reader, log)  # messages of a tiered partition stay until they are in cold storage
     step = 1  # usually nothing is due, and the first message shows it
     while start < until:
-        rows = reader.values(ENTRIES, "next, at_ms, length(body)", log.id, start=start, limit=step)
-        for following, at_ms, size in rows:
+        for _, following, at_ms, size in segments.outlines(reader, log.id, start, step):
             too_old = oldest_ms is not None and at_ms < oldest_ms
             # A single message that exceeds the limit alone is kept: an empty topic is of no use.
             too_much = freed < excess and following < log.next

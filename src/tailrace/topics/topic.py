@@ -10,15 +10,15 @@ the version it was created with, so that a key never changes its partition.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
 from typing import Any, Final
 from zlib import crc32
 
 import msgspec
 
 from tailrace.errors import Corrupt, Damaged, Invalid, NotFound
-from tailrace.log import cold
-from tailrace.log.entry import ENTRIES, LOGS, Entry, Log
+from tailrace.log import cold, segments
+from tailrace.log.entry import LOGS, Log, Segment
 from tailrace.log.log import gap
 from tailrace.storage.engine import Reader, Tx
 from tailrace.storage.table import StorageTable
@@ -115,29 +115,42 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
     origin: Any = None  # of a dead letter: [topic, partition, offset, group, attempts]
 
 
+class DeliveredRange(msgspec.Struct, frozen=True):
+    """Consecutive messages that are delivered for the same time, as they are stored."""
+
+    attempt: int  # 1: delivered for the first time; 0: read without a group
+    segments: list[Segment]
+
+    @property
+    def count(self) -> int:
+        """The number of messages."""
+        return self.segments[-1].next - self.segments[0].position
+
+
 class DeliveredMessage(msgspec.Struct, frozen=True, gc=False):
     """A message as a consumer gets it."""
 
     partition: int
     offset: int
     at_ms: int
-    attempt: int  # 1: delivered for the first time; 0: read without a group
+    attempt: int  # as in a `DeliveredRange`
     envelope: Envelope
 
     @property
     def id(self) -> str:
-        """For tracing: the change record of the message, which is the same in every topic, or else its position."""
-        envelope = self.envelope
-        if envelope.sequence:
-            return f"{envelope.sequence}-{envelope.index}"
-        return f"p{self.partition}-{self.offset}"
+        return message_id(self.envelope, self.partition, self.offset)
+
+
+def message_id(envelope: Envelope, partition: int, offset: int) -> str:
+    """For tracing: the change record of a message, which is the same in every topic, or else its position."""
+    return f"{envelope.sequence}-{envelope.index}" if envelope.sequence else f"p{partition}-{offset}"
 
 
 encode: Final = msgspec.msgpack.Encoder().encode
 _decoder: Final = msgspec.msgpack.Decoder(Envelope)
 
 
-def opened(body: bytes) -> Envelope:
+def opened(body: bytes | memoryview) -> Envelope:
     """The message in an entry."""
     try:
         return _decoder.decode(body)
@@ -145,45 +158,57 @@ def opened(body: bytes) -> Envelope:
         raise Corrupt(f"a message cannot be read: {error}; run tailrace check") from error
 
 
-def _opened_cold(entry: Entry) -> Envelope:
-    """As `opened`. Damage in cold storage is not damage of the database: only this read fails."""
-    try:
-        return opened(entry.body)
-    except Corrupt as error:
-        raise Damaged(f"the message at offset {entry.position} of log {entry.log} in cold storage: {error}") from error
+def read(reader: Reader | Tx, log: Log, first: int, count: int, bytes_max: int) -> list[Segment]:
+    """Messages from an offset on, in segments: at least one if there is any, then up to `count` of them and
+    `bytes_max`. Reads of cold storage may return fewer.
 
-
-def messages(
-    reader: Reader | Tx, log: Log, partition: int, first: int, count: int, bytes_max: int, attempt: int
-) -> Iterator[DeliveredMessage]:
-    """Messages from an offset on: at least one if there is any, then up to `count` of them and `bytes_max`.
-
-    Rows are read by column and in small pages, so that little is read that is not delivered. Reads of cold storage may
-    return fewer."""
-    left = bytes_max
+    Rows are read in small pages, so that little is read that is not delivered."""
     if first < log.start:
-        for entry in cold.within_reach(reader, log, first, log.start):
-            left -= len(entry.body)
-            if count == 0 or (left < 0 and left + len(entry.body) < bytes_max):
-                return
-            yield DeliveredMessage(partition, entry.position, entry.at_ms, attempt, _opened_cold(entry))
-            first, count = entry.next, count - 1
-        if first < log.start:
-            return
-    while count > 0:
-        end = min(first + min(count, READ_AHEAD), log.next)
-        for entry in list(reader.scan(ENTRIES, log.id, start=first, before=end)):
-            if entry.position != first:
-                raise gap(log, first)
-            left -= len(entry.body)
-            if left < 0 and left + len(entry.body) < bytes_max:
-                return
-            yield DeliveredMessage(partition, entry.position, entry.at_ms, attempt, opened(entry.body))
-            first, count = entry.next, count - 1
-        if first < end:
-            raise gap(log, first)
-        if end == log.next:
-            return
+        return _read_cold(reader, log, first, count, bytes_max)
+    found: list[Segment] = []
+    at, left, end = first, bytes_max, min(first + count, log.next)
+    while at < end:
+        until = min(at + READ_AHEAD, end)
+        for segment in list(segments.between(reader, log.id, at, until)):
+            if segment.position == at and segment.next <= until:
+                inside: Segment | None = segment
+            else:
+                inside = segments.cut(segment, at, until, sys.maxsize, sys.maxsize)
+            if inside is None or inside.position != at:
+                raise gap(log, at)
+            if len(inside.body) > left:
+                part = segments.cut(inside, at, until, left, sys.maxsize)
+                if part is None and not found:
+                    part = segments.cut(inside, at, until, sys.maxsize, 1)
+                return found if part is None else [*found, part]
+            found.append(inside)
+            left -= len(inside.body)
+            at = inside.next
+        if at < until:
+            raise gap(log, at)
+    return found
+
+
+def _read_cold(reader: Reader | Tx, log: Log, first: int, count: int, bytes_max: int) -> list[Segment]:
+    """As `read`, below the start of the hot log, and perhaps into it."""
+    found: list[Segment] = []
+    left = bytes_max
+    for entry in cold.within_reach(reader, log, first, log.start):
+        left -= len(entry.body)
+        if len(found) == count or (left < 0 and found):
+            return found
+        try:
+            opened(entry.body)
+        except Corrupt as error:  # not damage of the database: only this read fails
+            raise Damaged(
+                f"the message at offset {entry.position} of log {entry.log} in cold storage: {error}"
+            ) from error
+        found.append(Segment(entry.log, entry.position, entry.next, entry.at_ms, entry.body))
+    after = found[-1].next
+    if after == log.start and len(found) < count and left > 0:
+        hot = read(reader, log, after, count - len(found), left)
+        found += hot if sum([len(segment.body) for segment in hot]) <= left else []
+    return found
 
 
 def find(reader: Reader | Tx, name: str) -> Topic:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tailrace.bulk import columns, shapes
 from tailrace.bulk.columns import items_of, rows_of
 from tailrace.bulk.entries import batch, bounds_of, data_of
+from tailrace.bulk.shape_texts import PLAIN, JsonColumns
 from tailrace.errors import Corrupt
 from tailrace.log.entry import Entry
 from tailrace.tables import value
@@ -24,7 +25,8 @@ ENTRIES = 2 * shapes.ROWS_MIN
 
 def records(entries: list[Entry]) -> shapes.ShapedChanges | None:
     body = batch(entries)["body"]
-    return shapes.ShapeBatch(data_of(body), bounds_of(body), HEAD_BYTES).changes(plain=True)
+    texts = JsonColumns((0, PLAIN), (1, PLAIN), (2, PLAIN))
+    return shapes.ShapeBatch(texts, data_of(body), bounds_of(body), HEAD_BYTES).changes()
 
 
 def item(**plain: Any) -> dict[str, Any]:
@@ -201,7 +203,7 @@ def test_what_is_large_is_not_looked_at_for_long(monkeypatch: pytest.MonkeyPatch
         entries = changed([put(1, l=filling)], *([put(number, total=number)] for number in range(ENTRIES)))
         assert plain_rows(rows_of("table", batch(entries))) == expected(entries, "plain")
     with pytest.raises(shapes.NoShape):
-        shapes.ExampleRecord(memoryview(value.encode(item(l=[None] * 5000))), 0).item(())
+        shapes.ExampleRecord(memoryview(value.encode(item(l=[None] * 5000))), 0).item()
 
 
 def test_without_numpy_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

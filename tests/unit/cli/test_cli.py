@@ -22,6 +22,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import tailrace
+from tailrace import build
 from tailrace.cli import TREE, GroupEntry, cli, main
 from tailrace.cli.serve import JsonLines, _command, _welcome
 from tailrace.client import Client
@@ -81,7 +82,8 @@ def run(server: Served, *args: str, stdin: bytes | None = None) -> Result:
 
 
 def test_version_and_help() -> None:
-    assert CliRunner().invoke(cli, ["--version"]).output.strip().endswith(tailrace.__version__)
+    shown = CliRunner().invoke(cli, ["--version"]).output.strip()
+    assert shown == f"tailrace, version {tailrace.__version__} ({build.describe()})"
     for args in ([], ["-h"], ["--help"]):
         output = CliRunner().invoke(cli, args).output
         for name in TREE:

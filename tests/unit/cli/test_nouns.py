@@ -98,6 +98,8 @@ def test_views_are_listed_described_and_dropped(served: Served) -> None:
     assert "shop.count" in tailrace("views", "list", env=env).out
     assert [row["name"] for row in tailrace("views", "list", "--json", env=env).lines] == ["shop.count"]
     assert "count(*)" in json.loads(tailrace("views", "describe", "shop.count", env=env).out)["sql"]
+    assert "planning" in tailrace("views", "explain", "shop.count", env=env).out
+    assert "filled again" in tailrace("views", "refresh", "shop.count", env=env).out
     assert "--yes" in tailrace("views", "drop", "shop.count", env=env).err
     assert tailrace("views", "describe", "nothing", env=env).status == 1
     tailrace("sql", "CREATE MATERIALIZED VIEW gone AS SELECT count(*) AS n FROM shop.orders", env=env)

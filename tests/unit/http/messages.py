@@ -69,6 +69,12 @@ class Topics:
         """Return when so many wait."""
         await self.up.until(lambda: self.db.metrics.consumers_waiting == count)
 
+    async def parked_or_answered(self, *requests: asyncio.Task[Any]) -> None:
+        """Return when each of these waits, or has its answer: on a busy machine a lease may end before that."""
+        await self.up.until(
+            lambda: self.db.metrics.consumers_waiting + sum(each.done() for each in requests) == len(requests)
+        )
+
 
 def payloads_of(answer: Any) -> list[bytes]:
     return [b64decode(message["payload"], validate=True) for message in answer["messages"]]

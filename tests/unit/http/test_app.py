@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import json
 import resource
 from pathlib import Path
@@ -20,6 +21,7 @@ from tailrace.database import open as open_database
 from tailrace.errors import Invalid, Unavailable
 from tailrace.http import system
 from tailrace.http.serve import allow_open_files, start
+from tailrace.http.submitted import Submitted
 from tailrace.metrics import NAMES
 from tests.support.patience import PATIENCE_S
 from tests.unit.http.inprocess import Up, serve
@@ -373,3 +375,20 @@ def test_a_limit_of_open_files_that_cannot_be_raised_is_reported(
     monkeypatch.setattr(resource, "setrlimit", refuse)
     allow_open_files(100)
     assert [record.message for record in caplog.records] == ["the limit of open files stays at 1024: not allowed"]
+
+
+def test_the_memory_of_a_refused_request_is_released_at_once(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        await up.create("a")
+        for path, content_type in (("a", "text/html"), ("missing", "text/plain"), ("a", "application/json")):
+            answer = await up.ask("POST", path, b"x" * 1_000, content_type=content_type)
+            assert answer.status_code in (404, 409)
+        kept = [each for each in gc.get_objects() if type(each) is Submitted]
+        assert len(kept) <= 1  # the committer may have the last one still
+
+    gc.collect()
+    gc.disable()
+    try:
+        serve(data_dir, scenario)
+    finally:
+        gc.enable()

@@ -17,15 +17,21 @@ import pytest
 
 from tailrace import limits
 from tailrace.access import SYSTEM
+from tailrace.auth.users import UserChanged
+from tailrace.command import Command
 from tailrace.completion import Completion
-from tailrace.errors import Unavailable
+from tailrace.errors import TooMany, Unavailable
+from tailrace.http import drive
 from tailrace.http.asgi import application
-from tailrace.http.consumers import ConsumerQueues
+from tailrace.http.consumers import ConsumerQueues, give_back
 from tailrace.http.revocation import Caller
+from tailrace.log.tail import USERS_CHANGED
+from tailrace.storage.engine import Tx
 from tailrace.topics.commands import AlterTopic, Outgoing, Publish, TopicOptions
-from tailrace.topics.consuming import Consume, Nack, ResetGroup
+from tailrace.topics.consuming import Ack, Consume, ConsumedMessages, Nack, ResetGroup
 from tailrace.topics.group import EARLIEST, LATEST, StartPoint
 from tailrace.topics.queries import FindTopic, ListGroups
+from tailrace.topics.topic import PARTITIONS, Partition
 from tests.support.patience import AT_ONCE_S, PATIENCE_S
 from tests.unit.http.messages import GROUP, TOPIC, Topics, offsets_of, payloads_of, run
 
@@ -33,16 +39,16 @@ ANYONE = Caller(None, None, SYSTEM)
 CONSUME = b"POST /v1/api/topics/consume HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
 
 
-def commands_of(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Counts the commands by their kind from now on."""
+def commands_of(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts how often consumers consume from now on."""
     counted: Counter[str] = Counter()
-    execute = topics.db.aexecute
+    consume = Consume.run
 
-    def counting(command: Any, *rest: Any) -> Any:
-        counted[type(command).__name__] += 1
-        return execute(command, *rest)
+    def counting(command: Consume, tx: Tx) -> ConsumedMessages:
+        counted["Consume"] += 1
+        return consume(command, tx)
 
-    monkeypatch.setattr(topics.db, "aexecute", counting)
+    monkeypatch.setattr(Consume, "run", counting)
     return counted
 
 
@@ -95,8 +101,8 @@ def test_what_else_wakes_who_waits(data_dir: Path, event: str) -> None:
         await topics.consume(consumer_id="a", visibility_timeout_seconds=held_s)
         if event == "delay":
             await topics.ok("nack", consumer_id="a", delay_seconds=0.4)
-        waiting = topics.waiting(consumer_id="b")
-        await topics.parked(1)
+        waiting = topics.waiting(consumer_id="b", timeout_seconds=PATIENCE_S)
+        await topics.parked_or_answered(waiting)
         if event == "nack":
             await topics.ok("nack", consumer_id="a")
         elif event == "reset":
@@ -128,7 +134,7 @@ def test_an_ack_wakes_no_consumer(data_dir: Path, monkeypatch: pytest.MonkeyPatc
         await topics.consume(consumer_id="a")
         waiting = topics.waiting(consumer_id="b")
         await topics.parked(1)
-        counted = commands_of(topics, monkeypatch)
+        counted = commands_of(monkeypatch)
         await topics.ok("ack", consumer_id="a", upto_offset=1)
         await topics.publish(b"c")
         assert offsets_of(await waiting) == [2]
@@ -141,7 +147,7 @@ def test_one_message_makes_one_of_many_ask(data_dir: Path, monkeypatch: pytest.M
     async def work(topics: Topics) -> None:
         waiting = [topics.waiting(consumer_id=f"c{number}") for number in range(20)]
         await topics.parked(20)
-        counted = commands_of(topics, monkeypatch)
+        counted = commands_of(monkeypatch)
         for number in range(20):
             await topics.publish(b"%d" % number)
             await topics.parked(19 - number)
@@ -158,7 +164,7 @@ def test_many_messages_wake_as_many_as_they_fill(data_dir: Path, monkeypatch: py
     async def work(topics: Topics) -> None:
         waiting = [topics.waiting(consumer_id=f"c{number}", limit=10) for number in range(8)]
         await topics.parked(8)
-        counted = commands_of(topics, monkeypatch)
+        counted = commands_of(monkeypatch)
         await topics.publish(*(b"%d" % number for number in range(45)))
         await topics.parked(3)
         assert counted["Consume"] <= 8
@@ -312,17 +318,17 @@ def test_a_turn_that_fails_goes_to_the_next(data_dir: Path, monkeypatch: pytest.
         await topics.parked(1)
         second = topics.waiting(consumer_id="b")
         await topics.parked(2)
-        execute = topics.db.aexecute
+        consume = Consume.run
 
-        def failing(command: Any, *rest: Any) -> Any:
-            if isinstance(command, Consume) and command.consumer == "a":
-                raise Unavailable("too many writes", code="QUEUE_FULL")
-            return execute(command, *rest)
+        def failing(command: Consume, tx: Tx) -> ConsumedMessages:
+            if command.consumer == "a":
+                raise TooMany("too many of something")
+            return consume(command, tx)
 
-        monkeypatch.setattr(topics.db, "aexecute", failing)
+        monkeypatch.setattr(Consume, "run", failing)
         await topics.publish(b"a")
         assert offsets_of(await second) == [0]
-        assert (await first).status_code == 503
+        assert (await first).status_code == 429
 
     run(data_dir, work)
 
@@ -536,9 +542,12 @@ def test_leases_that_end_in_several_partitions_wake_everyone_who_waits_for_any(d
                 partition_id=partition, consumer_id="crashed", visibility_timeout_seconds=0.5 + 0.2 * (partition // 3)
             )
             assert len(held["messages"]) == 1
-        waiting = [topics.waiting(partition_id="any", limit=1, consumer_id=f"c{number}") for number in range(6)]
-        await topics.parked(6)
-        answers = await asyncio.wait_for(asyncio.gather(*waiting), 30)
+        waiting = [
+            topics.waiting(partition_id="any", limit=1, consumer_id=f"c{number}", timeout_seconds=PATIENCE_S)
+            for number in range(6)
+        ]
+        await topics.parked_or_answered(*waiting)
+        answers = await asyncio.wait_for(asyncio.gather(*waiting), AT_ONCE_S)
         assert sorted(answer["partition_id"] for answer in answers) == list(range(6))
 
     run(data_dir, work, partitions=6)
@@ -568,8 +577,185 @@ def test_a_client_that_left_uses_up_no_attempt(data_dir: Path) -> None:
         await topics.db.aexecute(AlterTopic(TOPIC, TopicOptions(max_attempts=1, dead_letter="dead")))
         await topics.publish(b"x")
         command = Consume(TOPIC, GROUP, consumer="left")
-        ConsumerQueues(topics.db).give_back(command, SYSTEM, await topics.db.aexecute(command))
+        give_back(topics.db, command, SYSTEM, await topics.db.aexecute(command))
         found = await topics.consume()
         assert [message["attempt"] for message in found["messages"]] == [1]
+
+    run(data_dir, work)
+
+
+# -- claims that share the commit of their messages
+
+
+def transactions_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Tx]]:
+    """The transactions in which publishers and consumers run from now on."""
+    seen: dict[str, list[Tx]] = {"Publish": [], "Consume": []}
+
+    def watch(kind: type[Command[Any]]) -> None:
+        run_it = kind.run
+
+        def watched(command: Command[Any], tx: Tx) -> Any:
+            seen[kind.__name__].append(tx)
+            return run_it(command, tx)
+
+        monkeypatch.setattr(kind, "run", watched)
+
+    watch(Publish)
+    watch(Consume)
+    return seen
+
+
+@pytest.mark.parametrize("partition", [0, "any"])
+def test_messages_are_published_and_claimed_by_one_commit(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, partition: Any
+) -> None:
+    async def work(topics: Topics) -> None:
+        waiting = [topics.waiting(consumer_id=f"c{at}", limit=2, partition_id=partition) for at in range(4)]
+        await topics.parked(4)
+        seen = transactions_of(monkeypatch)
+        await topics.publish(b"a", b"b", b"c", b"d", b"e")
+        await topics.parked(1)
+        assert len(seen["Consume"]) == 3
+        assert {*seen["Consume"]} == {*seen["Publish"]}
+        assert len({*seen["Publish"]}) == 1
+        await topics.publish(b"f")
+        answers = await asyncio.gather(*waiting)
+        assert sorted(offset for answer in answers for offset in offsets_of(answer)) == list(range(6))
+        assert {message["attempt"] for answer in answers for message in answer["messages"]} == {1}
+
+    run(data_dir, work, partitions=1)
+
+
+def test_a_large_claim_does_not_run_on_the_event_loop(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(topics: Topics) -> None:
+        waiting = topics.waiting(limit=limits.SLICE_ENTRIES + 1)
+        await topics.parked(1)
+        seen = transactions_of(monkeypatch)
+        await topics.publish(b"a")
+        assert offsets_of(await waiting) == [0]
+        assert seen["Consume"][0] is not seen["Publish"][0]
+
+    run(data_dir, work)
+
+
+async def claimed(topics: Topics) -> Any:
+    """Publish; return when the commit has begun that takes the claims of waiting consumers along."""
+    published = topics.db.aexecute(Publish(TOPIC, (Outgoing(b"a"),)))
+    await asyncio.sleep(0)  # the runner's turn; it completes the commit in a later one
+    assert not cast(Completion[Any], published).done()
+    return published
+
+
+@pytest.mark.parametrize("how", ["task", "stepped"])
+def test_who_leaves_during_the_commit_that_claims_for_it_gives_back(data_dir: Path, how: str) -> None:
+    async def work(topics: Topics) -> None:
+        consuming = ConsumerQueues(topics.db)
+        claim = consuming.claim(Consume(TOPIC, GROUP, consumer="gone"), ANYONE, 60)
+        left: list[BaseException | None] = []
+        leaving: Any
+        if how == "task":
+            leaving = asyncio.create_task(claim)
+        else:
+            leaving = drive.start(claim, lambda delivery, error: left.append(error))
+        await topics.parked(1)
+        published = await claimed(topics)
+        leaving.cancel()
+        await published
+        if how == "task":
+            with pytest.raises(asyncio.CancelledError):
+                await leaving
+        else:
+            await topics.up.until(lambda: len(left) == 1)
+            assert isinstance(left[0], asyncio.CancelledError)
+        answer = await topics.consume(consumer_id="here", timeout_seconds=PATIENCE_S)
+        assert [(message["offset"], message["attempt"]) for message in answer["messages"]] == [(0, 1)]
+
+    run(data_dir, work)
+
+
+class RevokedCaller(Caller):
+    """A caller whose rights are others when it has changed."""
+
+    async def is_same(self) -> bool:
+        return False
+
+
+def test_who_loses_its_rights_during_the_commit_that_claims_for_it_gets_nothing(data_dir: Path) -> None:
+    async def work(topics: Topics) -> None:
+        caller = RevokedCaller(None, None, SYSTEM)
+        claim = asyncio.create_task(
+            ConsumerQueues(topics.db).claim(Consume(TOPIC, GROUP, consumer="revoked"), caller, 60)
+        )
+        await topics.parked(1)
+        published = await claimed(topics)
+        caller.change()
+        await published
+        assert (await claim).ranges == []
+        answer = await topics.consume(consumer_id="here", timeout_seconds=PATIENCE_S)
+        assert [(message["offset"], message["attempt"]) for message in answer["messages"]] == [(0, 1)]
+
+    run(data_dir, work)
+
+
+class RevokingPublish(Command[None], frozen=True):
+    """A message and the end of somebody's rights, in one transaction."""
+
+    def run(self, tx: Tx) -> None:
+        Publish(TOPIC, (Outgoing(b"a"),)).run(tx)
+        tx.notify(USERS_CHANGED, UserChanged("ann"))
+
+
+def test_a_commit_that_changes_users_claims_for_nobody(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(topics: Topics) -> None:
+        waiting = topics.waiting()
+        await topics.parked(1)
+        seen = transactions_of(monkeypatch)
+        await topics.db.aexecute(RevokingPublish())
+        assert offsets_of(await waiting) == [0]
+        assert seen["Consume"][0] is not seen["Publish"][0]
+
+    run(data_dir, work)
+
+
+class Unstorable(Command[None], frozen=True):
+    """Fails the commit that it is a part of, without harm."""
+
+    def run(self, tx: Tx) -> None:
+        tx.put(PARTITIONS, Partition(1 << 40, 1, 0, 1 << 70))
+
+
+def test_who_waits_goes_on_waiting_if_the_commit_fails(data_dir: Path) -> None:
+    async def work(topics: Topics) -> None:
+        waiting = topics.waiting()
+        await topics.parked(1)
+        failing = [topics.db.aexecute(Publish(TOPIC, (Outgoing(b"a"),))), topics.db.aexecute(Unstorable())]
+        for each in failing:
+            with pytest.raises(Unavailable):
+                await each
+        await topics.parked(1)
+        await topics.publish(b"b")
+        answer = await waiting
+        assert payloads_of(answer) == [b"b"]
+        assert [(message["offset"], message["attempt"]) for message in answer["messages"]] == [(0, 1)]
+
+    run(data_dir, work)
+
+
+def test_an_ack_in_the_commit_of_a_message_hides_it_from_nobody(data_dir: Path) -> None:
+    """Commits with a heavy command run on the committer's thread, and take nothing along."""
+
+    async def work(topics: Topics) -> None:
+        await topics.publish(b"a")
+        await topics.consume(consumer_id="a")
+        waiting = topics.waiting(consumer_id="b")
+        await topics.parked(1)
+        together = [
+            topics.db.aexecute(AlterTopic(TOPIC, TopicOptions(retention_seconds=3600))),
+            topics.db.aexecute(Publish(TOPIC, (Outgoing(b"b"),))),
+            topics.db.aexecute(Ack(TOPIC, GROUP, 0, consumer="a")),
+        ]
+        for each in together:
+            await each
+        assert offsets_of(await asyncio.wait_for(waiting, PATIENCE_S)) == [1]
 
     run(data_dir, work)

@@ -42,8 +42,9 @@ from tailrace.http.dynamodb.context import Context
 from tailrace.http.dynamodb.handler import DynamoHandler
 from tailrace.http.dynamodb.offload import OffloadPool
 from tailrace.http.dynamodb.shape import Item, Operation, String, Structure
-from tailrace.http.message import Request, Response
+from tailrace.http.message import Answer, Request, Response
 from tailrace.http.signature import Verify
+from tailrace.http.submitted import settled
 from tailrace.limits import BODY_BYTES_MAX
 
 JSON_1_0 = b"application/x-amz-json-1.0"
@@ -101,6 +102,15 @@ def authenticate(request: Request) -> tuple[Principal, Verify | None]:
     return Principal("someone", EVERYTHING), None
 
 
+def handled(handler: DynamoHandler, request: Request) -> Response:
+    async def call() -> Answer:
+        return await settled(handler(request))
+
+    answer = asyncio.run(call())
+    assert isinstance(answer, Response)
+    return answer
+
+
 def send(
     body: bytes | dict[str, Any] = b"{}",
     *,
@@ -114,7 +124,7 @@ def send(
         fields[b"x-amz-target"] = target
     fields |= headers or {}
     content = body if isinstance(body, bytes) else msgspec.json.encode(body)
-    return asyncio.run(handler(Request(method, b"/", b"", fields, content)))
+    return handled(handler, Request(method, b"/", b"", fields, content))
 
 
 def field(response: Response, name: bytes) -> bytes | None:
@@ -137,7 +147,7 @@ def test_an_answer() -> None:
 
 def test_requests_have_their_own_ids() -> None:
     handler = DynamoHandler(None, Config(dev=True), authenticate, OPERATIONS)  # type: ignore[arg-type]
-    answers = [asyncio.run(handler(Request(b"POST", b"/", b"", {}, b""))) for _ in range(2)]
+    answers = [handled(handler, Request(b"POST", b"/", b"", {}, b"")) for _ in range(2)]
     assert len({field(answer, b"x-amzn-requestid") for answer in answers}) == 2
 
 
@@ -263,7 +273,7 @@ def test_a_wrong_signature_of_a_large_body_is_found_in_a_thread() -> None:
 
     handler = DynamoHandler(None, Config(dev=True), lambda _: (Principal("x", EVERYTHING), verify), OPERATIONS)  # type: ignore[arg-type]
     headers = {b"content-type": JSON_1_0, b"x-amz-target": b"DynamoDB_20120810.Echo"}
-    response = asyncio.run(handler(Request(b"POST", b"/", b"", headers, b" " * (handlers.OFFLOAD_BYTES + 1))))
+    response = handled(handler, Request(b"POST", b"/", b"", headers, b" " * (handlers.OFFLOAD_BYTES + 1)))
     assert (response.status, kind(response)) == (400, f"{SERVICE}InvalidSignatureException")
 
 

@@ -14,7 +14,8 @@ import tailrace
 from tailrace.access import EVERYTHING, Principal
 from tailrace.config import Config
 from tailrace.http.dynamodb.handler import DynamoHandler
-from tailrace.http.message import Request
+from tailrace.http.message import Answer, Request, Response
+from tailrace.http.submitted import settled
 
 INVALID = "One or more parameter values were invalid: "
 KEY = {"p": {"S": "a"}, "c": {"N": "1"}}
@@ -40,7 +41,12 @@ class Client:
             b"content-type": b"application/x-amz-json-1.0",
             b"x-amz-target": b"DynamoDB_20120810." + operation.encode(),
         }
-        answer = self._runner.run(self._handler(Request(b"POST", b"/", b"", headers, msgspec.json.encode(request))))
+
+        async def call() -> Answer:
+            return await settled(self._handler(Request(b"POST", b"/", b"", headers, msgspec.json.encode(request))))
+
+        answer = self._runner.run(call())
+        assert isinstance(answer, Response)
         return answer.status, msgspec.json.decode(answer.body)
 
     def do(self, operation: str, **request: Any) -> dict[str, Any]:
@@ -442,6 +448,39 @@ def test_pages(client: Client) -> None:
     odd = {"d": {"ComparisonOperator": "EQ", "AttributeValueList": [{"N": "1"}]}}
     counted = client.do("Scan", TableName="orders", ScanFilter=odd, Select="COUNT")
     assert counted == {"Count": 2, "ScannedCount": 5}
+
+
+def test_whole_items_are_returned_as_decoded_ones_are(client: Client) -> None:
+    """Items that are returned whole are rendered from their stored bytes; a filter or a projection decodes them."""
+    values: list[dict[str, Any]] = [
+        {"S": 'é😀 "quoted" \u2028\x00'},
+        {"N": "-0.00000000000000000000000000000000000012345678901234567890123456789012345678"},
+        {"N": "9.9999999999999999999999999999999999999E+125"},
+        {"B": "AP8="},
+        {"SS": ["b", "a", "é"]},
+        {"NS": ["1", "-1.5", "1E+20"]},
+        {"BS": ["AA==", "/w=="]},
+        {"L": [{"M": {"x": {"BOOL": False}, "": {"NULL": True}}}, {"L": []}, {"M": {}}]},
+    ]
+    for number, held in enumerate(values):
+        client.put({"p": {"S": "a"}, "c": {"N": str(number)}, "l": {"S": "x"}, "é": held, "all": {"L": values}})
+    for _ in range(2):
+        for more in ({}, {"Limit": 3}, {"ReturnConsumedCapacity": "TOTAL"}, {"Select": "COUNT"}):
+            asked = {"TableName": "orders", **more}
+            filtered = client.do("Scan", **asked, FilterExpression="attribute_exists(p)")
+            assert client.do("Scan", **asked) == filtered
+            key = {"KeyConditionExpression": "p = :p", "ExpressionAttributeValues": {":p": {"S": "a"}}}
+            assert client.do("Query", **asked, **key) == client.do(
+                "Query", **asked, **key, FilterExpression="attribute_exists(l)"
+            )
+        scanned = client.do("Scan", TableName="orders")["Items"]
+        assert len(scanned) == len(values)
+        keys = [{"p": item["p"], "c": item["c"]} for item in scanned]
+        assert [client.do("GetItem", TableName="orders", Key=key)["Item"] for key in keys] == scanned
+        named = {"TableName": "orders", "AttributesToGet": ["p", "c", "l", "é", "all"]}
+        projected = [client.do("GetItem", Key=key, **named) for key in keys]
+        assert [each["Item"] for each in projected] == scanned
+        assert client.do("BatchGetItem", RequestItems={"orders": {"Keys": keys}})["Responses"]["orders"] == scanned
 
 
 def test_a_page_of_many_slices(client: Client) -> None:

@@ -18,7 +18,8 @@ from tailrace.database import Database
 from tailrace.http.dynamodb import render
 from tailrace.http.dynamodb.handler import DynamoHandler
 from tailrace.http.dynamodb.operations import TABLES
-from tailrace.http.message import Request
+from tailrace.http.message import Request, Response
+from tailrace.http.submitted import settled
 from tailrace.tables.commands import PutItem
 
 INVALID = "One or more parameter values were invalid: "
@@ -49,7 +50,8 @@ class Desk:
             b"x-amz-target": (TABLES + operation).encode(),
             b"authorization": f"AWS4-HMAC-SHA256 Credential=key/20260101/{REGION}/dynamodb/aws4_request".encode(),
         }
-        answer = await self._handler(Request(b"POST", b"/", b"", headers, json.dumps(body).encode()))
+        answer = await settled(self._handler(Request(b"POST", b"/", b"", headers, json.dumps(body).encode())))
+        assert isinstance(answer, Response)
         body = bytes(answer.body)
         return answer.status, json.loads(body) if body else None
 

@@ -21,7 +21,7 @@ from tailrace.http.message import Frame, Request
 from tailrace.http.reading import FeedSlice, Reading
 from tailrace.http.revocation import Caller
 from tailrace.http.sse import TEXT
-from tailrace.log.entry import Entry, Log
+from tailrace.log.entry import Log, Segment
 from tailrace.log.log import CLOSED, DROPPED, Advanced
 from tailrace.log.position import offset
 from tailrace.log.tail import Tail
@@ -348,7 +348,7 @@ class RecordingSink:
 def advanced(position: int, body: bytes) -> Notice:
     end = position + len(body)
     log = Log(1, "x", None, 0, 0, end, 0, 0, 0, 0)
-    return Notice(1, Advanced(log, Entry(1, position, end, 0, body)))
+    return Notice(1, Advanced(log, Segment(1, position, end, 0, body)))
 
 
 def by_hand(work: Any) -> None:
@@ -363,14 +363,15 @@ class Scripted:
     """A feed of 1-byte messages whose reads find, one after the other, a log of the lengths given."""
 
     principal = SYSTEM
+    slice_bytes = 100
 
     def __init__(self, *lengths: int) -> None:
         self._lengths = list(lengths)
 
     async def read(self, position: int | None, bytes_max: int) -> FeedSlice:
         at, tail = position or 0, self._lengths.pop(0)
-        entries = [Entry(1, n, n + 1, 0, b"%d" % (n % 10)) for n in range(at, tail)]
-        return FeedSlice(1, "text/plain", TEXT, at, entries, tail, tail, not self._lengths)
+        bodies = [b"%d" % (n % 10) for n in range(at, tail)]
+        return FeedSlice(1, "text/plain", TEXT, at, bodies, tail, tail, not self._lengths)
 
     async def describe(self) -> FeedSlice:
         tail = self._lengths.pop(0)
@@ -488,10 +489,21 @@ def test_readers_at_different_places_get_what_they_lack() -> None:
         assert b"data:y\n" in ahead.frames[0].data
         assert behind.frames == [], "it missed something: it must read before it can follow"
         assert readers[2].behind
-        assert readers[2].ended.done()
+        assert readers[2].ended
         assert done.frames == [], "it has received this already"
-        assert not readers[3].ended.done()
+        assert not readers[3].ended
         assert [reader.position for reader in readers] == [7, 7, 4, 7]
+
+    by_hand(work)
+
+
+def test_a_reader_of_a_large_entry_knows_how_much_it_has_to_read() -> None:
+    """It takes its turn by that: two of them do not read in one turn of the loop."""
+
+    async def work(tail: Tail, live: LiveReads, metrics: Metrics) -> None:
+        reader = live.join(1, TEXT, RecordingSink(), 0, None)
+        tail.publish([advanced(0, b"a" * 3 * limits.EVENT_BYTES)])
+        assert (reader.behind, reader.ended) == (3 * limits.EVENT_BYTES, True)
 
     by_hand(work)
 
@@ -508,7 +520,7 @@ def test_what_ends_a_log_ends_its_readers() -> None:
             sink = RecordingSink()
             reader = live.join(1, TEXT, sink, 0, None)
             tail.publish(notices)
-            assert reader.ended.done()
+            assert reader.ended
             sent = b"".join(frame.data for frame in sink.frames)
             assert (b"event: data" in sent) == data
             assert (b"streamClosed" in sent) == closed
@@ -565,5 +577,50 @@ def test_a_reader_that_leaves_delays_no_other() -> None:
         tasks[2].cancel()
         await asyncio.wait(tasks, timeout=PATIENCE_S)
         assert [task.cancelled() for task in tasks] == [False, False, True, False, False]
+
+    asyncio.run(main())
+
+
+def test_readers_are_woken_together_and_when_their_time_has_come() -> None:
+    async def work(tail: Tail, live: LiveReads, metrics: Metrics) -> None:
+        loop = asyncio.get_running_loop()
+        late, soon, gone = (live.join(1, TEXT, RecordingSink(), 0, None) for _ in range(3))
+        begun = loop.time()
+        live.wake_at(late, begun + 600)
+        live.wake_at(gone, begun + 0.05)
+        live.leave(1, TEXT, gone)
+        live.wake_at(soon, begun + 600)
+        live.wake_at(soon, begun + 0.05)  # the last call counts
+        await asyncio.wait_for(soon.woken, 10)
+        assert loop.time() >= begun + 0.05
+        assert not soon.ended
+        assert not gone.woken.done()
+        assert not late.woken.done()
+        live.stop()
+        await asyncio.wait_for(late.woken, 10)
+        assert late.ended
+
+    by_hand(work)
+
+
+def test_a_reader_that_waits_keeps_the_log_alive() -> None:
+    class Renewed(Scripted):
+        renew_s = 0.01
+        described = 0
+
+        async def describe(self) -> FeedSlice:
+            self.described += 1
+            if self.described == 3:
+                tail.publish([Notice(1, CLOSED)])
+            return FeedSlice(1, "text/plain", TEXT, 0, [], 0, 0, False)
+
+    tail = Tail()
+
+    async def main() -> None:
+        live, feed, sink = LiveReads(tail, ManualClock(), Metrics(), recycle_s=600), Renewed(0, 0, 0), RecordingSink()
+        answer = await answered(tail, live, feed, b"offset=-1&live=sse")
+        await asyncio.wait_for(answer.run(sink), 30)
+        assert feed.described == 3
+        assert b"streamClosed" in sink.frames[-1].data
 
     asyncio.run(main())

@@ -307,7 +307,7 @@ def test_a_body_that_any_page_can_send_is_not_taken_for_json(data_dir: Path) -> 
                     del headers["content-type"]
                 answer = await up.http.request(method, path, content=b'{"sql": "CREATE TOPIC t"}', headers=headers)
                 assert answer.status_code == 415, (method, path, kind)
-                assert code(answer) == "WRONG_CONTENT_TYPE" and "application/json" in answer.text
+                assert code(answer) == "WRONG_CONTENT_TYPE" and "send Content-Type: application/" in answer.text
             headers = {"content-type": "Application/JSON; charset=utf-8", "authorization": f"Bearer {TOKEN}"}
             answer = await up.http.request(method, path, content=b"{}", headers=headers)
             assert answer.status_code != 415 or "msgpack" in answer.text, (method, path)

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tailrace import limits
-from tailrace.log.entry import Entry
+from tailrace.log.entry import Segment
 from tailrace.log.log import Advanced
 from tailrace.log.position import offset
 from tailrace.storage.engine import Notice
@@ -38,6 +38,7 @@ def test_pages_are_cut_at_message_boundaries(
     data_dir: Path, page_bytes: int, slice_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "SLICE_BYTES", slice_bytes)
+    monkeypatch.setattr(limits, "PAGE_SLICE_BYTES", slice_bytes)
     bodies = [b"%02d" % n * (n % 4 + 1) for n in range(12)]
 
     async def scenario(up: Up) -> None:
@@ -510,7 +511,7 @@ def test_a_wake_up_without_news_is_slept_over(data_dir: Path) -> None:
         await up.http.put("/v1/stream/a", headers={"content-type": "text/plain"}, content=b"abc")
         found = await up.db.aexecute(DescribeStream("a"))
         task = await polling(up)
-        up.db.tail.publish([Notice(found.log.id, Advanced(found.log, Entry(found.log.id, 0, 3, 0, b"abc")))])
+        up.db.tail.publish([Notice(found.log.id, Advanced(found.log, Segment(found.log.id, 0, 3, 0, b"abc")))])
         await asyncio.sleep(0.05)
         assert not task.done()
         await up.http.post("/v1/stream/a", headers={"content-type": "text/plain"}, content=b"def")

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tailrace import limits
+from tailrace.errors import Invalid
+from tailrace.http import topics as http_topics
 from tailrace.http.consume import SLICE_MESSAGES
-from tailrace.http.topics import PUBLISH_BODY_BYTES_MAX
-from tailrace.topics.commands import ClearTopic
+from tailrace.http.message import Request
+from tailrace.http.topics import PUBLISH_BODY_BYTES_MAX, parse_publish
+from tailrace.streams.producer import ProducerClaim
+from tailrace.topics.commands import ClearTopic, Outgoing, Publish
 from tests.unit.http.messages import GROUP, TOPIC, Topics, encoded, offsets_of, payloads_of, run
 
 JSON = {"content-type": "application/json"}
@@ -423,6 +429,118 @@ def test_many_messages_are_encoded_in_slices(data_dir: Path) -> None:
     run(data_dir, work)
 
 
+# -- MessagePack
+
+NAMES = ["application/msgpack", "application/vnd.msgpack", "application/x-msgpack"]
+
+
+async def packed(topics: Topics, accept: str = NAMES[0], **body: Any) -> tuple[str, Any]:
+    """What a consumer gets that accepts something else than JSON, and its type."""
+    body = {"topic": TOPIC, "group_id": GROUP, "timeout_seconds": 0, **body}
+    answer = await topics.http.post("/v1/api/topics/consume", json=body, headers={"accept": accept})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["cache-control"] == "no-store"
+    return answer.headers["content-type"], msgspec.msgpack.decode(answer.content)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("group", [GROUP, None])
+def test_messagepack_has_the_fields_of_json_and_payloads_as_bytes(data_dir: Path, name: str, group: str | None) -> None:
+    async def work(topics: Topics) -> None:
+        messages = (Outgoing(b"\x00\xff", b"k"), Outgoing(b""), Outgoing("é".encode()))
+        await topics.db.aexecute(Publish(TOPIC, messages))
+        kind, answer = await packed(topics, name, group_id=group)
+        assert kind == name
+        expected = await topics.consume(group_id=None if group is None else "another")
+        for message in expected["messages"]:
+            message["payload"] = b64decode(message["payload"])
+            message["lease_id"] = answer["lease_id"]
+        assert answer == {**expected, "lease_id": answer["lease_id"]}
+        assert [each["payload"] for each in answer["messages"]] == [each.payload for each in messages]
+        assert (answer["lease_id"] is None) == (group is None)
+
+    run(data_dir, work)
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, SLICE_MESSAGES, SLICE_MESSAGES + 1, SLICE_MESSAGES * 2 + 16])
+def test_any_number_of_messages_is_one_array(data_dir: Path, count: int) -> None:
+    async def work(topics: Topics) -> None:
+        for at in range(0, count, 500):
+            await topics.publish(*(b"%d" % number for number in range(at, min(at + 500, count))))
+        _, answer = await packed(topics, limit=10_000)
+        assert [each["payload"] for each in answer["messages"]] == [b"%d" % number for number in range(count)]
+        assert answer["next_offset"] == count
+
+    run(data_dir, work)
+
+
+def test_ranges_of_several_attempts_are_one_array_in_both_formats(data_dir: Path) -> None:
+    async def work(topics: Topics) -> None:
+        count = SLICE_MESSAGES + 30
+        for at in range(0, count, 500):
+            await topics.publish(*(b"%d" % number for number in range(at, min(at + 500, count))))
+        for group, read in ((GROUP, packed), ("other", None)):
+            taken = await topics.consume(group_id=group, limit=20)
+            assert len(taken["messages"]) == 20
+            await topics.ok("nack", group_id=group, from_offset=3, upto_offset=4)
+            if read is None:
+                answer = await topics.consume(group_id=group, limit=count)
+            else:
+                _, answer = await read(topics, group_id=group, limit=count)
+            assert offsets_of(answer) == [3, 4, *range(20, count)]
+            assert [each["attempt"] for each in answer["messages"]] == [2, 2, *[1] * (count - 20)]
+
+    run(data_dir, work)
+
+
+@pytest.mark.parametrize(
+    "accept",
+    ["*/*", "application/json", "application/json, application/msgpack;q=0.5", "application/msgpack;q=0", "x/msgpack"],
+)
+def test_json_is_sent_to_those_who_prefer_it(data_dir: Path, accept: str) -> None:
+    async def work(topics: Topics) -> None:
+        body = {"topic": TOPIC, "group_id": GROUP, "timeout_seconds": 0}
+        answer = await topics.http.post("/v1/api/topics/consume", json=body, headers={"accept": accept})
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.json()["messages"] == []
+
+    run(data_dir, work)
+
+
+def test_bodies_may_be_messagepack(data_dir: Path) -> None:
+    async def work(topics: Topics) -> None:
+        headers = {"content-type": "application/msgpack"}
+
+        async def post(what: str, body: Any) -> tuple[int, Any]:
+            content = body if isinstance(body, bytes) else msgspec.msgpack.encode({"topic": TOPIC, **body})
+            answer = await topics.http.post(f"/v1/api/topics/{what}", content=content, headers=headers)
+            assert answer.headers["content-type"] == "application/json"  # nothing else was asked for; errors always are
+            return answer.status_code, answer.json()
+
+        status, published = await post("publish", {"messages": [{"payload": b"\x00\xff", "key": "k"}]})
+        assert (status, published) == (200, {"messages": [{"partition_id": 0, "offset": 0}], "duplicate": False})
+        status, answer = await post("consume", {"group_id": GROUP, "timeout_seconds": 0})
+        assert status == 200
+        assert payloads_of(answer) == [b"\x00\xff"]
+        assert answer["messages"][0]["key"] == "k"
+        status, answer = await post("publish", {"messages": [{"payload": b"1"}, {"value": 1}]})
+        assert (status, answer["error"]["message"].split()[0]) == (400, "messages[1]")
+        status, answer = await post("publish", {"messages": [{}] * (limits.PUBLISH_MESSAGES_MAX + 1)})
+        assert (status, answer["error"]["message"].split(": ")[1]) == (
+            400,
+            f"Expected `array` of length <= {limits.PUBLISH_MESSAGES_MAX} - at `$.messages`",  # before they are decoded
+        )
+        for what in ("publish", "consume"):
+            status, answer = await post(what, b"\xc1")
+            assert status == 400
+            assert "MessagePack" in answer["error"]["message"]
+            assert (await post(what, {"surprise": 1}))[0] == 400
+        assert (await post("publish", b" " * (PUBLISH_BODY_BYTES_MAX + 1)))[0] == 413
+        assert (await post("consume", b" " * (limits.CONTROL_BODY_BYTES_MAX + 1)))[0] == 413
+
+    run(data_dir, work)
+
+
 # -- what there is
 
 
@@ -465,3 +583,48 @@ def test_topics_are_listed_and_described(data_dir: Path) -> None:
         assert shown["routes"] == []
 
     run(data_dir, work)
+
+
+def posted(messages: bytes, producer: bytes = b"null") -> Request:
+    body = b'{"topic":"t","messages":%b,"producer":%b}' % (messages, producer)
+    return Request(b"POST", b"/", b"", {b"content-type": b"application/json"}, body, peer="127.0.0.1")
+
+
+def test_a_large_publish_of_many_objects_is_decoded_in_parts() -> None:
+    values: list[Any] = [{"n": number, "o": [{}] * 30, "t": '"\\,{}[]' * 4} for number in range(1_000)]
+    messages = [{"value": value, "key": str(at)} for at, value in enumerate(values)]
+    producer = b'{"id":"p","epoch":1,"sequence":2}'
+    request = posted(b"  " + msgspec.json.encode(messages) + b" ", producer)
+    assert len(request.body) > limits.LOOP_BYTES
+    assert request.body.count(b"{") > limits.PUBLISH_MESSAGES_MAX
+    command = parse_publish(request)
+    assert [msgspec.json.decode(each.payload) for each in command.messages] == values
+    assert [each.key for each in command.messages] == [b"%d" % number for number in range(1_000)]
+    assert command.claim == ProducerClaim("p", 1, 2)
+    assert command.heavy()
+    messages[777] = {"value": values[777], "key": 5}
+    with pytest.raises(Invalid, match=r"at `\$\.messages\[777\]\.key`"):
+        parse_publish(posted(msgspec.json.encode(messages)))
+    with pytest.raises(Invalid, match="Expected `array`"):
+        parse_publish(posted(b'{"a":' + msgspec.json.encode(messages) + b"}"))
+
+
+def test_of_a_publish_of_very_many_messages_few_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+
+    class Watched:
+        def decode(self, part: bytes) -> Any:
+            decoded.append(len(part))
+            return msgspec.json.decode(part, type=http_topics.PublishBodyPart)
+
+    monkeypatch.setattr(http_topics, "_publish_part", Watched())
+    with pytest.raises(Invalid, match="more than 1000 of them"):
+        parse_publish(posted(b"[" + b"{}," * 1_300_000 + b"{}]"))
+    assert sum(decoded) < 200_000
+
+
+def test_a_publish_of_many_small_messages_runs_in_a_thread() -> None:
+    assert not Publish(TOPIC, (Outgoing(b"x"),)).heavy()
+    assert not Publish(TOPIC, (Outgoing(b"x"),) * limits.LOOP_MESSAGES).heavy()
+    assert Publish(TOPIC, (Outgoing(b"x"),) * (limits.LOOP_MESSAGES + 1)).heavy()
+    assert Publish(TOPIC, (Outgoing(b"x" * (limits.LOOP_BYTES + 1)),)).heavy()

@@ -356,6 +356,24 @@ def test_thousands_of_pipelined_requests(serving: Serving) -> None:
         sender.join()
 
 
+def test_many_requests_at_once_do_not_hold_up_the_loop() -> None:
+    seen: list[bytes] = []
+    at_next_turn: list[int] = []
+
+    async def handle(request: Request) -> Answer:
+        if not seen:
+            asyncio.get_running_loop().call_soon(lambda: at_next_turn.append(len(seen)))
+        seen.append(request.query)
+        return Response(200, TEXT, request.query)
+
+    count = 500
+    with Serving(handle, pipeline_max=8) as serving, serving.client() as client:
+        client.send(b"".join(get(f"/?{n}") for n in range(count)))
+        assert [client.answer().body for _ in range(count)] == [b"%d" % n for n in range(count)]
+        assert at_next_turn[0] <= 8
+        assert client.ask(get("/?again")).body == b"again"
+
+
 def test_an_error_behind_good_requests_waits_its_turn(serving: Serving, handlers: Handlers) -> None:
     with serving.client() as client:
         client.send(post("/park?a", b"") + get("/") + b"rubbish\r\n\r\n")
@@ -780,6 +798,45 @@ def test_a_body_too_slow_or_too_large_is_released(handlers: Handlers) -> None:
 
 
 # -- stopping
+
+
+@pytest.mark.parametrize("beginning", [b"", b"GET /ec"])
+def test_a_connection_that_waits_keeps_no_head_and_takes_the_next_request(
+    serving: Serving, handlers: Handlers, beginning: bytes
+) -> None:
+    """Not even the parser, unless the next request has begun to arrive."""
+    fields = ("X-Long: " + "x" * 1000,)
+    with serving.client() as client:
+        client.send(get("/park?a", *fields) + beginning)
+        _until(lambda: b"a" in handlers.parked)
+        shared = serving.server._shared
+        assert shared is not None
+        (connection,) = shared.connections
+        begun = shared.now
+        _until(lambda: shared.now > begun + 3 * shared.limits.tick_s)
+        assert (connection._parser is None) == (not beginning)
+        assert beginning or connection._headers == {}
+        client.send(get("/echo/second", *fields)[len(beginning) :])
+        serving.call(lambda: handlers.release(b"a"))
+        assert client.answer().body == b"parked a"
+        assert client.answer().body == b"GET /echo/second? "
+        assert client.ask(get("/echo/third", *fields)).body == b"GET /echo/third? "
+    assert [request.headers[b"x-long"] for request in handlers.requests] == [b"x" * 1000] * 3
+
+
+def test_a_live_answer_keeps_no_head_and_what_follows_waits_for_its_end(serving: Serving, handlers: Handlers) -> None:
+    with serving.client() as client:
+        client.send(get("/forever"))
+        client.until(b"hello\r\n")
+        shared = serving.server._shared
+        assert shared is not None
+        (connection,) = shared.connections
+        _until(lambda: connection._parser is None)
+        client.send(post("/echo", b"x"))
+        _until(lambda: bool(connection._waiting))
+        begun = shared.now
+        _until(lambda: shared.now > begun + 3 * shared.limits.tick_s)
+        assert len(handlers.requests) == 1
 
 
 def test_stopping_answers_what_is_under_way_and_closes_the_rest(handlers: Handlers) -> None:

@@ -6,11 +6,13 @@ import re
 import socket
 from collections.abc import Iterator
 from itertools import pairwise
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tailrace.http import heads
 from tailrace.http.connection import Connection
 from tailrace.http.message import Answer, Request, Response
 from tests.unit.http.serving import Client, Serving
@@ -141,6 +143,120 @@ def test_any_splits_change_nothing(serving: Serving, cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), len(PIPELINE)]
     pieces = [PIPELINE[a:b] for a, b in pairwise(edges)]
     assert feed(serving, [piece for piece in pieces if piece]) == feed(serving, [PIPELINE])
+
+
+LINES = (
+    b"POST /a HTTP/1.1", b"POST /b HTTP/1.1", b"GET /a HTTP/1.1", b"HEAD /a HTTP/1.1", b"POST /a?q=1 HTTP/1.1",
+    b"POST /a HTTP/1.0", b"POST http://a/c HTTP/1.1", b"POST  /a HTTP/1.1", b"\r\nPOST /a HTTP/1.1", b"BAD",
+    b"PUT * HTTP/1.1", b"POST /a HTTP/2.0", b"CONNECT a:1 HTTP/1.1", b"POST /a#x HTTP/1.1", b"OPTIONS * HTTP/1.1",
+)  # fmt: skip
+FIELDS = (
+    b"Host: a", b"host:a", b"Host: a\r\nX-Other: 1", b"Host: a\r\nX-Same: 1\r\nx-same: 2", b"X-None: 1", b"Host: b c",
+    b"Host: a\r\nConnection: close", b"Host: a\r\nExpect: 100-continue",
+    b"Host: a\r\nConnection: upgrade\r\nUpgrade: x", b"Host: a\r\nX-Amz-Target: T",
+    b"Host: a\r\nBad Field: 1", b"Host: a\r\n folded", b"Host: a\nX-Bare: 1",
+)  # fmt: skip
+LENGTHS = (
+    b"Content-Length: %d", b"content-length:%d", b"Content-Length: \t%d", b"Content-Length: 0%d",
+    b"Content-Length: %d ", b"Content-Length: +%d", b"Content-Length: %d\r\nContent-Length: 1",
+    b"Content-Length: 99999999%d", b"Content-Length: %dx", b"Transfer-Encoding: chunked",
+)  # fmt: skip
+BODIES_SENT = (b"x", b"", b"abc", b"\r\n\r\n", b"POST /a")
+
+
+@st.composite
+def request_sequences(draw: st.DrawFn) -> list[bytes]:
+    """Requests that are made of few parts, so that their heads repeat."""
+
+    def some(forms: tuple[bytes, ...]) -> st.SearchStrategy[bytes]:
+        return st.sampled_from(draw(st.lists(st.just(forms[0]) | st.sampled_from(forms), min_size=1, max_size=2)))
+
+    lines, fields, lengths, bodies = some(LINES), some(FIELDS), some(LENGTHS), some(BODIES_SENT)
+    first = draw(st.booleans())  # the length comes before the other fields
+    chunked = st.just(False) if draw(st.booleans()) else st.booleans()
+    made = []
+    for _ in range(draw(st.integers(2, 8))):
+        line, framing, body = draw(lines), draw(lengths), draw(bodies)
+        if body and draw(chunked):
+            framing, body = b"Transfer-Encoding: chunked", b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        elif b"%d" in framing:
+            framing %= len(body)
+        parts = [framing, draw(fields)] if first else [draw(fields), framing]
+        if line.startswith((b"GET", b"HEAD")) and not body:
+            parts.remove(framing)
+        made.append(b"%b\r\n%b\r\n\r\n%b" % (line, b"\r\n".join(parts), body))
+    return made
+
+
+def seen_and_answered(serving: Serving, pieces: list[bytes]) -> tuple[list[tuple[object, ...]], bytes]:
+    SEEN.clear()
+    answers = feed(serving, pieces)
+    return [(each.method, each.path, each.query, each.headers, each.body) for each in SEEN], answers
+
+
+@settings(max_examples=300)
+@given(
+    requests=request_sequences(),
+    cuts=st.lists(st.integers(1, 999), max_size=6),
+    changed=st.none() | st.tuples(st.integers(0, 999), st.binary(max_size=2)),
+    apart=st.booleans(),
+)
+def test_a_repeated_head_means_what_the_parser_makes_of_it(
+    serving: Serving, requests: list[bytes], cuts: list[int], changed: tuple[int, bytes] | None, apart: bool
+) -> None:
+    whole = b"".join(requests)
+    if changed is not None:
+        at, put = changed
+        whole = whole[: at % len(whole)] + put + whole[at % len(whole) + 1 :]
+    ends = [sum(map(len, requests[:count])) for count in range(len(requests))] if apart else []
+    edges = sorted({0, len(whole), *(cut % len(whole) for cut in cuts), *(end for end in ends if end < len(whole))})
+    pieces = [whole[a:b] for a, b in pairwise(edges)]
+    with mock.patch.object(heads, "learn", return_value=None):
+        parsed = seen_and_answered(serving, pieces)
+    assert seen_and_answered(serving, pieces) == parsed
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_every_kind_of_head_can_be_repeated(serving: Serving, line: bytes) -> None:
+    for fields in FIELDS:
+        for length in LENGTHS:
+            framing, body = (length % 3, b"abc") if b"%d" in length else (length, b"3\r\nabc\r\n0\r\n\r\n")
+            request = b"%b\r\n%b\r\n%b\r\n\r\n%b" % (line, fields, framing, body)
+            pieces = [request, request, request + request[:20], request[20:]]
+            with mock.patch.object(heads, "learn", return_value=None):
+                parsed = seen_and_answered(serving, pieces)
+            assert seen_and_answered(serving, pieces) == parsed, request
+
+
+def test_repeated_heads_are_not_parsed(serving: Serving) -> None:
+    """Otherwise the test above would compare the parser with itself."""
+    head = b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\nX-After: 1\r\n\r\n%b"
+    requests = [head % (len(body), body) for body in (b"one", b"two", b"", b"three", b"x" * 5_000)]
+    shared = serving.server._shared
+    assert shared is not None
+    with mock.patch.object(heads, "learn", wraps=heads.learn) as learn:
+        answers = feed(serving, [*requests, b"".join(requests), requests[0].replace(b"/a", b"/not/yet/seen")])
+    assert statuses(answers) == [200] * 11
+    assert learn.call_count == 2
+    assert [each.headers[b"content-length"] for each in SEEN[:5]] == [b"3", b"3", b"0", b"5", b"5000"]
+    assert [each.body for each in SEEN[5:10]] == [each.body for each in SEEN[:5]]
+
+
+def test_learning_ends_where_no_head_repeats(serving: Serving) -> None:
+    requests = [b"GET /a HTTP/1.1\r\nHost: a\r\nX: %d\r\n\r\n" % number for number in range(50)]
+    with mock.patch.object(heads, "learn", wraps=heads.learn) as learn:
+        assert statuses(feed(serving, requests)) == [200] * 50
+    assert learn.call_count == 16
+
+
+def test_known_request_lines_are_bounded() -> None:
+    lines: heads.RequestLines = {}
+    for number in range(heads.LINES_MAX + 10):
+        path = b"/%d" % number
+        assert heads.learn(b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % path, b"GET", path, {b"host": b"a"}, lines)
+    assert len(lines) == heads.LINES_MAX
+    long = b"/" + b"x" * heads.LINE_BYTES_MAX
+    assert heads.learn(b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % long, b"GET", long, {b"host": b"a"}, lines) is None
 
 
 def test_heads_are_measured_each_for_itself_however_they_are_cut(serving: Serving) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,10 +28,11 @@ from tailrace.jobs.target import checked
 from tailrace.storage.engine import Reader
 from tailrace.streams.commands import Append, CreateStream, DeleteStream
 from tailrace.streams.queries import ReadStream
+from tailrace.tables.commands import DeleteItem, PutItem
 from tailrace.tables.definition import Attribute
-from tailrace.tables.lifecycle import UpdateTable
+from tailrace.tables.lifecycle import SetTimeToLive, UpdateTable
 from tailrace.tables.schema import IndexChange, IndexSpec, KeyElement, TableChanges
-from tailrace.tables.value import item_from_plain
+from tailrace.tables.value import item_from_plain, item_size
 from tailrace.topics.commands import AddSource, CreateTopic, DropTopic, TopicOptions
 from tailrace.topics.queries import ReadTopic
 
@@ -430,19 +432,6 @@ def test_limits(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         commit(db, EVENTS, 1, second)
 
 
-def test_a_table_takes_fewer_rows_at_once(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other writers wait for each of them, and an item costs more than a message."""
-    assert limits.COMMIT_ITEMS_MAX * 10 < limits.COMMIT_ROWS_MAX
-    monkeypatch.setattr(limits, "COMMIT_ITEMS_MAX", 3)
-    first, second = stage(db, ORDERS, [put(id="a"), put(id="b")]), stage(db, ORDERS, [put(id="c"), put(id="d")])
-    with pytest.raises(TooLarge, match=r"to tables/orders, at most 3 rows .*maxRecordsPerTrigger.* new checkpoint"):
-        commit(db, ORDERS, 0, first, second)
-    with pytest.raises(TooLarge, match="a stage takes 3 rows"):
-        stage(db, ORDERS, [put(id=each) for each in "abcd"])
-    assert commit(db, ORDERS, 0, first).applied
-    assert commit(db, EVENTS, 0, stage(db, EVENTS, [b"1"] * 10)).rows == 10
-
-
 def test_what_waits_is_bounded_in_all_and_for_each(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     def staged(by: str) -> StageResult:
         here = db.execute(FindTarget(EVENTS))
@@ -467,6 +456,222 @@ def test_what_waits_is_bounded_in_all_and_for_each(db: Database, monkeypatch: py
     staged("ann")
     with pytest.raises(LimitExceeded, match="the limit is 3 of 500"):
         staged("ann")
+
+
+# -- large commits
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction takes ten items, or four of a larger commit."""
+    monkeypatch.setattr(limits, "COMMIT_ITEMS_MAX", 10)
+    monkeypatch.setattr(limits, "COMMIT_SLICE_ITEMS", 4)
+
+
+def many(db: Database, count: int, first: int = 0, **attributes: Any) -> StageResult:
+    return stage(db, ORDERS, [put(id=f"{number:03d}", **attributes) for number in range(first, first + count)])
+
+
+@pytest.mark.usefixtures("small")
+def test_a_large_commit_is_written_in_slices(db: Database) -> None:
+    staged = [many(db, 7), many(db, 3, 7), stage(db, ORDERS, [put(id="010")], many(db, 1, 11).stage.id)]
+    for count in (4, 8):
+        done = commit(db, ORDERS, 0, *staged)
+        assert (done.applied, done.rows, done.more, len(items(db))) == (True, 12, True, count)
+    assert db.execute(Held())[0] == 2, "stages are removed as they are done"
+    done = commit(db, ORDERS, 0, *staged)
+    assert (done.applied, done.rows, done.more) == (True, 12, False)
+    assert db.execute(Held()) == (0, 0, 1)
+    records = list(db.table("orders").changes())
+    assert [each.keys["id"] for each in records] == [*(f"{number:03d}" for number in range(10)), "011", "010"]
+    assert len({each.sequence for each in records}) == 3
+    again = commit(db, ORDERS, 0, *staged)
+    assert (again.applied, again.rows, again.more) == (False, 0, False)
+    assert len(list(db.table("orders").changes())) == 12
+
+
+@pytest.mark.usefixtures("small")
+def test_bytes_cut_slices_too(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "COMMIT_SLICE_ITEMS", 1_000)
+    monkeypatch.setattr(limits, "COMMIT_SLICE_BYTES", 5_000)
+    staged = [many(db, 3, number * 3, text="x" * 1_000) for number in range(4)]
+    steps = 1
+    while commit(db, ORDERS, 0, *staged).more:
+        steps += 1
+    assert (steps, len(items(db))) == (2, 12)
+
+
+@pytest.mark.usefixtures("small")
+def test_up_to_the_limit_it_is_one_transaction(db: Database) -> None:
+    assert not commit(db, ORDERS, 0, many(db, 10)).more
+    assert len(items(db)) == 10
+
+
+@pytest.mark.usefixtures("small")
+def test_a_commit_that_was_accepted_is_not_replaced(db: Database) -> None:
+    """The driver died between two slices; its batch was computed again, in other stages."""
+    assert commit(db, ORDERS, 0, many(db, 12, n=1)).more
+    again = many(db, 12, n=2)
+    while (done := commit(db, ORDERS, 0, again)).more:
+        assert not done.applied
+    assert (done.applied, done.rows) == (False, 0)
+    assert {item["n"] for item in items(db).values()} == {1}
+    assert (len(items(db)), db.execute(Held())) == (12, (0, 0, 1))
+
+
+@pytest.mark.usefixtures("small")
+def test_the_next_commit_continues_the_pending_one_first(db: Database) -> None:
+    """Otherwise the rest of it would replace newer rows. Whoever sends the next one, the records are of the first."""
+    first, second = many(db, 12, n=1), many(db, 2, 10, n=2)
+    bob = Principal("bob", ROLES["service"], "service")
+    ids = (first.stage.id,)
+    assert db.execute(CommitStages("first", 0, ORDERS, ids, "c", {7: (0, 5)}), bob).positions == {7: 5}
+    for _ in range(2):
+        assert commit(db, ORDERS, 0, second, query="second").more
+    assert (len(items(db)), items(db)["011"]["n"]) == (12, 1)
+    done = commit(db, ORDERS, 0, second, query="second")
+    assert (done.applied, done.rows, items(db)["011"]["n"]) == (True, 2, 2)
+    changed = [(each.by, each.event) for each in db.table("orders").changes()]
+    assert changed[:12] == [("bob", "INSERT")] * 12
+    assert [event for by, event in changed[12:] if by != "bob"] == ["MODIFY"] * 2
+    assert not db.execute(CommitStages("first", 0, ORDERS, ids, "c", {7: (0, 5)}), bob).applied
+
+
+@pytest.mark.usefixtures("small")
+def test_others_write_between_two_slices(db: Database) -> None:
+    staged = many(db, 12, n=1)
+    commit(db, ORDERS, 0, staged)
+    db.table("orders").put({"id": "000", "n": 5})
+    db.table("orders").put({"id": "011", "n": 5})
+    while commit(db, ORDERS, 0, staged).more:
+        pass
+    assert (items(db)["000"]["n"], items(db)["011"]["n"]) == (5, 1), "each row is written when its slice is"
+
+
+@pytest.mark.usefixtures("small")
+def test_stages_that_were_accepted_stay(db: Database, clock: ManualClock) -> None:
+    staged = many(db, 12)
+    commit(db, ORDERS, 0, staged)
+    with pytest.raises(Conflict, match="is part of a commit that was accepted"):
+        db.execute(DropStage(staged.stage.id, ORDERS))
+    with pytest.raises(Conflict, match="is part of a commit that was accepted"):
+        stage(db, ORDERS, [put(id="x")], staged.stage.id)
+    clock.advance(limits.STAGE_S)
+    assert not db.execute(sweep.ExpireStage(staged.stage.id), SYSTEM)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_commit_that_was_left_is_finished(db: Database, clock: ManualClock) -> None:
+    commit(db, ORDERS, 0, many(db, 12))
+    assert (swept(db), len(items(db))) == (0, 4), "its client may go on"
+    clock.advance(limits.COMMIT_IDLE_S)
+    while swept(db) == 0:
+        clock.advance(limits.COMMIT_IDLE_S)
+    assert (len(items(db)), db.execute(Held())) == (12, (0, 0, 1))
+
+
+@pytest.mark.usefixtures("small")
+def test_a_table_that_is_dropped_between_two_slices(db: Database, clock: ManualClock) -> None:
+    staged = many(db, 12)
+    commit(db, ORDERS, 0, staged)
+    db.drop_table("orders")
+    with pytest.raises(TableNotFound):
+        commit(db, ORDERS, 0, staged)
+    db.create_table("orders", partition_key="id", stream="NEW_AND_OLD_IMAGES")
+    assert commit(db, ORDERS, 0, many(db, 2)).rows == 2
+    clock.advance(limits.STAGE_S)
+    swept(db)
+    swept(db)
+    assert db.execute(Held())[:2] == (0, 0)
+
+
+@pytest.mark.usefixtures("small")
+def test_an_index_that_accepted_rows_do_not_fit_has_no_entries_for_them(db: Database) -> None:
+    """As for items that were there before it."""
+    staged = stage(db, ORDERS, [put(id=f"{number:03d}", status=number if number > 9 else "x") for number in range(12)])
+    commit(db, ORDERS, 0, staged)
+    db.execute(UpdateTable("orders", BY_STATUS))
+    while commit(db, ORDERS, 0, staged).more:
+        pass
+    assert len(items(db)) == 12
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", ["stages.fenced", "stages.slice", "command.ran"])
+def test_a_slice_that_breaks_is_written_again(db: Database, name: str) -> None:
+    staged = many(db, 12)
+    if name != "stages.fenced":
+        commit(db, ORDERS, 0, staged)
+    before = len(items(db))
+    failpoints.arm(name)
+    with pytest.raises(failpoints.Failure):
+        commit(db, ORDERS, 0, staged)
+    failpoints.disarm()
+    assert len(items(db)) == before
+    while commit(db, ORDERS, 0, staged).more:
+        pass
+    assert len(list(db.table("orders").changes())) == 12
+
+
+def test_rows_of_an_earlier_version_are_staged_again(db: Database) -> None:
+    here = db.execute(FindTarget(ORDERS))
+    old = db.execute(StageRows(ORDERS, here.number, 1, msgspec.msgpack.encode([[3, {"id": {"S": "a"}}]])))
+    with pytest.raises(Conflict, match="staged by an earlier version of the server; stage them again"):
+        commit(db, ORDERS, 0, old)
+    assert commit(db, ORDERS, 0, stage(db, ORDERS, [put(id="a")])).applied
+
+
+# -- in bulk
+
+
+@pytest.mark.parametrize("extra", ["nothing", "index", "ttl", "route"])
+def test_what_is_written_in_bulk_is_as_one_by_one(db: Database, extra: str) -> None:
+    """Puts, deletes and repetitions of the same keys: the same items, records and messages. `check` compares indexes
+    and counts with the items."""
+    db.create_table("single", partition_key="id", stream="NEW_AND_OLD_IMAGES")
+    for table in ("orders", "single"):
+        match extra:
+            case "index":
+                db.execute(UpdateTable(table, BY_STATUS))
+            case "ttl":
+                db.execute(SetTimeToLive(table, "until", True))
+            case "route":
+                db.execute(CreateTopic(f"of-{table}"))
+                for event in range(3):
+                    db.execute(AddSource(f"of-{table}", table, event, None, None, 2))
+    chance = random.Random(7)
+    rows: list[list[Any]] = []
+    for _ in range(700):
+        name = f"{chance.randrange(90)}"
+        if chance.random() < 0.2:
+            rows.append(delete(name))
+        else:
+            attributes = {
+                "n": chance.randrange(3),
+                "status": chance.choice("ab"),
+                "until": 10**10 + chance.randrange(3),
+            }
+            order = chance.sample(sorted(attributes), 3)
+            rows.append(put(id=name, **{key: attributes[key] for key in order}))
+    for op, item in rows:
+        if op == "PUT":
+            db.execute(PutItem(table="single", item=item, item_size=item_size(item)))
+        else:
+            db.execute(DeleteItem(table="single", key=item))
+    commit(db, ORDERS, 0, stage(db, ORDERS, rows))
+
+    def seen(table: str) -> list[Any]:
+        return [(each.event, each.keys, each.old, each.new) for each in db.table(table).changes(limit=10_000)]
+
+    def sent(table: str) -> list[Any]:
+        if extra != "route":
+            return []
+        found = db.execute(ReadTopic(f"of-{table}", 0, limit=10_000)).messages
+        return [(each.envelope.operation, each.envelope.payload) for each in found]
+
+    assert seen("orders") == seen("single")
+    assert sent("orders") == sent("single")
+    assert sorted(db.table("orders").scan(), key=str) == sorted(db.table("single").scan(), key=str)
 
 
 # -- what is wrong

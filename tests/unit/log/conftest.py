@@ -6,7 +6,8 @@ from typing import TypeVar
 
 import pytest
 
-from tailrace.log.entry import ENTRIES, GARBAGE, LOGS, Log
+from tailrace.log import segments
+from tailrace.log.entry import GARBAGE, LOGS, Log
 from tailrace.storage.engine import Tx
 from tailrace.storage.sqlite import SqliteEngine
 
@@ -37,7 +38,7 @@ class Bench:
     def positions(self, number: int) -> list[int]:
         """Where a log's own entries are, in storage."""
         with self.engine.reader() as reader:
-            return [entry.position for entry in reader.scan(ENTRIES, number)]
+            return [entry.position for entry in segments.scan(reader, number)]
 
     def garbage(self) -> list[int]:
         with self.engine.reader() as reader:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 import pytest
 
@@ -14,7 +16,11 @@ from tests.unit.log.conftest import Bench
 
 
 def made(bench: Bench, *bodies: bytes, owner: str = "test") -> Log:
-    return bench.do(lambda tx: append_all(tx, logs.create(tx, owner), *bodies))
+    """A log with these entries, each committed alone."""
+    log = bench.do(lambda tx: logs.create(tx, owner))
+    for body in bodies:
+        log = bench.do(partial(logs.append, log=log, body=body, size=len(body)))
+    return log
 
 
 def append_all(tx: Tx, log: Log, *bodies: bytes) -> Log:
@@ -68,6 +74,27 @@ def bodies(page: logs.LogPage) -> list[bytes]:
 # -- append
 
 
+def test_entries_appended_together_are_as_large_as_their_bodies(bench: Bench) -> None:
+    log = made(bench, b"first")
+    assert bench.do(lambda tx: logs.append_sized(tx, log, [b"one", b"2", b"three"])) == [8, 9, 14]
+    page = read(bench, log)
+    assert [(entry.position, entry.next, entry.body) for entry in page.entries] == [
+        (0, 5, b"first"), (5, 8, b"one"), (8, 9, b"2"), (9, 14, b"three"),
+    ]  # fmt: skip
+    assert bench.do(lambda tx: logs.append_sized(tx, log, [])) == []
+
+
+def test_entries_appended_together_never_pass_the_last_position(bench: Bench) -> None:
+    def work(tx: Tx) -> list[int]:
+        log = msgspec.structs.replace(logs.create(tx, "test"), next=limits.POSITION_MAX - 3)
+        tx.put(LOGS, log)
+        assert logs.append_sized(tx, log, [b"12", b"3"]) == [limits.POSITION_MAX - 1, limits.POSITION_MAX]
+        return logs.append_sized(tx, log, [b"12", b"34"])
+
+    with pytest.raises(TooLarge, match="is full"):
+        bench.do(work)
+
+
 def test_a_new_log_is_empty(bench: Bench) -> None:
     log = made(bench)
     assert (log.base, log.start, log.next, log.forks, log.depth, log.dropped) == (0, 0, 0, 0, 0, 0)
@@ -117,7 +144,7 @@ def test_an_append_is_announced_with_the_log_as_it_left_it(bench: Bench) -> None
     assert (one, two) == (log.id, log.id)
     assert isinstance(first, logs.Advanced)
     assert isinstance(second, logs.Advanced)
-    assert (first.entry.body, first.log.next, second.entry.body, second.log.next) == (b"a", 1, b"b", 2)
+    assert (first.segment.body, first.log.next, second.segment.body, second.log.next) == (b"a", 1, b"b", 2)
 
 
 def test_positions_end_somewhere(bench: Bench) -> None:
@@ -294,13 +321,9 @@ def test_reclaim_counts_bytes_whatever_positions_are(bench: Bench, monkeypatch: 
     """Of change streams they are sequences: a large entry covers one, a small one as many as other tables took."""
     monkeypatch.setattr(limits, "SWEEP_BYTES", 100)
 
-    def work(tx: Tx) -> Log:
-        log = logs.create(tx, "test")
-        for size, positions in ((250, 1), (60, 1), (60, 1), (10, 5000), (10, 5000), (10, 5000)):
-            log = logs.append(tx, log, b"x" * size, positions)
-        return log
-
-    log = bench.do(work)
+    log = made(bench)
+    for size, positions in ((250, 1), (60, 1), (60, 1), (10, 5000), (10, 5000), (10, 5000)):
+        log = bench.do(partial(logs.append, log=log, body=b"x" * size, size=positions))
     trimmed(bench, log, log.next)
     left = []
     for _ in range(3):

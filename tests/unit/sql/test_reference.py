@@ -25,6 +25,7 @@ SAMPLES = {
     "another column": '"the body"', "type": "TEXT", "table settings": "stream = true, ttl = 'expires'",
     "columns": "id, body", "values": "'a', upper('b') || 'c'", "key": "id = 'a' AND day = 3",
     "query": "1, (2 + 3) AS n",
+    "select": "SELECT 1 AS n",
     "name": "found", "user": "bob", "password": "'a password'", "pattern": "'topics/app.*'",
 }  # fmt: skip
 

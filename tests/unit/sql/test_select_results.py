@@ -14,7 +14,7 @@ from tailrace import limits
 from tailrace.errors import Invalid, TooLarge, TooMany
 from tailrace.http.message import LiveResponse, Response
 from tailrace.http.sql_reply import Reply, Sender
-from tailrace.sql.arrow import ItemTableBuilder, KnownColumn
+from tailrace.sql.arrow import VALUE_BYTES, ItemTableBuilder, KnownColumn
 from tailrace.sql.result import ColumnInfo
 from tailrace.sql.selected import SLICE_BYTES, ArrowResult, ArrowRows
 
@@ -133,6 +133,24 @@ def test_slices_are_of_bounded_size_and_have_all_rows() -> None:
     assert len(slices) > 3
     assert [row for some in slices for row in some] == [{"n": n, "t": text} for n, text in enumerate(texts)]
     assert all(sum(len(row["t"]) for row in some) <= 2 * SLICE_BYTES for some in slices)
+
+
+def test_slices_of_wide_results_have_several_rows() -> None:
+    """Each column of a slice costs time, so slices of one row would make the time quadratic in the columns."""
+    for width in (10, 400, 4_000):
+        found = selected(pa.table({f"c{number}": ["a"] * 40 for number in range(width)}))
+        slices = list(found.slices())
+        assert all(len(some) >= 8 for some in slices[:-1])
+        assert [row for some in slices for row in some] == [{f"c{number}": "a" for number in range(width)}] * 40
+
+
+def test_values_inside_values_count_towards_the_size_of_a_slice() -> None:
+    rows = [[n] * 20_000 for n in range(30)]
+    found = selected(pa.table({"n": list(range(30)), "l": rows}))
+    assert found.rows_bytes > 30 * 20_000 * VALUE_BYTES
+    slices = list(found.slices())
+    assert {len(some) for some in slices} == {1}
+    assert [row["l"] for some in slices for row in some] == rows
 
 
 def test_one_large_row_among_small_ones_has_its_own_slice() -> None:

@@ -15,6 +15,7 @@ from tailrace.sql import statements as ast
 from tailrace.sql.error import SqlError, marked
 from tailrace.sql.parser import parse
 from tailrace.sql.session import Result, Session
+from tests.support.views import plan
 
 TABLES = """
     CREATE TABLE orders (id TEXT PRIMARY KEY, status TEXT, total DECIMAL, customer TEXT) WITH (stream = true);
@@ -80,46 +81,10 @@ def test_a_view_takes_no_parameters() -> None:
 @pytest.mark.parametrize(
     ("select", "column", "message"),
     [
-        ("SELECT status FROM orders", 8, "add id to SELECT"),
-        ("SELECT count(*) FROM orders GROUP BY status", 38, "must be in SELECT too"),
-        ("SELECT status, total FROM orders GROUP BY status", 16, "'total' is neither in GROUP BY nor an aggregate"),
-        ("SELECT status, nope FROM orders GROUP BY status", 16, "no column 'nope'; it has id, status, total"),
-        ("SELECT id FROM orders ORDER BY id", 32, "no ORDER BY; leave it to the SELECT that reads"),
-        ("SELECT status, count(*) FROM orders GROUP BY 1 HAVING count(*) > 1", None, "no HAVING"),
-        ("SELECT id FROM orders LIMIT 3", None, "no LIMIT"),
-        ("SELECT DISTINCT status FROM orders", None, "GROUP BY all columns instead"),
-        ("SELECT id, rank() OVER () AS r FROM orders", 12, "no window function"),
-        ("SELECT id FROM (SELECT * FROM orders)", None, "no subquery"),
-        ("SELECT id, (SELECT 1) AS x FROM orders", None, "no subquery"),
-        ("SELECT id FROM orders UNION SELECT id FROM orders", 1, "one SELECT"),
-        ("SELECT a.id FROM orders a JOIN orders b ON a.id = b.id", 32, "with itself"),
-        ("SELECT 1 AS x", None, "FROM is missing"),
+        ("SELECT 1 AS x", None, "reads none"),
         ("SELECT id FROM system.tables", 16, "has no changes to follow"),
-        ("SELECT id FROM changes('orders')", None, "can only read tables"),
-        ("SELECT status, sum(total) + 1 AS s FROM orders GROUP BY status", 16, "cannot be part of an expression"),
-        ("SELECT status, median(total) AS m FROM orders GROUP BY status", 16, "neither in GROUP BY nor an aggregate"),
-        ("SELECT status, sum(DISTINCT total) AS s FROM orders GROUP BY status", None, r"DISTINCT …\) is not supported"),
-        ("SELECT status, sum(sum(total)) AS s FROM orders GROUP BY status", None, "cannot be nested"),
-        ("SELECT count(*) FILTER (WHERE total > 1) AS n FROM orders", None, "FILTER is not supported"),
-        ("SELECT id, id FROM orders", 12, "two columns are called 'id'"),
-        ("SELECT count(*) AS key FROM orders", None, "own key is called 'key'"),
-        ("SELECT id FROM orders WHERE count(*) > 1", 29, "WHERE cannot have aggregates"),
-        ("SELECT id FROM orders WHERE total = 'x'", None, "."),
-        ("SELECT id, * FROM orders", None, "only supported alone"),
-        ("SELECT id, foo(status) AS x FROM orders", 12, "function 'FOO' is not supported"),
-        ("SELECT o.id, c.id AS cid FROM orders o RIGHT JOIN customers c ON o.customer = c.id", None, "RIGHT JOIN"),
-        ("SELECT o.id, c.id AS cid FROM orders o JOIN customers c ON o.customer > c.id", None, "ON takes equations"),
-        ("SELECT o.id, c.id AS cid FROM orders o JOIN customers c USING (id)", None, "JOIN or LEFT JOIN"),
-        ("SELECT o.id, c.id AS cid FROM orders o, customers c", None, "ON is missing"),
-        (
-            "SELECT o.id, c.id AS cid FROM orders o JOIN customers c ON o.id = o.customer",
-            None,
-            "one table on either side",
-        ),
-        ("SELECT o.id FROM orders o JOIN customers c ON o.customer = c.id", 8, "add c.id to SELECT"),
-        ("SELECT id FROM orders o JOIN customers c ON o.customer = c.id", 8, "write o.id or c.id"),
-        ("SELECT id FROM orders GROUP BY 7", None, "no column 7 in SELECT"),
         ("SELECT id FROM", None, "cannot be read"),
+        ("SELECT id FROM orders WHERE id = :name", None, "no parameter"),
     ],
 )
 def test_what_cannot_be_kept_is_refused_with_its_place(
@@ -145,6 +110,11 @@ def test_what_cannot_be_kept_is_refused_with_its_place(
         "SELECT o.status, min(o.id) FROM orders o WHERE o.total BETWEEN 1 AND 5 GROUP BY 1",
         "SELECT CASE WHEN total > 9 THEN 'big' ELSE 'small' END AS size, count(DISTINCT id) FROM orders GROUP BY 1",
         "SELECT * FROM orders WHERE status = 'open'",
+        "WITH x AS (SELECT * FROM orders) SELECT count(*) AS n FROM x",
+        "SELECT id FROM orders UNION ALL SELECT id FROM customers",
+        "SELECT id, rank() OVER (PARTITION BY status ORDER BY total DESC) AS r FROM orders QUALIFY r < 3",
+        "SELECT id FROM orders WHERE total > (SELECT avg(total) FROM orders) ORDER BY total DESC LIMIT 10",
+        "SELECT transform(split(status, ','), x -> upper(x)) AS parts, id FROM orders",
         "SELECT country, status, count(*) AS n FROM orders JOIN customers ON customer = customers.id GROUP BY ALL",
         "SELECT c.id, count(o.id) AS n FROM customers c LEFT JOIN orders o "
         "ON (o.customer = c.id AND o.status = c.country) GROUP BY c.id",
@@ -154,21 +124,24 @@ def test_what_can_be_kept_is_taken(db: Database, select: str) -> None:
     made = run(db, f"CREATE MATERIALIZED VIEW good AS {select}")
     assert made.facts == {"created": True} and "tailrace pipeline view good" in made.message
     (row,) = run(db, "SHOW MATERIALIZED VIEWS").rows
-    assert (row["name"], row["phase"], row["sql"]) == ("good", "live", " ".join(select.split()))
+    assert (row["name"], row["phase"], row["sql"]) == ("good", "planning", " ".join(select.split()))
     assert run(db, "CREATE MATERIALIZED VIEW IF NOT EXISTS good AS SELECT id FROM orders").facts == {"created": False}
     assert run(db, "DROP MATERIALIZED VIEW good").facts == {"dropped": True}
     assert run(db, "DROP MATERIALIZED VIEW IF EXISTS good").facts == {"dropped": False}
 
 
-def test_a_view_can_read_a_view(db: Database) -> None:
+def test_a_view_can_read_a_view_that_was_planned(db: Database) -> None:
     run(db, "CREATE MATERIALIZED VIEW first AS SELECT status, count(*) AS n FROM orders GROUP BY status")
+    error = refused(db, "CREATE MATERIALIZED VIEW second AS SELECT max(n) AS most FROM first")
+    assert error.code == "VIEW_NOT_PLANNED" and "tailrace pipeline view first" in str(error)
+    plan(db, "first", ("status", "string"), ("n", "bigint"))
     run(db, "CREATE MATERIALIZED VIEW second AS SELECT max(n) AS most FROM first")
     run(db, "DROP MATERIALIZED VIEW second; DROP MATERIALIZED VIEW first")
 
 
-@pytest.mark.parametrize("table", ["kept", "kept__state"])
-def test_drop_table_names_the_statement_that_drops_a_view(db: Database, table: str) -> None:
+def test_drop_table_names_the_statement_that_drops_a_view(db: Database) -> None:
     run(db, "CREATE MATERIALIZED VIEW IF NOT EXISTS kept AS SELECT status, count(*) AS n FROM orders GROUP BY status")
-    error = refused(db, f"DROP TABLE {table}")
-    assert str(error).startswith(f"table {table} belongs to a materialized view; use DROP MATERIALIZED VIEW kept")
+    plan(db, "kept", ("status", "string"), ("n", "bigint"))
+    error = refused(db, "DROP TABLE kept")
+    assert str(error).startswith("table kept belongs to a materialized view; use DROP MATERIALIZED VIEW kept")
     run(db, "DROP MATERIALIZED VIEW kept")

@@ -14,7 +14,8 @@ from tailrace.bulk.queries import LogSelector, find_logs, packed_entries
 from tailrace.check import check_database
 from tailrace.database import Database
 from tailrace.errors import Corrupt
-from tailrace.log.entry import ENTRIES, Entry
+from tailrace.log.entry import Segment
+from tailrace.log.segments import SEGMENTS
 from tailrace.storage.pages import VFS
 from tailrace.storage.sqlite import FILE
 from tailrace.streams.commands import Append, CreateStream
@@ -128,13 +129,21 @@ def test_rows_from_before_there_were_checksums_are_read(data: Path) -> None:
 
 @pytest.mark.parametrize(
     ("table", "row"),
-    [(ENTRIES, Entry(1, 2, 5, 1_700_000_000_000, b"abc")), (ITEMS, ItemRow(1, b"key", 5, b"body"))],
-    ids=["entries", "items"],
+    [
+        (SEGMENTS, Segment(1, 2, 5, 1_700_000_000_000, b"abc")),
+        (SEGMENTS, Segment(1, 2, 5, 1_700_000_000_000, b"abc", b"layout")),
+        (ITEMS, ItemRow(1, b"key", 5, b"body")),
+    ],
+    ids=["entry", "segment", "item"],
 )
 def test_every_bit_of_a_row_counts(table: Any, row: Any) -> None:
     values = table.values(row)
     assert table.load(values) == row
     for at, field in enumerate(values):
+        if field is None:
+            with pytest.raises(Corrupt):
+                table.load((*values[:at], b"x", *values[at + 1 :]))
+            continue
         for bit in range(len(field) * 8 if isinstance(field, bytes) else 63):
             if isinstance(field, bytes):
                 flipped: Any = bytearray(field)
@@ -144,5 +153,5 @@ def test_every_bit_of_a_row_counts(table: Any, row: Any) -> None:
                 flipped = field ^ 1 << bit
             with pytest.raises(Corrupt):
                 table.load((*values[:at], flipped, *values[at + 1 :]))
-    moved = Entry(1, 2, 5, 3, b"") if table is ENTRIES else ItemRow(1, b"keyb", 5, b"ody")
+    moved = Segment(1, 2, 5, 3, b"") if table is SEGMENTS else ItemRow(1, b"keyb", 5, b"ody")
     assert table.values(moved)[-1] != values[-1], "bytes that moved from one column to the next"

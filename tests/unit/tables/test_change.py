@@ -12,7 +12,8 @@ import pytest
 from tailrace.check import check_database
 from tailrace.clock import ManualClock
 from tailrace.database import Database
-from tailrace.log.entry import ENTRIES, LOGS, Entry, Log
+from tailrace.log import segments
+from tailrace.log.entry import LOGS, Entry, Log
 from tailrace.storage.engine import Tx
 from tailrace.tables import change, change_stream, value
 from tailrace.tables import key as keys
@@ -43,7 +44,7 @@ def entries(db: Database, table: str = "orders") -> tuple[Log, list[Entry]]:
         assert stream is not None
         log = reader.get(LOGS, stream.log)
         assert log is not None
-        return log, list(reader.scan(ENTRIES, stream.log))
+        return log, list(segments.scan(reader, stream.log))
 
 
 def records(db: Database, table: str = "orders") -> list[change.ChangeRecord]:

@@ -14,7 +14,8 @@ from tailrace.clock import ManualClock
 from tailrace.database import Database
 from tailrace.errors import Invalid, NotFound, TableNotFound, Trimmed
 from tailrace.housekeeping import FindDueWork
-from tailrace.log.entry import ENTRIES, LOGS
+from tailrace.log import segments
+from tailrace.log.entry import LOGS
 from tailrace.streams.sweep import ReclaimLog
 from tailrace.tables import change_stream, retention, sweep
 from tailrace.tables.change_info import DescribeChangeStream, ListRecentStreams, ListTableStreams
@@ -288,7 +289,7 @@ def test_a_stream_outlives_its_table(db: Database, clock: ManualClock) -> None:
         pass
     with db._engine.reader() as reader:
         assert reader.get(LOGS, first.log) is None
-        assert list(reader.scan(ENTRIES, first.log)) == []
+        assert list(segments.scan(reader, first.log)) == []
 
 
 def test_waiters_are_notified_of_the_end(db: Database) -> None:
@@ -310,7 +311,7 @@ def test_what_there_is_to_know(db: Database) -> None:
     assert info.stream.keys == (("pk", "S"),)
     assert (info.stream.max_age_s, info.stream.max_count) == (60, None)
     with db._engine.reader() as reader:
-        assert info.bytes == sum(len(entry.body) for entry in reader.scan(ENTRIES, info.log.id))
+        assert info.bytes == sum(len(entry.body) for entry in segments.scan(reader, info.log.id))
     db.execute(PruneStream("orders", first))
     assert 0 < db.execute(DescribeChangeStream("orders")).bytes < info.bytes
 
@@ -552,3 +553,18 @@ def test_what_a_cursor_may_not_be(db: Database) -> None:
     swept(db)
     with pytest.raises(Trimmed):
         db.execute(SaveCursor("orders", "a", sequences[0]))
+
+
+def test_a_reader_sees_no_record_that_is_newer_than_its_view(db: Database) -> None:
+    """Whatever others have read meanwhile, and left in memory."""
+    db.execute(EnableStream("orders", "NEW_AND_OLD_IMAGES"))
+    large = {"S": "x" * 1_024}
+    write(db, item(1, text=large))
+    with db._engine.reader() as reader:
+        reader.recent = db._recent
+        assert keys_of(ReadChanges("orders").run(reader)) == ["k1"]
+        write(db, item(2, text=large))
+        assert everything(db) == ["k1", "k2"]
+        seen = ReadChanges("orders").run(reader)
+        assert (keys_of(seen), seen.more, seen.after) == (["k1"], False, seen.latest)
+        assert len(ReadEntries("orders").run(reader).entries) == 1

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tailrace.errors import Invalid
-from tailrace.tables import messages, value
+from tailrace.tables import messages, stored_json, value
 from tailrace.tables.number import canonical
 
 INVALID = "One or more parameter values were invalid: "
@@ -423,3 +423,69 @@ def test_other_items_have_other_digests(other: value.Item) -> None:
 
 def test_the_order_of_a_list_counts() -> None:
     assert value.digest({"a": {"L": [{"N": "1"}, {"N": "2"}]}}) != value.digest({"a": {"L": [{"N": "2"}, {"N": "1"}]}})
+
+
+# -- the JSON of the DynamoDB API
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=8), plain, max_size=6))
+@example({"n": Decimal("1E-130"), "m": Decimal("-9.9999999999999999999999999999999999999E+125")})
+@example({"é😀": {"l": [b"\x00\xff", {"a", "é"}, {1, Decimal("0.5")}, {b"", b"x"}, None, True, '\x00"\\\u2028']}})
+@settings(deadline=None)
+def test_stored_bytes_become_the_json_of_the_item(attributes: dict[str, Any]) -> None:
+    item, _ = value.item_from_plain(attributes)
+    body = value.encode(item)
+    for _ in range(2):  # rendered, and remembered
+        assert stored_json.stored_to_json(body) == msgspec.json.encode(item)
+    assert value.read_item(msgspec.json.decode(stored_json.stored_to_json(body)))[0] == item
+
+
+def test_remembered_json_is_bounded_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = stored_json._JsonCache(4_000)
+    monkeypatch.setattr(stored_json, "_json_cache", cache)
+    items = [{"k": {"S": f"{number:04d}" + "x" * 100}} for number in range(200)]
+    for _ in range(2):
+        for item in items:
+            assert stored_json.stored_to_json(value.encode(item)) == msgspec.json.encode(item)
+            held = {**cache._newer, **cache._older}
+            sizes = [stored_json.ITEM_BYTES + len(body) + len(text) for body, text in held.items()]
+            assert sum(sizes) <= 4_000 + sizes[-1]
+    assert cache._newer or cache._older
+
+
+_plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**37), 10**37)
+    | st.decimals(-1000, 1000, places=3)
+    | st.text(st.characters(exclude_categories=["Cs"]))
+    | st.binary()
+    | st.sets(st.text(st.characters(exclude_categories=["Cs"])), min_size=1)
+    | st.sets(st.integers(-(10**20), 10**20), min_size=1)
+    | st.sets(st.binary(), min_size=1),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), _plain, max_size=5))
+def test_a_plain_item_is_measured_as_it_is_converted(plain: dict[str, Any]) -> None:
+    item, size = value.item_from_plain(plain)
+    assert size == value.item_size(item)
+    assert value.read_item(copy.deepcopy(item)) == (item, size)
+    assert value.item_to_plain(item) == plain
+    assert item == {name: value.from_plain(content) for name, content in plain.items()}
+
+
+class _Repeating(dict[str, Any]):
+    """A mapping that shows a name twice, as some of headers do."""
+
+    def items(self) -> Any:
+        return [("a", "first"), ("a", 2)]
+
+
+def test_a_name_that_a_mapping_shows_twice_counts_once() -> None:
+    assert value.item_from_plain(_Repeating()) == ({"a": {"N": "2"}}, 3)

@@ -100,9 +100,13 @@ class AsyncPipeline:
             yield reader
 
     @asynccontextmanager
-    async def items(self, table: str) -> AsyncIterator[tuple[int, pa.RecordBatchReader]]:
-        """All items of a table at one sequence: that sequence, and the items as record batches."""
-        async with self._reader(f"{table_target(table)}/items", {}) as (response, reader):
+    async def items(
+        self, table: str, *, form: str = "rows", segment: int = 0, segments: int = 1
+    ) -> AsyncIterator[tuple[int, pa.RecordBatchReader]]:
+        """All items of a table at one sequence, or one of so many segments of them: that sequence, and the items as
+        record batches; `form` is rows (JSON) or stored (MessagePack)."""
+        params = {"form": form, "segment": str(segment), "segments": str(segments)}
+        async with self._reader(f"{table_target(table)}/items", params) as (response, reader):
             yield int(response.headers["tailrace-sequence"]), reader
 
     @asynccontextmanager
@@ -138,6 +142,15 @@ class AsyncPipeline:
             stage = staged["stage"]
         return stage
 
+    async def stage_arrow(self, stream: bytes, table: str) -> str:
+        """Leave rows for a table on the server, as an Arrow stream in which each column is an attribute and a null is
+        none. A column ``_op`` says "PUT" (or null) or "DELETE". Returns the id of the stage."""
+        staged = await self._repeat(
+            "POST", "/v1/stages", params={"table": table}, headers={"content-type": ARROW}, content=stream
+        )
+        stage: str = staged["stage"]
+        return stage
+
     async def drop_stage(self, stage: str) -> None:
         """Drop staged rows."""
         await self._send("DELETE", f"/v1/stages/{quoted(stage, 'a stage')}")
@@ -153,7 +166,8 @@ class AsyncPipeline:
         strict: bool = True,
         **source: Unpack[LogSource],
     ) -> dict[str, Any]:
-        """Write the rows of these stages, all at once, and once for each batch of a query. With a `consumer`, only if
+        """Write the rows of these stages, and once for each batch of a query: all at once, or if there are more than
+        100,000 rows for a table, in several transactions. With a `consumer`, only if
         its position in each log is where the range [from, to) starts; it is at `to` then. `applied` says whether the
         rows were written now; False means that they were before. The request is repeated if its outcome is unknown."""
         body: dict[str, Any] = {
@@ -165,7 +179,10 @@ class AsyncPipeline:
             "ranges": None if ranges is None else {str(log): list(each) for log, each in ranges.items()},
             "strict": strict,
         }
-        return _positioned(await self._repeat("POST", "/v1/stages/commit", json=body))
+        while True:  # a large commit takes several requests
+            done = _positioned(await self._repeat("POST", "/v1/stages/commit", json=body))
+            if not done.pop("more", False):  # servers of earlier versions have no such field
+                return done
 
     # -- views
 
@@ -183,15 +200,9 @@ class AsyncPipeline:
         """A materialized view: its SELECT, its sources, and its position in each."""
         return await self._json("GET", view_target(name))
 
-    async def held(
-        self, name: str, lookups: Sequence[tuple[int, str, bool, bytes]]
-    ) -> list[tuple[list[Any], int, Any]]:
-        """The rows of its sources that a view with a join keeps: by side and join key, the rows (if wanted, and behind
-        the one before), their count, and where to go on."""
-        body = encode({"asked": [list(each) for each in lookups]})
-        response = await self._send("POST", f"{view_target(name)}/held", headers=MSGPACK, content=body)
-        found: list[tuple[list[Any], int, Any]] = msgspec.msgpack.decode(response.content)
-        return found
+    async def plan_view(self, name: str, body: Any) -> dict[str, Any]:
+        """Report the plan of a view, or Spark's error about its SELECT."""
+        return await self._repeat("POST", f"{view_target(name)}/plan", headers=MSGPACK, content=encode(body))
 
     async def fill_view(self, name: str, body: Any) -> dict[str, Any]:
         """A step of filling a view again; the request is repeated if its outcome is unknown."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from base64 import b64encode
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
 from tailrace.client.async_connection import AsyncServerConnections, AsyncServerResponse
-from tailrace.client.targets import json_body, topic_target
+from tailrace.client.targets import MSGPACK, json_body, msgpack_body, topic_target
 from tailrace.embedded import messages
 from tailrace.embedded.aio.topic_api import AsyncTopicApi
 from tailrace.embedded.messages import Delivery, Published, PublishedMessage, TopicInfo
@@ -30,10 +29,15 @@ from tailrace.topics.commands import Outgoing
 from tailrace.topics.group import OFFSET, TIMESTAMP
 
 T = TypeVar("T")
+Decoder: TypeAlias = msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T]
+JSON: Final = "application/json"
 API: Final = "/v1/api/topics"
 SLACK_S: Final = 30.0  # longer than a server waits, before it counts as gone
-_published: Final = msgspec.json.Decoder(Published)
-_delivery: Final = msgspec.json.Decoder(Delivery)
+_published: Final[Mapping[str, Decoder[Published]]] = {JSON: msgspec.json.Decoder(Published)}
+_delivery: Final[Mapping[str, Decoder[Delivery]]] = {
+    JSON: msgspec.json.Decoder(Delivery),
+    MSGPACK: msgspec.msgpack.Decoder(Delivery),
+}
 
 
 class AsyncTopics(AsyncTopicApi):
@@ -72,7 +76,7 @@ class AsyncTopics(AsyncTopicApi):
         body: dict[str, Any] = {"topic": request.topic, "messages": [_outgoing(each) for each in request.messages]}
         if (claim := request.claim) is not None:
             body["producer"] = {"id": claim.id, "epoch": claim.epoch, "sequence": claim.sequence}
-        return _decoded(await self._send("POST", f"{API}/publish", **json_body(body)), _published)
+        return _decoded(await self._send("POST", f"{API}/publish", **msgpack_body(body)), _published)
 
     async def _publish_one(self, topic: str, message: Outgoing, claim: ProducerClaim | None) -> Published:
         """A message as the body: no base64, and as large as messages may be."""
@@ -178,7 +182,7 @@ def _consume_options(request: ConsumeRequest) -> dict[str, Any]:
             "consumer_id": request.consumer,
             "visibility_timeout_seconds": request.visibility_s,
         }
-    return {**json_body(body), "timeout_s": request.timeout_s + SLACK_S}
+    return {**msgpack_body(body), "timeout_s": request.timeout_s + SLACK_S}
 
 
 def _held(request: LeaseRequest) -> dict[str, Any]:
@@ -192,7 +196,7 @@ def _held(request: LeaseRequest) -> dict[str, Any]:
 
 
 def _outgoing(message: Outgoing) -> dict[str, Any]:
-    body: dict[str, Any] = {"payload": b64encode(message.payload).decode()}
+    body: dict[str, Any] = {"payload": message.payload}
     if message.key is not None:
         body["key"] = _key(message.key)
     if message.partition is not None:
@@ -207,8 +211,11 @@ def _key(key: bytes) -> str:
         raise Invalid(f"the key {key!r} cannot be sent to the server: it is not UTF-8") from None
 
 
-def _decoded(response: AsyncServerResponse, decoder: msgspec.json.Decoder[T]) -> T:
+def _decoded(response: AsyncServerResponse, decoders: Mapping[str, Decoder[T]]) -> T:
+    decoder = decoders.get(response.headers.get("content-type", ""))
     try:
-        return decoder.decode(response.content)
+        if decoder is not None:
+            return decoder.decode(response.content)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise Unavailable("the response is not about topics: is it a Tailrace server?") from None
+        pass
+    raise Unavailable("the response is not about topics: is it a Tailrace server?")

@@ -169,7 +169,7 @@ class AsyncWaiter:
         with self._db.followers.waiting_for(logs(topic, command), lambda notices: alarm.notify(notices, wakes.put)):
             while True:
                 found = await _consumed(self._db, command)
-                if found.messages:
+                if found.ranges:
                     break
                 check_open(self._db.followers)
                 check_same(topic, found)
@@ -207,7 +207,7 @@ if ASYNC:
 
     def _give_back(db: Executor, command: Consume, found: ConsumedMessages) -> None:
         """Give back the messages that were leased to a consumer that has left; if that fails, the lease expires."""
-        if found.messages:
+        if found.ranges:
             # The command is submitted by this very call; nothing waits for its result.
             db.aexecute(
                 Nack(command.topic, command.group, found.partition, command.consumer, found.lease, undelivered=True)

@@ -169,7 +169,7 @@ class Waiter:
         with self._db.followers.waiting_for(logs(topic, command), lambda notices: alarm.notify(notices, wakes.put)):
             while True:
                 found = _consumed(self._db, command)
-                if found.messages:
+                if found.ranges:
                     break
                 check_open(self._db.followers)
                 check_same(topic, found)

@@ -97,7 +97,7 @@ async def batch_get_item(context: Context, request: Request) -> dict[str, Any]:
     )
     gets = tuple(_keys_to_get(table, one) for table, one in requests_by_table.items())
     capacity = parameters.capacity(request)
-    got = await context.execute(BatchGet(gets, capacity != "NONE"))
+    got = await context.execute(BatchGet(gets, capacity != "NONE", stored=True))
     response: dict[str, Any] = {
         "Responses": {table: render.encoded_items(items) for table, items in got.items.items()},
         "UnprocessedKeys": {

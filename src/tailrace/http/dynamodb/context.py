@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from copy import copy
 from typing import Any, Final, TypeVar
 
 from tailrace.access import SYSTEM, Principal
 from tailrace.command import Command, Query
+from tailrace.completion import Completion
 from tailrace.database import Database
 from tailrace.http.dynamodb.offload import OffloadPool
 
 REGION: Final = "us-east-1"  # of unsigned requests
 _region: Final = re.compile(rb"[a-z0-9-]{1,40}").fullmatch
+
+NO_HEADERS: Final[dict[bytes, bytes]] = {}
 
 T = TypeVar("T")
 
@@ -21,14 +24,13 @@ T = TypeVar("T")
 class Context:
     """The principal of a request, and the database that its operation works on."""
 
-    __slots__ = ("_authorization", "_workers", "db", "host", "principal", "size")
+    __slots__ = ("_headers", "_workers", "db", "principal", "size")
 
     def __init__(
         self,
         db: Database,
         principal: Principal,
-        authorization: bytes = b"",
-        host: bytes = b"",
+        headers: dict[bytes, bytes] = NO_HEADERS,
         workers: OffloadPool | None = None,
         size: int = 0,
     ) -> None:
@@ -36,12 +38,23 @@ class Context:
         self._workers = workers
         self.db = db
         self.principal = principal
-        self.host = host  # of this server, as the client named it
-        self._authorization = authorization
+        self._headers = headers
 
     def execute(self, command: Command[Any] | Query[Any]) -> Awaitable[Any]:
         """Run a command or query as the request's principal."""
         return self.db.aexecute(command, self.principal)
+
+    def then(self, command: Command[Any] | Query[Any], render: Callable[[Any], T]) -> T | Coroutine[Any, Any, T]:
+        """The response that `render` makes of the result of a command or query; a coroutine if it is not there yet."""
+        result = self.db.aexecute(command, self.principal)
+        if type(result) is Completion and result.done():
+            return render(result.result())
+        return _rendered(result, render)
+
+    @property
+    def host(self) -> bytes:
+        """This server, as the client named it."""
+        return self._headers.get(b"host", b"")
 
     def as_system(self) -> Context:
         """The same context with the system's permissions."""
@@ -51,7 +64,7 @@ class Context:
 
     def blocking(self) -> Context:
         """The same context for a thread, where commands are executed synchronously."""
-        return _BlockingContext(self.db, self.principal, self._authorization, self.host, size=self.size)
+        return _BlockingContext(self.db, self.principal, self._headers, size=self.size)
 
     @property
     def waits(self) -> bool:
@@ -65,7 +78,7 @@ class Context:
     @property
     def region(self) -> str:
         """The region that the request was signed for. It is only used in ARNs."""
-        scope = self._authorization.partition(b"Credential=")[2].split(b"/", 3)
+        scope = self._headers.get(b"authorization", b"").partition(b"Credential=")[2].split(b"/", 3)
         return scope[2].decode() if len(scope) > 2 and _region(scope[2]) else REGION
 
 
@@ -76,3 +89,10 @@ class _BlockingContext(Context):
 
     async def execute(self, command: Command[Any] | Query[Any]) -> Any:
         return self.db.execute(command, self.principal)
+
+    def then(self, command: Command[Any] | Query[Any], render: Callable[[Any], T]) -> T:
+        return render(self.db.execute(command, self.principal))
+
+
+async def _rendered(result: Awaitable[Any], render: Callable[[Any], T]) -> T:
+    return render(await result)

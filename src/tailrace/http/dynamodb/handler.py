@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import zlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from itertools import count
 from secrets import choice
 from string import ascii_uppercase, digits
 from typing import Any, Final
+from zlib import crc32
 
 import msgspec
 
@@ -31,7 +31,7 @@ from tailrace.http.dynamodb.compression import CannotInflate, deflated, inflated
 from tailrace.http.dynamodb.context import Context
 from tailrace.http.dynamodb.offload import OffloadPool, run_sync
 from tailrace.http.dynamodb.operations import OPERATIONS
-from tailrace.http.dynamodb.shape import Operation
+from tailrace.http.dynamodb.shape import Body, Operation
 from tailrace.http.message import Headers, Request, Response
 from tailrace.http.signature import Claimed, Verify
 from tailrace.limits import KiB
@@ -47,6 +47,9 @@ _JSON: Final = b"application/json"
 _CONTENT_TYPES: Final = (_JSON_1_0, b"application/x-amz-json-1.1", _JSON)
 _UNKNOWN: Final = b"<UnknownOperationException/>\n"
 _host: Final = re.compile(rb"[A-Za-z0-9.:\[\]-]+").fullmatch
+
+# Status and body; without a body the response is a 404, as for an unknown path.
+Outcome = tuple[int, bytes | None]
 
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder().decode
@@ -78,22 +81,19 @@ class DynamoHandler:
         """Stop the threads after their current requests."""
         self._workers.close()
 
-    async def __call__(self, request: Request) -> Response:
+    def __call__(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
+        """The response; a coroutine if the request has to wait."""
         method = request.method
         if method != b"POST":
             return self._other_method(request, method)
-        headers = request.headers
-        content_type = headers.get(b"content-type", b"")
-        if content_type != _JSON_1_0:
-            content_type = content_type.partition(b";")[0].strip()
-            if request.body and content_type not in _CONTENT_TYPES:
-                return self._response(404, _UNKNOWN, None)
-        status, body = await self._respond(request, headers)
-        if body is None:
+        if request.body and _content_type(request) not in _CONTENT_TYPES:
             return self._response(404, _UNKNOWN, None)
-        if len(body) > COMPRESS_BYTES_MIN and b"accept-encoding" in headers:
-            return await self._compressed(status, body, content_type, headers[b"accept-encoding"])
-        return self._response(status, body, content_type)
+        outcome = self._respond(request)
+        return self._answer(request, outcome) if type(outcome) is tuple else self._awaited(request, outcome)
+
+    async def _awaited(self, request: Request, outcome: Any) -> Response:
+        answer = self._answer(request, await outcome)
+        return answer if isinstance(answer, Response) else await answer
 
     def _other_method(self, request: Request, method: bytes) -> Response:
         if method == b"GET":
@@ -112,11 +112,10 @@ class DynamoHandler:
 
     # -- one request
 
-    async def _respond(self, request: Request, headers: dict[bytes, bytes]) -> tuple[int, bytes | None]:
-        """Status and body; without a body the response is a 404, as for an unknown path."""
-        body = request.body
+    def _respond(self, request: Request) -> Outcome | Coroutine[Any, Any, Outcome]:
+        body, headers = request.body, request.headers
         if len(body) > OFFLOAD_BYTES or headers.get(b"content-encoding", b"identity") != b"identity":
-            return await self._respond_large(request, headers)
+            return self._respond_large(request, headers)
         try:
             data: Any = _decode(body) if body else None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -126,23 +125,59 @@ class DynamoHandler:
             return 400, _encode(errors.body("UnknownOperationException"))
         try:
             claimed = self._authenticate(request)
-            principal, verify = claimed if isinstance(claimed, tuple) else await claimed
+        except Exception as error:
+            return self._failed(error, operation, body)
+        if isinstance(claimed, tuple):
+            return self._run(operation, claimed, request, data)
+        return self._run_authenticated(operation, claimed, request, data)
+
+    async def _run_authenticated(
+        self, operation: Operation, claimed: Awaitable[Claimed], request: Request, data: Any
+    ) -> Outcome:
+        """Run the operation of a request whose credentials take longer to check."""
+        try:
+            outcome = self._run(operation, await claimed, request, data)
+        except Exception as error:
+            return self._failed(error, operation, request.body)
+        return outcome if isinstance(outcome, tuple) else await outcome
+
+    def _run(
+        self, operation: Operation, claimed: Claimed, request: Request, data: Any
+    ) -> Outcome | Coroutine[Any, Any, Outcome]:
+        """Run the operation of a request whose principal is known."""
+        body = request.body
+        try:
+            principal, verify = claimed
             if verify is not None:
                 verify()
             if not body:
                 return 400, _encode(errors.body("SerializationException"))
             parameters = operation.shape.check(data)
-            context = self._context(principal, headers, len(body))
+            context = Context(self._db, principal, request.headers, self._workers, len(body))
             if operation.offload is not None and operation.offload(parameters):
-                return await self._workers.run(partial(self._run_in_thread, operation, context, data, body), len(body))
-            result = await operation.run(context, parameters)
-            if parameters is not data:
-                result = with_given_arns(data, result)
-            return 200, result if type(result) is bytes else _encode(result)
+                return self._offloaded(operation, partial(self._run_in_thread, operation, context, data, body), body)
+            result = operation.run(context, parameters)
+            if isinstance(result, (bytes, dict)):
+                return _succeeded(result, parameters, data)
+            return self._finished(operation, result, parameters, data, body)
         except Exception as error:
             return self._failed(error, operation, body)
 
-    async def _respond_large(self, request: Request, headers: dict[bytes, bytes]) -> tuple[int, bytes | None]:
+    async def _finished(
+        self, operation: Operation, result: Awaitable[Body], parameters: Any, data: Any, body: bytes
+    ) -> Outcome:
+        try:
+            return _succeeded(await result, parameters, data)
+        except Exception as error:
+            return self._failed(error, operation, body)
+
+    async def _offloaded(self, operation: Operation, work: Callable[[], Outcome], body: bytes) -> Outcome:
+        try:
+            return await self._workers.run(work, len(body))
+        except Exception as error:
+            return self._failed(error, operation, body)
+
+    async def _respond_large(self, request: Request, headers: dict[bytes, bytes]) -> Outcome:
         """A request whose body may take long to parse. Its signature is checked before the JSON, unlike for small
         requests, so that only authenticated callers can cause the work."""
         operation = self._operations.get(headers.get(b"x-amz-target", b""))
@@ -156,10 +191,6 @@ class DynamoHandler:
         except Exception as error:
             return self._failed(error, operation, b"")
 
-    def _context(self, principal: Principal, headers: dict[bytes, bytes], size: int) -> Context:
-        authorization, host = headers.get(b"authorization", b""), headers.get(b"host", b"")
-        return Context(self._db, principal, authorization, host, self._workers, size)
-
     # -- in a thread
 
     def _read_in_thread(
@@ -169,7 +200,7 @@ class DynamoHandler:
         verify: Verify | None,
         request: Request,
         headers: dict[bytes, bytes],
-    ) -> tuple[int, bytes | None]:
+    ) -> Outcome:
         body = request.body
         try:
             if verify is not None:
@@ -187,17 +218,14 @@ class DynamoHandler:
             return 500, _encode(errors.body("InternalServerError", "Internal server error"))
         except Exception as error:
             return self._failed(error, operation, b"")
-        return self._run_in_thread(operation, self._context(principal, headers, len(body)), data, body)
+        context = Context(self._db, principal, headers, self._workers, len(body))
+        return self._run_in_thread(operation, context, data, body)
 
-    def _run_in_thread(
-        self, operation: Operation, context: Context, data: Any, body: bytes
-    ) -> tuple[int, bytes | None]:
+    def _run_in_thread(self, operation: Operation, context: Context, data: Any, body: bytes) -> Outcome:
         try:
             parameters = operation.shape.check(data)
-            result = run_sync(operation.run(context.blocking(), parameters))
-            if parameters is not data:
-                result = with_given_arns(data, result)
-            return 200, result if type(result) is bytes else _encode(result)
+            result = operation.run(context.blocking(), parameters)
+            return _succeeded(result if isinstance(result, (bytes, dict)) else run_sync(result), parameters, data)
         except Exception as error:
             return self._failed(error, operation, body)
 
@@ -226,13 +254,22 @@ class DynamoHandler:
     def _id(self) -> bytes:
         return b"%b%016X" % (self._id_prefix, next(self._ids))
 
+    def _answer(self, request: Request, outcome: Outcome) -> Response | Coroutine[Any, Any, Response]:
+        status, body = outcome
+        if body is None:
+            return self._response(404, _UNKNOWN, None)
+        content_type = _JSON_1_0 if _content_type(request) == _JSON_1_0 else _JSON
+        if len(body) > COMPRESS_BYTES_MIN and b"accept-encoding" in request.headers:
+            return self._compressed(status, body, content_type, request.headers[b"accept-encoding"])
+        return self._response(status, body, content_type)
+
     def _response(self, status: int, body: bytes, content_type: bytes | None) -> Response:
         headers: Headers = [
-            (b"x-amzn-requestid", self._id()),
-            (b"x-amz-crc32", b"%d" % zlib.crc32(body)),
+            (b"x-amzn-requestid", b"%b%016X" % (self._id_prefix, next(self._ids))),
+            (b"x-amz-crc32", b"%d" % crc32(body)),
         ]
         if content_type is not None:
-            headers.append((b"content-type", _JSON_1_0 if content_type == _JSON_1_0 else _JSON))
+            headers.append((b"content-type", content_type))
         return Response(status, headers, body)
 
     async def _compressed(self, status: int, body: bytes, content_type: bytes, accepted: bytes) -> Response:
@@ -254,7 +291,18 @@ def refused(error: Forbidden) -> Response:
     return Response(403, [(b"content-type", _JSON_1_0)], _encode(errors.response(error)[1]))
 
 
-def _malformed(headers: dict[bytes, bytes]) -> tuple[int, bytes | None]:
+def _content_type(request: Request) -> bytes:
+    sent = request.headers.get(b"content-type", b"")
+    return sent if sent == _JSON_1_0 else sent.partition(b";")[0].strip()
+
+
+def _succeeded(result: Body, parameters: Any, data: Any) -> Outcome:
+    if parameters is not data:
+        result = with_given_arns(data, result)
+    return 200, result if type(result) is bytes else _encode(result)
+
+
+def _malformed(headers: dict[bytes, bytes]) -> Outcome:
     if headers.get(b"content-type", b"").startswith(_CONTENT_TYPES[1]):
         return 404, None
     return 400, _encode(errors.body("SerializationException"))

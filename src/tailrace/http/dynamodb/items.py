@@ -5,6 +5,8 @@ Each checks what does not depend on the table, in the service's order; the comma
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+from functools import partial
 from typing import Any, Final
 
 from tailrace.errors import Invalid
@@ -15,6 +17,7 @@ from tailrace.http.dynamodb.shape import (
     RETURN_ITEM_COLLECTION_METRICS,
     ApiShape,
     AttributeValue,
+    Body,
     Boolean,
     Item,
     MapOf,
@@ -29,7 +32,8 @@ from tailrace.tables import expression, legacy
 from tailrace.tables.commands import DeleteItem, PutItem, UpdateItem
 from tailrace.tables.expression import ItemCondition, ItemUpdate, Placeholders
 from tailrace.tables.messages import ITEM_TOO_LARGE
-from tailrace.tables.queries import GetItem
+from tailrace.tables.queries import GetItem, Got
+from tailrace.tables.stored_json import stored_to_json
 from tailrace.tables.value import check_names, read_item
 from tailrace.tables.write import WrittenItem
 
@@ -66,10 +70,9 @@ GET_ITEM: Final = Structure(
 )
 
 
-async def get_item(context: Context, request: Request) -> bytes | dict[str, Any]:
+def get_item(context: Context, request: Request) -> Body | Coroutine[Any, Any, Body]:
     if len(request) == 2:
-        got = await context.execute(GetItem(request["TableName"], read_item(request["Key"])[0]))
-        return _EMPTY if got.item is None else {"Item": got.item}
+        return context.then(GetItem(request["TableName"], read_item(request["Key"])[0]), _got)
     parameters.check_mixed(request, ("ProjectionExpression",), ("AttributesToGet",))
     key, _ = read_item(request["Key"])
     parameters.check_attributes_to_get(request)
@@ -77,15 +80,20 @@ async def get_item(context: Context, request: Request) -> bytes | dict[str, Any]
     projection = parameters.projection(request, given)
     given.check_used()
     capacity = parameters.capacity(request)
-    got = await context.execute(
-        GetItem(request["TableName"], key, projection, request.get("ConsistentRead", False), capacity != "NONE")
-    )
+    get = GetItem(request["TableName"], key, projection, request.get("ConsistentRead", False), capacity != "NONE")
+    return context.then(get, _got if capacity == "NONE" else partial(_got, capacity=capacity))
+
+
+def _got(got: Got, capacity: str = "NONE") -> Body:
+    body = got.body
+    if body is not None and got.projection is None and got.consumed is None:
+        return b'{"Item":%b}' % stored_to_json(body)
     response: dict[str, Any] = {}
-    if got.item is not None:
+    if body is not None:
         response["Item"] = got.item
     if got.consumed is not None:
         response["ConsumedCapacity"] = render.consumed(got.consumed, capacity)
-    return response
+    return response or _EMPTY
 
 
 # -- writing
@@ -120,54 +128,49 @@ UPDATE_ITEM: Final = Structure(
 )
 
 
-async def put_item(context: Context, request: Request) -> bytes | dict[str, Any]:
+def put_item(context: Context, request: Request) -> Body | Coroutine[Any, Any, Body]:
     if len(request) == 2:
         item, size = read_item(request["Item"])
         if size > ITEM_BYTES_MAX:
             raise Invalid(ITEM_TOO_LARGE)
-        await context.execute(PutItem(request["TableName"], item, size))
-        return _EMPTY
+        return context.then(PutItem(request["TableName"], item, size), _empty)
     parameters.check_mixed(request, ("ConditionExpression",), ("Expected", "ConditionalOperator"))
     item, size = read_item(request["Item"])
     _check_returns(request)
     if size > ITEM_BYTES_MAX:
         raise Invalid(ITEM_TOO_LARGE)
     condition = _condition(request)
-    written = await context.execute(
-        PutItem(
-            request["TableName"],
-            item,
-            size,
-            condition=condition,
-            on_failure=request.get("ReturnValuesOnConditionCheckFailure") == "ALL_OLD",
-            returns=request.get("ReturnValues", "NONE"),
-            capacity=parameters.capacity(request) != "NONE",
-            request_bytes=context.size,
-        )
+    command = PutItem(
+        request["TableName"],
+        item,
+        size,
+        condition=condition,
+        on_failure=request.get("ReturnValuesOnConditionCheckFailure") == "ALL_OLD",
+        returns=request.get("ReturnValues", "NONE"),
+        capacity=parameters.capacity(request) != "NONE",
+        request_bytes=context.size,
     )
-    return _written(request, written, item)
+    return context.then(command, partial(_written, request, item))
 
 
-async def delete_item(context: Context, request: Request) -> bytes | dict[str, Any]:
+def delete_item(context: Context, request: Request) -> Body | Coroutine[Any, Any, Body]:
     parameters.check_mixed(request, ("ConditionExpression",), ("Expected", "ConditionalOperator"))
     key, _ = read_item(request["Key"])
     _check_returns(request)
     condition = _condition(request)
-    written = await context.execute(
-        DeleteItem(
-            request["TableName"],
-            key,
-            condition=condition,
-            on_failure=request.get("ReturnValuesOnConditionCheckFailure") == "ALL_OLD",
-            returns=request.get("ReturnValues", "NONE"),
-            capacity=parameters.capacity(request) != "NONE",
-            request_bytes=context.size,
-        )
+    command = DeleteItem(
+        request["TableName"],
+        key,
+        condition=condition,
+        on_failure=request.get("ReturnValuesOnConditionCheckFailure") == "ALL_OLD",
+        returns=request.get("ReturnValues", "NONE"),
+        capacity=parameters.capacity(request) != "NONE",
+        request_bytes=context.size,
     )
-    return _written(request, written, key)
+    return context.then(command, partial(_written, request, key))
 
 
-async def update_item(context: Context, request: Request) -> bytes | dict[str, Any]:
+def update_item(context: Context, request: Request) -> Body | Coroutine[Any, Any, Body]:
     parameters.check_mixed(
         request,
         ("UpdateExpression", "ConditionExpression"),
@@ -185,19 +188,17 @@ async def update_item(context: Context, request: Request) -> bytes | dict[str, A
     if condition is None:
         condition = parameters.condition(request, given)
     given.check_used()
-    written = await context.execute(
-        UpdateItem(
-            request["TableName"],
-            key,
-            update,
-            condition=condition,
-            on_failure=request.get("ReturnValuesOnConditionCheckFailure") == "ALL_OLD",
-            returns=request.get("ReturnValues", "NONE"),
-            capacity=parameters.capacity(request) != "NONE",
-            request_bytes=context.size,
-        )
+    command = UpdateItem(
+        request["TableName"],
+        key,
+        update,
+        condition=condition,
+        on_failure=request.get("ReturnValuesOnConditionCheckFailure") == "ALL_OLD",
+        returns=request.get("ReturnValues", "NONE"),
+        capacity=parameters.capacity(request) != "NONE",
+        request_bytes=context.size,
     )
-    return _written(request, written, key)
+    return context.then(command, partial(_written, request, key))
 
 
 def _check_returns(request: Request) -> None:
@@ -222,7 +223,11 @@ def _condition(request: Request) -> ItemCondition | None:
     return condition
 
 
-def _written(request: Request, written: WrittenItem, item: dict[str, Any]) -> bytes | dict[str, Any]:
+def _empty(written: WrittenItem) -> Body:
+    return _EMPTY
+
+
+def _written(request: Request, item: dict[str, Any], written: WrittenItem) -> Body:
     response: dict[str, Any] = {}
     if written.attributes:
         response["Attributes"] = written.attributes

@@ -9,6 +9,8 @@ import msgspec
 
 from tailrace.tables.capacity import Capacity
 from tailrace.tables.definition import Definition
+from tailrace.tables.paging import FoundItem
+from tailrace.tables.stored_json import stored_to_json
 from tailrace.tables.value import Item
 
 ACCOUNT: Final = "123456789012"  # a placeholder, as in AWS's examples
@@ -17,9 +19,13 @@ ITEMS_AT_ONCE: Final = 2  # more are read and encoded in a thread, because each 
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def encoded_items(items: Sequence[Item | None]) -> list[Any]:
+def encoded_item(item: FoundItem) -> bytes:
+    return stored_to_json(item) if type(item) is bytes else _encode(item)
+
+
+def encoded_items(items: Sequence[FoundItem | None]) -> list[Any]:
     """The items, each encoded on its own: encoding holds the interpreter lock for the length of a call."""
-    return [None if item is None else msgspec.Raw(_encode(item)) for item in items]
+    return [None if item is None else msgspec.Raw(encoded_item(item)) for item in items]
 
 
 def table_arn(name: str, region: str) -> str:

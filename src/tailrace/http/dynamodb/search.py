@@ -7,7 +7,8 @@ thread.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from collections.abc import Coroutine
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -19,6 +20,7 @@ from tailrace.http.dynamodb.shape import (
     INDEX_NAME,
     RETURN_CONSUMED_CAPACITY,
     ApiShape,
+    Body,
     Boolean,
     Integer,
     Item,
@@ -31,6 +33,8 @@ from tailrace.http.dynamodb.shape import (
 from tailrace.tables import expression, legacy
 from tailrace.tables.expression import ItemCondition, KeyConditions, Placeholders
 from tailrace.tables.queries import HeavyItems, ItemPage, Pager, QueryItems, ScanItems
+
+ItemsQuery: TypeAlias = QueryItems | ScanItems
 
 SEGMENTS_MAX: Final = 1_000_000
 _SELECT: Final = String(enum=("SPECIFIC_ATTRIBUTES", "COUNT", "ALL_ATTRIBUTES", "ALL_PROJECTED_ATTRIBUTES"))
@@ -68,7 +72,7 @@ QUERY: Final = Structure(
 )
 
 
-async def query(context: Context, request: Request) -> bytes | dict[str, Any]:
+def query(context: Context, request: Request) -> Body | Coroutine[Any, Any, Body]:
     parameters.check_mixed(
         request,
         ("ProjectionExpression", "FilterExpression", "KeyConditionExpression"),
@@ -99,9 +103,11 @@ async def query(context: Context, request: Request) -> bytes | dict[str, Any]:
         consistent=request.get("ConsistentRead", False),
         capacity=capacity != "NONE",
         legacy="QueryFilter" in request or "AttributesToGet" in request,
+        light=context.waits,
+        stored=True,
     )
     try:
-        return await _page(context, items_query, capacity)
+        return _page(context, items_query, capacity)
     except TableNotFound:
         # The service reports too many key conditions before a missing table.
         key.check(indexed="IndexName" in request)
@@ -143,7 +149,7 @@ SCAN: Final = Structure(
 )
 
 
-async def scan(context: Context, request: Request) -> bytes | dict[str, Any]:
+def scan(context: Context, request: Request) -> Body | Coroutine[Any, Any, Body]:
     parameters.check_mixed(
         request,
         ("ProjectionExpression", "FilterExpression"),
@@ -172,8 +178,10 @@ async def scan(context: Context, request: Request) -> bytes | dict[str, Any]:
         consistent=request.get("ConsistentRead", False),
         capacity=capacity != "NONE",
         legacy="ScanFilter" in request or "AttributesToGet" in request,
+        light=context.waits,
+        stored=True,
     )
-    return await _page(context, items_query, capacity)
+    return _page(context, items_query, capacity)
 
 
 def _check_segments(segment: int | None, total: int | None) -> None:
@@ -195,36 +203,56 @@ def _check_segments(segment: int | None, total: int | None) -> None:
         )
 
 
-async def _page(context: Context, items_query: QueryItems | ScanItems, capacity: str) -> bytes | dict[str, Any]:
-    if context.waits:
-        try:
-            return _response(await _read(context, msgspec.structs.replace(items_query, light=True)), capacity)
-        except HeavyItems:
-            blocking = context.blocking()
-            return await context.call(lambda: _encode(_response(run_sync(_read(blocking, items_query)), capacity)))
-    return _response(await _read(context, items_query), capacity)
-
-
-async def _read(context: Context, items_query: QueryItems | ScanItems) -> ItemPage:
+def _page(context: Context, items_query: ItemsQuery, capacity: str) -> Body | Coroutine[Any, Any, Body]:
+    """The response, if the first slice of the page is the whole page; else a coroutine that reads the rest."""
     pager: Pager[Any] = Pager(items_query)
-    step = pager.next()
-    while step is not None:
-        pager.add(await context.execute(step))
-        step = pager.next()
-        if step is not None:
+    try:
+        waits_for = context.then(items_query, pager.add)
+    except HeavyItems:
+        return _heavy_page(context, items_query, capacity)
+    if waits_for is None and pager.done:
+        return _response(pager.page(), capacity)
+    return _long_page(context, items_query, pager, waits_for, capacity)
+
+
+async def _long_page(
+    context: Context,
+    items_query: ItemsQuery,
+    pager: Pager[Any],
+    waits_for: Coroutine[Any, Any, None] | None,
+    capacity: str,
+) -> Body:
+    try:
+        if waits_for is not None:
+            await waits_for
+        while (step := pager.next()) is not None:
             await asyncio.sleep(0)
-    return pager.page()
+            pager.add(await context.execute(step))
+    except HeavyItems:
+        return await _heavy_page(context, items_query, capacity)
+    return _response(pager.page(), capacity)
 
 
-def _response(page: ItemPage, capacity: str) -> dict[str, Any]:
-    response: dict[str, Any] = {"Count": page.count, "ScannedCount": page.scanned}
+async def _heavy_page(context: Context, items_query: ItemsQuery, capacity: str) -> Body:
+    """A page with large items is read from its beginning in a thread."""
+
+    def read() -> Body:
+        page = _page(context.blocking(), msgspec.structs.replace(items_query, light=False), capacity)
+        return page if isinstance(page, (bytes, dict)) else run_sync(page)
+
+    return await context.call(read)
+
+
+def _response(page: ItemPage, capacity: str) -> bytes:
+    parts = [b'{"Count":%d,"ScannedCount":%d' % (page.count, page.scanned)]
     if page.items is not None:
-        response["Items"] = page.items
+        parts.append(b',"Items":[%b]' % b",".join(map(render.encoded_item, page.items)))
     if page.last_key is not None:
-        response["LastEvaluatedKey"] = page.last_key
+        parts.append(b',"LastEvaluatedKey":%b' % _encode(page.last_key))
     if page.consumed is not None:
-        response["ConsumedCapacity"] = render.consumed(page.consumed, capacity)
-    return response
+        parts.append(b',"ConsumedCapacity":%b' % _encode(render.consumed(page.consumed, capacity)))
+    parts.append(b"}")
+    return b"".join(parts)
 
 
 OPERATIONS: Final = {"Query": Operation(QUERY, query), "Scan": Operation(SCAN, scan)}

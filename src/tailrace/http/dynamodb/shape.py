@@ -41,7 +41,8 @@ def serialization(message: str) -> Invalid:
 
 
 Request = dict[str, Any]
-Run = Callable[[Context, Request], Coroutine[Any, Any, bytes | dict[str, Any]]]
+Body = bytes | dict[str, Any]  # of a response: encoded JSON, or an object to encode
+Run = Callable[[Context, Request], Body | Coroutine[Any, Any, Body]]
 
 
 class Violation(NamedTuple):
@@ -177,7 +178,7 @@ class String(ApiShape):
 
 
 _table_name: Final = re.compile("[a-zA-Z0-9_.-]{3,255}").fullmatch
-_table_arn: Final = re.compile("arn:aws[a-z-]*+:dynamodb:[a-z0-9-]*+:[0-9]*+:table/([a-zA-Z0-9_.-]{3,255})").fullmatch
+_table_arn: Final = re.compile("arn:aws[a-z-]*:dynamodb:[a-z0-9-]*:[0-9]*:table/([a-zA-Z0-9_.-]{3,255})").fullmatch
 TABLE_ARN_CHARACTERS_MAX: Final = 1024  # as in the service
 
 
@@ -613,10 +614,10 @@ _KINDS: Final[dict[str, ApiShape]] = {
 
 
 class Operation(NamedTuple):
-    """An operation: the shape of its request, and the coroutine that runs it.
+    """An operation: the shape of its request, and the function that runs it.
 
-    `run` gets a valid request (no member is null, none is unknown) and returns the body of the response: encoded JSON,
-    or an object to encode. It awaits nothing but the context, and `sleep(0)`.
+    `run` gets a valid request (no member is null, none is unknown) and returns the body of the response, or a coroutine
+    that returns it where it has to wait. The coroutine awaits nothing but the context, and `sleep(0)`.
     """
 
     shape: Structure

@@ -29,7 +29,7 @@ from tailrace.http.dynamodb.render import stream_arn
 from tailrace.http.dynamodb.shape import NAME, Integer, Operation, Request, String, Structure
 from tailrace.log.cold import NO_COLD_STORAGE
 from tailrace.tables import change
-from tailrace.tables.change import EVENTS, TTL
+from tailrace.tables.change import EVENTS, NO_IMAGE, TTL
 from tailrace.tables.change_info import (
     ChangeStreamBounds,
     ChangeStreamDescription,
@@ -40,7 +40,7 @@ from tailrace.tables.change_info import (
 from tailrace.tables.change_reading import ChangeEntries, ReadEntries
 from tailrace.tables.change_stream import ChangeStream
 from tailrace.tables.seal import FindSecret, MakeSecret
-from tailrace.tables.value import Item
+from tailrace.tables.stored_json import key_to_json, stored_to_json
 
 T = TypeVar("T")
 ITERATOR_MS: Final = 15 * 60 * 1000  # how long an iterator may be used
@@ -50,8 +50,6 @@ STREAMS_MAX: Final = 100  # in one page of ListStreams
 _BEYOND: Final = 10**8 - 1  # greater than the index of any record: an empty shard starts after all earlier records
 _SEAL_BYTES: Final = 16
 SKIMMED_BYTES: Final = 256 * limits.KiB  # records of larger transactions are decoded one by one
-_EVENT_VERSION: Final = "1.1"
-_EVENT_SOURCE: Final = "aws:dynamodb"
 
 _arn: Final = re.compile(
     r"arn:aws[a-z-]*:dynamodb:[a-z0-9-]*:[0-9]*:table/([a-zA-Z0-9_.-]{1,255})/stream/([0-9T:.-]{1,40})"
@@ -65,44 +63,14 @@ _SHARD_ID: Final = String(least=28, most=65)
 # -- records
 
 
-class _Image(msgspec.Struct, gc=False, omit_defaults=True, rename="pascal"):
-    """StreamRecord: the `dynamodb` member of a record."""
-
-    approximate_creation_date_time: int
-    keys: Item
-    sequence_number: str
-    size_bytes: int
-    stream_view_type: str
-    new_image: Item | None = None
-    old_image: Item | None = None
-
-
-class _Identity(msgspec.Struct, rename="pascal"):
-    principal_id: str
-    type: str
-
-
-class _StreamRecord(msgspec.Struct, gc=False, omit_defaults=True):
-    """A record, with the service's names."""
-
-    eventID: str
-    eventName: str
-    eventVersion: str
-    eventSource: str
-    awsRegion: str
-    dynamodb: _Image
-    userIdentity: _Identity | None = None
-
-
-_EXPIRY: Final = _Identity("dynamodb.amazonaws.com", "Service")
+_RECORD: Final = (
+    b'{"eventID":"%b%%b","eventName":"%%b","eventVersion":"1.1","eventSource":"aws:dynamodb","awsRegion":"%b",'
+    b'"dynamodb":{"ApproximateCreationDateTime":%%d,"Keys":%%b,"SequenceNumber":"%%b","SizeBytes":%%d,'
+    b'"StreamViewType":"%b"%%b%%b}%%b}'
+)  # the format of the records of a page, after the format of all pages
+_EVENT_NAMES: Final = tuple(event.encode() for event in EVENTS)
+_EXPIRY: Final = b',"userIdentity":{"PrincipalId":"dynamodb.amazonaws.com","Type":"Service"}'
 _encode: Final = msgspec.json.Encoder().encode
-
-
-class _RecordsPage(msgspec.Struct, gc=False, omit_defaults=True, rename="pascal"):
-    """The response of GetRecords."""
-
-    records: list[_StreamRecord]
-    next_shard_iterator: str | None = None
 
 
 def sequence_number(sequence: int, index: int) -> str:
@@ -338,47 +306,51 @@ async def _get_records(context: Context, request: Request) -> bytes:
 
 def _page(read: ChangeEntries, at: ShardIterator, limit: int, region: str, now_ms: int, secret: bytes) -> bytes:
     records, sequence, index = _records(read, at, limit, region)
-    page = _RecordsPage(records)
+    following = b""
     if read.stream.closed_ms is None or sequence < read.log.next:
-        following = msgspec.structs.replace(at, sequence=sequence, index=index, at_ms=now_ms)
-        page.next_shard_iterator = sealed(following, secret)
-    return _encode(page)
+        iterator = msgspec.structs.replace(at, sequence=sequence, index=index, at_ms=now_ms)
+        following = b',"NextShardIterator":"%b"' % sealed(iterator, secret).encode()
+    return b'{"Records":[%b]%b}' % (b",".join(records), following)
 
 
-def _records(read: ChangeEntries, at: ShardIterator, limit: int, region: str) -> tuple[list[_StreamRecord], int, int]:
-    """Up to `limit` records from the iterator's position, and the position of the next page."""
-    view = read.stream.view
-    prefix = read.stream.epoch[:7]
+def _records(read: ChangeEntries, at: ShardIterator, limit: int, region: str) -> tuple[list[bytes], int, int]:
+    """Up to `limit` records from the iterator's position as JSON, and the position of the next page."""
+    record_format = _RECORD % (read.stream.epoch[:7].encode(), region.encode(), read.stream.view.encode())
     left = PAGE_BYTES
-    records: list[_StreamRecord] = []
+    records: list[bytes] = []
     for entry in read.entries:
         sequence = entry.next - 1
         index = at.index if sequence == at.sequence else 0
         by, stored = _stored(entry.body, index)
         seconds = entry.at_ms // 1000
-        identity = _EXPIRY if by == TTL else None
+        identity = _EXPIRY if by == TTL else b""
         for record in stored:
             left -= record.size
             if records and (left < 0 or len(records) == limit):
                 return records, sequence, index
-            number = f"1{sequence:016d}{index:08d}"
-            image = _Image(seconds, record.keys, number, record.size, view, record.new, record.old)
-            event = EVENTS[record.event]
+            number = b"1%016d%08d" % (sequence, index)
+            new, old = bytes(record.new), bytes(record.old)
             records.append(
-                _StreamRecord(prefix + number, event, _EVENT_VERSION, _EVENT_SOURCE, region, image, identity)
-            )
+                record_format
+                % (
+                    number, _EVENT_NAMES[record.event], seconds, key_to_json(record.keys), number, record.size,
+                    b"" if new == NO_IMAGE else b',"NewImage":' + stored_to_json(new),
+                    b"" if old == NO_IMAGE else b',"OldImage":' + stored_to_json(old),
+                    identity,
+                )
+            )  # fmt: skip
             index += 1
     return records, max(read.next, at.sequence), 0 if read.next > at.sequence else at.index
 
 
-def _stored(body: bytes, index: int) -> tuple[str, Iterable[change.StoredRecord]]:
-    """The principal of a transaction, and its records from `index` on. Those of a large transaction are decoded lazily,
-    so that the cost of a page depends on the page, not on the transaction."""
+def _stored(body: bytes, index: int) -> tuple[str, Iterable[change.SkimmedRecord]]:
+    """The principal of a transaction, and its records from `index` on. Those of a large transaction are taken apart
+    lazily, so that the cost of a page depends on the page, not on the transaction."""
     if len(body) <= SKIMMED_BYTES:
-        entry = change.opened(body)
+        entry = change.skimmed_records(body)
         return entry.by, entry.records[index:] if index else entry.records
     skimmed = change.skimmed(body)
-    return skimmed.by, map(change.record, islice(skimmed.records, index, None))
+    return skimmed.by, map(change.skimmed_record, islice(skimmed.records, index, None))
 
 
 OPERATIONS: Final[dict[str, Operation]] = {

@@ -434,7 +434,7 @@ async def _describe_time_to_live(context: Context, request: Request) -> dict[str
 
 # -- tags
 
-_table_of: Final = re.compile(r"arn:aws[a-z-]*+:dynamodb:[^:]++:([0-9]++):table/([^/]{3,}+)", re.DOTALL).fullmatch
+_table_of: Final = re.compile(r"arn:aws[a-z-]*:dynamodb:[^:]+:([0-9]+):table/([^/]{3,})", re.DOTALL).fullmatch
 
 
 def _is_arn(text: str) -> bool:

@@ -73,7 +73,9 @@ def audit(
         raise Invalid("name either a table or a topic; streams do not record their writers")
     wanted = _events(events)
     kind = _format(output, format)
-    options: dict[str, Any] = {"url": url, "table" if table is not None else "topic": table or topic}
+    options: dict[str, Any] = (
+        {"url": url, "topic": topic} if table is None else {"url": url, "table": table, "images": "json"}
+    )
     for name, given in (("startingTimestamp", since), ("endingTimestamp", until)):
         if given is not None:
             options[name] = str(moment_ms(given))
@@ -173,7 +175,7 @@ def _comparing(table: str) -> Any:
 
     def compare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            columns = (batch.column(name).to_pylist() for name in ("event", "keys", "old_image", "new_image"))
+            columns = (batch.column(name).to_pylist() for name in ("event", "keys", "before", "after"))
             found = [changed(*row) for row in zip(*columns, strict=True)]
             names = ("timestamp", "sequence", "index", "event", "keys", "principal")
             taken = {name: batch.column(name) for name in names}

@@ -40,8 +40,8 @@ MARKS: Final = pa.schema([*STATE, ("index", pa.int32())])
 STATE_DDL: Final = "keys string, item string, typed string, sequence bigint"
 MARKS_DDL: Final = f"{STATE_DDL}, index int"
 
-# What a fold needs of the source, read with `images=typed`.
-COLUMNS: Final = ("sequence", "index", "event", "keys", "new_image")
+# What a fold needs of the source, read with `images=dynamodb`.
+COLUMNS: Final = ("sequence", "index", "event", "keys", "after")
 REMOVE: Final = "REMOVE"
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -79,7 +79,7 @@ def last(marks: pa.Table) -> pa.Table:
 def marks_of(changes: pa.Table) -> pa.Table:
     """The last changes of a window of records (`COLUMNS`), as marks."""
     gone = pc.equal(changes["event"], REMOVE)
-    typed = pc.if_else(gone, pa.scalar(None, pa.string()), changes["new_image"])
+    typed = pc.if_else(gone, pa.scalar(None, pa.string()), changes["after"])
     found = last(
         pa.table(
             {

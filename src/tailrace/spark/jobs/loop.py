@@ -25,7 +25,7 @@ PAUSE_S_MAX: Final = 15.0
 STOP_S: Final = 10.0  # how long a batch may take to end when the job is stopped
 _POLL_S: Final = 0.05  # how often a running query is checked
 # Messages of Spark about a server that is away, or about executors that are overloaded.
-_TRANSIENT: Final = ("cannot reach", "broke off", "try again", "failed to connect back")
+TRANSIENT: Final = ("cannot reach", "broke off", "try again", "failed to connect back")
 
 
 class JobStep(Protocol):
@@ -119,6 +119,6 @@ class BatchQuery:
         failed = query.exception()
         if failed is not None:
             message = explain(failed)
-            if any(text in message for text in _TRANSIENT):
+            if any(text in message for text in TRANSIENT):
                 raise Unavailable(message) from failed
             raise Error(message, code="QUERY_FAILED") from failed

@@ -184,7 +184,7 @@ class _Replication:
             "label": self.known.label,
             "startingOffsets": json.dumps({"0": fence}),
             "maxRecordsPerTrigger": self.max_records,
-            "images": "typed",
+            "images": "dynamodb",
         }
         if self.token is not None:
             options["token"] = self.token
@@ -300,7 +300,7 @@ def _measured(frame: DataFrame) -> tuple[int, int, int, int]:
     """The first and last position of the frame, the number of changes, and about how many bytes of items."""
     row: Any = frame.selectExpr(
         "min(offset) AS low", "max(next_offset) AS high", "count(*) AS count",
-        "sum(length(keys) + coalesce(length(new_image), 0)) AS size",
+        "sum(length(keys) + coalesce(length(after), 0)) AS size",
     ).first()  # fmt: skip
     return row["low"] or 0, row["high"] or 0, row["count"], row["size"] or 0
 

@@ -204,7 +204,7 @@ def changes(
         "label": known.label,
         "startingOffsets": json.dumps({"0": start}),
         "endingOffsets": json.dumps({"0": end}),
-        "images": "typed",
+        "images": "dynamodb",
         "minPartitions": tasks or parallelism(spark),
     }
     if token is not None:

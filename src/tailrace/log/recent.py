@@ -1,0 +1,83 @@
+"""Segments that were written or read recently, in memory: consumers are mostly near the end of a log and read a few
+entries of a segment at a time, and many readers catch up on the same log.
+
+A stored segment never changes, and its log and position are never reused, so nothing here is ever wrong; what a reader
+may see is decided by the log's row, which is read each time. Used by many threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right, insort
+from collections import OrderedDict
+from typing import Final
+
+from tailrace import limits
+from tailrace.log.entry import Segment
+
+SEGMENT_BYTES: Final = 500  # of memory for a segment beside its bytes
+
+
+class RecentSegments:
+    """Up to `RECENT_BYTES` of segments; those that were not used for the longest time are evicted."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._held: OrderedDict[tuple[int, int], Segment] = OrderedDict()  # by log and position, the latest use last
+        self._positions: dict[int, list[int]] = {}  # of a log, in order
+        self._changing = threading.Lock()
+        self.committed = _Committed(self)
+
+    def covering(self, log: int, position: int) -> Segment | None:
+        """The segment of a log's own entries that covers `position`, if it is here."""
+        key = (log, position)
+        with self._changing:
+            segment = self._held.get(key)
+            if segment is None:
+                positions = self._positions.get(log)
+                if positions is None:
+                    return None
+                at = bisect_right(positions, position)
+                if not at:
+                    return None
+                key = (log, positions[at - 1])
+                segment = self._held[key]
+                if segment.next <= position:
+                    return None
+            self._held.move_to_end(key)
+            return segment
+
+    def add(self, segment: Segment) -> None:
+        """Keep a segment that is committed; not a huge one, which would evict all others."""
+        size = _size(segment)
+        if size > limits.RECENT_SEGMENT_BYTES_MAX:
+            return
+        key = (segment.log, segment.position)
+        with self._changing:
+            if key in self._held:
+                return
+            self._held[key] = segment
+            insort(self._positions.setdefault(segment.log, []), segment.position)
+            self.bytes += size
+            while self.bytes > limits.RECENT_BYTES:
+                (log, position), gone = self._held.popitem(last=False)
+                self.bytes -= _size(gone)
+                positions = self._positions[log]
+                del positions[bisect_right(positions, position) - 1]
+                if not positions:
+                    del self._positions[log]
+
+
+class _Committed:
+    """The same segments, for a transaction: it may have added others itself, which are not kept until it commits."""
+
+    def __init__(self, recent: RecentSegments) -> None:
+        self.covering = recent.covering
+
+    def add(self, segment: Segment) -> None:
+        pass
+
+
+def _size(segment: Segment) -> int:
+    """The memory that a segment takes; the layout of tiny entries is larger than they are."""
+    return SEGMENT_BYTES + len(segment.body) + (0 if segment.layout is None else len(segment.layout))

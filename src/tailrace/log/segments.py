@@ -1,0 +1,411 @@
+"""Segments: consecutive entries of a log, in one row of storage.
+
+A row for each entry would cost more than the entry, where entries are small. So the entries that a transaction adds to
+a log share rows, up to `SEGMENT_BYTES` and `SEGMENT_ENTRIES`; a large entry has its own. A reader that wants entries as
+they are gets them from `scan`; one that can do with less uses `between` (whole segments) or `outlines` (no bodies).
+
+A segment of several entries has a layout of little-endian 32-bit numbers: a form, then the end of each entry within the
+body. The form says which positions the entries cover: as many as they have bytes (SIZED), one each (SINGLE), or
+those up to the ends that follow, relative to the segment (SPREAD). A segment of one entry has no layout.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain, islice
+from operator import ge, gt
+from typing import Final
+
+import msgspec
+
+from tailrace import limits
+from tailrace.errors import Corrupt
+from tailrace.log.entry import Entry, Segment
+from tailrace.storage.engine import Reader, Tx
+from tailrace.storage.table import StorageTable
+
+SIZED: Final = 0
+SINGLE: Final = 1
+SPREAD: Final = 2
+_NUMBER_BYTES: Final = 4
+_REACH_MAX: Final = 2**32 - 1  # positions that a layout can express
+_PLAIN: Final = (SIZED.to_bytes(_NUMBER_BYTES, "little"), SINGLE.to_bytes(_NUMBER_BYTES, "little"))
+_LISTED: Final = SPREAD.to_bytes(_NUMBER_BYTES, "little")
+_ROWS: Final = 128  # read at once, of which the bodies are not
+assert array("I").itemsize == _NUMBER_BYTES
+
+
+# -- writing
+
+
+def joined(log: int, position: int, at_ms: int, bodies: Sequence[bytes], form: int) -> list[Segment]:
+    """Segments of these bodies, from `position` on, for entries that are SIZED or SINGLE."""
+    ends = list(accumulate(map(len, bodies)))
+    count = len(ends)
+    if ends[-1] <= limits.SEGMENT_BYTES and count <= limits.SEGMENT_ENTRIES:
+        following = position + (ends[-1] if form == SIZED else count)
+        if count == 1:
+            return [Segment(log, position, following, at_ms, bodies[0])]
+        return [Segment(log, position, following, at_ms, b"".join(bodies), _packed([form, *ends]))]
+    found: list[Segment] = []
+    first = 0
+    while first < count:
+        begun = ends[first - 1] if first else 0
+        last = max(bisect_right(ends, begun + limits.SEGMENT_BYTES), first + 1)
+        last = min(last, first + limits.SEGMENT_ENTRIES)
+        together = bodies[first:last]
+        following = position + (ends[last - 1] - begun if form == SIZED else last - first)
+        layout = None if last - first == 1 else _packed([form, *(end - begun for end in ends[first:last])])
+        found.append(Segment(log, position, following, at_ms, b"".join(together), layout))
+        first, position = last, following
+    return found
+
+
+def pack(added: list[Segment]) -> list[Segment]:
+    """The same entries in fewer segments: those of a log are consecutive, in the order of their positions."""
+    if len(added) == 1:
+        return added
+    by_log: dict[int, list[Segment]] = {}
+    for segment in added:
+        group = by_log.get(segment.log)
+        if group is None:
+            by_log[segment.log] = [segment]
+        else:
+            group.append(segment)
+    if len(by_log) == len(added):
+        return added
+    packed: list[Segment] = []
+    for group in by_log.values():
+        if len(group) == 1:
+            packed += group
+            continue
+        held = [group[0]]
+        size, entries = len(group[0].body), count(group[0])
+        for segment in group[1:]:
+            size += len(segment.body)
+            entries += 1 if segment.layout is None else count(segment)
+            if size > limits.SEGMENT_BYTES or entries > limits.SEGMENT_ENTRIES or not _follows(held, segment):
+                packed.append(_merged(held))
+                held, size, entries = [segment], len(segment.body), count(segment)
+            else:
+                held.append(segment)
+        packed.append(_merged(held))
+    return packed
+
+
+def _follows(held: list[Segment], segment: Segment) -> bool:
+    last = held[-1]
+    return (
+        segment.position == last.next
+        and segment.at_ms == last.at_ms
+        and segment.next - held[0].position <= _REACH_MAX
+        and segment.next > segment.position
+    )
+
+
+def _merged(held: list[Segment]) -> Segment:
+    first = held[0]
+    if len(held) == 1:
+        return first
+    origin = first.position
+    ends: list[int] = []
+    reach: list[int] = []
+    size = 0
+    for segment in held:
+        if segment.layout is None:
+            ends.append(size + len(segment.body))
+            reach.append(segment.next - origin)
+        else:
+            some, reached = _parts(segment)
+            moved = segment.position - origin
+            ends += [size + end for end in some]
+            reach += [moved + end for end in reached]
+        size += len(segment.body)
+    return Segment(
+        first.log,
+        origin,
+        held[-1].next,
+        first.at_ms,
+        b"".join([segment.body for segment in held]),
+        _layout(ends, reach),
+    )
+
+
+def _layout(ends: list[int], reach: list[int]) -> bytes:
+    if ends == reach:
+        return _packed([SIZED, *ends])
+    if reach[-1] == len(reach):
+        return _packed([SINGLE, *ends])
+    return _packed([SPREAD, *ends, *reach])
+
+
+def _packed(numbers: list[int]) -> bytes:
+    found = array("I", numbers)
+    if sys.byteorder == "big":
+        found.byteswap()
+    return found.tobytes()
+
+
+# -- one segment
+
+
+def count(segment: Segment) -> int:
+    """The number of entries."""
+    return 1 if segment.layout is None else _count(segment.layout)
+
+
+def _count(layout: bytes) -> int:
+    numbers = len(layout) // _NUMBER_BYTES - 1
+    return numbers // 2 if layout[0] == SPREAD else numbers
+
+
+def _numbers(layout: bytes) -> tuple[array[int], Sequence[int]]:
+    """The ends of the entries within the body, and of their positions; both relative to the segment."""
+    if not _whole(layout):
+        raise Corrupt(f"{layout[:40]!r} is not the layout of a segment; run `tailrace check` and restore a backup")
+    numbers = array("I", layout)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    form = numbers.pop(0)
+    if form == SIZED:
+        return numbers, numbers
+    if form == SINGLE:
+        return numbers, range(1, len(numbers) + 1)
+    half = len(numbers) // 2
+    return numbers[:half], numbers[half:]
+
+
+def _parts(segment: Segment) -> tuple[array[int], Sequence[int]]:
+    if segment.layout is not None:
+        return _numbers(segment.layout)
+    return array("I", [len(segment.body)]), (segment.next - segment.position,)
+
+
+def bodies(segment: Segment) -> list[bytes]:
+    """The body of each entry."""
+    body = segment.body
+    if segment.layout is None:
+        return [body]
+    ends, _ = _numbers(segment.layout)
+    return list(map(body.__getitem__, map(slice, [0, *ends], ends)))
+
+
+def entries(segment: Segment) -> Iterator[Entry]:
+    """The entries, in order."""
+    return _between(segment, None, None, False)
+
+
+def views(segment: Segment) -> Iterator[tuple[int, memoryview]]:
+    """The position and the body of each entry, in order, without copying."""
+    body, at = memoryview(segment.body), segment.position
+    if segment.layout is None:
+        yield at, body
+        return
+    begun = 0
+    for end, following in zip(*_numbers(segment.layout), strict=True):
+        yield at, body[begun:end]
+        begun, at = end, segment.position + following
+
+
+def cut(segment: Segment, start: int, before: int, bytes_max: int, entries_max: int) -> Segment | None:
+    """The entries that begin in [start, before): as many of the first as fit `bytes_max` and `entries_max`; None if
+    there are none."""
+    if segment.layout is None:
+        fits = start <= segment.position < before and len(segment.body) <= bytes_max and entries_max > 0
+        return segment if fits else None
+    ends, reach = _numbers(segment.layout)
+    first, last = _index(reach, start - segment.position), _index(reach, before - segment.position)
+    begun = ends[first - 1] if first else 0
+    last = min(last, first + entries_max, bisect_right(ends, begun + bytes_max))
+    if first >= last:
+        return None
+    if last - first == len(ends):
+        return segment
+    covered = reach[first - 1] if first else 0
+    layout = _layout([end - begun for end in ends[first:last]], [end - covered for end in reach[first:last]])
+    return Segment(
+        segment.log,
+        segment.position + covered,
+        segment.position + reach[last - 1],
+        segment.at_ms,
+        segment.body[begun : ends[last - 1]],
+        layout if last - first > 1 else None,
+    )
+
+
+class Columns(msgspec.Struct, frozen=True):
+    """The numbers of the entries of consecutive segments."""
+
+    nexts: array[int]
+    times: array[int]
+    ends: array[int]  # within the concatenated bodies, 32 bits each, after a zero
+
+
+def columns(found: Iterable[Segment]) -> Columns:
+    """The entries of consecutive segments as columns; there is no object per entry."""
+    nexts, times, bounds = array("q"), array("q"), array("i", [0])
+    size = 0
+    for segment in found:
+        origin = segment.position
+        if segment.layout is None:
+            nexts.append(segment.next)
+            times.append(segment.at_ms)
+            bounds.append(size + len(segment.body))
+        else:
+            ends, reach = _numbers(segment.layout)
+            if type(reach) is range:
+                nexts.extend(range(origin + 1, origin + 1 + len(reach)))
+            else:
+                nexts.extend([origin + end for end in reach])
+            times.extend(array("q", [segment.at_ms]) * len(ends))
+            bounds.extend([size + end for end in ends])
+        size += len(segment.body)
+    return Columns(nexts, times, bounds)
+
+
+def flaw(segment: Segment) -> str | None:
+    """What is wrong with the layout of a segment, if anything."""
+    if segment.layout is None:
+        return None
+    if not _whole(segment.layout):
+        return "its layout cannot be read"
+    ends, reach = _numbers(segment.layout)
+    if ends[-1] != len(segment.body) or reach[-1] != segment.next - segment.position:
+        return "its entries do not end where it ends"
+    if any(map(gt, ends, ends[1:])) or any(map(ge, reach, reach[1:])) or not reach[0]:
+        return "its entries are out of order"
+    return None
+
+
+def _whole(layout: bytes) -> bool:
+    """Whether a layout has a form and the ends of two entries at least."""
+    form, odd = layout[:_NUMBER_BYTES], len(layout) // _NUMBER_BYTES % 2
+    return len(layout) % _NUMBER_BYTES == 0 and len(layout) >= _NUMBER_BYTES * (
+        3 if form in _PLAIN else 5 if form == _LISTED and odd else sys.maxsize
+    )
+
+
+def _index(reach: Sequence[int], distance: int) -> int:
+    """The number of the first entry that begins at this distance from the segment's position, or after it; the number
+    of entries if there is none."""
+    return 0 if distance <= 0 else min(bisect_left(reach, distance) + 1, len(reach))
+
+
+def _between(segment: Segment, start: int | None, before: int | None, reverse: bool) -> Iterator[Entry]:
+    """The entries that begin in [start, before)."""
+    log, origin, at_ms, body = segment.log, segment.position, segment.at_ms, segment.body
+    if segment.layout is None:
+        if (start is None or start <= origin) and (before is None or origin < before):
+            yield Entry(log, origin, segment.next, at_ms, body)
+        return
+    ends, reach = _numbers(segment.layout)
+    first = 0 if start is None else _index(reach, start - origin)
+    last = len(ends) if before is None else _index(reach, before - origin)
+    for at in range(last - 1, first - 1, -1) if reverse else range(first, last):
+        if at:
+            yield Entry(log, origin + reach[at - 1], origin + reach[at], at_ms, body[ends[at - 1] : ends[at]])
+        else:
+            yield Entry(log, origin, origin + reach[0], at_ms, body[: ends[0]])
+
+
+# -- reading
+
+
+SEGMENTS = StorageTable("entries", Segment, key=("log", "position"), heap=True, checked=True, pack=pack)
+
+
+def _rest(segment: Segment, start: int) -> Segment:
+    """The entries from `start` on: of what is in memory as it was added and in storage as it was packed, one may begin
+    within the other."""
+    if segment.position >= start:
+        return segment
+    return cut(segment, start, segment.next, sys.maxsize, sys.maxsize) or segment
+
+
+def between(reader: Reader | Tx, log: int, start: int, before: int | None) -> Iterator[Segment]:
+    """The segments of a log's own entries that cover [start, before), lazily. The first may begin before it, and the
+    last end after it: `cut` takes what is inside. Without `before`, segments that are newer than what the reader sees
+    of the log may follow."""
+    recent, first = reader.recent, start
+    while before is None or start < before:
+        if recent is not None and (held := recent.covering(log, start)) is not None:
+            yield held if start == first else _rest(held, start)
+            start = held.next
+            continue
+        for segment in reader.scan(SEGMENTS, log, covering=start, before=before):
+            if segment.next <= start:
+                continue  # the last one that begins before it ends before it
+            if recent is not None:
+                recent.add(segment)
+            yield segment if start == first else _rest(segment, start)
+            start = segment.next
+            if recent is not None and recent.covering(log, start) is not None:
+                break
+        else:
+            return
+
+
+def scan(
+    reader: Reader | Tx,
+    log: int,
+    *,
+    start: int | None = None,
+    before: int | None = None,
+    limit: int | None = None,
+    reverse: bool = False,
+) -> Iterator[Entry]:
+    """A log's own entries that begin in [start, before), in order or in reverse, lazily."""
+    if start is not None and not reverse and reader.recent is not None:
+        rows = between(reader, log, start, before)
+    else:
+        most = None if limit is None else limit + 1  # the row that covers `start` may have no entry after it
+        rows = reader.scan(SEGMENTS, log, covering=start, before=before, limit=most, reverse=reverse)
+    found = chain.from_iterable(_between(segment, start, before, reverse) for segment in rows)
+    return found if limit is None else islice(found, limit)
+
+
+def outlines(reader: Reader | Tx, log: int, start: int, limit: int) -> Iterator[tuple[int, int, int, int]]:
+    """Position, end, time and size of the entries that begin at `start` or after it, without reading them."""
+    columns = "position, next, at_ms, length(body), layout"
+    while limit > 0:
+        wanted = min(limit + 1, _ROWS)
+        rows = reader.values(SEGMENTS, columns, log, covering=start, limit=wanted)
+        for origin, following, at_ms, size, layout in rows:
+            if layout is None:
+                if origin >= start:
+                    yield origin, following, at_ms, size
+                    limit -= 1
+            else:
+                ends, reach = _numbers(layout)
+                first = _index(reach, start - origin)
+                for at in range(first, min(len(ends), first + limit)):
+                    position, begun = (origin + reach[at - 1], ends[at - 1]) if at else (origin, 0)
+                    yield position, origin + reach[at], at_ms, ends[at] - begun
+                    limit -= 1
+            start = max(start, following)
+            if limit <= 0:
+                return
+        if len(rows) < wanted:
+            return
+
+
+def outline(reader: Reader | Tx, log: int, start: int) -> tuple[int, int, int, int] | None:
+    """Those of the first of them."""
+    return next(outlines(reader, log, start, 1), None)
+
+
+def head(reader: Reader | Tx, log: int, start: int, size: int) -> tuple[int, int, int, bytes] | None:
+    """Position, end and time of the first entry that begins at `start` or after it, and the first bytes of its body. A
+    body that is alone in its row is not read."""
+    columns = f"position, next, at_ms, layout, substr(body, 1, {size})"
+    for origin, following, at_ms, layout, begin in reader.values(SEGMENTS, columns, log, covering=start, limit=2):
+        if layout is None:
+            if origin >= start:
+                return origin, following, at_ms, begin or b""  # of an empty body it is NULL
+        elif following > start:
+            for entry in scan(reader, log, start=start, limit=1):
+                return entry.position, entry.next, entry.at_ms, entry.body[:size]
+    return None

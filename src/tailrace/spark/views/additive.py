@@ -1,0 +1,170 @@
+"""Additive aggregates: counts, and sums and averages of exact numbers, of which deltas are enough.
+
+For each group there are *partials*: the number of rows, and for each aggregate the number of its values and their sum.
+Partials of a delta are added to those of the state. The finished values come from Spark's own expressions over its
+aggregation buffers, so that types, rounding and overflow are those of the SELECT. Sums of doubles are not additive:
+what was added cannot be subtracted exactly.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tailrace.spark.views.catalyst import WEIGHT, Catalyst, Java, Relation
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+TOUCHED: Final = "touched"
+_EXACT: Final = ("tinyint", "smallint", "int", "bigint", "decimal")
+
+
+def aggregates(catalyst: Catalyst, expression: Java) -> list[Java]:
+    """The aggregate expressions in an expression."""
+    if catalyst.kind(expression) == "AggregateExpression":
+        return [expression]
+    return [found for child in catalyst.children(expression) for found in aggregates(catalyst, child)]
+
+
+def is_additive(catalyst: Catalyst, node: Java) -> bool:
+    """Whether all aggregates of an Aggregate are additive."""
+    for named in catalyst.items(node.aggregateExpressions()):
+        for each in aggregates(catalyst, named):
+            function = each.aggregateFunction()
+            kind = catalyst.kind(function)
+            if each.isDistinct() or kind not in ("Count", "Sum", "Average") or function.children().size() != 1:
+                return False
+            if kind != "Count" and not function.child().dataType().simpleString().startswith(_EXACT):
+                return False
+    return True
+
+
+class AdditiveAggregate:
+    """The partials of an Aggregate, and what it makes of them."""
+
+    def __init__(self, catalyst: Catalyst, node: Java) -> None:
+        self._catalyst, self._node = catalyst, node
+        self._groups = catalyst.items(node.groupingExpressions())
+        self._found: list[Java] = []
+        for named in catalyst.items(node.aggregateExpressions()):
+            for each in aggregates(catalyst, named):
+                if not any(each.semanticEquals(other) for other in self._found):
+                    self._found.append(each)
+
+    @property
+    def groups(self) -> list[str]:
+        return [f"g{index}" for index in range(len(self._groups))]
+
+    def partials(self, delta: Relation) -> DataFrame:
+        """The partials of a delta of the aggregate's input."""
+        from pyspark.sql import functions as f
+
+        catalyst, named = self._catalyst, []
+        plan, weight = catalyst.bound(delta, catalyst.output(self._node.child()))
+        for index, group in enumerate(self._groups):
+            named.append(catalyst.alias(group, f"g{index}"))
+        for index, each in enumerate(self._found):
+            named.append(catalyst.alias(each.aggregateFunction().children().apply(0), f"a{index}"))
+            if not each.filter().isEmpty():
+                named.append(catalyst.alias(each.filter().get(), f"f{index}"))
+        rows = catalyst.frame(catalyst.project([*named, weight], plan))
+        kinds = dict(rows.dtypes)
+        out = [f.sum(WEIGHT).cast("bigint").alias("n")]
+        for index, each in enumerate(self._found):
+            value: Column = f.col(f"a{index}")
+            there = value.isNotNull()
+            if f"f{index}" in kinds:
+                there = there & f.coalesce(f.col(f"f{index}"), f.lit(False))
+            out.append(f.coalesce(f.sum(f.when(there, f.col(WEIGHT))), f.lit(0)).cast("bigint").alias(f"n{index}"))
+            if catalyst.kind(each.aggregateFunction()) != "Count":
+                kind = kinds[f"a{index}"]
+                wide = _wide(kind)
+                signed = f.when(f.col(WEIGHT) > 0, value.cast(wide)).otherwise(-value.cast(wide))
+                total = f.sum(f.when(there, signed))
+                out.append(f.coalesce(total, f.lit(0)).cast(wide).alias(f"s{index}"))
+        return rows.groupBy(*self.groups).agg(*out)
+
+    def merged(self, state: DataFrame, partials: DataFrame) -> DataFrame:
+        """The sum of two partials, also of groups that have no rows left; `touched` where the second has the group."""
+        from pyspark.sql import functions as f
+
+        kinds = dict(partials.dtypes)
+        names = [name for name in partials.columns if name not in self.groups]
+        sums = [f.sum(name).cast(kinds[name]).alias(name) for name in names]
+        before = state.select(*partials.columns, f.lit(False).alias(TOUCHED))
+        both = before.unionAll(partials.withColumn(TOUCHED, f.lit(True)))
+        return both.groupBy(*self.groups).agg(*sums, f.max(TOUCHED).alias(TOUCHED))
+
+    def remaining(self, merged: DataFrame) -> DataFrame:
+        """The state after a batch: without groups that have no rows left."""
+        return (merged.where("n <> 0") if self._groups else merged).drop(TOUCHED)
+
+    def finished(self, state: DataFrame) -> Java:
+        """A plan with the aggregate's rows, out of partials; under the attributes of its output."""
+        catalyst = self._catalyst
+        names = state.columns
+        rows = state.where("n > 0") if self._groups else state
+        plan = catalyst.analyzed(rows.select(*names, *self._buffers(state)))
+        by_name = {each.name(): each for each in catalyst.output(plan)}
+
+        def replace(expression: Java) -> Java | None:
+            for index, group in enumerate(self._groups):
+                if expression.semanticEquals(group):
+                    return by_name[f"g{index}"]
+            if catalyst.kind(expression) != "AggregateExpression":
+                return None
+            index = next(i for i, each in enumerate(self._found) if each.semanticEquals(expression))
+            return self._evaluated(index, by_name)
+
+        named = []
+        for each in catalyst.items(self._node.aggregateExpressions()):
+            inner = each.child() if catalyst.kind(each) == "Alias" else each
+            named.append(catalyst.alias(catalyst.replaced(inner, replace), each.name(), each.exprId()))
+        return catalyst.project(named, plan)
+
+    def _buffers(self, state: DataFrame) -> list[Column]:
+        """The buffers of Spark's aggregate functions."""
+        from pyspark.sql import functions as f
+
+        columns: list[Column] = []
+        for index, each in enumerate(self._found):
+            function = each.aggregateFunction()
+            count = f.col(f"n{index}")
+            for position, buffer in enumerate(self._catalyst.items(function.aggBufferAttributes())):
+                kind = buffer.dataType().simpleString()
+                match self._catalyst.kind(function), buffer.name():
+                    case ("Count", _) | ("Average", "count"):
+                        value: Any = count
+                    case ("Sum", "isEmpty"):
+                        value = count == 0
+                    case ("Sum", _):
+                        value = (
+                            f.when(count > 0, f.col(f"s{index}")) if self._is_plain(function) else f.col(f"s{index}")
+                        )
+                    case _:
+                        value = f.col(f"s{index}")
+                columns.append(value.cast(kind).alias(f"b{index}_{position}"))
+        return columns
+
+    def _is_plain(self, function: Java) -> bool:
+        """Whether the buffer of a sum is NULL where there are no values."""
+        return int(function.aggBufferAttributes().size()) == 1
+
+    def _evaluated(self, index: int, by_name: dict[str, Java]) -> Java:
+        catalyst, function = self._catalyst, self._found[index].aggregateFunction()
+        buffers = catalyst.items(function.aggBufferAttributes())
+
+        def replace(expression: Java) -> Java | None:
+            if catalyst.kind(expression) != "AttributeReference":
+                return None
+            for position, buffer in enumerate(buffers):
+                if buffer.exprId().equals(expression.exprId()):
+                    return by_name[f"b{index}_{position}"]
+            return None
+
+        return catalyst.replaced(function.evaluateExpression(), replace)
+
+
+def _wide(kind: str) -> str:
+    """The type in which values of a type are summed up."""
+    return f"decimal(38,{kind.rstrip(')').rpartition(',')[2]})" if kind.startswith("decimal") else "decimal(38,0)"

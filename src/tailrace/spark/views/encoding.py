@@ -1,0 +1,173 @@
+"""The rows of a view as items of its table: its key, and staging by the tasks that have computed them.
+
+The key of the table is the key of the view: one or two columns are the partition key and the sort key; more than two,
+or none, are one text. A column that cannot be NULL and is text, a number or binary keeps its type. Any other is text:
+what is not plain text begins with a backslash, and its JSON follows, so NULL is ``\\\\null``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import pyarrow as pa
+
+from tailrace import limits
+from tailrace.errors import Invalid
+from tailrace.spark import rows
+from tailrace.spark.connection import client, patiently
+from tailrace.spark.options import ServerAccess
+from tailrace.spark.views.catalyst import WEIGHT
+from tailrace.spark.views.query import COUNT, ViewQuery
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+OP: Final = "_op"
+STAGED: Final = "stage string, rows bigint"
+_ALL: Final = "all"  # the key of the one row of a view without groups
+_SEND_BYTES: Final = 8 * limits.MiB
+_SLICE_ROWS: Final = 10_000
+_WHOLE: Final = ("tinyint", "smallint", "int", "bigint", "decimal")
+_KEPT: Final = (400, 200)  # characters of a partition key or sort key that is too long
+
+
+class StageTask(msgspec.Struct, frozen=True):
+    """Stages the rows of a partition. Runs in an executor."""
+
+    access: ServerAccess
+    table: str
+    names: tuple[str, ...]
+    keys: tuple[str, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        encoder = rows.ItemEncoder(self.table, self.names, self.keys, OP)
+        held: list[pa.RecordBatch] = []
+        size = count = 0
+        for batch in rows.slices(batches, _SLICE_ROWS, _SEND_BYTES):
+            made = encoder.rows(batch)
+            if held and size + rows.size_of(made) > _SEND_BYTES:
+                yield self._staged(held, count)
+                held, size, count = [], 0, 0
+            held.append(made)
+            size += rows.size_of(made)
+            count += made.num_rows
+        if held:
+            yield self._staged(held, count)
+
+    def _staged(self, made: list[pa.RecordBatch], count: int) -> pa.RecordBatch:
+        # The request may be repeated: a first stage that did arrive expires.
+        body = rows.stream(made)
+        stage = patiently(lambda: client(self.access).stage_arrow(body, self.table))
+        return pa.RecordBatch.from_pydict({"stage": [stage], "rows": pa.array([count], pa.int64())})
+
+
+class ViewEncoder:
+    """Encodes the rows of a view."""
+
+    def __init__(self, query: ViewQuery, name: str) -> None:
+        self._query, self._name = query, name
+        repeated = {each for each in query.columns if query.columns.count(each) > 1}
+        if repeated:
+            raise Invalid(
+                f"the SELECT has the column {min(repeated)!r} twice; give one of them another name with AS",
+                code="INVALID_VIEW",
+            )
+        fields = query.schema.fields
+        self._types = [field.dataType.simpleString() for field in fields]
+        self.keys: list[tuple[str, str]] = []
+        if 1 <= len(query.key) <= 2:
+            self.keys = [(query.names[index], self._kind(index)) for index in query.key]
+        else:
+            self.keys = [("key" if "key" not in query.names else "__key", "S")]
+        width = len(query.columns)
+        stored = list(range(width)) + [i for i in range(width, len(query.names)) if query.names[i] == COUNT]
+        self._stored = [index for index in stored if query.names[index] not in dict(self.keys)]
+
+    @property
+    def columns(self) -> list[tuple[str, str]]:
+        """The columns of the view's table with Spark's types; keys first, where the SELECT does not name them."""
+        kinds = {"S": "string", "N": "", "B": "binary"}
+        found = []
+        shown = [*range(len(self._query.columns)), *[i for i in self._stored if i >= len(self._query.columns)]]
+        for index in shown:
+            name = self._query.names[index]
+            key = dict(self.keys).get(name)
+            found.append((name, (kinds[key] if key else "") or self._types[index]))
+        return found
+
+    def _kind(self, index: int) -> str:
+        kind = self._types[index]
+        if self._query.nullable[index]:
+            return "S"
+        if kind.startswith(_WHOLE):
+            return "N"
+        return "B" if kind == "binary" else "S"
+
+    def _keys(self) -> list[Column]:
+        from pyspark.sql import functions as f
+
+        query = self._query
+        if not 1 <= len(query.key) <= 2:
+            if not query.key:
+                return [f.lit(_ALL).alias(self.keys[0][0])]
+            parts = [_json(f.col(f"c{index}")) for index in query.key]
+            text = f.concat(f.lit("["), f.concat_ws(",", *parts), f.lit("]"))
+            return [_fitting(text, 0).alias(self.keys[0][0])]
+        found = []
+        for position, (index, (name, kind)) in enumerate(zip(query.key, self.keys, strict=True)):
+            column = f.col(f"c{index}")
+            if kind == "S":
+                column = _fitting(_text(column, self._types[index]), position)
+            found.append(column.alias(name))
+        return found
+
+    def items(self, frame: DataFrame) -> DataFrame:
+        """Rows to put (+1) and keys to delete (-1), in columns c0, c1 ..., as items with an operation."""
+        from pyspark.sql import functions as f
+
+        names = self._query.names
+        columns = [f.col(f"c{index}").alias(names[index]) for index in self._stored]
+        op = f.when(f.col(WEIGHT) > 0, f.lit("PUT")).otherwise(f.lit("DELETE")).alias(OP)
+        return frame.select(*self._keys(), *columns, op)
+
+    def names(self, items: DataFrame) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The attributes of items, and those of the key."""
+        return tuple(name for name in items.columns if name != OP), tuple(name for name, _ in self.keys)
+
+
+def _json(column: Column) -> Column:
+    """A value as JSON."""
+    from pyspark.sql import functions as f
+
+    text = f.to_json(f.array(column))
+    return f.substring(text, f.lit(2), f.length(text) - 2)
+
+
+def _text(column: Column, kind: str) -> Column:
+    """A value as the text of a key."""
+    from pyspark.sql import functions as f
+
+    null = f.lit("\\null")
+    if kind == "string":
+        special = (column == "") | column.startswith("\\")
+        plain = f.when(special, f.concat(f.lit("\\"), _json(column))).otherwise(column)
+    elif kind.startswith(("struct", "array", "map")):
+        plain = f.to_json(column)
+    elif kind == "timestamp":
+        plain = f.concat(f.replace(column.cast("string"), f.lit(" "), f.lit("T")), f.lit("Z"))
+    elif kind == "binary":
+        plain = f.base64(column)
+    else:
+        plain = column.cast("string")
+    return f.when(column.isNull(), null).otherwise(plain)
+
+
+def _fitting(text: Column, position: int) -> Column:
+    """The text; if it is too long for a key, its beginning and a digest."""
+    from pyspark.sql import functions as f
+
+    most = (limits.PARTITION_KEY_BYTES_MAX, limits.SORT_KEY_BYTES_MAX)[position]
+    short = f.concat(f.substring(text, 1, _KEPT[position]), f.sha2(text, 256))
+    return f.when(f.octet_length(text) > most, short).otherwise(text)

@@ -1,0 +1,208 @@
+"""The state of a view's job: its planned SELECT, its sources, and what it knows about the view's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tailrace.client import Client
+from tailrace.spark.options import ServerAccess
+from tailrace.spark.session import NEEDED
+from tailrace.spark.views.catalyst import WEIGHT
+from tailrace.spark.views.encoding import OP, STAGED, StageTask, ViewEncoder
+from tailrace.spark.views.query import ADDITIVE, INTERVAL, REFRESH, SourceRows, ViewQuery
+from tailrace.spark.views.sources import SourceTableReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_SETTINGS = {"spark.sql.ansi.enabled": "true", "spark.sql.session.timeZone": "UTC"}
+
+
+class ViewMaintainer:
+    """Computes and stages the rows of a view."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        server: Client,
+        access: ServerAccess,
+        name: str,
+        sql: str,
+        tables: Sequence[tuple[str, Any, int]],
+    ) -> None:
+        """`tables`: the name, the key and the log of each source."""
+        # A session whose temporary views and settings are its own; a new one would not know the format.
+        own = type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())
+        for setting, value in (NEEDED | _SETTINGS).items():
+            own.conf.set(setting, value)
+        self._server, self._access, self._name, self._spark = server, access, name, own
+        self._logs = {table: log for table, _, log in tables}
+        self._readers = {table: SourceTableReader(own, server, access, table, keys) for table, keys, _ in tables}
+        self._query = ViewQuery(own, sql, {table: reader.source for table, reader in self._readers.items()})
+        self._encoder = ViewEncoder(self._query, name)
+        for table, reader in self._readers.items():
+            reader.used = self._query.used_columns(table)
+        self._at: dict[str, int] | None = None  # the positions that the state is of; None: there is no state
+        self._partials: DataFrame | None = None
+        self._previous: DataFrame | None = None  # the last result of a SELECT that runs again
+
+    @property
+    def is_interval(self) -> bool:
+        return self._query.strategy == INTERVAL
+
+    def shape(self) -> dict[str, Any]:
+        """The plan, as it is reported to the server."""
+        query = self._query
+        return {
+            "keys": self._encoder.keys,
+            "columns": self._encoder.columns,
+            "strategy": query.strategy,
+            "explained": query.explained,
+            "warnings": query.warnings,
+        }
+
+    def close(self) -> None:
+        self._query.drop()
+
+    def forget(self) -> None:
+        """Forget the state, which may not be that of the server's positions, or be lost with an executor."""
+        self._at = self._partials = self._previous = None
+        for reader in self._readers.values():
+            reader.release()
+
+    def scratch(self) -> DataFrame:
+        """The items of the view's table, if its SELECT ran now."""
+        from pyspark.sql import functions as f
+
+        for reader in self._readers.values():
+            reader.read_items()
+        self._at = None
+        self._plan_again()
+        rows = self._query.result({table: reader.rows() for table, reader in self._readers.items()})
+        return self._encoder.items(rows.withColumn(WEIGHT, f.lit(1))).drop(OP)
+
+    # -- filling
+
+    def filled(self) -> tuple[dict[str, int], Iterator[tuple[str, int]]]:
+        """The sequence of each source as it is now, and the stages with the rows of the view over them."""
+        from pyspark.sql import functions as f
+
+        self._at = self._previous = None
+        sequences = {table: reader.read_items() for table, reader in self._readers.items()}
+        rows = self._query.result({table: reader.rows() for table, reader in self._readers.items()})
+        items = self._encoder.items(rows.withColumn(WEIGHT, f.lit(1)))
+        return sequences, self._stages(items)
+
+    def _stages(self, items: DataFrame) -> Iterator[tuple[str, int]]:
+        """Stages, as the tasks make them."""
+        task = StageTask(self._access, self._name, *self._encoder.names(items))
+        for row in items.mapInArrow(task, STAGED).toLocalIterator():
+            yield row["stage"], row["rows"]
+
+    # -- batches
+
+    def _prepare(self, at: dict[str, int]) -> None:
+        """Have the state at these positions."""
+        if self._at == at:
+            return
+        from pyspark.sql import functions as f
+
+        query = self._query
+        for table in query.tables if query.strategy == ADDITIVE else query.needs_state:
+            self._readers[table].move_to(at[table])
+        if query.strategy == ADDITIVE:
+            everything = {}
+            for table in query.tables:
+                rows = self._readers[table].rows()
+                everything[table] = SourceRows(rows.where("false"), rows, rows.withColumn(WEIGHT, f.lit(1)))
+            partials = query.batch(everything)
+            assert partials is not None
+            self._partials = partials.localCheckpoint()
+            for table in query.tables - query.needs_state:
+                self._readers[table].release()
+        self._previous = None
+        self._at = at
+
+    def apply(self, ranges: dict[int, tuple[int, int]], *, rewrite: bool) -> int | None:
+        """Apply a batch of these ranges, by log; the number of changes, or None if another job was faster."""
+        query = self._query
+        self._prepare({table: ranges[log][0] for table, log in self._logs.items()})
+        records = 0
+        sources: dict[str, SourceRows] = {}
+        overlays: dict[str, DataFrame | None] = {}
+        for table, reader in self._readers.items():
+            start, end = ranges[self._logs[table]]
+            changes = reader.changes(start, end)
+            if changes is not None:
+                records += self._server.count_records(start, end, table=table)[0]
+            if table not in query.tables:
+                continue
+            if table in query.needs_state:
+                shrunk = None if changes is None else reader.consolidated(changes).localCheckpoint()
+                sources[table], overlays[table] = reader.batch(shrunk)
+            else:
+                delta = None if changes is None else reader.weighted(changes)
+                sources[table] = SourceRows(reader.nothing(), reader.nothing(), delta)
+        for table in self._readers:
+            nothing = self._readers[table].nothing()
+            sources.setdefault(table, SourceRows(nothing, nothing, None))
+        found, partials = self._changed(sources)
+        stages = [] if found is None else [stage for stage, _ in self._stages(found)]
+        body = {
+            "ranges": {str(log): each for log, each in ranges.items()},
+            "stages": stages,
+            "records": records,
+            "rewrite": rewrite,
+        }
+        if not self._server.apply_view(self._name, body)["applied"]:
+            return None
+        for table, overlay in overlays.items():
+            self._readers[table].advance(ranges[self._logs[table]][1], overlay)
+        self._partials = partials
+        self._at = {table: ranges[log][1] for table, log in self._logs.items()}
+        return records
+
+    def _changed(self, sources: dict[str, SourceRows]) -> tuple[DataFrame | None, DataFrame | None]:
+        """The items to write, and the partials after the batch."""
+        query = self._query
+        if query.strategy in (REFRESH, INTERVAL):
+            return self._compared({table: each.new for table, each in sources.items()}), None
+        made = query.batch(sources)
+        if made is None:
+            return None, self._partials
+        if query.strategy != ADDITIVE:
+            return self._encoder.items(made), None
+        assert query.additive is not None and self._partials is not None
+        merged = query.additive.merged(self._partials, made).localCheckpoint()
+        rows = query.finished(merged.where("touched").drop("touched"))
+        return self._encoder.items(rows), query.additive.remaining(merged)
+
+    def _plan_again(self) -> None:
+        """A plan has the time at which it was made."""
+        self._query.drop()
+        self._query = ViewQuery(self._spark, self._query.sql, self._query.sources)
+
+    def _compared(self, now: dict[str, DataFrame]) -> DataFrame:
+        """The result of the SELECT where it differs from the rows that are there."""
+        from pyspark.sql import functions as f
+
+        encoder = self._encoder
+        if self.is_interval:
+            self._plan_again()
+        items = encoder.items(self._query.result(now).withColumn(WEIGHT, f.lit(1))).drop(OP).localCheckpoint()
+        keys = [name for name, _ in encoder.keys]
+        if self._previous is None:
+            there = SourceTableReader(self._spark, self._server, self._access, self._name, encoder.keys)
+            there.used = keys
+            there.read_items()
+            before, puts = there.rows().select(*keys), items
+        else:
+            before, puts = self._previous.select(*keys), items.exceptAll(self._previous)
+        gone = before.join(items.select(*keys), keys, "left_anti")
+        empty = [
+            f.col(f"`{name}`") if name in keys else f.lit(None).cast(kind).alias(name) for name, kind in items.dtypes
+        ]
+        self._previous = items
+        deletes = gone.select(*empty).withColumn(OP, f.lit("DELETE"))
+        return puts.withColumn(OP, f.lit("PUT")).unionAll(deletes)

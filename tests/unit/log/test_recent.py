@@ -1,0 +1,140 @@
+"""Segments in memory: those that cover a position, within the limits, and never anything else than what is stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tailrace import limits
+from tailrace.log import log as logs
+from tailrace.log import recent as recents
+from tailrace.log import segments
+from tailrace.log.entry import Segment
+from tailrace.log.recent import RecentSegments
+from tests.unit.log.conftest import Bench
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recents, "SEGMENT_BYTES", 1)
+    monkeypatch.setattr(limits, "RECENT_BYTES", 44)
+    monkeypatch.setattr(limits, "RECENT_SEGMENT_BYTES_MAX", 30)
+
+
+def test_the_segment_that_covers_a_position() -> None:
+    recent = RecentSegments()
+    first, second = Segment(1, 10, 15, 0, b"x" * 5), Segment(1, 20, 26, 0, b"y" * 6)
+    for segment in (second, first, second):
+        recent.add(segment)
+    assert recent.bytes == 13
+    assert [recent.covering(1, at) for at in (9, 10, 14, 15, 19, 20, 25, 26)] == [
+        None, first, first, None, None, second, second, None,
+    ]  # fmt: skip
+    assert recent.covering(2, 12) is None
+
+
+def test_a_huge_segment_is_not_kept() -> None:
+    recent = RecentSegments()
+    for position, size in ((0, 29), (100, 30)):
+        recent.add(Segment(1, position, position + size, 0, b"x" * size))
+    assert [recent.covering(1, at) is not None for at in (0, 100)] == [True, False]
+    assert recent.bytes == 30
+
+
+def test_layouts_count() -> None:
+    recent = RecentSegments()
+    for log in (1, 2):
+        (segment,) = segments.joined(log, 0, 0, [b"x"] * 3, segments.SINGLE)
+        recent.add(segment)
+    assert recent.bytes == 2 * (1 + 3 + 4 * 4)
+
+
+def test_the_segment_that_was_not_used_for_longest_is_evicted() -> None:
+    recent = RecentSegments()
+    held = [Segment(log, 0, 10, 0, b"%d" % log * 10) for log in range(1, 6)]
+    for segment in held[:4]:
+        recent.add(segment)
+    assert recent.covering(1, 5) is held[0]
+    recent.add(held[4])
+    assert [recent.covering(log, 5) is not None for log in range(1, 6)] == [True, False, True, True, True]
+    assert recent.bytes == 44
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+@given(
+    commits=st.lists(st.lists(st.binary(min_size=1, max_size=8), min_size=1, max_size=5), min_size=1, max_size=8),
+    reads=st.lists(st.tuples(st.integers(0, 200), st.integers(1, 60), st.integers(1, 20)), max_size=12),
+)
+def test_reads_are_the_same_with_and_without_it(
+    bench: Bench, commits: list[list[bytes]], reads: list[tuple[int, int, int]]
+) -> None:
+    number = bench.do(lambda tx: logs.create(tx, "test")).id
+    for bodies in commits:
+
+        def work(tx: Any, bodies: list[bytes] = bodies) -> list[int]:
+            log = bench.log(number)
+            assert log is not None
+            return logs.append_sized(tx, log, bodies)
+
+        bench.do(work)
+    log = bench.log(number)
+    assert log is not None
+    recent = RecentSegments()
+    with bench.engine.reader() as plain, bench.engine.reader() as reader:
+        reader.recent = recent
+        starts = [entry.position for entry in segments.scan(plain, number)]
+        for at, size, limit in reads:
+            position = starts[at % len(starts)]
+            assert logs.read(reader, log, position, size, limit) == logs.read(plain, log, position, size, limit)
+            before = at + size
+            for most in (None, limit):
+                assert list(segments.scan(reader, number, start=at, before=before, limit=most)) == list(
+                    segments.scan(plain, number, start=at, before=before, limit=most)
+                )
+            assert list(segments.scan(reader, number, start=at)) == list(segments.scan(plain, number, start=at))
+
+
+def test_a_segment_is_kept_if_only_a_part_of_it_is_read(bench: Bench) -> None:
+    log = bench.do(lambda tx: logs.create(tx, "test"))
+    bench.do(lambda tx: logs.append_sized(tx, log, [b"one", b"two", b"three"]))
+    current = bench.log(log.id)
+    assert current is not None
+    recent = RecentSegments()
+    with bench.engine.reader() as reader:
+        reader.recent = recent
+        assert [entry.body for entry in logs.read(reader, current, 3, 3).entries] == [b"two"]
+    assert recent.covering(log.id, 0) is not None
+
+
+def test_a_transaction_does_not_use_it(bench: Bench) -> None:
+    tx = bench.engine.begin(0)
+    assert tx.recent is None, "what it sees may not become durable"
+    tx.rollback()
+
+
+def test_a_transaction_reads_what_is_committed_and_keeps_nothing() -> None:
+    recent = RecentSegments()
+    kept, own = Segment(1, 0, 4, 0, b"kept"), Segment(1, 4, 8, 0, b"mine")
+    recent.add(kept)
+    recent.committed.add(own)
+    assert recent.committed.covering(1, 2) is kept
+    assert recent.covering(1, 5) is recent.committed.covering(1, 5) is None
+
+
+def test_a_part_of_a_stored_segment_in_memory_is_not_read_twice(bench: Bench) -> None:
+    """What a commit adds is kept as it was added, and stored as it was packed; a part of it may be evicted."""
+    log = bench.do(lambda tx: logs.create(tx, "test"))
+
+    def work(tx: Any) -> None:
+        last = logs.append(tx, log, b"one", 3)
+        logs.append(tx, last, b"three", 5)
+
+    bench.do(work)
+    with bench.engine.reader() as reader:
+        reader.recent = RecentSegments()
+        reader.recent.add(Segment(log.id, 0, 3, bench.now_ms, b"one"))
+        assert [entry.body for entry in segments.scan(reader, log.id, start=0)] == [b"one", b"three"]
+        assert [each.position for each in segments.between(reader, log.id, 0, None)] == [0, 3]
