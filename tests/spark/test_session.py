@@ -15,10 +15,13 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark.sql.types import StructType
+
 import tailrace.spark
 from tailrace.errors import Unavailable
 from tailrace.spark import java
 from tailrace.spark.session import available_cores, check_version, local, packed
+from tailrace.spark.views.catalyst import empty_frame
 from tests.support.server import ROOT
 
 if TYPE_CHECKING:
@@ -140,6 +143,13 @@ def test_partitions_follow_the_cores() -> None:
 def test_an_active_session_is_used_again(spark: SparkSession) -> None:
     assert tailrace.spark.session() is spark
     assert tailrace.spark.session("other", "spark://nowhere:7077") is spark
+
+
+def test_a_view_leaves_the_active_session_as_it_was(spark: SparkSession) -> None:
+    """A view plans in a session of its own, which `session` must not return to others."""
+    cloned = type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())
+    assert empty_frame(cloned, StructType().add("n", "integer")).count() == 0
+    assert tailrace.spark.session() is spark
 
 
 def test_the_package_is_shipped_whole(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from tailrace.errors import TooMany, Unavailable
 from tailrace.spark.options import ServerAccess, SourceOptions
 
 FIRST_S: Final = 3.0
-RESTART_S: Final = 20.0
 PATIENCE_S: Final = 60.0
 WAIT_MIN_S: Final = 0.1
 WAIT_MAX_S: Final = 3.0

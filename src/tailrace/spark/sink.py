@@ -41,7 +41,7 @@ from tailrace import limits
 from tailrace.errors import Error, Invalid, NotFound, TooLarge
 from tailrace.spark import rows
 from tailrace.spark.columns import about
-from tailrace.spark.connection import FIRST_S, RESTART_S, SourceInfo, client, patiently, target_info
+from tailrace.spark.connection import FIRST_S, PATIENCE_S, SourceInfo, client, patiently, target_info
 from tailrace.spark.failures import hide_traceback
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class _StagingWriter:
                 code="APPEND_ONLY",
             )
         self._options = options
-        self._fence = ConsumerFence(options, schema) if options.consumer is not None else None
+        self._fence = ConsumerFence(options, schema, self.first_s) if options.consumer is not None else None
         self._encoder = encoder_for(options, target_info(options, self.first_s), schema, self._fence)
 
     def _stage(self, batches: Iterator[pa.RecordBatch], query: str, batch_id: int) -> StagedRows:
@@ -184,7 +184,7 @@ class StreamWriter(_StagingWriter, DataSourceStreamArrowWriter):
     """Writes the batches of a streaming query, each once. Spark makes a writer for each commit, so the server may be
     restarting just then."""
 
-    first_s = RESTART_S
+    first_s = PATIENCE_S
 
     @hide_traceback
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -301,7 +301,7 @@ def _listed(names: list[str]) -> str:
 class ConsumerFence:
     """The columns with the source position of a row, and the log of that position."""
 
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType, patience_s: float) -> None:
         assert options.consumer is not None
         names = schema.fieldNames()
         prefix = "_" if "_offset" in names else ""
@@ -316,7 +316,7 @@ class ConsumerFence:
         self._log = next((name for name in (f"{prefix}log",) if name in names), None)
         self._partition = next((name for name in (f"{prefix}partition",) if name in names), None)
         self.columns = {self._first, self._after, *filter(None, (self._log, self._partition))}
-        self._logs = sorted(_positions(options.access, options.consumer))
+        self._logs = sorted(_positions(options.access, options.consumer, patience_s))
         if not self._logs:
             raise Invalid(
                 f"consumer {options.consumer!r} has no position yet: give the source the same option, consumer="
@@ -356,10 +356,10 @@ class ConsumerFence:
         return self._logs[value]  # logs of a topic are numbered in the order of its partitions
 
 
-def _positions(access: ServerAccess, consumer: str) -> dict[int, int]:
+def _positions(access: ServerAccess, consumer: str, patience_s: float) -> dict[int, int]:
     """The positions of the consumer, by log."""
     try:
-        found: dict[int, int] = patiently(lambda: client(access).job(consumer), FIRST_S)["positions"]
+        found: dict[int, int] = patiently(lambda: client(access).job(consumer), patience_s)["positions"]
     except NotFound:
         return {}
     return found

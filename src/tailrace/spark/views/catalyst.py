@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 WEIGHT: Final = "__w"
 _CATALYST: Final = "org.apache.spark.sql.catalyst."
@@ -34,6 +35,20 @@ _PLANNING: Final = {
 }
 
 Java: TypeAlias = Any  # an object of the JVM
+
+
+def empty_frame(spark: SparkSession, schema: StructType) -> DataFrame:
+    """No rows. `createDataFrame` makes its session the active one of the thread; here the caller's stays active."""
+    kind = type(spark)
+    before, active = kind.getActiveSession(), spark._jvm.org.apache.spark.sql.classic.SparkSession  # type: ignore[union-attr]
+    try:
+        return spark.createDataFrame(spark.sparkContext.emptyRDD(), schema)
+    finally:
+        kind._activeSession = before
+        if before is None:
+            active.clearActiveSession()
+        else:
+            active.setActiveSession(before._jsparkSession)
 
 
 class Relation(NamedTuple):

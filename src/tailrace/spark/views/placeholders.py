@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from tailrace.spark.views.catalyst import WEIGHT, Catalyst, Java, Relation
+from tailrace.spark.views.catalyst import WEIGHT, Catalyst, Java, Relation, empty_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -36,7 +36,7 @@ class SourcePlaceholders:
         self._plans: dict[tuple[str, str], Java] = {}
         self._names: dict[int, str] = {}  # the temporary view that replaces a placeholder
         for table, schema in schemas.items():
-            frame = self._empty(schema)
+            frame = empty_frame(self._catalyst.spark, schema)
             self._sources[_number(catalyst.analyzed(frame))] = table
             frame.createOrReplaceTempView(self.relation(table))
 
@@ -85,18 +85,14 @@ class SourcePlaceholders:
         from pyspark.sql.types import StructType
 
         view = f"{self._prefix}_{name}"
-        frame = self._empty(StructType(list(schema.fields)))
+        frame = empty_frame(self._catalyst.spark, StructType(list(schema.fields)))
         self._names[_number(self._catalyst.analyzed(frame))] = view
         return view, frame
 
     def _placeholder(self, schema: StructType, name: str) -> Java:
-        plan = self._catalyst.analyzed(self._empty(schema))
+        plan = self._catalyst.analyzed(empty_frame(self._catalyst.spark, schema))
         self._names[_number(plan)] = name
         return plan
-
-    def _empty(self, schema: StructType) -> DataFrame:
-        spark = self._catalyst.spark
-        return spark.createDataFrame(spark.sparkContext.emptyRDD(), schema)
 
     def named(self, plan: Java) -> tuple[Java, set[str]]:
         """The plan with temporary views for placeholders, and their names."""

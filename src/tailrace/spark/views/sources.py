@@ -26,7 +26,7 @@ from tailrace.spark.items import sample_stored
 from tailrace.spark.jobs.state import change_stream_info
 from tailrace.spark.options import ServerAccess, SourceOptions
 from tailrace.spark.reading import sample_items
-from tailrace.spark.views.catalyst import WEIGHT
+from tailrace.spark.views.catalyst import WEIGHT, empty_frame
 from tailrace.spark.views.query import SourceRows, ViewSource
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class SourceTableReader:
     def nothing(self) -> DataFrame:
         """No rows."""
         if self._nothing is None:
-            self._nothing = self._spark.createDataFrame([], self.schema).where("false")
+            self._nothing = empty_frame(self._spark, self.schema).where("false")
         return self._nothing
 
     def release(self) -> None:
