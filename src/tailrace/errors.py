@@ -155,10 +155,19 @@ class InUse(Conflict):
 
 class ConditionFailed(Conflict):
     code = "CONDITION_FAILED"
+    reason = "ConditionalCheckFailed"  # that a transaction is cancelled for
 
-    def __init__(self, item: Any = None) -> None:
-        super().__init__("The conditional request failed")
+    def __init__(self, item: Any = None, message: str = "The conditional request failed") -> None:
+        super().__init__(message)
         self.item = item  # the stored item, if the caller requested it
+
+
+class DuplicateItem(ConditionFailed):
+    code = "DUPLICATE_ITEM"
+    reason = "DuplicateItem"
+
+    def __init__(self) -> None:
+        super().__init__(message="Duplicate primary key exists in table")
 
 
 class TransactionCanceled(Conflict):

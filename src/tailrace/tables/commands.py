@@ -12,7 +12,7 @@ import msgspec
 
 from tailrace import limits
 from tailrace.command import Command
-from tailrace.errors import ConditionFailed, Invalid, TokenMismatch, TooLarge, TransactionCanceled
+from tailrace.errors import ConditionFailed, Invalid, TableNotFound, TokenMismatch, TooLarge, TransactionCanceled
 from tailrace.storage.engine import Tx
 from tailrace.tables import key as keys
 from tailrace.tables import messages, value, write
@@ -58,6 +58,10 @@ class ItemCommand(Command[WrittenItem], frozen=True, kw_only=True, gc=False):
     def attributes(self, plan: WritePlan) -> Item | None:
         return plan.old if self.returns == ALL_OLD else None
 
+    def named(self, definition: Definition) -> Item:
+        """An item with at least the attributes of the key."""
+        raise AssertionError(f"{type(self).__name__} has no named()")
+
     def check(self, plan: WritePlan) -> None:
         """Raise if the condition does not hold for the stored item."""
         if self.condition is not None and not self.condition.test(plan.old):
@@ -73,6 +77,9 @@ class PutItem(ItemCommand, frozen=True, gc=False):
 
     def size(self) -> int:
         return self.item_size if self.condition is None else self.item_size + self.request_bytes
+
+    def named(self, definition: Definition) -> Item:
+        return self.item
 
     def plan(self, tx: Tx) -> WritePlan:
         definition, key = self.locate(tx)
@@ -105,6 +112,9 @@ class DeleteItem(ItemCommand, frozen=True, gc=False):
     table: str
     key: Item
 
+    def named(self, definition: Definition) -> Item:
+        return self.key
+
     def plan(self, tx: Tx) -> WritePlan:
         definition, key = self.locate(tx)
         return self.planned(definition, key, tx.get(ITEMS, definition.space, key))
@@ -127,6 +137,9 @@ class UpdateItem(ItemCommand, frozen=True, gc=False):
     table: str
     key: Item
     update: ItemUpdate | None = None
+
+    def named(self, definition: Definition) -> Item:
+        return self.key
 
     def plan(self, tx: Tx) -> WritePlan:
         definition = find(tx, self.table)
@@ -200,6 +213,9 @@ class CheckItem(ItemCommand, frozen=True, gc=False):
 
     table: str
     key: Item
+
+    def named(self, definition: Definition) -> Item:
+        return self.key
 
     def plan(self, tx: Tx) -> WritePlan:
         definition = find(tx, self.table)
@@ -300,6 +316,7 @@ class TransactWrite(Command[BatchWritten], frozen=True):
     digest: bytes = b""  # of the request that the token identifies
     capacity: bool = False
     bytes_max: int = limits.TRANSACTION_BYTES_MAX  # the sum over all items of the larger of the old and new size
+    statements: bool = False  # the actions are PartiQL statements: each has its own reason, also a missing table
 
     def size(self) -> int:
         return sum([action.size() for action in self.actions])
@@ -346,14 +363,20 @@ class TransactWrite(Command[BatchWritten], frozen=True):
                 total += max(plan.size_old, plan.size)
                 if total > self.bytes_max:
                     raise TooLarge(f"Transaction payload size cannot exceed {self.bytes_max} bytes")
-            except messages.EmptyKey:
+            except messages.RequestInvalid:
                 raise
             except ConditionFailed as error:
-                reasons[at] = ("ConditionalCheckFailed", str(error), error.item)
-            except Invalid as error:  # an invalid request is reported alone, whatever the conditions
-                reasons = [("None", None, None)] * len(self.actions)
+                reasons[at] = (error.reason, str(error), error.item)
+            except TableNotFound:
+                if not self.statements:
+                    raise
+                reasons[at] = ("ResourceNotFound", "Requested resource not found", None)
+            except Invalid as error:
+                if not self.statements:  # an invalid request is reported alone, whatever the conditions
+                    reasons = [("None", None, None)] * len(self.actions)
                 reasons[at] = ("ValidationError", str(error), None)
-                break
+                if not self.statements:
+                    break
         if len(plans) < len(self.actions):
             raise TransactionCanceled(reasons)
         if len({(plan.definition.space, plan.key) for plan in plans}) != len(plans):
@@ -381,7 +404,7 @@ class TransactWrite(Command[BatchWritten], frozen=True):
         definition = find(tx, action.table)
         if not self.capacity:
             return WrittenItem(definition)
-        attributes = action.item if isinstance(action, PutItem) else action.key
+        attributes = action.named(definition)
         key = keys.item_key(definition, attributes)
         row = write.find(tx, definition, key, attributes).row
         units = read_units(row.size if row else 0, consistent=True, transactional=True)

@@ -45,8 +45,12 @@ def mismatched_index_key(name: str, expected: str, actual: str, index: str) -> I
     )
 
 
-class EmptyKey(Invalid):
-    """A key attribute is empty, which is checked before a transaction begins."""
+class RequestInvalid(Invalid):
+    """An error that is found before a transaction begins, and so is no reason of its cancellation."""
+
+
+class EmptyKey(RequestInvalid):
+    """A key attribute is empty."""
 
 
 def empty_key(name: str, kind: str) -> Invalid:

@@ -203,7 +203,7 @@ class TransactGet(command.Query[TransactGot], frozen=True):
                 if get.projection is not None:
                     check_scalars(definition, get.projection)
                 reasons.append(("None", None, None))
-            except (TableNotFound, messages.EmptyKey):
+            except (TableNotFound, messages.RequestInvalid):
                 raise
             except Error as error:
                 reasons.append(("ValidationError", str(error), None))
@@ -264,6 +264,7 @@ class QueryItems(command.Query[ItemSlice], frozen=True, kw_only=True):
     limit: int | None = None
     reverse: bool = False
     filter: ItemCondition | None = None
+    filters_key: bool = False  # the filter may test attributes of the key
     projection: Paths | None = None
     select: str | None = None
     consistent: bool = False
@@ -343,7 +344,7 @@ class QueryItems(command.Query[ItemSlice], frozen=True, kw_only=True):
             raise Invalid(_ONE_ROW)
 
     def _check_filter(self, key_names: tuple[str, ...]) -> None:
-        if self.filter is None:
+        if self.filter is None or self.filters_key:
             return
         used = self.filter.names
         for name in key_names:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from tailrace.errors import (
     ConditionFailed,
     Conflict,
+    DuplicateItem,
     Error,
     Forbidden,
     InUse,
@@ -53,6 +54,7 @@ _KINDS: Final[tuple[tuple[type[Error], str], ...]] = (  # the first that fits
     (TableNotFound, "ResourceNotFoundException"),
     (NotFound, "ResourceNotFoundException"),
     (InUse, "ResourceInUseException"),
+    (DuplicateItem, "DuplicateItemException"),
     (ConditionFailed, "ConditionalCheckFailedException"),
     (TransactionCanceled, "TransactionCanceledException"),
     (TokenMismatch, "IdempotentParameterMismatchException"),

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from tailrace.http.dynamodb import batches, items, search, streams, tables, transactions
+from tailrace.http.dynamodb import batches, items, search, statements, streams, tables, transactions
 from tailrace.http.dynamodb.shape import Operation
 
 TABLES: Final = "DynamoDB_20120810."
 STREAMS: Final = "DynamoDBStreams_20120810."
 
-_TABLES: Final = tables.OPERATIONS | items.OPERATIONS | batches.OPERATIONS | search.OPERATIONS | transactions.OPERATIONS
+_TABLES: Final = (
+    tables.OPERATIONS
+    | items.OPERATIONS
+    | batches.OPERATIONS
+    | search.OPERATIONS
+    | transactions.OPERATIONS
+    | statements.OPERATIONS
+)
 OPERATIONS: Final[dict[str, Operation]] = {
     **{TABLES + name: operation for name, operation in _TABLES.items()},
     **{STREAMS + name: operation for name, operation in streams.OPERATIONS.items()},

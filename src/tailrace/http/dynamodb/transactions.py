@@ -32,7 +32,7 @@ from tailrace.tables.queries import GetItem, TransactGet
 from tailrace.tables.value import NAME_BYTES_MAX, check_names, digest, read_item
 
 PAYLOAD_BYTES_MAX: Final = 4 * MiB
-_TOO_LARGE: Final = "Transaction payload size cannot exceed 4194304 bytes"  # of the request, not of the stored items
+TOO_LARGE: Final = "Transaction payload size cannot exceed 4194304 bytes"  # of the request, not of the stored items
 _encode: Final = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -95,7 +95,7 @@ async def transact_write_items(context: Context, request: Request) -> dict[str, 
         parts.append(part)
         payload += size
     if payload > PAYLOAD_BYTES_MAX:
-        raise Invalid(_TOO_LARGE)
+        raise Invalid(TOO_LARGE)
     capacity = parameters.capacity(request)
     meant = b"" if token is None else sha256(_encode(parts)).digest()
     batch = await context.execute(TransactWrite(tuple(actions), token, meant, capacity != "NONE"))

@@ -1,0 +1,531 @@
+"""The parser of PartiQL: a statement's text to trees of the expression core (`syntax`).
+
+Conditions, paths and updates become the same nodes that expressions have, so that binding, evaluation and their errors
+are the same. A literal becomes a constant and `?` a parameter; both are placeholders in the tree, named `:0`, `:1` and
+so on.
+
+The parser descends recursively, `STATEMENT_DEPTH_MAX` parentheses deep at most, and never goes back, so that the time
+is linear in the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final, NoReturn, TypeAlias
+
+from tailrace import limits
+from tailrace.errors import Invalid
+from tailrace.tables.partiql_tokens import KEYWORDS, LITERALS, TERM, StatementReader, malformed
+from tailrace.tables.partiql_tree import Delete, Exists, Insert, Select, SetOperand, Source, Statement, Update
+from tailrace.tables.syntax import (
+    COMPARATORS,
+    Action,
+    Call,
+    Compare,
+    DocumentPath,
+    Either,
+    Every,
+    Node,
+    Not,
+    Operand,
+    ValuePlaceholder,
+)
+from tailrace.tables.value import Value
+
+RETURNS: Final = {  # of RETURNING: the values of ReturnValues
+    ("ALL", "OLD"): "ALL_OLD",
+    ("ALL", "NEW"): "ALL_NEW",
+    ("MODIFIED", "OLD"): "UPDATED_OLD",
+    ("MODIFIED", "NEW"): "UPDATED_NEW",
+}
+_LEFTOVER: Final = "Unexpected token after expression"
+_ALIAS: Final = "Aliasing is not supported"
+_IN: Final = (
+    "IN operator must have a left hand argument of type Variable Reference and right hand argument of type Seq with at "
+    "least one member"
+)
+_TABLE: Final = re.compile(r"[a-zA-Z0-9_.-]{3,255}|arn:[^\s]{1,1020}")
+_UNSUPPORTED: Final = frozenset({"GROUP", "HAVING", "LIMIT"})
+_TESTS: Final = frozenset({"attribute_exists", "attribute_not_exists", "attribute_type", "begins_with", "contains"})
+_IS: Final = {
+    "NULL": "NULL",
+    "BOOL": "BOOL",
+    "BOOLEAN": "BOOL",
+    "BLOB": "B",
+    "STRING": "S",
+    "NUMERIC": "N",
+    "STRUCT": "M",
+    "TUPLE": "M",
+    "LIST": "L",
+}
+
+Term: TypeAlias = Operand | Node  # in a condition, either may be in parentheses
+
+
+@lru_cache(limits.STATEMENTS_PARSED_MAX)
+def statement(text: str) -> Statement:
+    """The statement of a text."""
+    return _Parser(text).statement()
+
+
+# -- conditions
+
+
+def is_condition(term: Term) -> bool:
+    """Whether a term is true or false, rather than a value."""
+    return not isinstance(term, DocumentPath | ValuePlaceholder) and not (
+        isinstance(term, Call) and term.name == "size"
+    )
+
+
+class _Conditions(StatementReader):
+    """NOT binds before AND before OR."""
+
+    _operators = 0
+
+    def condition(self) -> Node:
+        self._operators = 0
+        return self._true(self._either(), "WHERE clause must contain an expression that resolves to a boolean")
+
+    @staticmethod
+    def _true(term: Term, problem: str) -> Node:
+        if not is_condition(term):
+            raise Invalid(problem)
+        assert not isinstance(term, DocumentPath | ValuePlaceholder)
+        return term
+
+    def _operator(self) -> None:
+        """Count an operator, and pass it."""
+        self._operators += 1
+        if self._operators > limits.EXPRESSION_OPERATORS_MAX:
+            raise Invalid(f"The expression contains too many operators; operator count: {self._operators}")
+        self.advance()
+
+    def _either(self) -> Term:
+        return self._joined("OR", self._every, Either)
+
+    def _every(self) -> Term:
+        return self._joined("AND", self._not, Every)
+
+    def _joined(self, word: str, part: Callable[[], Term], kind: type[Every] | type[Either]) -> Term:
+        first = part()
+        if self.word != word:
+            return first
+        problem = "The arguments to AND/OR must be Expressions"
+        nodes = [self._true(first, problem)]
+        while self.word == word:
+            self._operator()
+            nodes.append(self._true(part(), problem))
+        return kind(tuple(nodes))
+
+    def _not(self) -> Term:
+        nots = 0
+        while self.word == "NOT":
+            self._operator()
+            nots += 1
+        term = self._predicate()
+        if not nots:
+            return term
+        node = self._true(term, "The argument to NOT must be a Type or Expression")
+        return Not(node) if nots % 2 else node
+
+    def _predicate(self) -> Term:
+        term = self._term()
+        while True:
+            negated = self.word == "NOT"
+            if negated:
+                self._operator()
+            if self.word == "BETWEEN":
+                self._operator()
+                low = self._operand()
+                self.expect_word("AND")
+                term = Compare("BETWEEN", (self._value_of(term, "BETWEEN"), low, self._operand()))
+            elif self.word == "IN":
+                self._operator()
+                term = self._in(term)
+            elif negated:
+                raise malformed(TERM)
+            elif self.word == "IS":
+                self._operator()
+                term = self._is(term)
+            elif self.kind in COMPARATORS or self.kind == "!=":
+                term = self._compared(term)
+            elif self.kind in ("+", "-", "*") or self.word == "LIKE":
+                raise Invalid(f"Unsupported operator in Condition Expression. Operator: {self.token.upper()}")
+            else:
+                return term
+            term = Not(term) if negated else term
+
+    def _compared(self, left: Term) -> Node:
+        op = "<>" if self.kind == "!=" else self.kind
+        self._operator()
+        right = self._term()
+        if not is_condition(left) and not is_condition(right):
+            return Compare(op, (self._value_of(left, op), self._value_of(right, op)))
+        # A condition is compared with true or false, which is the condition or its opposite.
+        node, other = (left, right) if is_condition(left) else (right, left)
+        known = self._constants.get(other.name, {}) if isinstance(other, ValuePlaceholder) else {}
+        if op not in ("=", "<>"):
+            raise Invalid(
+                f"Incorrect operand type for operator or function; operator or function: {op}, operand type: BOOL"
+            )
+        if "BOOL" not in known:
+            raise Invalid(f"Unsupported operator in Condition Expression. Operator: {op}")
+        node = self._true(node, TERM)
+        return node if (known["BOOL"] is True) is (op == "=") else Not(node)
+
+    @staticmethod
+    def _value_of(term: Term, op: str) -> Operand:
+        if is_condition(term):
+            raise Invalid(f"Unsupported operator in Condition Expression. Operator: {op}")
+        assert isinstance(term, DocumentPath | ValuePlaceholder | Call)
+        return term
+
+    def _in(self, left: Term) -> Node:
+        closing = {"[": "]", "(": ")", "<<": ">>"}.get(self.kind)
+        if closing is None or not isinstance(left, DocumentPath):
+            raise Invalid(_IN)
+        self.advance()
+        operands: list[Operand] = [left]
+        while self.kind != closing:
+            operands.append(self._operand())
+            if not self.took(","):
+                break
+        if len(operands) == 1:
+            raise Invalid(_IN)
+        self.expect(closing, "RIGHT_PAREN" if closing == ")" else "RIGHT_BRACKET")
+        return Compare("IN", tuple(operands))
+
+    def _is(self, left: Term) -> Node:
+        if not isinstance(left, DocumentPath):
+            raise Invalid("The left hand side argument to IS must be a Variable Reference, Literal, or Path")
+        negated = self.word == "NOT"
+        if negated:
+            self._operator()
+        word = self.word
+        if word == "MISSING":
+            self.advance()
+            return Call("attribute_exists" if negated else "attribute_not_exists", (left,))
+        if word not in _IS:
+            if self.kind != "word":
+                raise malformed(TERM)
+            raise Invalid(
+                f"Unsupported data type for IS operator: {word}. Supported data types are "
+                "[MISSING, NULL, BOOLEAN, BLOB, STRING, NUMERIC, STRUCT, TUPLE, LIST]"
+            )
+        self.advance()
+        node = Call("attribute_type", (left, self.constant({"S": _IS[word]})))
+        return Not(node) if negated else node
+
+    def _term(self) -> Term:
+        if self.kind == "(":
+            self.deeper()
+            self.advance()
+            term = self._either()
+            self.close()
+            return term
+        if self.calls:
+            return self._call()
+        if self.kind in ("word", "quoted") and self.word not in LITERALS and self.word != "MISSING":
+            return self.path()
+        return self.value()
+
+    def _operand(self) -> Operand:
+        start = self.word or self.token
+        return self._value_of(self._term(), start)
+
+    def _call(self) -> Call:
+        name = self.token.lower()
+        if name not in _TESTS and name != "size":
+            raise self.refuse(f"Unrecognized function: {name}")
+        self.deeper()
+        self.advance()
+        self.advance()
+        args: list[Operand] = []
+        while self.kind != ")":
+            args.append(self._operand())
+            if not self.took(","):
+                break
+        self.close()
+        return Call(name, tuple(args))
+
+
+# -- statements
+
+
+class _Parser(_Conditions):
+    """One statement, and perhaps a semicolon."""
+
+    def statement(self) -> Statement:
+        word = self.word
+        made: Statement
+        if word == "EXISTS":
+            made = self._exists()
+        elif self.passed("SELECT"):
+            made = self._select()
+        elif self.passed("INSERT"):
+            made = self._insert()
+        elif self.passed("UPDATE"):
+            made = self._update()
+        elif self.passed("DELETE"):
+            made = self._delete()
+        elif self.passed("FROM"):
+            made = self._update_from()
+        else:
+            raise malformed("Expected data manipulation")
+        self.took(";")
+        if self.kind != "end":
+            raise malformed(_LEFTOVER)
+        return made
+
+    def _exists(self) -> Exists:
+        self.advance()
+        self.expect("(", "LEFT_PAREN")
+        self.expect_word("SELECT")
+        select = self._select()
+        self.expect(")", "RIGHT_PAREN")
+        return Exists(select)
+
+    # -- clauses
+
+    def _source(self, *, aliased: bool = True) -> Source:
+        parts = [self._component()]
+        while self.took("."):
+            parts.append(self._component())
+        if "" in parts:
+            raise Invalid("Path component cannot be an empty string")
+        if len(parts) > 2:
+            raise Invalid("A path may contain at most 2 components in the FROM clause")
+        if not _TABLE.fullmatch(parts[0]):
+            raise Invalid(
+                "Table name should be within the length [3, 255] and only contain 'a-z', 'A-Z', '0-9', '-', '_', '.'."
+            )
+        if aliased and (self.word in ("AS", "AT") or (self.kind in ("word", "quoted") and self.word not in KEYWORDS)):
+            raise Invalid(_ALIAS)
+        return Source(*parts)
+
+    def _component(self) -> str:
+        found = self.name()
+        if found is None:
+            raise malformed(TERM)
+        return found
+
+    def _where(self) -> Node | None:
+        return self.condition() if self.passed("WHERE") else None
+
+    def _returning(self) -> str:
+        """The values of RETURNING, or NONE."""
+        if not self.passed("RETURNING"):
+            return "NONE"
+        which = self.word
+        self.advance()
+        state = self.word
+        found = RETURNS.get((which, state))
+        if found is not None:
+            self.advance()
+        if found is None or not self.took("*"):
+            raise malformed("Expected '*' after ( MODIFIED | ALL ) ( NEW | OLD ) in RETURNING clause")
+        if self.kind == ",":
+            raise malformed("Invalid syntax with multiple returning elements in RETURNING clause")
+        return found
+
+    # -- SELECT
+
+    def _select(self) -> Select:
+        if self.word in ("VALUE", "PIVOT"):
+            raise Invalid("Select projection doesn't support value or pivot keywords")
+        if self.word == "DISTINCT":
+            raise self.refuse("Unsupported clause: DISTINCT")
+        columns = self._columns()
+        self.expect_word("FROM")
+        source = self._source()
+        if self.kind == "," or self.word in ("JOIN", "INNER", "LEFT", "RIGHT", "FULL", "CROSS", "NATURAL"):
+            raise Invalid("Only select from a single table or index is supported.")
+        where = self._where()
+        order = self._order()
+        if self.word in _UNSUPPORTED:
+            clause = "GROUP BY" if self.word == "GROUP" else self.word
+            at = self._at if self.word == "GROUP" or self._kinds[self._at + 1] == "end" else self._at + 1
+            raise self.refuse(f"Unsupported clause: {clause}", at)
+        return Select(source, columns, where, order, self.values)
+
+    def _columns(self) -> tuple[tuple[str, DocumentPath], ...] | None:
+        star = False
+        columns: dict[str, DocumentPath] = {}
+        while True:
+            if self.took("*"):
+                star = True
+            else:
+                name, path = self._column()
+                if name in columns:
+                    raise Invalid(f"Duplicate identifiers in select clause: {name}")
+                columns[name] = path
+            if not self.took(","):
+                break
+        if star and columns:
+            raise Invalid("Other attributes should not be present in the projection when '*' is used.")
+        return None if star else tuple(columns.items())
+
+    def _column(self) -> tuple[str, DocumentPath]:
+        """A path; its name is that of the last attribute, and the indexes behind it."""
+        if self.calls or self.kind in ("string", "number", "?", "[", "{", "<<", "-", "+"):
+            raise self.refuse("Unexpected path component")
+        path = self.path()
+        if self.word == "AS" or (self.kind in ("word", "quoted") and self.word not in KEYWORDS):
+            raise Invalid(_ALIAS)
+        last = max(at for at, part in enumerate(path.parts) if isinstance(part, str))
+        name = str(path.parts[last]) + "".join(f"[{index}]" for index in path.parts[last + 1 :])
+        return name, path
+
+    def _order(self) -> tuple[tuple[str, bool], ...]:
+        if not self.passed("ORDER"):
+            return ()
+        self.expect_word("BY")
+        order: list[tuple[str, bool]] = []
+        while True:
+            path = self.path()
+            if len(path.parts) > 1:
+                raise Invalid("Argument to ORDER BY must be of type VariableReference. Type: Path")
+            descending = self.word == "DESC"
+            self.passed("ASC", "DESC")
+            order.append((str(path.parts[0]), descending))
+            if not self.took(","):
+                return tuple(order)
+
+    # -- writes
+
+    def _insert(self) -> Insert:
+        self.expect_word("INTO")
+        source = self._source(aliased=False)
+        if source.index is not None:
+            raise malformed("FROM clause may only contain a single table name in data manipulation statements")
+        if self.word == "VALUES" or self.kind == "<<":
+            raise Invalid(
+                "Unsupported operation: Inserting multiple items in a single statement is not supported, use "
+                '"INSERT INTO tableName VALUE item" instead'
+            )
+        if not self.passed("VALUE"):
+            raise malformed(_LEFTOVER)
+        if self.kind != "{":
+            raise Invalid(
+                "Unsupported format in item expression. Please use struct format {...} to express item values for "
+                "insert statement."
+            )
+        item: list[tuple[str, str]] = []
+
+        def attribute(name: str) -> Value:
+            item.append((name, self.value().name))
+            return {}
+
+        self.tuple(attribute, "root")
+        if self.word == "RETURNING":
+            raise Invalid("RETURNING is not supported in INSERT")
+        return Insert(source, tuple(item), self.values)
+
+    def _update(self) -> Update:
+        source = self._source()
+        actions, sets = self._actions()
+        where = self._where()
+        return Update(source, actions, sets, where, self._returning(), self.values)
+
+    def _update_from(self) -> Update:
+        source = self._source()
+        where = self._where()
+        actions, sets = self._actions()
+        return Update(source, actions, sets, where, self._returning(), self.values)
+
+    def _delete(self) -> Delete:
+        self.expect_word("FROM")
+        source = self._source()
+        where = self._where()
+        returns = self._returning()
+        if returns not in ("NONE", "ALL_OLD"):
+            shown = next(" ".join(words) for words, name in RETURNS.items() if name == returns)
+            raise Invalid(
+                f"Invalid returning clause: RETURNING {shown} *. Only RETURNING ALL OLD * is allowed in DELETE "
+                "statements."
+            )
+        return Delete(source, where, returns, self.values)
+
+    def _actions(self) -> tuple[tuple[Action, ...], tuple[SetOperand, ...]]:
+        actions: list[Action] = []
+        sets: list[SetOperand] = []
+        while (section := self.word) in ("SET", "REMOVE"):
+            self.advance()
+            while True:
+                path = self.path()
+                if section == "REMOVE":
+                    actions.append(Action("REMOVE", path, None))
+                else:
+                    self.expect("=", "EQ")
+                    actions.append(self._assignment(path, sets))
+                if not self.took(","):
+                    break
+        if not actions:
+            raise self.expected("SET or REMOVE")
+        return tuple(actions), tuple(sets)
+
+    def _assignment(self, path: DocumentPath, sets: list[SetOperand]) -> Action:
+        if self.calls and self.token.lower() in ("set_add", "set_delete"):
+            return self._set_function(path, sets)
+        self._operators = 0
+        operand = self._addend()
+        if self.kind in ("+", "-"):
+            op = self.kind
+            self.advance()
+            operand = Call(op, (operand, self._addend()))
+        return Action("SET", path, operand)
+
+    def _addend(self) -> Operand:
+        if self.kind == "(":
+            self.deeper()
+            self.advance()
+            operand = self._addend()
+            if self.kind in ("+", "-"):
+                op = self.kind
+                self.advance()
+                operand = Call(op, (operand, self._addend()))
+            self.close()
+            return operand
+        if self.calls:
+            name = self.token.lower()
+            if name != "list_append":
+                raise self.refuse(f"Unrecognized function: {name}")
+            self.deeper()
+            self.advance()
+            self.advance()
+            args = [self._addend()]
+            while self.took(","):
+                args.append(self._addend())
+            self.close()
+            return Call(name, tuple(args))
+        if self.kind in ("word", "quoted") and self.word not in LITERALS and self.word != "MISSING":
+            return self.path()
+        return self.value()
+
+    def _set_function(self, path: DocumentPath, sets: list[SetOperand]) -> Action:
+        """set_add(path, set) or set_delete(path, set): ADD and DELETE of an update."""
+        name, at = self.token.upper(), self._at
+        self.advance()
+        self.advance()
+        first_at = self._at
+        args: list[Operand] = []
+        while self.kind != ")":
+            args.append(self._addend())
+            if not self.took(","):
+                break
+        self.expect(")", "RIGHT_PAREN")
+        if len(args) != 2:
+            self._wrong(f"{name} must have exactly two arguments", at)
+        if args[0] != path:
+            self._wrong(f"The first argument to {name} must equal the assignment value", at)
+        operand = args[1]
+        if not isinstance(operand, ValuePlaceholder):
+            self._wrong(f"The second argument to {name} must be a value with type SET", first_at)
+        sets.append(SetOperand(name, operand.name, self.position(first_at)))
+        return Action("ADD" if name == "SET_ADD" else "DELETE", path, operand)
+
+    def _wrong(self, message: str, at: int) -> NoReturn:
+        raise self.refuse(message, at)
