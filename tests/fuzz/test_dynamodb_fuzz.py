@@ -142,6 +142,29 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
                             "ConditionExpression": "attribute_not_exists(pk)"}}]}),
     ("TransactGetItems", {"TransactItems": [{"Get": {"TableName": "ranged", "Key": KEY, "ProjectionExpression": "pk"}},
                                             {"Get": {"TableName": "hashed", "Key": {"pk": {"S": "a"}}}}]}),
+    ("ExecuteStatement", {"Statement": "SELECT pk, l[0], l[2].k FROM ranged WHERE pk = ? AND sk BETWEEN 0 AND 5 AND "
+                                       "(v = 1 OR contains(s, 'x')) AND NOT q IS NULL ORDER BY sk DESC",
+                          "Parameters": [{"S": "a"}], "ConsistentRead": True, "Limit": 5,
+                          "ReturnConsumedCapacity": "INDEXES"}),
+    ("ExecuteStatement", {"Statement": "SELECT * FROM ranged.\"by-g\" WHERE g IN ['x', 'y'] AND size(pk) > 0"}),
+    ("ExecuteStatement", {"Statement": "UPDATE ranged SET n = n + ?, l = list_append(l, [1, {'a': <<'b'>>}]) "
+                                       "SET s = set_add(s, <<'z'>>) REMOVE q WHERE pk = 'a' AND sk = 1 "
+                                       "AND attribute_exists(n) RETURNING ALL NEW *", "Parameters": [{"N": "1"}],
+                          "ReturnValuesOnConditionCheckFailure": "ALL_OLD"}),
+    ("BatchExecuteStatement", {"Statements": [
+        {"Statement": "SELECT * FROM ranged WHERE pk = ? AND sk = 1", "Parameters": [{"S": "a"}],
+         "ConsistentRead": True}, {"Statement": "SELECT pk FROM hashed WHERE pk = 'a'"}],
+        "ReturnConsumedCapacity": "TOTAL"}),
+    ("BatchExecuteStatement", {"Statements": [
+        {"Statement": "INSERT INTO hashed VALUE {'pk': 'i', 'm': {'a': [1, null, true]}}"},
+        {"Statement": "DELETE FROM hashed WHERE pk = 'i' RETURNING ALL OLD *"}]}),
+    ("ExecuteTransaction", {"ClientRequestToken": "*token", "TransactStatements": [
+        {"Statement": "UPDATE ranged SET v = ? WHERE pk = 'a' AND sk = 1", "Parameters": [{"N": "1"}],
+         "ReturnValuesOnConditionCheckFailure": "ALL_OLD"},
+        {"Statement": "EXISTS(SELECT * FROM hashed WHERE pk = 'e' AND v IS MISSING)"},
+        {"Statement": "DELETE FROM hashed WHERE pk = 'd'"}]}),
+    ("ExecuteTransaction", {"TransactStatements": [{"Statement": "SELECT * FROM ranged WHERE pk = 'a' AND sk = 1"}],
+                            "ReturnConsumedCapacity": "TOTAL"}),
     ("CreateTable", {**CREATE, "TableName": "made"}),
     ("CreateTable", {"TableName": "made2", "KeySchema": keys("pk"), "AttributeDefinitions": defined(pk="B"),
                      "ProvisionedThroughput": {"ReadCapacityUnits": 1, "WriteCapacityUnits": 1},

@@ -185,6 +185,10 @@ TABLE: tuple[Row, ...] = (
     dynamodb("PutItem", WRITE, TableName="orders", Item=ITEM),
     dynamodb("DeleteItem", WRITE, TableName="orders", Key={"id": {"S": "gone"}}),
     dynamodb("BatchWriteItem", WRITE, RequestItems={"orders": [{"PutRequest": {"Item": ITEM}}]}),
+    dynamodb("ExecuteStatement", READ, Statement="SELECT * FROM orders WHERE id = 'x'"),
+    dynamodb("ExecuteStatement", WRITE, Statement="DELETE FROM orders WHERE id = 'gone'"),
+    dynamodb("ExecuteTransaction", READ, TransactStatements=[{"Statement": "SELECT * FROM orders WHERE id = 'x'"}]),
+    dynamodb("ExecuteTransaction", WRITE, TransactStatements=[{"Statement": "DELETE FROM orders WHERE id = 'gone'"}]),
     dynamodb("DescribeTable", READ, TableName="orders"),
     dynamodb("DeleteTable", ADMIN, TableName="missing"),
     dynamodb(

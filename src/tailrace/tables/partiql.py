@@ -316,8 +316,6 @@ class _Planner:
         if isinstance(node, Either) and self._selects(node):
             found = [one for part in node.nodes for one in self._alternatives(part)]
         elif isinstance(node, Compare) and node.op == "IN" and self._on_key(node) is not None:
-            if len(node.args) - 1 > limits.IN_OPERANDS_MAX:
-                return [(node,)]  # which binding refuses
             found = [(Compare("=", (node.args[0], each)),) for each in node.args[1:]]
         else:
             found = [(node,)]

@@ -558,6 +558,6 @@ def test_what_is_not_there_says_so(client: Any, hashed: str, refuses: Any) -> No
     with refuses("UnknownOperationException"):
         client.list_backups()
     with refuses("UnknownOperationException"):
-        client.execute_statement(Statement=f'SELECT * FROM "{hashed}"')
+        client.create_backup(TableName=hashed, BackupName="backup")
     with refuses("TableNotFoundException"):
         client.describe_continuous_backups(TableName="does.not.exist")
