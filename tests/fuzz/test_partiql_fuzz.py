@@ -21,7 +21,7 @@ from tailrace.tables import partiql
 from tailrace.tables.definition import Attribute, Definition, IndexDefinition, Projection
 from tailrace.tables.partiql_commands import ItemWhere
 from tailrace.tables.partiql_syntax import statement
-from tailrace.tables.partiql_tree import Insert, Select, Update
+from tailrace.tables.partiql_tree import PartiQLInsert, PartiQLSelect, PartiQLUpdate
 from tests.support.growth import check_growth
 from tests.support.soak import examples
 
@@ -69,16 +69,16 @@ def use(text: str) -> bool:
     with contextlib.suppress(Invalid):
         found = statement(text)
         given = partiql.bound(found, [{"N": "1"}] * len(found.values.parameters))
-        if isinstance(found, Select):
+        if isinstance(found, PartiQLSelect):
             plan = partiql.plan(found, given, DEFINITION)
             for part in plan.parts or ():
                 assert part.filter is None or part.filter.test(ITEM) in (True, False)
             if plan.projection is not None:
                 plan.projection.project(ITEM)
-        elif isinstance(found, Insert):
+        elif isinstance(found, PartiQLInsert):
             partiql.item(found, given)
         else:
-            if isinstance(found, Update):
+            if isinstance(found, PartiQLUpdate):
                 partiql.update(found, given).apply(ITEM, {"pk": {"S": "x"}, "sk": {"N": "1"}})
             _, condition = ItemWhere(found, given).item(DEFINITION)
             assert condition is None or condition.test(ITEM) in (True, False)

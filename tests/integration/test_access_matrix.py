@@ -510,6 +510,7 @@ WRITES = {
     "PutSubscription", "DeleteSubscription", "AddStreams", "RemoveStream", "ClaimWake", "SubscriptionAck",
     "ReleaseWake",
     "ItemCommand", "PutItem", "UpdateItem", "DeleteItem", "CheckItem", "BatchWrite", "TransactWrite",
+    "InsertItem", "UpdateWhere", "DeleteWhere", "CheckWhere",
     "RowCommand", "RowsCommand", "InsertRows", "UpdateRow", "DeleteRow",
     "SaveCursor", "DropCursor", "Publish", "StageRows", "DropStage",
 }  # fmt: skip

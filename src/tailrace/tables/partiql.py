@@ -21,7 +21,7 @@ from tailrace.tables.condition import ConditionBinder, ItemCondition
 from tailrace.tables.definition import Definition, IndexDefinition
 from tailrace.tables.key_condition import INDEXABLE, KeyCondition
 from tailrace.tables.messages import INVALID
-from tailrace.tables.partiql_tree import Insert, Select, Statement, Update
+from tailrace.tables.partiql_tree import PartiQLInsert, PartiQLSelect, PartiQLUpdate, Statement
 from tailrace.tables.syntax import (
     Call,
     Compare,
@@ -71,7 +71,7 @@ def condition(nodes: Iterable[Node], given: Placeholders) -> ItemCondition | Non
         raise Invalid(str(refused)) from None
 
 
-def update(statement: Update, given: Placeholders) -> ItemUpdate:
+def update(statement: PartiQLUpdate, given: Placeholders) -> ItemUpdate:
     """The update of an UPDATE."""
     for operand in statement.sets:
         if not SETS & given.value(operand.placeholder).keys():
@@ -84,12 +84,12 @@ def update(statement: Update, given: Placeholders) -> ItemUpdate:
         raise Invalid(str(refused)) from None
 
 
-def item(statement: Insert, given: Placeholders) -> Item:
+def item(statement: PartiQLInsert, given: Placeholders) -> Item:
     """The item of an INSERT."""
     return {name: given.value(placeholder) for name, placeholder in statement.item}
 
 
-class Columns(Paths):
+class SelectColumns(Paths):
     """The paths of a SELECT, of which each is a column of its own in the result."""
 
     __slots__ = ("_columns",)
@@ -106,12 +106,12 @@ class Columns(Paths):
         return {name: found for name, read in self._columns if (found := read(item)) is not None}
 
 
-def columns(statement: Select, given: Placeholders) -> Paths | None:
+def columns(statement: PartiQLSelect, given: Placeholders) -> Paths | None:
     """The columns of a SELECT; None: whole items."""
     if statement.columns is None:
         return None
     if any(len(path.parts) > 1 for _, path in statement.columns):
-        return Columns(statement.columns, given)
+        return SelectColumns(statement.columns, given)
     return Paths((name,) for name, _ in statement.columns)
 
 
@@ -207,13 +207,15 @@ class SelectPlan(NamedTuple):
     key: Item | None  # the whole key, if the SELECT names one item of the table and nothing else
 
 
-def plan(statement: Select, given: Placeholders, definition: Definition, *, consistent: bool = False) -> SelectPlan:
+def plan(
+    statement: PartiQLSelect, given: Placeholders, definition: Definition, *, consistent: bool = False
+) -> SelectPlan:
     """The plan of a SELECT."""
-    return _Planner(statement, given, definition, consistent).plan()
+    return _SelectPlanner(statement, given, definition, consistent).plan()
 
 
-class _Planner:
-    def __init__(self, statement: Select, given: Placeholders, definition: Definition, consistent: bool) -> None:
+class _SelectPlanner:
+    def __init__(self, statement: PartiQLSelect, given: Placeholders, definition: Definition, consistent: bool) -> None:
         self._statement = statement
         self._given = given
         self._definition = definition

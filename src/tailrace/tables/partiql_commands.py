@@ -18,7 +18,7 @@ from tailrace.tables.binding import Placeholders
 from tailrace.tables.commands import CheckItem, DeleteItem, PutItem, UpdateItem
 from tailrace.tables.condition import ItemCondition
 from tailrace.tables.definition import TABLES, Definition, decoded, find
-from tailrace.tables.partiql_tree import Delete, Exists, Source, Update
+from tailrace.tables.partiql_tree import PartiQLDelete, PartiQLExists, PartiQLUpdate, StatementSource
 from tailrace.tables.value import Item
 from tailrace.tables.write import WritePlan
 
@@ -46,21 +46,26 @@ class ItemWhere:
 
     __slots__ = ("_given", "_statement", "_within")
 
-    def __init__(self, statement: Update | Delete | Exists, given: Placeholders, within: str | None = None) -> None:
+    def __init__(
+        self,
+        statement: PartiQLUpdate | PartiQLDelete | PartiQLExists,
+        given: Placeholders,
+        within: str | None = None,
+    ) -> None:
         self._statement = statement
         self._given = given
         self._within = within
-        where = statement.select.where if isinstance(statement, Exists) else statement.where
+        where = statement.select.where if isinstance(statement, PartiQLExists) else statement.where
         partiql.condition([] if where is None else [where], given)  # what is wrong with it on any table
-        _check_source(statement.source, isinstance(statement, Exists))
+        _check_source(statement.source, isinstance(statement, PartiQLExists))
 
     def item(self, definition: Definition) -> tuple[Item, ItemCondition | None]:
         """The key of the item, and the condition on it."""
         statement = self._statement
-        where = statement.select.where if isinstance(statement, Exists) else statement.where
+        where = statement.select.where if isinstance(statement, PartiQLExists) else statement.where
         named = partiql.named_item(where, self._given, definition.keys)
         complete = len(named.key) == len(definition.keys)
-        if isinstance(statement, Exists):
+        if isinstance(statement, PartiQLExists):
             if not complete or not named.rest:
                 raise messages.RequestInvalid(f"{self._within or ''}{NO_CONDITION}")
         elif not complete:
@@ -72,7 +77,7 @@ class ItemWhere:
         return named.key, partiql.condition(named.rest, self._given)
 
 
-def _check_source(source: Source, checks: bool) -> None:
+def _check_source(source: StatementSource, checks: bool) -> None:
     if source.index is not None:
         raise Invalid(ON_INDEX_IN_TRANSACTION if checks else ON_INDEX)
 

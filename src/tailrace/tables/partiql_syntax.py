@@ -18,7 +18,16 @@ from typing import Final, NoReturn, TypeAlias
 from tailrace import limits
 from tailrace.errors import Invalid
 from tailrace.tables.partiql_tokens import KEYWORDS, LITERALS, TERM, StatementReader, malformed
-from tailrace.tables.partiql_tree import Delete, Exists, Insert, Select, SetOperand, Source, Statement, Update
+from tailrace.tables.partiql_tree import (
+    PartiQLDelete,
+    PartiQLExists,
+    PartiQLInsert,
+    PartiQLSelect,
+    PartiQLUpdate,
+    SetOperand,
+    Statement,
+    StatementSource,
+)
 from tailrace.tables.syntax import (
     COMPARATORS,
     Action,
@@ -67,7 +76,7 @@ Term: TypeAlias = Operand | Node  # in a condition, either may be in parentheses
 @lru_cache(limits.STATEMENTS_PARSED_MAX)
 def statement(text: str) -> Statement:
     """The statement of a text."""
-    return _Parser(text).statement()
+    return _StatementParser(text).statement()
 
 
 # -- conditions
@@ -80,7 +89,7 @@ def is_condition(term: Term) -> bool:
     )
 
 
-class _Conditions(StatementReader):
+class _ConditionParser(StatementReader):
     """NOT binds before AND before OR."""
 
     _operators = 0
@@ -255,7 +264,7 @@ class _Conditions(StatementReader):
 # -- statements
 
 
-class _Parser(_Conditions):
+class _StatementParser(_ConditionParser):
     """One statement, and perhaps a semicolon."""
 
     def statement(self) -> Statement:
@@ -280,17 +289,17 @@ class _Parser(_Conditions):
             raise malformed(_LEFTOVER)
         return made
 
-    def _exists(self) -> Exists:
+    def _exists(self) -> PartiQLExists:
         self.advance()
         self.expect("(", "LEFT_PAREN")
         self.expect_word("SELECT")
         select = self._select()
         self.expect(")", "RIGHT_PAREN")
-        return Exists(select)
+        return PartiQLExists(select)
 
     # -- clauses
 
-    def _source(self, *, aliased: bool = True) -> Source:
+    def _source(self, *, aliased: bool = True) -> StatementSource:
         parts = [self._component()]
         while self.took("."):
             parts.append(self._component())
@@ -304,7 +313,7 @@ class _Parser(_Conditions):
             )
         if aliased and (self.word in ("AS", "AT") or (self.kind in ("word", "quoted") and self.word not in KEYWORDS)):
             raise Invalid(_ALIAS)
-        return Source(*parts)
+        return StatementSource(*parts)
 
     def _component(self) -> str:
         found = self.name()
@@ -333,7 +342,7 @@ class _Parser(_Conditions):
 
     # -- SELECT
 
-    def _select(self) -> Select:
+    def _select(self) -> PartiQLSelect:
         if self.word in ("VALUE", "PIVOT"):
             raise Invalid("Select projection doesn't support value or pivot keywords")
         if self.word == "DISTINCT":
@@ -349,7 +358,7 @@ class _Parser(_Conditions):
             clause = "GROUP BY" if self.word == "GROUP" else self.word
             at = self._at if self.word == "GROUP" or self._kinds[self._at + 1] == "end" else self._at + 1
             raise self.refuse(f"Unsupported clause: {clause}", at)
-        return Select(source, columns, where, order, self.values)
+        return PartiQLSelect(source, columns, where, order, self.values)
 
     def _columns(self) -> tuple[tuple[str, DocumentPath], ...] | None:
         star = False
@@ -396,7 +405,7 @@ class _Parser(_Conditions):
 
     # -- writes
 
-    def _insert(self) -> Insert:
+    def _insert(self) -> PartiQLInsert:
         self.expect_word("INTO")
         source = self._source(aliased=False)
         if source.index is not None:
@@ -422,21 +431,21 @@ class _Parser(_Conditions):
         self.tuple(attribute, "root")
         if self.word == "RETURNING":
             raise Invalid("RETURNING is not supported in INSERT")
-        return Insert(source, tuple(item), self.values)
+        return PartiQLInsert(source, tuple(item), self.values)
 
-    def _update(self) -> Update:
+    def _update(self) -> PartiQLUpdate:
         source = self._source()
         actions, sets = self._actions()
         where = self._where()
-        return Update(source, actions, sets, where, self._returning(), self.values)
+        return PartiQLUpdate(source, actions, sets, where, self._returning(), self.values)
 
-    def _update_from(self) -> Update:
+    def _update_from(self) -> PartiQLUpdate:
         source = self._source()
         where = self._where()
         actions, sets = self._actions()
-        return Update(source, actions, sets, where, self._returning(), self.values)
+        return PartiQLUpdate(source, actions, sets, where, self._returning(), self.values)
 
-    def _delete(self) -> Delete:
+    def _delete(self) -> PartiQLDelete:
         self.expect_word("FROM")
         source = self._source()
         where = self._where()
@@ -447,7 +456,7 @@ class _Parser(_Conditions):
                 f"Invalid returning clause: RETURNING {shown} *. Only RETURNING ALL OLD * is allowed in DELETE "
                 "statements."
             )
-        return Delete(source, where, returns, self.values)
+        return PartiQLDelete(source, where, returns, self.values)
 
     def _actions(self) -> tuple[tuple[Action, ...], tuple[SetOperand, ...]]:
         actions: list[Action] = []

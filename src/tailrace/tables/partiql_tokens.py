@@ -17,7 +17,7 @@ from tailrace import limits
 from tailrace.errors import Invalid
 from tailrace.tables import number
 from tailrace.tables.messages import INVALID, NOT_A_NUMBER
-from tailrace.tables.partiql_tree import Values
+from tailrace.tables.partiql_tree import StatementValues
 from tailrace.tables.syntax import DocumentPath, ValuePlaceholder
 from tailrace.tables.value import DEPTH_MAX, Value, in_order
 
@@ -32,14 +32,14 @@ KEYWORDS: Final = frozenset((
 ))  # fmt: skip
 LITERALS: Final[dict[str, Value]] = {"TRUE": {"BOOL": True}, "FALSE": {"BOOL": False}, "NULL": {"NULL": True}}
 _BAG: Final = "Unsupported data type in Bag. DynamoDB only supports either numbers or strings in bags"
+_BLANKS: Final = re.compile(r"(?:\s|--[^\r\n]*|/\*[\s\S]*?\*/)*")
 _TOKEN: Final = re.compile(
-    r"""(?:\s|--[^\r\n]*+|/\*[\s\S]*?\*/)*+
-    (?:(?P<string>'(?:[^']|'')*+')
-    |(?P<quoted>"(?:[^"]|"")*+")
+    r"""(?P<string>'[^']*(?:''[^']*)*')
+    |(?P<quoted>"[^"]*(?:""[^"]*)*")
     |(?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
     |(?P<word>[A-Za-z_$][A-Za-z0-9_$]*)
     |(?P<sign><<|>>|<>|<=|>=|!=|[()\[\]{},.:;=<>*+?-])
-    |(?P<end>\Z))""",
+    |(?P<end>\Z)""",
     re.VERBOSE,
 )
 _NUMBER: Final = re.compile(r"[0-9]*(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
@@ -53,17 +53,19 @@ def malformed(detail: str) -> Invalid:
 
 
 @dataclass(slots=True)
-class _Tokens:
+class _StatementTokens:
     kinds: list[str] = field(default_factory=list)  # a sign, or one of string, quoted, number, word, end
     texts: list[str] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
 
 
-def _tokens(text: str) -> _Tokens:
-    tokens = _Tokens()
+def _tokens(text: str) -> _StatementTokens:
+    tokens = _StatementTokens()
     at = 0
     while True:
-        found = _TOKEN.match(text, at)
+        blanks = _BLANKS.match(text, at)
+        assert blanks is not None, "there may be none"
+        found = _TOKEN.match(text, blanks.end())
         if found is None:  # a character of no token, or a quotation or comment without an end
             raise malformed("")
         kind = found.lastgroup or ""
@@ -227,8 +229,8 @@ class StatementReader:
         return self.constant(self.literal("root", 0))
 
     @property
-    def values(self) -> Values:
-        return Values(self._constants, tuple(self._parameters))
+    def values(self) -> StatementValues:
+        return StatementValues(self._constants, tuple(self._parameters))
 
     def literal(self, under: str, depth: int) -> Value:
         """A document of literals. `under` is its path in the whole value, `depth` the number of steps in it."""

@@ -11,7 +11,7 @@ from tailrace.tables.value import Value
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class StatementSource:
     """A table, or an index of it."""
 
     table: str
@@ -19,7 +19,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class StatementValues:
     """The constants of a statement, by placeholder; and the placeholders that its parameters fill, in their order."""
 
     constants: dict[str, Value]
@@ -27,23 +27,23 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True)
-class Select:
+class PartiQLSelect:
     """SELECT. `columns` are paths and their names in the result; None: whole items."""
 
-    source: Source
+    source: StatementSource
     columns: tuple[tuple[str, DocumentPath], ...] | None
     where: Node | None
     order: tuple[tuple[str, bool], ...]  # attributes, and whether each is descending
-    values: Values
+    values: StatementValues
 
 
 @dataclass(frozen=True, slots=True)
-class Insert:
+class PartiQLInsert:
     """INSERT: the placeholders of the item's attributes."""
 
-    source: Source
+    source: StatementSource
     item: tuple[tuple[str, str], ...]
-    values: Values
+    values: StatementValues
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,40 +56,40 @@ class SetOperand:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class PartiQLUpdate:
     """UPDATE, in either order of its clauses."""
 
-    source: Source
+    source: StatementSource
     actions: tuple[Action, ...]
     sets: tuple[SetOperand, ...]
     where: Node | None
     returns: str  # as ReturnValues
-    values: Values
+    values: StatementValues
 
 
 @dataclass(frozen=True, slots=True)
-class Delete:
+class PartiQLDelete:
     """DELETE."""
 
-    source: Source
+    source: StatementSource
     where: Node | None
     returns: str
-    values: Values
+    values: StatementValues
 
 
 @dataclass(frozen=True, slots=True)
-class Exists:
+class PartiQLExists:
     """EXISTS: a condition check in a transaction."""
 
-    select: Select
+    select: PartiQLSelect
 
     @property
-    def source(self) -> Source:
+    def source(self) -> StatementSource:
         return self.select.source
 
     @property
-    def values(self) -> Values:
+    def values(self) -> StatementValues:
         return self.select.values
 
 
-Statement: TypeAlias = Select | Insert | Update | Delete | Exists
+Statement: TypeAlias = PartiQLSelect | PartiQLInsert | PartiQLUpdate | PartiQLDelete | PartiQLExists

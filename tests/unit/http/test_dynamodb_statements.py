@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from tailrace.access import Permission, Principal
+from tailrace.config import Config
+from tailrace.http.dynamodb.handler import DynamoHandler
 from tests.unit.http.test_dynamodb_items import Client
 
 INVALID = "One or more parameter values were invalid: "
@@ -758,6 +761,28 @@ def test_the_length_of_a_statement(client: PartiQL) -> None:
     assert "less than or equal to 8192" in client.refused(statement + " " * (8193 - len(statement)))
     assert "greater than or equal to 1" in client.refused("")
     assert "greater than or equal to 1" in client.fail("ExecuteStatement", Statement=statement, Parameters=[])[1]
+
+
+def test_each_statement_needs_its_permission(client: PartiQL) -> None:
+    """A reader reads and a writer writes, in each of the operations."""
+    client.add("perm", table="flat")
+    read = "SELECT * FROM flat WHERE pk = 'perm'"
+    write = "UPDATE flat SET a = 1 WHERE pk = 'perm'"
+    everyone = client._handler
+    try:
+        for allowed, permission, refused in ((read, Permission.READ, write), (write, Permission.WRITE, read)):
+            principal = Principal("someone", frozenset((permission,)))
+            client._handler = DynamoHandler(client.db, Config(dev=True), lambda request, one=principal: (one, None))
+            client.run(allowed)
+            client.transact(allowed)
+            assert "Error" not in client.batch(allowed)[0]
+            assert client.fail("ExecuteStatement", Statement=refused)[0] == "AccessDeniedException"
+            statements = [{"Statement": refused}]
+            assert client.fail("ExecuteTransaction", TransactStatements=statements)[0] == "AccessDeniedException"
+            assert client.batch(refused)[0]["Error"]["Code"] == "AccessDenied"
+            client._handler.close()
+    finally:
+        client._handler = everyone
 
 
 # -- transactions

@@ -39,7 +39,14 @@ from tailrace.tables.commands import ItemCommand, TransactWrite
 from tailrace.tables.definition import Definition
 from tailrace.tables.partiql_commands import CheckWhere, DeleteWhere, FindTables, InsertItem, ItemWhere, UpdateWhere
 from tailrace.tables.partiql_syntax import statement as parsed
-from tailrace.tables.partiql_tree import Delete, Exists, Insert, Select, Statement, Update
+from tailrace.tables.partiql_tree import (
+    PartiQLDelete,
+    PartiQLExists,
+    PartiQLInsert,
+    PartiQLSelect,
+    PartiQLUpdate,
+    Statement,
+)
 from tailrace.tables.queries import GetItem, HeavyItems, ItemPage, Pager, QueryItems, ScanItems, TransactGet
 from tailrace.tables.value import Item, Value
 from tailrace.tables.write import WrittenItem
@@ -96,7 +103,7 @@ def _prepared(request: Request, given: Sequence[Value]) -> PreparedStatement:
     text = request["Statement"]
     statement = parsed(text)
     bound = partiql.bound(statement, given)
-    if isinstance(statement, Select):
+    if isinstance(statement, PartiQLSelect):
         partiql.condition([] if statement.where is None else [statement.where], bound)
     return PreparedStatement(
         text,
@@ -116,15 +123,15 @@ def _write(prepared: PreparedStatement, capacity: bool, within: str | None = Non
         "on_failure": prepared.on_failure,
         "request_bytes": prepared.size,
     }
-    if isinstance(statement, Insert):
+    if isinstance(statement, PartiQLInsert):
         item = partiql.item(statement, given)
         return InsertItem(table, item, value.item_size(item), **shared)
-    assert not isinstance(statement, Select)
+    assert not isinstance(statement, PartiQLSelect)
     where = ItemWhere(statement, given, within)
-    if isinstance(statement, Update):
+    if isinstance(statement, PartiQLUpdate):
         update = partiql.update(statement, given)
         return UpdateWhere(table, {}, update, where=where, returns=statement.returns, **shared)
-    if isinstance(statement, Delete):
+    if isinstance(statement, PartiQLDelete):
         return DeleteWhere(table, {}, where=where, returns=statement.returns, **shared)
     return CheckWhere(table, {}, where=where, **shared)
 
@@ -149,9 +156,9 @@ EXECUTE_STATEMENT: Final = Structure(
 async def execute_statement(context: Context, request: Request) -> dict[str, Any]:
     prepared = _prepared(request, _read_parameters(request))
     capacity = parameters.capacity(request)
-    if isinstance(prepared.statement, Exists):
+    if isinstance(prepared.statement, PartiQLExists):
         raise Invalid(_EXISTS)
-    if isinstance(prepared.statement, Select):
+    if isinstance(prepared.statement, PartiQLSelect):
         return await _select(context, request, prepared, prepared.statement, capacity)
     written: WrittenItem = await context.execute(_write(prepared, capacity != "NONE"))
     response: dict[str, Any] = {"Items": [written.attributes] if written.attributes else []}
@@ -185,18 +192,16 @@ class _SelectPage:
     def full(self) -> bool:
         return self.left == 0 or self._bytes >= limits.ITEM_PAGE_BYTES
 
-    def add(self, page: ItemPage) -> None:
-        for item in page.items or ():
-            encoded = render.encoded_item(item)
-            self._bytes += len(encoded)
-            self.items.append(msgspec.Raw(encoded))
+    def add(self, page: ItemPage, encoded: Sequence[bytes]) -> None:
+        self._bytes += sum(map(len, encoded))
+        self.items += map(msgspec.Raw, encoded)
         self._scanned += page.scanned
         if page.consumed is not None:
             self.consumed = page.consumed if self.consumed is None else self.consumed + page.consumed
 
 
 async def _select(
-    context: Context, request: Request, prepared: PreparedStatement, statement: Select, capacity: str
+    context: Context, request: Request, prepared: PreparedStatement, statement: PartiQLSelect, capacity: str
 ) -> dict[str, Any]:
     at, start = _opened(request.get("NextToken"), prepared.digest)
     definition = await _definition(context, prepared.table)
@@ -209,8 +214,8 @@ async def _select(
     token: str | None = None
     last_key: Item | None = None
     while True:
-        part = await _read(context, _query(context, prepared, plan, at, start, page.left, capacity))
-        page.add(part)
+        part, encoded = await _read(context, _query(context, prepared, plan, at, start, page.left, capacity))
+        page.add(part, encoded)
         last_key, start = part.last_key, None
         if last_key is not None:
             token = _sealed(prepared.digest, at, last_key)
@@ -276,8 +281,9 @@ def _query(
     )
 
 
-async def _read(context: Context, query: QueryItems | ScanItems) -> ItemPage:
-    """A page of a query. Large items are read in a thread, from the beginning of the page."""
+async def _read(context: Context, query: QueryItems | ScanItems) -> tuple[ItemPage, list[bytes]]:
+    """A page of a query, and its items encoded. Large items are read and encoded in a thread, from the beginning of the
+    page."""
     pager: Pager[Any] = Pager(query)
     try:
         while (step := pager.next()) is not None:
@@ -286,7 +292,8 @@ async def _read(context: Context, query: QueryItems | ScanItems) -> ItemPage:
     except HeavyItems:
         again = msgspec.structs.replace(query, light=False)
         return await context.call(lambda: run_sync(_read(context.blocking(), again)))
-    return pager.page()
+    page = pager.page()
+    return page, list(map(render.encoded_item, page.items or ()))
 
 
 # -- tokens of pages
@@ -343,7 +350,7 @@ async def batch_execute_statement(context: Context, request: Request) -> dict[st
     counted = capacity != "NONE"
     prepared = [_attempted(one) for one in request["Statements"]]
     found = [one for one in prepared if isinstance(one, PreparedStatement)]
-    reads = [isinstance(one.statement, Select) for one in found]
+    reads = [isinstance(one.statement, PartiQLSelect) for one in found]
     if any(reads) and not all(reads):
         raise Invalid("BatchExecuteStatement API does not support both read and write operations in the same request.")
     pending = [
@@ -379,7 +386,7 @@ def _attempted(request: Request) -> PreparedStatement | Error:
     """The statement of a batch, or what is wrong with it."""
     try:
         prepared = _prepared(request, _read_parameters(request))
-        if isinstance(prepared.statement, Exists):
+        if isinstance(prepared.statement, PartiQLExists):
             return Invalid(_EXISTS)
     except Error as error:
         if error.code == "SERIALIZATION":
@@ -392,7 +399,7 @@ async def _started(context: Context, one: PreparedStatement, counted: bool) -> A
     """The statement of a batch, queued; or what is wrong with it."""
     try:
         statement = one.statement
-        if not isinstance(statement, Select):
+        if not isinstance(statement, PartiQLSelect):
             return context.execute(_write(one, counted))
         definition = await _definition(context, one.table)
         key = _read_key(one, statement, definition, "BatchExecuteStatement")
@@ -402,7 +409,7 @@ async def _started(context: Context, one: PreparedStatement, counted: bool) -> A
         return error
 
 
-def _read_key(one: PreparedStatement, statement: Select, definition: Definition, operation: str) -> Item:
+def _read_key(one: PreparedStatement, statement: PartiQLSelect, definition: Definition, operation: str) -> Item:
     """The key of the only item that a SELECT reads."""
     named = partiql.named_item(statement.where, one.given, definition.keys, one_of=True)
     if statement.source.index is not None or named.rest or len(named.key) != len(definition.keys):
@@ -453,7 +460,7 @@ async def execute_transaction(context: Context, request: Request) -> dict[str, A
     prepared: list[PreparedStatement] = []
     for at, (one, values) in enumerate(zip(requests, given, strict=True)):
         prepared.append(_within(at, _prepared, one, values))
-    reads = [isinstance(one.statement, Select) for one in prepared]
+    reads = [isinstance(one.statement, PartiQLSelect) for one in prepared]
     if any(reads) and not all(reads):
         raise Invalid("ExecuteTransaction API does not support both read and write operations in the same request.")
     if sum(one.size for one in prepared) > PAYLOAD_BYTES_MAX:
@@ -477,7 +484,7 @@ def _within(at: int, work: Callable[..., T], *args: Any) -> T:
 
 async def _transact_write(context: Context, request: Request, prepared: Sequence[PreparedStatement]) -> dict[str, Any]:
     for at, one in enumerate(prepared):
-        if isinstance(one.statement, Update | Delete) and one.statement.returns != "NONE":
+        if isinstance(one.statement, PartiQLUpdate | PartiQLDelete) and one.statement.returns != "NONE":
             raise Invalid(f"{_prefix(at)}RETURNING clause is not supported in ExecuteTransaction.")
     actions = tuple(_within(at, _write, one, False, _prefix(at)) for at, one in enumerate(prepared))
     capacity = parameters.capacity(request)
@@ -518,7 +525,7 @@ async def _transact_get(context: Context, request: Request, prepared: Sequence[P
 
 def _transact_read(one: PreparedStatement, definition: Definition) -> GetItem:
     statement = one.statement
-    assert isinstance(statement, Select)
+    assert isinstance(statement, PartiQLSelect)
     if statement.source.index is not None:
         raise Invalid("Reads on indices are not supported within transactions.")
     key = _read_key(one, statement, definition, "ExecuteTransaction")
