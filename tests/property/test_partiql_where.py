@@ -82,7 +82,7 @@ class Conditions:
     def _keyed(self, partition: str) -> tuple[str, Holds]:
         chance = self._chance
         made = [lambda: self._leaf(partition, chance.choice(["=", "=", "IN"]))]
-        if chance.random() < 0.6:
+        for _ in range(chance.choice([0, 1, 1, 2])):
             made.append(lambda: self._leaf("sk"))
         if chance.random() < 0.4:
             made.append(self._in_parentheses)

@@ -281,6 +281,7 @@ def filled(client: PartiQL) -> PartiQL:
         ("sk > '0' AND sk <> '1'", "23"),
         ("sk = '1' AND sk > '0'", "1"),
         ("sk = '1' AND sk = '2'", ""),
+        ("sk > '1' AND sk = '1'", ""),
         ("attribute_exists(pk)", "123"),
         ("pk = 'other'", ""),
         ("(s = 'kirk' OR n = 3) AND sk >= '2'", "3"),

@@ -174,6 +174,7 @@ def ranges(found: partiql.SelectPlan) -> list[tuple[Any, ...]]:
         ("pk = 'a' AND sk BETWEEN 1 AND 2", [("a", "BETWEEN", "1", "2", "")]),
         ("pk = 'a' AND v = 1", [("a", "filtered")]),
         ("pk = 'a' AND sk = 1 AND sk < 5", [("a", "1", "filtered")]),
+        ("pk = 'a' AND sk < 5 AND sk = 1", [("a", "1", "filtered")]),
         ("pk = 'a' AND sk <> 1", [("a", "filtered")]),
         ("pk = 'a' AND (v = 1 OR w = 1)", [("a", "filtered")]),
         ("pk IN ['a', 'b'] AND sk IN [1, 2]", [("a", "1", ""), ("a", "2", ""), ("b", "1", ""), ("b", "2", "")]),
