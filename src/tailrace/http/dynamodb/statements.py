@@ -55,6 +55,7 @@ _STATEMENT: Final = String(least=1, most=limits.STATEMENT_CHARACTERS_MAX)
 _PARAMETERS: Final = ListOf(AttributeValue(), least=1)
 _EXISTS: Final = "EXISTS can only be used in ExecuteTransaction write requests."
 _DIGEST_BYTES: Final = 16
+_LOOP_CHARACTERS: Final = 2_048  # of statements that are parsed on the event loop; longer ones take milliseconds
 _NEXT_TOKEN_CHARACTERS_MAX: Final = 32_768
 _CODES: Final = {  # of the statements of a batch, by exception
     "AccessDeniedException": "AccessDenied",
@@ -203,7 +204,7 @@ class _SelectPage:
 async def _select(
     context: Context, request: Request, prepared: PreparedStatement, statement: PartiQLSelect, capacity: str
 ) -> dict[str, Any]:
-    at, start = _opened(request.get("NextToken"), prepared.digest)
+    at, start = _opened(request["NextToken"], prepared.digest) if "NextToken" in request else (0, None)
     definition = await _definition(context, prepared.table)
     plan = partiql.plan(statement, prepared.given, definition, consistent=prepared.consistent)
     if plan.key is not None and start is None and at == 0:
@@ -304,9 +305,7 @@ def _sealed(digest: bytes, at: int, last_key: Item | None) -> str:
     return urlsafe_b64encode(digest[:_DIGEST_BYTES] + _encode((at, last_key))).decode()
 
 
-def _opened(token: str | None, digest: bytes) -> tuple[int, Item | None]:
-    if token is None:
-        return 0, None
+def _opened(token: str, digest: bytes) -> tuple[int, Item | None]:
     try:
         raw = urlsafe_b64decode(token.encode())
         at, last_key = _decode(raw[_DIGEST_BYTES:])
@@ -532,12 +531,19 @@ def _transact_read(one: PreparedStatement, definition: Definition) -> GetItem:
     return GetItem(one.table, key, partiql.columns(statement, one.given))
 
 
-def _many(member: str) -> Callable[[Request], bool]:
-    return lambda request: len(request[member]) > render.ITEMS_AT_ONCE
+def _takes_long(statements: Sequence[Request]) -> bool:
+    """Whether the statements are read or answered in a thread."""
+    return len(statements) > render.ITEMS_AT_ONCE or sum(len(one["Statement"]) for one in statements) > _LOOP_CHARACTERS
 
 
 OPERATIONS: Final = {
-    "ExecuteStatement": Operation(EXECUTE_STATEMENT, execute_statement),
-    "BatchExecuteStatement": Operation(BATCH_EXECUTE_STATEMENT, batch_execute_statement, offload=_many("Statements")),
-    "ExecuteTransaction": Operation(EXECUTE_TRANSACTION, execute_transaction, offload=_many("TransactStatements")),
+    "ExecuteStatement": Operation(
+        EXECUTE_STATEMENT, execute_statement, offload=lambda request: _takes_long((request,))
+    ),
+    "BatchExecuteStatement": Operation(
+        BATCH_EXECUTE_STATEMENT, batch_execute_statement, offload=lambda request: _takes_long(request["Statements"])
+    ),
+    "ExecuteTransaction": Operation(
+        EXECUTE_TRANSACTION, execute_transaction, offload=lambda request: _takes_long(request["TransactStatements"])
+    ),
 }
