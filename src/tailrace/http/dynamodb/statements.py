@@ -289,7 +289,8 @@ async def _read(context: Context, query: QueryItems | ScanItems) -> tuple[ItemPa
     try:
         while (step := pager.next()) is not None:
             pager.add(await context.execute(step))
-            await asyncio.sleep(0)
+            if not pager.done:
+                await asyncio.sleep(0)
     except HeavyItems:
         again = msgspec.structs.replace(query, light=False)
         return await context.call(lambda: run_sync(_read(context.blocking(), again)))
