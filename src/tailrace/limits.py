@@ -271,6 +271,7 @@ WRITE_QUEUE_BYTES_MAX: Final = 256 * MiB  # and their bytes
 BATCH_COMMANDS_MAX: Final = 1_024  # commands in one commit
 BATCH_BYTES_MAX: Final = 16 * MiB  # bytes in one commit
 BATCH_LOOP_S: Final = 0.01  # how long commands of one commit run on the event loop; the others wait for the next one
+BATCH_TOGETHER_MAX: Final = 64  # commands of one kind that are run together, between two looks at that time
 LOOP_BYTES: Final = 64 * KiB  # a larger command runs in a thread, with the others in its commit
 LOOP_ACTIONS: Final = 4  # likewise a transaction of more actions
 LOOP_WRITES: Final = 25  # and a batch of more writes

@@ -355,12 +355,13 @@ class Runner:
             failpoints.hit("batch.begun")
             jobs, number, alone = batch.jobs, 0, 0
             while number < len(jobs):
+                ran = 0
                 if number >= alone and jobs[number].command.together:
                     ran, alone = self._run_together(tx, jobs, number)
-                    number += ran
-                if number < len(jobs):
+                if not ran:
                     self._run_one(tx, jobs[number])
-                    number += 1
+                    ran = 1
+                number += ran
                 if until_s is not None and number < len(jobs) and monotonic_s() >= until_s:
                     self._put_back(jobs[number:])
                     del jobs[number:]
@@ -591,10 +592,10 @@ class Runner:
 
 
 def _alike(jobs: list[QueuedCommand], first: int) -> list[Command[Any]]:
-    """The commands from `first` on, as far as they are of one class, and of one principal if they are signed."""
+    """Some commands from `first` on, as far as they are of one class, and of one principal if they are signed."""
     kind, by = type(jobs[first].command), jobs[first].by
     alike: list[Command[Any]] = []
-    for number in range(first, len(jobs)):
+    for number in range(first, min(first + limits.BATCH_TOGETHER_MAX, len(jobs))):
         command = jobs[number].command
         if type(command) is not kind or (kind.signed and jobs[number].by != by):
             break

@@ -27,7 +27,7 @@ from tailrace.http.origins import OriginPolicy
 from tailrace.http.route import ANY_METHOD, OPEN, PRINCIPAL, WAKE_TOKEN, Methods, Route, RouteTable, not_allowed
 from tailrace.http.routes import ROUTES
 from tailrace.http.services import Services
-from tailrace.http.submitted import Submitted, Work, rendered, response_of, settled
+from tailrace.http.submitted import RouteSubmitted, Work, rendered, response_of, settled
 from tailrace.http.subscriptions import check_wake_token
 from tailrace.http.webhooks import Dispatcher
 
@@ -114,7 +114,7 @@ class App:
         if route.parse is not None and not route.offload:
             command = route.parse(request, *values)
             if isinstance(command, Command):
-                submitted = Submitted(command, principal.name, route, request, self._metrics, cors)
+                submitted = RouteSubmitted(command, principal.name, route, request, self._metrics, cors)
                 self.db.submit(submitted, principal)
                 return submitted.response() if submitted.finished else submitted
             completion = self.db.aexecute(command, principal)

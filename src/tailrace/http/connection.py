@@ -70,28 +70,32 @@ class Exchange:
         except Exception as error:
             self.finished(None, error)
             return
-        if type(work) is Submitted:
+        if isinstance(work, Submitted):
             self._work = work
             work.waiter = self._completed
-        elif isinstance(work, (Response, LiveResponse)):  # a union of types would be made each time
+        else:
+            self._answer_with(work)
+
+    def _answer_with(self, work: Answer | Coroutine[Any, Any, Answer]) -> None:
+        if isinstance(work, (Response, LiveResponse)):  # a union of types would be made each time
             self.finished(work, None)
         else:
             drive: Drive[Answer] = Called(self.finished)
             self._work = drive
-            drive.run(cast("Coroutine[Any, Any, Answer]", work))
+            drive.run(work)
 
     def _completed(self) -> None:
         submitted = self._work
         if submitted is None:  # the exchange was cancelled
             return
-        assert type(submitted) is Submitted
+        assert isinstance(submitted, Submitted)
         self._work = None
         try:
             response = submitted.response()
         except Exception as error:
             self.finished(None, error)
         else:
-            self.finished(response, None)
+            self._answer_with(response)
 
     def cancel(self) -> None:
         """Wait no longer. A queued command is executed all the same."""

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from tailrace.http.services import Services
+from tailrace.http.submitted import Work
 
 READ: Final = (Permission.READ,)
 WRITE: Final = (Permission.WRITE,)
@@ -74,7 +75,7 @@ def _sql(services: Services, request: Request, principal: Principal) -> Coroutin
     return services.sql(request, principal)
 
 
-def _dynamodb(services: Services, request: Request, principal: Principal) -> Response | Coroutine[Any, Any, Response]:
+def _dynamodb(services: Services, request: Request, principal: Principal) -> Work:
     return services.dynamodb(request)
 
 

@@ -20,18 +20,12 @@ from tailrace.runner import QueuedCommand
 
 
 class Submitted(QueuedCommand):
-    """A queued command, and the route whose functions render its result. It has one waiter."""
+    """A queued command, whose result becomes the response. It has one waiter."""
 
-    __slots__ = ("_cors", "_metrics", "_request", "_route", "waiter")
+    __slots__ = ("waiter",)
 
-    def __init__(
-        self, command: Command[Any], by: str, route: Route, request: Request, metrics: Metrics, cors: Headers | None
-    ) -> None:
+    def __init__(self, command: Command[Any], by: str) -> None:
         QueuedCommand.__init__(self, command, by)  # super() would take longer than the rest
-        self._route = route
-        self._request = request
-        self._metrics = metrics
-        self._cors = cors
         self.waiter: Callable[[], object] | None = None  # called when it is finished
 
     def deliver(self) -> None:
@@ -39,16 +33,39 @@ class Submitted(QueuedCommand):
         if self.waiter is not None:
             self.waiter()
 
-    def response(self) -> Response:
-        """The response; call it when the command is finished."""
-        return response_of(self._route, self._request, self.result, self.error, self._metrics, self._cors)
+    def response(self) -> Response | Coroutine[Any, Any, Answer]:
+        """The response, or a coroutine that makes it; call it when the command is finished."""
+        raise NotImplementedError
 
-    def __await__(self) -> Generator[Any, None, Response]:
+    async def wait(self) -> None:
+        """Return when the command is finished."""
         if not self.finished:
             completion: Completion[None] = Completion()
             self.waiter = lambda: completion.set(None)
-            yield from completion.__await__()
-        return self.response()
+            await completion
+
+    def __await__(self) -> Generator[Any, None, Answer]:
+        yield from self.wait().__await__()
+        response = self.response()
+        return response if isinstance(response, Response) else (yield from response.__await__())
+
+
+class RouteSubmitted(Submitted):
+    """A submitted command with the route whose functions render its result."""
+
+    __slots__ = ("_cors", "_metrics", "_request", "_route")
+
+    def __init__(
+        self, command: Command[Any], by: str, route: Route, request: Request, metrics: Metrics, cors: Headers | None
+    ) -> None:
+        Submitted.__init__(self, command, by)
+        self._route = route
+        self._request = request
+        self._metrics = metrics
+        self._cors = cors
+
+    def response(self) -> Response:
+        return response_of(self._route, self._request, self.result, self.error, self._metrics, self._cors)
 
 
 def response_of(

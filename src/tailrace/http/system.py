@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +24,7 @@ from tailrace.topics.queries import GroupInfo, ListGroups, ListPartitions, Parti
 
 if TYPE_CHECKING:
     from tailrace.http.services import Services
+from tailrace.http.submitted import Work
 
 _INDEX: Final = b"""Tailrace: one ordered, durable log with several APIs.
 
@@ -52,7 +53,7 @@ class StatusResponse(msgspec.Struct):
 # -- handlers
 
 
-def get_root(services: Services, request: Request, principal: Principal) -> Response | Coroutine[Any, Any, Response]:
+def get_root(services: Services, request: Request, principal: Principal) -> Work:
     """The index for a browser; for a client of DynamoDB, the health check of that API."""
     if request.method == b"HEAD" or b"text/html" in request.headers.get(b"accept", b""):
         return index()

@@ -61,16 +61,28 @@ def append_sized(tx: Tx, log: Log, bodies: list[bytes]) -> list[int]:
     return ends[1:]
 
 
+def append_until(tx: Tx, log: Log, bodies: list[bytes], ends: list[int]) -> None:
+    """Add an entry for each body, that covers the positions up to its end. Cheaper than one by one."""
+    at_ms = log.at_ms if log.at_ms > tx.now_ms else tx.now_ms
+    starts = [log.next, *ends[:-1]]
+    added = [Segment(log.id, start, end, at_ms, body) for start, end, body in zip(starts, ends, bodies, strict=True)]
+    _add(tx, log, ends[-1], at_ms, segments.pack(added))
+
+
 def _append(tx: Tx, log: Log, bodies: list[bytes], end: int, form: int) -> Log:
     if not bodies:
         return log
+    at_ms = log.at_ms if log.at_ms > tx.now_ms else tx.now_ms
+    return _add(tx, log, end, at_ms, segments.joined(log.id, log.next, at_ms, bodies, form))
+
+
+def _add(tx: Tx, log: Log, end: int, at_ms: int, added: list[Segment]) -> Log:
+    """Add segments, the last of which ends at `end`; the log afterwards."""
     if end > limits.POSITION_MAX:
         raise TooLarge(f"log {log.owner!r} is full: positions end at {limits.POSITION_MAX}")
-    position = log.next
-    at_ms = log.at_ms if log.at_ms > tx.now_ms else tx.now_ms
     log = Log(log.id, log.owner, log.parent, log.base, log.start, end, at_ms, log.forks, log.depth, log.dropped)
     tx.put(LOGS, log)
-    for segment in segments.joined(log.id, position, at_ms, bodies, form):
+    for segment in added:
         tx.add(SEGMENTS, segment)
         tx.notify(log.id, Advanced(log, segment))
     return log

@@ -236,11 +236,11 @@ class Tx(ABC):
         self.notices.append(Notice(log, item))
         self._journal.append((self.notices, None, None))
 
-    def next_id(self, name: str) -> int:
-        """The next number of a counter; numbers are never reused."""
+    def next_id(self, name: str, count: int = 1) -> int:
+        """The next number of a counter, the first of `count`; numbers are never reused."""
         row = self.get(META, f"counter/{name}")
         number = int(row.value) + 1 if row else 1
-        self.put(META, MetaRow(f"counter/{name}", b"%d" % number))
+        self.put(META, MetaRow(f"counter/{name}", b"%d" % (number + count - 1)))
         return number
 
     # -- for the runner

@@ -22,7 +22,7 @@ from tailrace.errors import TooLarge
 from tailrace.log import log as logs
 from tailrace.log.entry import LOGS, Entry
 from tailrace.storage.engine import Tx
-from tailrace.tables.definition import COUNTS, CountRow, Definition, counted
+from tailrace.tables.definition import COUNTS, CountRow, Definition, add_count, counted
 from tailrace.tables.value import Item
 
 SEQUENCE: Final = "sequence"  # the name of the counter
@@ -152,6 +152,42 @@ def encode(records_before: int, by: str, records: list[StoredRecord]) -> bytes:
     return records_before.to_bytes(HEAD_BYTES) + _encode(StoredEntry(by, records))
 
 
+def made(
+    definition: Definition,
+    event: int,
+    keys: Item | msgspec.Raw,
+    size: int,
+    old: tuple[bytes, int],
+    new: tuple[bytes, int],
+) -> StoredRecord:
+    """The record of a change to a table that has a stream; images are stored bytes and sizes, empty if there is
+    none."""
+    stream = definition.stream
+    assert stream is not None
+    old_image = new_image = None
+    if old[0] and stream.view in _HAS_OLD:
+        old_image = msgspec.Raw(old[0])
+        size += old[1]
+    if new[0] and stream.view in _HAS_NEW:
+        new_image = msgspec.Raw(new[0])
+        size += new[1]
+    return StoredRecord(event, size, keys, old_image, new_image)
+
+
+def append(tx: Tx, number: int, by: str, transactions: list[tuple[int, list[StoredRecord]]]) -> None:
+    """Append the records of transactions, in the order of their sequences, to the log of a change stream."""
+    log = tx.get(LOGS, number)
+    assert log is not None, f"change stream without its log {number}"
+    count = counted(tx, -number)
+    total, bodies, ends = count.items, [], []
+    for sequence, records in transactions:
+        bodies.append(encode(total, by, records))
+        ends.append(sequence + 1)
+        total += len(records)
+    tx.put(COUNTS, CountRow(-number, total, count.bytes + sum(map(len, bodies))))
+    logs.append_until(tx, log, bodies, ends)
+
+
 def too_large() -> TooLarge:
     """The error for a transaction that does not fit an entry."""
     return TooLarge(
@@ -204,25 +240,17 @@ class Capture:
         old: tuple[bytes, int],
         new: tuple[bytes, int],
     ) -> None:
-        """Add a change; images are stored bytes and sizes, empty if there is none."""
-        stream = definition.stream
-        assert stream is not None
-        old_image = new_image = None
-        if old[0] and stream.view in _HAS_OLD:
-            old_image = msgspec.Raw(old[0])
-            size += old[1]
-        if new[0] and stream.view in _HAS_NEW:
-            new_image = msgspec.Raw(new[0])
-            size += new[1]
-        self.bytes += size
-        self._streams.setdefault(stream.log, []).append(StoredRecord(event, size, keys, old_image, new_image))
+        """Add a change, as for `made`."""
+        assert definition.stream is not None
+        record = made(definition, event, keys, size, old, new)
+        self.bytes += record.size
+        self._streams.setdefault(definition.stream.log, []).append(record)
 
     def append(self, tx: Tx, by: str | None = None) -> int | None:
         """Update the counts, and append the records to the logs under a new sequence; returns it, or None if there were
         no records."""
         for space, (items, size) in self._counts.items():
-            row = counted(tx, space)
-            tx.put(COUNTS, CountRow(space, row.items + items, row.bytes + size))
+            add_count(tx, space, items, size)
         self._counts.clear()
         if not self._streams:
             if self._routed:
@@ -232,12 +260,7 @@ class Capture:
             raise too_large()
         sequence = tx.next_id(SEQUENCE)
         for number, records in self._streams.items():
-            log = tx.get(LOGS, number)
-            assert log is not None, f"change stream without its log {number}"
-            count = counted(tx, -number)
-            body = encode(count.items, tx.by if by is None else by, records)
-            tx.put(COUNTS, CountRow(-number, count.items + len(records), count.bytes + len(body)))
-            logs.append(tx, log, body, sequence + 1 - log.next)
+            append(tx, number, tx.by if by is None else by, [(sequence, records)])
         if self._routed:
             self._route(tx, sequence, by)
         self._streams, self.bytes = {}, 0

@@ -17,7 +17,7 @@ from tailrace.storage.engine import Tx
 from tailrace.tables import key as keys
 from tailrace.tables import messages, value, write
 from tailrace.tables.capacity import Capacity, read_units
-from tailrace.tables.change import Capture, too_large
+from tailrace.tables.change import SEQUENCE, Capture, too_large
 from tailrace.tables.definition import ITEMS, TOKEN_AGES, TOKENS, Definition, ItemRow, TokenAgeRow, TokenRow, find
 from tailrace.tables.expression import ItemCondition, ItemUpdate, Updated, check_scalars
 from tailrace.tables.value import Item
@@ -71,6 +71,9 @@ class ItemCommand(Command[WrittenItem], frozen=True, kw_only=True, gc=False):
 class PutItem(ItemCommand, frozen=True, gc=False):
     """Put an item; replaces an item with the same key."""
 
+    together = True
+    signed = True
+
     table: str
     item: Item
     item_size: int
@@ -81,6 +84,36 @@ class PutItem(ItemCommand, frozen=True, gc=False):
     def named(self, definition: Definition) -> Item:
         return self.item
 
+    @classmethod
+    def run_together(cls, tx: Tx, commands: list[PutItem]) -> list[WrittenItem]:
+        """As `Command.run_together`: puts without a condition that return nothing, with one pass over each table."""
+        tables: dict[str, tuple[Definition, write.PlainPuts]] = {}
+        written: list[tuple[Definition, int | None]] = []  # and the number of the transaction, if there is a record
+        count = 0
+        for command in commands:
+            if command.condition is not None or command.returns != NONE or command.capacity:
+                break
+            try:
+                if command.table not in tables:
+                    definition = find(tx, command.table)
+                    if not write.PlainPuts.possible(tx, definition):
+                        break
+                    tables[command.table] = definition, write.PlainPuts(tx, definition)
+                definition, puts = tables[command.table]
+                key = command._key(definition)
+            except (Invalid, TableNotFound):
+                break
+            recorded = puts.put(key, command.item, command.item_size, count)
+            written.append((definition, count if recorded else None))
+            count += recorded
+        first = tx.next_id(SEQUENCE, count) if count else 0
+        for _, puts in tables.values():
+            puts.apply(first)
+        return [
+            WrittenItem(definition, sequence=None if number is None else first + number)
+            for definition, number in written
+        ]
+
     def plan(self, tx: Tx) -> WritePlan:
         definition, key = self.locate(tx)
         return self.planned(definition, key, tx.get(ITEMS, definition.space, key))
@@ -88,12 +121,15 @@ class PutItem(ItemCommand, frozen=True, gc=False):
     def locate(self, tx: Tx) -> tuple[Definition, bytes]:
         """The table, and the key of the item, which may be written there."""
         definition = find(tx, self.table)
+        return definition, self._key(definition)
+
+    def _key(self, definition: Definition) -> bytes:
         key = keys.item_key(definition, self.item)
         if self.item_size > value.NAME_BYTES_MAX or "" in self.item:
             value.check_names(self.item)
         if self.item_size > limits.ITEM_BYTES_MAX:
             raise Invalid(messages.ITEM_TOO_LARGE)
-        return definition, key
+        return key
 
     def planned(self, definition: Definition, key: bytes, row: ItemRow | None) -> WritePlan:
         """The plan; `row` is the item that has the key."""

@@ -236,3 +236,9 @@ def decoded(row: TableRow) -> Definition:
 def counted(reader: Reader | Tx, space: int) -> CountRow:
     """The number of items in a space, and their bytes."""
     return reader.get(COUNTS, space) or CountRow(space, 0, 0)
+
+
+def add_count(tx: Tx, space: int, items: int, size: int) -> None:
+    """Add to the number of items in a space, and to their bytes."""
+    row = counted(tx, space)
+    tx.put(COUNTS, CountRow(space, row.items + items, row.bytes + size))

@@ -18,7 +18,7 @@ from tailrace.storage.engine import Tx
 from tailrace.tables import key as keys
 from tailrace.tables import value
 from tailrace.tables.capacity import Capacity, IndexCapacity, write_units
-from tailrace.tables.change import TTL, Capture
+from tailrace.tables.change import TTL, Capture, StoredRecord, append, made
 from tailrace.tables.definition import (
     ACTIVE,
     INDEX_ENTRIES,
@@ -27,6 +27,7 @@ from tailrace.tables.definition import (
     IndexDefinition,
     IndexRow,
     ItemRow,
+    add_count,
 )
 from tailrace.tables.value import Item
 
@@ -89,7 +90,7 @@ def do(tx: Tx, plan: WritePlan, capture: Capture, body: bytes | None = None) -> 
         if not definition.plain:
             _move(tx, plan, capture)
         if definition.stream is not None:
-            capture.add(definition, REMOVE, *_named(plan), (row.body, row.size), _NONE)
+            capture.add(definition, REMOVE, *_named(definition, plan.key, plan.keys), (row.body, row.size), _NONE)
         if definition.routes:
             _send(plan, REMOVE, capture)
         return
@@ -105,14 +106,16 @@ def do(tx: Tx, plan: WritePlan, capture: Capture, body: bytes | None = None) -> 
     if row is None:
         capture.count(definition.space, 1, plan.size)
         if definition.stream is not None:
-            capture.add(definition, INSERT, *_named(plan), _NONE, (body, plan.size))
+            capture.add(definition, INSERT, *_named(definition, plan.key, plan.keys), _NONE, (body, plan.size))
         if definition.routes:
             _send(plan, INSERT, capture)
     else:
         if plan.size != row.size:
             capture.count(definition.space, 0, plan.size - row.size)
         if definition.stream is not None:
-            capture.add(definition, MODIFY, *_named(plan), (row.body, row.size), (body, plan.size))
+            capture.add(
+                definition, MODIFY, *_named(definition, plan.key, plan.keys), (row.body, row.size), (body, plan.size)
+            )
         if definition.routes:
             _send(plan, MODIFY, capture)
 
@@ -129,7 +132,7 @@ def do_each(
     about RECORDS records: one entry with all of them would be too large to read. Items are decoded only where an index,
     an expiry or a route needs their values. `by` is the principal, if it is not that of the transaction."""
     capture = Capture()
-    bulk = definition.plain and not definition.routes and not tx.exports.get(definition.space)
+    bulk = PlainPuts.possible(tx, definition)
     remaining, held = iter(writes), 0
     while some := list(islice(remaining, LOOKUPS)):
         found = tx.get_each(ITEMS, (definition.space,), [write[0] for write in some])
@@ -211,6 +214,56 @@ def _plan_each(
             capture.append(tx, by)
 
 
+class PlainPuts:
+    """Puts into one table of which only the items, the counts and the records are affected. Each is a transaction of
+    its own, and all are applied at once."""
+
+    __slots__ = ("_changed", "_definition", "_items", "_records", "_size", "_tx")
+
+    def __init__(self, tx: Tx, definition: Definition) -> None:
+        self._tx = tx
+        self._definition = definition
+        self._changed: dict[tuple[int, bytes], ItemRow | None] = {}
+        self._items = 0
+        self._size = 0
+        self._records: list[tuple[int, list[StoredRecord]]] = []
+
+    @staticmethod
+    def possible(tx: Tx, definition: Definition) -> bool:
+        """Whether puts into this table affect nothing else."""
+        return definition.plain and not definition.routes and not tx.exports.get(definition.space)
+
+    def put(self, key: bytes, item: Item, size: int, number: int) -> bool:
+        """Put an item; whether that leaves a record, which is then the one of the transaction with this number."""
+        definition, body = self._definition, value.encode(item)
+        place = (definition.space, key)
+        row = self._changed.get(place) or self._tx.get(ITEMS, *place)
+        if row is None:
+            self._items += 1
+            self._size += size
+        elif body == row.body or (value.alike(body, row.body) and value.same(value.decode(row.body), item)):
+            return False
+        else:
+            self._size += size - row.size
+        self._changed[place] = ItemRow(definition.space, key, size, body)
+        if definition.stream is None:
+            return False
+        event, old = (INSERT, _NONE) if row is None else (MODIFY, (row.body, row.size))
+        named, named_size = _named(definition, key, item)
+        self._records.append((number, [made(definition, event, named, named_size, old, (body, size))]))
+        return True
+
+    def apply(self, first: int) -> None:
+        """Write everything; `first` is the sequence of the transaction with the number 0."""
+        tx, definition = self._tx, self._definition
+        tx.put_each(ITEMS, self._changed)
+        if self._items or self._size:
+            add_count(tx, definition.space, self._items, self._size)
+        if self._records:
+            assert definition.stream is not None
+            append(tx, definition.stream.log, tx.by, [(first + number, each) for number, each in self._records])
+
+
 def _save(tx: Tx, plan: WritePlan) -> None:
     """Save the old image of the item for running exports, before it is written (`export.py`)."""
     for export in tx.exports.get(plan.definition.space, ()):
@@ -234,10 +287,9 @@ def remove(tx: Tx, definition: Definition, key: bytes) -> bool:
     return True
 
 
-def _named(plan: WritePlan) -> tuple[Item, int]:
+def _named(definition: Definition, key: bytes, attributes: Item) -> tuple[Item, int]:
     """The key's attributes and their size, for a record."""
-    definition, attributes = plan.definition, plan.keys
-    size = len(plan.key) - keys.HEAD_BYTES + len(definition.hash)
+    size = len(key) - keys.HEAD_BYTES + len(definition.hash)
     if definition.range is None:
         return {definition.hash: attributes[definition.hash]}, size
     named = {definition.hash: attributes[definition.hash], definition.range: attributes[definition.range]}

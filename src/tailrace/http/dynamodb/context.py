@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Coroutine
 from copy import copy
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from tailrace.access import SYSTEM, Principal
 from tailrace.command import Command, Query
@@ -19,6 +19,13 @@ _region: Final = re.compile(rb"[a-z0-9-]{1,40}").fullmatch
 NO_HEADERS: Final[dict[bytes, bytes]] = {}
 
 T = TypeVar("T")
+
+
+class Commanded(NamedTuple):
+    """What an operation does: a command, of whose result `render` makes the body of the response."""
+
+    command: Command[Any]
+    render: Callable[[Any], Any]
 
 
 class Context:
@@ -44,12 +51,17 @@ class Context:
         """Run a command or query as the request's principal."""
         return self.db.aexecute(command, self.principal)
 
-    def then(self, command: Command[Any] | Query[Any], render: Callable[[Any], T]) -> T | Coroutine[Any, Any, T]:
-        """The response that `render` makes of the result of a command or query; a coroutine if it is not there yet."""
-        result = self.db.aexecute(command, self.principal)
+    def then(self, query: Query[Any], render: Callable[[Any], T]) -> T | Coroutine[Any, Any, T]:
+        """The response that `render` makes of the result of a query; a coroutine if it is not there yet."""
+        result = self.db.aexecute(query, self.principal)
         if type(result) is Completion and result.done():
             return render(result.result())
         return _rendered(result, render)
+
+    def submit(self, command: Command[Any], render: Callable[[Any], T]) -> Commanded | T:
+        """The response that `render` makes of the result of a command: to be submitted, and rendered when it is
+        durable."""
+        return Commanded(command, render)
 
     @property
     def host(self) -> bytes:
@@ -90,7 +102,10 @@ class _BlockingContext(Context):
     async def execute(self, command: Command[Any] | Query[Any]) -> Any:
         return self.db.execute(command, self.principal)
 
-    def then(self, command: Command[Any] | Query[Any], render: Callable[[Any], T]) -> T:
+    def then(self, query: Query[Any], render: Callable[[Any], T]) -> T:
+        return render(self.db.execute(query, self.principal))
+
+    def submit(self, command: Command[Any], render: Callable[[Any], T]) -> T:
         return render(self.db.execute(command, self.principal))
 
 

@@ -28,12 +28,13 @@ from tailrace.http.dynamodb import errors
 from tailrace.http.dynamodb.arns import with_given_arns
 from tailrace.http.dynamodb.body import parsed
 from tailrace.http.dynamodb.compression import CannotInflate, deflated, inflated, preferred
-from tailrace.http.dynamodb.context import Context
+from tailrace.http.dynamodb.context import Commanded, Context
 from tailrace.http.dynamodb.offload import OffloadPool, run_sync
 from tailrace.http.dynamodb.operations import OPERATIONS
 from tailrace.http.dynamodb.shape import Body, Operation
 from tailrace.http.message import Headers, Request, Response
 from tailrace.http.signature import Claimed, Verify
+from tailrace.http.submitted import Submitted
 from tailrace.limits import KiB
 from tailrace.tables.messages import NESTED_TOO_DEEP
 
@@ -81,18 +82,20 @@ class DynamoHandler:
         """Stop the threads after their current requests."""
         self._workers.close()
 
-    def __call__(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
-        """The response; a coroutine if the request has to wait."""
+    def __call__(self, request: Request) -> Response | Submitted | Coroutine[Any, Any, Response]:
+        """The response; a submitted command or a coroutine if the request has to wait."""
         method = request.method
         if method != b"POST":
             return self._other_method(request, method)
         if request.body and _content_type(request) not in _CONTENT_TYPES:
             return self._response(404, _UNKNOWN, None)
         outcome = self._respond(request)
-        return self._answer(request, outcome) if type(outcome) is tuple else self._awaited(request, outcome)
+        if isinstance(outcome, OperationSubmitted):
+            return outcome
+        return self.answer(request, outcome) if type(outcome) is tuple else self._awaited(request, outcome)
 
     async def _awaited(self, request: Request, outcome: Any) -> Response:
-        answer = self._answer(request, await outcome)
+        answer = self.answer(request, await outcome)
         return answer if isinstance(answer, Response) else await answer
 
     def _other_method(self, request: Request, method: bytes) -> Response:
@@ -112,7 +115,7 @@ class DynamoHandler:
 
     # -- one request
 
-    def _respond(self, request: Request) -> Outcome | Coroutine[Any, Any, Outcome]:
+    def _respond(self, request: Request) -> Outcome | OperationSubmitted | Coroutine[Any, Any, Outcome]:
         body, headers = request.body, request.headers
         if len(body) > OFFLOAD_BYTES or headers.get(b"content-encoding", b"identity") != b"identity":
             return self._respond_large(request, headers)
@@ -126,7 +129,7 @@ class DynamoHandler:
         try:
             claimed = self._authenticate(request)
         except Exception as error:
-            return self._failed(error, operation, body)
+            return failed(error, operation, body)
         if isinstance(claimed, tuple):
             return self._run(operation, claimed, request, data)
         return self._run_authenticated(operation, claimed, request, data)
@@ -138,12 +141,15 @@ class DynamoHandler:
         try:
             outcome = self._run(operation, await claimed, request, data)
         except Exception as error:
-            return self._failed(error, operation, request.body)
+            return failed(error, operation, request.body)
+        if isinstance(outcome, OperationSubmitted):
+            await outcome.wait()
+            return outcome.outcome()
         return outcome if isinstance(outcome, tuple) else await outcome
 
     def _run(
         self, operation: Operation, claimed: Claimed, request: Request, data: Any
-    ) -> Outcome | Coroutine[Any, Any, Outcome]:
+    ) -> Outcome | OperationSubmitted | Coroutine[Any, Any, Outcome]:
         """Run the operation of a request whose principal is known."""
         body = request.body
         try:
@@ -158,24 +164,28 @@ class DynamoHandler:
                 return self._offloaded(operation, partial(self._run_in_thread, operation, context, data, body), body)
             result = operation.run(context, parameters)
             if isinstance(result, (bytes, dict)):
-                return _succeeded(result, parameters, data)
+                return succeeded(result, parameters, data)
+            if isinstance(result, Commanded):
+                submitted = OperationSubmitted(result, principal.name, self, request, operation, parameters, data)
+                self._db.submit(submitted, principal)
+                return submitted.outcome() if submitted.finished else submitted
             return self._finished(operation, result, parameters, data, body)
         except Exception as error:
-            return self._failed(error, operation, body)
+            return failed(error, operation, body)
 
     async def _finished(
         self, operation: Operation, result: Awaitable[Body], parameters: Any, data: Any, body: bytes
     ) -> Outcome:
         try:
-            return _succeeded(await result, parameters, data)
+            return succeeded(await result, parameters, data)
         except Exception as error:
-            return self._failed(error, operation, body)
+            return failed(error, operation, body)
 
     async def _offloaded(self, operation: Operation, work: Callable[[], Outcome], body: bytes) -> Outcome:
         try:
             return await self._workers.run(work, len(body))
         except Exception as error:
-            return self._failed(error, operation, body)
+            return failed(error, operation, body)
 
     async def _respond_large(self, request: Request, headers: dict[bytes, bytes]) -> Outcome:
         """A request whose body may take long to parse. Its signature is checked before the JSON, unlike for small
@@ -189,7 +199,7 @@ class DynamoHandler:
             work = partial(self._read_in_thread, operation, principal, verify, request, headers)
             return await self._workers.run(work, len(request.body))
         except Exception as error:
-            return self._failed(error, operation, b"")
+            return failed(error, operation, b"")
 
     # -- in a thread
 
@@ -217,7 +227,7 @@ class DynamoHandler:
         except CannotInflate:
             return 500, _encode(errors.body("InternalServerError", "Internal server error"))
         except Exception as error:
-            return self._failed(error, operation, b"")
+            return failed(error, operation, b"")
         context = Context(self._db, principal, headers, self._workers, len(body))
         return self._run_in_thread(operation, context, data, body)
 
@@ -225,36 +235,18 @@ class DynamoHandler:
         try:
             parameters = operation.shape.check(data)
             result = operation.run(context.blocking(), parameters)
-            return _succeeded(result if isinstance(result, (bytes, dict)) else run_sync(result), parameters, data)
+            assert not isinstance(result, Commanded), "in a thread, commands are executed at once"
+            return succeeded(result if isinstance(result, (bytes, dict)) else run_sync(result), parameters, data)
         except Exception as error:
-            return self._failed(error, operation, body)
-
-    @staticmethod
-    def _failed(error: Exception, operation: Operation, body: bytes) -> tuple[int, bytes]:
-        if isinstance(error, RecursionError):
-            return 400, _encode(errors.body("ValidationException", NESTED_TOO_DEEP))
-        if not isinstance(error, Error):
-            logger.error("a %s request failed", operation.shape.name, exc_info=error)
-            return 500, _encode(errors.body("InternalServerError", "Internal server error"))
-        # The traceback's frames hold everything that the request has read, often in a reference cycle. Collecting such
-        # cycles would pause all requests.
-        error.__traceback__ = None
-        if body and isinstance(error, Invalid) and error.code != "SERIALIZATION":
-            # The service reports a value of the wrong type before any other error. The items of valid requests are not
-            # searched for one, so it may be found only here.
-            try:
-                operation.shape.read(parsed(body, operation.split))
-            except Invalid as earlier:
-                error = earlier
-        status, shown = errors.response(error, names_table=operation.names_table)
-        return status, _encode(shown)
+            return failed(error, operation, body)
 
     # -- responses
 
     def _id(self) -> bytes:
         return b"%b%016X" % (self._id_prefix, next(self._ids))
 
-    def _answer(self, request: Request, outcome: Outcome) -> Response | Coroutine[Any, Any, Response]:
+    def answer(self, request: Request, outcome: Outcome) -> Response | Coroutine[Any, Any, Response]:
+        """The response to a request; a coroutine if it is compressed."""
         status, body = outcome
         if body is None:
             return self._response(404, _UNKNOWN, None)
@@ -286,6 +278,45 @@ class DynamoHandler:
         return response
 
 
+class OperationSubmitted(Submitted):
+    """The submitted command of an operation."""
+
+    __slots__ = ("_data", "_handler", "_operation", "_parameters", "_render", "_request")
+
+    def __init__(
+        self,
+        commanded: Commanded,
+        by: str,
+        handler: DynamoHandler,
+        request: Request,
+        operation: Operation,
+        parameters: Any,
+        data: Any,
+    ) -> None:
+        Submitted.__init__(self, commanded.command, by)
+        self._render = commanded.render
+        self._handler = handler
+        self._request = request
+        self._operation = operation
+        self._parameters = parameters
+        self._data = data
+
+    def outcome(self) -> Outcome:
+        """The response, when the command is finished."""
+        error = self.error
+        if error is None:
+            try:
+                return succeeded(self._render(self.result), self._parameters, self._data)
+            except Exception as refused:
+                error = refused
+        if not isinstance(error, Exception):
+            raise error
+        return failed(error, self._operation, self._request.body)
+
+    def response(self) -> Response | Coroutine[Any, Any, Response]:
+        return self._handler.answer(self._request, self.outcome())
+
+
 def refused(error: Forbidden) -> Response:
     """The response to a request that is refused because of its origin."""
     return Response(403, [(b"content-type", _JSON_1_0)], _encode(errors.response(error)[1]))
@@ -296,10 +327,32 @@ def _content_type(request: Request) -> bytes:
     return sent if sent == _JSON_1_0 else sent.partition(b";")[0].strip()
 
 
-def _succeeded(result: Body, parameters: Any, data: Any) -> Outcome:
+def succeeded(result: Body, parameters: Any, data: Any) -> Outcome:
+    """The response of an operation with this result."""
     if parameters is not data:
         result = with_given_arns(data, result)
     return 200, result if type(result) is bytes else _encode(result)
+
+
+def failed(error: Exception, operation: Operation, body: bytes) -> Outcome:
+    """The response to a request that failed."""
+    if isinstance(error, RecursionError):
+        return 400, _encode(errors.body("ValidationException", NESTED_TOO_DEEP))
+    if not isinstance(error, Error):
+        logger.error("a %s request failed", operation.shape.name, exc_info=error)
+        return 500, _encode(errors.body("InternalServerError", "Internal server error"))
+    # The traceback's frames hold everything that the request has read, often in a reference cycle. Collecting such
+    # cycles would pause all requests.
+    error.__traceback__ = None
+    if body and isinstance(error, Invalid) and error.code != "SERIALIZATION":
+        # The service reports a value of the wrong type before any other error. The items of valid requests are not
+        # searched for one, so it may be found only here.
+        try:
+            operation.shape.read(parsed(body, operation.split))
+        except Invalid as earlier:
+            error = earlier
+    status, shown = errors.response(error, names_table=operation.names_table)
+    return status, _encode(shown)
 
 
 def _malformed(headers: dict[bytes, bytes]) -> Outcome:

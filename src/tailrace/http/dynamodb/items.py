@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tailrace.errors import Invalid
 from tailrace.http.dynamodb import parameters, render
-from tailrace.http.dynamodb.context import Context
+from tailrace.http.dynamodb.context import Commanded, Context
 from tailrace.http.dynamodb.shape import (
     RETURN_CONSUMED_CAPACITY,
     RETURN_ITEM_COLLECTION_METRICS,
@@ -128,12 +128,12 @@ UPDATE_ITEM: Final = Structure(
 )
 
 
-def put_item(context: Context, request: Request) -> Body | Coroutine[Any, Any, Body]:
+def put_item(context: Context, request: Request) -> Body | Commanded:
     if len(request) == 2:
         item, size = read_item(request["Item"])
         if size > ITEM_BYTES_MAX:
             raise Invalid(ITEM_TOO_LARGE)
-        return context.then(PutItem(request["TableName"], item, size), _empty)
+        return context.submit(PutItem(request["TableName"], item, size), _empty)
     parameters.check_mixed(request, ("ConditionExpression",), ("Expected", "ConditionalOperator"))
     item, size = read_item(request["Item"])
     _check_returns(request)
@@ -150,10 +150,10 @@ def put_item(context: Context, request: Request) -> Body | Coroutine[Any, Any, B
         capacity=parameters.capacity(request) != "NONE",
         request_bytes=context.size,
     )
-    return context.then(command, partial(_written, request, item))
+    return context.submit(command, partial(_written, request, item))
 
 
-def delete_item(context: Context, request: Request) -> Body | Coroutine[Any, Any, Body]:
+def delete_item(context: Context, request: Request) -> Body | Commanded:
     parameters.check_mixed(request, ("ConditionExpression",), ("Expected", "ConditionalOperator"))
     key, _ = read_item(request["Key"])
     _check_returns(request)
@@ -167,10 +167,10 @@ def delete_item(context: Context, request: Request) -> Body | Coroutine[Any, Any
         capacity=parameters.capacity(request) != "NONE",
         request_bytes=context.size,
     )
-    return context.then(command, partial(_written, request, key))
+    return context.submit(command, partial(_written, request, key))
 
 
-def update_item(context: Context, request: Request) -> Body | Coroutine[Any, Any, Body]:
+def update_item(context: Context, request: Request) -> Body | Commanded:
     parameters.check_mixed(
         request,
         ("UpdateExpression", "ConditionExpression"),
@@ -198,7 +198,7 @@ def update_item(context: Context, request: Request) -> Body | Coroutine[Any, Any
         capacity=parameters.capacity(request) != "NONE",
         request_bytes=context.size,
     )
-    return context.then(command, partial(_written, request, key))
+    return context.submit(command, partial(_written, request, key))
 
 
 def _check_returns(request: Request) -> None:

@@ -21,7 +21,7 @@ from math import floor
 from typing import Any, Final, NamedTuple
 
 from tailrace.errors import Invalid
-from tailrace.http.dynamodb.context import Context
+from tailrace.http.dynamodb.context import Commanded, Context
 
 VIOLATIONS_MAX: Final = 10  # reported in one error
 NAME: Final = "[a-zA-Z0-9_.-]+"
@@ -42,7 +42,7 @@ def serialization(message: str) -> Invalid:
 
 Request = dict[str, Any]
 Body = bytes | dict[str, Any]  # of a response: encoded JSON, or an object to encode
-Run = Callable[[Context, Request], Body | Coroutine[Any, Any, Body]]
+Run = Callable[[Context, Request], Body | Commanded | Coroutine[Any, Any, Body]]
 
 
 class Violation(NamedTuple):
@@ -616,8 +616,9 @@ _KINDS: Final[dict[str, ApiShape]] = {
 class Operation(NamedTuple):
     """An operation: the shape of its request, and the function that runs it.
 
-    `run` gets a valid request (no member is null, none is unknown) and returns the body of the response, or a coroutine
-    that returns it where it has to wait. The coroutine awaits nothing but the context, and `sleep(0)`.
+    `run` gets a valid request (no member is null, none is unknown) and returns the body of the response; or a command
+    with a function that makes it of the result; or, where it has to wait, a coroutine that returns it. The coroutine
+    awaits nothing but the context, and `sleep(0)`.
     """
 
     shape: Structure
