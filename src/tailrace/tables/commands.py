@@ -87,7 +87,7 @@ class PutItem(ItemCommand, frozen=True, gc=False):
     @classmethod
     def run_together(cls, tx: Tx, commands: list[PutItem]) -> list[WrittenItem]:
         """As `Command.run_together`: puts without a condition that return nothing, with one pass over each table."""
-        tables: dict[str, tuple[Definition, write.PlainPuts]] = {}
+        tables: dict[str, tuple[Definition, write.PlainWrites]] = {}
         written: list[tuple[Definition, int | None]] = []  # and the number of the transaction, if there is a record
         count = 0
         for command in commands:
@@ -96,11 +96,11 @@ class PutItem(ItemCommand, frozen=True, gc=False):
             try:
                 if command.table not in tables:
                     definition = find(tx, command.table)
-                    if not write.PlainPuts.possible(tx, definition):
+                    if not write.PlainWrites.possible(tx, definition):
                         break
-                    tables[command.table] = definition, write.PlainPuts(tx, definition)
+                    tables[command.table] = definition, write.PlainWrites(tx, definition)
                 definition, puts = tables[command.table]
-                key = command._key(definition)
+                key = command.stored_key(definition)
             except (Invalid, TableNotFound):
                 break
             recorded = puts.put(key, command.item, command.item_size, count)
@@ -115,15 +115,12 @@ class PutItem(ItemCommand, frozen=True, gc=False):
         ]
 
     def plan(self, tx: Tx) -> WritePlan:
-        definition, key = self.locate(tx)
+        definition = find(tx, self.table)
+        key = self.stored_key(definition)
         return self.planned(definition, key, tx.get(ITEMS, definition.space, key))
 
-    def locate(self, tx: Tx) -> tuple[Definition, bytes]:
-        """The table, and the key of the item, which may be written there."""
-        definition = find(tx, self.table)
-        return definition, self._key(definition)
-
-    def _key(self, definition: Definition) -> bytes:
+    def stored_key(self, definition: Definition) -> bytes:
+        """The key of the item, which may be written to the table."""
         key = keys.item_key(definition, self.item)
         if self.item_size > value.NAME_BYTES_MAX or "" in self.item:
             value.check_names(self.item)
@@ -152,13 +149,13 @@ class DeleteItem(ItemCommand, frozen=True, gc=False):
         return self.key
 
     def plan(self, tx: Tx) -> WritePlan:
-        definition, key = self.locate(tx)
+        definition = find(tx, self.table)
+        key = self.stored_key(definition)
         return self.planned(definition, key, tx.get(ITEMS, definition.space, key))
 
-    def locate(self, tx: Tx) -> tuple[Definition, bytes]:
+    def stored_key(self, definition: Definition) -> bytes:
         """As of a `PutItem`."""
-        definition = find(tx, self.table)
-        return definition, keys.key_of(definition, self.key)
+        return keys.key_of(definition, self.key)
 
     def planned(self, definition: Definition, key: bytes, row: ItemRow | None) -> WritePlan:
         """As of a `PutItem`."""
@@ -299,9 +296,15 @@ class BatchWrite(Command[BatchWritten], frozen=True):
         return tuple({f"tables/{action.table}" for action in self.writes})
 
     def run(self, tx: Tx) -> BatchWritten:
-        plans = self._plan(tx)
-        if len({(plan.definition.space, plan.key) for plan in plans}) != len(plans):
-            raise Invalid("Provided list of item keys contains duplicates")
+        places = self._places(tx)
+        tables = {definition.space: definition for definition, _ in places}
+        conditional = any(action.condition is not None for action in self.writes)
+        if not (conditional or self.capacity) and all(
+            write.PlainWrites.possible(tx, definition) for definition in tables.values()
+        ):
+            return self._write_plainly(tx, places, tables)
+        plans = self._plan(tx, places)
+        _check_distinct(places)
         capture = Capture()
         sequences: list[int | None] = []
         for plan in plans:
@@ -317,9 +320,55 @@ class BatchWrite(Command[BatchWritten], frozen=True):
             ]
         )
 
-    def _plan(self, tx: Tx) -> list[WritePlan]:
+    def _places(self, tx: Tx) -> list[tuple[Definition, bytes]]:
+        """The table and the key of each action."""
+        found: dict[str, Definition] = {}
+        places: list[tuple[Definition, bytes]] = []
+        for action in self.writes:
+            definition = found.get(action.table)
+            if definition is None:
+                definition = found[action.table] = find(tx, action.table)
+            places.append((definition, action.stored_key(definition)))
+        return places
+
+    def _write_plainly(
+        self, tx: Tx, places: list[tuple[Definition, bytes]], tables: dict[int, Definition]
+    ) -> BatchWritten:
+        """Write to tables of which nothing else is affected, with one pass over each."""
+        writes = {
+            space: write.PlainWrites(tx, definition, [key for owner, key in places if owner.space == space])
+            for space, definition in tables.items()
+        }
+        numbers: list[int | None] = []  # of each action's transaction, if there is a record
+        number = 0
+        for action, (definition, key) in zip(self.writes, places, strict=True):
+            table = writes[definition.space]
+            if isinstance(action, PutItem):
+                recorded = table.put(key, action.item, action.item_size, number)
+            else:
+                recorded = table.delete(key, action.key, number)
+            numbers.append(number if recorded else None)
+            if recorded and not self.atomic:
+                number += 1
+        size = sum([table.bytes for table in writes.values()])
+        if max(size, sum([table.records_bytes for table in writes.values()])) > limits.TRANSACTION_BYTES_MAX:
+            raise too_large()
+        _check_distinct(places)
+        count = len(set(numbers) - {None})
+        first = tx.next_id(SEQUENCE, count) if count else 0
+        for table in writes.values():
+            table.apply(first)
+        if self.atomic:
+            numbers = [0 if count else None] * len(numbers)
+        return BatchWritten(
+            [
+                WrittenItem(definition, sequence=None if number is None else first + number)
+                for (definition, _), number in zip(places, numbers, strict=True)
+            ]
+        )
+
+    def _plan(self, tx: Tx, places: list[tuple[Definition, bytes]]) -> list[WritePlan]:
         """All plans; raises if they are too large to be held in memory and written at once."""
-        places = [action.locate(tx) for action in self.writes]
         wanted: dict[int, list[bytes]] = {}
         for definition, key in places:
             wanted.setdefault(definition.space, []).append(key)
@@ -333,6 +382,11 @@ class BatchWrite(Command[BatchWritten], frozen=True):
             if total > limits.TRANSACTION_BYTES_MAX:
                 raise too_large()
         return plans
+
+
+def _check_distinct(places: list[tuple[Definition, bytes]]) -> None:
+    if len({(definition.space, key) for definition, key in places}) != len(places):
+        raise Invalid("Provided list of item keys contains duplicates")
 
 
 def _fitting(plan: WritePlan) -> WritePlan:

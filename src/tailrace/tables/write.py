@@ -132,7 +132,7 @@ def do_each(
     about RECORDS records: one entry with all of them would be too large to read. Items are decoded only where an index,
     an expiry or a route needs their values. `by` is the principal, if it is not that of the transaction."""
     capture = Capture()
-    bulk = PlainPuts.possible(tx, definition)
+    bulk = PlainWrites.possible(tx, definition)
     remaining, held = iter(writes), 0
     while some := list(islice(remaining, LOOKUPS)):
         found = tx.get_each(ITEMS, (definition.space,), [write[0] for write in some])
@@ -214,43 +214,73 @@ def _plan_each(
             capture.append(tx, by)
 
 
-class PlainPuts:
-    """Puts into one table of which only the items, the counts and the records are affected. Each is a transaction of
-    its own, and all are applied at once."""
+class PlainWrites:
+    """Writes to one table of which only the items, the counts and the records are affected: applied at once, although
+    they may be of several transactions. `keys`: those of all items, if they are known, to look them up together."""
 
-    __slots__ = ("_changed", "_definition", "_items", "_records", "_size", "_tx")
+    __slots__ = ("_changed", "_definition", "_found", "_items", "_records", "_size", "_tx", "bytes", "records_bytes")
 
-    def __init__(self, tx: Tx, definition: Definition) -> None:
+    def __init__(self, tx: Tx, definition: Definition, keys: Sequence[bytes] | None = None) -> None:
+        self.bytes = 0  # of the items, as they were and as they are to be
+        self.records_bytes = 0
         self._tx = tx
         self._definition = definition
+        self._found = None if keys is None else tx.get_each(ITEMS, (definition.space,), keys)
         self._changed: dict[tuple[int, bytes], ItemRow | None] = {}
         self._items = 0
         self._size = 0
-        self._records: list[tuple[int, list[StoredRecord]]] = []
+        self._records: dict[int, list[StoredRecord]] = {}  # by the number of the transaction
 
     @staticmethod
     def possible(tx: Tx, definition: Definition) -> bool:
-        """Whether puts into this table affect nothing else."""
+        """Whether writes to this table affect nothing else."""
         return definition.plain and not definition.routes and not tx.exports.get(definition.space)
 
     def put(self, key: bytes, item: Item, size: int, number: int) -> bool:
-        """Put an item; whether that leaves a record, which is then the one of the transaction with this number."""
+        """Put an item; whether that leaves a record in the transaction with this number."""
         definition, body = self._definition, value.encode(item)
-        place = (definition.space, key)
-        row = self._changed.get(place) or self._tx.get(ITEMS, *place)
+        row = self._row(key)
+        self.bytes += size
         if row is None:
+            event, old = INSERT, _NONE
             self._items += 1
             self._size += size
         elif body == row.body or (value.alike(body, row.body) and value.same(value.decode(row.body), item)):
             return False
         else:
+            event, old = MODIFY, (row.body, row.size)
             self._size += size - row.size
-        self._changed[place] = ItemRow(definition.space, key, size, body)
-        if definition.stream is None:
+        self._changed[definition.space, key] = ItemRow(definition.space, key, size, body)
+        return definition.stream is not None and self._record(number, event, key, item, old, (body, size))
+
+    def delete(self, key: bytes, attributes: Item, number: int) -> bool:
+        """Delete the item with this key, if there is one; as `put`."""
+        row = self._row(key)
+        if row is None:
             return False
-        event, old = (INSERT, _NONE) if row is None else (MODIFY, (row.body, row.size))
-        named, named_size = _named(definition, key, item)
-        self._records.append((number, [made(definition, event, named, named_size, old, (body, size))]))
+        self._changed[self._definition.space, key] = None
+        self._items -= 1
+        self._size -= row.size
+        return self._definition.stream is not None and self._record(
+            number, REMOVE, key, attributes, (row.body, row.size), _NONE
+        )
+
+    def _row(self, key: bytes) -> ItemRow | None:
+        place = (self._definition.space, key)
+        if place in self._changed:
+            row = self._changed[place]
+        else:
+            row = self._tx.get(ITEMS, *place) if self._found is None else self._found.get(key)
+        if row is not None:
+            self.bytes += row.size
+        return row
+
+    def _record(
+        self, number: int, event: int, key: bytes, attributes: Item, old: tuple[bytes, int], new: tuple[bytes, int]
+    ) -> bool:
+        record = made(self._definition, event, *_named(self._definition, key, attributes), old, new)
+        self.records_bytes += record.size
+        self._records.setdefault(number, []).append(record)
         return True
 
     def apply(self, first: int) -> None:
@@ -261,7 +291,8 @@ class PlainPuts:
             add_count(tx, definition.space, self._items, self._size)
         if self._records:
             assert definition.stream is not None
-            append(tx, definition.stream.log, tx.by, [(first + number, each) for number, each in self._records])
+            recorded = [(first + number, records) for number, records in self._records.items()]
+            append(tx, definition.stream.log, tx.by, recorded)
 
 
 def _save(tx: Tx, plan: WritePlan) -> None:
