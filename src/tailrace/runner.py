@@ -13,7 +13,8 @@ Two kinds of callers take turns, with the same code in between:
 - `submit`, on an event loop's thread: the commands run on the loop, in its next turn, and only COMMIT (the write and
   the sync) happens on the committer thread, so that a slow disk never holds up readers. Where the turn is taken, the
   engine may block or a heavy command waits, the whole batch goes to the committer. On the loop a batch ends after
-  BATCH_LOOP_S; what has not run by then goes back to the front of the queue.
+  BATCH_LOOP_S; what has not run by then goes back to the front of the queue. The commit of a single command stays on
+  the loop where the disk has proved to be fast (`CommitPace`): to wake another thread would take longer.
 
 A batch on the loop may take along *followers*: commands that wait for what the batch has written, such as the claim of
 a consumer that waits for messages. They run after its commands and share its commit, so that one sync serves both.
@@ -138,6 +139,30 @@ class _Batch:
         return self.tx is not None or self.error is not None
 
 
+class CommitPace:
+    """Judges by the times of commits whether the next one may run on the event loop's thread, where readers wait for
+    it: after LOOP_COMMITS_MIN fast ones. A slow commit outweighs several fast ones, and one that readers would notice
+    very many."""
+
+    __slots__ = ("_credit",)
+
+    def __init__(self) -> None:
+        self._credit = 0
+
+    @property
+    def fast(self) -> bool:
+        return self._credit >= limits.LOOP_COMMITS_MIN
+
+    def note(self, seconds: float) -> None:
+        """A commit took so long."""
+        if seconds < limits.LOOP_COMMIT_S:
+            self._credit = min(self._credit + 1, 2 * limits.LOOP_COMMITS_MIN)
+        elif seconds < limits.LOOP_STALL_S:
+            self._credit -= limits.LOOP_COMMITS_MIN // 16
+        else:
+            self._credit = -limits.LOOP_STALL_COMMITS
+
+
 class Runner:
     """The writer of one database."""
 
@@ -168,6 +193,7 @@ class Runner:
         self._queue = threading.Lock()
         self._stopped: Error | None = None
         self._trouble: Error | None = None
+        self._pace = CommitPace()
         if not engine.roomy():
             self._trouble = Unavailable("the disk is almost full; free some space", code=FULL)
         self._interrupt: KeyboardInterrupt | None = None  # raised after the results of its batch are delivered
@@ -426,6 +452,7 @@ class Runner:
         began = self._clock.monotonic_s()
         try:
             batch.tx.commit()
+            self._pace.note(self._clock.monotonic_s() - began)
             failpoints.hit("commit.synced")
         except KeyboardInterrupt as interrupt:
             # It is raised when the call has returned: the commit is durable, for the other commands too.
@@ -552,7 +579,14 @@ class Runner:
             if self._heavy or self._engine.blocking or troubled or not self._turn.acquire(blocking=False):
                 self._handoff.put(_Batch([]))
                 return
-            self._handoff.put(self._prepare(self._take(), limits.BATCH_LOOP_S))
+            lone = len(self._pending) == 1
+            batch = self._prepare(self._take(), limits.BATCH_LOOP_S)
+            if not (lone and self._pace.fast and self._engine.brief()):
+                self._handoff.put(batch)
+                return
+            self._commit_prepared(batch)
+        self._finish(batch)
+        self._raise_interrupt()
 
     def _kick_again(self) -> None:
         """Start a batch for commands that were queued again, unless one is running."""
@@ -571,12 +605,16 @@ class Runner:
         if not batch.prepared:
             self._turn.acquire()
             batch = self._prepare(self._take())
+        self._commit_prepared(batch)
+        self._call_back(self._finish, batch)
+
+    def _commit_prepared(self, batch: _Batch) -> None:
+        """Commit, wake the threads that wait for it, and release the turn."""
         self._commit(batch)
         if batch.latched:
             for job in batch.jobs:
                 job.finish()
         self._release_turn()
-        self._call_back(self._finish, batch)
 
     def _finish(self, batch: _Batch) -> None:
         # The next batch goes to the disk before the results of this one are delivered: sync and send overlap.

@@ -28,7 +28,7 @@ from tailrace.log.entry import Segment
 from tailrace.log.segments import SEGMENTS
 from tailrace.log.tail import Tail
 from tailrace.metrics import Metrics
-from tailrace.runner import Runner
+from tailrace.runner import CommitPace, Runner
 from tailrace.storage.engine import Tx
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.storage.table import META, MetaRow
@@ -59,6 +59,8 @@ class FakeTx:
 
     def commit(self) -> None:
         self.engine.committing.set()
+        self.engine.threads.append(threading.current_thread())
+        self.engine.on_commit()
         assert self.engine.gate.wait(PATIENCE_S)
         if self.engine.commit_error is not None:
             raise self.engine.commit_error
@@ -80,6 +82,9 @@ class FakeEngine:
         self.commit_error: BaseException | None = None
         self.rollback_error: Error | None = None
         self.commits: list[list[str]] = []
+        self.threads: list[threading.Thread] = []  # that called commit
+        self.on_commit: Callable[[], object] = lambda: None
+        self.is_brief = True
         self.txs: list[FakeTx] = []
 
     def begin(self, now_ms: int) -> FakeTx:
@@ -95,6 +100,9 @@ class FakeEngine:
 
     def roomy(self) -> bool:
         return True
+
+    def brief(self) -> bool:
+        return self.is_brief
 
 
 class Note(Command[str], frozen=True):
@@ -817,6 +825,76 @@ def test_what_is_heavy_runs_on_a_thread(fixture: Fixture) -> None:
         await asyncio.to_thread(runner.detach)
 
     asyncio.run(main())
+
+
+def test_one_command_is_committed_on_the_loop_where_the_disk_is_fast() -> None:
+    clock = ManualClock()
+    fixture = Fixture(clock=clock)
+
+    async def main() -> None:
+        runner, engine = fixture.runner, fixture.engine
+        runner.attach(asyncio.get_running_loop())
+        here = threading.current_thread()
+
+        async def commits(*names: str) -> bool:
+            """Whether these commands were committed here."""
+            answers: list[Any] = []
+            for name in names:
+                runner.submit(Note(name, tells=5), lambda *done: answers.append(done))
+            await auntil(lambda: len(answers) == len(names))
+            assert answers == [(f"{name}!", None) for name in names]
+            return bool(engine.threads[-1] is here)
+
+        for _ in range(limits.LOOP_COMMITS_MIN):
+            assert not await commits("a")
+        assert await commits("a")
+        assert not await commits("a", "b"), "others write too: meanwhile the loop reads their requests"
+        assert await commits("a")
+        engine.is_brief = False
+        assert not await commits("a")
+        engine.is_brief = True
+        engine.on_commit = lambda: clock.advance(2 * limits.LOOP_STALL_S)
+        assert await commits("a")
+        assert not await commits("a"), "the disk is slow"
+        engine.on_commit = lambda: None
+        for _ in range(limits.LOOP_COMMITS_MIN * 2):
+            assert not await commits("a"), "a disk that stalls once will do so again"
+        await asyncio.to_thread(runner.detach)
+
+    asyncio.run(main())
+
+
+def test_a_commit_that_fails_on_the_loop_stops_the_writer(fixture: Fixture) -> None:
+    async def main() -> None:
+        runner, engine = fixture.runner, fixture.engine
+        runner.attach(asyncio.get_running_loop())
+        for _ in range(limits.LOOP_COMMITS_MIN * 2):
+            runner._pace.note(0.0)
+        engine.commit_error = OSError("the disk is gone")
+        answers: list[Any] = []
+        runner.submit(Note("a"), lambda *done: answers.append(done))
+        await auntil(lambda: len(answers) == 1)
+        runner.submit(Note("b"), lambda *done: answers.append(done))
+        assert len(answers) == 2, "it is refused at once"
+        assert [type(error) for _, error in answers] == [Unavailable, Unavailable]
+        assert runner.stopped is not None
+        assert engine.threads == [threading.current_thread()]
+        await asyncio.to_thread(runner.detach)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fast"),
+    [([0.0] * 256, True), ([0.0] * 255, False), ([0.0] * 256 + [0.001], False), ([0.0] * 300 + [0.01] * 2, True),
+     ([0.0] * 5_000 + [0.01] * 17, False), ([0.0] * 5_000 + [0.02], False), ([0.02] + [0.0] * 10_000, False),
+     ([0.02] + [0.0] * 10_256, True)],
+)  # fmt: skip
+def test_pace_of_commits(seconds: list[float], fast: bool) -> None:
+    pace = CommitPace()
+    for each in seconds:
+        pace.note(each)
+    assert pace.fast is fast
 
 
 def test_a_command_that_is_submitted_by_an_answer_is_run(fixture: Fixture) -> None:

@@ -56,6 +56,10 @@ class Checkpoints:
             with suppress(apsw.Error):
                 self.run()
 
+    def near(self) -> bool:
+        """Whether one of the next commits will checkpoint."""
+        return bool(self.at) and self._log.frames >= max(self.at, self._again_at) * 7 // 8
+
     def run(self) -> None:
         """Checkpoint now, as far as readers permit."""
         self.examine()

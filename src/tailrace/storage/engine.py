@@ -420,6 +420,9 @@ class Engine(Protocol):
         """Verify data that is not verified by every read; from any thread, regularly. `verify` and every reader report
         damage from then on."""
 
+    def brief(self) -> bool:
+        """Whether the next commit, if it is small, does no more than to write and sync what it has written."""
+
     def make_room(self, freeing: bool) -> None:
         """After DISK_FULL, before a transaction: release the reserve if the transaction only frees space; or take it
         again, as far as there is room."""

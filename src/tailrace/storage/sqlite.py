@@ -319,6 +319,10 @@ class SqliteEngine:
         if self._checkpoints is not None:
             self._checkpoints.committed()
 
+    def brief(self) -> bool:
+        """As `Engine.brief`: no checkpoint is due soon."""
+        return self._checkpoints is not None and not self._checkpoints.near()
+
     def _refuse_damage(self) -> None:
         if self._checkpoints is not None and self._checkpoints.damage is not None:
             raise self._checkpoints.damage
