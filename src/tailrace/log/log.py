@@ -66,7 +66,7 @@ def append_until(tx: Tx, log: Log, bodies: list[bytes], ends: list[int]) -> None
     at_ms = log.at_ms if log.at_ms > tx.now_ms else tx.now_ms
     starts = [log.next, *ends[:-1]]
     added = [Segment(log.id, start, end, at_ms, body) for start, end, body in zip(starts, ends, bodies, strict=True)]
-    _add(tx, log, ends[-1], at_ms, segments.pack(added))
+    _add(tx, log, ends[-1], at_ms, segments.pack(added) if len(added) > 1 else added)
 
 
 def _append(tx: Tx, log: Log, bodies: list[bytes], end: int, form: int) -> Log:
