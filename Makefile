@@ -198,7 +198,7 @@ lowest: $(STAMPS)/lowest  ## Run tests with the lowest versions that pyproject.t
 
 # On the compiled build `make test` runs the tests that go through compiled modules most; `make test-compiled` runs all of them.
 COMPILED_TESTS := tests/conformance tests/engine $(addprefix tests/crash/test_,kills.py power_loss.py tables.py topics.py) \
-	$(addprefix tests/property/test_,engine_machine.py groups_machine.py http_machine.py publishing.py runner.py streams_machine.py tables_machine.py) \
+	$(addprefix tests/property/test_,engine_machine.py groups_machine.py http_machine.py publishing.py runner.py streams_machine.py tables_machine.py writing.py) \
 	$(addprefix tests/unit/,http log streams tables topics storage) $(addprefix tests/unit/test_,build.py completion.py database.py runner.py)
 NO_COMPILER := 69
 
