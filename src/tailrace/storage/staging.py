@@ -41,7 +41,7 @@ _AT_ONCE: Final = (2, 16, 100)  # rows that one statement reads: few at first, a
 _second, _number = itemgetter(0), itemgetter(1)
 
 
-class StagedRows:
+class StagingList:
     """The numbers of the staged rows of one table, by their first key column. Used by many threads; one writes."""
 
     def __init__(self, table: StorageTable[Any]) -> None:
@@ -143,7 +143,7 @@ class StagedView:
     """The staged rows in a view of the database: `execute` reads it, and they have these numbers. `rows`: None in a
     process that does not write."""
 
-    def __init__(self, table: StorageTable[Any], rows: StagedRows | None, execute: Execute, numbers: Numbers) -> None:
+    def __init__(self, table: StorageTable[Any], rows: StagingList | None, execute: Execute, numbers: Numbers) -> None:
         self._table = table
         self._rows = rows
         self._execute = execute
