@@ -1,5 +1,5 @@
-"""``python -m tests.crash.sealing_child DATA FIRST``: appends numbers to some streams in turn, and seals them after every
-few rows, until it is killed. Each number is written to standard output when it is durable."""
+"""``python -m tests.crash.sealing_child DATA FIRST``: appends numbers to some streams, and seals them after
+every few rows, until it is killed. Each number is written to standard output when it is durable."""
 
 from __future__ import annotations
 

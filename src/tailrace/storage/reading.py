@@ -44,8 +44,8 @@ class SqliteReader:
         self._damaged: dict[str, None] | None = None  # collects rows that fail their checksum; None: it is an error
 
     def __enter__(self) -> SqliteReader:
+        self._views.clear()
         if not self._single:
-            self._views.clear()
             with translated():
                 self._execute("BEGIN")
         return self
