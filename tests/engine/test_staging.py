@@ -113,6 +113,7 @@ def test_a_view_that_began_before_rows_were_moved_has_them(engine: Engine) -> No
             settle(engine, 2)
             write(engine, Line(1, 10 + moved, SMALL), Line(2, moved, LARGE))
         for view, expected in views:
+            assert list(view.scan(SETTLED, 1)) == [row for row in expected if row.log == 1]
             assert all_rows(view) == expected
             assert list(view.scan(SETTLED, 1, covering=7, limit=2)) == [Line(1, 7, SMALL), Line(1, 8, SMALL)]
 
