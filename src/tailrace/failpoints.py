@@ -27,6 +27,8 @@ NAMES: Final = {
     "views.fenced": "a view's positions are moved, none of the rows of the batch is written yet",
     "views.written": "all rows of a batch of a view are written, the batch is not counted yet",
     "sweep.step": "a step of background removal is about to run",
+    "seal.step": "segments of entries are joined, nothing of it is written yet",
+    "seal.moved": "joined segments of entries have taken the place of staged ones, COMMIT has not been called",
     "backup.copied": "the database is copied, nothing of it is stored yet",
     "backup.object": "a chunk of a backup is stored",
     "backup.stored": "all chunks of a backup are stored, nothing lists them yet",

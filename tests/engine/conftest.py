@@ -6,6 +6,7 @@ it) and can make the tables that only these tests have.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +47,10 @@ class Place:
         self._kind = kind
         self._directory = directory
         self._engine: Any = None
+
+    def another(self) -> Place:
+        """A new one within it."""
+        return Place(self._kind, Path(tempfile.mkdtemp(dir=self._directory.parent)))
 
     def open(self) -> Any:
         self.close()

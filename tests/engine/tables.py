@@ -27,6 +27,13 @@ class Line(msgspec.Struct, frozen=True):
     body: bytes
 
 
+class StagedLine(msgspec.Struct, frozen=True):
+    id: int
+    log: int
+    position: int
+    body: bytes
+
+
 class Mark(msgspec.Struct, frozen=True):
     at: int
     name: str
@@ -42,6 +49,16 @@ class Wide(msgspec.Struct, frozen=True):
 ITEMS = StorageTable("test_items", Item, key=("shelf", "name"))  # a key of two columns
 HOT = StorageTable("test_hot", Hot, key=("name",), cached=True)
 LINES = StorageTable("test_lines", Line, key=("log", "position"), heap=True)
+STAGED_LINES = StorageTable("test_staged_lines", StagedLine, key=("id",), checked=True)
+SETTLED = StorageTable(  # rows with at most three bytes are staged
+    "test_settled",
+    Line,
+    key=("log", "position"),
+    heap=True,
+    checked=True,
+    staging=STAGED_LINES,
+    staged=lambda row: len(row.body) <= 3,
+)
 MARKS = StorageTable("test_marks", Mark, key=("at", "name"))  # nothing but its key
 WIDE = StorageTable("test_wide", Wide, key=("id",))
-TABLES: tuple[StorageTable[Any], ...] = (ITEMS, HOT, LINES, MARKS, WIDE)
+TABLES: tuple[StorageTable[Any], ...] = (ITEMS, HOT, LINES, STAGED_LINES, SETTLED, MARKS, WIDE)

@@ -37,6 +37,7 @@ from tailrace.tables.definition import Attribute
 from tailrace.tables.lifecycle import CreateTable, DeleteTable, SetTimeToLive, UpdateTable
 from tailrace.topics.commands import AddSource, CreateTopic, DropTopic, Outgoing, Publish, TopicOptions
 from tailrace.topics.consuming import Ack, Consume, Nack
+from tests.support.sealed import seal
 
 HERE = Path(__file__).parent
 STREAMS = ["closed", "fork", "json", "retained", "source", "ttl"]
@@ -52,7 +53,7 @@ def fill(directory: str) -> None:
     """One of everything: streams of each kind, a fork, a producer, a trimmed and a dropped log, a subscription; tables
     with items of each type, indexes (one being filled), expiry and change streams (one closed), what a dropped table
     leaves, a cursor, a token, an access key; topics with routes, messages and a group; a user; a tiered
-    stream, a job, rows that are staged."""
+    stream, a job, rows that are staged. Some entries are sealed, others are not."""
     clock = ManualClock()
     write_private(Path(directory) / KEY_FILE, KEY)
     db = Database(SqliteEngine(directory), clock=clock, housekeeping_s=None)
@@ -78,6 +79,7 @@ def fill(directory: str) -> None:
     do(CreateStream("gone", "text/plain", b"x"))
     do(DeleteStream("gone"))
     leave_work(db)
+    seal(db, 5, steps=3)
     fill_jobs(db)
     db.close()
 

@@ -26,6 +26,7 @@ from tailrace.streams.producer import ProducerClaim
 from tailrace.streams.queries import DescribeStream, ReadStream
 from tests.support.directories import scratch_directory
 from tests.support.model import Answer, Fork, Model, Stream
+from tests.support.sealed import seal
 from tests.support.soak import examples
 
 # Few names, so that paths, producers and sequences meet often.
@@ -132,6 +133,11 @@ class Streams(RuleBasedStateMachine):
         path = self.some(data)
         answer = self.model.delete(path)
         self.compare(path, answer, lambda: self.db.execute(DeleteStream(path)))
+
+    @rule(rows=st.integers(1, 4), steps=st.none() | st.integers(1, 3))
+    def seal(self, rows: int, steps: int | None) -> None:
+        """Entries move, and nothing changes."""
+        seal(self.db, rows, steps=steps)
 
     # -- writes
 

@@ -62,15 +62,15 @@ def test_progress_is_reported(sound: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "finding"),
     [
-        ("DELETE FROM entries WHERE log = 1 AND position = 0", "log 1: first entry at 5, retained from 0"),
-        ("DELETE FROM entries WHERE log = 1 AND position = 5", "log 1: entries end at 5, next is 10"),
-        ("DELETE FROM entries WHERE log = 1", "log 1: no entries, but next is 10"),
-        ("UPDATE entries SET position = 6 WHERE log = 1 AND position = 5", "log 1: entry at 6, expected one at 5"),
-        ("UPDATE entries SET next = 0 WHERE log = 1 AND position = 0", r"log 1: entry covers \[0, 0\)"),
-        ("UPDATE entries SET at_ms = 1 WHERE log = 1 AND position = 5", "is older than the one before"),
-        ("UPDATE entries SET at_ms = at_ms + 9 WHERE log = 1", "log 1: its last entry is newer than it says"),
-        ("UPDATE entries SET body = X'00' WHERE log = 1 AND position = 0", "log 1: entry at 0 covers 5 positions"),
-        ("UPDATE entries SET body = X'7B7B7B7B7B7B7B7B7B7B' WHERE log = 2", "log 2: entry at 0 is not JSON"),
+        ("DELETE FROM staged_entries WHERE log = 1 AND position = 0", "log 1: first entry at 5, retained from 0"),
+        ("DELETE FROM staged_entries WHERE log = 1 AND position = 5", "log 1: entries end at 5, next is 10"),
+        ("DELETE FROM staged_entries WHERE log = 1", "log 1: no entries, but next is 10"),
+        ("UPDATE staged_entries SET position = 6 WHERE log = 1 AND position = 5", "entry at 6, expected one at 5"),
+        ("UPDATE staged_entries SET next = 0 WHERE log = 1 AND position = 0", r"log 1: entry covers \[0, 0\)"),
+        ("UPDATE staged_entries SET at_ms = 1 WHERE log = 1 AND position = 5", "is older than the one before"),
+        ("UPDATE staged_entries SET at_ms = at_ms + 9 WHERE log = 1", "log 1: its last entry is newer than it says"),
+        ("UPDATE staged_entries SET body = X'00' WHERE log = 1 AND position = 0", "entry at 0 covers 5 positions"),
+        ("UPDATE staged_entries SET body = X'7B7B7B7B7B7B7B7B7B7B' WHERE log = 2", "log 2: entry at 0 is not JSON"),
         ("INSERT INTO entries VALUES (3, 0, 5, 1, X'0000000000', NULL, NULL)", "over base 5"),
         ("UPDATE logs SET next = 11 WHERE id = 1", "log 1: entries end at 10, next is 11"),
         ("UPDATE logs SET start = 11 WHERE id = 1", "log 1"),
@@ -103,6 +103,7 @@ def test_damage_is_named(sound: Path, damage: str, finding: str) -> None:
 def test_a_broken_index_is_found(sound: Path) -> None:
     """What SQLite itself finds is part of the report."""
     connection = apsw.Connection(str(sound / FILE), vfs=VFS)
+    connection.execute("INSERT INTO entries VALUES (99, 0, 5, 1, X'0000000000', NULL, NULL)")
     connection.execute("PRAGMA writable_schema = ON")
     connection.execute(
         "UPDATE sqlite_schema SET sql = replace(sql, '(log, position)', '(log, next)') WHERE name = 'entries_key'"
@@ -237,14 +238,14 @@ def test_sound_tables_are_clean(tabled: Path) -> None:
         ("UPDATE logs SET owner = 'table/x'", "change stream full/.*: its log 1 belongs to 'table/x'"),
         ("UPDATE counts SET items = 9 WHERE space = -1", "has had 4 records, its counts say 9"),
         ("UPDATE counts SET bytes = 9 WHERE space = -1", "has 4 records of .* bytes, its counts say 4 of 9"),
-        ("UPDATE entries SET body = X'0000000000000000C0'", "the entry of 2 cannot be read"),
-        ("UPDATE entries SET body = CAST(X'0000000000000000' || substr(body, 9) AS BLOB) WHERE position = 3",
+        ("UPDATE staged_entries SET body = X'0000000000000000C0'", "the entry of 2 cannot be read"),
+        ("UPDATE staged_entries SET body = CAST(X'0000000000000000' || substr(body, 9) AS BLOB) WHERE position = 3",
          "the entry of 3 counts 0 records before it, not 3"),
         ("UPDATE meta SET value = X'31' WHERE name = 'counter/sequence'", "sequence 3 exists but the counter is at 1"),
         ("UPDATE meta SET value = X'30' WHERE name = 'counter/sequence'",
          "change stream full/.* begins after sequence 1, but the counter is at 0"),
-        ("UPDATE entries SET body = (SELECT CAST(X'0000000000000003' || substr(body, 9) AS BLOB) FROM entries "
-         "WHERE position = 2) WHERE position = 3", "is INSERT, but the item was there"),
+        ("UPDATE staged_entries SET body = (SELECT CAST(X'0000000000000003' || substr(body, 9) AS BLOB) "
+         "FROM staged_entries WHERE position = 2) WHERE position = 3", "is INSERT, but the item was there"),
     ],
 )  # fmt: skip
 def test_damage_to_tables_is_named(tabled: Path, damage: str, finding: str) -> None:

@@ -25,7 +25,8 @@ from tailrace.log.entry import GARBAGE, LOGS
 from tailrace.log.segments import SEGMENTS
 from tailrace.storage.engine import Tx
 from tailrace.storage.pages import VFS
-from tailrace.storage.sqlite import FILE, SqliteEngine, SqliteTx
+from tailrace.storage.sqlite import FILE, SqliteEngine
+from tailrace.storage.writing import SqliteTx
 from tailrace.streams.commands import Append, Appended, CreateStream, DeleteStream, Fork, TouchStream
 from tailrace.streams.producer import PRODUCERS, ProducerClaim
 from tailrace.streams.queries import DescribeStream, ListStreams, ReadStream

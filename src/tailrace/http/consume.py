@@ -19,6 +19,7 @@ from tailrace.http.consumers import give_back
 from tailrace.http.message import Headers, Request, Response
 from tailrace.http.partitions import WireMessage, wire_messages
 from tailrace.http.route import MSGPACK_TYPES
+from tailrace.log import segments
 from tailrace.metrics import Metrics
 from tailrace.topics.consuming import Ack, Acked, Consume, ConsumedMessages, Extend, Extended, Nack, Nacked
 from tailrace.topics.group import EARLIEST, LATEST, OFFSET, TIMESTAMP, StartPoint
@@ -227,7 +228,8 @@ def _observe(metrics: Metrics, ranges: list[DeliveredRange], took_s: float, now_
         if each.attempt > 1:
             continue  # how long another consumer held it says nothing about the server
         for segment in each.segments:
-            metrics.delivery_seconds.observe((now_ms - segment.at_ms) / 1000, segment.next - segment.position)
+            for at_ms, count in segments.times(segment):
+                metrics.delivery_seconds.observe((now_ms - at_ms) / 1000, count)
 
 
 # -- settling

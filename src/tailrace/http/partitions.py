@@ -73,8 +73,7 @@ def wire_messages(
 ) -> list[WireMessage]:
     """The messages in a segment; `topic` is its number."""
     made = []
-    at_ms = segment.at_ms
-    for at, body in segments.views(segment):
+    for at, at_ms, body in segments.views(segment):
         envelope = opened(body)
         wire = WireMessage(
             topic, partition, at, message_id(envelope, partition, at), envelope.source,

@@ -4,7 +4,7 @@ A log's positions run from `start` (the earliest retained) to `next` (the positi
 `base` belong to its parent: a fork shares them without copying. An entry covers [position, next); the distance depends
 on the kind of log (bytes for streams, one for messages).
 
-Entries are stored in segments: a row holds consecutive entries of one log that were committed together.
+Entries are stored in segments: a row holds consecutive entries of one log.
 """
 
 from __future__ import annotations
@@ -42,8 +42,20 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
     log: int
     position: int  # of the first entry
     next: int  # of the last entry
-    at_ms: int  # of each entry
+    at_ms: int  # of the first entry, and of the others unless the layout says otherwise
     body: bytes  # of all entries, one after the other
+    layout: bytes | None = None
+
+
+class StagedSegment(msgspec.Struct, frozen=True, gc=False):
+    """A segment that waits to be sealed; `id` says when it was added."""
+
+    id: int
+    log: int
+    position: int
+    next: int
+    at_ms: int
+    body: bytes
     layout: bytes | None = None
 
 

@@ -1,14 +1,15 @@
 """Segments that were written or read recently, in memory: consumers are mostly near the end of a log and read a few
 entries of a segment at a time, and many readers catch up on the same log.
 
-A stored segment never changes, and its log and position are never reused, so nothing here is ever wrong; what a reader
-may see is decided by the log's row, which is read each time. Used by many threads.
+Entries never change, and a log's number and a position are never reused, so nothing here is ever wrong, also when
+storage has joined segments since; what a reader may see is decided by the log's row, which is read each time. Used by
+many threads.
 """
 
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from typing import Final
 
@@ -54,18 +55,33 @@ class RecentSegments:
             return
         key = (segment.log, segment.position)
         with self._changing:
-            if key in self._held:
+            if key not in self._held:
+                self._insert(key, segment, size)
+
+    def join(self, segment: Segment) -> None:
+        """Keep a segment in place of those that it was joined from, if the first of them is here."""
+        key = (segment.log, segment.position)
+        with self._changing:
+            if key not in self._held:
                 return
-            self._held[key] = segment
-            insort(self._positions.setdefault(segment.log, []), segment.position)
-            self.bytes += size
-            while self.bytes > limits.RECENT_BYTES:
-                (log, position), gone = self._held.popitem(last=False)
-                self.bytes -= _size(gone)
-                positions = self._positions[log]
-                del positions[bisect_right(positions, position) - 1]
-                if not positions:
-                    del self._positions[log]
+            positions = self._positions[segment.log]
+            first, last = bisect_left(positions, segment.position), bisect_left(positions, segment.next)
+            for position in positions[first:last]:
+                self.bytes -= _size(self._held.pop((segment.log, position)))
+            del positions[first:last]
+            self._insert(key, segment, _size(segment))
+
+    def _insert(self, key: tuple[int, int], segment: Segment, size: int) -> None:
+        self._held[key] = segment
+        insort(self._positions.setdefault(segment.log, []), segment.position)
+        self.bytes += size
+        while self.bytes > limits.RECENT_BYTES:
+            (log, position), gone = self._held.popitem(last=False)
+            self.bytes -= _size(gone)
+            positions = self._positions[log]
+            del positions[bisect_right(positions, position) - 1]
+            if not positions:
+                del self._positions[log]
 
 
 class _Committed:
@@ -73,6 +89,7 @@ class _Committed:
 
     def __init__(self, recent: RecentSegments) -> None:
         self.covering = recent.covering
+        self.join = recent.join  # of entries that are committed
 
     def add(self, segment: Segment) -> None:
         pass

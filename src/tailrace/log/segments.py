@@ -1,12 +1,14 @@
 """Segments: consecutive entries of a log, in one row of storage.
 
 A row for each entry would cost more than the entry, where entries are small. So the entries that a transaction adds to
-a log share rows, up to `SEGMENT_BYTES` and `SEGMENT_ENTRIES`; a large entry has its own. A reader that wants entries as
-they are gets them from `scan`; one that can do with less uses `between` (whole segments) or `outlines` (no bodies).
+a log share rows, up to `SEGMENT_BYTES` and `SEGMENT_ENTRIES`; a large entry has its own. Small rows are staged, and
+sealed later: joined with their neighbours to segments up to the same bounds (`sealing.py`). A reader that wants entries
+as they are gets them from `scan`; one that can do with less uses `between` (whole segments) or `outlines` (no bodies).
 
 A segment of several entries has a layout of little-endian 32-bit numbers: a form, then the end of each entry within the
 body. The form says which positions the entries cover: as many as they have bytes (SIZED), one each (SINGLE), or
-those up to the ends that follow, relative to the segment (SPREAD). A segment of one entry has no layout.
+those up to the ends that follow, relative to the segment (SPREAD). With TIMED, the time of each entry comes last, in
+milliseconds after the segment's. A segment of one entry has no layout.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain, islice, repeat
 from operator import ge, gt
 from typing import Final
 
@@ -23,17 +26,17 @@ import msgspec
 
 from tailrace import limits
 from tailrace.errors import Corrupt
-from tailrace.log.entry import Entry, Segment
+from tailrace.log.entry import Entry, Segment, StagedSegment
 from tailrace.storage.engine import Reader, Tx
 from tailrace.storage.table import StorageTable
 
 SIZED: Final = 0
 SINGLE: Final = 1
 SPREAD: Final = 2
+TIMED: Final = 4  # added to the form if the entries have different times
 _NUMBER_BYTES: Final = 4
-_REACH_MAX: Final = 2**32 - 1  # positions that a layout can express
-_PLAIN: Final = (SIZED.to_bytes(_NUMBER_BYTES, "little"), SINGLE.to_bytes(_NUMBER_BYTES, "little"))
-_LISTED: Final = SPREAD.to_bytes(_NUMBER_BYTES, "little")
+_NUMBER_MAX: Final = 2**32 - 1  # positions, or milliseconds, that a layout can express
+_FORMS: Final = {SIZED: 1, SINGLE: 1, SPREAD: 2, TIMED + SIZED: 2, TIMED + SINGLE: 2, TIMED + SPREAD: 3}
 _ROWS: Final = 128  # read at once, of which the bodies are not
 assert array("I").itemsize == _NUMBER_BYTES
 
@@ -65,7 +68,7 @@ def joined(log: int, position: int, at_ms: int, bodies: Sequence[bytes], form: i
 
 
 def pack(added: list[Segment]) -> list[Segment]:
-    """The same entries in fewer segments: those of a log are consecutive, in the order of their positions."""
+    """The same entries in fewer segments: those of a log are in the order of their positions."""
     if len(added) == 1:
         return added
     by_log: dict[int, list[Segment]] = {}
@@ -97,32 +100,45 @@ def pack(added: list[Segment]) -> list[Segment]:
 
 
 def _follows(held: list[Segment], segment: Segment) -> bool:
-    last = held[-1]
+    first, last = held[0], held[-1]
     return (
         segment.position == last.next
-        and segment.at_ms == last.at_ms
-        and segment.next - held[0].position <= _REACH_MAX
+        and segment.next - first.position <= _NUMBER_MAX
         and segment.next > segment.position
+        and _last_ms(last) <= segment.at_ms
+        and _last_ms(segment) - first.at_ms <= _NUMBER_MAX
     )
+
+
+def _last_ms(segment: Segment) -> int:
+    """The time of the last entry."""
+    layout = segment.layout
+    if layout is None or not layout[0] & TIMED:
+        return segment.at_ms
+    return segment.at_ms + int.from_bytes(layout[-_NUMBER_BYTES:], "little")
 
 
 def _merged(held: list[Segment]) -> Segment:
     first = held[0]
     if len(held) == 1:
         return first
-    origin = first.position
+    origin, begun_ms = first.position, first.at_ms
     ends: list[int] = []
     reach: list[int] = []
+    lags: list[int] = []
     size = 0
     for segment in held:
+        later_ms = segment.at_ms - begun_ms
         if segment.layout is None:
             ends.append(size + len(segment.body))
             reach.append(segment.next - origin)
+            lags.append(later_ms)
         else:
-            some, reached = _parts(segment)
+            some, reached, lagging = _numbers(segment.layout)
             moved = segment.position - origin
             ends += [size + end for end in some]
             reach += [moved + end for end in reached]
+            lags += [later_ms] * len(some) if lagging is None else [later_ms + lag for lag in lagging]
         size += len(segment.body)
     return Segment(
         first.log,
@@ -130,16 +146,17 @@ def _merged(held: list[Segment]) -> Segment:
         held[-1].next,
         first.at_ms,
         b"".join([segment.body for segment in held]),
-        _layout(ends, reach),
+        _layout(ends, reach, lags),
     )
 
 
-def _layout(ends: list[int], reach: list[int]) -> bytes:
+def _layout(ends: list[int], reach: list[int], lags: list[int]) -> bytes:
+    timed, times = (TIMED, lags) if lags and lags[-1] else (0, [])  # they never decrease
     if ends == reach:
-        return _packed([SIZED, *ends])
+        return _packed([SIZED + timed, *ends, *times])
     if reach[-1] == len(reach):
-        return _packed([SINGLE, *ends])
-    return _packed([SPREAD, *ends, *reach])
+        return _packed([SINGLE + timed, *ends, *times])
+    return _packed([SPREAD + timed, *ends, *reach, *times])
 
 
 def _packed(numbers: list[int]) -> bytes:
@@ -158,30 +175,30 @@ def count(segment: Segment) -> int:
 
 
 def _count(layout: bytes) -> int:
-    numbers = len(layout) // _NUMBER_BYTES - 1
-    return numbers // 2 if layout[0] == SPREAD else numbers
+    return (len(layout) // _NUMBER_BYTES - 1) // _FORMS.get(layout[0], 1)
 
 
-def _numbers(layout: bytes) -> tuple[array[int], Sequence[int]]:
-    """The ends of the entries within the body, and of their positions; both relative to the segment."""
+def _numbers(layout: bytes) -> tuple[array[int], Sequence[int], array[int] | None]:
+    """The ends of the entries within the body, and of their positions, and their times unless they have the same; all
+    relative to the segment."""
     if not _whole(layout):
         raise Corrupt(f"{layout[:40]!r} is not the layout of a segment; run `tailrace check` and restore a backup")
     numbers = array("I", layout)
     if sys.byteorder == "big":
         numbers.byteswap()
     form = numbers.pop(0)
+    lags = None
+    if form & TIMED:
+        form -= TIMED
+        many = len(numbers) // _FORMS[TIMED + form]
+        lags = numbers[-many:]
+        del numbers[-many:]
     if form == SIZED:
-        return numbers, numbers
+        return numbers, numbers, lags
     if form == SINGLE:
-        return numbers, range(1, len(numbers) + 1)
+        return numbers, range(1, len(numbers) + 1), lags
     half = len(numbers) // 2
-    return numbers[:half], numbers[half:]
-
-
-def _parts(segment: Segment) -> tuple[array[int], Sequence[int]]:
-    if segment.layout is not None:
-        return _numbers(segment.layout)
-    return array("I", [len(segment.body)]), (segment.next - segment.position,)
+    return numbers[:half], numbers[half:], lags
 
 
 def bodies(segment: Segment) -> list[bytes]:
@@ -189,7 +206,7 @@ def bodies(segment: Segment) -> list[bytes]:
     body = segment.body
     if segment.layout is None:
         return [body]
-    ends, _ = _numbers(segment.layout)
+    ends, _, _ = _numbers(segment.layout)
     return list(map(body.__getitem__, map(slice, [0, *ends], ends)))
 
 
@@ -198,16 +215,25 @@ def entries(segment: Segment) -> Iterator[Entry]:
     return _between(segment, None, None, False)
 
 
-def views(segment: Segment) -> Iterator[tuple[int, memoryview]]:
-    """The position and the body of each entry, in order, without copying."""
-    body, at = memoryview(segment.body), segment.position
+def views(segment: Segment) -> Iterator[tuple[int, int, memoryview]]:
+    """The position, the time and the body of each entry, in order, without copying."""
+    body, at, at_ms = memoryview(segment.body), segment.position, segment.at_ms
     if segment.layout is None:
-        yield at, body
+        yield at, at_ms, body
         return
     begun = 0
-    for end, following in zip(*_numbers(segment.layout), strict=True):
-        yield at, body[begun:end]
+    ends, reach, lags = _numbers(segment.layout)
+    for end, following, lag in zip(ends, reach, repeat(0, len(ends)) if lags is None else lags, strict=True):
+        yield at, at_ms + lag, body[begun:end]
         begun, at = end, segment.position + following
+
+
+def times(segment: Segment) -> Iterable[tuple[int, int]]:
+    """The times of the entries, and how many have each."""
+    lags = None if segment.layout is None else _numbers(segment.layout)[2]
+    if lags is None:
+        return ((segment.at_ms, count(segment)),)
+    return Counter([segment.at_ms + lag for lag in lags]).items()
 
 
 def cut(segment: Segment, start: int, before: int, bytes_max: int, entries_max: int) -> Segment | None:
@@ -216,7 +242,7 @@ def cut(segment: Segment, start: int, before: int, bytes_max: int, entries_max: 
     if segment.layout is None:
         fits = start <= segment.position < before and len(segment.body) <= bytes_max and entries_max > 0
         return segment if fits else None
-    ends, reach = _numbers(segment.layout)
+    ends, reach, lags = _numbers(segment.layout)
     first, last = _index(reach, start - segment.position), _index(reach, before - segment.position)
     begun = ends[first - 1] if first else 0
     last = min(last, first + entries_max, bisect_right(ends, begun + bytes_max))
@@ -225,12 +251,17 @@ def cut(segment: Segment, start: int, before: int, bytes_max: int, entries_max: 
     if last - first == len(ends):
         return segment
     covered = reach[first - 1] if first else 0
-    layout = _layout([end - begun for end in ends[first:last]], [end - covered for end in reach[first:last]])
+    later_ms = 0 if lags is None else lags[first]
+    layout = _layout(
+        [end - begun for end in ends[first:last]],
+        [end - covered for end in reach[first:last]],
+        [] if lags is None else [lag - later_ms for lag in lags[first:last]],
+    )
     return Segment(
         segment.log,
         segment.position + covered,
         segment.position + reach[last - 1],
-        segment.at_ms,
+        segment.at_ms + later_ms,
         segment.body[begun : ends[last - 1]],
         layout if last - first > 1 else None,
     )
@@ -255,12 +286,13 @@ def columns(found: Iterable[Segment]) -> Columns:
             times.append(segment.at_ms)
             bounds.append(size + len(segment.body))
         else:
-            ends, reach = _numbers(segment.layout)
+            ends, reach, lags = _numbers(segment.layout)
             if type(reach) is range:
                 nexts.extend(range(origin + 1, origin + 1 + len(reach)))
             else:
                 nexts.extend([origin + end for end in reach])
-            times.extend(array("q", [segment.at_ms]) * len(ends))
+            at_ms = segment.at_ms
+            times.extend(array("q", [at_ms]) * len(ends) if lags is None else [at_ms + lag for lag in lags])
             bounds.extend([size + end for end in ends])
         size += len(segment.body)
     return Columns(nexts, times, bounds)
@@ -272,20 +304,21 @@ def flaw(segment: Segment) -> str | None:
         return None
     if not _whole(segment.layout):
         return "its layout cannot be read"
-    ends, reach = _numbers(segment.layout)
+    ends, reach, lags = _numbers(segment.layout)
     if ends[-1] != len(segment.body) or reach[-1] != segment.next - segment.position:
         return "its entries do not end where it ends"
     if any(map(gt, ends, ends[1:])) or any(map(ge, reach, reach[1:])) or not reach[0]:
         return "its entries are out of order"
+    if lags is not None and (lags[0] or any(map(gt, lags, lags[1:]))):
+        return "the times of its entries are out of order"
     return None
 
 
 def _whole(layout: bytes) -> bool:
-    """Whether a layout has a form and the ends of two entries at least."""
-    form, odd = layout[:_NUMBER_BYTES], len(layout) // _NUMBER_BYTES % 2
-    return len(layout) % _NUMBER_BYTES == 0 and len(layout) >= _NUMBER_BYTES * (
-        3 if form in _PLAIN else 5 if form == _LISTED and odd else sys.maxsize
-    )
+    """Whether a layout has a form and the numbers of two entries at least."""
+    columns = _FORMS.get(int.from_bytes(layout[:_NUMBER_BYTES], "little"))
+    numbers, rest = divmod(len(layout), _NUMBER_BYTES)
+    return columns is not None and not rest and numbers > 2 * columns and (numbers - 1) % columns == 0
 
 
 def _index(reach: Sequence[int], distance: int) -> int:
@@ -301,20 +334,28 @@ def _between(segment: Segment, start: int | None, before: int | None, reverse: b
         if (start is None or start <= origin) and (before is None or origin < before):
             yield Entry(log, origin, segment.next, at_ms, body)
         return
-    ends, reach = _numbers(segment.layout)
+    ends, reach, lags = _numbers(segment.layout)
     first = 0 if start is None else _index(reach, start - origin)
     last = len(ends) if before is None else _index(reach, before - origin)
     for at in range(last - 1, first - 1, -1) if reverse else range(first, last):
+        entry_ms = at_ms if lags is None else at_ms + lags[at]
         if at:
-            yield Entry(log, origin + reach[at - 1], origin + reach[at], at_ms, body[ends[at - 1] : ends[at]])
+            yield Entry(log, origin + reach[at - 1], origin + reach[at], entry_ms, body[ends[at - 1] : ends[at]])
         else:
-            yield Entry(log, origin, origin + reach[0], at_ms, body[: ends[0]])
+            yield Entry(log, origin, origin + reach[0], entry_ms, body[: ends[0]])
 
 
 # -- reading
 
 
-SEGMENTS = StorageTable("entries", Segment, key=("log", "position"), heap=True, checked=True, pack=pack)
+def _small(segment: Segment) -> bool:
+    return len(segment.body) < limits.STAGED_BYTES_MAX
+
+
+STAGED = StorageTable("staged_entries", StagedSegment, key=("id",), checked=True, names=("id", "log", "position"))
+SEGMENTS = StorageTable(
+    "entries", Segment, key=("log", "position"), heap=True, checked=True, pack=pack, staging=STAGED, staged=_small
+)
 
 
 def _rest(segment: Segment, start: int) -> Segment:
@@ -379,11 +420,12 @@ def outlines(reader: Reader | Tx, log: int, start: int, limit: int) -> Iterator[
                     yield origin, following, at_ms, size
                     limit -= 1
             else:
-                ends, reach = _numbers(layout)
+                ends, reach, lags = _numbers(layout)
                 first = _index(reach, start - origin)
                 for at in range(first, min(len(ends), first + limit)):
                     position, begun = (origin + reach[at - 1], ends[at - 1]) if at else (origin, 0)
-                    yield position, origin + reach[at], at_ms, ends[at] - begun
+                    entry_ms = at_ms if lags is None else at_ms + lags[at]
+                    yield position, origin + reach[at], entry_ms, ends[at] - begun
                     limit -= 1
             start = max(start, following)
             if limit <= 0:

@@ -104,6 +104,10 @@ class Reader(Protocol):
         and below `before`: at least one if there is any, then up to `limit` rows and `bytes_max`. For bulk reads: there
         is hardly an object per row, and other threads run meanwhile."""
 
+    def staged(self, table: StorageTable[R], least: int, limit: int) -> Iterator[tuple[int, R]]:
+        """The oldest staged rows, up to `limit`, and their numbers; none unless about `least` rows are staged. For
+        `Tx.settle`. Lazy, as `scan`."""
+
 
 class Tx(ABC):
     """The one write transaction. Not for use by two threads at once."""
@@ -230,6 +234,19 @@ class Tx(ABC):
         self.wrote = True
         self._flushed.pop(table, None)  # rows that this transaction has written may be among them
         return self._remove(table, prefix, before, limit)
+
+    def staged(self, table: StorageTable[R], least: int, limit: int) -> Iterator[tuple[int, R]]:
+        """As `Reader.staged`, over what this transaction has written so far."""
+        if self._added.get(table):
+            self._flush_early()
+        return self._select_staged(table, least, limit)
+
+    def settle(self, table: StorageTable[R], first: int, last: int, count: int, rows: list[R]) -> bool:
+        """Store rows in place of the oldest staged ones, of which `first` is the lowest number and `last` the highest.
+        False, and nothing is done, if these are not the oldest any more, or are not as many as `count`."""
+        self._flush_early(always=True)
+        self.wrote = True
+        return self._settle(table, first, last, count, rows)
 
     def notify(self, log: int, item: Any) -> None:
         """Notify the waiters of `log` of `item` once the commit is durable."""
@@ -389,6 +406,12 @@ class Tx(ABC):
 
     @abstractmethod
     def _remove(self, table: StorageTable[Any], prefix: Key, before: Any, limit: int) -> int: ...
+
+    @abstractmethod
+    def _select_staged(self, table: StorageTable[R], least: int, limit: int) -> Iterator[tuple[int, R]]: ...
+
+    @abstractmethod
+    def _settle(self, table: StorageTable[Any], first: int, last: int, count: int, rows: list[Any]) -> bool: ...
 
     @abstractmethod
     def _savepoint(self) -> None: ...

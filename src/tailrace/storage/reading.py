@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import apsw
 
-from tailrace.storage import packing, sql
+from tailrace.storage import packing, sql, staging
 from tailrace.storage.engine import Packed
+from tailrace.storage.staging import StagedView
 from tailrace.storage.table import Key, R, StorageTable
 from tailrace.storage.translation import FOREIGN, translate, translated
 
 if TYPE_CHECKING:
     from tailrace.storage.sqlite import SqliteEngine
 
-MARK: Final = "?"  # the placeholder of a parameter
+MARK: Final = staging.MARK
 
 
 class SqliteReader:
@@ -39,9 +40,11 @@ class SqliteReader:
         self._cache = engine.cache
         self._recent = engine.recent.of
         self._single = False
+        self._views: dict[StorageTable[Any], StagedView | None] = {}  # of the staged rows in this read transaction
         self._damaged: dict[str, None] | None = None  # collects rows that fail their checksum; None: it is an error
 
     def __enter__(self) -> SqliteReader:
+        self._views.clear()
         if not self._single:
             with translated():
                 self._execute("BEGIN")
@@ -94,9 +97,33 @@ class SqliteReader:
         reverse: bool = False,
         covering: Any = None,
     ) -> Iterator[R]:
-        statement, bound = sql.scan(table, prefix, start, after, before, limit, reverse, MARK, covering=covering)
-        load = table.load if self._damaged is None else partial(table.load_anyway, self._damaged)
-        return map(load, self._execute(statement, bound))
+        def stored(limit: int | None) -> Iterator[R]:
+            statement, bound = sql.scan(table, prefix, start, after, before, limit, reverse, MARK, covering=covering)
+            return map(self._loader(table), self._execute(statement, bound))
+
+        view = self._staged(table)
+        if view is None:
+            return stored(limit)
+        assert table.staging is not None
+        load = self._loader(table.staging)
+        return staging.scan(view, table, stored, load, prefix, start, after, before, limit, reverse, covering)
+
+    def _loader(self, table: StorageTable[R]) -> Callable[[Any], R]:
+        return table.load if self._damaged is None else partial(table.load_anyway, self._damaged)
+
+    def _staged(self, table: StorageTable[Any]) -> StagedView | None:
+        """The staged rows of a table, if there are any."""
+        if table.staging is None:
+            return None
+        if table not in self._views:
+            # This begins the view of the database, so it comes before the list.
+            numbers = staging.numbers(self._execute, table)
+            rows = self._engine.staged(table, self._execute)
+            self._views[table] = None if numbers is None else StagedView(table, rows, self._execute, numbers)
+        return self._views[table]
+
+    def staged(self, table: StorageTable[R], least: int, limit: int) -> Iterator[tuple[int, R]]:
+        return staging.oldest(self._execute, table, least, limit)
 
     def values(
         self,
@@ -107,8 +134,14 @@ class SqliteReader:
         limit: int | None = None,
         covering: Any = None,
     ) -> list[tuple[Any, ...]]:
-        statement, bound = sql.scan(table, prefix, start, None, None, limit, False, MARK, columns, covering)
-        return self._execute(statement, bound).fetchall()
+        def stored(columns: str, limit: int | None) -> list[tuple[Any, ...]]:
+            statement, bound = sql.scan(table, prefix, start, None, None, limit, False, MARK, columns, covering)
+            return self._execute(statement, bound).fetchall()
+
+        view = self._staged(table)
+        if view is None:
+            return stored(columns, limit)
+        return staging.values(view, table, columns, stored, prefix, start, limit, covering)
 
     def packed(
         self,
@@ -121,4 +154,5 @@ class SqliteReader:
         limit: int,
         bytes_max: int,
     ) -> Packed:
+        assert table.staging is None, f"rows of {table.name} may be staged: scan them"
         return packing.read(self._execute, MARK, table, numbers, body, prefix, start, before, limit, bytes_max)

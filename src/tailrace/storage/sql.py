@@ -32,6 +32,41 @@ def insert(table: StorageTable[Any], mark: str) -> str:
 
 
 @cache
+def numbered(table: StorageTable[Any], columns: str, count: int, mark: str) -> str:
+    """Rows of a staging table with one of `count` numbers: the number, and some columns or "*" for all."""
+    (number,) = table.key
+    listed = _columns(table) if columns == "*" else f"{number}, {columns}"
+    return f"SELECT {listed} FROM {table.name} WHERE {number} IN ({', '.join([mark] * count)})"
+
+
+@cache
+def all_numbers(table: StorageTable[Any], key: Key) -> str:
+    """The number and these columns of all rows of a staging table, in order."""
+    (number,) = table.key
+    return f"SELECT {number}, {', '.join(key)} FROM {table.name} ORDER BY {number}"
+
+
+@cache
+def number_range(table: StorageTable[Any]) -> str:
+    """The lowest and the highest number in a staging table."""
+    (number,) = table.key
+    return f"SELECT (SELECT min({number}) FROM {table.name}), (SELECT max({number}) FROM {table.name})"
+
+
+@cache
+def count_up_to(table: StorageTable[Any], mark: str) -> str:
+    """How many rows a staging table has up to a number."""
+    (number,) = table.key
+    return f"SELECT count(*) FROM {table.name} WHERE {number} <= {mark}"
+
+
+@cache
+def delete_up_to(table: StorageTable[Any], mark: str) -> str:
+    (number,) = table.key
+    return f"DELETE FROM {table.name} WHERE {number} <= {mark}"
+
+
+@cache
 def upsert(table: StorageTable[Any], mark: str) -> str:
     changed = [column.name for column in table.stored if column.name not in table.key]
     sets = ", ".join(f"{name} = excluded.{name}" for name in changed)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from importlib import resources
-from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -21,16 +21,18 @@ import apsw
 
 from tailrace import failpoints, limits
 from tailrace.errors import Corrupt, Invalid, Unavailable
-from tailrace.storage import modes, packing, pages, reserve, sql, vault, wal
+from tailrace.storage import modes, pages, reserve, vault, wal
 from tailrace.storage.checkpoints import Checkpoints, leave_log
-from tailrace.storage.engine import Packed, Tx, closed
+from tailrace.storage.engine import closed
 from tailrace.storage.presence import Presence, locked_directory, sync_directory
-from tailrace.storage.reading import MARK, SqliteReader
+from tailrace.storage.reading import SqliteReader
 from tailrace.storage.recent import RecentTables
 from tailrace.storage.reserve import Reserve
 from tailrace.storage.scratch import Scratch
-from tailrace.storage.table import Key, R, StorageTable
-from tailrace.storage.translation import REFUSALS, refused, translate, translated
+from tailrace.storage.staging import StagingList
+from tailrace.storage.table import Key, StorageTable
+from tailrace.storage.translation import translate, translated
+from tailrace.storage.writing import SqliteTx
 
 FILE: Final = "tailrace.db"
 ENCRYPTED_SINCE: Final = 6  # the migration that encrypts what was in clear text
@@ -38,172 +40,8 @@ BUSY_MS: Final = 250  # how long to wait for another program's lock on the file;
 _CHECKPOINT_PAGES: Final = 1000  # in the WAL before it is moved into the file; fewer on a small disk
 _WAL_BYTES_KEPT: Final = 64 * limits.MiB  # a WAL that a long reader made larger is truncated to this
 _PRIVATE_FILES: Final = (FILE, "LOCK", vault.FILE, reserve.FILE)  # prefixes of file names
-_KEYS_AT_ONCE: Final = 100  # in one statement, which is prepared once for each number of them
 _WRITER_CACHE_KIB: Final = 64 * 1024
 _READER_CACHE_KIB: Final = 8 * 1024
-
-
-class SqliteTx(Tx):
-    """The write transaction. Statements run here; COMMIT may be called from another thread, one at a time."""
-
-    def __init__(self, engine: SqliteEngine, now_ms: int) -> None:
-        super().__init__(now_ms)
-        self._engine = engine
-        self._connection = engine.writer
-        self._execute = engine.writer.execute
-        self._cache = engine.cache
-        self.vault = engine.vault
-        with translated():
-            self._execute("BEGIN IMMEDIATE")
-
-    def commit(self) -> None:
-        with translated():
-            try:
-                self._execute("COMMIT")
-            except BaseException:
-                self._engine.cache.clear()
-                raise
-        for table, rows in self._flushed.items():
-            if table.cached:
-                self._engine.remember(table, rows)
-        self._engine.recent.end(self._flushed)
-        self._engine.committed()
-
-    def ended(self) -> bool:
-        return self._connection.get_autocommit()
-
-    def rollback(self) -> None:
-        self._engine.cache.clear()
-        if not self._connection.get_autocommit():
-            with translated():
-                self._execute("ROLLBACK")
-        self._engine.recent.end({})
-
-    def _load(self, table: StorageTable[R], key: Key) -> R | None:
-        if not table.cached:
-            return (self._engine.recent.of(table).get(key) if table.recent_bytes else None) or self._fetch(table, key)
-        cache = self._cache.get(table)
-        if cache is not None:
-            row = cache.get(key)
-            if row is not None:
-                return row  # type: ignore[no-any-return]
-        row = self._fetch(table, key)
-        flushed = self._flushed.get(table)
-        # Flushed rows are not committed yet, so they must not go into the cache.
-        if row is not None and not self._saved and (flushed is None or key not in flushed):
-            self._engine.remember(table, {key: row})
-        return row
-
-    def _fetch(self, table: StorageTable[R], key: Key) -> R | None:
-        with translated():
-            row = self._execute(sql.select_one(table, MARK), key).fetchone()
-        return None if row is None else table.load(row)
-
-    def _load_each(self, table: StorageTable[R], prefix: Key, last: Sequence[Any]) -> dict[Any, R]:
-        assert not table.cached, f"{table.name} is cached: get its rows one by one"
-        found: dict[Any, R] = {}
-        at = len(prefix)
-        for first in range(0, len(last), _KEYS_AT_ONCE):
-            some = last[first : first + _KEYS_AT_ONCE]
-            statement = sql.select_each(table, at, len(some), MARK)
-            with translated():
-                rows = self._execute(statement, (*prefix, *some)).fetchall()
-            for row in rows:
-                found[row[at]] = table.load(row)
-        return found
-
-    def _select(
-        self,
-        table: StorageTable[R],
-        prefix: Key,
-        start: Any,
-        after: Any,
-        before: Any,
-        limit: int | None,
-        reverse: bool,
-        covering: Any,
-    ) -> Iterator[R]:
-        statement, bound = sql.scan(table, prefix, start, after, before, limit, reverse, MARK, covering=covering)
-        with translated():
-            rows = self._execute(statement, bound).fetchall()
-        return map(table.load, rows)
-
-    def _select_values(
-        self, table: StorageTable[Any], columns: str, prefix: Key, start: Any, limit: int | None, covering: Any
-    ) -> list[tuple[Any, ...]]:
-        statement, bound = sql.scan(table, prefix, start, None, None, limit, False, MARK, columns, covering)
-        with translated():
-            return self._execute(statement, bound).fetchall()
-
-    def _select_packed(
-        self,
-        table: StorageTable[Any],
-        numbers: tuple[str, ...],
-        body: str,
-        prefix: Key,
-        start: Any,
-        before: Any,
-        limit: int,
-        bytes_max: int,
-    ) -> Packed:
-        with translated():
-            return packing.read(self._execute, MARK, table, numbers, body, prefix, start, before, limit, bytes_max)
-
-    def _insert(self, table: StorageTable[Any], rows: list[Any]) -> None:
-        try:
-            packed = rows if table.pack is None else table.pack(rows)
-            self._connection.executemany(sql.insert(table, MARK), map(table.values, packed))
-        except REFUSALS as error:
-            raise refused(table, error) from error
-
-    def _write(self, table: StorageTable[Any], rows: dict[Key, Any]) -> None:
-        cache = self._cache.get(table)
-        if cache is not None:
-            for key in rows:
-                cache.pop(key, None)
-        if table.recent_bytes:
-            self._engine.recent.of(table).begin(rows)
-        values = table.values
-        if len(rows) > _KEYS_AT_ONCE:  # so that neighbours are written together, each page once
-            rows = dict(sorted(rows.items(), key=itemgetter(0)))
-        try:
-            self._connection.executemany(
-                sql.upsert(table, MARK), [values(row) for row in rows.values() if row is not None]
-            )
-            gone = [key for key, row in rows.items() if row is None]
-            if gone:
-                self._connection.executemany(sql.delete(table, MARK), gone)
-        except REFUSALS as error:
-            raise refused(table, error) from error
-
-    def _remove(self, table: StorageTable[Any], prefix: Key, before: Any, limit: int) -> int:
-        assert not table.cached, f"{table.name} is cached: delete its rows one by one"
-        if table.recent_bytes:
-            self._engine.recent.of(table).begin_all()
-        terms = [f"{name} = ?" for name in table.key[: len(prefix)]]
-        bound = prefix
-        if before is not None:
-            terms.append(f"{table.key[len(prefix)]} < ?")
-            bound += (before,)
-        order = ", ".join(table.key)
-        # A heap's rows are deleted in storage order; other tables may have no row number.
-        named = "rowid" if table.heap else f"({order})"
-        chosen = f"SELECT {named.strip('()')} FROM {table.name} WHERE {' AND '.join(terms)} ORDER BY {order} LIMIT ?"
-        with translated():
-            self._execute(f"DELETE FROM {table.name} WHERE {named} IN ({chosen})", (*bound, limit))
-            return self._connection.changes()
-
-    def _savepoint(self) -> None:
-        with translated():
-            self._execute("SAVEPOINT command")
-
-    def _rollback_to(self) -> None:
-        with translated():
-            self._execute("ROLLBACK TO command")
-
-    def _release(self) -> None:
-        with translated():
-            self._execute("RELEASE command")
 
 
 class SqliteEngine:
@@ -225,6 +63,8 @@ class SqliteEngine:
         self.read_only = read_only
         self.cache: dict[StorageTable[Any], dict[Key, Any]] = {}
         self.recent = RecentTables(kept=not read_only)
+        self._staged: dict[StorageTable[Any], StagingList] = {}
+        self._listing = threading.Lock()
         self._vfs = vfs
         self._idle: deque[SqliteReader] = deque()
         self._closed = False
@@ -268,6 +108,25 @@ class SqliteEngine:
 
     def scratch(self) -> Scratch:
         return Scratch(self.directory)
+
+    def staged(self, table: StorageTable[Any], execute: Callable[..., Any]) -> StagingList | None:
+        """The list of a table's staged rows; None if it has none, or another process writes. The first call reads them
+        by `execute`: it comes before the first write of such rows, so that all views have the same ones."""
+        if table.staging is None or self.read_only:
+            return None
+        found = self._staged.get(table)
+        if found is None:
+            with self._listing:
+                found = self._staged.get(table)
+                if found is None:
+                    found = StagingList(table)
+                    found.load(execute)
+                    self._staged[table] = found
+        return found
+
+    def all_staged(self) -> list[StagingList]:
+        """The staged rows of all tables that were used."""
+        return list(self._staged.values())
 
     def lend(self) -> SqliteReader:
         """A connection to read with."""

@@ -45,7 +45,10 @@ class StorageTable(Generic[R]):
     `heap`: rows are only added and removed in ranges, never replaced; stored in arrival order with an index on the
     key. `cached`: committed rows are kept in memory where one process owns the database. `checked`: rows have a
     checksum. `pack`: combines the rows that a transaction has added, before they are stored. `recent_bytes`: the
-    memory for rows that were read or written lately (`recent.py`).
+    memory for rows that were read or written lately (`recent.py`). `staging`: added rows for which `staged` is true go
+    to this table first, which has a number and then the same columns; in a heap of two key columns, to which rows with
+    the same first one are added in the order of the second (`staging.py`). `names`: the first columns, which name a
+    damaged row; the key, if none are given.
     """
 
     def __init__(
@@ -59,8 +62,12 @@ class StorageTable(Generic[R]):
         checked: bool = False,
         pack: Callable[[list[R]], list[R]] | None = None,
         recent_bytes: int = 0,
+        staging: StorageTable[Any] | None = None,
+        staged: Callable[[R], bool] = lambda row: False,
+        names: tuple[str, ...] = (),
     ) -> None:
         assert pack is None or heap, f"{name}: only rows of a heap are packed"
+        assert staging is None or (heap and len(key) == 2), f"{name}: only rows of a heap are staged"
         self.name = name
         self.row = row
         self.key = key
@@ -68,23 +75,30 @@ class StorageTable(Generic[R]):
         self.cached = cached
         self.pack = pack
         self.recent_bytes = recent_bytes
+        self.staging = staging
+        self.staged = staged
         self.columns = tuple(_column(name, hint) for name, hint in typing.get_type_hints(row).items())
-        names = tuple(column.name for column in self.columns)
-        assert names[: len(key)] == key, f"{name}: key columns come first, in key order"
+        fields = tuple(column.name for column in self.columns)
+        assert fields[: len(key)] == key, f"{name}: key columns come first, in key order"
+        self._names = names or key
+        assert fields[: len(self._names)] == self._names
         self.key_of = _getter(key)
         self.blobs_of = _getter(tuple(column.name for column in self.columns if column.kind == "BLOB"))
         self.checked = checked
         self.stored = (*self.columns, SUM) if checked else self.columns  # as they are in the database
-        self.values = _getter(names)  # a row as the tuple that is bound to an INSERT
+        self.fields_of = _getter(fields)  # a row as a tuple
+        self.values = self.fields_of  # as the tuple that is bound to an INSERT
+        self.store: Callable[[Key], Key] = lambda fields: fields  # this one from the other
         self.load: Callable[[Any], R] = lambda values: row(*values)  # and back, from what a SELECT returns
         if checked:
-            plain, sum_of = self.values, _summing(self.columns)
+            plain, sum_of = self.fields_of, _summing(self.columns)
 
             def summed(row: R) -> Key:
                 values = plain(row)
                 return (*values, sum_of(values))
 
             self.values = summed
+            self.store = lambda fields: (*fields, sum_of(fields))
 
             def verified(values: tuple[Any, ...]) -> R:
                 if sum_of(values) != values[-1] and values[-1] is not None:
@@ -128,7 +142,7 @@ class StorageTable(Generic[R]):
                 raise self._damaged([*prefix, *where])
 
     def _damaged(self, fields: Sequence[Any]) -> Corrupt:
-        named = ", ".join(f"{name} {value!r}" for name, value in zip(self.key, fields, strict=False))
+        named = ", ".join(f"{name} {value!r}" for name, value in zip(self._names, fields, strict=False))
         return Corrupt(
             f"a row of {self.name} fails its checksum ({named}): it is not what was written; run `tailrace check` and "
             "restore a backup"

@@ -1,4 +1,5 @@
-"""Housekeeping of streams: expired streams are deleted, retention is applied, and unreachable entries are removed.
+"""Housekeeping of streams: expired streams are deleted, retention is applied, unreachable entries are removed, and
+small rows of entries are joined.
 
 Each step is a small command of its own, so that writers wait for milliseconds at most, and can be repeated or
 interrupted anywhere: the lists of work are in the database, and each step checks again before it acts.
@@ -11,8 +12,9 @@ from tailrace.access import Permission
 from tailrace.command import Command
 from tailrace.housekeeping import DueWork, HousekeepingTask
 from tailrace.log import log as logs
-from tailrace.log import retention
+from tailrace.log import retention, sealing
 from tailrace.log.entry import GARBAGE, LOGS, Log
+from tailrace.log.sealing import SealableSegments
 from tailrace.metrics import Metrics
 from tailrace.storage.engine import Reader, Tx
 from tailrace.storage.table import META, MetaRow
@@ -97,6 +99,17 @@ class ReclaimLog(Command[bool], frozen=True):
         return logs.reclaim(tx, self.log)
 
 
+class SealEntries(Command[bool], frozen=True):
+    """Join staged segments of entries; False if they are not what they were."""
+
+    permission = Permission.ADMIN
+
+    found: SealableSegments
+
+    def run(self, tx: Tx) -> bool:
+        return sealing.seal(tx, self.found)
+
+
 # -- tasks
 
 
@@ -117,6 +130,11 @@ def _find_garbage(reader: Reader, position: None) -> DueWork[bool]:
     return DueWork([ReclaimLog(log) for log in logs], more=len(logs) == limits.SWEEP_DUE)
 
 
+def _find_staged(reader: Reader, position: None) -> DueWork[bool]:
+    found = sealing.find(reader)
+    return DueWork([] if found is None else [SealEntries(found)], more=found is not None)
+
+
 def _count_expired(metrics: Metrics, expired: bool) -> None:
     metrics.expired += expired
 
@@ -129,4 +147,5 @@ TASKS = (
     HousekeepingTask("streams.expire", _find_expired, count=_count_expired),
     HousekeepingTask("streams.trim", _find_trims, count=_count_trimmed),
     HousekeepingTask("streams.reclaim", _find_garbage, finished=bool),  # also entries of change streams and topics
+    HousekeepingTask("streams.seal", _find_staged),  # likewise
 )

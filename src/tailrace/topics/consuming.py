@@ -70,10 +70,10 @@ class ConsumedMessages(msgspec.Struct, frozen=True):
     def messages(self) -> list[DeliveredMessage]:
         """The messages, decoded."""
         return [
-            DeliveredMessage(self.partition, offset, segment.at_ms, each.attempt, opened(body))
+            DeliveredMessage(self.partition, offset, at_ms, each.attempt, opened(body))
             for each in self.ranges
             for segment in each.segments
-            for offset, body in segments.views(segment)
+            for offset, at_ms, body in segments.views(segment)
         ]
 
 
@@ -318,7 +318,7 @@ def _bury(
             if not count:
                 raise
             break
-        for offset, body in chain.from_iterable(map(segments.views, letters)):
+        for offset, _, body in chain.from_iterable(map(segments.views, letters)):
             envelope = opened(body)
             left -= len(envelope.payload)
             origin = [topic.name, partition, offset, group, offer.attempt]

@@ -312,7 +312,7 @@ def test_check_of_a_sound_database(database: Path) -> None:
 
 def test_check_of_a_damaged_database(database: Path) -> None:
     connection = apsw.Connection(str(database / FILE), vfs=VFS)
-    connection.execute("DELETE FROM entries WHERE position = 0; UPDATE logs SET forks = 3")
+    connection.execute("DELETE FROM staged_entries WHERE position = 0; UPDATE logs SET forks = 3")
     connection.close()
     done = program("check", "--data", str(database))
     assert done.returncode == 1

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
+from unittest import mock
 
 import pytest
 
-from tailrace.log import segments
+from tailrace import limits
+from tailrace.log import sealing, segments
 from tailrace.log.entry import GARBAGE, LOGS, Log
 from tailrace.storage.engine import Tx
 from tailrace.storage.sqlite import SqliteEngine
@@ -30,6 +33,20 @@ class Bench:
         tx.commit()
         self.notices += [(notice.log, notice.item) for notice in tx.notices]
         return result
+
+    def seal(self, rows: int = 1_000, *, steps: int | None = None) -> int:
+        """Seal staged entries, up to so many rows in a step, until none are left or for some steps; the number of
+        steps."""
+        done = 0
+        with mock.patch.object(limits, "STAGED_ROWS", 1), mock.patch.object(limits, "SEAL_ROWS", rows):
+            while steps is None or done < steps:
+                with self.engine.reader() as reader:
+                    found = sealing.find(reader)
+                if found is None:
+                    break
+                assert self.do(partial(sealing.seal, found=found))
+                done += 1
+        return done
 
     def log(self, number: int) -> Log | None:
         with self.engine.reader() as reader:

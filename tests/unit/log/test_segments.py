@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Any
+from unittest import mock
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -31,11 +33,13 @@ def single(entry: Entry) -> Segment:
 
 
 def in_a_row(pieces: list[tuple[bytes, int]], log: int = 1, position: int = 0) -> list[Entry]:
-    """Entries with these bodies that cover as many positions as given."""
+    """Entries with these bodies that cover as many positions as given, some of them later than the one before."""
     found = []
+    at_ms = AT_MS
     for body, size in pieces:
-        found.append(Entry(log, position, position + size, AT_MS, body))
+        found.append(Entry(log, position, position + size, at_ms, body))
         position += size
+        at_ms += len(body) % 3
     return found
 
 
@@ -132,6 +136,24 @@ def test_positions_that_a_layout_cannot_express_begin_another_row() -> None:
     assert [segments.count(segment) for segment in packed] == [1, 1, 1]
 
 
+def test_times_that_a_layout_cannot_express_begin_another_row() -> None:
+    """Those that go back, too: no command writes them, but a damaged database may have them."""
+    times = [AT_MS, AT_MS + 2**32 - 1, AT_MS + 2**32, AT_MS + 2**32 - 5, AT_MS + 2**32]
+    entries = [Entry(1, number, number + 1, at_ms, b"x") for number, at_ms in enumerate(times)]
+    packed = segments.pack(list(map(single, entries)))
+    assert [entry for segment in packed for entry in segments.entries(segment)] == entries
+    assert [segments.count(segment) for segment in packed] == [2, 1, 2]
+
+
+def test_times_are_counted() -> None:
+    times = [AT_MS, AT_MS, AT_MS + 7]
+    (segment,) = segments.pack([Segment(1, at, at + 1, at_ms, b"x") for at, at_ms in enumerate(times)])
+    assert list(segments.times(segment)) == [(AT_MS, 2), (AT_MS + 7, 1)]
+    (together,) = segments.joined(1, 0, AT_MS, [b"a", b"b"], segments.SINGLE)
+    assert list(segments.times(together)) == [(AT_MS, 2)]
+    assert list(segments.times(Segment(1, 0, 1, AT_MS, b"a"))) == [(AT_MS, 1)]
+
+
 @given(
     pieces=PIECES,
     start=st.integers(-2, 50),
@@ -161,20 +183,22 @@ def test_a_cut_has_the_first_entries_of_a_range(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(commits=st.lists(PIECES, max_size=4), data=st.data())
 def test_every_read_finds_the_same_entries(bench: Bench, commits: list[list[tuple[bytes, int]]], data: Any) -> None:
+    """However they are staged, stored and sealed."""
     log = bench.do(lambda tx: logs.create(tx, "test"))
     expected: list[Entry] = []
     for pieces in commits:
+        bench.now_ms += data.draw(st.integers(0, 2))
         entries = in_a_row(pieces, log.id, log.next)
-        expected += entries
-        for entry in entries:
-            assert entry.log == log.id
+        expected += [msgspec.structs.replace(entry, at_ms=bench.now_ms) for entry in entries]
 
         def work(tx: Tx, at: Log = log, pieces: list[tuple[bytes, int]] = pieces) -> Log:
             for body, size in pieces:
                 at = logs.append(tx, at, body, size)
             return at
 
-        log = bench.do(work)
+        with mock.patch.object(limits, "STAGED_BYTES_MAX", data.draw(st.sampled_from([0, 8, 100]))):
+            log = bench.do(work)
+        bench.seal(data.draw(st.integers(1, 9)), steps=data.draw(st.integers(0, 3)))
     start = data.draw(st.none() | st.integers(0, log.next + 2))
     before = data.draw(st.none() | st.integers(0, log.next + 2))
     limit = data.draw(st.none() | st.integers(0, 10))
@@ -285,6 +309,11 @@ def test_a_layout_that_cannot_be_read_is_an_error(layout: bytes) -> None:
     assert segments.flaw(segment) == "its layout cannot be read"
 
 
+def timed(*lags: int) -> bytes:
+    numbers = (segments.TIMED + segments.SIZED, 2, 3, 4, *lags)
+    return b"".join(number.to_bytes(4, "little") for number in numbers)
+
+
 def test_flaws_are_named() -> None:
     (sound,) = segments.joined(1, 0, AT_MS, [b"ab", b"c", b"d"], segments.SIZED)
     assert segments.flaw(sound) is None
@@ -292,6 +321,9 @@ def test_flaws_are_named() -> None:
         ({"body": b"abcde"}, "its entries do not end where it ends"),
         ({"next": 5}, "its entries do not end where it ends"),
         ({"layout": bytes([0, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 4, 0, 0, 0])}, "its entries are out of order"),
+        ({"layout": timed(0, 7, 6)}, "the times of its entries are out of order"),
+        ({"layout": timed(1, 1, 2)}, "the times of its entries are out of order"),
+        ({"layout": timed(0, 0, 9)}, None),
     ):
         fields = {name: getattr(sound, name) for name in sound.__struct_fields__}
         assert segments.flaw(Segment(**{**fields, **changed})) == flaw  # type: ignore[arg-type]
@@ -301,6 +333,6 @@ def test_flaws_are_named() -> None:
 def test_views_are_the_entries(pieces: list[tuple[bytes, int]]) -> None:
     entries = in_a_row(pieces)
     (segment,) = segments.pack([single(entry) for entry in entries])
-    assert [(at, bytes(body)) for at, body in segments.views(segment)] == [
-        (entry.position, entry.body) for entry in entries
+    assert [(at, at_ms, bytes(body)) for at, at_ms, body in segments.views(segment)] == [
+        (entry.position, entry.at_ms, entry.body) for entry in entries
     ]

@@ -22,6 +22,7 @@ from tailrace.streams.commands import Append, CreateStream
 from tailrace.streams.queries import ReadStream
 from tailrace.tables.definition import ITEMS, ItemRow
 from tailrace.topics.queries import ReadTopic
+from tests.support.sealed import seal
 
 TEXT = "text/plain"
 
@@ -68,28 +69,32 @@ READS: dict[str, tuple[str, Callable[[Database], Any]]] = {
 }
 
 
+@pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("what", ["body = CAST(replace(body, '5', '7') AS BLOB)", "at_ms = at_ms - 1", "sum = sum + 1"])
-def test_an_entry_that_was_changed_is_an_error(read: str, what: str, data: Path) -> None:
+def test_an_entry_that_was_changed_is_an_error(read: str, what: str, sealed: bool, data: Path) -> None:
     log, ask = READS[read]
     with tailrace.open(data, housekeeping_s=None) as db:
+        if sealed:
+            seal(db, 1)
         ask(db)
-    change(
-        data, f"UPDATE entries SET {what} WHERE rowid = (SELECT rowid FROM entries WHERE log = {log} LIMIT 1 OFFSET 5)"
-    )
-    with tailrace.open(data, housekeeping_s=None) as db, pytest.raises(Corrupt, match=r"row of entries .*position"):
+    table = "entries" if sealed else "staged_entries"
+    one = f"SELECT rowid FROM {table} WHERE log = {log} LIMIT 1 OFFSET 5"
+    change(data, f"UPDATE {table} SET {what} WHERE rowid = ({one})")
+    with (
+        tailrace.open(data, housekeeping_s=None) as db,
+        pytest.raises(Corrupt, match=r"row of \w*entries .*log .*position"),
+    ):
         ask(db)
-    assert any("a row of entries fails its checksum" in finding for finding in check_database(data).findings)
+    assert any(f"a row of {table} fails its checksum" in finding for finding in check_database(data).findings)
 
 
 @pytest.mark.parametrize("read", READS)
 def test_an_entry_that_is_missing_is_an_error(read: str, data: Path) -> None:
     log, ask = READS[read]
     for offset in (9, 4, 0):
-        change(
-            data,
-            f"DELETE FROM entries WHERE rowid = (SELECT rowid FROM entries WHERE log = {log} LIMIT 1 OFFSET {offset})",
-        )
+        one = f"SELECT id FROM staged_entries WHERE log = {log} LIMIT 1 OFFSET {offset}"
+        change(data, f"DELETE FROM staged_entries WHERE id = ({one})")
         with tailrace.open(data, housekeeping_s=None) as db, pytest.raises(Corrupt, match="has no entry at position"):
             ask(db)
     assert check_database(data).findings
@@ -117,7 +122,7 @@ def test_an_item_that_was_changed_is_an_error(read: str, what: str, data: Path) 
 
 
 def test_rows_from_before_there_were_checksums_are_read(data: Path) -> None:
-    change(data, "UPDATE entries SET sum = NULL")
+    change(data, "UPDATE staged_entries SET sum = NULL")
     change(data, "UPDATE items SET sum = NULL WHERE rowid % 2")
     with tailrace.open(data, housekeeping_s=None) as db:
         for _, ask in READS.values():
