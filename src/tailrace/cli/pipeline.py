@@ -225,13 +225,18 @@ def compact(
 @click.option(
     "--at", "at", type=click.IntRange(0), metavar="SEQUENCE", help="The state after this transaction (default: now)."
 )
+@click.option("--retention", metavar="TIME", help="Delete snapshots older than this, e.g. 90d (default: keep all).")
 @job_options
-def snapshot(table: str, at: int | None, **common: Any) -> None:
+def snapshot(table: str, at: int | None, retention: str | None, **common: Any) -> None:
     """Fold the changes of TABLE to its state, starting from the last snapshot, and store it in cold storage."""
+    from tailrace.spark.jobs import settings
+
+    if retention is not None:
+        settings.seconds(retention, "--retention")
     with _running("snapshot", **common) as job:
         from tailrace.spark.jobs.snapshot import snapshot as work
 
-        done = work(job.spark, table=table, at=at, **job.server)
+        done = work(job.spark, table=table, at=at, retention=retention, **job.server)
     _summarize(common, f"{done.rows:,} items of {table} at sequence {done.sequence} ({done.how}): {done.place}")
 
 

@@ -31,7 +31,8 @@ from tailrace.cold.store import Store
 from tailrace.cold.writing import WrittenFile, database_of
 from tailrace.errors import Corrupt, Error, Fenced, Invalid, NotFound, Unavailable
 from tailrace.spark.jobs import progress
-from tailrace.spark.jobs.progress import Meter, ProgressCallback, brief
+from tailrace.spark.jobs.loop import reported
+from tailrace.spark.jobs.progress import Meter, ProgressCallback
 from tailrace.spark.jobs.settings import TARGET_BYTES, VACUUM, VACUUM_S_MIN, seconds
 from tailrace.spark.jobs.tasks import run_encoded, task_error, waves
 
@@ -104,7 +105,7 @@ def compact(
         meter = Meter("compact", "compact", on_progress, server=client, source="cold", target=cold["url"])
         store = Store(cold["url"], options)
         job = _Compaction(spark, client, store, cold, meter, stop or threading.Event())
-        try:
+        with reported(meter):
             known = _chosen(cold, places)
             check_owner(store, known, cold["database"])
             meter.say(progress.RUNNING)
@@ -115,9 +116,6 @@ def compact(
             job.merge(known, target_bytes)
             job.clear(known)
             job.vacuum(known, age_s // 3600)
-        except Exception as error:
-            meter.say(progress.FAILED, brief(error))
-            raise
         meter.say(progress.DONE)
         return job.done
 
