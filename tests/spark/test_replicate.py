@@ -350,6 +350,50 @@ def test_what_postgresql_cannot_hold(places: dict[str, Target]) -> None:
     assert postgres_module._without_nul("\\\\u0000") == "\\\\u0000"
 
 
+def test_postgresql_has_typed_columns(
+    spark: Spark, server: ServerProcess, client: Client, places: dict[str, Target]
+) -> None:
+    url = places["postgresql"].url
+    client.sql(
+        "CREATE TABLE typed (id TEXT, at BIGINT, price DECIMAL, whole BIGINT, ratio DOUBLE, ok BOOLEAN, raw BLOB, "
+        "more JSON, item TEXT, PRIMARY KEY (id, at)) WITH (stream = true)"
+    )
+
+    def put(at: int, **attributes: Any) -> None:
+        client.call("PutItem", {"TableName": "typed", "Item": {"id": {"S": "a"}, "at": {"N": str(at)}, **attributes}})
+
+    digits = "1234567890123456789012345678.0123456789"
+    put(
+        1, price={"N": digits}, whole={"N": "9007199254740993"}, ratio={"N": "0.5"}, ok={"BOOL": True},
+        raw={"B": "AAEC"}, more={"M": {"x": {"L": [{"N": "1"}]}}},
+    )  # fmt: skip
+    # Other APIs do not check what is put: what does not fit is null there, and in the item.
+    put(2, price={"S": "dear"}, whole={"N": "1e30"}, ratio={"BOOL": True}, ok={"S": "yes"}, raw={"S": "?"})
+    put(3, whole={"N": "1.5"}, price={"N": "1e100"}, ratio={"N": "-1e125"}, raw={"N": "4"})
+
+    def rows() -> list[tuple[Any, ...]]:
+        with psycopg.connect(url) as connection:
+            return connection.execute(
+                "SELECT id, at, price::text, whole, ratio, ok, raw, more FROM typed ORDER BY at"
+            ).fetchall()
+
+    with psycopg.connect(url) as connection:  # a copy of an earlier version, which has none of them
+        connection.execute(
+            "CREATE TABLE typed (key jsonb PRIMARY KEY, item jsonb NOT NULL, typed json NOT NULL, "
+            "sequence bigint NOT NULL)"
+        )
+    replicate(spark, table="typed", to=url, url=server.url, once=True)
+    assert rows() == [
+        ("a", 1, digits, 9007199254740993, 0.5, True, b"\0\1\2", {"x": [1]}),
+        ("a", 2, None, None, None, None, None, None),
+        ("a", 3, str(10**100), None, -1e125, None, None, None),
+    ]
+    put(2, price={"N": "2.50"}, raw={"B": ""})
+    client.call("DeleteItem", {"TableName": "typed", "Key": {"id": {"S": "a"}, "at": {"N": "1"}}})
+    replicate(spark, table="typed", to=url, url=server.url, once=True)
+    assert [(row[1], row[2], row[6]) for row in rows()] == [(2, "2.5", b""), (3, str(10**100), None)]
+
+
 @pytest.mark.parametrize("kind", ["delta", "postgresql"])
 def test_two_writers_of_one_copy(kind: str, places: dict[str, Target], tmp_path: Path) -> None:
     """Each range is written once, whoever comes first."""

@@ -16,7 +16,7 @@ step, anywhere, then `replace_all` for many of them.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -67,7 +67,18 @@ def plan(
 ) -> list[RewriteStep]:
     """The merges that are worthwhile: adjacent files smaller than half a full file, about a full file per step.
     Entries below `starts`, which readers may not request, are dropped when files are merged."""
-    listed = sorted(listing(store, place).files, key=_order)
+    return plan_merges(place, listing(store, place).files, file_bytes=file_bytes, starts=starts)
+
+
+def plan_merges(
+    place: str,
+    files: Iterable[ColdFile],
+    *,
+    file_bytes: int = limits.COLD_FILE_BYTES,
+    starts: Mapping[int, int] | None = None,
+) -> list[RewriteStep]:
+    """As `plan`, of these files."""
+    listed = sorted(files, key=_order)
     steps: list[RewriteStep] = []
     held: list[ColdFile] = []
     for file in listed:
@@ -223,8 +234,13 @@ def forget(store: Store, place: str, starts: Mapping[int, int]) -> Rewritten:
 
 def plan_drops(store: Store, place: str, starts: Mapping[int, int]) -> list[RewriteStep]:
     """The files that may have entries of these logs that end at or before the position: a step for each."""
+    return drops_of(place, listing(store, place).files, starts)
+
+
+def drops_of(place: str, files: Iterable[ColdFile], starts: Mapping[int, int]) -> list[RewriteStep]:
+    """As `plan_drops`, of these files."""
     known = sorted(starts.items())
-    touched = ((file, _touched([file], known)) for file in listing(store, place).files)
+    touched = ((file, _touched([file], known)) for file in files)
     return [RewriteStep(place, [file], found) for file, found in touched if found]
 
 

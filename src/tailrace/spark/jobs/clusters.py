@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 HASH_MAX: Final = 0xFFFF_FFFF
 LEAF_BYTES: Final = 128 * limits.MiB  # of rows in memory; a leaf that is larger is split
 LEAF_ROWS: Final = 500_000  # expected in a leaf that is made for new rows
+TASKS_PER_CORE: Final = 8  # in one merge, if there are as many leaves
 _NAME: Final = re.compile(r"(?:.*/)?([0-9a-f]{8})-([0-9a-f]{8})-[0-9a-f]{32}\.parquet")
 _GROUPED: Final = f"{fold.MARKS_DDL}, leaf int"
 _ANSWERS: Final = "answer binary"
@@ -172,16 +173,21 @@ def merger(store: Store, place: str, found: Sequence[Leaf]) -> Any:
     return merge
 
 
-def merge(marks: DataFrame, store: Store, place: str, found: Clustering, tasks: int) -> list[LeafResult]:
+def merge(marks: DataFrame, store: Store, place: str, found: Clustering, cores: int) -> list[LeafResult]:
     """Merge the marks, and the rows of loose files, into the leaves, in executors: a task has one leaf at a time. The
     results, one for each leaf that any of them belongs to, and one for the loose files; nothing is committed."""
     leaves = found.leaves
     if found.loose:
         marks = marks.unionByName(loose_rows(marks.sparkSession, store, place, found.loose))
-    grouped = marks.mapInArrow(assigner(leaves), _GROUPED).repartition(max(1, min(tasks, len(leaves))), "leaf")
+    grouped = marks.mapInArrow(assigner(leaves), _GROUPED).repartition(partitions_for(len(leaves), cores), "leaf")
     answers = grouped.groupBy("leaf").applyInArrow(merger(store, place, leaves), _ANSWERS).collect()
     done = [msgspec.msgpack.decode(bytes(row.answer), type=LeafResult) for row in answers]
     return [*done, LeafResult(tuple(found.loose), [])] if found.loose else done
+
+
+def partitions_for(leaves: int, cores: int) -> int:
+    """The number of tasks that so many leaves are merged by."""
+    return max(1, min(leaves, cores * TASKS_PER_CORE))
 
 
 def loose_rows(spark: SparkSession, store: Store, place: str, paths: Sequence[str]) -> DataFrame:

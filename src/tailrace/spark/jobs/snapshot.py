@@ -174,10 +174,10 @@ def _from_changes(
     table = writing.opened(store, place, fold.STATE, known.database)
     last = start.snapshot
     marks = marks_after(spark, known, start, sequence, url=url, token=token)
-    tasks = parallelism(spark)
+    cores = parallelism(spark)
     if last is not None and table.transaction_version(APP) == last.sequence:
         listed = dict(states.listed(store, place, table))
-        done = clusters.merge(marks, store, place, clusters.clustering(listed.items()), tasks)
+        done = clusters.merge(marks, store, place, clusters.clustering(listed.items()), cores)
         written = [file for leaf in done for file in leaf.written]
         removed = [path for leaf in done for path in leaf.removed]
         rows = sum(file.rows for file in written)
@@ -192,7 +192,7 @@ def _from_changes(
     expected = 0 if table_info is None else int(table_info["ItemCount"])
     loose = [] if last is None else states.files(store, place, last.version)
     empty = clusters.clustering([(path, 0) for path in loose], max(expected, 0 if last is None else last.rows))
-    done = clusters.merge(marks, store, place, empty, tasks)
+    done = clusters.merge(marks, store, place, empty, cores)
     written = [file for leaf in done for file in leaf.written]
     rows = sum(file.rows for file in written)
     states.replace(

@@ -53,17 +53,17 @@ class BatchChanges(Protocol):
 class SparkChanges:
     """The changes of a batch that Spark has read: they are merged in executors."""
 
-    def __init__(self, frame: DataFrame, rows: int, tasks: int) -> None:
+    def __init__(self, frame: DataFrame, rows: int, cores: int) -> None:
         self.rows = rows
         self._marks = fold.marks(frame)
-        self._tasks = tasks
+        self._cores = cores
 
     def table(self) -> pa.Table:
         marks = self._marks.toArrow().cast(fold.MARKS)
         return pa.Table.from_batches(list(fold.settled(marks.to_batches())), fold.STATE)
 
     def merge(self, store: Store, place: str, found: Clustering) -> list[LeafResult]:
-        return clusters.merge(self._marks, store, place, found, self._tasks)
+        return clusters.merge(self._marks, store, place, found, self._cores)
 
 
 class Replica(Protocol):

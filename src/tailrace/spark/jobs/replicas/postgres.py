@@ -163,7 +163,7 @@ class PostgresReplica:
         self._add_columns(connection)
 
     def _add_columns(self, connection: psycopg.Connection[Any]) -> None:
-        """Add the typed columns that are not there yet. A column of that name that somebody else added stays."""
+        """Add the typed columns that are not there yet. A column of that name that a user added stays."""
         rows = connection.execute(
             "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
             (self._table.as_string(connection),),
