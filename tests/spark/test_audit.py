@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import sys
 import time
@@ -127,9 +128,11 @@ def test_the_history_of_a_key_skips_what_cannot_have_it(
     """Row groups whose Bloom filter does not have the key are not read: they may even be damaged."""
     client.sql("CREATE TABLE scattered (id TEXT PRIMARY KEY, n BIGINT) WITH (stream = true)")
 
+    numbers = itertools.count()  # to put the same item again is no change
+
     def put(*ids: str) -> None:
-        for number, each in enumerate(ids):
-            item = {"id": {"S": each}, "n": {"N": str(number)}}
+        for each in ids:
+            item = {"id": {"S": each}, "n": {"N": str(next(numbers))}}
             client.call("PutItem", {"TableName": "scattered", "Item": item})
         tier(spark, url=server.url, token=TOKEN, tables=["scattered"], once=True)
 
