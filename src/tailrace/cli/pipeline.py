@@ -309,7 +309,7 @@ def explain(select: str, **common: Any) -> None:
 @click.option("--target-token", envvar="TAILRACE_TARGET_TOKEN", help="The bearer token of the target server.")
 @_ONCE
 @click.option("--checkpoint", metavar="DIR", help="Where Spark keeps its cursor (default: a temporary directory).")
-@click.option("--max-records", type=click.IntRange(1), help="Changes per batch (50000).")
+@click.option("--max-records", type=click.IntRange(1), help="Changes per batch (50000; to Delta 500000).")
 @click.option("--interval", type=click.FloatRange(0.05), help="Seconds between two batches (1).")
 @job_options
 def replicate(
