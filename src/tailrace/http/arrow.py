@@ -114,14 +114,13 @@ class ArrowHandlers:
 
     async def describe_many(self, names: Sequence[LogName], principal: Principal) -> Response:
         """As `describe`, for as many of them as have at most `BULK_LOGS_MAX` partitions together; one at least."""
-        selected = [_selected(name) for name in names]
         identity = await self._db.aexecute(Identify())
 
         def work() -> Response:
             url = cold_url(self._db)
             found: list[LogResponse | None] = []
             partitions = 0
-            for which in selected:
+            for which in map(_selected, names):
                 try:
                     facts = described(self._db.execute(queries.find_logs(which), principal), identity, url)
                 except NotFound:
@@ -139,14 +138,14 @@ class ArrowHandlers:
         """By partition, how far some records reach."""
         if sum(len(each.offsets) for each in wanted) > limits.BULK_LOGS_MAX:
             raise Invalid(f"the request has more than {limits.BULK_LOGS_MAX} offsets; send several requests")
-        asked = [queries.advance(_selected(each), each.offsets, each.records) for each in wanted]
 
-        def at_once() -> list[tuple[dict[int, int] | None] | None]:
-            return [_if_found(partial(self._db.execute, queries.ready(each), principal)) for each in asked]
+        def at_once() -> list[tuple[Query[dict[int, int]], tuple[dict[int, int] | None] | None]]:
+            asked = [queries.advance(_selected(each), each.offsets, each.records) for each in wanted]
+            return [(each, _if_found(partial(self._db.execute, queries.ready(each), principal))) for each in asked]
 
         found: list[OffsetsResponse | None] = []
         loop = asyncio.get_running_loop()
-        for query, answer in zip(asked, await self._offload(at_once), strict=True):
+        for query, answer in await self._offload(at_once):
             if answer is not None and answer[0] is None:  # history has to be fetched first
                 fetching = partial(self._db.execute, query, principal)
                 answer = await loop.run_in_executor(self._cold, _if_found, fetching)

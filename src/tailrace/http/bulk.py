@@ -27,7 +27,6 @@ LOG_NAMES: Final = ("table", "topic", "stream", "label")
 RANGE_PARAMETERS: Final = ("offset", "until", "form", "images", "values")
 ITEMS_PARAMETERS: Final = ("form", "segment", "segments")
 ARROW: Final = b"application/vnd.apache.arrow.stream"
-LOGS_BODY_BYTES_MAX: Final = 8 * limits.MiB  # of a request about many logs
 RECORDS_MAX: Final = 1_000_000_000
 
 PartitionNumber = Annotated[int, msgspec.Meta(ge=0, le=limits.POSITION_MAX)]
@@ -159,12 +158,12 @@ async def offsets_at(services: Services, request: Request, principal: Principal)
 
 
 async def describe_many(services: Services, request: Request, principal: Principal) -> Answer:
-    body = json_body(request, _logs, LOGS_BODY_BYTES_MAX)
+    body = json_body(request, _logs)
     return await (await services.arrow.handlers()).describe_many(body.logs, principal)
 
 
 async def advance(services: Services, request: Request, principal: Principal) -> Answer:
-    body = json_body(request, _advance, LOGS_BODY_BYTES_MAX)
+    body = json_body(request, _advance)
     return await (await services.arrow.handlers()).advance(body.logs, principal)
 
 
