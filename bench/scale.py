@@ -21,6 +21,7 @@ from tailrace import limits
 from tailrace.cold import compacting
 from tailrace.cold.compacting import RewriteStep
 from tailrace.cold.merging import ColdFile
+from tailrace.cold.states import StateFile
 from tailrace.cold.writing import BLOOM_ERROR
 from tailrace.spark import planning
 from tailrace.spark.jobs import clusters, fold, replicate, tasks
@@ -129,7 +130,7 @@ def clustered() -> clusters.Clustering:
     leaves = ENTRIES // LEAF_ROWS
     bounds = [(clusters.HASH_MAX + 1) * number // leaves for number in range(leaves + 1)]
     names = [f"{low:08x}-{high - 1:08x}-{number:032x}.parquet" for number, (low, high) in enumerate(pairwise(bounds))]
-    return clusters.clustering([(name, LEAF_ROWS) for name in names])
+    return clusters.clustering([StateFile(name, LEAF_ROWS * ENTRY_BYTES, LEAF_ROWS) for name in names])
 
 
 def merging(job: str, changes: int) -> JobPlan:
@@ -151,7 +152,7 @@ def _leaf(lows: Sequence[int], value: int) -> int:
 def fold_plan(job: str) -> JobPlan:
     """All changes of a table, folded: to its first snapshot, or to a restored table."""
     reading = planning.tasks_wanted("table", [ENTRIES], CORES, None)
-    leaves = clusters.clustering([], ENTRIES).leaves
+    leaves = clusters.clustering([], ENTRIES, ENTRIES * ENTRY_BYTES).leaves
     folding = clusters.partitions_for(len(leaves), CORES) if job == SNAPSHOT else fold.partitions_for(ENTRIES, CORES)
     files = history(FILES, limits.COLD_FILE_BYTES)
     commits = 1 if job == SNAPSHOT else ENTRIES // COMMIT_ROWS

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 from tailrace.cold import states, writing
+from tailrace.cold.states import StateFile
 from tailrace.cold.store import Store
 from tailrace.spark.jobs import clusters, fold
 from tailrace.spark.jobs.clusters import HASH_MAX, Clustering, Leaf, LeafResult
@@ -96,7 +97,7 @@ def test_leaves_have_every_hash_once() -> None:
     names = [f"{low:08x}-{high:08x}-{'0' * 31}{number}.parquet" for number, (low, high) in enumerate(
         [(10, 19), (20, 29), (25, 40), (100, HASH_MAX - 5), (10, 19)]
     )]  # fmt: skip
-    found = clusters.clustering([*((name, 1) for name in names), ("0123.parquet", 7)])
+    found = clusters.clustering([StateFile(name, 1, 1) for name in (*names, "0123.parquet")])
     assert found.loose == ["0123.parquet"]
     assert [(leaf.low, leaf.high, len(leaf.paths)) for leaf in found.leaves] == [
         (0, 9, 0), (10, 19, 2), (20, 40, 2), (41, 99, 0), (100, HASH_MAX - 5, 1), (HASH_MAX - 4, HASH_MAX, 0),
@@ -105,6 +106,9 @@ def test_leaves_have_every_hash_once() -> None:
     assert len(many) == 3 and many[0].low == 0 and many[-1].high == HASH_MAX
     assert all(one.high + 1 == two.low for one, two in pairwise(many))
     assert clusters.clustering([]).leaves == [Leaf(0, HASH_MAX)]
+    assert len(clusters.clustering([], 10, 4 * clusters.LEAF_BYTES).leaves) == 4, "few rows may be large"
+    loose = StateFile("1.parquet", clusters.LEAF_BYTES, 10)
+    assert len(clusters.clustering([loose]).leaves) == clusters.COMPRESSION
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -140,10 +144,10 @@ def test_a_change_rewrites_its_leaf_alone(store: Store, monkeypatch: pytest.Monk
     monkeypatch.setattr(clusters, "LEAF_BYTES", 4_000)
     begun(store)
     applied(store, marks([(number, number) for number in range(500)], 1), 0, 1)
-    before = {path for path, _ in states.listed(store, PLACE, store.delta(PLACE))}  # type: ignore[arg-type]
+    before = {file.path for file in states.listed(store, PLACE, store.delta(PLACE))}  # type: ignore[arg-type]
     assert len(before) > 10
     (done,) = [leaf for leaf in applied(store, marks([(3, -1)], 2), 1, 2) if leaf.removed]
-    after = {path for path, _ in states.listed(store, PLACE, store.delta(PLACE))}  # type: ignore[arg-type]
+    after = {file.path for file in states.listed(store, PLACE, store.delta(PLACE))}  # type: ignore[arg-type]
     assert len(done.removed) == len(done.written) == 1
     assert before - after == set(done.removed)
     assert content(store)[key(3)] == -1
@@ -153,7 +157,7 @@ def test_a_commit_on_another_state_is_fenced_off(store: Store) -> None:
     from tailrace.errors import Fenced
 
     begun(store, marks([(1, 1)], 0))
-    (path,) = (path for path, _ in states.listed(store, PLACE, store.delta(PLACE)))  # type: ignore[arg-type]
+    (path,) = (file.path for file in states.listed(store, PLACE, store.delta(PLACE)))  # type: ignore[arg-type]
     applied(store, marks([(1, 2)], 1), 0, 1)
     for start, gone in ((0, []), (1, [path])):
         with pytest.raises(Fenced, match="another replicate job"):

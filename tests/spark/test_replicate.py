@@ -76,7 +76,7 @@ class HeldChanges:
 
     def __init__(self, rows: pa.Table) -> None:
         self._table = rows
-        self.rows = rows.num_rows
+        self.rows, self.size = rows.num_rows, rows.nbytes
 
     def table(self) -> pa.Table:
         return self._table

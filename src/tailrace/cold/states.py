@@ -109,15 +109,27 @@ def files(store: Store, place: str, version: int) -> list[str]:
         return [path for path, _ in writing.paths_of(table)]
 
 
-def listed(store: Store, place: str, table: DeltaTable) -> list[tuple[str, int | None]]:
-    """The files of a Delta table, and how many rows each has."""
+class StateFile(msgspec.Struct, frozen=True):
+    """A file of a state."""
+
+    path: str
+    size: int
+    rows: int
+
+
+def listed(store: Store, place: str, table: DeltaTable) -> list[StateFile]:
+    """The files of a Delta table."""
     with store.wrap_errors(place):
         found = pa.table(table.get_add_actions(flatten=True))
     if not found.num_rows:
         return []
     known = "num_records" in found.column_names
     rows = found["num_records"].to_pylist() if known else [None] * found.num_rows
-    return list(zip(found["path"].to_pylist(), rows, strict=True))
+    sizes = found["size_bytes"].to_pylist()
+    return [
+        StateFile(path, size, count or 0)
+        for path, size, count in zip(found["path"].to_pylist(), sizes, rows, strict=True)
+    ]
 
 
 def reader(

@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from tailrace import limits
 from tailrace.cold import states
+from tailrace.cold.states import StateFile
 from tailrace.cold.store import Store
 from tailrace.cold.writing import WrittenFile, write_rows
 from tailrace.spark.jobs import fold
@@ -38,6 +39,7 @@ HASH_MAX: Final = 0xFFFF_FFFF
 LEAF_BYTES: Final = 128 * limits.MiB  # of rows in memory; a leaf that is larger is split
 LEAF_ROWS: Final = 500_000  # expected in a leaf that is made for new rows
 TASKS_PER_CORE: Final = 8  # in one merge, if there are as many leaves
+COMPRESSION: Final = 8  # how much larger than their file rows may be in memory
 _NAME: Final = re.compile(r"(?:.*/)?([0-9a-f]{8})-([0-9a-f]{8})-[0-9a-f]{32}\.parquet")
 _GROUPED: Final = f"{fold.MARKS_DDL}, leaf int"
 _ANSWERS: Final = "answer binary"
@@ -71,19 +73,21 @@ def hashes(keys: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.array(found, np.int64)
 
 
-def clustering(files: Iterable[tuple[str, int | None]], rows: int = 0) -> Clustering:
-    """The leaves that these files (path and rows) divide all hashes into, in order, and the loose files. Ranges without
-    a file are leaves too, divided for about so many new `rows`."""
+def clustering(files: Iterable[StateFile], rows: int = 0, size: int = 0) -> Clustering:
+    """The leaves that these files divide all hashes into, in order, and the loose files. Ranges without a file are
+    leaves too, divided for about so many new `rows`, of so many bytes together (`size`)."""
     merged: list[Leaf] = []
     loose: list[str] = []
     known: list[tuple[int, int, str]] = []
-    for path, count in files:
-        named = _NAME.fullmatch(path)
+    for file in files:
+        named = _NAME.fullmatch(file.path)
         if named is None or int(named[1], 16) > int(named[2], 16):
-            loose.append(path)
-            rows += count or 0
+            loose.append(file.path)
+            rows += file.rows
+            size += file.size * COMPRESSION
         else:
-            known.append((int(named[1], 16), int(named[2], 16), path))
+            known.append((int(named[1], 16), int(named[2], 16), file.path))
+    wanted = max(-(-rows // LEAF_ROWS), -(-size // LEAF_BYTES))
     for low, high, path in sorted(known):
         if merged and low <= merged[-1].high:
             last = merged[-1]
@@ -93,17 +97,17 @@ def clustering(files: Iterable[tuple[str, int | None]], rows: int = 0) -> Cluste
     found: list[Leaf] = []
     at = 0
     for leaf in merged:
-        found += _empty(at, leaf.low - 1, rows)
+        found += _empty(at, leaf.low - 1, wanted)
         found.append(leaf)
         at = leaf.high + 1
-    return Clustering(found + _empty(at, HASH_MAX, rows), loose)
+    return Clustering(found + _empty(at, HASH_MAX, wanted), loose)
 
 
-def _empty(low: int, high: int, rows: int) -> list[Leaf]:
+def _empty(low: int, high: int, wanted: int) -> list[Leaf]:
+    """The leaves of a range without files, of so many for all hashes."""
     if low > high:
         return []
-    share = rows * (high - low + 1) // (HASH_MAX + 1)
-    parts = max(1, min(-(-share // LEAF_ROWS), high - low + 1))
+    parts = max(1, wanted * (high - low + 1) // (HASH_MAX + 1))
     bounds = [low + (high - low + 1) * number // parts for number in range(parts + 1)]
     return [Leaf(begin, end - 1) for begin, end in pairwise(bounds)]
 
@@ -138,7 +142,7 @@ def _parts(state: pa.Table, leaf: Leaf) -> Iterator[tuple[int, int, pa.Table]]:
     all_hashes = hashes(state["keys"])
     order = np.argsort(all_hashes, kind="stable")
     state, ordered = state.take(pa.array(order)), all_hashes[order].tolist()
-    parts = -(-state.nbytes // LEAF_BYTES)
+    parts = max(1, -(-state.nbytes // LEAF_BYTES))
     first, low = 0, leaf.low
     for number in range(1, parts + 1):
         end, high = state.num_rows, leaf.high

@@ -276,7 +276,7 @@ class _Replication:
         most = self._replica.bytes_max
         if most is None or size <= most or (middle := _middle(frame)) is None:
             try:
-                self._replica.apply(SparkChanges(frame, count, parallelism(self.spark)), start, end)
+                self._replica.apply(SparkChanges(frame, count, size, parallelism(self.spark)), start, end)
                 return
             except TooLarge:
                 middle = _middle(frame)

@@ -176,12 +176,13 @@ def _from_changes(
     marks = marks_after(spark, known, start, sequence, url=url, token=token)
     cores = parallelism(spark)
     if last is not None and table.transaction_version(APP) == last.sequence:
-        listed = dict(states.listed(store, place, table))
-        done = clusters.merge(marks, store, place, clusters.clustering(listed.items()), cores)
+        listed = states.listed(store, place, table)
+        done = clusters.merge(marks, store, place, clusters.clustering(listed), cores)
         written = [file for leaf in done for file in leaf.written]
         removed = [path for leaf in done for path in leaf.removed]
         rows = sum(file.rows for file in written)
-        kept = sum(listed[path] or 0 for path in listed.keys() - set(removed))
+        gone = set(removed)
+        kept = sum(file.rows for file in listed if file.path not in gone)
         states.exchange(
             store, place, fold.STATE, written, removed, app=APP, start=last.sequence, end=sequence,
             database=known.database, metadata=_facts(client, known, start, sequence, kept + rows),
@@ -189,10 +190,10 @@ def _from_changes(
         return rows
     # The Delta table has another state: of an earlier change stream, or a snapshot from which history was lost.
     table_info = described(client, known.table)
-    expected = 0 if table_info is None else int(table_info["ItemCount"])
+    items_now, bytes_now = (0, 0) if table_info is None else (table_info["ItemCount"], table_info["TableSizeBytes"])
     loose = [] if last is None else states.files(store, place, last.version)
-    empty = clusters.clustering([(path, 0) for path in loose], max(expected, 0 if last is None else last.rows))
-    done = clusters.merge(marks, store, place, empty, cores)
+    found = clusters.clustering([], max(items_now, 0 if last is None else last.rows), bytes_now)
+    done = clusters.merge(marks, store, place, clusters.Clustering(found.leaves, loose), cores)
     written = [file for leaf in done for file in leaf.written]
     rows = sum(file.rows for file in written)
     states.replace(

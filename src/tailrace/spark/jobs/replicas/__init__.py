@@ -42,6 +42,7 @@ class BatchChanges(Protocol):
     """The last changes of each key in a batch."""
 
     rows: int  # at most
+    size: int  # about, in bytes
 
     def table(self) -> pa.Table:
         """All of them, here, with the columns of a state (`fold.STATE`); where `typed` is null the item is gone."""
@@ -53,8 +54,8 @@ class BatchChanges(Protocol):
 class SparkChanges:
     """The changes of a batch that Spark has read: they are merged in executors."""
 
-    def __init__(self, frame: DataFrame, rows: int, cores: int) -> None:
-        self.rows = rows
+    def __init__(self, frame: DataFrame, rows: int, size: int, cores: int) -> None:
+        self.rows, self.size = rows, size
         self._marks = fold.marks(frame)
         self._cores = cores
 

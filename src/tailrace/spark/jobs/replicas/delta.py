@@ -66,7 +66,7 @@ class DeltaReplica:
         if found != start:
             raise fenced(f"the copy at {self._store.uri(self._place)}", found, start)
         files = states.listed(self._store, self._place, table)
-        done = changes.merge(self._store, self._place, clusters.clustering(files, changes.rows))
+        done = changes.merge(self._store, self._place, clusters.clustering(files, changes.rows, changes.size))
         states.exchange(
             self._store,
             self._place,
