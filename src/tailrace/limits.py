@@ -258,6 +258,7 @@ BULK_PIECES_MAX: Final = 1_000  # into which a range is split by its records: a 
 BULK_COLD_READS_MAX: Final = 4  # batches that wait for cold storage at once, in addition; others wait
 BULK_BUSY: Final = 0.3  # share of a core that the event loop may use before bulk reads pause between batches
 BULK_REST: Final = 6.0  # how long they pause when it uses a whole core, as a multiple of a batch's time
+BULK_LOGS_MAX: Final = 10_000  # partitions in one request about logs, or in its answer; ask again for further ones
 BULK_WAIT_S: Final = 30.0  # how long a scan of items waits for its turn; then it gets 503
 EXPORTS_MAX: Final = 8  # concurrent exports of items; others wait, then get 503
 EXPORT_PAGE_BYTES: Final = 2 * MiB  # of items in one page of an export; as JSON, twice, up to 24 times that

@@ -267,13 +267,6 @@ def test_batches_are_bounded(data_dir: Path) -> None:
         ("/v1/logs", {"stream": "t", "more": "x"}, (400, "INVALID_REQUEST", "'more'")),
         ("/v1/logs/at", {"stream": "t"}, (400, "INVALID_REQUEST", "timestamp is missing")),
         ("/v1/logs/at", {"stream": "t", "timestamp": "now"}, (400, "INVALID_REQUEST", "'now'")),
-        ("/v1/logs/advance", {"stream": "t", "from": "3", "records": "1"}, (400, "INVALID_REQUEST", "'3'")),
-        ("/v1/logs/advance", {"stream": "t", "from": '{"0":0}', "records": "0"}, (400, "INVALID_REQUEST", "'0'")),
-        (
-            "/v1/logs/advance",
-            {"stream": "t", "from": '{"4":0}', "records": "1"},
-            (400, "INVALID_REQUEST", "partition 4"),
-        ),
         ("/v1/logs/nowhere", {"stream": "t"}, (404, "NOT_FOUND", "advance")),
         ("/v1/logs/count", {"stream": "t", "first": "0", "until": "1"}, (400, "INVALID_REQUEST", "is not a table")),
         ("/v1/logs/count", {"table": "t", "until": "1"}, (400, "INVALID_REQUEST", "first is missing")),
@@ -389,14 +382,67 @@ def test_where_a_moment_lies(data_dir: Path) -> None:
     serve(data_dir, scenario)
 
 
+async def advanced(up: Up, *wanted: dict[str, Any]) -> list[Any]:
+    answer = await up.http.post("/v1/logs/advance", json={"logs": list(wanted)})
+    assert answer.status_code == 200, answer.text
+    return [None if each is None else each["offsets"] for each in answer.json()["logs"]]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("/v1/logs", {"logs": [{}]}, "exactly one"),
+        ("/v1/logs", {"logs": [{"stream": "t", "label": "x"}]}, "'x'"),
+        ("/v1/logs", {"logs": [{"stream": "t", "more": "x"}]}, "more"),
+        ("/v1/logs/advance", {"logs": [{"stream": "t", "from": "3", "records": 1}]}, "from"),
+        ("/v1/logs/advance", {"logs": [{"stream": "t", "from": {}, "records": 1}]}, "from"),
+        ("/v1/logs/advance", {"logs": [{"stream": "t", "from": {"0": 0}, "records": 0}]}, "records"),
+        ("/v1/logs/advance", {"logs": [{"stream": "t", "from": {"4": 0}, "records": 1}]}, "partition 4"),
+        (
+            "/v1/logs/advance",
+            {"logs": [{"topic": "t", "from": {str(number): 0 for number in range(10_001)}, "records": 1}]},
+            "more than 10000 offsets",
+        ),
+    ],
+)
+def test_mistakes_in_questions_about_many_logs_are_reported(
+    data_dir: Path, path: str, body: dict[str, Any], says: str
+) -> None:
+    async def scenario(up: Up) -> None:
+        await up.create("t", "text/plain")
+        answer = await up.http.post(path, json=body)
+        assert answer.status_code == 400, answer.text
+        assert says in answer.text
+
+    serve(data_dir, scenario)
+
+
+def test_many_logs_are_described_in_one_request(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(up: Up) -> None:
+        await asyncio.to_thread(fill, up.db, 6)
+        await up.create("t", "text/plain")
+        for name in ("news", "more"):
+            await up.db.aexecute(CreateTopic(name, partitions=3))
+        names = [{"stream": "t"}, {"table": "none"}, {"topic": "news"}, {"table": "orders"}, {"topic": "more"}]
+        single = [(await up.http.get("/v1/logs", params=name)).json() for name in names]
+        answer = (await up.http.post("/v1/logs", json={"logs": names})).json()["logs"]
+        assert answer == [each if "partitions" in each else None for each in single]
+        monkeypatch.setattr(limits, "BULK_LOGS_MAX", 5)  # partitions in one answer: the rest is asked for again
+        assert (await up.http.post("/v1/logs", json={"logs": names})).json()["logs"] == answer[:4]
+        monkeypatch.setattr(limits, "BULK_LOGS_MAX", 2)
+        assert (await up.http.post("/v1/logs", json={"logs": names[2:]})).json()["logs"] == answer[2:3]
+
+    serve(data_dir, scenario)
+
+
 def test_how_far_records_reach(data_dir: Path) -> None:
     async def scenario(up: Up) -> None:
         await asyncio.to_thread(fill, up.db, 60)
         rows = await read(up, "/v1/tables/orders/stream")
         at, seen = rows["offset"][0].as_py(), 0
         while True:
-            params = {"table": "orders", "from": json.dumps({"0": at}), "records": "7"}
-            reached = (await up.http.get("/v1/logs/advance", params=params)).json()["offsets"]["0"]
+            (reach,) = await advanced(up, {"table": "orders", "from": {"0": at}, "records": 7})
+            reached = reach["0"]
             piece = await read(up, "/v1/tables/orders/stream", offset=offset(at), until=offset(reached))
             if reached == at:
                 break
@@ -405,17 +451,14 @@ def test_how_far_records_reach(data_dir: Path) -> None:
         assert seen == rows.num_rows
         await up.db.aexecute(CreateTopic("news", partitions=2))
         await up.db.aexecute(Publish("news", tuple(Outgoing(b"x", None, number % 3 // 2) for number in range(30))))
-        params = {"topic": "news", "from": '{"0":0,"1":0}', "records": "15"}
-        assert (await up.http.get("/v1/logs/advance", params=params)).json()["offsets"] == {"0": 10, "1": 5}
+        news = {"topic": "news", "from": {"0": 0, "1": 0}, "records": 15}
+        assert await advanced(up, news) == [{"0": 10, "1": 5}]
         await up.create("t", "text/plain")
         await up.append("t", "ab", "c", "def", "g")
-        reach = [
-            (
-                await up.http.get("/v1/logs/advance", params={"stream": "t", "from": f'{{"0":{at}}}', "records": "2"})
-            ).json()
-            for at in (0, 2, 3, 6, 7)
-        ]
-        assert [each["offsets"]["0"] for each in reach] == [3, 6, 7, 7, 7]
+        asked = [{"stream": "t", "from": {"0": at}, "records": 2} for at in (0, 2, 3, 6, 7)]
+        assert [each["0"] for each in await advanced(up, *asked)] == [3, 6, 7, 7, 7]
+        gone = {"table": "none", "from": {"0": 0}, "records": 1}
+        assert await advanced(up, gone, news, gone) == [None, {"0": 10, "1": 5}, None]
 
     serve(data_dir, scenario)
 
@@ -646,9 +689,9 @@ def test_reads_that_wait_for_cold_storage_hold_up_no_hot_ones(data_dir: Path) ->
             async with asyncio.timeout(AT_ONCE_S):
                 assert (await read(up, "/v1/stream/hot")).num_rows == 1
                 assert (await read(up, "/v1/stream/c1", offset="20")).num_rows == 2
-                for what in ({"timestamp": "0"}, {"from": '{"0":0}', "records": "1"}):
-                    path = "/v1/logs/at" if "timestamp" in what else "/v1/logs/advance"
-                    assert (await up.http.get(path, params={"stream": "hot", **what})).status_code == 200
+                params = {"stream": "hot", "timestamp": "0"}
+                assert (await up.http.get("/v1/logs/at", params=params)).status_code == 200
+                assert await advanced(up, {"stream": "hot", "from": {"0": 0}, "records": 1})
             assert not any(each.done() for each in (*waiting, waiting_at))
         finally:
             cache.answers.set()

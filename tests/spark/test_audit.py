@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from tailrace.client import Client
 from tailrace.errors import Invalid
@@ -118,6 +120,56 @@ def test_filters(spark: Spark, server: ServerProcess, recorded: dict[str, Any]) 
             audit(spark, table=TABLE, url=server.url, token=TOKEN, **wrong)
     with pytest.raises(Invalid, match="a table or a topic"):
         audit(spark, url=server.url, token=TOKEN)
+
+
+def test_the_history_of_a_key_skips_what_cannot_have_it(
+    spark: Spark, server: ServerProcess, client: Client, tmp_path: Path
+) -> None:
+    """Row groups whose Bloom filter does not have the key are not read: they may even be damaged."""
+    client.sql("CREATE TABLE scattered (id TEXT PRIMARY KEY, n BIGINT) WITH (stream = true)")
+
+    numbers = itertools.count()  # to put the same item again is no change
+
+    def put(*ids: str) -> None:
+        for each in ids:
+            item = {"id": {"S": each}, "n": {"N": str(next(numbers))}}
+            client.call("PutItem", {"TableName": "scattered", "Item": item})
+        tier(spark, url=server.url, token=TOKEN, tables=["scattered"], once=True)
+
+    put("a", "m", "a", "z")
+    put("a", "y", "z")  # by its least and greatest key it could have m
+    put("m", "b")
+    cut = client.logs(table="scattered")["partitions"][0]["next"]
+    client.alter_retention("scattered", {"max_count": 1})
+    until_s = time.monotonic() + 60
+    while client.logs(table="scattered")["partitions"][0]["hot"] < cut - 1 and time.monotonic() < until_s:
+        time.sleep(0.1)
+    put("m")
+    place = client.cold()["url"].removeprefix("file://") + "/tables/scattered"
+    without = [
+        path
+        for path in DeltaTable(place).file_uris()
+        if "m" not in {json.loads(each)["id"] for each in pq.read_table(path)["keys"].to_pylist()}
+    ]
+    assert len(without) == 1
+    (path,) = (Path(each.removeprefix("file://")) for each in without)
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    whole = path.read_bytes()
+    damaged = bytearray(whole)
+    for number in range(group.num_columns):
+        column = group.column(number)
+        first = column.data_page_offset
+        damaged[first : first + 12] = bytes(12)
+    path.write_bytes(bytes(damaged))
+    try:
+        found = audit(spark, table="scattered", url=server.url, token=TOKEN, key="m")
+        assert [row.event for row in found.collect()] == ["INSERT", "MODIFY", "MODIFY"]  # type: ignore[union-attr]
+        with pytest.raises(Exception, match=r"(?i)parquet|damaged|read"):
+            audit(spark, table="scattered", url=server.url, token=TOKEN, key="y").collect()  # type: ignore[union-attr]
+    finally:
+        path.write_bytes(whole)
+    done = audit(spark, table="scattered", url=server.url, token=TOKEN, key="a", output=str(tmp_path / "a.json"))
+    assert done.rows == 3  # type: ignore[union-attr]
 
 
 def test_files(spark: Spark, server: ServerProcess, recorded: dict[str, Any], tmp_path: Path) -> None:

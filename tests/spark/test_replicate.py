@@ -14,13 +14,16 @@ from typing import Any
 import duckdb
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
 from tailrace.client import Client
+from tailrace.cold.store import Store
 from tailrace.errors import Conflict, Error, Fenced, Invalid, TooLarge, Unavailable
-from tailrace.spark.jobs import fold
+from tailrace.spark.jobs import clusters, fold
 from tailrace.spark.jobs import replicate as module
+from tailrace.spark.jobs.clusters import Clustering, LeafResult
 from tailrace.spark.jobs.progress import Meter
 from tailrace.spark.jobs.replicas import ReplicaSource
 from tailrace.spark.jobs.replicas import postgres as postgres_module
@@ -66,6 +69,26 @@ class Target:
             assert key_of(typed) not in items, "a key is there once"
             items[key_of(typed)] = same_item(typed)
         return items
+
+
+class HeldChanges:
+    """Changes that this process has, merged here: for races of writers, whose executors do not matter."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._table = rows
+        self.rows, self.size = rows.num_rows, rows.nbytes
+
+    def table(self) -> pa.Table:
+        return self._table
+
+    def merge(self, store: Store, place: str, found: Clustering) -> list[LeafResult]:
+        index = pa.array([0] * self.rows, pa.int32())
+        marks = self._table.append_column(fold.MARKS.field("index"), index)
+        leaf = clusters.numbers(marks["keys"], found.leaves)
+        return [
+            clusters.merge_leaf(store, place, found.leaves[number], marks.filter(pc.equal(leaf, number)))
+            for number in leaf.unique().to_pylist()
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -142,11 +165,12 @@ def test_batches_that_come_twice_overlap_or_are_ahead(
         applied = work._replica.apply  # type: ignore[union-attr]
         sizes = []
 
-        def small(rows: pa.Table, start: int, end: int) -> None:
-            if rows.num_rows > 3 and end - start > 1:
+        def small(changes: Any, start: int, end: int) -> None:
+            count = changes.table().num_rows
+            if count > 3 and end - start > 1:
                 raise TooLarge("too much")
-            sizes.append(rows.num_rows)
-            applied(rows, start, end)
+            sizes.append(count)
+            applied(changes, start, end)
 
         monkeypatch.setattr(work._replica, "apply", small)
         batch(ends[25], ends[35])
@@ -154,7 +178,7 @@ def test_batches_that_come_twice_overlap_or_are_ahead(
         assert len(sizes) > 1
         # Another driver is further than this one thinks.
         with pytest.raises(Fenced, match="another replicate"):
-            applied(pa.Table.from_pylist([], fold.STATE), ends[30], ends[36])
+            applied(HeldChanges(pa.Table.from_pylist([], fold.STATE)), ends[30], ends[36])
         is_at(ends[35])
     finally:
         work.close()
@@ -305,13 +329,13 @@ def test_psycopg_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_postgresql_cannot_hold(places: dict[str, Target]) -> None:
     source = ReplicaSource("database", "odd", 7, (("id", "S"),))
 
-    def rows(key: str, text: str) -> pa.Table:
+    def rows(key: str, text: str) -> HeldChanges:
         typed = {"id": {"S": key}, "t": {"S": text}}
         plain = {"id": key, "t": text}
         row = {
             "keys": json.dumps({"id": key}), "item": json.dumps(plain), "typed": json.dumps(typed), "sequence": 1,
         }  # fmt: skip
-        return pa.Table.from_pylist([row], fold.STATE)
+        return HeldChanges(pa.Table.from_pylist([row], fold.STATE))
 
     with PostgresReplica(places["postgresql"].url, "odd", "odd", source) as copy:
         copy.backfill((), 1, None)
@@ -324,6 +348,50 @@ def test_what_postgresql_cannot_hold(places: dict[str, Target]) -> None:
             copy.apply(rows("a\0", "x"), 2, 3)
         assert copy.fence() == 2, "nothing of a batch that failed is there"
     assert postgres_module._without_nul("\\\\u0000") == "\\\\u0000"
+
+
+def test_postgresql_has_typed_columns(
+    spark: Spark, server: ServerProcess, client: Client, places: dict[str, Target]
+) -> None:
+    url = places["postgresql"].url
+    client.sql(
+        "CREATE TABLE typed (id TEXT, at BIGINT, price DECIMAL, whole BIGINT, ratio DOUBLE, ok BOOLEAN, raw BLOB, "
+        "more JSON, item TEXT, PRIMARY KEY (id, at)) WITH (stream = true)"
+    )
+
+    def put(at: int, **attributes: Any) -> None:
+        client.call("PutItem", {"TableName": "typed", "Item": {"id": {"S": "a"}, "at": {"N": str(at)}, **attributes}})
+
+    digits = "1234567890123456789012345678.0123456789"
+    put(
+        1, price={"N": digits}, whole={"N": "9007199254740993"}, ratio={"N": "0.5"}, ok={"BOOL": True},
+        raw={"B": "AAEC"}, more={"M": {"x": {"L": [{"N": "1"}]}}},
+    )  # fmt: skip
+    # Other APIs do not check what is put: what does not fit is null there, and in the item.
+    put(2, price={"S": "dear"}, whole={"N": "1e30"}, ratio={"BOOL": True}, ok={"S": "yes"}, raw={"S": "?"})
+    put(3, whole={"N": "1.5"}, price={"N": "1e100"}, ratio={"N": "-1e125"}, raw={"N": "4"})
+
+    def rows() -> list[tuple[Any, ...]]:
+        with psycopg.connect(url) as connection:
+            return connection.execute(
+                "SELECT id, at, price::text, whole, ratio, ok, raw, more FROM typed ORDER BY at"
+            ).fetchall()
+
+    with psycopg.connect(url) as connection:  # a copy of an earlier version, which has none of them
+        connection.execute(
+            "CREATE TABLE typed (key jsonb PRIMARY KEY, item jsonb NOT NULL, typed json NOT NULL, "
+            "sequence bigint NOT NULL)"
+        )
+    replicate(spark, table="typed", to=url, url=server.url, once=True)
+    assert rows() == [
+        ("a", 1, digits, 9007199254740993, 0.5, True, b"\0\1\2", {"x": [1]}),
+        ("a", 2, None, None, None, None, None, None),
+        ("a", 3, str(10**100), None, -1e125, None, None, None),
+    ]
+    put(2, price={"N": "2.50"}, raw={"B": ""})
+    client.call("DeleteItem", {"TableName": "typed", "Key": {"id": {"S": "a"}, "at": {"N": "1"}}})
+    replicate(spark, table="typed", to=url, url=server.url, once=True)
+    assert [(row[1], row[2], row[6]) for row in rows()] == [(2, "2.5", b""), (3, str(10**100), None)]
 
 
 @pytest.mark.parametrize("kind", ["delta", "postgresql"])
@@ -345,7 +413,7 @@ def test_two_writers_of_one_copy(kind: str, places: dict[str, Target], tmp_path:
             while at < 12:
                 row = {"keys": f'{{"id":"{at}"}}', "item": "{}", "typed": "{}", "sequence": number}
                 try:
-                    copy.apply(pa.Table.from_pylist([row], fold.STATE), at, at + 1)
+                    copy.apply(HeldChanges(pa.Table.from_pylist([row], fold.STATE)), at, at + 1)
                 except Fenced:
                     lost[number] += 1
                 at = copy.fence()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -16,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.client import Client
-from tailrace.errors import Conflict, Invalid
-from tailrace.spark.jobs import fold
+from tailrace.errors import Conflict, Invalid, Unavailable
+from tailrace.spark.jobs import clusters, fold
+from tailrace.spark.jobs import snapshot as module
 from tailrace.spark.jobs.snapshot import snapshot, snapshots
 from tailrace.tables import value as values
 from tests.spark.states import History, key_of, live, same_item, same_items
@@ -164,14 +167,49 @@ def test_incremental_and_from_scratch_agree(
     first = snapshot(spark, table="twice", url=server.url, at=middle[0])
     assert (first.sequence, stored(first.place)) == (middle[0], same_items(middle[1]))
     second = snapshot(spark, table="twice", url=server.url)
-    from tailrace.spark.jobs import snapshot as module
-
     monkeypatch.setattr(module, "snapshots_of", lambda store, known: [])
     monkeypatch.setattr(module, "place_of", lambda kind, name: "snapshots/twice-from-scratch")
-    with pytest.raises(IndexError):  # it looks for what it has committed, and we have hidden that
+    monkeypatch.setattr(module, "TRIES", 1)
+    with pytest.raises(Unavailable):  # it looks for what it has committed, and we have hidden that
         snapshot(spark, table="twice", url=server.url)
     scratch = Path(second.place).parent / "twice-from-scratch"
     assert stored(str(scratch)) == stored(second.place) == live(client, "twice")
+
+
+def test_a_snapshot_writes_what_changed_and_shares_the_rest(
+    spark: Spark, server: ServerProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = History(client, "shared", 21, stream=None)
+    for _ in range(60):
+        history.step()
+    history.enable()
+    snapshot(spark, table="shared", url=server.url)  # of items: one loose file
+    (key, item), *_ = history.items.items()
+    taken = []
+    for number in range(3):
+        item = {**item, "n": {"N": str(number)}}
+        history.items[key] = item
+        client.call("PutItem", {"TableName": "shared", "Item": item})
+        # From the second one on there are leaves, of which one changes.
+        with monkeypatch.context() as patched:
+            patched.setattr(clusters, "LEAF_ROWS", 5)
+            taken.append(snapshot(spark, table="shared", url=server.url))
+        assert stored(taken[-1].place) == same_items(history.items)
+        assert taken[-1].rows == len(history.items)
+    files = [set(DeltaTable(each.place, version=each.version).file_uris()) for each in taken]
+    assert len(files[0]) > 3
+    assert len(files[1] - files[0]) == len(files[0] - files[1]) == 1, "the others are shared"
+    assert len(files[2] - files[1]) == 1
+    # Those that are past their retention go, but for the last of them.
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: time.time() + 7200, monotonic=time.monotonic))
+    done = snapshot(spark, table="shared", url=server.url, retention="1h")
+    assert (done.how, done.version) == ("already", taken[-1].version)
+    assert [row[1] for row in snapshots("shared", url=server.url)] == [taken[-1].version]
+    there = {str(each) for each in Path(done.place).glob("*.parquet")}
+    assert there == {each.removeprefix("file://") for each in files[2]}
+    assert stored(done.place) == same_items(history.items)
+    with pytest.raises(Invalid, match="is not a duration"):
+        snapshot(spark, table="shared", url=server.url, retention="soon")
 
 
 def test_unavailable_sequences_are_reported(spark: Spark, server: ServerProcess, client: Client) -> None:

@@ -508,3 +508,39 @@ def test_bad_input_is_reported_in_one_line(spark: SparkSession, served: Served) 
         tier(spark, url="http://127.0.0.1:1", tables=["orders"], once=True)
     with pytest.raises(Invalid, match="batch_records"):
         tier(spark, url=served.url, all=True, batch_records=0)
+
+
+def test_a_round_asks_about_all_logs_at_once_and_commits_together(
+    served: Served, client: Client, cold: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many logs there are, a round sends the same few questions; and no commit waits for another one."""
+    names = [f"many{number}" for number in range(6)]
+    for name in names:
+        make_table(client, name)
+        put_rows(client, name, 3)
+    asked: list[str] = []
+    together = threading.Barrier(len(names))
+
+    class Counting(Client):
+        def _send(self, method: str, target: str, **options: Any) -> Any:
+            asked.append(f"{method} {target.partition('?')[0]}")
+            return super()._send(method, target, **options)
+
+    committing = module.commit
+
+    def commit(*given: Any, **named: Any) -> Any:
+        together.wait(PATIENCE_S)  # breaks unless all of them are committed at the same time
+        return committing(*given, **named)
+
+    monkeypatch.setattr(module, "commit", commit)
+    with Counting(served.url) as counting:
+        at_work = driver(served.url, counting, tables=["many*"])
+        places = at_work.look()
+        asked.clear()
+        at_work.round(flush=True, places=places)
+        assert not at_work.failures
+        at_work.look()
+    questions = [each for each in asked if each.endswith(("/v1/logs", "/v1/logs/advance"))]
+    assert sorted(questions) == ["POST /v1/logs", "POST /v1/logs/advance"]
+    for name in names:
+        assert cold_entries(cold, f"tables/{name}") == hot(client, "table", name)

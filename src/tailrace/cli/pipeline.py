@@ -225,13 +225,18 @@ def compact(
 @click.option(
     "--at", "at", type=click.IntRange(0), metavar="SEQUENCE", help="The state after this transaction (default: now)."
 )
+@click.option("--retention", metavar="TIME", help="Delete snapshots older than this, e.g. 90d (default: keep all).")
 @job_options
-def snapshot(table: str, at: int | None, **common: Any) -> None:
+def snapshot(table: str, at: int | None, retention: str | None, **common: Any) -> None:
     """Fold the changes of TABLE to its state, starting from the last snapshot, and store it in cold storage."""
+    from tailrace.spark.jobs import settings
+
+    if retention is not None:
+        settings.seconds(retention, "--retention")
     with _running("snapshot", **common) as job:
         from tailrace.spark.jobs.snapshot import snapshot as work
 
-        done = work(job.spark, table=table, at=at, **job.server)
+        done = work(job.spark, table=table, at=at, retention=retention, **job.server)
     _summarize(common, f"{done.rows:,} items of {table} at sequence {done.sequence} ({done.how}): {done.place}")
 
 
@@ -304,7 +309,7 @@ def explain(select: str, **common: Any) -> None:
 @click.option("--target-token", envvar="TAILRACE_TARGET_TOKEN", help="The bearer token of the target server.")
 @_ONCE
 @click.option("--checkpoint", metavar="DIR", help="Where Spark keeps its cursor (default: a temporary directory).")
-@click.option("--max-records", type=click.IntRange(1), help="Changes per batch (50000).")
+@click.option("--max-records", type=click.IntRange(1), help="Changes per batch (50000; to Delta 500000).")
 @click.option("--interval", type=click.FloatRange(0.05), help="Seconds between two batches (1).")
 @job_options
 def replicate(

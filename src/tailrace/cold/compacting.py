@@ -9,8 +9,8 @@ application transaction, each with the next number, and each checks, on the vers
 all files it replaces are still listed. Of two rewrites at once one wins; the other finds its files gone and starts
 over.
 
-The steps are separate so that executors can do the work: `plan`, then `rewrite` for each step, anywhere, then
-`replace`.
+The steps are separate so that executors can do the work: `plan` or `plan_drops`, then `rewrite` or `drop` for each
+step, anywhere, then `replace_all` for many of them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,18 @@ def plan(
 ) -> list[RewriteStep]:
     """The merges that are worthwhile: adjacent files smaller than half a full file, about a full file per step.
     Entries below `starts`, which readers may not request, are dropped when files are merged."""
-    listed = sorted(listing(store, place).files, key=_order)
+    return plan_merges(place, listing(store, place).files, file_bytes=file_bytes, starts=starts)
+
+
+def plan_merges(
+    place: str,
+    files: Iterable[ColdFile],
+    *,
+    file_bytes: int = limits.COLD_FILE_BYTES,
+    starts: Mapping[int, int] | None = None,
+) -> list[RewriteStep]:
+    """As `plan`, of these files."""
+    listed = sorted(files, key=_order)
     steps: list[RewriteStep] = []
     held: list[ColdFile] = []
     for file in listed:
@@ -149,27 +160,46 @@ def replace(
 ) -> None:
     """List the new files instead of the old ones, in one commit. Fenced if an old one is no longer listed: then another
     rewrite committed first, and the new files are left for `vacuum`."""
-    change = bool(step.starts) and sum(file.rows for file in written) != step.rows
+    if replace_all(store, step.place, [(step, written)], metadata=metadata):
+        raise Fenced(f"a file of {store.uri(step.place)} was replaced by another compaction; plan again")
+
+
+def replace_all(
+    store: Store,
+    place: str,
+    rewritten: Sequence[tuple[RewriteStep, Sequence[WrittenFile]]],
+    *,
+    metadata: Mapping[str, Any] | None = None,
+) -> list[RewriteStep]:
+    """List the new files of many steps instead of their old ones, in one commit. Returns the steps that are left out
+    because one of their old files is no longer listed: another rewrite committed first."""
     for _ in range(limits.COLD_COMMIT_TRIES):
-        table = store.delta(step.place)
+        table = store.delta(place)
         if table is None:
-            raise Invalid(f"there is no Delta table at {store.uri(step.place)}")
-        present = {file.path for file in ColdListing(step.place, table).files}
-        if all(file.path in present for file in written) and written:
-            settle(store, step.place, table.version())
-            return  # committed before, and the response was lost
-        gone = [file.path for file in step.files if file.path not in present]
-        if gone:
-            raise Fenced(f"{store.uri(step.place)}/{gone[0]} was replaced by another compaction; plan again")
-        actions: list[AddAction | RemoveAction] = [
-            *added(written, change=change),
-            *removed([(file.path, file.size) for file in step.files], change=change),
-        ]
+            raise Invalid(f"there is no Delta table at {store.uri(place)}")
+        present = {file.path for file in ColdListing(place, table).files}
+        left: list[tuple[RewriteStep, Sequence[WrittenFile]]] = []
+        fenced: list[RewriteStep] = []
+        for step, written in rewritten:
+            if written and all(file.path in present for file in written):
+                continue  # committed before, and the response was lost
+            if all(file.path in present for file in step.files):
+                left.append((step, written))
+            else:
+                fenced.append(step)
+        if not left:
+            settle(store, place, table.version())
+            return fenced
+        actions: list[AddAction | RemoveAction] = []
+        for step, written in left:
+            change = bool(step.starts) and sum(file.rows for file in written) != step.rows
+            actions += added(written, change=change)
+            actions += removed([(file.path, file.size) for file in step.files], change=change)
         number = (table.transaction_version(APP) or 0) + 1
-        if attempt(store, step.place, table, actions, app=APP, generation=number, metadata=metadata):
-            return
+        if attempt(store, place, table, actions, app=APP, generation=number, metadata=metadata):
+            return fenced
     raise Unavailable(
-        f"compaction could not commit to {store.uri(step.place)}: others committed first "
+        f"compaction could not commit to {store.uri(place)}: others committed first "
         f"{limits.COLD_COMMIT_TRIES} times; try again"
     )
 
@@ -193,9 +223,8 @@ def forget(store: Store, place: str, starts: Mapping[int, int]) -> Rewritten:
     """Drop entries of these logs that end at or before the position. Inform the server first: then no reader requests
     them. Files with no other entries are dropped without being read."""
     done = Rewritten()
-    wanted = dict(starts)
     for _ in range(limits.COLD_COMMIT_TRIES):
-        steps = list(_forgetting(place, listing(store, place).files, wanted))
+        steps = plan_drops(store, place, starts)
         try:
             return _all(store, steps, done, None)
         except Fenced:
@@ -203,11 +232,24 @@ def forget(store: Store, place: str, starts: Mapping[int, int]) -> Rewritten:
     raise Unavailable(f"compaction of {store.uri(place)} keeps committing first; try again")
 
 
-def _forgetting(place: str, files: Iterable[ColdFile], starts: Mapping[int, int]) -> Iterator[RewriteStep]:
+def plan_drops(store: Store, place: str, starts: Mapping[int, int]) -> list[RewriteStep]:
+    """The files that may have entries of these logs that end at or before the position: a step for each."""
+    return drops_of(place, listing(store, place).files, starts)
+
+
+def drops_of(place: str, files: Iterable[ColdFile], starts: Mapping[int, int]) -> list[RewriteStep]:
+    """As `plan_drops`, of these files."""
     known = sorted(starts.items())
-    for file in files:
-        if touched := _touched([file], known):
-            yield RewriteStep(place, [file], touched)
+    touched = ((file, _touched([file], known)) for file in files)
+    return [RewriteStep(place, [file], found) for file, found in touched if found]
+
+
+def drop(store: Store, step: RewriteStep) -> list[WrittenFile] | None:
+    """The files that take the place of the step's one file, without old rows; None: it has no such row, because the
+    statistics are not exact."""
+    if is_wholly_old(step):
+        return []
+    return rewrite(store, step) if _any_old(store, step) else None
 
 
 def _touched(files: Sequence[ColdFile], starts: Sequence[tuple[int, int]]) -> dict[int, int]:
@@ -225,11 +267,9 @@ def _touched(files: Sequence[ColdFile], starts: Sequence[tuple[int, int]]) -> di
 
 def _all(store: Store, steps: Sequence[RewriteStep], done: Rewritten, file_bytes: int | None) -> Rewritten:
     for step in steps:
-        written: list[WrittenFile] = []
-        if not _wholly_old(step):
-            if step.starts and not _any_old(store, step):
-                continue  # the statistics are not exact
-            written = rewrite(store, step, file_bytes=file_bytes)
+        written = drop(store, step) if step.starts else rewrite(store, step, file_bytes=file_bytes)
+        if written is None:
+            continue
         replace(store, step, written, metadata={"files": len(step.files), "starts": _named(step.starts)})
         rows = sum(file.rows for file in written)
         done = Rewritten(
@@ -241,10 +281,8 @@ def _all(store: Store, steps: Sequence[RewriteStep], done: Rewritten, file_bytes
     return done
 
 
-def _wholly_old(step: RewriteStep) -> bool:
+def is_wholly_old(step: RewriteStep) -> bool:
     """Whether all rows of the step's one file are past retention, by its statistics alone."""
-    if not step.starts:
-        return False
     (file,) = step.files
     if file.log_min is None or file.log_min != file.log_max or file.next_max is None:
         return False

@@ -1,6 +1,6 @@
 """Delta tables that hold a state, not history: snapshots, and copies of tables.
 
-A commit replaces the whole state (`replace`) or changes some of its rows (`merge`). The generation of its application
+A commit replaces the whole state (`replace`) or some of its files (`exchange`). The generation of its application
 transaction is the position of the state, which only grows; of two concurrent commits Delta refuses one. So nothing is
 applied twice, and the stored generation is authoritative. Earlier states stay readable as versions of the table.
 """
@@ -8,7 +8,7 @@ applied twice, and the stored generation is authoritative. Earlier states stay r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -22,6 +22,7 @@ from tailrace.errors import Corrupt, Fenced, Unavailable
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
+    from deltalake.transaction import AddAction, RemoveAction
 
 METADATA: Final = "tailrace"  # the name of our metadata in a commit
 # By default Delta removes versions after a month, and a restore starts from an earlier state.
@@ -29,6 +30,9 @@ _KEPT: Final = {
     "delta.logRetentionDuration": "interval 5200 weeks",
     "delta.deletedFileRetentionDuration": "interval 5200 weeks",
 }
+_FIRST: Final = "first_version"  # in the metadata of a commit: earlier versions have expired
+_EXPIRED: Final = "expired"  # the application transaction of such commits
+_CLEANED: Final = "cleaned"  # and of those that follow when files are deleted
 _BATCH_ROWS: Final = 20_000
 _TRIES: Final = 5
 
@@ -52,12 +56,14 @@ def versions(store: Store, place: str, schema: pa.Schema, database: str) -> list
     if store.delta(place) is None:
         return []
     found = []
+    first = 0
     for commit in _history(store, place, writing.opened(store, place, schema, database)):
         metadata_json = commit.get(METADATA)
         if metadata_json is None:
             continue
         facts = json.loads(metadata_json)["metadata"]
-        if "sequence" in facts:
+        first = max(first, facts.get(_FIRST, 0))
+        if "sequence" in facts and commit["version"] >= first:
             found.append(
                 StateVersion(
                     facts["sequence"],
@@ -68,6 +74,16 @@ def versions(store: Store, place: str, schema: pa.Schema, database: str) -> list
                     facts["next"],
                 )
             )
+    return found
+
+
+def _state_versions(store: Store, place: str, table: DeltaTable) -> list[int]:
+    """The versions that are states, also those that have expired."""
+    found = []
+    for commit in _history(store, place, table):
+        metadata_json = commit.get(METADATA)
+        if metadata_json is not None and "sequence" in json.loads(metadata_json)["metadata"]:
+            found.append(int(commit["version"]))
     return found
 
 
@@ -91,6 +107,29 @@ def files(store: Store, place: str, version: int) -> list[str]:
     with store.wrap_errors(place):
         table = DeltaTable(store.uri(place), version=version, storage_options=store.storage_options or None)
         return [path for path, _ in writing.paths_of(table)]
+
+
+class StateFile(msgspec.Struct, frozen=True):
+    """A file of a state."""
+
+    path: str
+    size: int
+    rows: int
+
+
+def listed(store: Store, place: str, table: DeltaTable) -> list[StateFile]:
+    """The files of a Delta table."""
+    with store.wrap_errors(place):
+        found = pa.table(table.get_add_actions(flatten=True))
+    if not found.num_rows:
+        return []
+    known = "num_records" in found.column_names
+    rows = found["num_records"].to_pylist() if known else [None] * found.num_rows
+    sizes = found["size_bytes"].to_pylist()
+    return [
+        StateFile(path, size, count or 0)
+        for path, size, count in zip(found["path"].to_pylist(), sizes, rows, strict=True)
+    ]
 
 
 def reader(
@@ -156,10 +195,12 @@ def replace(
     )
 
 
-def merge(
+def exchange(
     store: Store,
     place: str,
-    changes: pa.Table,
+    schema: pa.Schema,
+    written: Sequence[WrittenFile],
+    without: Iterable[str],
     *,
     app: str,
     start: int,
@@ -167,48 +208,67 @@ def merge(
     database: str,
     metadata: Mapping[str, Any],
 ) -> None:
-    """Replace the rows with these `keys`; delete those where `typed` is null. `Fenced` unless the state is at `start`,
-    also if another job moves it meanwhile."""
+    """List new files instead of some that are there, and move the state from `start` to `end`, in one commit. `Fenced`
+    unless the state is at `start` and all of those files are listed, also if another job commits meanwhile."""
     from deltalake import CommitProperties, Transaction
     from deltalake.exceptions import CommitFailedError
 
-    table = writing.opened(store, place, changes.schema, database)
+    table = writing.opened(store, place, schema, database)
     at = table.transaction_version(app)
-    if at != start:
+    sizes = dict(writing.paths_of(table))
+    old = list(without)
+    if at != start or any(path not in sizes for path in old):
         raise _elsewhere(store, place, at, start)
     metadata_json = json.dumps({"app": app, "generation": end, "metadata": dict(metadata)})
     # No retries by Delta: a commit that lost a race was computed from an outdated state.
     properties = CommitProperties(
         custom_metadata={METADATA: metadata_json}, app_transactions=[Transaction(app, end)], max_commit_retries=0
     )
+    actions: list[AddAction | RemoveAction] = [
+        *writing.added(written),
+        *writing.removed((path, sizes[path]) for path in old),
+    ]
     with store.wrap_errors(place):
         try:
-            done = _merged(table, changes, properties)
-            # Delta does not commit a merge that changes nothing, and the fence has to move.
-            if not done:
-                table.create_write_transaction([], "append", table.schema(), commit_properties=properties)
+            table.create_write_transaction(actions, "append", table.schema(), commit_properties=properties)
         except CommitFailedError as error:
             raise _elsewhere(store, place, writing.last_generation(store, place, app), start) from error
     writing.settle(store, place, table.version())
 
 
-def _merged(table: DeltaTable, changes: pa.Table, properties: Any) -> bool:
-    """Merge; whether there was a commit."""
-    before = table.version()
-    (
-        table.merge(
-            changes,
-            predicate="copy.keys = batch.keys",
-            source_alias="batch",
-            target_alias="copy",
-            commit_properties=properties,
-        )
-        .when_matched_delete("batch.typed IS NULL")
-        .when_matched_update_all()
-        .when_not_matched_insert_all("batch.typed IS NOT NULL")
-        .execute()
-    )
-    return bool(table.version() != before)
+def expire(store: Store, place: str, first: int) -> int:
+    """Remove the versions before `first`, and the files that only these list; the number of files. First they are
+    marked as expired, so that no job starts to read them."""
+    table = store.delta(place)
+    assert table is not None, f"there is no {place!r}"
+    begin = table.transaction_version(_CLEANED) or 0
+    expired = [each for each in _state_versions(store, place, table) if begin <= each < first]
+    if not expired:
+        return 0
+    _mark(store, place, _EXPIRED, first, {_FIRST: first})
+    old = {path for version in expired for path in files(store, place, version)}
+    gone = sorted(old - set(files(store, place, first)))  # a file that a version drops is in none after it
+    filesystem = store.filesystem()
+    with store.wrap_errors(place):
+        for path in gone:
+            try:
+                filesystem.delete_file(f"{place}/{path}")
+            except FileNotFoundError:
+                pass  # deleted by a run that did not finish
+    _mark(store, place, _CLEANED, first, {})
+    return len(gone)
+
+
+def _mark(store: Store, place: str, app: str, version: int, metadata: Mapping[str, Any]) -> None:
+    """Commit an application transaction without any file."""
+    for _ in range(_TRIES):
+        table = store.delta(place)
+        assert table is not None, f"there is no {place!r}"
+        if (table.transaction_version(app) or 0) >= version:
+            return
+        if writing.attempt(store, place, table, [], app=app, generation=version, metadata=metadata):
+            return
+    raise Unavailable(f"others commit to {store.uri(place)} all the time; try again")
 
 
 def _elsewhere(store: Store, place: str, at: int | None, start: int) -> Fenced:

@@ -16,6 +16,7 @@ Files that no commit lists are left behind when a driver loses or dies. `compact
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import random
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from deltalake.transaction import AddAction, RemoveAction
 
+BLOOM: Final = ("keys", "key")  # columns with Bloom filters: the key of an item, and of a message
+BLOOM_ERROR: Final = 0.01  # how often a filter has a key that the row group does not have
+BLOOM_KEYS_MIN: Final = 64
 STATS: Final = ("log", "position", "next", "timestamp", "sequence")  # columns by which files are pruned
 _ABOUT: Final = (
     "History of Tailrace database "  # the description of every Delta table, followed by the id of the database
@@ -61,9 +65,16 @@ class WrittenFile(msgspec.Struct, frozen=True):
 
 
 def write_rows(
-    store: Store, place: str, batches: Iterable[pa.RecordBatch], *, gaps: bool = False, file_bytes: int | None = None
+    store: Store,
+    place: str,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    gaps: bool = False,
+    file_bytes: int | None = None,
+    name: str = "",
 ) -> list[WrittenFile]:
-    """Write rows, sorted by (log, position, index), to new files. Entries are never split between files.
+    """Write rows, sorted by (log, position, index), to new files. Entries are never split between files. The names of
+    the files begin with `name`.
 
     Rows that are out of order, or (unless `gaps`) have gaps between entries of a log, are a bug of the caller and fail
     before anything is committed."""
@@ -83,7 +94,7 @@ def write_rows(
                     file = None
             if rest.num_rows:
                 if file is None:
-                    file = _ParquetFile(store, place, rest.schema, gaps)
+                    file = _ParquetFile(store, place, rest, gaps, name)
                 file.write(rest)
         if file is not None:
             done.append(file.finish())
@@ -132,8 +143,9 @@ def _halves(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 class _ParquetFile:
     """One Parquet file being written."""
 
-    def __init__(self, store: Store, place: str, schema: pa.Schema, gaps: bool) -> None:
-        self.path = f"{uuid.uuid4().hex}.parquet"
+    def __init__(self, store: Store, place: str, first: pa.Table, gaps: bool, name: str) -> None:
+        schema = first.schema
+        self.path = f"{name}{uuid.uuid4().hex}.parquet"
         self.store, self.place = store, place
         self.output: ColdOutput = store.create(place, self.path)
         self.writer = pq.ParquetWriter(
@@ -142,6 +154,7 @@ class _ParquetFile:
             compression="zstd",
             write_page_checksum=True,
             write_batch_size=8192,
+            **_bloom_filters(first),
         )
         self.rows = 0
         self.stats = {name: _ColumnStat() for name in STATS if name in schema.names}
@@ -203,6 +216,16 @@ class _ParquetFile:
             "nullCount": {name: stat.nulls for name, stat in self.stats.items()},
         }
         return WrittenFile(self.path, self.output.size, self.rows, json.dumps(stats), self.ranges)
+
+
+def _bloom_filters(first: pa.Table) -> dict[str, Any]:
+    """The option for Bloom filters of keys, for row groups of the size of the first one. The history of one key is in
+    few row groups, and their statistics do not say in which. Earlier versions of Arrow write none."""
+    if "bloom_filter_options" not in inspect.signature(pq.ParquetWriter).parameters:
+        return {}
+    expected = max(first.num_rows, BLOOM_KEYS_MIN)
+    wanted = {name: {"ndv": expected, "fpp": BLOOM_ERROR} for name in BLOOM if name in first.column_names}
+    return {"bloom_filter_options": wanted} if wanted else {}
 
 
 class _ColumnStat:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -29,9 +29,19 @@ from tailrace.bulk.entries import SCHEMA as ENTRIES
 from tailrace.bulk.queries import EntryBatch, LogInfo, LogSelector, ReadItems
 from tailrace.command import Query
 from tailrace.database import Database
-from tailrace.errors import Invalid, Unavailable
-from tailrace.http.bulk import ARROW, ColdTableResponse, LogPartitionResponse, LogResponse, cold_url
-from tailrace.http.codec import by_log, json_response, parameters_of
+from tailrace.errors import Invalid, NotFound, Unavailable
+from tailrace.http.bulk import (
+    ARROW,
+    AdvanceLog,
+    AdvanceResponse,
+    ColdTableResponse,
+    LogPartitionResponse,
+    LogResponse,
+    LogsResponse,
+    OffsetsResponse,
+    cold_url,
+)
+from tailrace.http.codec import LogName, by_log, json_response, parameters_of
 from tailrace.http.message import Answer, Frame, Headers, LiveResponse, Request, Response, ResponseSink
 from tailrace.http.unsent import Held
 from tailrace.jobs.identity import Identify
@@ -41,10 +51,8 @@ from tailrace.tables.export import Export
 
 FRAME_BYTES: Final = 1 * limits.MiB  # sent at once; then the reader has time to take it
 ROWS_BYTES: Final = limits.BULK_BYTES // 2  # of entries that become rows: JSON takes about twice their room
-RECORDS_MAX: Final = 1_000_000_000
 
 _DIGITS: Final = re.compile(r"[0-9]{1,16}", re.ASCII)
-_offsets: Final = msgspec.json.Decoder(dict[str, int])
 _ROWS, _ENTRIES, _STORED = "rows", "entries", "stored"
 
 Piece = tuple[list[memoryview], int]  # a batch, and where the next one begins
@@ -104,11 +112,45 @@ class ArrowHandlers:
         query = queries.offsets_at(_which(parameters), at_ms)
         return json_response({"offsets": await self._query(query, principal, by_log)})
 
-    async def advance(self, parameters: dict[str, str], principal: Principal) -> Response:
+    async def describe_many(self, names: Sequence[LogName], principal: Principal) -> Response:
+        """As `describe`, for as many of them as have at most `BULK_LOGS_MAX` partitions together; one at least."""
+        identity = await self._db.aexecute(Identify())
+
+        def work() -> Response:
+            url = cold_url(self._db)
+            found: list[LogResponse | None] = []
+            partitions = 0
+            for which in map(_selected, names):
+                try:
+                    facts = described(self._db.execute(queries.find_logs(which), principal), identity, url)
+                except NotFound:
+                    found.append(None)
+                    continue
+                partitions += len(facts.partitions)
+                if partitions > limits.BULK_LOGS_MAX and found:
+                    break
+                found.append(facts)
+            return json_response(LogsResponse(found))
+
+        return await self._offload(work)
+
+    async def advance(self, wanted: Sequence[AdvanceLog], principal: Principal) -> Response:
         """By partition, how far some records reach."""
-        records = _whole(parameters, "records", RECORDS_MAX, "a number of records", least=1)
-        query = queries.advance(_which(parameters), _from(parameters), records)
-        return json_response({"offsets": await self._query(query, principal, by_log)})
+        if sum(len(each.offsets) for each in wanted) > limits.BULK_LOGS_MAX:
+            raise Invalid(f"the request has more than {limits.BULK_LOGS_MAX} offsets; send several requests")
+
+        def at_once() -> list[tuple[Query[dict[int, int]], tuple[dict[int, int] | None] | None]]:
+            asked = [queries.advance(_selected(each), each.offsets, each.records) for each in wanted]
+            return [(each, _if_found(partial(self._db.execute, queries.ready(each), principal))) for each in asked]
+
+        found: list[OffsetsResponse | None] = []
+        loop = asyncio.get_running_loop()
+        for query, answer in await self._offload(at_once):
+            if answer is not None and answer[0] is None:  # history has to be fetched first
+                fetching = partial(self._db.execute, query, principal)
+                answer = await loop.run_in_executor(self._cold, _if_found, fetching)
+            found.append(None if answer is None or answer[0] is None else OffsetsResponse(by_log(answer[0])))
+        return json_response(AdvanceResponse(found))
 
     async def count(self, parameters: dict[str, str], principal: Principal) -> Response:
         """How many records a range of a table has, and where to cut it."""
@@ -359,7 +401,21 @@ def _headers(more: Headers) -> Headers:
     return [(b"content-type", ARROW), *more, (b"cache-control", b"no-store"), (b"vary", b"accept")]
 
 
+def _if_found(work: Callable[[], T]) -> tuple[T] | None:
+    """The result of `work`; None if what it is about does not exist."""
+    try:
+        return (work(),)
+    except NotFound:
+        return None
+
+
 # -- parameters
+
+
+def _selected(name: LogName) -> LogSelector:
+    """The logs that a body names."""
+    given = ((TABLE, name.table), (TOPIC, name.topic), (STREAM, name.stream), ("label", name.label))
+    return _which({kind: value for kind, value in given if value is not None})
 
 
 def _which(parameters: dict[str, str]) -> LogSelector:
@@ -400,20 +456,6 @@ def _segment(parameters: dict[str, str]) -> tuple[int, int]:
         return 0, 1
     segments = _whole(parameters, "segments", limits.BULK_PIECES_MAX, "a number of segments", least=1)
     return _whole(parameters, "segment", segments - 1, "the number of a segment"), segments
-
-
-def _from(parameters: dict[str, str]) -> dict[int, int]:
-    text = parameters.get("from")
-    wrong = 'give offsets by partition, as in from={"0":12}'
-    if text is None:
-        raise Invalid(f"from is missing; {wrong}")
-    try:
-        found = {int(number): at for number, at in _offsets.decode(text).items() if _DIGITS.fullmatch(number)}
-    except (msgspec.DecodeError, ValueError) as error:
-        raise Invalid(f"from={text[:80]!r} cannot be read ({error}); {wrong}") from None
-    if not found or any(not 0 <= at <= limits.POSITION_MAX for at in found.values()):
-        raise Invalid(f"from={text[:80]!r} has no offsets, or an invalid one; {wrong}")
-    return found
 
 
 # -- the response of /v1/logs

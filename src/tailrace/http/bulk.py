@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
+from tailrace import limits
 from tailrace.access import Principal
 from tailrace.database import Database
 from tailrace.errors import Invalid
-from tailrace.http.codec import parameters_of, prefers
+from tailrace.http.codec import LogName, Position, json_body, parameters_of, prefers
 from tailrace.http.message import Answer, Request
 from tailrace.http.partitions import partition_number
 
@@ -26,12 +27,42 @@ LOG_NAMES: Final = ("table", "topic", "stream", "label")
 RANGE_PARAMETERS: Final = ("offset", "until", "form", "images", "values")
 ITEMS_PARAMETERS: Final = ("form", "segment", "segments")
 ARROW: Final = b"application/vnd.apache.arrow.stream"
+RECORDS_MAX: Final = 1_000_000_000
+
+PartitionNumber = Annotated[int, msgspec.Meta(ge=0, le=limits.POSITION_MAX)]
+RecordTotal = Annotated[int, msgspec.Meta(ge=1, le=RECORDS_MAX)]
 
 
 def wants_arrow(request: Request) -> bool:
     """Whether the client accepts Arrow, and prefers no other type."""
     accept = request.headers.get(b"accept")
     return accept is not None and b"vnd.apache.arrow.stream" in accept.lower() and prefers(accept, ARROW)
+
+
+# -- requests
+
+
+class LogsBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Tables, topics and streams."""
+
+    logs: Annotated[list[LogName], msgspec.Meta(max_length=limits.BULK_LOGS_MAX)]
+
+
+class AdvanceLog(LogName, forbid_unknown_fields=True, kw_only=True):
+    """A table, topic or stream, offsets by partition, and a number of records."""
+
+    offsets: Annotated[dict[PartitionNumber, Position], msgspec.Meta(min_length=1)] = msgspec.field(name="from")
+    records: RecordTotal
+
+
+class AdvanceBody(msgspec.Struct, forbid_unknown_fields=True):
+    """From where, and how far, by table, topic or stream."""
+
+    logs: Annotated[list[AdvanceLog], msgspec.Meta(max_length=limits.BULK_LOGS_MAX)]
+
+
+_logs: Final = msgspec.json.Decoder(LogsBody)
+_advance: Final = msgspec.json.Decoder(AdvanceBody)
 
 
 # -- responses
@@ -69,8 +100,21 @@ class LogResponse(msgspec.Struct):
     cold: ColdTableResponse | None
 
 
+class LogsResponse(msgspec.Struct):
+    """In the order of the request, null for each that does not exist. Where they have very many partitions there are
+    only the first ones: the others are asked for again."""
+
+    logs: list[LogResponse | None]
+
+
 class OffsetsResponse(msgspec.Struct):
     offsets: dict[str, int]
+
+
+class AdvanceResponse(msgspec.Struct):
+    """In the order of the request, null for each that does not exist."""
+
+    logs: list[OffsetsResponse | None]
 
 
 class CountResponse(msgspec.Struct):
@@ -113,8 +157,14 @@ async def offsets_at(services: Services, request: Request, principal: Principal)
     return await (await services.arrow.handlers()).offsets_at(parameters_of(request), principal)
 
 
+async def describe_many(services: Services, request: Request, principal: Principal) -> Answer:
+    body = json_body(request, _logs)
+    return await (await services.arrow.handlers()).describe_many(body.logs, principal)
+
+
 async def advance(services: Services, request: Request, principal: Principal) -> Answer:
-    return await (await services.arrow.handlers()).advance(parameters_of(request), principal)
+    body = json_body(request, _advance)
+    return await (await services.arrow.handlers()).advance(body.logs, principal)
 
 
 async def count(services: Services, request: Request, principal: Principal) -> Answer:

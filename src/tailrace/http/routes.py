@@ -303,9 +303,12 @@ ROUTES: Final[tuple[Route, ...]] = (
         response=bulk.OffsetsResponse,
     ),
     _row(
-        "GET", "/v1/logs/advance", "Find the offset that is a number of records ahead, by partition.", "logs",
-        answer=bulk.advance, permissions=READ_OR_CONSUME, query=(*bulk.LOG_NAMES, "from", "records"),
-        response=bulk.OffsetsResponse,
+        "POST", "/v1/logs", "Describe the histories of many tables, topics and streams.", "logs",
+        answer=bulk.describe_many, permissions=READ_OR_CONSUME, body=bulk.LogsBody, response=bulk.LogsResponse,
+    ),
+    _row(
+        "POST", "/v1/logs/advance", "Find the offsets that are a number of records ahead, by partition.", "logs",
+        answer=bulk.advance, permissions=READ_OR_CONSUME, body=bulk.AdvanceBody, response=bulk.AdvanceResponse,
     ),
     _row(
         "GET", "/v1/logs/count", "Count the records of a range and split it into equal pieces.", "logs",

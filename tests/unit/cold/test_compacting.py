@@ -13,7 +13,19 @@ from deltalake import DeltaTable
 
 from tailrace import limits
 from tailrace.cold import compacting, reading
-from tailrace.cold.compacting import RewriteStep, compact, forget, plan, replace, rewrite, vacuum
+from tailrace.cold.compacting import (
+    RewriteStep,
+    compact,
+    drop,
+    forget,
+    is_wholly_old,
+    plan,
+    plan_drops,
+    replace,
+    replace_all,
+    rewrite,
+    vacuum,
+)
 from tailrace.cold.store import Store
 from tailrace.cold.writing import last_generation
 from tailrace.errors import Fenced, Invalid
@@ -176,6 +188,30 @@ def test_forget_drops_entries_below_a_position(store: Store) -> None:
     version = delta(store).version()
     forget(store, ORDERS, {7: 25})
     assert delta(store).version() == version
+
+
+def test_many_files_are_dropped_from_by_one_commit(store: Store) -> None:
+    """A step for each file with old entries; those that are wholly old are not read; one that another compaction
+    replaced meanwhile is left out, and the others are committed."""
+    for number in range(4):
+        tiered(store, ORDERS, [change_rows(entries(7, number * 10, number * 10 + 10))], number + 1)
+    steps = plan_drops(store, ORDERS, {7: 25})
+    assert [is_wholly_old(step) for step in sorted(steps, key=lambda step: step.files[0].position_min or 0)] == [
+        True, True, False,
+    ]  # fmt: skip
+    done = [(step, drop(store, step)) for step in steps]
+    assert sorted(sum(file.rows for file in written or ()) for _, written in done) == [0, 0, 5]
+    (other,) = [step for step in steps if step.files[0].position_min == 10]
+    replace(store, other, [])  # another compaction is faster
+    before = store.delta(ORDERS).version()  # type: ignore[union-attr]
+    rewritten = [(step, written) for step, written in done if written is not None]
+    assert replace_all(store, ORDERS, rewritten) == [other]
+    assert store.delta(ORDERS).version() == before + 1  # type: ignore[union-attr]
+    assert whole(store, ORDERS, 7, 25, 40)["position"].to_pylist() == list(range(25, 40))
+    # Once more, as after a lost response: nothing is doubled.
+    assert replace_all(store, ORDERS, [each for each in rewritten if each[1]]) == []
+    assert sum(file.rows or 0 for file in reading.files(store, ORDERS, 7)) == 15
+    assert drop(store, plan_drops(store, ORDERS, {7: 26})[0]) is not None
 
 
 def test_forget_keeps_the_entry_that_covers_the_position(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -75,6 +77,30 @@ def test_statistics_are_those_of_the_rows(store: Store) -> None:
     assert stats["nullCount"] == dict.fromkeys(("log", "position", "next", "timestamp", "sequence"), 0)
     assert file.ranges == {7: (10, 20), 9: (3, 4)}
     assert file.size == Path(store.uri(ORDERS), file.path).stat().st_size
+
+
+@pytest.mark.skipif(
+    "bloom_filter_options" not in inspect.signature(pq.ParquetWriter).parameters, reason="this Arrow writes none"
+)
+def test_row_groups_have_bloom_filters_of_keys(store: Store) -> None:
+    (file,) = write_rows(store, ORDERS, [change_rows(entries(7, 0, 120_000, width=2))])
+    path = Path(store.uri(ORDERS), file.path)
+    assert pq.ParquetFile(path).num_row_groups == 2
+
+    def excluded(key: int) -> list[bool]:
+        """By row group, whether its filter says that it does not have the key."""
+        probe = f"SELECT bloom_filter_excludes FROM parquet_bloom_probe('{path}', 'keys', '{{\"id\": {key}}}')"
+        return [row[0] for row in duckdb.sql(probe).fetchall()]
+
+    assert [excluded(key) for key in (0, 99_998, 100_000, 119_998)] == [
+        [False, True],
+        [False, True],
+        [True, False],
+        [True, False],
+    ]
+    absent = [each for key in range(1, 2_000, 2) for each in excluded(key)]
+    assert absent.count(False) < 100, "about one in a hundred is wrong"
+    assert file.size < 4_000_000
 
 
 def test_row_groups_are_bounded_by_rows_and_bytes(store: Store) -> None:

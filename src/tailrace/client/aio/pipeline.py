@@ -6,12 +6,13 @@ are right, and the rest can be read from there on.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import msgspec
 
+from tailrace import limits
 from tailrace.client.async_connection import AsyncServerResponse
 from tailrace.client.bodies import chunks, encode, spooled_body
 from tailrace.client.targets import (
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 ARROW: Final = "application/vnd.apache.arrow.stream"
 MSGPACK: Final = {"content-type": "application/vnd.msgpack"}
 TRIES: Final = 5  # of requests that may be repeated
+LOGS_MAX: Final = 1_000  # tables, topics and streams in one request
 
 Ranges = Mapping[int, tuple[int, int]]
 
@@ -58,12 +60,36 @@ class AsyncPipeline:
         found = await self._json("GET", "/v1/logs/at", params=params)
         return _numbers(found["offsets"])
 
+    async def describe_logs(self, sources: Sequence[LogSource]) -> list[dict[str, Any] | None]:
+        """As `logs`, for many at once, in their order; None for each that does not exist."""
+        found: list[dict[str, Any] | None] = []
+        while len(found) < len(sources):
+            wanted = [_named(each) for each in sources[len(found) : len(found) + LOGS_MAX]]
+            found += (await self._json("POST", "/v1/logs", json={"logs": wanted}))["logs"]
+        return found
+
     async def advance(self, offsets: Mapping[int, int], records: int, **source: Unpack[LogSource]) -> dict[int, int]:
         """By partition, the offset about so many records after `offsets`; an entry at least, if there is more."""
-        begin = msgspec.json.encode({str(partition): at for partition, at in offsets.items()}).decode()
-        params = {**_named(source), "from": begin, "records": str(records)}
-        found = await self._json("GET", "/v1/logs/advance", params=params)
-        return _numbers(found["offsets"])
+        (found,) = await self.advance_logs([(source, offsets, records)])
+        if found is None:
+            await self.logs(**source)  # raises the error that names it
+            raise Unavailable(f"{', '.join(_named(source).values())!r} was created just now; try again")
+        return found
+
+    async def advance_logs(
+        self, wanted: Sequence[tuple[LogSource, Mapping[int, int], int]]
+    ) -> list[dict[int, int] | None]:
+        """As `advance`, for many tables, topics and streams at once, in their order; None for each that does not
+        exist."""
+        found: list[dict[int, int] | None] = []
+        for part in _by_partitions(wanted):
+            logs = [
+                {**_named(source), "from": {str(number): at for number, at in offsets.items()}, "records": records}
+                for source, offsets, records in part
+            ]
+            answer = await self._json("POST", "/v1/logs/advance", json={"logs": logs})
+            found += [None if each is None else _numbers(each["offsets"]) for each in answer["logs"]]
+        return found
 
     async def count_records(
         self, first: int, until: int, pieces: int = 1, *, table: str, label: str | None = None
@@ -298,6 +324,22 @@ class AsyncPipeline:
 
 def _named(source: LogSource) -> dict[str, str]:
     return source_parameters(source.get("table"), source.get("topic"), source.get("stream"), source.get("label"))
+
+
+def _by_partitions(
+    wanted: Sequence[tuple[LogSource, Mapping[int, int], int]],
+) -> Iterator[list[tuple[LogSource, Mapping[int, int], int]]]:
+    """Cut so that each request has a bounded number of partitions."""
+    held: list[tuple[LogSource, Mapping[int, int], int]] = []
+    partitions = 0
+    for each in wanted:
+        if held and (partitions + len(each[1]) > limits.BULK_LOGS_MAX or len(held) == LOGS_MAX):
+            yield held
+            held, partitions = [], 0
+        held.append(each)
+        partitions += len(each[1])
+    if held:
+        yield held
 
 
 def _numbers(by_text: Mapping[str, int]) -> dict[int, int]:

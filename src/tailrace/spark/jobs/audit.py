@@ -2,8 +2,9 @@
 
 There is a row for each change, in order: `changed` lists the attributes that differ, with their values before and after
 as JSON. Time and position are filtered where the history is read, so that a query about an hour does not read a year;
-Spark filters by principal, event and key. The result is a data frame, or one file, which the driver writes row group by
-row group.
+Spark filters by principal, event and key. Where a whole key is given, Spark's own Parquet reader reads the cold part
+(`native`) and skips the row groups whose Bloom filter does not have the key. The result is a data frame, or one file,
+which the driver writes row group by row group.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from tailrace.client import Client
 from tailrace.errors import Invalid
 from tailrace.spark.jobs.fold import plain
 from tailrace.spark.jobs.restore import moment_ms
+from tailrace.spark.native import history
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 EVENTS: Final = ("INSERT", "MODIFY", "REMOVE")
 FORMATS: Final = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
@@ -38,6 +40,9 @@ TOPIC_COLUMNS: Final = (
     "timestamp AS time", "partition", "offset", "op AS event", "source_table AS table",
     "decode(key, 'UTF-8') AS keys", "principal", "message_id", "length(payload) AS bytes",
 )  # fmt: skip
+
+TABLE_ORDER: Final = ("sequence", "index")
+TOPIC_ORDER: Final = ("partition", "offset")
 
 _attributes: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _changed_type: Final = pa.list_(pa.struct([("name", pa.string()), ("before", pa.string()), ("after", pa.string())]))
@@ -85,18 +90,16 @@ def audit(
         info = client.logs(table=table) if table is not None else client.logs(topic=topic)
     from pyspark.sql import functions as F
 
-    frame = spark.read.format("tailrace").options(**options).load()
+    condition = None if key is None else _key_condition(key, info)
+    if condition is not None and condition[1]:
+        frame = history(spark, **options).where(condition[0]).orderBy(*(TABLE_ORDER if table else TOPIC_ORDER))
+    else:
+        frame = spark.read.format("tailrace").options(**options).load()
+        frame = frame if condition is None else frame.where(condition[0])
     if principal is not None:
         frame = frame.where(F.col("principal") == principal)
     if wanted:
         frame = frame.where(F.col("event" if table is not None else "op").isin(*wanted))
-    if key is not None and table is not None:
-        text, whole = key_text(key, tuple((name, kind) for name, kind in info["keys"]))
-        condition = F.col("keys").eqNullSafe(text) if whole else F.col("keys").startswith(text)
-        frame = frame.where(condition)
-    elif key is not None:  # of a message: bytes
-        sought = key if isinstance(key, bytes) else str(key).encode()
-        frame = frame.where(F.col("key").eqNullSafe(F.lit(bytearray(sought))))
     if table is not None:
         frame = frame.mapInArrow(_comparing(table), TABLE_DDL)
     else:
@@ -105,6 +108,17 @@ def audit(
 
 
 # -- parameters
+
+
+def _key_condition(key: Any, info: dict[str, Any]) -> tuple[Column, bool]:
+    """The condition that rows have this key; and whether it is on a whole key, so that Bloom filters are of use."""
+    from pyspark.sql import functions as F
+
+    if info["kind"] == "topic":  # the key of a message is bytes
+        sought = key if isinstance(key, bytes) else str(key).encode()
+        return F.col("key") == F.lit(bytearray(sought)), True
+    text, whole = key_text(key, tuple((name, kind) for name, kind in info["keys"]))
+    return (F.col("keys") == text if whole else F.col("keys").startswith(text)), whole
 
 
 def _events(given: Sequence[str] | str | None) -> tuple[str, ...]:

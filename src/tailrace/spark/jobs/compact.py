@@ -3,10 +3,11 @@
 Entries that the server no longer has, because they were pruned, cleared or forgotten, are removed from the files too.
 Logs that the server does not know stay as they are: the history of a dropped table may still be wanted.
 
-The driver plans and commits; executors read and write. Each merge is one commit that names the files it replaces, so
-appends of `tier` are not affected, and of two compactions at once one has to plan again. Retention is reported to the
-server first: from then on no reader requests the entries that are dropped next, and a crash between the two leaves rows
-that the next run drops.
+The driver plans and commits; executors read and write: a task for each merge, and for each file with old entries. The
+tasks run in waves of a few for each core. A wave is one commit of each Delta table, which names the files it replaces,
+so appends of `tier` are not affected, and of two compactions at once one has to plan again. Retention is reported to
+the server first: from then on no reader requests the entries that are dropped next, and a crash between the two leaves
+rows that the next run drops.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from tailrace.cold.store import Store
 from tailrace.cold.writing import WrittenFile, database_of
 from tailrace.errors import Corrupt, Error, Fenced, Invalid, NotFound, Unavailable
 from tailrace.spark.jobs import progress
-from tailrace.spark.jobs.progress import Meter, ProgressCallback, brief
+from tailrace.spark.jobs.loop import reported
+from tailrace.spark.jobs.progress import Meter, ProgressCallback
 from tailrace.spark.jobs.settings import TARGET_BYTES, VACUUM, VACUUM_S_MIN, seconds
-from tailrace.spark.jobs.tasks import task_error
+from tailrace.spark.jobs.tasks import run_encoded, task_error, waves
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TRIES: Final = 5  # attempts while another compaction commits first
-_ANSWERS: Final = "answer binary"
 
 
 class Compacted(msgspec.Struct, frozen=True):
@@ -52,21 +53,18 @@ class Compacted(msgspec.Struct, frozen=True):
 
 
 class CompactTask(msgspec.Struct, frozen=True):
-    """Merge the files of a step, find how old the entries of a file are, or drop old entries."""
+    """Rewrite the files of a step, or find how old the entries of a file are."""
 
-    place: str
     step: RewriteStep | None = None
+    drops: bool = False  # of the step's one file, only old rows are dropped
     file: ColdFile | None = None
-    starts: dict[int, int] | None = None
 
 
 class CompactTaskResult(msgspec.Struct, frozen=True):
     """The result of a task, or its error."""
 
-    number: int
-    written: list[WrittenFile] = []
+    written: list[WrittenFile] | None = None  # None: there was nothing to drop
     ages: list[tuple[int, int | None, int]] = []  # log, the first position within retention, where the rows end
-    dropped: int = 0
     error: str | None = None
     code: str = ""
 
@@ -107,7 +105,7 @@ def compact(
         meter = Meter("compact", "compact", on_progress, server=client, source="cold", target=cold["url"])
         store = Store(cold["url"], options)
         job = _Compaction(spark, client, store, cold, meter, stop or threading.Event())
-        try:
+        with reported(meter):
             known = _chosen(cold, places)
             check_owner(store, known, cold["database"])
             meter.say(progress.RUNNING)
@@ -118,9 +116,6 @@ def compact(
             job.merge(known, target_bytes)
             job.clear(known)
             job.vacuum(known, age_s // 3600)
-        except Exception as error:
-            meter.say(progress.FAILED, brief(error))
-            raise
         meter.say(progress.DONE)
         return job.done
 
@@ -173,30 +168,53 @@ class _Compaction:
     # -- small files
 
     def merge(self, places: Sequence[str], target_bytes: int) -> None:
-        """Merge small files, in all Delta tables at once. Where another compaction committed first, plan again."""
+        """Merge small files, in all Delta tables at once."""
+        self._rewrite(places, lambda place: self._plan(place, target_bytes), target_bytes)
+
+    def _rewrite(
+        self, places: Sequence[str], planned: Callable[[str], list[RewriteStep]], target_bytes: int, drops: bool = False
+    ) -> None:
+        """Run the planned steps of these Delta tables as tasks, and commit them, a wave at a time. Where another
+        compaction committed first, plan again."""
         left = list(places)
         for _ in range(TRIES):
-            steps = [step for place in left for step in self._plan(place, target_bytes)]
-            if not steps or self._stop.is_set():
-                return
-            began = time.monotonic()
-            tasks = [CompactTask(step.place, step=step) for step in steps]
+            steps = [step for place in left for step in planned(place)]
             fenced: dict[str, None] = {}
-            for answer in _run_tasks(self._spark, tasks, self._store, target_bytes):
-                step = steps[answer.number]
-                try:
-                    if answer.error is not None:
-                        raise task_error(answer.error, answer.code)
-                    metadata = {"files": len(step.files)}
-                    compacting.replace(self._store, step, answer.written, metadata=metadata)
-                except Fenced:
-                    fenced[step.place] = None
-                    continue
-                self._merged(step, answer.written, began)
+            for wave in waves(self._spark, steps):
+                if self._stop.is_set():
+                    return
+                fenced |= dict.fromkeys(self._run_wave(wave, target_bytes, drops))
             left = list(fenced)
             if not left:
                 return
         raise Unavailable(f"another compaction of {left[0]!r} keeps committing first; let it finish")
+
+    def _run_wave(self, steps: Sequence[RewriteStep], target_bytes: int, drops: bool) -> Iterator[str]:
+        """Run these steps, and commit them with one commit for each Delta table. Those where steps were fenced off."""
+        began = time.monotonic()
+        # A file of which nothing is left is only taken from the list: there is nothing to do for an executor.
+        whole = [drops and compacting.is_wholly_old(step) for step in steps]
+        tasks = [CompactTask(step=step, drops=drops) for step, gone in zip(steps, whole, strict=True) if not gone]
+        answers = iter(_run_tasks(self._spark, tasks, self._store, target_bytes))
+        done: dict[str, list[tuple[RewriteStep, list[WrittenFile]]]] = {}
+        failed: Error | None = None
+        for step, gone in zip(steps, whole, strict=True):
+            answer = CompactTaskResult(written=[]) if gone else next(answers)
+            if answer.error is not None:
+                error = task_error(answer.error, answer.code)
+                if isinstance(error, Fenced):
+                    yield step.place
+                else:
+                    failed = failed or error
+            elif answer.written is not None:
+                done.setdefault(step.place, []).append((step, answer.written))
+        for place, rewritten in done.items():  # the others of the wave are not lost with one that failed
+            left_out = compacting.replace_all(self._store, place, rewritten, metadata=_facts(rewritten))
+            if left_out:
+                yield place
+            self._count([each for each in rewritten if each[0] not in left_out], began, drops)
+        if failed is not None:
+            raise failed
 
     def _plan(self, place: str, target_bytes: int) -> list[RewriteStep]:
         return compacting.plan(self._store, place, file_bytes=target_bytes, starts=self._starts(place))
@@ -205,17 +223,20 @@ class _Compaction:
         """The first position of each log according to the server; no reader requests earlier ones."""
         return {log: start for (of, log), (start, _) in self._tiered.items() if of == place and start > 0}
 
-    def _merged(self, step: RewriteStep, written: Sequence[WrittenFile], began: float) -> None:
-        rows = sum(each.rows for each in written)
+    def _count(self, rewritten: Sequence[tuple[RewriteStep, list[WrittenFile]]], began: float, drops: bool) -> None:
+        before = sum(step.rows for step, _ in rewritten)
+        rows = sum(file.rows for _, written in rewritten for file in written)
+        dropped = sum(step.rows - sum(file.rows for file in written) for step, written in rewritten if step.starts)
         done = self.done
-        self.done = msgspec.structs.replace(
-            done,
-            merged=done.merged + len(step.files),
-            written=done.written + len(written),
-            rows=done.rows + rows,
-            forgotten=done.forgotten + (step.rows - rows if step.starts else 0),
-        )
-        self._meter.batch(rows, time.monotonic() - began)
+        self.done = msgspec.structs.replace(done, forgotten=done.forgotten + dropped)
+        if not drops:
+            self.done = msgspec.structs.replace(
+                self.done,
+                merged=done.merged + sum(len(step.files) for step, _ in rewritten),
+                written=done.written + sum(len(written) for _, written in rewritten),
+                rows=done.rows + rows,
+            )
+        self._meter.batch(before if drops else rows, time.monotonic() - began)
 
     # -- retention
 
@@ -238,25 +259,22 @@ class _Compaction:
         self._drop({place: known for place in places if (known := self._starts(place))})
 
     def _drop(self, starts: dict[str, dict[int, int]]) -> None:
-        tasks = [CompactTask(place, starts=known) for place, known in starts.items() if not self._stop.is_set()]
-        for answer in _run_tasks(self._spark, tasks, self._store, 0):
-            if answer.error is not None:
-                raise task_error(answer.error, answer.code)
-            self.done = msgspec.structs.replace(self.done, forgotten=self.done.forgotten + answer.dropped)
+        """Drop the entries below these positions: a task for each file that has other entries too."""
+        self._rewrite(
+            list(starts), lambda place: compacting.plan_drops(self._store, place, starts[place]), 0, drops=True
+        )
 
     def _old(self, places: Sequence[str], before_ms: int) -> dict[str, dict[int, int]]:
         """By Delta table, up to where each log is older."""
-        tasks = [
-            CompactTask(place, file=file) for place in places for file in _old_files(self._store, place, before_ms)
-        ]
         found: dict[str, dict[int, tuple[int | None, int]]] = {}
-        for answer in _run_tasks(self._spark, tasks, self._store, before_ms):
-            if answer.error is not None:
-                raise task_error(answer.error, answer.code)
-            of_place = found.setdefault(tasks[answer.number].place, {})
-            for log, young, end in answer.ages:
-                first, last = of_place.get(log, (None, end))
-                of_place[log] = (_least(first, young), max(last, end))
+        read = [file for place in places for file in _old_files(self._store, place, before_ms)]
+        for wave in waves(self._spark, read):
+            answers = _run_tasks(self._spark, [CompactTask(file=file) for file in wave], self._store, before_ms)
+            for file, answer in zip(wave, answers, strict=True):
+                if answer.error is not None:
+                    raise task_error(answer.error, answer.code)
+                for each in answer.ages:
+                    _note(found.setdefault(file.place, {}), each)
         return {
             place: {
                 log: self._bounded(place, log, end if young is None else young) for log, (young, end) in logs.items()
@@ -295,6 +313,20 @@ def _old_files(store: Store, place: str, before_ms: int) -> list[ColdFile]:
     return [file for file in files if file.path in paths]
 
 
+def _note(found: dict[int, tuple[int | None, int]], age: tuple[int, int | None, int]) -> None:
+    """Add what one file has of a log to what others have."""
+    log, young, end = age
+    first, last = found.get(log, (None, end))
+    found[log] = (_least(first, young), max(last, end))
+
+
+def _facts(rewritten: Sequence[tuple[RewriteStep, list[WrittenFile]]]) -> dict[str, Any]:
+    """The metadata of a commit."""
+    starts = {str(log): start for step, _ in rewritten for log, start in step.starts.items()}
+    files = sum(len(step.files) for step, _ in rewritten)
+    return {"files": files, "starts": starts} if starts else {"files": files}
+
+
 def _moment(at_ms: int) -> pa.Scalar:
     return pa.scalar(at_ms * 1000, pa.timestamp("us", "UTC"))
 
@@ -308,31 +340,19 @@ def _least(*positions: int | None) -> int | None:
 
 def _run_tasks(spark: SparkSession, tasks: list[CompactTask], store: Store, number: int) -> list[CompactTaskResult]:
     """Run the tasks in executors; their results, in order. `number` is the target size, or the time in ms."""
-
-    def run(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            for each in batch.column(0).to_pylist():
-                answer = msgspec.msgpack.encode(_run_task(each, tasks[each], store, number))
-                yield pa.record_batch([pa.array([answer], pa.binary())], names=["answer"])
-
-    if not tasks:
-        return []
-    task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = run
-    answers = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(task, _ANSWERS).collect()
-    found = [msgspec.msgpack.decode(bytes(row.answer), type=CompactTaskResult) for row in answers]
-    return sorted(found, key=lambda each: each.number)
+    return run_encoded(spark, tasks, lambda _, task: _run_task(task, store, number), CompactTask, CompactTaskResult)
 
 
-def _run_task(at: int, task: CompactTask, store: Store, number: int) -> CompactTaskResult:
+def _run_task(task: CompactTask, store: Store, number: int) -> CompactTaskResult:
     try:
-        if task.step is not None:
-            return CompactTaskResult(at, written=compacting.rewrite(store, task.step, file_bytes=number))
         if task.file is not None:
-            return CompactTaskResult(at, ages=ages(store, task.file, number))
-        assert task.starts is not None
-        return CompactTaskResult(at, dropped=compacting.forget(store, task.place, task.starts).dropped)
+            return CompactTaskResult(ages=ages(store, task.file, number))
+        assert task.step is not None
+        if task.drops:
+            return CompactTaskResult(written=compacting.drop(store, task.step))
+        return CompactTaskResult(written=compacting.rewrite(store, task.step, file_bytes=number))
     except Error as error:
-        return CompactTaskResult(at, error=str(error), code=error.code)
+        return CompactTaskResult(error=str(error), code=error.code)
 
 
 def ages(store: Store, file: ColdFile, before_ms: int) -> list[tuple[int, int | None, int]]:

@@ -103,9 +103,19 @@ def combined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def folded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The second step, in a task that has all marks of its keys: the state (`STATE`), in the order of the keys."""
-    marks = last(pa.Table.from_batches(list(batches), MARKS))
-    there = marks.filter(pc.is_valid(marks["typed"]))
-    yield from _finished(there.take(pc.sort_indices(there["keys"])).drop_columns(["index"]))
+    there = present(pa.Table.from_batches(list(batches), MARKS))
+    yield from _finished(there.take(pc.sort_indices(there["keys"])))
+
+
+def present(marks: pa.Table) -> pa.Table:
+    """Of each key the last mark, if that did not remove the item."""
+    found = last(marks)
+    return found.filter(pc.is_valid(found["typed"])).drop_columns(["index"])
+
+
+def state_of(marks: pa.Table) -> pa.Table:
+    """As `folded`, in memory, in no particular order."""
+    return pa.Table.from_batches(list(_finished(present(marks))), STATE)
 
 
 def settled(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""The loop that `tier`, `view` and `replicate` run in, and the streaming query that two of them read with.
+"""What jobs run in: `reported` for all of them, and a loop for those that go on; the streaming query of `replicate`.
 
 A job supplies its *step*. The loop repeats it until the job is done or is stopped. After a transient error, such as a
 server that restarts, the step is repeated after a pause, which doubles with each failure in a row.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tailrace.errors import Error, Unavailable
 from tailrace.spark.failures import explain
+from tailrace.spark.jobs import progress
+from tailrace.spark.jobs.progress import Meter, brief
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -26,6 +29,16 @@ STOP_S: Final = 10.0  # how long a batch may take to end when the job is stopped
 _POLL_S: Final = 0.05  # how often a running query is checked
 # Messages of Spark about a server that is away, or about executors that are overloaded.
 TRANSIENT: Final = ("cannot reach", "broke off", "try again", "failed to connect back")
+
+
+@contextmanager
+def reported(meter: Meter) -> Iterator[None]:
+    """Report an error of the job, and raise it."""
+    try:
+        yield
+    except Exception as error:
+        meter.say(progress.FAILED, brief(error))
+        raise
 
 
 class JobStep(Protocol):

@@ -17,30 +17,29 @@ from __future__ import annotations
 import json
 import threading
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
-import pyarrow as pa
 
-from tailrace import limits
 from tailrace.client import Client
 from tailrace.errors import Error, Invalid, TooLarge, TooMany, Unavailable
 from tailrace.spark.jobs import fold, progress
 from tailrace.spark.jobs.filling import spooled
-from tailrace.spark.jobs.loop import PATIENCE_S, BatchQuery, run_steps
+from tailrace.spark.jobs.loop import PATIENCE_S, BatchQuery, reported, run_steps
 from tailrace.spark.jobs.progress import Meter, ProgressCallback, brief
-from tailrace.spark.jobs.replicas import Replica, ReplicaSource
+from tailrace.spark.jobs.replicas import Replica, ReplicaSource, SparkChanges
 from tailrace.spark.jobs.replicas.delta import DeltaReplica
 from tailrace.spark.jobs.replicas.postgres import PostgresReplica
 from tailrace.spark.jobs.replicas.tailrace import TailraceReplica
-from tailrace.spark.jobs.state import ChangeStreamInfo, change_stream_info, changes, items
+from tailrace.spark.jobs.state import ChangeStreamInfo, change_stream_info, changes, items, parallelism
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-MAX_RECORDS: Final = 50_000  # of a batch, by default
-BATCH_BYTES: Final = 16 * limits.MiB  # of items in one transaction; a larger batch is cut
+# Of a batch, by default. A batch is merged into the files of a Delta table that it touches: the larger, the cheaper.
+MAX_RECORDS: Final = {"delta": 500_000, "postgresql": 50_000, "tailrace": 50_000}
 INTERVAL_S: Final = 1.0
 
 
@@ -65,7 +64,7 @@ def replicate(
     target_table: str | None = None,
     once: bool = False,
     checkpoint: str | None = None,
-    max_records: int = MAX_RECORDS,
+    max_records: int | None = None,
     interval_s: float = INTERVAL_S,
     on_progress: ProgressCallback | None = None,
     stop: threading.Event | None = None,
@@ -73,9 +72,11 @@ def replicate(
     """Keep the copy at `to` up to date: a Delta table (file:///..., s3://...), a database (postgresql://...) or a
     server (http://..., with `target_token`). With `once`, apply the changes that are there now; else run until `stop`
     is set."""
+    kind = kind_of(to)
+    if max_records is None:
+        max_records = MAX_RECORDS[kind]
     if max_records < 1:
         raise Invalid(f"max_records must be 1 or more, not {max_records}")
-    kind = kind_of(to)
     with Client(url, token=token) as client:
         meter = Meter(
             f"replicate/{name or f'{table}/{kind}'}", "replicate", on_progress, server=client,
@@ -87,13 +88,8 @@ def replicate(
             url=url, token=token, target_token=target_token, max_records=max_records, meter=meter,
             once=once, interval_s=interval_s, checkpoint=checkpoint, stop=ending,
         )  # fmt: skip
-        try:
+        with reported(meter), closing(job):
             run_steps(job, ending, patience_s=PATIENCE_S if once else None)
-        except Exception as error:
-            meter.say(progress.FAILED, brief(error))
-            raise
-        finally:
-            job.close()
         meter.say(progress.DONE if once else progress.STOPPED)
         return job.done
 
@@ -128,7 +124,7 @@ def opened(
     to: str, kind: str, name: str, target_table: str, known: ChangeStreamInfo, *, url: str, target_token: str | None
 ) -> Replica:
     """Open the copy."""
-    source = ReplicaSource(known.database, known.table, known.log, known.keys)
+    source = ReplicaSource(known.database, known.table, known.log, known.keys, known.columns)
     if kind == "postgresql":
         return PostgresReplica(to, name, target_table, source)
     if kind == "delta":
@@ -256,7 +252,7 @@ class _Replication:
                 fence = low
             elif low < fence:
                 frame = frame.where(f"offset >= {fence}")
-            self._apply(frame, fence, high, size)
+            self._apply(frame, fence, high, count, size)
         finally:
             held.unpersist()
         self.done = msgspec.structs.replace(
@@ -271,15 +267,16 @@ class _Replication:
             reach = self.client.advance({0: start}, self.max_records, table=self.table, label=self.known.label)[0]
             high = min(end, max(reach, start + 1))
             frame = changes(self.spark, self.known, self.url, self.token, start, high)
-            self._apply(frame, start, high, _measured(frame)[3])
+            self._apply(frame, start, high, *_measured(frame)[2:])
             start = high
 
-    def _apply(self, frame: DataFrame, start: int, end: int, size: int) -> None:
+    def _apply(self, frame: DataFrame, start: int, end: int, count: int, size: int) -> None:
         """Write the changes of [start, end) in one transaction, or in several if they are too large for one."""
         assert self._replica is not None
-        if size <= BATCH_BYTES or (middle := _middle(frame)) is None:
+        most = self._replica.bytes_max
+        if most is None or size <= most or (middle := _middle(frame)) is None:
             try:
-                self._replica.apply(last_changes(frame), start, end)
+                self._replica.apply(SparkChanges(frame, count, size, parallelism(self.spark)), start, end)
                 return
             except TooLarge:
                 middle = _middle(frame)
@@ -287,13 +284,7 @@ class _Replication:
                     raise
         for low, high in ((start, middle), (middle, end)):
             part = frame.where(f"offset >= {low} AND offset < {high}")
-            self._apply(part, low, high, _measured(part)[3])
-
-
-def last_changes(frame: DataFrame) -> pa.Table:
-    """The last change of each key, with the new item; `typed` is null where the item was removed."""
-    marks = fold.marks(frame).toArrow().cast(fold.MARKS)
-    return pa.Table.from_batches(list(fold.settled(marks.to_batches())), fold.STATE)
+            self._apply(part, low, high, *_measured(part)[2:])
 
 
 def _measured(frame: DataFrame) -> tuple[int, int, int, int]:

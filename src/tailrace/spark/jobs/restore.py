@@ -25,8 +25,9 @@ from tailrace.client import Client
 from tailrace.errors import Invalid, NotFound
 from tailrace.spark.jobs import fold, progress
 from tailrace.spark.jobs.filling import Filling, chunks, puts
+from tailrace.spark.jobs.loop import reported
 from tailrace.spark.jobs.making import check_key, described, make, not_empty
-from tailrace.spark.jobs.progress import Meter, ProgressCallback, brief
+from tailrace.spark.jobs.progress import Meter, ProgressCallback
 from tailrace.spark.jobs.state import (
     ChangeStreamInfo,
     change_stream_info,
@@ -85,14 +86,11 @@ def restore(
             f"restore/{into}", KIND, on_progress, server=client, source=f"tables/{table}", target=f"tables/{into}",
             definition=definition,
         )  # fmt: skip
-        try:
+        with reported(meter):
             meter.say(progress.RUNNING)
             marks, base, partitions = state(spark, store, known, start, sequence, url=url, token=token)
             stages = fold.fold(marks, base, partitions, _stager(url, token, into), _STAGES)
             rows = _committed(stages, filling, meter)
-        except Exception as error:
-            meter.say(progress.FAILED, brief(error))
-            raise
         # This report must succeed: items that are put into the table from now on belong to its owner.
         client.report_job(f"restore/{into}", "stopped", message=f"{rows:,} items as of sequence {sequence}")
         meter.say(progress.DONE, f"{rows:,} items as of sequence {sequence}")

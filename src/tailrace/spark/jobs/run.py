@@ -202,7 +202,8 @@ class PipelineRunner:
     def _snapshot(self, table: str) -> JobFunction:
         from tailrace.spark.jobs.snapshot import snapshot
 
-        return lambda stop: snapshot(self._spark, table=table, **self._server)
+        retention = self._settings.snapshot.retention
+        return lambda stop: snapshot(self._spark, table=table, retention=retention, **self._server)
 
     def _replicate(self, settings: ReplicateSettings) -> tuple[str, JobFunction]:
         """The name of the job, and its work."""

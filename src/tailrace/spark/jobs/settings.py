@@ -59,6 +59,7 @@ class SnapshotSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     tables: tuple[str, ...] = ()
     every: str = "1d"
+    retention: str | None = None  # how long snapshots are kept; None: for ever
 
 
 class ViewSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,6 +138,8 @@ def checked(settings: PipelineSettings) -> PipelineSettings:
         seconds(compact.retention, "compact.retention")
     octets(compact.target_bytes, "compact.target_bytes")
     seconds(settings.snapshot.every, "snapshot.every")
+    if settings.snapshot.retention is not None:
+        seconds(settings.snapshot.retention, "snapshot.retention")
     names = [each.name or f"{each.table} to {each.to}" for each in settings.replicate]
     if len(set(names)) != len(names):
         raise Invalid("two of [[replicate]] have the same name; give each its own name")
@@ -205,6 +208,7 @@ EXAMPLE: Final = """\
 [snapshot]                       # fold changes to the state of a table
 # tables = []
 # every = "1d"
+# retention = "90d"              # older snapshots are removed; without it none is
 
 [views]                          # maintain materialized views, also those created later
 # names = ["*"]

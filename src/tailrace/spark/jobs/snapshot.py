@@ -3,7 +3,9 @@
 Theory of operation
 -------------------
 A snapshot is one version of the Delta table `snapshots/<table>`, with an exact row for each item. Its commit has the
-sequence, the log, and the offset at which later changes begin. The next snapshot reads only this one and those changes.
+sequence, the log, and the offset at which later changes begin. The rows are clustered by the hash of their key
+(`clusters`): the next snapshot reads those changes, and reads and writes only the files with the keys that changed. The
+versions share all other files.
 
 The commit's generation is the sequence. So a snapshot that exists is not taken again, of two drivers for one sequence
 one commits, and a snapshot never replaces a later one. Nothing is trimmed.
@@ -15,30 +17,32 @@ was lost, the first snapshot has the items that the server has now; later ones a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import pyarrow as pa
 
 from tailrace.client import Client
-from tailrace.cold import states
+from tailrace.cold import states, writing
 from tailrace.cold.schemas import place_of
 from tailrace.cold.states import StateVersion
 from tailrace.cold.store import Store
-from tailrace.cold.writing import WrittenFile, write_rows
-from tailrace.errors import Invalid
-from tailrace.spark.jobs import fold, progress
-from tailrace.spark.jobs.progress import Meter, ProgressCallback, brief
+from tailrace.cold.writing import write_rows
+from tailrace.errors import Fenced, Invalid, Unavailable
+from tailrace.spark.jobs import clusters, fold, progress
+from tailrace.spark.jobs.loop import reported
+from tailrace.spark.jobs.making import described
+from tailrace.spark.jobs.progress import Meter, ProgressCallback
+from tailrace.spark.jobs.settings import seconds
 from tailrace.spark.jobs.state import (
     ChangeStreamInfo,
     FoldStart,
     aligned,
     change_stream_info,
     items,
+    marks_after,
+    parallelism,
     snapshots_of,
     start_at,
-    state,
     store_of,
     unknown,
 )
@@ -49,7 +53,8 @@ if TYPE_CHECKING:
 FOLDED: Final = "folded"
 ITEMS: Final = "items"
 ALREADY: Final = "already"
-_ANSWERS: Final = "answer binary"
+APP: Final = "snapshot"  # the application of Delta transactions: its generation is the sequence
+TRIES: Final = 5  # attempts while other drivers commit first
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -71,21 +76,24 @@ def snapshot(
     url: str,
     token: str | None = None,
     at: int | None = None,
+    retention: str | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> Snapshot:
-    """Take a snapshot of the table at the sequence `at`, or now. One that exists already is not taken again."""
+    """Take a snapshot of the table at the sequence `at`, or now. One that exists already is not taken again. With
+    `retention` ("90d") older snapshots are removed, except the last one that is as old: from it any later moment can be
+    restored."""
+    kept_s = None if retention is None else seconds(retention, "retention")
     with Client(url, token=token) as client:
         meter = Meter(
             f"snapshot/{table}", "snapshot", on_progress, server=client, source=f"tables/{table}",
             target=place_of("snapshot", table),
         )  # fmt: skip
-        try:
+        with reported(meter):
             known = change_stream_info(client, table)
             meter.say(progress.RUNNING)
             done = _taken(spark, client, known, url, token, at, meter)
-        except Exception as error:
-            meter.say(progress.FAILED, brief(error))
-            raise
+            if kept_s is not None:
+                expire(client, known, int(time.time() * 1000) - kept_s * 1000)
         meter.say(progress.DONE, f"{done.rows:,} items at sequence {done.sequence}")
         return done
 
@@ -96,6 +104,14 @@ def snapshots(table: str, *, url: str, token: str | None = None) -> list[tuple[i
     with Client(url, token=token) as client:
         found = snapshots_of(store_of(client), change_stream_info(client, table))
     return [(each.sequence, each.version, each.rows, each.at_ms) for each in found]
+
+
+def expire(client: Client, known: ChangeStreamInfo, before_ms: int) -> int:
+    """Remove the snapshots that are older, except the last of them; the number of files that were deleted."""
+    store = store_of(client)
+    place = place_of("snapshot", known.table)
+    older = [each for each in states.versions(store, place, fold.STATE, known.database) if each.at_ms < before_ms]
+    return states.expire(store, place, max(each.version for each in older)) if older else 0
 
 
 def _taken(
@@ -109,45 +125,43 @@ def _taken(
 ) -> Snapshot:
     store = store_of(client)
     place = place_of("snapshot", known.table)
-    earlier = snapshots_of(store, known)
-    sequence, start = start_at(known, earlier, at)
-    if start is not None and start.snapshot is not None and sequence < start.offset:
-        return _snapshot(store, place, known, start.snapshot, ALREADY)  # no changes since that snapshot
-    if earlier and sequence < earlier[-1].sequence:
-        raise Invalid(
-            f"there is a snapshot of table {known.table!r} at sequence {earlier[-1].sequence}, and a new "
-            f"one cannot be of an earlier sequence; for the state at {sequence} run: tailrace pipeline restore "
-            f"{known.table} --at-sequence {sequence}",
-            code="INVALID_SEQUENCE",
-        )
-    states.keep_versions(store, place, fold.STATE, known.database)
-    began = time.monotonic()
-    if start is None:
-        if at is not None and at != known.tail:
+    for _ in range(TRIES):
+        earlier = snapshots_of(store, known)
+        sequence, start = start_at(known, earlier, at)
+        if start is not None and start.snapshot is not None and sequence < start.offset:
+            return _snapshot(store, place, known, start.snapshot, ALREADY)  # no changes since that snapshot
+        if earlier and sequence < earlier[-1].sequence:
+            raise Invalid(
+                f"there is a snapshot of table {known.table!r} at sequence {earlier[-1].sequence}, and a new "
+                f"one cannot be of an earlier sequence; for the state at {sequence} run: tailrace pipeline restore "
+                f"{known.table} --at-sequence {sequence}",
+                code="INVALID_SEQUENCE",
+            )
+        if start is None and at is not None and at != known.tail:
             raise unknown(known, earlier, sequence)
-        sequence, after, written = _from_items(client, store, place, known)
-        how = ITEMS
-    else:
-        written = _from_changes(spark, store, place, known, start, sequence, url, token)
-        after = aligned(client, known, start.offset, sequence)
-        how = FOLDED
-    rows = sum(each.rows for each in written)
-    meter.batch(rows, time.monotonic() - began)
-    metadata = {
-        "sequence": sequence, "next": after, "rows": rows, "log": known.log, "database": known.database,
-        "table": known.table, "how": how,
-    }  # fmt: skip
-    states.replace(
-        store, place, fold.STATE, written, app="snapshot", reached=sequence, database=known.database, metadata=metadata
-    )
-    # Another driver may have committed first, also a later snapshot: return the one that is there.
-    found = [each for each in snapshots_of(store, known) if each.sequence >= sequence]
-    mine = next((each for each in found if each.sequence == sequence), found[0])
-    return _snapshot(store, place, known, mine, how if mine.sequence == sequence else ALREADY)
+        states.keep_versions(store, place, fold.STATE, known.database)
+        began = time.monotonic()
+        try:
+            if start is None:
+                sequence, rows = _from_items(client, store, place, known)
+            else:
+                rows = _from_changes(spark, client, store, place, known, start, sequence, url, token)
+        except Fenced:
+            pass  # another driver committed first
+        else:
+            meter.batch(rows, time.monotonic() - began)
+        # Another driver may have committed a later snapshot: return the one that is there.
+        found = [each for each in snapshots_of(store, known) if each.sequence >= sequence]
+        if found:
+            mine = next((each for each in found if each.sequence == sequence), found[0])
+            how = ITEMS if start is None else FOLDED
+            return _snapshot(store, place, known, mine, how if mine.sequence == sequence else ALREADY)
+    raise Unavailable(f"other snapshots of table {known.table!r} are taken all the time; let them finish")
 
 
 def _from_changes(
     spark: SparkSession,
+    client: Client,
     store: Store,
     place: str,
     known: ChangeStreamInfo,
@@ -155,29 +169,63 @@ def _from_changes(
     sequence: int,
     url: str,
     token: str | None,
-) -> list[WrittenFile]:
-    """Fold the changes and write the state; the files."""
-    marks, base, partitions = state(spark, store, known, start, sequence, url=url, token=token)
-    answers = fold.fold(marks, base, partitions, _writer(store, place), _ANSWERS).collect()
-    return [each for row in answers for each in msgspec.msgpack.decode(bytes(row.answer), type=list[WrittenFile])]
+) -> int:
+    """Merge the changes into the last snapshot, in executors, and commit the files that are new; the rows in these."""
+    table = writing.opened(store, place, fold.STATE, known.database)
+    last = start.snapshot
+    marks = marks_after(spark, known, start, sequence, url=url, token=token)
+    cores = parallelism(spark)
+    if last is not None and table.transaction_version(APP) == last.sequence:
+        listed = states.listed(store, place, table)
+        done = clusters.merge(marks, store, place, clusters.clustering(listed), cores)
+        written = [file for leaf in done for file in leaf.written]
+        removed = [path for leaf in done for path in leaf.removed]
+        rows = sum(file.rows for file in written)
+        gone = set(removed)
+        kept = sum(file.rows for file in listed if file.path not in gone)
+        states.exchange(
+            store, place, fold.STATE, written, removed, app=APP, start=last.sequence, end=sequence,
+            database=known.database, metadata=_facts(client, known, start, sequence, kept + rows),
+        )  # fmt: skip
+        return rows
+    # The Delta table has another state: of an earlier change stream, or a snapshot from which history was lost.
+    table_info = described(client, known.table)
+    items_now, bytes_now = (0, 0) if table_info is None else (table_info["ItemCount"], table_info["TableSizeBytes"])
+    loose = [] if last is None else states.files(store, place, last.version)
+    found = clusters.clustering([], max(items_now, 0 if last is None else last.rows), bytes_now)
+    done = clusters.merge(marks, store, place, clusters.Clustering(found.leaves, loose), cores)
+    written = [file for leaf in done for file in leaf.written]
+    rows = sum(file.rows for file in written)
+    states.replace(
+        store, place, fold.STATE, written, app=APP, reached=sequence, database=known.database,
+        metadata=_facts(client, known, start, sequence, rows),
+    )  # fmt: skip
+    return rows
 
 
-def _writer(store: Store, place: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function of executors, for all marks of their keys."""
-
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        answer = msgspec.msgpack.encode(write_rows(store, place, fold.folded(batches)))
-        yield pa.record_batch([pa.array([answer], pa.binary())], names=["answer"])
-
-    return write
+def _facts(client: Client, known: ChangeStreamInfo, start: FoldStart, sequence: int, rows: int) -> dict[str, Any]:
+    """The metadata of a snapshot's commit."""
+    after = aligned(client, known, start.offset, sequence)
+    return _metadata(known, sequence, after, rows, FOLDED)
 
 
-def _from_items(
-    client: Client, store: Store, place: str, known: ChangeStreamInfo
-) -> tuple[int, int, list[WrittenFile]]:
-    """Write the current items; their sequence, where the changes after it begin, and the files."""
+def _metadata(known: ChangeStreamInfo, sequence: int, after: int, rows: int, how: str) -> dict[str, Any]:
+    return {
+        "sequence": sequence, "next": after, "rows": rows, "log": known.log, "database": known.database,
+        "table": known.table, "how": how,
+    }  # fmt: skip
+
+
+def _from_items(client: Client, store: Store, place: str, known: ChangeStreamInfo) -> tuple[int, int]:
+    """Write the current items, and commit them; their sequence, and how many there are."""
     with items(client, known) as (after, batches):
-        return after - 1, after, write_rows(store, place, batches)
+        written = write_rows(store, place, batches)
+    rows = sum(each.rows for each in written)
+    states.replace(
+        store, place, fold.STATE, written, app=APP, reached=after - 1, database=known.database,
+        metadata=_metadata(known, after - 1, after, rows, ITEMS),
+    )  # fmt: skip
+    return after - 1, rows
 
 
 def _snapshot(store: Store, place: str, known: ChangeStreamInfo, found: StateVersion, how: str) -> Snapshot:

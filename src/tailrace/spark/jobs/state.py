@@ -234,12 +234,19 @@ def state(
     """The parts of the state at `sequence`: the marks of the changes, the snapshot below them, and the number of
     partitions for the fold."""
     below = None if start.snapshot is None else base(spark, store, known, start.snapshot)
-    if start.offset > sequence:
-        return spark.createDataFrame([], fold.MARKS_DDL), below, parallelism(spark)
-    found = changes(spark, known, url, token, start.offset, sequence + 1)
-    found = found.where(f"sequence > {start.sequence} AND sequence <= {sequence}")
     rows = (start.snapshot.rows if start.snapshot else 0) + max(0, sequence - start.sequence)
-    return fold.marks(found), below, fold.partitions_for(rows, parallelism(spark))
+    found = marks_after(spark, known, start, sequence, url=url, token=token)
+    return found, below, fold.partitions_for(rows, parallelism(spark))
+
+
+def marks_after(
+    spark: SparkSession, known: ChangeStreamInfo, start: FoldStart, sequence: int, *, url: str, token: str | None
+) -> DataFrame:
+    """The marks of the changes after the start of a fold, up to `sequence`."""
+    if start.offset > sequence:
+        return spark.createDataFrame([], fold.MARKS_DDL)
+    found = changes(spark, known, url, token, start.offset, sequence + 1)
+    return fold.marks(found.where(f"sequence > {start.sequence} AND sequence <= {sequence}"))
 
 
 def parallelism(spark: SparkSession) -> int:

@@ -1,5 +1,6 @@
-"""The tasks of `tier` that run in executors: read ranges of logs from the server, write files, report the result.
+"""Tasks in executors; and those of `tier`, which read ranges of logs from the server, and write files.
 
+A job that has a list of things to do, such as files to merge, runs a task for each (`run_encoded`).
 A task that fails returns its error as data, so that the driver can commit the other Delta tables and raise the error
 with its code and message. No commit lists the files of a task that failed or ran twice; `compact` removes them.
 """
@@ -7,8 +8,8 @@ with its code and message. No commit lists the files of a task that failed or ra
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -26,8 +27,11 @@ from tailrace.spark.jobs.ranges import Digest, RangeResult, TaskRange
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_ANSWERS: Final = "answer binary"
+_ANSWERS: Final = "number bigint, answer binary"
+WAVE_TASKS: Final = 8  # for each core, in one Spark job
 _KINDS: Final[dict[str, type[Error]]] = {kind.code: kind for kind in (Corrupt, Fenced, Forbidden, Invalid, NotFound)}
+T = TypeVar("T")
+R = TypeVar("R")
 _TRANSIENT: Final = ("UNAVAILABLE", "CUT_OFF", "TOO_MANY", "COLD_STORAGE_FAILED")
 
 
@@ -61,25 +65,37 @@ class TaskEndpoints(msgspec.Struct, frozen=True):
 def run_tasks(spark: SparkSession, tasks: list[Task], endpoints: TaskEndpoints, write: bool = True) -> list[TaskResult]:
     """Run the tasks in executors; their results, in order. Without `write`, compute the checksums of the ranges on the
     server and in cold storage."""
-    answers = (
-        spark.range(0, len(tasks), 1, len(tasks))
-        .mapInArrow(_task_function(tasks, endpoints, write), _ANSWERS)
-        .collect()
-    )
-    found = [msgspec.msgpack.decode(bytes(row.answer), type=TaskResult) for row in answers]
-    return sorted(found, key=lambda each: each.number)
+    return run_encoded(spark, tasks, lambda number, task: run_task(number, task, endpoints, write), Task, TaskResult)
 
 
-def _task_function(
-    tasks: list[Task], endpoints: TaskEndpoints, write: bool
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def run_encoded(
+    spark: SparkSession, tasks: Sequence[T], work: Callable[[int, T], R], takes: type[T], gives: type[R]
+) -> list[R]:
+    """Run `work` in executors with the number of each task and the task: a Spark task for each; the results, in order.
+    The tasks travel encoded, so that an executor decodes only its own."""
+    encoded = [msgspec.msgpack.encode(task) for task in tasks]
+
     def run(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                answer = msgspec.msgpack.encode(run_task(number, tasks[number], endpoints, write))
-                yield pa.record_batch([pa.array([answer], pa.binary())], names=["answer"])
+                answer = msgspec.msgpack.encode(work(number, msgspec.msgpack.decode(encoded[number], type=takes)))
+                yield pa.record_batch(
+                    [pa.array([number], pa.int64()), pa.array([answer], pa.binary())], names=["number", "answer"]
+                )
 
-    return run
+    if not encoded:
+        return []
+    task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = run
+    rows = spark.range(0, len(encoded), 1, len(encoded)).mapInArrow(task, _ANSWERS).collect()
+    return [msgspec.msgpack.decode(bytes(row.answer), type=gives) for row in sorted(rows, key=lambda row: row.number)]
+
+
+def waves(spark: SparkSession, tasks: Sequence[T]) -> Iterator[Sequence[T]]:
+    """The tasks in groups of a few for each core: the results of a group are committed before the next one is run, so
+    that the driver never holds more, and little is lost if it dies."""
+    size = WAVE_TASKS * int(spark.sparkContext.defaultParallelism)
+    for first in range(0, len(tasks), size):
+        yield tasks[first : first + size]
 
 
 def run_task(number: int, task: Task, endpoints: TaskEndpoints, write: bool) -> TaskResult:

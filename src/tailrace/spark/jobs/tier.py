@@ -9,6 +9,9 @@ The server's mark is the only cursor. A batch of a Delta table is
     3. committed   to the Delta table, with the next generation as application transaction and the ranges as metadata;
     4. marked      on the server, which compares and sets generation and marks.
 
+A round does this for all Delta tables that have a batch: it asks the server about all logs in one request, and how far
+the batches reach in another, copies them in one Spark job, and commits several Delta tables at a time.
+
 If two drivers do the same batch, one commits; no commit lists the other's files. If a driver dies between 3 and 4, the
 Delta table is one generation ahead of the server. The next driver finishes that batch from the metadata of the commit
 and does not repeat it. Before that it compares the checksums in the commit with those of the files, which may have been
@@ -20,12 +23,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import msgspec
 
 from tailrace.client import Client
+from tailrace.client.targets import LogSource
 from tailrace.cold.schemas import SCHEMAS
 from tailrace.cold.store import Store
 from tailrace.cold.writing import WrittenFile, commit, committed_metadata, last_generation, paths_of
@@ -43,7 +48,7 @@ from tailrace.errors import (
 from tailrace.spark.jobs import progress
 from tailrace.spark.jobs.loop import PATIENCE_S, run_steps
 from tailrace.spark.jobs.progress import Meter, ProgressCallback, brief
-from tailrace.spark.jobs.ranges import TaskRange, split, tiled
+from tailrace.spark.jobs.ranges import RangeResult, TaskRange, split, tiled
 from tailrace.spark.jobs.settings import AGE_S, BATCH_RECORDS, INTERVAL_S, is_pattern, matches
 from tailrace.spark.jobs.tasks import Task, TaskEndpoints, TaskResult, run_tasks, task_error
 
@@ -54,6 +59,7 @@ APP: Final = "tier"  # the application of Delta transactions: one sequence of ge
 LIST_S: Final = 30.0  # how often tables, topics and streams are listed
 _GONE: Final = ("NOT_FOUND", "TABLE_NOT_FOUND", "TOPIC_NOT_FOUND", "STREAM_NOT_FOUND", "GONE", "OFFSET_TRIMMED")
 KINDS: Final = ("table", "topic", "stream")
+COMMITS_MAX: Final = 16  # Delta tables that are committed to at the same time
 
 RunTasks: TypeAlias = Callable[[list[Task], TaskEndpoints, bool], list[TaskResult]]
 
@@ -91,8 +97,17 @@ class ColdTableState(msgspec.Struct, frozen=True):
         return sum(each["next"] - each["tiered"] for member in self.sources for each in member.partitions)
 
 
+class Settled(msgspec.Struct, frozen=True):
+    """A batch that was committed and marked."""
+
+    rows: int
+    files: int
+    bytes: int
+    positions: int
+
+
 class TierBatch(msgspec.Struct, frozen=True):
-    """The next ranges to copy to a Delta table."""
+    """The next ranges to copy to a Delta table, at most one of each log."""
 
     place: ColdTableState
     ranges: list[TaskRange]
@@ -190,20 +205,22 @@ class TierDriver:
             self._find_unfinished()
             self._listed_at = self._clock()
         places: dict[str, ColdTableState] = {}
-        for kind, name in list(self._attached):
-            try:
-                facts = self._client.logs(**_named(kind, name))
-            except NotFound:
+        attached = list(self._attached)
+        for (kind, name), facts in zip(attached, self._described(attached), strict=True):
+            if facts is None:
                 if not any(is_pattern(each) for each in self._patterns[kind]):
-                    raise
+                    self._client.logs(**_named(kind, name))  # raises the error that names it
                 del self._attached[kind, name]  # it was dropped; its history stays where it is
-                continue
-            if facts["cold"] is None:  # it was detached, or recreated
+            elif facts["cold"] is None:  # it was detached, or recreated
                 del self._attached[kind, name]
-                continue
-            _add(places, kind, name, facts)
+            else:
+                _add(places, kind, name, facts)
         self._add_unfinished(places)
         return list(places.values())
+
+    def _described(self, names: Sequence[tuple[str, str]]) -> list[dict[str, Any] | None]:
+        """All of them in one request, however many there are; None for each that does not exist."""
+        return self._client.describe_logs([_source(kind, name) for kind, name in names]) if names else []
 
     def _find_unfinished(self) -> None:
         """Note the change streams with entries that are only in the hot log, also closed ones and those of dropped
@@ -218,35 +235,37 @@ class TierDriver:
 
     def _add_unfinished(self, places: dict[str, ColdTableState]) -> None:
         followed = {(each.name, each.label) for place in places.values() for each in place.sources}
-        for table, label in list(self._unfinished):
-            if (table, label) in followed:
-                continue  # the current one
-            try:
-                facts = self._client.logs(table=table, label=label)
-            except NotFound:
-                facts = {"cold": None}
-            if facts["cold"] is None or all(each["tiered"] >= each["next"] for each in facts["partitions"]):
+        others = [each for each in self._unfinished if each not in followed]  # not the current ones
+        if not others:
+            return
+        sources = [_source("table", table, label) for table, label in others]
+        for (table, label), facts in zip(others, self._client.describe_logs(sources), strict=True):
+            done = facts is None or all(each["tiered"] >= each["next"] for each in facts["partitions"])
+            if facts is None or facts["cold"] is None or done:
                 del self._unfinished[table, label]  # all of it is tiered, or it was detached
                 continue
             _add(places, "table", table, facts)
 
     def _attach(self) -> None:
+        """Attach what the patterns match and is not attached yet."""
+        wanted: dict[tuple[str, str], bool] = {}  # and whether its name is given exactly
         for kind in KINDS:
             exact = [each for each in self._patterns[kind] if not is_pattern(each)]
-            for name in exact:
-                if (kind, name) not in self._attached:
-                    self._client.attach(**_named(kind, name))
-                    self._attached[kind, name] = None
-            if len(exact) == len(self._patterns[kind]):
-                continue
-            for name in _names(self._client, kind):
-                if (kind, name) in self._attached or not matches(name, self._patterns[kind]):
-                    continue
+            wanted |= {(kind, name): True for name in exact}
+            if len(exact) < len(self._patterns[kind]):
+                for name in _names(self._client, kind):
+                    if matches(name, self._patterns[kind]):
+                        wanted.setdefault((kind, name), False)
+        new = [each for each in wanted if each not in self._attached]
+        for (kind, name), facts in zip(new, self._described(new), strict=True):
+            if facts is None or facts["cold"] is None:
                 try:
                     self._client.attach(**_named(kind, name))
                 except (NotFound, Conflict, Invalid):
+                    if wanted[kind, name]:
+                        raise
                     continue  # dropped meanwhile, or without a change stream; only exact names report that
-                self._attached[kind, name] = None
+            self._attached[kind, name] = None
 
     # -- one round
 
@@ -257,19 +276,23 @@ class TierDriver:
         """
         self.failures = {}
         again = False
-        batches: list[TierBatch] = []
-        for place in self.look() if places is None else places:
+        ready: list[ColdTableState] = []
+        known = self.look() if places is None else places
+        # Whether a commit was not marked is asked of cold storage, for all Delta tables at once.
+        self._generations([place for place in known if self._settled.get(place.name) != place.generation])
+        for place in known:
+            if place.name in self.failures:
+                continue
             try:
                 if self._settled.get(place.name) != place.generation and self._finish(place):
                     again = True
                     continue
-                batch = self._plan(place, flush)
             except Error as error:
                 self._failed(place, error)
                 continue
-            if batch is not None:
-                batches.append(batch)
-                again |= batch.full
+            ready.append(place)
+        batches = self._plan_all(ready, flush)
+        again |= any(batch.full for batch in batches)
         tasks: list[Task] = []
         owners: list[str] = []
         for batch in batches:
@@ -279,63 +302,117 @@ class TierDriver:
         if tasks:
             began = self._clock()
             endpoints = self._endpoints_of(batches[0].place)
-            found = self._run_tasks(tasks, endpoints, True)
-            for batch in batches:
-                mine = [(tasks[each.number], each) for each in found if owners[each.number] == batch.place.name]
-                try:
-                    self._settle(batch, mine, began)
-                except Error as error:
-                    self._failed(batch.place, error)
+            found: dict[str, list[tuple[Task, TaskResult]]] = {}
+            for each in self._run_tasks(tasks, endpoints, True):
+                found.setdefault(owners[each.number], []).append((tasks[each.number], each))
+            self._settle_all(batches, found, began)
         return again
 
-    def _plan(self, place: ColdTableState, flush: bool) -> TierBatch | None:
-        """The next batch of a Delta table, if it is full or old enough."""
-        if not place.lag:
-            self._waiting.pop(place.name, None)
-            self._meter(place).say(progress.WAITING, lag=0)
-            return None
-        behind = [each for each in place.sources if any(part["tiered"] < part["next"] for part in each.partitions)]
-        records = max(self._batch_records // len(behind), 1)
-        planned: list[TaskRange] = []
-        full = False
-        for member in behind:
-            marks = {each["partition"]: each["tiered"] for each in member.partitions}
-            reach = self._client.advance(marks, records, **_named(member.kind, member.name, member.label))
-            for each in member.partitions:
-                end = reach[each["partition"]]
-                full |= end < each["next"]
-                if each["tiered"] < end:
-                    planned.append(
-                        TaskRange(
-                            member.kind, member.name, each["partition"], each["log"], each["tiered"], end,
-                            member.content_type, member.label,
-                        )
-                    )  # fmt: skip
-        since = self._waiting.setdefault(place.name, self._clock())
-        if not (full or flush or self._clock() - since >= self._age_s):
-            self._meter(place).say(progress.WAITING, lag=place.lag)
-            return None
-        return TierBatch(place, planned, full)
+    def _plan_all(self, places: Sequence[ColdTableState], flush: bool) -> list[TierBatch]:
+        """The next batches. If a log cannot be read, Delta table by Delta table, to find which it is."""
+        try:
+            return self._plan(places, flush)
+        except (Unavailable, TooMany, Unauthenticated):
+            raise
+        except Error:
+            found: list[TierBatch] = []
+            for place in places:
+                try:
+                    found += self._plan([place], flush)
+                except Error as error:
+                    self._failed(place, error)
+            return found
 
-    def _settle(self, batch: TierBatch, found: list[tuple[Task, TaskResult]], began: float) -> None:
-        """Commit the files of a batch, and mark its ranges."""
+    def _plan(self, places: Sequence[ColdTableState], flush: bool) -> list[TierBatch]:
+        """The next batches of those Delta tables that have a full one, or one that is old enough. How far the batches
+        reach is asked in one request."""
+        asked: list[tuple[ColdTableState, TierSource, int]] = []
+        for place in places:
+            if not place.lag:
+                self._waiting.pop(place.name, None)
+                self._meter(place).say(progress.WAITING, lag=0)
+                continue
+            behind = [each for each in place.sources if any(part["tiered"] < part["next"] for part in each.partitions)]
+            asked += [(place, member, max(self._batch_records // len(behind), 1)) for member in behind]
+        if not asked:
+            return []
+        reached = self._client.advance_logs(
+            [
+                (
+                    _source(member.kind, member.name, member.label),
+                    {each["partition"]: each["tiered"] for each in member.partitions if each["tiered"] < each["next"]},
+                    records,
+                )
+                for _, member, records in asked
+            ]
+        )
+        planned: dict[str, TierBatch] = {}
+        for (place, member, _), reach in zip(asked, reached, strict=True):
+            batch = planned.setdefault(place.name, TierBatch(place, [], False))
+            if reach is not None:  # else it was dropped since
+                planned[place.name] = _extended(batch, member, reach)
+        return [batch for batch in planned.values() if self._is_due(batch, flush)]
+
+    def _is_due(self, batch: TierBatch, flush: bool) -> bool:
+        place = batch.place
+        since = self._waiting.setdefault(place.name, self._clock())
+        if batch.full or flush or self._clock() - since >= self._age_s:
+            return bool(batch.ranges)
+        self._meter(place).say(progress.WAITING, lag=place.lag)
+        return False
+
+    def _settle_all(
+        self, batches: Sequence[TierBatch], found: Mapping[str, list[tuple[Task, TaskResult]]], began: float
+    ) -> None:
+        """Commit and mark the batches, several Delta tables at a time: a commit is mostly waiting."""
+        stores = {batch.place.name: self._store(batch.place) for batch in batches}  # made by this thread
+        with ThreadPoolExecutor(COMMITS_MAX, thread_name_prefix="tier-commit") as threads:
+            running = [
+                (batch, threads.submit(self._settle, batch, found.get(batch.place.name, []), stores[batch.place.name]))
+                for batch in batches
+            ]
+            for batch, result in running:
+                place = batch.place
+                try:
+                    settled = result.result()
+                    if settled is None:  # another driver committed this generation
+                        self._finish(place)
+                        continue
+                except Error as error:
+                    self._failed(place, error)
+                    continue
+                self._settled[place.name] = place.generation + 1
+                self._count(place, settled, began)
+
+    def _count(self, place: ColdTableState, settled: Settled, began: float) -> None:
+        self._waiting.pop(place.name, None)
+        done = self.done
+        self.done = Tiered(
+            done.rows + settled.rows, done.files + settled.files, done.bytes + settled.bytes, done.commits + 1
+        )
+        self._sizes[place.name] = self._sizes.get(place.name, 0) + settled.bytes
+        lag = max(place.lag - settled.positions, 0)
+        self._meter(place).batch(settled.rows, self._clock() - began, lag=lag, cold_bytes=self._sizes[place.name])
+
+    def _settle(self, batch: TierBatch, found: list[tuple[Task, TaskResult]], store: Store) -> Settled | None:
+        """Commit the files of a batch, and mark its ranges; None: another driver committed it. Runs in a thread, and
+        changes nothing of the driver."""
         for _, each in found:
             if each.error is not None:
                 raise task_error(each.error, each.code)
         place = batch.place
-        spans = [span for _, each in found for span in each.spans]
-        ranges: dict[int, tuple[int, int]] = {}
-        for log in {part.log for part in batch.ranges}:
-            start = min(part.start for part in batch.ranges if part.log == log)
-            end = max(part.end for part in batch.ranges if part.log == log)
-            ranges[log] = start, tiled(start, end, (span for span in spans if span.log == log))
+        spans: dict[int, list[RangeResult]] = {}
+        for _, each in found:
+            for span in each.spans:
+                spans.setdefault(span.log, []).append(span)
+        ranges = {part.log: (part.start, tiled(part.start, part.end, spans.get(part.log, []))) for part in batch.ranges}
         files = [file for _, each in found for file in each.files]
         generation = place.generation + 1
         carried = [
             [part, span.digest] for task, each in found for part, span in zip(task.ranges, each.spans, strict=True)
         ]
         outcome = commit(
-            self._store(place),
+            store,
             place.name,
             SCHEMAS[place.sources[0].kind],
             files,
@@ -346,22 +423,19 @@ class TierDriver:
             strict=True,
         )
         if outcome == "already":
-            self._finish(place)
-            return
-        self._check_there(place, files)
+            return None
+        self._check_there(place, files, store)
         self._mark(place, generation, ranges)
-        self._waiting.pop(place.name, None)
-        rows, size = sum(span.rows for span in spans), sum(file.size for file in files)
-        self.done = Tiered(
-            self.done.rows + rows, self.done.files + len(files), self.done.bytes + size, self.done.commits + 1
+        return Settled(
+            sum(span.rows for each in spans.values() for span in each),
+            len(files),
+            sum(file.size for file in files),
+            sum(end - start for start, end in ranges.values()),
         )
-        self._sizes[place.name] = self._sizes.get(place.name, 0) + size
-        lag = place.lag - sum(end - start for start, end in ranges.values())
-        self._meter(place).batch(rows, self._clock() - began, lag=max(lag, 0), cold_bytes=self._sizes[place.name])
 
-    def _check_there(self, place: ColdTableState, files: Sequence[WrittenFile]) -> None:
+    @staticmethod
+    def _check_there(place: ColdTableState, files: Sequence[WrittenFile], store: Store) -> None:
         """Raise unless the files that were just committed exist: a vacuum may have removed them."""
-        store = self._store(place)
         with store.wrap_errors(place.name):
             found = store.filesystem().get_file_info([f"{place.name}/{file.path}" for file in files])
         for file, info in zip(files, found, strict=True):
@@ -373,12 +447,29 @@ class TierDriver:
 
     # -- recovery
 
+    def _generations(self, places: Sequence[ColdTableState]) -> None:
+        """Note those Delta tables whose last generation is the server's, several at a time."""
+        stores = [self._store(place) for place in places]
+        with ThreadPoolExecutor(COMMITS_MAX, thread_name_prefix="tier-look") as threads:
+            looking = [
+                threads.submit(_committed_state, store, place.name, place.name not in self._sizes)
+                for store, place in zip(stores, places, strict=True)
+            ]
+            for place, result in zip(places, looking, strict=True):
+                try:
+                    version, size = result.result()
+                except Error as error:
+                    self._failed(place, error)
+                    continue
+                if size is not None:
+                    self._sizes[place.name] = size
+                if version is None or version <= place.generation:
+                    self._settled[place.name] = place.generation
+
     def _finish(self, place: ColdTableState) -> bool:
         """Mark a batch that is committed to Delta and not marked on the server; whether there was one."""
         store = self._store(place)
         version = last_generation(store, place.name, APP)
-        if place.name not in self._sizes:
-            self._sizes[place.name] = _size(store, place.name)
         if version is None or version <= place.generation:
             self._settled[place.name] = place.generation
             return False
@@ -387,6 +478,7 @@ class TierDriver:
         assert metadata is not None, f"{place.name!r} has generation {version} and not {generation}"
         self._verify(place, metadata["carried"])
         self._mark(place, generation, msgspec.convert(metadata["ranges"], dict[int, tuple[int, int]], str_keys=True))
+        self._settled[place.name] = generation
         return True
 
     def _verify(self, place: ColdTableState, carried: list[Any]) -> None:
@@ -422,7 +514,6 @@ class TierDriver:
             now = {each["name"]: each["generation"] for each in self._client.cold()["places"]}
             if now.get(place.name, 0) < generation:
                 raise
-        self._settled[place.name] = generation
 
     # -- stores and progress
 
@@ -518,8 +609,30 @@ def _add(places: dict[str, ColdTableState], kind: str, name: str, facts: dict[st
     place.sources.append(TierSource(kind, name, facts.get("content_type"), facts["partitions"], facts.get("label")))
 
 
-def _named(kind: str, name: str, label: str | None = None) -> dict[str, Any]:
-    return {kind: name} if label is None else {kind: name, "label": label}
+def _extended(batch: TierBatch, member: TierSource, reach: Mapping[int, int]) -> TierBatch:
+    """The batch with the ranges of one more source, up to where they reach."""
+    ranges = list(batch.ranges)
+    full = batch.full
+    for each in member.partitions:
+        end = reach.get(each["partition"], each["next"])
+        full |= end < each["next"]
+        if each["tiered"] < end:
+            ranges.append(
+                TaskRange(
+                    member.kind, member.name, each["partition"], each["log"], each["tiered"], end,
+                    member.content_type, member.label,
+                )
+            )  # fmt: skip
+    return TierBatch(batch.place, ranges, full)
+
+
+def _named(kind: str, name: str) -> dict[str, Any]:
+    return {kind: name}
+
+
+def _source(kind: str, name: str, label: str | None = None) -> LogSource:
+    found: dict[str, Any] = {kind: name} if label is None else {kind: name, "label": label}
+    return cast(LogSource, found)
 
 
 def _names(client: Client, kind: str) -> list[str]:
@@ -528,7 +641,11 @@ def _names(client: Client, kind: str) -> list[str]:
     return [row[column] for row in client.sql(f"SELECT {column} FROM system.{kind}s ORDER BY 1")[-1].rows]
 
 
-def _size(store: Store, place: str) -> int:
-    """The bytes of the files that a Delta table lists."""
+def _committed_state(store: Store, place: str, sized: bool) -> tuple[int | None, int | None]:
+    """The last generation of a Delta table, and with `sized` the bytes of the files that it lists."""
     delta = store.delta(place)
-    return 0 if delta is None else sum(size for _, size in paths_of(delta))
+    if delta is None:
+        return None, 0
+    with store.wrap_errors(place):
+        size = sum(size for _, size in paths_of(delta)) if sized else None
+    return delta.transaction_version(APP), size

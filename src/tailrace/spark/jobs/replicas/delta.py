@@ -1,5 +1,6 @@
 """A copy in Delta: the columns of a snapshot, merged batch by batch.
 
+The copy is clustered by the hash of the key (`clusters`): executors read and write the files that a batch touches.
 The fence is the generation of the application transaction in the very commit that has the rows. A batch is one version
 of the Delta table, with its range in the commit's metadata. The Delta table belongs to one source: another one is
 refused.
@@ -15,12 +16,14 @@ import pyarrow as pa
 from tailrace.cold import states, writing
 from tailrace.cold.store import Store
 from tailrace.errors import Fenced, Invalid
-from tailrace.spark.jobs import fold
-from tailrace.spark.jobs.replicas import ReplicaSource, fenced
+from tailrace.spark.jobs import clusters, fold
+from tailrace.spark.jobs.replicas import BatchChanges, ReplicaSource, fenced
 
 
 class DeltaReplica:
     """See `Replica`."""
+
+    bytes_max: int | None = None  # no batch passes through the driver
 
     def __init__(self, url: str, name: str, source: ReplicaSource) -> None:
         root, _, place = url.rstrip("/").rpartition("/")
@@ -57,11 +60,19 @@ class DeltaReplica:
             raise fenced(f"the copy at {self._store.uri(self._place)}", self.fence(), position)
         return count
 
-    def apply(self, rows: pa.Table, start: int, end: int) -> None:
-        states.merge(
+    def apply(self, changes: BatchChanges, start: int, end: int) -> None:
+        table = writing.opened(self._store, self._place, fold.STATE, self._source.database)
+        found = table.transaction_version(self._app)
+        if found != start:
+            raise fenced(f"the copy at {self._store.uri(self._place)}", found, start)
+        files = states.listed(self._store, self._place, table)
+        done = changes.merge(self._store, self._place, clusters.clustering(files, changes.rows, changes.size))
+        states.exchange(
             self._store,
             self._place,
-            rows,
+            fold.STATE,
+            [file for leaf in done for file in leaf.written],
+            [path for leaf in done for path in leaf.removed],
             app=self._app,
             start=start,
             end=end,

@@ -3,6 +3,11 @@
 The copy's table has `key` and `item` as `jsonb` for queries, and `typed`, which is DynamoDB's JSON and distinguishes
 binary from text and sets from lists. A string may contain U+0000, which jsonb cannot: `item` has U+FFFD instead,
 `typed` is exact. A key with U+0000 is refused, because two keys must not become one.
+
+The attributes of the key and the columns that the table declares have typed columns too. PostgreSQL itself generates
+them from `item`, so that they are always equal to it, and those of a copy of an earlier version are filled when they
+are added. Other APIs do not check items against declared columns: where the value is of another type, or does not fit,
+the column is null and `item` has it.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from tailrace.errors import Conflict, Error, Invalid, Unavailable
-from tailrace.spark.jobs.replicas import ReplicaSource, fenced
+from tailrace.spark.jobs.replicas import BATCH_BYTES, BatchChanges, ReplicaSource, fenced
 
 if TYPE_CHECKING:
     import psycopg
@@ -23,10 +28,39 @@ if TYPE_CHECKING:
 
 FENCES: Final = "tailrace_replicas"
 _NUL: Final = "\\u0000"
+_OWN: Final = ("key", "item", "typed", "sequence")  # the names of our columns
+_NAME_BYTES_MAX: Final = 63  # PostgreSQL cuts longer names
+_KEY_KINDS: Final = {"S": "TEXT", "N": "DECIMAL", "B": "BLOB"}
+_BASE64: Final = "^([A-Za-z0-9+/]{{4}})*([A-Za-z0-9+/]{{2}}==|[A-Za-z0-9+/]{{3}}=)?$"
+# By declared type: the type in PostgreSQL, and the value of the attribute {name}; null where it is of another type.
+_GENERATED: Final = {
+    "TEXT": ("text", "CASE jsonb_typeof(item -> {name}) WHEN 'string' THEN item ->> {name} END"),
+    "BIGINT": (
+        "bigint",
+        "CASE WHEN jsonb_typeof(item -> {name}) <> 'number' THEN NULL "
+        "WHEN (item ->> {name})::numeric NOT BETWEEN -9223372036854775808 AND 9223372036854775807 THEN NULL "
+        "WHEN (item ->> {name})::numeric = trunc((item ->> {name})::numeric) "
+        "THEN (item ->> {name})::numeric::bigint END",
+    ),
+    "DOUBLE": (
+        "double precision",
+        "CASE jsonb_typeof(item -> {name}) WHEN 'number' THEN (item ->> {name})::numeric::double precision END",
+    ),
+    "DECIMAL": ("numeric", "CASE jsonb_typeof(item -> {name}) WHEN 'number' THEN (item ->> {name})::numeric END"),
+    "BOOLEAN": ("boolean", "CASE jsonb_typeof(item -> {name}) WHEN 'boolean' THEN (item ->> {name})::boolean END"),
+    "BLOB": (
+        "bytea",
+        "CASE WHEN jsonb_typeof(item -> {name}) = 'string' AND item ->> {name} ~ '" + _BASE64 + "' "
+        "THEN decode(item ->> {name}, 'base64') END",
+    ),
+    "JSON": ("jsonb", "item -> {name}"),
+}
 
 
 class PostgresReplica:
     """See `Replica`."""
+
+    bytes_max: int | None = BATCH_BYTES
 
     def __init__(self, url: str, name: str, table: str, source: ReplicaSource) -> None:
         self._psycopg, self._sql = _driver()
@@ -58,7 +92,7 @@ class PostgresReplica:
             self._move(connection, position)
         return count
 
-    def apply(self, rows: pa.Table, start: int, end: int) -> None:
+    def apply(self, changes: BatchChanges, start: int, end: int) -> None:
         with self._transaction() as connection:
             found = self._fence(connection)
             if found != start:
@@ -67,7 +101,7 @@ class PostgresReplica:
                 "CREATE TEMPORARY TABLE tailrace_batch (key jsonb, item jsonb, typed json, sequence bigint) "
                 "ON COMMIT DROP"
             )
-            self._copy(connection, self._sql.Identifier("tailrace_batch"), rows.to_batches())
+            self._copy(connection, self._sql.Identifier("tailrace_batch"), changes.table().to_batches())
             connection.execute(
                 self._written(
                     "DELETE FROM {table} AS copy USING tailrace_batch AS batch "
@@ -126,6 +160,21 @@ class PostgresReplica:
                 "sequence bigint NOT NULL)"
             )
         )
+        self._add_columns(connection)
+
+    def _add_columns(self, connection: psycopg.Connection[Any]) -> None:
+        """Add the typed columns that are not there yet. A column of that name that a user added stays."""
+        rows = connection.execute(
+            "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
+            (self._table.as_string(connection),),
+        )
+        there = {row[0] for row in rows}
+        for name, kind in typed_columns(self._source):
+            if name not in there:
+                type_, value = _GENERATED[kind]
+                generated = self._sql.SQL(value).format(name=self._sql.Literal(name))
+                added = self._sql.SQL("ALTER TABLE {} ADD COLUMN {} " + type_ + " GENERATED ALWAYS AS ({}) STORED")
+                connection.execute(added.format(self._table, self._sql.Identifier(name), generated))
 
     def _claim(self, connection: psycopg.Connection[Any]) -> None:
         """Register the table as ours; it must not exist yet, or be empty."""
@@ -193,6 +242,17 @@ class PostgresReplica:
             raise Unavailable(f"PostgreSQL cannot be reached, or closed the connection: {_first(error)}") from error
         except psycopg.Error as error:
             raise Invalid(f"PostgreSQL refused the copy of {self._source.table!r}: {_first(error)}") from error
+
+
+def typed_columns(source: ReplicaSource) -> list[tuple[str, str]]:
+    """The name and declared type of each typed column: the key first. Names that the copy needs itself, or that are too
+    long for PostgreSQL, have none."""
+    kinds = {name: _KEY_KINDS[kind] for name, kind in source.keys} | dict(source.columns)
+    return [
+        (name, kind)
+        for name, kind in kinds.items()
+        if name not in _OWN and len(name.encode()) <= _NAME_BYTES_MAX and kind in _GENERATED and "\0" not in name
+    ]
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[tuple[str, str | None, str | None, int]]:

@@ -19,7 +19,7 @@ from tailrace.client import Client
 from tailrace.errors import Conflict, Fenced, NotFound
 from tailrace.spark.jobs.filling import Filling, puts, writes
 from tailrace.spark.jobs.making import check_key, described, make, not_empty
-from tailrace.spark.jobs.replicas import ReplicaSource, fenced
+from tailrace.spark.jobs.replicas import BATCH_BYTES, BatchChanges, ReplicaSource, fenced
 from tailrace.spark.jobs.state import ChangeStreamInfo
 
 KIND: Final = "replicate"
@@ -27,6 +27,8 @@ KIND: Final = "replicate"
 
 class TailraceReplica:
     """See `Replica`."""
+
+    bytes_max: int | None = BATCH_BYTES
 
     def __init__(
         self, url: str, token: str | None, name: str, table: str, source: ReplicaSource, known: ChangeStreamInfo
@@ -59,8 +61,8 @@ class TailraceReplica:
         self._commit([], before if before is not None else position, position)
         return count
 
-    def apply(self, rows: pa.Table, start: int, end: int) -> None:
-        stage = self._client.stage(writes(rows.to_batches(), self._source.keys), table=self._table)
+    def apply(self, changes: BatchChanges, start: int, end: int) -> None:
+        stage = self._client.stage(writes(changes.table().to_batches(), self._source.keys), table=self._table)
         self._commit([] if stage is None else [stage], start, end)
 
     def close(self) -> None:
