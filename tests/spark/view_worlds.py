@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from tailrace.spark.views.additive import PARTIALS
 from tailrace.spark.views.catalyst import WEIGHT
+from tailrace.spark.views.partials import added
 from tailrace.spark.views.query import ADDITIVE, INTERVAL, REFRESH, SourceRows, ViewQuery, ViewSource
 
 if TYPE_CHECKING:
@@ -172,21 +174,22 @@ class KeptView:
     def __init__(self, query: ViewQuery) -> None:
         self._query = query
         self.rows: dict[Any, tuple[Any, ...]] = {}
-        self._state: DataFrame | None = None
+        self._texts: dict[Any, str] = {}  # the partials of groups, as the server has them
 
     def fill(self, now: dict[str, DataFrame]) -> None:
         query = self._query
-        self._put_all(query.result(now).collect())
-        if query.strategy == ADDITIVE:
-            from pyspark.sql import functions as f
+        if query.strategy != ADDITIVE:
+            self._put_all(query.result(now).collect())
+            return
+        from pyspark.sql import functions as f
 
-            everything = {
-                table: SourceRows(rows.where("false"), rows, rows.withColumn(WEIGHT, f.lit(1)))
-                for table, rows in now.items()
-            }
-            partials = query.batch(everything)
-            assert partials is not None
-            self._state = partials.localCheckpoint()
+        everything = {
+            table: SourceRows(rows.where("false"), rows, rows.withColumn(WEIGHT, f.lit(1)))
+            for table, rows in now.items()
+        }
+        partials = query.batch(everything)
+        assert partials is not None
+        self._write(query.finished(partials))
 
     def _put_all(self, rows: list[Any]) -> None:
         self.rows = {}
@@ -207,17 +210,31 @@ class KeptView:
         if made is None:
             return
         if query.strategy == ADDITIVE:
-            assert query.additive is not None and self._state is not None
-            merged = query.additive.merged(self._state, made).localCheckpoint()
-            made = query.finished(merged.where("touched").drop("touched"))
-            self._state = query.additive.remaining(merged)
+            made = query.finished(self._added(made))
+        self._write(made)
+
+    def _added(self, partials: DataFrame) -> DataFrame:
+        """Partials with those that are there, as the tasks of a job add them."""
+        additive, table = self._query.additive, partials.toArrow().combine_chunks()
+        assert additive is not None
+        groups = zip(*[table.column(name).to_pylist() for name in additive.groups], strict=True)
+        keys = list(map(comparable, groups)) if additive.groups else [()] * table.num_rows
+        names = additive.names(partials)
+        made = [added(each, names, [self._texts.get(key) for key in keys]) for each in table.to_batches()]
+        return partials.sparkSession.createDataFrame(pa.Table.from_batches(made, table.schema), partials.schema)
+
+    def _write(self, made: DataFrame) -> None:
         seen = set()
         for row in made.collect():
             key = self._key(row)
             assert key not in seen, f"two changes of the key {key}"
             seen.add(key)
+            if PARTIALS in row:
+                self._texts.pop(key, None)
+                if row[PARTIALS] is not None:
+                    self._texts[key] = row[PARTIALS]
             if row[WEIGHT] > 0:
-                self.rows[key] = tuple(row)[:-1]
+                self.rows[key] = tuple(row)[: len(self._query.names)]
             else:
                 self.rows.pop(key, None)
 

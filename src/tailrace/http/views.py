@@ -17,6 +17,7 @@ from tailrace.errors import Invalid, TooLarge
 from tailrace.http.codec import LogNumber, Position, Range, by_log, json_response, rfc3339
 from tailrace.http.message import Request, Response
 from tailrace.jobs.apply import ApplyView, RewriteView
+from tailrace.jobs.partials import ReadPartials
 from tailrace.jobs.view import DescribeView, ListViews, PlanView, ViewDescription, ViewShape
 from tailrace.jobs.view_fill import BeginFill, ClearRows, FillRows, FinishFill
 
@@ -30,12 +31,19 @@ class ApplyBody(msgspec.Struct, forbid_unknown_fields=True):
     ranges: dict[str, Range]
     stages: tuple[str, ...] = ()
     records: int = 0
+    form: str = ""  # of the partial aggregates in the stages
     rewrite: bool = False  # the SELECT ran again at these positions, which do not move
 
 
 class PlanBody(msgspec.Struct, forbid_unknown_fields=True):
     shape: ViewShape | None = None
     error: str = ""
+
+
+class PartialsBody(msgspec.Struct, forbid_unknown_fields=True):
+    at: dict[str, Position]  # by log
+    form: str
+    keys: bytes  # an Arrow stream with the key columns of the view's table
 
 
 class BeginFillBody(msgspec.Struct, forbid_unknown_fields=True, tag_field="step", tag="begin"):
@@ -84,6 +92,10 @@ class ViewsResponse(msgspec.Struct):
     views: list[ViewResponse]
 
 
+class PartialsResponse(msgspec.Struct):
+    partials: list[str | None]
+
+
 class AppliedResponse(msgspec.Struct):
     applied: bool
     positions: dict[str, int]
@@ -91,6 +103,7 @@ class AppliedResponse(msgspec.Struct):
 
 FillBody = BeginFillBody | ClearFillBody | FillPieceBody | FinishFillBody
 _apply: Final = msgspec.msgpack.Decoder(ApplyBody)
+_partials: Final = msgspec.msgpack.Decoder(PartialsBody)
 _plan: Final = msgspec.msgpack.Decoder(PlanBody)
 _fill: Final[msgspec.msgpack.Decoder[FillBody]] = msgspec.msgpack.Decoder(FillBody)
 
@@ -125,8 +138,20 @@ async def apply(services: Services, request: Request, principal: Principal, name
         at = {log: end for log, (_, end) in ranges.items()}
         written = await services.db.aexecute(RewriteView(name, at, body.stages), principal)
         return json_response(AppliedResponse(written, by_log(at)))
-    done = await services.db.aexecute(ApplyView(name, ranges, body.stages, body.records), principal)
+    done = await services.db.aexecute(ApplyView(name, ranges, body.stages, body.records, body.form), principal)
     return json_response(AppliedResponse(done.applied, by_log(done.positions)))
+
+
+async def partials(services: Services, request: Request, principal: Principal, name: str) -> Response:
+    """The partial aggregates of groups, in the order of their keys, at these positions of the view."""
+    body = await _body(request, _partials)
+    at = {_log(log): position for log, position in body.at.items()}
+
+    def work() -> Response:
+        query = ReadPartials(name, at, body.form, body.keys)
+        return json_response(PartialsResponse(services.db.execute(query, principal)))
+
+    return await services.stage_workers.run(work, len(request.body))
 
 
 async def fill(services: Services, request: Request, principal: Principal, name: str) -> Response:

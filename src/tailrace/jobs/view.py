@@ -58,6 +58,7 @@ class ViewShape(msgspec.Struct, frozen=True):
     strategy: str
     explained: tuple[str, ...] = ()  # the derivative, operator by operator
     warnings: tuple[str, ...] = ()
+    partials: str = ""  # the form of the partial aggregates, if it is kept by them (`partials`)
 
 
 class ViewDefinition(msgspec.Struct, frozen=True):
@@ -256,6 +257,9 @@ class PlanView(Command[ViewDescription], frozen=True):
                 changed(tx, job, view)
             return describe(tx, *found(tx, self.name))
         if view.shape is not None and view.shape.keys == self.shape.keys:
+            if view.shape.partials != self.shape.partials and view.phase in (FILLING, LIVE):
+                # The partials that are there, if any, are not those of this plan.
+                view = msgspec.structs.replace(view, phase=NEW, fill="", piece=0)
             view = msgspec.structs.replace(view, shape=self.shape)
         else:  # new, or its sources have other columns than before
             _drop(tx, self.name, self.name)
@@ -295,6 +299,16 @@ def _make(tx: Tx, name: str, shape: ViewShape) -> None:
     lifecycle.CreateTable(spec).run(tx)
     columns = tuple(Column(each, sql_kind(kind)) for each, kind in _declared(shape))
     save(tx, msgspec.structs.replace(find(tx, name), columns=columns))
+    reset_partials(tx, name, shape)
+
+
+def reset_partials(tx: Tx, name: str, shape: ViewShape | None) -> None:
+    """Give the view an empty space for partial aggregates, if it is kept by them; what the old one has is dropped."""
+    definition = find(tx, name)
+    if definition.partials_space is not None:
+        lifecycle.drop_space(tx, definition.partials_space)
+    space = lifecycle.new_space(tx) if shape is not None and shape.partials else None
+    save(tx, msgspec.structs.replace(definition, partials_space=space))
 
 
 def _declared(shape: ViewShape) -> list[tuple[str, str]]:

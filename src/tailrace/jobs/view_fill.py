@@ -26,6 +26,7 @@ from tailrace.jobs.view import (
     changed,
     describe,
     found,
+    reset_partials,
     source_of,
 )
 from tailrace.log import cold, segments
@@ -47,6 +48,7 @@ class BeginFill(ViewCommand, frozen=True):
         sources = tuple(source_of(tx, source.table) for source in view.sources)
         for log in positions(tx, self.name):
             tx.delete(JOB_POSITIONS, self.name, log)
+        reset_partials(tx, self.name, view.shape)
         fill = secrets.token_hex(8)
         changed(tx, job, msgspec.structs.replace(view, sources=sources, phase=FILLING, fill=fill, piece=0))
         return fill

@@ -45,6 +45,8 @@ INTERVAL_S: Final = 1.0
 REFRESH_S: Final = 60.0  # between two runs of a SELECT whose result changes by itself
 TAKEOVER_S: Final = 20.0  # how long the filling by another job may make no progress before it is restarted
 REPORT_S: Final = 5.0
+_OUTRUN: Final = "start over"  # in the server's message to a task whose view has moved on
+_PLANNED: Final = "was planned again"  # and whose view has another plan
 _LOST: Final = ("Checkpoint block", "checkpoint block")  # Spark's words if an executor with a part of the state is gone
 
 
@@ -199,6 +201,9 @@ class _ViewJob:
     def retry(self, error: Error) -> None:
         self._refill = self._refill and not self.done.filled
         self._forget()
+        if _PLANNED in str(error) and self._maintainer is not None:
+            self._maintainer.close()
+            self._maintainer = None
         self.report(progress.RETRYING, brief(error))
 
     def _forget(self) -> None:
@@ -208,7 +213,9 @@ class _ViewJob:
 
     def _of_spark(self, error: Exception) -> Error:
         message = explain(error)
-        if any(text in message for text in (*TRANSIENT, *_LOST)):
+        if _PLANNED in message:
+            return Conflict(message, code="VIEW_STALE")
+        if any(text in message for text in (*TRANSIENT, *_LOST, _OUTRUN)):
             return Unavailable(message)
         return Error(message, code="QUERY_FAILED")
 

@@ -10,6 +10,7 @@ from tailrace.spark.options import ServerAccess
 from tailrace.spark.session import NEEDED
 from tailrace.spark.views.catalyst import WEIGHT
 from tailrace.spark.views.encoding import OP, STAGED, StageTask, ViewEncoder
+from tailrace.spark.views.partials import AddPartials
 from tailrace.spark.views.query import ADDITIVE, INTERVAL, REFRESH, SourceRows, ViewQuery
 from tailrace.spark.views.sources import SourceTableReader
 
@@ -44,7 +45,6 @@ class ViewMaintainer:
         for table, reader in self._readers.items():
             reader.used = self._query.used_columns(table)
         self._at: dict[str, int] | None = None  # the positions that the state is of; None: there is no state
-        self._partials: DataFrame | None = None
         self._previous: DataFrame | None = None  # the last result of a SELECT that runs again
 
     @property
@@ -60,6 +60,7 @@ class ViewMaintainer:
             "strategy": query.strategy,
             "explained": query.explained,
             "warnings": query.warnings,
+            "partials": query.form,
         }
 
     def close(self) -> None:
@@ -67,7 +68,7 @@ class ViewMaintainer:
 
     def forget(self) -> None:
         """Forget the state, which may not be that of the server's positions, or be lost with an executor."""
-        self._at = self._partials = self._previous = None
+        self._at = self._previous = None
         for reader in self._readers.values():
             reader.release()
 
@@ -90,9 +91,19 @@ class ViewMaintainer:
 
         self._at = self._previous = None
         sequences = {table: reader.read_items() for table, reader in self._readers.items()}
-        rows = self._query.result({table: reader.rows() for table, reader in self._readers.items()})
-        items = self._encoder.items(rows.withColumn(WEIGHT, f.lit(1)))
-        return sequences, self._stages(items)
+        now = {table: reader.rows() for table, reader in self._readers.items()}
+        if self._query.strategy == ADDITIVE:
+            made = self._query.batch(
+                {
+                    table: SourceRows(rows.where("false"), rows, rows.withColumn(WEIGHT, f.lit(1)))
+                    for table, rows in now.items()
+                }
+            )
+            assert made is not None, "the delta of an additive view depends on its sources"
+            rows = self._query.finished(made)
+        else:
+            rows = self._query.result(now).withColumn(WEIGHT, f.lit(1))
+        return sequences, self._stages(self._encoder.items(rows))
 
     def _stages(self, items: DataFrame) -> Iterator[tuple[str, int]]:
         """Stages, as the tasks make them."""
@@ -106,21 +117,10 @@ class ViewMaintainer:
         """Have the state at these positions."""
         if self._at == at:
             return
-        from pyspark.sql import functions as f
-
-        query = self._query
-        for table in query.tables if query.strategy == ADDITIVE else query.needs_state:
+        for table in self._query.needs_state:
             self._readers[table].move_to(at[table])
-        if query.strategy == ADDITIVE:
-            everything = {}
-            for table in query.tables:
-                rows = self._readers[table].rows()
-                everything[table] = SourceRows(rows.where("false"), rows, rows.withColumn(WEIGHT, f.lit(1)))
-            partials = query.batch(everything)
-            assert partials is not None
-            self._partials = partials.localCheckpoint()
-            for table in query.tables - query.needs_state:
-                self._readers[table].release()
+        for table in self._readers.keys() - self._query.needs_state:
+            self._readers[table].release()
         self._previous = None
         self._at = at
 
@@ -147,36 +147,41 @@ class ViewMaintainer:
         for table in self._readers:
             nothing = self._readers[table].nothing()
             sources.setdefault(table, SourceRows(nothing, nothing, None))
-        found, partials = self._changed(sources)
+        found = self._changed(sources, {str(log): start for log, (start, _) in ranges.items()})
         stages = [] if found is None else [stage for stage, _ in self._stages(found)]
         body = {
             "ranges": {str(log): each for log, each in ranges.items()},
             "stages": stages,
             "records": records,
+            "form": query.form,
             "rewrite": rewrite,
         }
         if not self._server.apply_view(self._name, body)["applied"]:
             return None
         for table, overlay in overlays.items():
             self._readers[table].advance(ranges[self._logs[table]][1], overlay)
-        self._partials = partials
         self._at = {table: ranges[log][1] for table, log in self._logs.items()}
         return records
 
-    def _changed(self, sources: dict[str, SourceRows]) -> tuple[DataFrame | None, DataFrame | None]:
-        """The items to write, and the partials after the batch."""
+    def _changed(self, sources: dict[str, SourceRows], at: dict[str, int]) -> DataFrame | None:
+        """The items to write; `at`: the positions that the batch starts from."""
         query = self._query
         if query.strategy in (REFRESH, INTERVAL):
-            return self._compared({table: each.new for table, each in sources.items()}), None
+            return self._compared({table: each.new for table, each in sources.items()})
         made = query.batch(sources)
         if made is None:
-            return None, self._partials
-        if query.strategy != ADDITIVE:
-            return self._encoder.items(made), None
-        assert query.additive is not None and self._partials is not None
-        merged = query.additive.merged(self._partials, made).localCheckpoint()
-        rows = query.finished(merged.where("touched").drop("touched"))
-        return self._encoder.items(rows), query.additive.remaining(merged)
+            return None
+        if query.strategy == ADDITIVE:
+            made = query.finished(self._added(made, at))
+        return self._encoder.items(made)
+
+    def _added(self, partials: DataFrame, at: dict[str, int]) -> DataFrame:
+        """The partials of a batch, with those that the server has."""
+        additive = self._query.additive
+        assert additive is not None
+        keys = tuple(name for name, _ in self._encoder.keys)
+        task = AddPartials(self._access, self._name, at, self._query.form, keys, tuple(additive.names(partials)))
+        return self._encoder.with_keys(partials, additive.groups).mapInArrow(task, partials.schema)
 
     def _plan_again(self) -> None:
         """A plan has the time at which it was made."""
