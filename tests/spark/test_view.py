@@ -16,6 +16,7 @@ from tailrace.scalar import to_attribute
 from tailrace.spark.jobs import view as view_job
 from tailrace.spark.options import ServerAccess
 from tailrace.spark.views.maintenance import ViewMaintainer
+from tailrace.spark.views.sources import SourceTableReader
 from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess
 from tests.unit.threaded import Served
@@ -163,6 +164,27 @@ def test_what_does_not_change_the_view_leaves_no_record(world: World) -> None:
     world.put(world.orders, id="1", status="paid", total=20)
     assert world.view().rows == 1
     assert world.client.stream_info(world.name)["latest"] == before
+
+
+def test_a_job_of_an_additive_view_that_restarts_reads_no_items(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.create(
+        "SELECT status, n, mean, 100 / s AS part FROM (SELECT status, count(*) AS n, avg(total) AS mean, "
+        "sum(total) AS s FROM {o} GROUP BY status) WHERE s <> 0"
+    )
+    world.put(world.orders, id="1", status="paid", total=-7)
+    world.put(world.orders, id="2", status="sent", total=-7)
+    world.put(world.orders, id="3", status="sent", total=7)  # a group without a row, and with partials
+    assert world.view().filled > 0
+
+    def read(self: SourceTableReader) -> int:
+        raise AssertionError("the items of the source are read again")
+
+    world.put(world.orders, id="4", status="sent", total=5)
+    with monkeypatch.context() as patched:
+        patched.setattr(SourceTableReader, "read_items", read)
+        assert world.view().rows == 1
+    found = world.check()
+    assert {each["status"]: (each["n"], each.get("part")) for each in found}["sent"] == (3.0, 20.0)
 
 
 def test_retractions(world: World) -> None:
