@@ -90,9 +90,8 @@ class World:
     def check(self, name: str = "") -> list[Any]:
         """The view is what Spark makes of its SELECT; its rows."""
         known = self.client.view(name or self.name)
-        tables = [(each["table"], each["keys"], each["log"]) for each in known["tables"]]
         access = ServerAccess(self.url, None, None, None)
-        maintainer = ViewMaintainer(self.spark, self.client, access, known["name"], known["sql"], tables)
+        maintainer = ViewMaintainer(self.spark, self.client, access, known["name"], known["sql"], known["tables"])
         wanted = [
             {key: _plain(value) for key, value in row.asDict(recursive=True).items() if value is not None}
             for row in maintainer.scratch().collect()
@@ -303,6 +302,53 @@ def test_a_view_of_a_view(world: World) -> None:
     world.view(f"{world.name}2")
     world.check()
     world.check(f"{world.name}2")
+
+
+def test_topics_are_sources(world: World) -> None:
+    topic = f"{world.name}_events"
+    world.client.sql(f"CREATE TOPIC {topic} PARTITIONS 2")
+    status = "variant_get(value, '$.status', 'string')"
+    total = "variant_get(value, '$.total', 'decimal(12,2)')"
+    names = [
+        world.create(f"SELECT {status} AS status, count(*) AS n, sum({total}) AS s FROM {topic} GROUP BY 1", "a"),
+        world.create(
+            f"SELECT c.country, max({total}) AS m FROM {topic} e JOIN {{c}} c ON c.id = {status} GROUP BY 1", "b"
+        ),
+        world.create(f"SELECT string(payload) AS text, string(key) AS k FROM {topic} WHERE value IS NULL", "c"),
+    ]
+
+    def publish(*payloads: Any) -> None:
+        for number, payload in enumerate(payloads):
+            world.client.publish(topic, payload, key=str(number))
+
+    world.put(world.customers, id="x", country="de")
+    publish({"status": "x", "total": 5}, {"status": "y", "total": 7.25}, b"no JSON")
+    for name in names:
+        assert world.view(name).filled > 0
+        world.check(name)
+    assert world.client.view(names[0])["strategy"] == "additive"
+    publish({"status": "x", "total": 9.5}, {"status": "y"}, b"none either")
+    world.put(world.customers, id="y", country="de")
+    for name in names:
+        done = world.view(name)
+        assert done.filled == 0 and done.rows >= 3
+        found = world.check(name)
+    assert {each["k"] for each in found} == {"2"} and len(found) == 2
+
+    # Messages that have left the topic stay counted. A view that would need them again stops, until it is refreshed.
+    world.client.sql(f"CLEAR TOPIC {topic}")
+    publish({"status": "x", "total": 1})
+    world.view(names[0])
+    found = world.client.call("GetItem", {"TableName": names[0], "Key": {"status": {"S": "x"}}})["Item"]
+    assert found == {"status": {"S": "x"}, "n": {"N": "3"}, "s": {"N": "15.5"}}
+    with pytest.raises(Error, match="have left the topic"):
+        world.view(names[1])
+    assert len(world.client.call("Scan", {"TableName": names[1]})["Items"]) == 1, "its rows stay"
+    for name in names[:2]:
+        world.client.sql(f"ALTER MATERIALIZED VIEW {name} REFRESH")
+        world.view(name)
+        world.check(name)
+    assert world.client.call("Scan", {"TableName": names[0]})["Count"] == 1
 
 
 def test_what_spark_refuses_is_invalid_with_its_message(world: World) -> None:

@@ -47,7 +47,7 @@ class PartialsBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BeginFillBody(msgspec.Struct, forbid_unknown_fields=True, tag_field="step", tag="begin"):
-    """Nothing but the view's name is needed."""
+    requested: bool = False  # also if messages that the view has counted have left their topic
 
 
 class ClearFillBody(msgspec.Struct, forbid_unknown_fields=True, tag_field="step", tag="clear"):
@@ -63,6 +63,7 @@ class FillPieceBody(msgspec.Struct, forbid_unknown_fields=True, tag_field="step"
 class FinishFillBody(msgspec.Struct, forbid_unknown_fields=True, tag_field="step", tag="finish"):
     fill: str
     sequences: dict[str, Position]
+    positions: dict[str, Position] = {}  # of the partitions of topics, by log
 
 
 class ViewResponse(msgspec.Struct, kw_only=True):
@@ -158,15 +159,17 @@ async def fill(services: Services, request: Request, principal: Principal, name:
     """A step of filling the view: begin, clear, piece or finish."""
     db = services.db
     match await _body(request, _fill):
-        case BeginFillBody():
-            return json_response({"fill": await db.aexecute(BeginFill(name), principal)})
+        case BeginFillBody(requested=requested):
+            return json_response({"fill": await db.aexecute(BeginFill(name, requested), principal)})
         case ClearFillBody(fill=number):
             return json_response({"more": await db.aexecute(ClearRows(name, number), principal)})
         case FillPieceBody(fill=number, piece=piece, stages=stages):
             command = FillRows(name, number, piece, stages)
             return json_response({"applied": await db.aexecute(command, principal)})
-        case FinishFillBody(fill=number, sequences=sequences):
-            return json_response(_shown(await db.aexecute(FinishFill(name, number, sequences), principal)))
+        case FinishFillBody(fill=number, sequences=sequences, positions=positions):
+            by_number = {_log(log): position for log, position in positions.items()}
+            finish = FinishFill(name, number, sequences, by_number)
+            return json_response(_shown(await db.aexecute(finish, principal)))
 
 
 async def _body(request: Request, decoder: msgspec.msgpack.Decoder[T]) -> T:

@@ -29,6 +29,8 @@ from tailrace.storage.engine import Reader, Tx
 from tailrace.tables import lifecycle, schema
 from tailrace.tables.change import BOTH
 from tailrace.tables.definition import TABLES, Attribute, Column, Definition, counted, decoded, find, save
+from tailrace.topics import topic as topics
+from tailrace.topics.topic import TOPIC_NAMES
 
 KIND: Final = "view"
 PLANNING: Final = "planning"  # its job has not planned it yet
@@ -36,18 +38,22 @@ INVALID: Final = "invalid"  # Spark refuses the SELECT
 NEW: Final = "new"  # not filled yet
 FILLING: Final = "filling"
 LIVE: Final = "live"
+MESSAGE_KEYS: Final = (("partition", "N"), ("offset", "N"))  # of a message of a topic
 _TAG: Final = "tailrace:view"  # on the table: the view that it belongs to
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class SourceTable(msgspec.Struct, frozen=True):
-    """A table that a view reads, as it is when the view is created or filled."""
+    """A table that a view reads, or a partition of a topic, as it is when the view is created or filled."""
 
-    table: str
-    log: int  # of its change stream
+    table: str  # or the topic
+    log: int  # of its change stream, or of the partition
     keys: tuple[tuple[str, str], ...]
     columns: tuple[tuple[str, str], ...] = ()  # declared ones, with their SQL types
+    topic: int = 0  # the number of the topic; 0: it is a table
+    partition: int = 0
+    first: int = 0  # of a topic: the position of the first message that the view counts
 
 
 class ViewShape(msgspec.Struct, frozen=True):
@@ -71,6 +77,7 @@ class ViewDefinition(msgspec.Struct, frozen=True):
     piece: int = 0  # the number of its chunks that were applied
     shape: ViewShape | None = None
     refresh: int = 0  # how often a refresh was requested
+    filled: bool = False  # it was filled, and no refresh was requested since
 
 
 _decoder: Final = msgspec.msgpack.Decoder(ViewDefinition)
@@ -84,6 +91,8 @@ class SourceState(msgspec.Struct, frozen=True):
     position: int | None  # of the view in its log
     next: int  # where the log ends
     stale: str = ""  # why the view cannot continue from there
+    partition: int = 0  # of a topic
+    earliest: int = 0  # the first position that can be read
 
 
 class ViewDescription(msgspec.Struct, frozen=True):
@@ -165,6 +174,8 @@ def describe(reader: Reader | Tx, job: Job, view: ViewDefinition) -> ViewDescrip
 
 
 def _source(reader: Reader | Tx, source: SourceTable, position: int | None) -> SourceState:
+    if source.topic:
+        return _partition(reader, source, position)
     row = reader.get(TABLES, source.table)
     stream = None if row is None else decoded(row).stream
     log = reader.get(LOGS, source.log)
@@ -176,6 +187,18 @@ def _source(reader: Reader | Tx, source: SourceTable, position: int | None) -> S
     elif position is not None and position < cold.earliest(reader, log):
         stale = f"changes of table {source.table!r} were trimmed before the view had applied them"
     return SourceState(source.table, source.log, position, 0 if log is None else log.next, stale)
+
+
+def _partition(reader: Reader | Tx, source: SourceTable, position: int | None) -> SourceState:
+    name, log = reader.get(TOPIC_NAMES, source.table), reader.get(LOGS, source.log)
+    if name is None or name.topic != source.topic or log is None:
+        stale = f"topic {source.table!r} was dropped"
+        return SourceState(source.table, source.log, position, 0, stale, source.partition)
+    earliest = cold.earliest(reader, log)
+    stale = ""
+    if position is not None and position < earliest:
+        stale = f"messages of topic {source.table!r} were trimmed before the view had applied them"
+    return SourceState(source.table, source.log, position, log.next, stale, source.partition, earliest)
 
 
 # -- creating
@@ -190,9 +213,11 @@ class CreateView(Command[ViewDescription], frozen=True):
     sql: str
     tables: tuple[str, ...]  # that the SELECT reads
     if_not_exists: bool = False
+    topics: tuple[str, ...] = ()  # that it reads
 
     def subjects(self) -> tuple[str, ...]:
-        return tuple(f"tables/{name}" for name in (self.name, *self.tables))
+        tables = tuple(f"tables/{name}" for name in (self.name, *self.tables))
+        return (*tables, *(f"topics/{name}" for name in self.topics))
 
     def run(self, tx: Tx) -> ViewDescription:
         there = tx.get(JOBS, self.name)
@@ -204,9 +229,14 @@ class CreateView(Command[ViewDescription], frozen=True):
         check_name(self.name, "a view")
         fence.check_room(tx)
         _check_free(tx, self.name)
-        sources = tuple(source_of(tx, name) for name in self.tables)
-        view = ViewDefinition(self.sql, sources)
-        source_names = ", ".join(f"tables/{source.table}" for source in sources)
+        sources = [source_of(tx, name) for name in self.tables]
+        for name in self.topics:
+            sources += partitions_of(tx, name)
+        fence.check_logs(len(sources))
+        view = ViewDefinition(self.sql, tuple(sources))
+        source_names = ", ".join(
+            [f"tables/{name}" for name in self.tables] + [f"topics/{name}" for name in self.topics]
+        )
         source_names = source_names[: limits.JOB_TEXT_BYTES_MAX]
         job = Job(
             self.name, KIND, source_names, f"tables/{self.name}", REGISTERED, "", _encode(view), 0, tx.now_ms, tx.now_ms
@@ -234,6 +264,19 @@ def source_of(tx: Tx, name: str) -> SourceTable:
         raise Invalid(f"table {name!r} {why}, and a view needs old and new images; run {fix}", code="STREAM_NEEDED")
     kinds = tuple((key, definition.kinds[key]) for key in definition.keys)
     return SourceTable(name, stream.log, kinds, definition.column_kinds or ())
+
+
+def partitions_of(tx: Tx, name: str) -> list[SourceTable]:
+    """A topic as a source of a view: its partitions, from the first message that they have."""
+    topic = topics.find(tx, name)
+    if topic.name != name:
+        raise Invalid(f"{name!r} is the alias of topic {topic.name!r}; a view names the topic", code="INVALID_VIEW")
+    found = []
+    for partition in range(topic.partitions):
+        log = topics.partition_log(tx, topic, partition)
+        first = cold.earliest(tx, log)
+        found.append(SourceTable(name, log.id, MESSAGE_KEYS, (), topic.id, partition, first))
+    return found
 
 
 class PlanView(Command[ViewDescription], frozen=True):
@@ -352,7 +395,8 @@ class RefreshView(Command[ViewDescription], frozen=True):
         job, view = found(tx, self.name)
         phase = NEW if view.phase in (LIVE, FILLING) else view.phase
         phase = PLANNING if phase == INVALID else phase
-        changed(tx, job, msgspec.structs.replace(view, phase=phase, fill="", piece=0, refresh=view.refresh + 1))
+        refresh = view.refresh + 1
+        changed(tx, job, msgspec.structs.replace(view, phase=phase, fill="", piece=0, refresh=refresh, filled=False))
         return describe(tx, *found(tx, self.name))
 
 
@@ -402,6 +446,21 @@ def _drop(tx: Tx, name: str, view: str) -> bool:
 
 
 # -- describing
+
+
+class TopicsAmong(Query[tuple[str, ...]], frozen=True):
+    """Which of these names a view reads as topics: those of topics that are not names of tables or views too."""
+
+    names: tuple[str, ...]
+
+    def run(self, reader: Reader) -> tuple[str, ...]:
+        return tuple(
+            name
+            for name in self.names
+            if reader.get(TABLES, name) is None
+            and ((job := reader.get(JOBS, name)) is None or job.kind != KIND)
+            and reader.get(TOPIC_NAMES, name) is not None
+        )
 
 
 class DescribeView(Query[ViewDescription], frozen=True):

@@ -13,6 +13,7 @@ from tailrace.spark.views.encoding import OP, STAGED, StageTask, ViewEncoder
 from tailrace.spark.views.partials import AddPartials
 from tailrace.spark.views.query import ADDITIVE, INTERVAL, REFRESH, SourceRows, ViewQuery
 from tailrace.spark.views.sources import SourceTableReader
+from tailrace.spark.views.topics import SourceTopicReader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,21 +31,30 @@ class ViewMaintainer:
         access: ServerAccess,
         name: str,
         sql: str,
-        tables: Sequence[tuple[str, Any, int]],
+        tables: Sequence[dict[str, Any]],
     ) -> None:
-        """`tables`: the name, the key and the log of each source."""
+        """`tables`: the sources, as the server describes them; a topic has one for each partition."""
         # A session whose temporary views and settings are its own; a new one would not know the format.
         own = type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())
         for setting, value in (NEEDED | _SETTINGS).items():
             own.conf.set(setting, value)
         self._server, self._access, self._name, self._spark = server, access, name, own
-        self._logs = {table: log for table, _, log in tables}
-        self._readers = {table: SourceTableReader(own, server, access, table, keys) for table, keys, _ in tables}
+        self._logs = _logs(tables)  # by source and partition
+        self._readers: dict[str, SourceTableReader | SourceTopicReader] = {}
+        for each in tables:
+            if each["table"] in self._readers:
+                continue
+            if each.get("topic"):
+                first = {other["partition"]: other["first"] for other in tables if other["table"] == each["table"]}
+                self._readers[each["table"]] = SourceTopicReader(own, server, access, each["table"], first)
+            else:
+                self._readers[each["table"]] = SourceTableReader(own, server, access, each["table"], each["keys"])
         self._query = ViewQuery(own, sql, {table: reader.source for table, reader in self._readers.items()})
         self._encoder = ViewEncoder(self._query, name)
         for table, reader in self._readers.items():
             reader.used = self._query.used_columns(table)
-        self._at: dict[str, int] | None = None  # the positions that the state is of; None: there is no state
+        # The positions that the state is of, by source and partition; None: there is no state.
+        self._at: dict[str, dict[int, int]] | None = None
         self._previous: DataFrame | None = None  # the last result of a SELECT that runs again
 
     @property
@@ -85,12 +95,23 @@ class ViewMaintainer:
 
     # -- filling
 
-    def filled(self) -> tuple[dict[str, int], Iterator[tuple[str, int]]]:
-        """The sequence of each source as it is now, and the stages with the rows of the view over them."""
+    def filled(
+        self, tables: Sequence[dict[str, Any]]
+    ) -> tuple[dict[str, int], dict[int, int], Iterator[tuple[str, int]]]:
+        """The sequence of each table and the position in each partition of topics as they are now, and the stages with
+        the rows of the view over them. `tables`: the sources, as the server describes them now."""
         from pyspark.sql import functions as f
 
         self._at = self._previous = None
-        sequences = {table: reader.read_items() for table, reader in self._readers.items()}
+        self._logs = _logs(tables)
+        sequences, positions = dict[str, int](), dict[int, int]()
+        for table, reader in self._readers.items():
+            if isinstance(reader, SourceTopicReader):
+                reader.first = {each["partition"]: each["first"] for each in tables if each["table"] == table}
+                reader.read_items()
+                positions |= {self._logs[table][number]: end for number, end in reader.at.items()}
+            else:
+                sequences[table] = reader.read_items()
         now = {table: reader.rows() for table, reader in self._readers.items()}
         if self._query.strategy == ADDITIVE:
             made = self._query.batch(
@@ -103,7 +124,7 @@ class ViewMaintainer:
             rows = self._query.finished(made)
         else:
             rows = self._query.result(now).withColumn(WEIGHT, f.lit(1))
-        return sequences, self._stages(self._encoder.items(rows))
+        return sequences, positions, self._stages(self._encoder.items(rows))
 
     def _stages(self, items: DataFrame) -> Iterator[tuple[str, int]]:
         """Stages, as the tasks make them."""
@@ -113,7 +134,7 @@ class ViewMaintainer:
 
     # -- batches
 
-    def _prepare(self, at: dict[str, int]) -> None:
+    def _prepare(self, at: dict[str, dict[int, int]]) -> None:
         """Have the state at these positions."""
         if self._at == at:
             return
@@ -127,15 +148,14 @@ class ViewMaintainer:
     def apply(self, ranges: dict[int, tuple[int, int]], *, rewrite: bool) -> int | None:
         """Apply a batch of these ranges, by log; the number of changes, or None if another job was faster."""
         query = self._query
-        self._prepare({table: ranges[log][0] for table, log in self._logs.items()})
+        self._prepare(self._positions(ranges, 0))
         records = 0
         sources: dict[str, SourceRows] = {}
         overlays: dict[str, DataFrame | None] = {}
         for table, reader in self._readers.items():
-            start, end = ranges[self._logs[table]]
-            changes = reader.changes(start, end)
-            if changes is not None:
-                records += self._server.count_records(start, end, table=table)[0]
+            span = {number: ranges[log] for number, log in self._logs[table].items()}
+            changes = reader.changes(span)
+            records += reader.records(span)
             if table not in query.tables:
                 continue
             if table in query.needs_state:
@@ -158,10 +178,16 @@ class ViewMaintainer:
         }
         if not self._server.apply_view(self._name, body)["applied"]:
             return None
+        self._at = self._positions(ranges, 1)
         for table, overlay in overlays.items():
-            self._readers[table].advance(ranges[self._logs[table]][1], overlay)
-        self._at = {table: ranges[log][1] for table, log in self._logs.items()}
+            self._readers[table].advance(self._at[table], overlay)
         return records
+
+    def _positions(self, ranges: dict[int, tuple[int, int]], side: int) -> dict[str, dict[int, int]]:
+        """Where ranges start (0) or end (1), by source and partition."""
+        return {
+            table: {number: ranges[log][side] for number, log in logs.items()} for table, logs in self._logs.items()
+        }
 
     def _changed(self, sources: dict[str, SourceRows], at: dict[str, int]) -> DataFrame | None:
         """The items to write; `at`: the positions that the batch starts from."""
@@ -211,3 +237,11 @@ class ViewMaintainer:
         self._previous = items
         deletes = gone.select(*empty).withColumn(OP, f.lit("DELETE"))
         return puts.withColumn(OP, f.lit("PUT")).unionAll(deletes)
+
+
+def _logs(tables: Sequence[dict[str, Any]]) -> dict[str, dict[int, int]]:
+    """The logs of sources, by name and partition; a table has one."""
+    found: dict[str, dict[int, int]] = {}
+    for each in tables:
+        found.setdefault(each["table"], {})[each.get("partition", 0)] = each["log"]
+    return found
