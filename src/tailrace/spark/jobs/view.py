@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tailrace.spark.views.maintenance import ViewMaintainer
 
 MAX_RECORDS: Final = 200_000
+MAX_RECORDS_ALONE: Final = 1_000_000  # of a view that only adds changes up: its batches hold no rows
 MIN_RECORDS: Final = 1_000
 INTERVAL_S: Final = 1.0
 REFRESH_S: Final = 60.0  # between two runs of a SELECT whose result changes by itself
@@ -69,13 +70,14 @@ def view(
     refill: bool = False,
     interval_s: float = INTERVAL_S,
     refresh_s: float = REFRESH_S,
-    max_records: int = MAX_RECORDS,
+    max_records: int | None = None,
     on_progress: ProgressCallback | None = None,
     stop: threading.Event | None = None,
 ) -> Maintained:
     """Maintain the view until `stop` is set; with `once`, until it has all current changes of its sources. With
-    `refill`, fill it again first. Safe to stop at any moment, to restart, and to run twice at once."""
-    if max_records < 1 or interval_s <= 0 or refresh_s <= 0:
+    `refill`, fill it again first. `max_records`: by default MAX_RECORDS, or MAX_RECORDS_ALONE if the view only adds
+    changes up. Safe to stop at any moment, to restart, and to run twice at once."""
+    if (max_records is not None and max_records < 1) or interval_s <= 0 or refresh_s <= 0:
         raise Invalid("max_records, interval_s and refresh_s must be above 0")
     meter = Meter(name, "view", on_progress)
     with Client(url, token=token) as client:
@@ -137,7 +139,7 @@ class _ViewJob:
         client: Client,
         name: str,
         access: ServerAccess,
-        max_records: int,
+        max_records: int | None,
         meter: Meter,
         *,
         once: bool,
@@ -147,7 +149,7 @@ class _ViewJob:
         stop: threading.Event,
     ) -> None:
         self._spark, self.client, self.name, self._access = spark, client, name, access
-        self._max_records, self.meter = max_records, meter
+        self._given, self._max_records, self.meter = max_records, max_records or MAX_RECORDS, meter
         self._once, self._refill, self._interval_s, self._refresh_s = once, refill, interval_s, refresh_s
         self._requested = refill  # by the caller, not only found to be needed
         self._stop = stop
@@ -257,6 +259,8 @@ class _ViewJob:
                 self.client.plan_view(self.name, {"error": str(error)})
             raise
         self._maintainer = maintainer
+        if self._given is None and maintainer.needs_only_changes:
+            self._max_records = MAX_RECORDS_ALONE
 
     # -- batches
 

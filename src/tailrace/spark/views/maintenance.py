@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailrace.client import Client
+from tailrace.errors import Error
 from tailrace.spark.options import ServerAccess
 from tailrace.spark.session import NEEDED
 from tailrace.spark.views.catalyst import WEIGHT
 from tailrace.spark.views.encoding import OP, STAGED, StageTask, ViewEncoder
+from tailrace.spark.views.failing import failing_row, value_error
 from tailrace.spark.views.partials import AddPartials
 from tailrace.spark.views.query import ADDITIVE, INTERVAL, REFRESH, SourceRows, ViewQuery
 from tailrace.spark.views.sources import SourceTableReader
@@ -60,6 +62,11 @@ class ViewMaintainer:
     @property
     def is_interval(self) -> bool:
         return self._query.strategy == INTERVAL
+
+    @property
+    def needs_only_changes(self) -> bool:
+        """Whether a batch adds up changes, and needs no rows of the sources."""
+        return self._query.strategy == ADDITIVE and not self._query.needs_state
 
     def shape(self) -> dict[str, Any]:
         """The plan, as it is reported to the server."""
@@ -124,13 +131,29 @@ class ViewMaintainer:
             rows = self._query.finished(made)
         else:
             rows = self._query.result(now).withColumn(WEIGHT, f.lit(1))
-        return sequences, positions, self._stages(self._encoder.items(rows))
+        return sequences, positions, self._stages(self._encoder.items(rows), now, now)
 
-    def _stages(self, items: DataFrame) -> Iterator[tuple[str, int]]:
-        """Stages, as the tasks make them."""
+    def _stages(
+        self, items: DataFrame, suspects: Mapping[str, DataFrame], now: Mapping[str, DataFrame]
+    ) -> Iterator[tuple[str, int]]:
+        """Stages, as the tasks make them. If a row makes the SELECT fail, it is one of `suspects`."""
         task = StageTask(self._access, self._name, *self._encoder.names(items))
-        for row in items.mapInArrow(task, STAGED).toLocalIterator():
-            yield row["stage"], row["rows"]
+        try:
+            for row in items.mapInArrow(task, STAGED).toLocalIterator():
+                yield row["stage"], row["rows"]
+        except Exception as error:
+            message = value_error(error)
+            if message is None:
+                raise
+            raise Error(self._located(message, suspects, now), code="QUERY_FAILED") from error
+
+    def _located(self, message: str, suspects: Mapping[str, DataFrame], now: Mapping[str, DataFrame]) -> str:
+        """Spark's message about a value, with the row and the column that it is about."""
+        found = failing_row(self._query, suspects, now)
+        if found is None:
+            return f"the SELECT fails: {message}"
+        what = "a condition or several columns" if found.column is None else f"the column {found.column!r}"
+        return f"{what} of the SELECT fails for {found.table!r}, key {found.key}: {message}"
 
     # -- batches
 
@@ -168,7 +191,13 @@ class ViewMaintainer:
             nothing = self._readers[table].nothing()
             sources.setdefault(table, SourceRows(nothing, nothing, None))
         found = self._changed(sources, {str(log): start for log, (start, _) in ranges.items()})
-        stages = [] if found is None else [stage for stage, _ in self._stages(found)]
+        now = {table: each.new for table, each in sources.items()}
+        changed = {
+            table: each.delta.drop(WEIGHT)
+            for table, each in sources.items()
+            if each.delta is not None and table in query.tables
+        }
+        stages = [] if found is None else [stage for stage, _ in self._stages(found, changed, now)]
         body = {
             "ranges": {str(log): each for log, each in ranges.items()},
             "stages": stages,
