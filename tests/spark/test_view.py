@@ -274,7 +274,7 @@ def test_a_batch_that_is_too_large_is_cut_or_the_view_is_filled_again(
 
 
 def test_two_at_once(world: World) -> None:
-    world.create(AGGREGATES)
+    world.create("SELECT status, count(*) AS n, sum(total) AS total FROM {o} GROUP BY status")
     source = random.Random(9)
     world.load(source, 10)
     world.view(max_records=5)

@@ -231,7 +231,9 @@ class _ViewJob:
             self._maintainer.forget()
 
     def _of_spark(self, error: Exception) -> Error:
-        message = explain(error)
+        from tailrace.spark.views.failing import value_error
+
+        message = value_error(error) or explain(error)
         if _PLANNED in message:
             return Conflict(message, code="VIEW_STALE")
         if any(text in message for text in (*TRANSIENT, *_LOST, _OUTRUN)):
@@ -331,6 +333,7 @@ class _ViewJob:
         except Exception as error:  # of Spark
             raise self._of_spark(error) from error
         self._finish(fill, sequences, positions)
+        self._requested = False
         self.done = Maintained(self.done.rows, self.done.batches, self.done.filled + count)
         self.meter.batch(count, time.monotonic() - began)
 
