@@ -168,6 +168,9 @@ TABLE: tuple[Row, ...] = (
     Row("GET", "/v1/views", READ),
     Row("GET", "/v1/views/missing", READ),
     Row("POST", "/v1/views/missing/apply", JOBS, msgspec.msgpack.encode({"ranges": {}}), MSGPACK),
+    Row(
+        "POST", "/v1/views/missing/partials", JOBS, msgspec.msgpack.encode({"at": {}, "form": "", "keys": b""}), MSGPACK
+    ),
     Row("POST", "/v1/views/missing/plan", JOBS, msgspec.msgpack.encode({"error": "x"}), MSGPACK),
     Row("POST", "/v1/views/missing/fill", JOBS, msgspec.msgpack.encode({"step": "begin"}), MSGPACK),
     # SQL

@@ -16,6 +16,7 @@ from tailrace.scalar import to_attribute
 from tailrace.spark.jobs import view as view_job
 from tailrace.spark.options import ServerAccess
 from tailrace.spark.views.maintenance import ViewMaintainer
+from tailrace.spark.views.sources import SourceTableReader
 from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess
 from tests.unit.threaded import Served
@@ -89,9 +90,8 @@ class World:
     def check(self, name: str = "") -> list[Any]:
         """The view is what Spark makes of its SELECT; its rows."""
         known = self.client.view(name or self.name)
-        tables = [(each["table"], each["keys"], each["log"]) for each in known["tables"]]
         access = ServerAccess(self.url, None, None, None)
-        maintainer = ViewMaintainer(self.spark, self.client, access, known["name"], known["sql"], tables)
+        maintainer = ViewMaintainer(self.spark, self.client, access, known["name"], known["sql"], known["tables"])
         wanted = [
             {key: _plain(value) for key, value in row.asDict(recursive=True).items() if value is not None}
             for row in maintainer.scratch().collect()
@@ -163,6 +163,27 @@ def test_what_does_not_change_the_view_leaves_no_record(world: World) -> None:
     world.put(world.orders, id="1", status="paid", total=20)
     assert world.view().rows == 1
     assert world.client.stream_info(world.name)["latest"] == before
+
+
+def test_a_job_of_an_additive_view_that_restarts_reads_no_items(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.create(
+        "SELECT status, n, mean, 100 / s AS part FROM (SELECT status, count(*) AS n, avg(total) AS mean, "
+        "sum(total) AS s FROM {o} GROUP BY status) WHERE s <> 0"
+    )
+    world.put(world.orders, id="1", status="paid", total=-7)
+    world.put(world.orders, id="2", status="sent", total=-7)
+    world.put(world.orders, id="3", status="sent", total=7)  # a group without a row, and with partials
+    assert world.view().filled > 0
+
+    def read(self: SourceTableReader) -> int:
+        raise AssertionError("the items of the source are read again")
+
+    world.put(world.orders, id="4", status="sent", total=5)
+    with monkeypatch.context() as patched:
+        patched.setattr(SourceTableReader, "read_items", read)
+        assert world.view().rows == 1
+    found = world.check()
+    assert {each["status"]: (each["n"], each.get("part")) for each in found}["sent"] == (3.0, 20.0)
 
 
 def test_retractions(world: World) -> None:
@@ -253,7 +274,7 @@ def test_a_batch_that_is_too_large_is_cut_or_the_view_is_filled_again(
 
 
 def test_two_at_once(world: World) -> None:
-    world.create(AGGREGATES)
+    world.create("SELECT status, count(*) AS n, sum(total) AS total FROM {o} GROUP BY status")
     source = random.Random(9)
     world.load(source, 10)
     world.view(max_records=5)
@@ -283,6 +304,41 @@ def test_a_view_of_a_view(world: World) -> None:
     world.check(f"{world.name}2")
 
 
+def test_topics_are_sources(world: World) -> None:
+    topic = f"{world.name}_events"
+    world.client.sql(f"CREATE TOPIC {topic} PARTITIONS 2")
+    status, total = "variant_get(value, '$.status', 'string')", "variant_get(value, '$.total', 'decimal(12,2)')"
+    sums = world.create(f"SELECT {status} AS status, count(*) AS n, sum({total}) AS s FROM {topic} GROUP BY 1", "a")
+    most = world.create(f"SELECT {status} AS status, max({total}) AS m FROM {topic} GROUP BY 1", "b")
+
+    def publish(*payloads: Any) -> None:
+        for number, payload in enumerate(payloads):
+            world.client.publish(topic, payload, key=str(number))
+
+    publish({"status": "x", "total": 5}, {"status": "y", "total": 7.25}, b"no JSON")
+    for name in (sums, most):
+        assert world.view(name).filled == 3
+    publish({"status": "x", "total": 9.5}, {"status": "y"}, b"none either")
+    for name in (sums, most):
+        done = world.view(name)
+        assert (done.filled, done.rows) == (0, 3)
+        world.check(name)
+    assert [world.client.view(name)["strategy"] for name in (sums, most)] == ["additive", "groups"]
+
+    # Messages that have left the topic stay counted. A view that would need them again stops, until it is refreshed.
+    world.client.sql(f"CLEAR TOPIC {topic}")
+    publish({"status": "x", "total": 1})
+    world.view(sums)
+    found = world.client.call("GetItem", {"TableName": sums, "Key": {"status": {"S": "x"}}})["Item"]
+    assert found == {"status": {"S": "x"}, "n": {"N": "3"}, "s": {"N": "15.5"}}
+    with pytest.raises(Error, match="have left the topic"):
+        world.view(most)
+    assert world.client.call("Scan", {"TableName": most})["Count"] == 3, "its rows stay"
+    world.client.sql(f"ALTER MATERIALIZED VIEW {most} REFRESH")
+    world.view(most)
+    assert len(world.check(most)) == 1
+
+
 def test_what_spark_refuses_is_invalid_with_its_message(world: World) -> None:
     world.create("SELECT no_such_function(status) AS x FROM {o}")
     with pytest.raises(Invalid, match="no_such_function"):
@@ -291,6 +347,18 @@ def test_what_spark_refuses_is_invalid_with_its_message(world: World) -> None:
     assert known["phase"] == "invalid"
     assert "no_such_function" in known["message"]
     world.client.sql(f"DROP MATERIALIZED VIEW {world.name}")
+
+
+def test_a_row_that_fails_is_named_with_its_column(world: World) -> None:
+    name = world.create("SELECT id, upper(customer) AS c, CAST(status AS INT) AS number FROM {o}")
+    world.put(world.orders, id="first", status="1")
+    world.view()
+    world.put(world.orders, id="good", status="8")
+    world.put(world.orders, id="bad", status="eight")
+    failed = r"the column 'number' of the SELECT fails for .*, key \{'id': 'bad'\}: The value 'eight'"
+    with pytest.raises(Error, match=failed):
+        world.view()
+    assert "'bad'" in world.client.view(name)["message"]
 
 
 def test_a_result_that_changes_by_itself_is_computed_again(world: World) -> None:

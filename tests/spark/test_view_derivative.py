@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tailrace.spark.views.failing import FailingRow, failing_row
 from tailrace.spark.views.query import ADDITIVE, DELTAS, GROUPS, INTERVAL, REFRESH, ViewQuery
 from tests.spark.view_queries import QUERIES
 from tests.spark.view_worlds import World
@@ -71,6 +72,21 @@ def test_explain_names_the_derivative_of_each_operator(world: World) -> None:
     assert query.warnings == []
     assert query.needs_state == {"orders", "customers"}
     query.drop()
+
+
+def test_the_row_that_makes_a_select_fail_is_found(world: World) -> None:
+    rows = world.states[0]
+    bad = rows["orders"].where("qty IS NOT NULL").orderBy("id").first()
+    assert bad is not None
+    test = f"CASE WHEN id = '{bad['id']}' THEN 0 ELSE 1 END"
+    for sql, column in (
+        (f"SELECT id, status, qty / {test} AS part FROM orders", "part"),
+        (f"SELECT id, status FROM orders WHERE qty / {test} > 0", None),
+    ):
+        query = ViewQuery(world.spark, sql, world.sources)
+        found = failing_row(query, {"customers": rows["customers"], "orders": rows["orders"]}, rows)
+        assert found == FailingRow("orders", {"id": bad["id"]}, column)
+        query.drop()
 
 
 def test_an_additive_view_of_one_table_reads_no_state(world: World) -> None:

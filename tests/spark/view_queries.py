@@ -38,6 +38,11 @@ QUERIES: Final[dict[str, str]] = {
     "max of sums": "SELECT region, max(s) AS top FROM (SELECT region, customer, sum(total) AS s FROM orders GROUP BY region, customer) GROUP BY region",
     "average of counts": "SELECT avg(n) AS mean FROM (SELECT customer, count(*) AS n FROM orders GROUP BY customer)",
     "decimals": "SELECT sku, sum(CAST(total AS DECIMAL(38, 6)) * 1.000001) AS x, sum(total * qty) AS y FROM orders GROUP BY sku",
+    # -- topics
+    "events by kind": "SELECT variant_get(value, '$.kind', 'string') AS kind, count(*) AS n, sum(variant_get(value, '$.qty', 'int')) AS qty FROM events GROUP BY 1",
+    "events at most": "SELECT variant_get(value, '$.customer', 'string') AS customer, max(variant_get(value, '$.qty', 'int')) AS most FROM events GROUP BY 1",
+    "events that are no JSON": "SELECT partition, offset, payload FROM events WHERE value IS NULL",
+    "events with customers": "SELECT e.partition, e.offset, c.name, c.tier FROM events e LEFT JOIN customers c ON c.id = variant_get(e.value, '$.customer', 'string')",
     # -- rows
     "rows": "SELECT id, upper(status) AS status, total FROM orders WHERE total > 300",
     "all columns": "SELECT * FROM customers",

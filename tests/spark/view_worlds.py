@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from tailrace.spark.views.additive import PARTIALS
 from tailrace.spark.views.catalyst import WEIGHT
+from tailrace.spark.views.partials import added
 from tailrace.spark.views.query import ADDITIVE, INTERVAL, REFRESH, SourceRows, ViewQuery, ViewSource
 
 if TYPE_CHECKING:
@@ -25,7 +27,10 @@ COLUMNS: Final = {
     "messages": ("channel,ts", "channel string NOT NULL, ts bigint NOT NULL, author string, body string", 14),
     "reads": ("channel,usr", "channel string NOT NULL, usr string NOT NULL, ts bigint", 6),
     "readings": ("device,ts", "device string NOT NULL, ts bigint NOT NULL, temp double, hum double", 16),
+    "events": ("partition,offset", "partition int NOT NULL, offset bigint NOT NULL, payload string, value variant", 10),
 }  # fmt: skip
+
+TOPIC: Final = "events"
 
 
 class World:
@@ -35,6 +40,7 @@ class World:
         from pyspark.sql.types import _parse_datatype_string
 
         self.spark, self._random, self._serial = spark, random.Random(seed), 0
+        self._messages, self._ends = random.Random(seed), [0, 0]  # of the topic
         self.sources = {
             table: ViewSource(tuple(key.split(",")), _parse_datatype_string(ddl))
             for table, (key, ddl, _) in COLUMNS.items()
@@ -62,6 +68,10 @@ class World:
     def _change(self, table: str, rows: dict[Any, dict[str, Any]]) -> DataFrame | None:
         """Random inserts, updates and deletes: rows with weights, several for a key where a batch changes it twice."""
         rng, size, weighted = self._random, COLUMNS[table][2], []
+        if table == TOPIC:
+            fresh = [self._message() for _ in range(self._messages.randint(0, 4))]
+            rows |= {self._key(table, row): row for row in fresh}
+            return self._frame(table, [{**row, WEIGHT: 1} for row in fresh], f", {WEIGHT} int") if fresh else None
         if rng.random() < 0.3:
             return None
         for _ in range(rng.randint(1, 5)):
@@ -86,6 +96,11 @@ class World:
         from pyspark.sql.pandas.types import to_arrow_schema
         from pyspark.sql.types import _parse_datatype_string
 
+        if table == TOPIC:
+            stored = _parse_datatype_string(COLUMNS[table][1].replace(", value variant", "") + more)
+            frame = self.spark.createDataFrame(pa.Table.from_pylist(rows, to_arrow_schema(stored)), stored)
+            weight = [WEIGHT] if more else []
+            return frame.selectExpr("partition", "offset", "payload", "try_parse_json(payload) AS value", *weight)
         schema = _parse_datatype_string(COLUMNS[table][1] + more)
         return self.spark.createDataFrame(pa.Table.from_pylist(rows, to_arrow_schema(schema)), schema)
 
@@ -97,7 +112,20 @@ class World:
         rng = self._random
         return f"2026-11-{rng.randint(10, 12)}T{rng.randint(0, 23):02}:{rng.randint(0, 59):02}:00.{self._serial:06}"
 
+    def _message(self) -> dict[str, Any]:
+        """The next message of the topic, in one of its partitions."""
+        rng = self._messages
+        partition = rng.randrange(2)
+        self._ends[partition] += 1
+        kind, customer, qty = rng.choice(["seen", "sold", "lost"]), f"c{rng.randrange(9)}", rng.randint(1, 9)
+        payload = rng.choice(
+            [f'{{"kind": "{kind}", "customer": "{customer}", "qty": {qty}}}', f'{{"kind": "{kind}"}}', "no JSON"]
+        )
+        return {"partition": partition, "offset": self._ends[partition] - 1, "payload": payload}
+
     def _row(self, table: str) -> dict[str, Any]:
+        if table == TOPIC:
+            return self._message()
         rng, pick = self._random, self._pick
         orders, customers = [f"o{i}" for i in range(30)], [f"c{i}" for i in range(9)]
         skus = [f"k{i}" for i in range(9)]
@@ -172,21 +200,22 @@ class KeptView:
     def __init__(self, query: ViewQuery) -> None:
         self._query = query
         self.rows: dict[Any, tuple[Any, ...]] = {}
-        self._state: DataFrame | None = None
+        self._texts: dict[Any, str] = {}  # the partials of groups, as the server has them
 
     def fill(self, now: dict[str, DataFrame]) -> None:
         query = self._query
-        self._put_all(query.result(now).collect())
-        if query.strategy == ADDITIVE:
-            from pyspark.sql import functions as f
+        if query.strategy != ADDITIVE:
+            self._put_all(query.result(now).collect())
+            return
+        from pyspark.sql import functions as f
 
-            everything = {
-                table: SourceRows(rows.where("false"), rows, rows.withColumn(WEIGHT, f.lit(1)))
-                for table, rows in now.items()
-            }
-            partials = query.batch(everything)
-            assert partials is not None
-            self._state = partials.localCheckpoint()
+        everything = {
+            table: SourceRows(rows.where("false"), rows, rows.withColumn(WEIGHT, f.lit(1)))
+            for table, rows in now.items()
+        }
+        partials = query.batch(everything)
+        assert partials is not None
+        self._write(query.finished(partials))
 
     def _put_all(self, rows: list[Any]) -> None:
         self.rows = {}
@@ -207,17 +236,31 @@ class KeptView:
         if made is None:
             return
         if query.strategy == ADDITIVE:
-            assert query.additive is not None and self._state is not None
-            merged = query.additive.merged(self._state, made).localCheckpoint()
-            made = query.finished(merged.where("touched").drop("touched"))
-            self._state = query.additive.remaining(merged)
+            made = query.finished(self._added(made))
+        self._write(made)
+
+    def _added(self, partials: DataFrame) -> DataFrame:
+        """Partials with those that are there, as the tasks of a job add them."""
+        additive, table = self._query.additive, partials.toArrow().combine_chunks()
+        assert additive is not None
+        groups = zip(*[table.column(name).to_pylist() for name in additive.groups], strict=True)
+        keys = list(map(comparable, groups)) if additive.groups else [()] * table.num_rows
+        names = additive.names(partials)
+        made = [added(each, names, [self._texts.get(key) for key in keys]) for each in table.to_batches()]
+        return partials.sparkSession.createDataFrame(pa.Table.from_batches(made, table.schema), partials.schema)
+
+    def _write(self, made: DataFrame) -> None:
         seen = set()
         for row in made.collect():
             key = self._key(row)
             assert key not in seen, f"two changes of the key {key}"
             seen.add(key)
+            if PARTIALS in row:
+                self._texts.pop(key, None)
+                if row[PARTIALS] is not None:
+                    self._texts[key] = row[PARTIALS]
             if row[WEIGHT] > 0:
-                self.rows[key] = tuple(row)[:-1]
+                self.rows[key] = tuple(row)[: len(self._query.names)]
             else:
                 self.rows.pop(key, None)
 

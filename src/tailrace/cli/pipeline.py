@@ -265,7 +265,9 @@ def restore(table: str, into: str, at_sequence: int | None, at_time: str | None,
 @click.argument("name", shell_complete=complete("views"))
 @_ONCE
 @click.option("--refill", is_flag=True, help="Fill it again from its sources first.")
-@click.option("--max-records", type=click.IntRange(1), help="Changes of a source per batch (200000).")
+@click.option(
+    "--max-records", type=click.IntRange(1), help="Changes of a source per batch (200000; of an additive view 1000000)."
+)
 @click.option("--interval", type=click.FloatRange(0.05), help="Seconds between two batches (1).")
 @click.option("--refresh", type=click.FloatRange(0.05), help="Seconds between two runs of a SELECT with now() (60).")
 @job_options

@@ -398,6 +398,10 @@ ROUTES: Final[tuple[Route, ...]] = (
         response=views.AppliedResponse,
     ),
     _row(
+        "POST", "/v1/views/{name}/partials", "Read partial aggregates of an additive view, by key.", "pipeline",
+        answer=views.partials, permissions=JOBS, types=JSON_OR_MSGPACK, body=MSGPACK, response=views.PartialsResponse,
+    ),
+    _row(
         "POST", "/v1/views/{name}/plan", "Report the plan of a view: its key, columns and strategy.", "pipeline",
         answer=views.plan, permissions=JOBS, types=JSON_OR_MSGPACK, body=MSGPACK, response=views.ViewResponse,
     ),

@@ -17,6 +17,7 @@ from tailrace.errors import Invalid, TooLarge
 from tailrace.http.codec import LogNumber, Position, Range, by_log, json_response, rfc3339
 from tailrace.http.message import Request, Response
 from tailrace.jobs.apply import ApplyView, RewriteView
+from tailrace.jobs.partials import ReadPartials
 from tailrace.jobs.view import DescribeView, ListViews, PlanView, ViewDescription, ViewShape
 from tailrace.jobs.view_fill import BeginFill, ClearRows, FillRows, FinishFill
 
@@ -30,6 +31,7 @@ class ApplyBody(msgspec.Struct, forbid_unknown_fields=True):
     ranges: dict[str, Range]
     stages: tuple[str, ...] = ()
     records: int = 0
+    form: str = ""  # of the partial aggregates in the stages
     rewrite: bool = False  # the SELECT ran again at these positions, which do not move
 
 
@@ -38,8 +40,14 @@ class PlanBody(msgspec.Struct, forbid_unknown_fields=True):
     error: str = ""
 
 
+class PartialsBody(msgspec.Struct, forbid_unknown_fields=True):
+    at: dict[str, Position]  # by log
+    form: str
+    keys: bytes  # an Arrow stream with the key columns of the view's table
+
+
 class BeginFillBody(msgspec.Struct, forbid_unknown_fields=True, tag_field="step", tag="begin"):
-    """Nothing but the view's name is needed."""
+    requested: bool = False  # also if messages that the view has counted have left their topic
 
 
 class ClearFillBody(msgspec.Struct, forbid_unknown_fields=True, tag_field="step", tag="clear"):
@@ -55,6 +63,7 @@ class FillPieceBody(msgspec.Struct, forbid_unknown_fields=True, tag_field="step"
 class FinishFillBody(msgspec.Struct, forbid_unknown_fields=True, tag_field="step", tag="finish"):
     fill: str
     sequences: dict[str, Position]
+    positions: dict[str, Position] = {}  # of the partitions of topics, by log
 
 
 class ViewResponse(msgspec.Struct, kw_only=True):
@@ -84,6 +93,10 @@ class ViewsResponse(msgspec.Struct):
     views: list[ViewResponse]
 
 
+class PartialsResponse(msgspec.Struct):
+    partials: list[str | None]
+
+
 class AppliedResponse(msgspec.Struct):
     applied: bool
     positions: dict[str, int]
@@ -91,6 +104,7 @@ class AppliedResponse(msgspec.Struct):
 
 FillBody = BeginFillBody | ClearFillBody | FillPieceBody | FinishFillBody
 _apply: Final = msgspec.msgpack.Decoder(ApplyBody)
+_partials: Final = msgspec.msgpack.Decoder(PartialsBody)
 _plan: Final = msgspec.msgpack.Decoder(PlanBody)
 _fill: Final[msgspec.msgpack.Decoder[FillBody]] = msgspec.msgpack.Decoder(FillBody)
 
@@ -125,23 +139,37 @@ async def apply(services: Services, request: Request, principal: Principal, name
         at = {log: end for log, (_, end) in ranges.items()}
         written = await services.db.aexecute(RewriteView(name, at, body.stages), principal)
         return json_response(AppliedResponse(written, by_log(at)))
-    done = await services.db.aexecute(ApplyView(name, ranges, body.stages, body.records), principal)
+    done = await services.db.aexecute(ApplyView(name, ranges, body.stages, body.records, body.form), principal)
     return json_response(AppliedResponse(done.applied, by_log(done.positions)))
+
+
+async def partials(services: Services, request: Request, principal: Principal, name: str) -> Response:
+    """The partial aggregates of groups, in the order of their keys, at these positions of the view."""
+    body = await _body(request, _partials)
+    at = {_log(log): position for log, position in body.at.items()}
+
+    def work() -> Response:
+        query = ReadPartials(name, at, body.form, body.keys)
+        return json_response(PartialsResponse(services.db.execute(query, principal)))
+
+    return await services.stage_workers.run(work, len(request.body))
 
 
 async def fill(services: Services, request: Request, principal: Principal, name: str) -> Response:
     """A step of filling the view: begin, clear, piece or finish."""
     db = services.db
     match await _body(request, _fill):
-        case BeginFillBody():
-            return json_response({"fill": await db.aexecute(BeginFill(name), principal)})
+        case BeginFillBody(requested=requested):
+            return json_response({"fill": await db.aexecute(BeginFill(name, requested), principal)})
         case ClearFillBody(fill=number):
             return json_response({"more": await db.aexecute(ClearRows(name, number), principal)})
         case FillPieceBody(fill=number, piece=piece, stages=stages):
             command = FillRows(name, number, piece, stages)
             return json_response({"applied": await db.aexecute(command, principal)})
-        case FinishFillBody(fill=number, sequences=sequences):
-            return json_response(_shown(await db.aexecute(FinishFill(name, number, sequences), principal)))
+        case FinishFillBody(fill=number, sequences=sequences, positions=positions):
+            by_number = {_log(log): position for log, position in positions.items()}
+            finish = FinishFill(name, number, sequences, by_number)
+            return json_response(_shown(await db.aexecute(finish, principal)))
 
 
 async def _body(request: Request, decoder: msgspec.msgpack.Decoder[T]) -> T:

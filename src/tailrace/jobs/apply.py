@@ -16,7 +16,7 @@ from tailrace import failpoints, limits
 from tailrace.access import Permission
 from tailrace.command import Command
 from tailrace.errors import Conflict, Invalid, TooLarge
-from tailrace.jobs import fence, stage
+from tailrace.jobs import fence, partials, stage
 from tailrace.jobs.commands import bodies, check_target, remove
 from tailrace.jobs.job import positions
 from tailrace.jobs.stage import STAGES, TABLE, Target
@@ -26,6 +26,7 @@ from tailrace.log import cold
 from tailrace.log import log as logs
 from tailrace.log.entry import LOGS
 from tailrace.storage.engine import Tx
+from tailrace.tables.definition import Definition
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -58,12 +59,14 @@ class ApplyView(ViewCommand, frozen=True):
     ranges: dict[int, tuple[int, int]]
     stages: tuple[str, ...] = ()
     records: int = 0  # changes in the ranges
+    form: str = ""  # of the partial aggregates in the stages
 
     def run(self, tx: Tx) -> Applied:
         job, view = found(tx, self.name)
         check_live(self.name, view)
         if not 0 <= self.records <= limits.POSITION_MAX:
             raise Invalid(f"{self.records} is not a number of changes")
+        partials.check_form(self.name, view, self.form)
         followed = {source.log for source in view.sources}
         unknown, missing = set(self.ranges) - followed, followed - set(self.ranges)
         if unknown:
@@ -114,14 +117,17 @@ class RewriteView(ViewCommand, frozen=True):
 
 
 def write_stages(tx: Tx, name: str, stages: tuple[str, ...]) -> int:
-    """Write the rows of these stages to the view's table, and remove them; their number."""
+    """Write the rows of these stages to the view's table, with their partial aggregates, and remove them; their
+    number."""
     here = resolve(tx, Target(TABLE, name))
     if len(stages) > limits.STAGES_MAX or len(set(stages)) != len(stages):
         raise Invalid(f"stages names one twice, or more than {limits.STAGES_MAX}; name each once")
     staged = [stage.find(tx, each) for each in stages]
     for each in staged:
         check_target(each, here)
-    write(tx, here, (body for each in staged for body in bodies(tx, each.id)))
+    assert isinstance(here.thing, Definition), "the target is a table"
+    chunks = (body for each in staged for body in bodies(tx, each.id))
+    write(tx, here, partials.written(tx, here.thing, chunks))
     remove(tx, staged)
     return sum(each.rows for each in staged)
 

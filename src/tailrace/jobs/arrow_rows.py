@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from tailrace import limits
 from tailrace.errors import Error, Invalid, TooLarge
-from tailrace.jobs.rows import DELETE, PUT, CheckedRows, PackedWrites, packed_numbers, pieces, writes, wrong
+from tailrace.jobs.rows import DELETE, PARTIALS, PUT, CheckedRows, PackedWrites, packed_numbers, pieces, writes, wrong
 from tailrace.tables import key as keys
 from tailrace.tables import messages, number, value
 from tailrace.tables.definition import Definition
@@ -60,6 +60,21 @@ def for_table(body: bytes, definition: Definition) -> CheckedRows:
     rows = [_encoded(batch, definition) for batch in table.to_batches() if batch.num_rows]
     assert len(rows) <= 1, "columns are combined"
     return CheckedRows(table.num_rows, _encode(rows[0]) if rows else b"")
+
+
+def stored_keys(body: bytes, definition: Definition) -> tuple[bytes, ...]:
+    """The keys of items, out of an Arrow stream with their key columns. Slow: not for an event loop."""
+    found: list[bytes] = []
+    for batch in _batches(body):
+        columns: dict[str, EncodedColumn] = {}
+        for name in set(batch.schema.names) & set(definition.keys):
+            try:
+                columns[name] = _column(batch.column(name), name, b"", 1)
+            except _InvalidValue as problem:
+                row, why = problem.args
+                raise wrong(row, Invalid(f"the column {name!r}: {why}")) from None
+        found += _keys(definition, columns)
+    return tuple(found)
 
 
 # -- the Arrow stream
@@ -129,6 +144,10 @@ def _encoded(batch: pa.RecordBatch, definition: Definition) -> PackedWrites:
         raise Invalid(f"two columns of {', '.join(names)[:200]} have the same name; rename one")
     deleted = _deleted(batch.column(OP)) if OP in names else None
     names = [name for name in names if name != OP]
+    partials: tuple[bytes, bytes] = (b"", b"")
+    if definition.partials_space is not None and PARTIALS in names:
+        names.remove(PARTIALS)
+        partials = _joined(_partials(batch.column(PARTIALS)))
     value.check_names(names)
     columns: dict[str, EncodedColumn] = {}
     for name in names:
@@ -153,6 +172,7 @@ def _encoded(batch: pa.RecordBatch, definition: Definition) -> PackedWrites:
         b"".join(stored),
         *_joined(named),
         *_joined(bodies),
+        *partials,
     )
     if definition.indexes:
         _check_indexes(definition, found)
@@ -190,6 +210,12 @@ def _deleted(ops: pa.Array) -> pa.Array:
         text = ops[row].as_py()[:40]
         raise wrong(row, Invalid(f"operation {text!r} is unknown; use {PUT} or {DELETE}", code="INVALID_OPERATION"))
     return deleted
+
+
+def _partials(column: pa.Array) -> pa.Array:
+    if not pa.types.is_string(column.type):
+        raise Invalid(f"the column {PARTIALS!r} is {column.type}; send strings")
+    return pc.fill_null(column, "").cast(_BINARY)
 
 
 def _first(mask: pa.Array) -> int | None:

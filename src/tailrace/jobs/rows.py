@@ -27,6 +27,7 @@ from tailrace.topics.topic import Topic
 
 PUT: Final = "PUT"
 DELETE: Final = "DELETE"
+PARTIALS: Final = "_partials"  # the column with the partial aggregates of a view's group
 ENTRY_BYTES: Final = 256 * limits.KiB  # of JSON messages that share an entry
 ENTRY_MESSAGES: Final = 1_000  # and how many
 
@@ -40,7 +41,7 @@ class CheckedRows(msgspec.Struct, frozen=True):
 
 class PackedWrites(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Rows for a table, by field (`EncodedWrite`): the sizes and the ends of keys, key attributes and items as 32-bit
-    numbers, little-endian, and the bytes of each."""
+    numbers, little-endian, and the bytes of each. Partial aggregates are empty where a group has none any more."""
 
     sizes: bytes
     key_ends: bytes
@@ -49,6 +50,8 @@ class PackedWrites(msgspec.Struct, frozen=True, array_like=True, gc=False):
     named: bytes
     body_ends: bytes
     bodies: bytes
+    partial_ends: bytes = b""  # of a view with partial aggregates (`partials`)
+    partials: bytes = b""
 
 
 class StagedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -216,6 +219,13 @@ def writes(found: PackedWrites) -> list[EncodedWrite]:
         pieces(found.body_ends, found.bodies),
     )
     return list(zip(*fields, strict=True))
+
+
+def partials(found: PackedWrites) -> Iterator[tuple[bytes, bytes]]:
+    """The keys of a chunk with their partial aggregates; nothing, if it has none."""
+    if not found.partial_ends:
+        return iter(())
+    return zip(pieces(found.key_ends, found.keys), pieces(found.partial_ends, found.partials), strict=True)
 
 
 def outgoing(body: bytes) -> list[StagedMessage]:

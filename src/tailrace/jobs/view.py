@@ -29,6 +29,8 @@ from tailrace.storage.engine import Reader, Tx
 from tailrace.tables import lifecycle, schema
 from tailrace.tables.change import BOTH
 from tailrace.tables.definition import TABLES, Attribute, Column, Definition, counted, decoded, find, save
+from tailrace.topics import topic as topics
+from tailrace.topics.topic import TOPIC_NAMES
 
 KIND: Final = "view"
 PLANNING: Final = "planning"  # its job has not planned it yet
@@ -36,18 +38,22 @@ INVALID: Final = "invalid"  # Spark refuses the SELECT
 NEW: Final = "new"  # not filled yet
 FILLING: Final = "filling"
 LIVE: Final = "live"
+MESSAGE_KEYS: Final = (("partition", "N"), ("offset", "N"))  # of a message of a topic
 _TAG: Final = "tailrace:view"  # on the table: the view that it belongs to
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class SourceTable(msgspec.Struct, frozen=True):
-    """A table that a view reads, as it is when the view is created or filled."""
+    """A table that a view reads, or a partition of a topic, as it is when the view is created or filled."""
 
-    table: str
-    log: int  # of its change stream
+    table: str  # or the topic
+    log: int  # of its change stream, or of the partition
     keys: tuple[tuple[str, str], ...]
     columns: tuple[tuple[str, str], ...] = ()  # declared ones, with their SQL types
+    topic: int = 0  # the number of the topic; 0: it is a table
+    partition: int = 0
+    first: int = 0  # of a topic: the position of the first message that the view counts
 
 
 class ViewShape(msgspec.Struct, frozen=True):
@@ -58,6 +64,7 @@ class ViewShape(msgspec.Struct, frozen=True):
     strategy: str
     explained: tuple[str, ...] = ()  # the derivative, operator by operator
     warnings: tuple[str, ...] = ()
+    partials: str = ""  # the form of the partial aggregates, if it is kept by them (`partials`)
 
 
 class ViewDefinition(msgspec.Struct, frozen=True):
@@ -70,6 +77,7 @@ class ViewDefinition(msgspec.Struct, frozen=True):
     piece: int = 0  # the number of its chunks that were applied
     shape: ViewShape | None = None
     refresh: int = 0  # how often a refresh was requested
+    filled: bool = False  # it was filled, and no refresh was requested since
 
 
 _decoder: Final = msgspec.msgpack.Decoder(ViewDefinition)
@@ -83,6 +91,8 @@ class SourceState(msgspec.Struct, frozen=True):
     position: int | None  # of the view in its log
     next: int  # where the log ends
     stale: str = ""  # why the view cannot continue from there
+    partition: int = 0  # of a topic
+    earliest: int = 0  # the first position that can be read
 
 
 class ViewDescription(msgspec.Struct, frozen=True):
@@ -164,6 +174,8 @@ def describe(reader: Reader | Tx, job: Job, view: ViewDefinition) -> ViewDescrip
 
 
 def _source(reader: Reader | Tx, source: SourceTable, position: int | None) -> SourceState:
+    if source.topic:
+        return _partition(reader, source, position)
     row = reader.get(TABLES, source.table)
     stream = None if row is None else decoded(row).stream
     log = reader.get(LOGS, source.log)
@@ -175,6 +187,18 @@ def _source(reader: Reader | Tx, source: SourceTable, position: int | None) -> S
     elif position is not None and position < cold.earliest(reader, log):
         stale = f"changes of table {source.table!r} were trimmed before the view had applied them"
     return SourceState(source.table, source.log, position, 0 if log is None else log.next, stale)
+
+
+def _partition(reader: Reader | Tx, source: SourceTable, position: int | None) -> SourceState:
+    name, log = reader.get(TOPIC_NAMES, source.table), reader.get(LOGS, source.log)
+    if name is None or name.topic != source.topic or log is None:
+        stale = f"topic {source.table!r} was dropped"
+        return SourceState(source.table, source.log, position, 0, stale, source.partition)
+    earliest = cold.earliest(reader, log)
+    stale = ""
+    if position is not None and position < earliest:
+        stale = f"messages of topic {source.table!r} were trimmed before the view had applied them"
+    return SourceState(source.table, source.log, position, log.next, stale, source.partition, earliest)
 
 
 # -- creating
@@ -189,9 +213,11 @@ class CreateView(Command[ViewDescription], frozen=True):
     sql: str
     tables: tuple[str, ...]  # that the SELECT reads
     if_not_exists: bool = False
+    topics: tuple[str, ...] = ()  # that it reads
 
     def subjects(self) -> tuple[str, ...]:
-        return tuple(f"tables/{name}" for name in (self.name, *self.tables))
+        tables = tuple(f"tables/{name}" for name in (self.name, *self.tables))
+        return (*tables, *(f"topics/{name}" for name in self.topics))
 
     def run(self, tx: Tx) -> ViewDescription:
         there = tx.get(JOBS, self.name)
@@ -203,9 +229,14 @@ class CreateView(Command[ViewDescription], frozen=True):
         check_name(self.name, "a view")
         fence.check_room(tx)
         _check_free(tx, self.name)
-        sources = tuple(source_of(tx, name) for name in self.tables)
-        view = ViewDefinition(self.sql, sources)
-        source_names = ", ".join(f"tables/{source.table}" for source in sources)
+        sources = [source_of(tx, name) for name in self.tables]
+        for name in self.topics:
+            sources += partitions_of(tx, name)
+        fence.check_logs(len(sources))
+        view = ViewDefinition(self.sql, tuple(sources))
+        source_names = ", ".join(
+            [f"tables/{name}" for name in self.tables] + [f"topics/{name}" for name in self.topics]
+        )
         source_names = source_names[: limits.JOB_TEXT_BYTES_MAX]
         job = Job(
             self.name, KIND, source_names, f"tables/{self.name}", REGISTERED, "", _encode(view), 0, tx.now_ms, tx.now_ms
@@ -235,6 +266,19 @@ def source_of(tx: Tx, name: str) -> SourceTable:
     return SourceTable(name, stream.log, kinds, definition.column_kinds or ())
 
 
+def partitions_of(tx: Tx, name: str) -> list[SourceTable]:
+    """A topic as a source of a view: its partitions, from the first message that they have."""
+    topic = topics.find(tx, name)
+    if topic.name != name:
+        raise Invalid(f"{name!r} is the alias of topic {topic.name!r}; a view names the topic", code="INVALID_VIEW")
+    found = []
+    for partition in range(topic.partitions):
+        log = topics.partition_log(tx, topic, partition)
+        first = cold.earliest(tx, log)
+        found.append(SourceTable(name, log.id, MESSAGE_KEYS, (), topic.id, partition, first))
+    return found
+
+
 class PlanView(Command[ViewDescription], frozen=True):
     """Report the plan of a view, by its job: its table is created. Or report that Spark refuses its SELECT."""
 
@@ -256,6 +300,9 @@ class PlanView(Command[ViewDescription], frozen=True):
                 changed(tx, job, view)
             return describe(tx, *found(tx, self.name))
         if view.shape is not None and view.shape.keys == self.shape.keys:
+            if view.shape.partials != self.shape.partials and view.phase in (FILLING, LIVE):
+                # The partials that are there, if any, are not those of this plan.
+                view = msgspec.structs.replace(view, phase=NEW, fill="", piece=0)
             view = msgspec.structs.replace(view, shape=self.shape)
         else:  # new, or its sources have other columns than before
             _drop(tx, self.name, self.name)
@@ -295,6 +342,16 @@ def _make(tx: Tx, name: str, shape: ViewShape) -> None:
     lifecycle.CreateTable(spec).run(tx)
     columns = tuple(Column(each, sql_kind(kind)) for each, kind in _declared(shape))
     save(tx, msgspec.structs.replace(find(tx, name), columns=columns))
+    reset_partials(tx, name, shape)
+
+
+def reset_partials(tx: Tx, name: str, shape: ViewShape | None) -> None:
+    """Give the view an empty space for partial aggregates, if it is kept by them; what the old one has is dropped."""
+    definition = find(tx, name)
+    if definition.partials_space is not None:
+        lifecycle.drop_space(tx, definition.partials_space)
+    space = lifecycle.new_space(tx) if shape is not None and shape.partials else None
+    save(tx, msgspec.structs.replace(definition, partials_space=space))
 
 
 def _declared(shape: ViewShape) -> list[tuple[str, str]]:
@@ -338,7 +395,8 @@ class RefreshView(Command[ViewDescription], frozen=True):
         job, view = found(tx, self.name)
         phase = NEW if view.phase in (LIVE, FILLING) else view.phase
         phase = PLANNING if phase == INVALID else phase
-        changed(tx, job, msgspec.structs.replace(view, phase=phase, fill="", piece=0, refresh=view.refresh + 1))
+        refresh = view.refresh + 1
+        changed(tx, job, msgspec.structs.replace(view, phase=phase, fill="", piece=0, refresh=refresh, filled=False))
         return describe(tx, *found(tx, self.name))
 
 
@@ -388,6 +446,21 @@ def _drop(tx: Tx, name: str, view: str) -> bool:
 
 
 # -- describing
+
+
+class TopicsAmong(Query[tuple[str, ...]], frozen=True):
+    """Which of these names a view reads as topics: those of topics that are not names of tables or views too."""
+
+    names: tuple[str, ...]
+
+    def run(self, reader: Reader) -> tuple[str, ...]:
+        return tuple(
+            name
+            for name in self.names
+            if reader.get(TABLES, name) is None
+            and ((job := reader.get(JOBS, name)) is None or job.kind != KIND)
+            and reader.get(TOPIC_NAMES, name) is not None
+        )
 
 
 class DescribeView(Query[ViewDescription], frozen=True):

@@ -21,11 +21,14 @@ from tailrace.jobs.view import (
     INVALID,
     LIVE,
     PLANNING,
+    SourceTable,
     ViewDefinition,
     ViewDescription,
     changed,
     describe,
     found,
+    partitions_of,
+    reset_partials,
     source_of,
 )
 from tailrace.log import cold, segments
@@ -38,18 +41,38 @@ from tailrace.tables.definition import ITEMS, TABLES, decoded, find
 
 class BeginFill(ViewCommand, frozen=True):
     """Begin to fill a view: from here on only chunks of this filling are accepted. The view uses the current
-    definitions of its sources."""
+    definitions of its sources. If messages that it has counted have left their topic since, it would become another
+    one, so that has to be `requested`, here or by a refresh."""
+
+    requested: bool = False
 
     def run(self, tx: Tx) -> str:
         job, view = found(tx, self.name)
         if view.phase in (PLANNING, INVALID):
             raise Conflict(f"view {self.name!r} is {view.phase}; plan it before it is filled", code="VIEW_NOT_PLANNED")
-        sources = tuple(source_of(tx, source.table) for source in view.sources)
+        sources = self._sources(tx, view)
         for log in positions(tx, self.name):
             tx.delete(JOB_POSITIONS, self.name, log)
+        reset_partials(tx, self.name, view.shape)
         fill = secrets.token_hex(8)
         changed(tx, job, msgspec.structs.replace(view, sources=sources, phase=FILLING, fill=fill, piece=0))
         return fill
+
+    def _sources(self, tx: Tx, view: ViewDefinition) -> tuple[SourceTable, ...]:
+        found: list[SourceTable] = []
+        for name, topic in dict.fromkeys((source.table, source.topic) for source in view.sources):
+            found += partitions_of(tx, name) if topic else [source_of(tx, name)]
+        if view.filled and not self.requested:
+            first = {source.log: source.first for source in found if source.topic}
+            for source in view.sources:
+                if source.topic and first.get(source.log, source.first + 1) > source.first:
+                    raise Conflict(
+                        f"messages of topic {source.table!r} that view {self.name!r} has counted have left the topic, "
+                        "and it cannot be filled without them; to fill it with the messages that are left, run ALTER "
+                        f"MATERIALIZED VIEW {self.name} REFRESH",
+                        code="VIEW_SOURCE_TRIMMED",
+                    )
+        return tuple(found)
 
 
 def _filling(tx: Tx, name: str, fill: str) -> tuple[Job, ViewDefinition]:
@@ -104,10 +127,14 @@ class FinishFill(ViewCommand, frozen=True):
 
     fill: str
     sequences: dict[str, int]  # by table
+    positions: dict[int, int] = {}  # of the partitions of topics, by log
 
     def run(self, tx: Tx) -> ViewDescription:
         job, view = _filling(tx, self.name, self.fill)
         for source in view.sources:
+            if source.topic:
+                tx.put(JOB_POSITIONS, JobPosition(self.name, source.log, self._position(tx, source)))
+                continue
             sequence = self.sequences.get(source.table)
             if sequence is None:
                 raise Invalid(f"the sequence of table {source.table!r} is missing")
@@ -119,8 +146,18 @@ class FinishFill(ViewCommand, frozen=True):
                     code="VIEW_STALE",
                 )
             tx.put(JOB_POSITIONS, JobPosition(self.name, source.log, boundary(tx, source.log, sequence)))
-        changed(tx, job, msgspec.structs.replace(view, phase=LIVE, fill="", piece=0))
+        changed(tx, job, msgspec.structs.replace(view, phase=LIVE, fill="", piece=0, filled=True))
         return describe(tx, *found(tx, self.name))
+
+    def _position(self, tx: Tx, source: SourceTable) -> int:
+        position, log = self.positions.get(source.log), tx.get(LOGS, source.log)
+        if position is None:
+            raise Invalid(f"the position in partition {source.partition} of topic {source.table!r} is missing")
+        if log is None or position < cold.earliest(tx, log):
+            raise Conflict(f"topic {source.table!r} was dropped or trimmed meanwhile; start over", code="VIEW_STALE")
+        if position > log.next:
+            raise Invalid(f"{position} is not a position in log {source.log}, which ends at {log.next}")
+        return position
 
 
 def boundary(tx: Tx, log: int, sequence: int) -> int:

@@ -14,7 +14,9 @@ def create_view(execute: Execute, statement: ast.CreateViewStatement) -> Result:
     select = statement.select
     names = view_sql.tables(select.text, line=select.line, column=select.column)
     there = any(each.name == statement.name for each in execute(view.ListViews())) if statement.if_not_exists else False
-    execute(view.CreateView(statement.name, select.text, names, statement.if_not_exists))
+    topics = execute(view.TopicsAmong(names))
+    tables = tuple(name for name in names if name not in topics)
+    execute(view.CreateView(statement.name, select.text, tables, statement.if_not_exists, topics))
     if there:
         return done(statement.title, f"view {statement.name} already exists", created=False)
     return done(
@@ -36,7 +38,7 @@ def show_views(execute: Execute, statement: ast.ShowViewsStatement) -> Result:
     rows = [
         (
             each.name, ", ".join(key for key, _ in each.keys), each.items, each.phase, each.state,
-            "" if each.shape is None else each.shape.strategy, ", ".join(source.table for source in each.sources),
+            "" if each.shape is None else each.shape.strategy, _names(each),
             " ".join(each.sql.split()), each.message or each.stale,
         )
         for each in views
@@ -45,6 +47,11 @@ def show_views(execute: Execute, statement: ast.ShowViewsStatement) -> Result:
         "name TEXT, key TEXT, items BIGINT, phase TEXT, state TEXT, strategy TEXT, sources TEXT, sql TEXT, message TEXT"
     )
     return table(statement.title, columns, rows, counted(len(rows), "view"))
+
+
+def _names(found: view.ViewDescription) -> str:
+    """The sources of a view; a topic has several partitions."""
+    return ", ".join(dict.fromkeys(source.table for source in found.sources))
 
 
 def refresh_view(execute: Execute, statement: ast.RefreshViewStatement) -> Result:

@@ -92,6 +92,12 @@ def _counter(reader: Reader, name: str) -> int:
     return int(row.value) if row else 0
 
 
+def _item_spaces(definition: Definition) -> list[int]:
+    """The spaces of a table that hold items, or what is stored beside them."""
+    space = definition.partials_space
+    return [definition.space] if space is None else [definition.space, space]
+
+
 def _orders(definition: Definition) -> list[int]:
     """The spaces of a table that hold index entries."""
     spaces = [index.space for index in definition.indexes]
@@ -102,7 +108,7 @@ def _check_spaces(reader: Reader, definitions: dict[str, Definition]) -> Iterato
     """A space has one owner, and rows only while it has an owner or waits to be purged."""
     owners: dict[int, str] = {}
     for definition in definitions.values():
-        for space in (definition.space, *_orders(definition)):
+        for space in (*_item_spaces(definition), *_orders(definition)):
             if space in owners:
                 yield f"tables {owners[space]!r} and {definition.name!r} share space {space}"
             owners[space] = definition.name
@@ -112,7 +118,7 @@ def _check_spaces(reader: Reader, definitions: dict[str, Definition]) -> Iterato
     dropped = {row.space for row in reader.scan(DROPPED_SPACES)}
     for space in sorted(dropped & owners.keys()):
         yield f"space {space} is listed as dropped, but belongs to table {owners[space]!r}"
-    items = {definition.space for definition in definitions.values()}
+    items = {space for definition in definitions.values() for space in _item_spaces(definition)}
     orders = {space for definition in definitions.values() for space in _orders(definition)}
     for table, known in ((ITEMS, items), (INDEX_ENTRIES, orders)):
         for space in _spaces(reader, table):

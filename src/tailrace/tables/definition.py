@@ -109,6 +109,7 @@ class Definition(msgspec.Struct, frozen=True, dict=True):
     tags: dict[str, str] = {}
     columns: tuple[Column, ...] = ()  # none: any attribute is allowed
     routes: tuple[TopicRoute, ...] = ()
+    partials_space: int | None = None  # of a view: the partial aggregates of its groups, under the keys of its rows
 
     @cached_property
     def kinds(self) -> dict[str, str]:

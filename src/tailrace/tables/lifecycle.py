@@ -128,11 +128,11 @@ class CreateTable(Command[TableDescription], frozen=True):
 
     def _defined(self, tx: Tx) -> Definition:
         spec = self.spec
-        space = tx.next_id(_SPACE)
+        space = new_space(tx)
         billing = spec.billing or PROVISIONED
-        indexes = [schema.index_of(index, tx.next_id(_SPACE), local=True) for index in spec.local or ()]
+        indexes = [schema.index_of(index, new_space(tx), local=True) for index in spec.local or ()]
         for index in spec.globals or ():
-            made = schema.index_of(index, tx.next_id(_SPACE), local=False)
+            made = schema.index_of(index, new_space(tx), local=False)
             indexes.append(msgspec.structs.replace(made, throughput=Throughput(*(index.throughput or (0, 0)))))
         return Definition(
             name=spec.name,
@@ -174,15 +174,21 @@ class DeleteTable(Command[TableDescription], frozen=True):
         described = describe(tx, definition)
         change_stream.close(tx, definition)
         tx.delete(TABLES, definition.name)
-        _drop_space(tx, definition.space)
+        drop_space(tx, definition.space)
         for index in definition.indexes:
-            _drop_space(tx, index.space)
-        if definition.ttl_space is not None:
-            _drop_space(tx, definition.ttl_space)
+            drop_space(tx, index.space)
+        for space in (definition.ttl_space, definition.partials_space):
+            if space is not None:
+                drop_space(tx, space)
         return described
 
 
-def _drop_space(tx: Tx, space: int) -> None:
+def new_space(tx: Tx) -> int:
+    """The number of a new space."""
+    return tx.next_id(_SPACE)
+
+
+def drop_space(tx: Tx, space: int) -> None:
     """Drop a space: its rows are unreachable from now on, and housekeeping removes them."""
     tx.delete(COUNTS, space)
     tx.delete(BACKFILLS, space)
@@ -362,7 +368,7 @@ def _create_index(
     schema.check_new_index(definition, spec, attributes, definition.billing)
     if any(index.status != ACTIVE for index in definition.indexes):
         raise InUse(f"Attempt to change a resource which is still in use: Table is being updated: {definition.name}")
-    space = tx.next_id(_SPACE)
+    space = new_space(tx)
     filling = _backfill(tx, definition, space)
     index = msgspec.structs.replace(
         schema.index_of(spec, space, local=False),
@@ -388,7 +394,7 @@ def _backfill(tx: Tx, definition: Definition, space: int) -> bool:
 
 def _delete_index(tx: Tx, definition: Definition, name: str) -> Definition:
     index = _global(definition, name)
-    _drop_space(tx, index.space)
+    drop_space(tx, index.space)
     indexes = tuple(known for known in definition.indexes if known is not index)
     definition = msgspec.structs.replace(definition, indexes=indexes)
     return msgspec.structs.replace(definition, attributes=schema.attributes_in_use(definition))
@@ -421,13 +427,13 @@ class SetTimeToLive(Command[TimeToLive], frozen=True):
         if self.enabled:
             if definition.ttl is not None:
                 raise Invalid("TimeToLive is already enabled")
-            space = tx.next_id(_SPACE)
+            space = new_space(tx)
             save(tx, msgspec.structs.replace(definition, ttl=self.attribute, ttl_space=space))
             _backfill(tx, definition, space)
             return TimeToLive(self.attribute)
         if definition.ttl is None or definition.ttl_space is None:
             raise Invalid("TimeToLive is already disabled")
-        _drop_space(tx, definition.ttl_space)
+        drop_space(tx, definition.ttl_space)
         save(tx, msgspec.structs.replace(definition, ttl=None, ttl_space=None))
         return TimeToLive(None)
 

@@ -63,6 +63,89 @@ def items(db: Database, name: str) -> list[dict[str, Any]]:
     return sorted((item_to_plain(each) for each in db.execute(Items(name))[1]), key=repr)
 
 
+# -- topics
+
+
+EVENTS = "SELECT variant_get(value, '$.status', 'string') AS status, count(*) AS n FROM events GROUP BY 1"
+
+
+def of_topic(db: Database) -> str:
+    """A view of a topic with two partitions and a message in each, which is filled."""
+    run(db, "CREATE TOPIC events PARTITIONS 2")
+    for partition in range(2):
+        db.publish("events", b"{}", partition=partition)
+    name = create(db, EVENTS)
+    plan(db, name, ("status", "string"), ("n", "bigint"))
+    fill_topic(db, name)
+    return name
+
+
+def fill_topic(db: Database, name: str, *, requested: bool = False) -> None:
+    number = db.execute(BeginFill(name, requested))
+    ends = {source.log: source.next for source in db.execute(DescribeView(name)).sources}
+    db.execute(FinishFill(name, number, {}, ends))
+
+
+def test_the_partitions_of_a_topic_are_sources(db: Database) -> None:
+    name = of_topic(db)
+    found = db.execute(DescribeView(name))
+    assert [(each.table, each.partition, each.first) for each in found.tables] == [("events", 0, 0), ("events", 1, 0)]
+    assert [(each.partition, each.position, each.next) for each in found.sources] == [(0, 1, 1), (1, 1, 1)]
+    assert run(db, "SHOW MATERIALIZED VIEWS")[0]["sources"] == "events"
+    db.publish("events", b"{}", partition=1)
+    first, second = db.execute(DescribeView(name)).sources
+    ranges = {first.log: (1, 1), second.log: (1, 2)}
+    assert db.execute(ApplyView(name, ranges, (), 1)).applied
+    assert not db.execute(ApplyView(name, ranges, (), 1)).applied
+    with pytest.raises(Invalid, match="does not end where an entry does"):
+        db.execute(ApplyView(name, {first.log: (1, 1), second.log: (2, 9)}, (), 1))
+
+
+def test_a_table_comes_before_a_topic_of_its_name_and_an_alias_is_refused(db: Database) -> None:
+    run(db, "CREATE TOPIC orders WITH (alias = 'other')")
+    found = db.execute(DescribeView(create(db)))
+    assert [each.topic for each in found.tables] == [0]
+    with pytest.raises(Invalid, match="alias of topic 'orders'"):
+        create(db, "SELECT count(*) AS n FROM other", "app.aliased")
+
+
+def test_a_view_of_a_topic_needs_a_grant_for_it() -> None:
+    command = CreateView("app.totals", EVENTS, ("orders",), topics=("events",))
+    assert command.subjects() == ("tables/app.totals", "tables/orders", "topics/events")
+
+
+def test_messages_that_left_a_topic_are_not_forgotten_silently(db: Database) -> None:
+    name = of_topic(db)
+    run(db, "CLEAR TOPIC events")
+    assert db.execute(DescribeView(name)).stale == "", "all messages were applied"
+    with pytest.raises(Conflict, match=r"ALTER MATERIALIZED VIEW app\.totals REFRESH"):
+        db.execute(BeginFill(name))
+    assert db.execute(DescribeView(name)).phase == "live"
+    run(db, f"ALTER MATERIALIZED VIEW {name} REFRESH")
+    fill_topic(db, name)
+    db.publish("events", b"{}", partition=1)
+    run(db, "CLEAR TOPIC events")
+    assert "trimmed before the view had applied them" in db.execute(DescribeView(name)).stale
+    with pytest.raises(Conflict, match="have left the topic"):
+        db.execute(BeginFill(name))
+    fill_topic(db, name, requested=True)
+    assert db.execute(DescribeView(name)).stale == ""
+    run(db, "DROP TOPIC events")
+    assert db.execute(DescribeView(name)).stale == "topic 'events' was dropped"
+
+
+def test_positions_in_a_topic_are_checked_when_a_filling_ends(db: Database) -> None:
+    name = of_topic(db)
+    number = db.execute(BeginFill(name))
+    first, second = (source.log for source in db.execute(DescribeView(name)).sources)
+    with pytest.raises(Invalid, match="partition 1 of topic 'events' is missing"):
+        db.execute(FinishFill(name, number, {}, {first: 1}))
+    with pytest.raises(Invalid, match="ends at 1"):
+        db.execute(FinishFill(name, number, {}, {first: 1, second: 7}))
+    db.execute(FinishFill(name, number, {}, {first: 1, second: 0}))
+    assert [each.position for each in db.execute(DescribeView(name)).sources] == [1, 0]
+
+
 # -- life
 
 

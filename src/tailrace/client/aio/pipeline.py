@@ -216,6 +216,12 @@ class AsyncPipeline:
         """Advance a materialized view by changes; once for each range of its sources, however often it is sent."""
         return await self._repeat("POST", f"{view_target(name)}/apply", headers=MSGPACK, content=encode(body))
 
+    async def view_partials(self, name: str, body: Any) -> list[str | None]:
+        """Partial aggregates of an additive view, by key, at its positions."""
+        found = await self._repeat("POST", f"{view_target(name)}/partials", headers=MSGPACK, content=encode(body))
+        partials: list[str | None] = found["partials"]
+        return partials
+
     async def views(self) -> list[dict[str, Any]]:
         """All materialized views, by name."""
         found = await self._json("GET", "/v1/views")

@@ -213,6 +213,12 @@ class Pipeline:
         """Advance a materialized view by changes; once for each range of its sources, however often it is sent."""
         return self._repeat("POST", f"{view_target(name)}/apply", headers=MSGPACK, content=encode(body))
 
+    def view_partials(self, name: str, body: Any) -> list[str | None]:
+        """Partial aggregates of an additive view, by key, at its positions."""
+        found = self._repeat("POST", f"{view_target(name)}/partials", headers=MSGPACK, content=encode(body))
+        partials: list[str | None] = found["partials"]
+        return partials
+
     def views(self) -> list[dict[str, Any]]:
         """All materialized views, by name."""
         found = self._json("GET", "/v1/views")

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +27,7 @@ import msgspec
 
 from tailrace import limits
 from tailrace.client import Client
-from tailrace.errors import Conflict, Error, Fenced, Invalid, TooLarge, TooMany, Unavailable
+from tailrace.errors import Conflict, Error, Fenced, Invalid, NotFound, TooLarge, TooMany, Unavailable
 from tailrace.jobs import view_sql
 from tailrace.spark.failures import explain
 from tailrace.spark.jobs import progress
@@ -40,11 +41,14 @@ if TYPE_CHECKING:
     from tailrace.spark.views.maintenance import ViewMaintainer
 
 MAX_RECORDS: Final = 200_000
+MAX_RECORDS_ALONE: Final = 1_000_000  # of a view that only adds changes up: its batches hold no rows
 MIN_RECORDS: Final = 1_000
 INTERVAL_S: Final = 1.0
 REFRESH_S: Final = 60.0  # between two runs of a SELECT whose result changes by itself
 TAKEOVER_S: Final = 20.0  # how long the filling by another job may make no progress before it is restarted
 REPORT_S: Final = 5.0
+_OUTRUN: Final = "start over"  # in the server's message to a task whose view has moved on
+_PLANNED: Final = "was planned again"  # and whose view has another plan
 _LOST: Final = ("Checkpoint block", "checkpoint block")  # Spark's words if an executor with a part of the state is gone
 
 
@@ -66,13 +70,14 @@ def view(
     refill: bool = False,
     interval_s: float = INTERVAL_S,
     refresh_s: float = REFRESH_S,
-    max_records: int = MAX_RECORDS,
+    max_records: int | None = None,
     on_progress: ProgressCallback | None = None,
     stop: threading.Event | None = None,
 ) -> Maintained:
     """Maintain the view until `stop` is set; with `once`, until it has all current changes of its sources. With
-    `refill`, fill it again first. Safe to stop at any moment, to restart, and to run twice at once."""
-    if max_records < 1 or interval_s <= 0 or refresh_s <= 0:
+    `refill`, fill it again first. `max_records`: by default MAX_RECORDS, or MAX_RECORDS_ALONE if the view only adds
+    changes up. Safe to stop at any moment, to restart, and to run twice at once."""
+    if (max_records is not None and max_records < 1) or interval_s <= 0 or refresh_s <= 0:
         raise Invalid("max_records, interval_s and refresh_s must be above 0")
     meter = Meter(name, "view", on_progress)
     with Client(url, token=token) as client:
@@ -98,7 +103,7 @@ def explain_select(spark: SparkSession, sql: str, *, url: str, token: str | None
 
     access = ServerAccess(url, token, None, None)
     with Client(url, token=token) as client:
-        tables = [(name, client.logs(table=name)["keys"], 0) for name in view_sql.tables(sql)]
+        tables = [each for name in view_sql.tables(sql) for each in _described(client, name)]
         planned = ViewMaintainer(spark, client, access, "view", sql, tables)
         try:
             shape = planned.shape()
@@ -110,6 +115,21 @@ def explain_select(spark: SparkSession, sql: str, *, url: str, token: str | None
     return rows + [("warning", text) for text in shape["warnings"]]
 
 
+def _described(client: Client, name: str) -> list[dict[str, Any]]:
+    """A source of a SELECT, as the server would describe it: a table, or the partitions of a topic."""
+    try:
+        return [{"table": name, "keys": client.logs(table=name)["keys"], "log": 0}]
+    except NotFound as missing:
+        try:
+            found = client.logs(topic=name)["partitions"]
+        except NotFound:
+            raise missing from None
+        return [
+            {"table": name, "keys": (), "log": 0, "topic": 1, "partition": each["partition"], "first": each["earliest"]}
+            for each in found
+        ]
+
+
 class _ViewJob:
     """One view: how it is planned and filled, and the step of the job."""
 
@@ -119,7 +139,7 @@ class _ViewJob:
         client: Client,
         name: str,
         access: ServerAccess,
-        max_records: int,
+        max_records: int | None,
         meter: Meter,
         *,
         once: bool,
@@ -129,8 +149,9 @@ class _ViewJob:
         stop: threading.Event,
     ) -> None:
         self._spark, self.client, self.name, self._access = spark, client, name, access
-        self._max_records, self.meter = max_records, meter
+        self._given, self._max_records, self.meter = max_records, max_records or MAX_RECORDS, meter
         self._once, self._refill, self._interval_s, self._refresh_s = once, refill, interval_s, refresh_s
+        self._requested = refill  # by the caller, not only found to be needed
         self._stop = stop
         self._known: dict[str, Any] | None = None  # the view, as the server describes it
         self._maintainer: ViewMaintainer | None = None
@@ -199,6 +220,9 @@ class _ViewJob:
     def retry(self, error: Error) -> None:
         self._refill = self._refill and not self.done.filled
         self._forget()
+        if _PLANNED in str(error) and self._maintainer is not None:
+            self._maintainer.close()
+            self._maintainer = None
         self.report(progress.RETRYING, brief(error))
 
     def _forget(self) -> None:
@@ -207,8 +231,12 @@ class _ViewJob:
             self._maintainer.forget()
 
     def _of_spark(self, error: Exception) -> Error:
-        message = explain(error)
-        if any(text in message for text in (*TRANSIENT, *_LOST)):
+        from tailrace.spark.views.failing import value_error
+
+        message = value_error(error) or explain(error)
+        if _PLANNED in message:
+            return Conflict(message, code="VIEW_STALE")
+        if any(text in message for text in (*TRANSIENT, *_LOST, _OUTRUN)):
             return Unavailable(message)
         return Error(message, code="QUERY_FAILED")
 
@@ -219,10 +247,11 @@ class _ViewJob:
 
         from tailrace.spark.views.maintenance import ViewMaintainer
 
-        tables = [(source["table"], source["keys"], source["log"]) for source in known["tables"]]
         maintainer = None
         try:
-            maintainer = ViewMaintainer(self._spark, self.client, self._access, self.name, known["sql"], tables)
+            maintainer = ViewMaintainer(
+                self._spark, self.client, self._access, self.name, known["sql"], known["tables"]
+            )
             self.client.plan_view(self.name, {"shape": maintainer.shape()})
         except (AnalysisException, ParseException) as error:
             self.client.plan_view(self.name, {"error": str(error)[: limits.VIEW_ERROR_CHARACTERS_MAX]})
@@ -232,6 +261,8 @@ class _ViewJob:
                 self.client.plan_view(self.name, {"error": str(error)})
             raise
         self._maintainer = maintainer
+        if self._given is None and maintainer.needs_only_changes:
+            self._max_records = MAX_RECORDS_ALONE
 
     # -- batches
 
@@ -257,13 +288,20 @@ class _ViewJob:
 
     def _ranges(self, known: dict[str, Any]) -> dict[int, tuple[int, int]]:
         ranges = {}
+        topics = Counter(source["table"] for source in known["tables"] if source["topic"])
         for source in known["sources"]:
             start, after = source["position"], source["next"]
             if start < after:
-                found = self.client.advance({0: start}, self._max_records, table=source["table"])
-                after = found[0]
+                after = self._after(source["table"], source["partition"], topics.get(source["table"], 0), start)
             ranges[source["log"]] = (start, max(start, after))
         return ranges
+
+    def _after(self, name: str, partition: int, partitions: int, start: int) -> int:
+        """Where a range that begins at `start` ends, of a table or of a partition of a topic."""
+        if not partitions:
+            return self.client.advance({0: start}, self._max_records, table=name)[0]
+        records = max(MIN_RECORDS, self._max_records // partitions)
+        return self.client.advance({partition: start}, records, topic=name)[partition]
 
     def _lag(self) -> int | None:
         """How many positions the view is behind; None if it was reported recently."""
@@ -284,17 +322,18 @@ class _ViewJob:
             return
         self.report(progress.RUNNING, "filling the view")
         began = time.monotonic()
-        fill = self._fill = self.client.fill_view(self.name, {"step": "begin"})["fill"]
+        fill = self._fill = self.client.fill_view(self.name, {"step": "begin", "requested": self._requested})["fill"]
         while self.client.fill_view(self.name, {"step": "clear", "fill": fill})["more"]:
             pass
         try:
-            sequences, stages = maintainer.filled()
+            sequences, positions, stages = maintainer.filled(self._look()["tables"])
             count = self._write(fill, stages)
         except Error:
             raise
         except Exception as error:  # of Spark
             raise self._of_spark(error) from error
-        self._finish(fill, sequences)
+        self._finish(fill, sequences, positions)
+        self._requested = False
         self.done = Maintained(self.done.rows, self.done.batches, self.done.filled + count)
         self.meter.batch(count, time.monotonic() - began)
 
@@ -315,9 +354,11 @@ class _ViewJob:
             self.client.fill_view(self.name, body)
         return count
 
-    def _finish(self, fill: str, sequences: dict[str, int]) -> None:
+    def _finish(self, fill: str, sequences: dict[str, int], positions: dict[int, int]) -> None:
+        at = {str(log): position for log, position in positions.items()}
         try:
-            self.client.fill_view(self.name, {"step": "finish", "fill": fill, "sequences": sequences})
+            body = {"step": "finish", "fill": fill, "sequences": sequences, "positions": at}
+            self.client.fill_view(self.name, body)
         except Conflict as error:
             # The response to a first attempt may have been lost. Then the view is live, at these sequences or later.
             if not _fenced(error) or self.client.view(self.name)["phase"] != "live":

@@ -1,21 +1,24 @@
 """Additive aggregates: counts, and sums and averages of exact numbers, of which deltas are enough.
 
 For each group there are *partials*: the number of rows, and for each aggregate the number of its values and their sum.
-Partials of a delta are added to those of the state. The finished values come from Spark's own expressions over its
-aggregation buffers, so that types, rounding and overflow are those of the SELECT. Sums of doubles are not additive:
-what was added cannot be subtracted exactly.
+Partials of a delta are added to those that the server keeps (`partials`). The finished values come from Spark's own
+expressions over its aggregation buffers, so that types, rounding and overflow are those of the SELECT. Sums of doubles
+are not additive: what was added cannot be subtracted exactly.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tailrace.spark.views.catalyst import WEIGHT, Catalyst, Java, Relation
+from tailrace.spark.views.partials import SEPARATOR
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-TOUCHED: Final = "touched"
+PARTIALS: Final = "_partials"  # the column with the text of a group's partials
+SHOWN: Final = "__shown"  # whether a group has a row
 _EXACT: Final = ("tinyint", "smallint", "int", "bigint", "decimal")
 
 
@@ -84,28 +87,34 @@ class AdditiveAggregate:
                 out.append(f.coalesce(total, f.lit(0)).cast(wide).alias(f"s{index}"))
         return rows.groupBy(*self.groups).agg(*out)
 
-    def merged(self, state: DataFrame, partials: DataFrame) -> DataFrame:
-        """The sum of two partials, also of groups that have no rows left; `touched` where the second has the group."""
+    def names(self, partials: DataFrame) -> list[str]:
+        """The columns of partials, without the groups."""
+        return [name for name in partials.columns if name not in self.groups]
+
+    def form(self, partials: DataFrame) -> str:
+        """What the texts of partials are: the types of their numbers, and what they are of."""
+        kinds = dict(partials.dtypes)
+        columns = ", ".join(f"{name} {kinds[name]}" for name in self.names(partials))
+        return f"{columns}: {', '.join(each.sql() for each in self._found)}".replace("`", "")
+
+    def finished(self, state: DataFrame, above: Sequence[Java]) -> Java:
+        """A plan that makes of partials, one for each group, the rows of the view: the columns of the SELECT, the
+        groups, the text of the partials, and whether the group has a row.
+
+        `above` are the operators above the aggregate. A filter among them drops no row here: the text of a group is
+        stored even if HAVING leaves it without a row. Expressions are evaluated only while the group may have a row, as
+        below a filter, since they may fail for others."""
         from pyspark.sql import functions as f
 
-        kinds = dict(partials.dtypes)
-        names = [name for name in partials.columns if name not in self.groups]
-        sums = [f.sum(name).cast(kinds[name]).alias(name) for name in names]
-        before = state.select(*partials.columns, f.lit(False).alias(TOUCHED))
-        both = before.unionAll(partials.withColumn(TOUCHED, f.lit(True)))
-        return both.groupBy(*self.groups).agg(*sums, f.max(TOUCHED).alias(TOUCHED))
-
-    def remaining(self, merged: DataFrame) -> DataFrame:
-        """The state after a batch: without groups that have no rows left."""
-        return (merged.where("n <> 0") if self._groups else merged).drop(TOUCHED)
-
-    def finished(self, state: DataFrame) -> Java:
-        """A plan with the aggregate's rows, out of partials; under the attributes of its output."""
-        catalyst = self._catalyst
-        names = state.columns
-        rows = state.where("n > 0") if self._groups else state
-        plan = catalyst.analyzed(rows.select(*names, *self._buffers(state)))
+        catalyst, names = self._catalyst, self.names(state)
+        there = f.col("n") > 0 if self._groups else f.lit(True)
+        text = f.concat_ws(SEPARATOR, *[f.col(name).cast("string") for name in names])
+        kept = f.when(f.col("n") != 0, text) if self._groups else text
+        plan = catalyst.analyzed(
+            state.select(*state.columns, *self._buffers(state), kept.alias(PARTIALS), there.alias(SHOWN))
+        )
         by_name = {each.name(): each for each in catalyst.output(plan)}
+        carried, shown = [*(by_name[name] for name in self.groups), by_name[PARTIALS]], by_name[SHOWN]
 
         def replace(expression: Java) -> Java | None:
             for index, group in enumerate(self._groups):
@@ -119,8 +128,24 @@ class AdditiveAggregate:
         named = []
         for each in catalyst.items(self._node.aggregateExpressions()):
             inner = each.child() if catalyst.kind(each) == "Alias" else each
-            named.append(catalyst.alias(catalyst.replaced(inner, replace), each.name(), each.exprId()))
-        return catalyst.project(named, plan)
+            value = catalyst.when(shown, catalyst.replaced(inner, replace))
+            named.append(catalyst.alias(value, each.name(), each.exprId()))
+        plan = catalyst.project([*named, *carried, shown], plan)
+        for node in reversed(above):
+            columns = catalyst.output(plan)[: -len(carried) - 1]
+            if catalyst.kind(node) == "Project":
+                columns = [self._guarded(each, shown) for each in catalyst.items(node.projectList())]
+                plan = catalyst.project([*columns, *carried, shown], plan)
+            elif catalyst.kind(node) == "Filter":
+                passed = catalyst.alias(catalyst.equal(catalyst.when(shown, node.condition()), catalyst.true), SHOWN)
+                plan, shown = catalyst.project([*columns, *carried, passed], plan), passed.toAttribute()
+        return plan
+
+    def _guarded(self, named: Java, shown: Java) -> Java:
+        catalyst = self._catalyst
+        if catalyst.kind(named) != "Alias":
+            return named
+        return catalyst.alias(catalyst.when(shown, named.child()), named.name(), named.exprId())
 
     def _buffers(self, state: DataFrame) -> list[Column]:
         """The buffers of Spark's aggregate functions."""

@@ -178,6 +178,11 @@ class Catalyst:
         """Whether two values are equal; NULL equals NULL."""
         return self._make(_EXPRESSIONS + "EqualNullSafe", left, right)
 
+    def when(self, test: Java, value: Java) -> Java:
+        """The value where a test is true, else NULL; it is not evaluated there."""
+        kind = value.dataType()
+        return self._make(_EXPRESSIONS + "If", test, value, self._class(_EXPRESSIONS + "Literal").create(None, kind))
+
     def all_of(self, tests: Sequence[Java]) -> Java:
         found = tests[0]
         for each in tests[1:]:

@@ -7,7 +7,7 @@ what is not plain text begins with a backslash, and its JSON follows, so NULL is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -18,7 +18,9 @@ from tailrace.errors import Invalid
 from tailrace.spark import rows
 from tailrace.spark.connection import client, patiently
 from tailrace.spark.options import ServerAccess
+from tailrace.spark.views.additive import PARTIALS
 from tailrace.spark.views.catalyst import WEIGHT
+from tailrace.spark.views.partials import KEY
 from tailrace.spark.views.query import COUNT, ViewQuery
 
 if TYPE_CHECKING:
@@ -74,6 +76,12 @@ class ViewEncoder:
                 f"the SELECT has the column {min(repeated)!r} twice; give one of them another name with AS",
                 code="INVALID_VIEW",
             )
+        reserved = {OP, PARTIALS} & set(query.columns)
+        if reserved:
+            raise Invalid(
+                f"the SELECT has a column {min(reserved)!r}, a name that is reserved; give it another one with AS",
+                code="INVALID_VIEW",
+            )
         fields = query.schema.fields
         self._types = [field.dataType.simpleString() for field in fields]
         self.keys: list[tuple[str, str]] = []
@@ -105,19 +113,20 @@ class ViewEncoder:
             return "N"
         return "B" if kind == "binary" else "S"
 
-    def _keys(self) -> list[Column]:
+    def _keys(self, columns: Sequence[Column]) -> list[Column]:
+        """The key of the table, out of the columns of the view's key."""
         from pyspark.sql import functions as f
 
         query = self._query
         if not 1 <= len(query.key) <= 2:
             if not query.key:
                 return [f.lit(_ALL).alias(self.keys[0][0])]
-            parts = [_json(f.col(f"c{index}")) for index in query.key]
+            parts = [_json(column) for column in columns]
             text = f.concat(f.lit("["), f.concat_ws(",", *parts), f.lit("]"))
             return [_fitting(text, 0).alias(self.keys[0][0])]
         found = []
-        for position, (index, (name, kind)) in enumerate(zip(query.key, self.keys, strict=True)):
-            column = f.col(f"c{index}")
+        for position, (column, (name, kind)) in enumerate(zip(columns, self.keys, strict=True)):
+            index = query.key[position]
             if kind == "S":
                 column = _fitting(_text(column, self._types[index]), position)
             found.append(column.alias(name))
@@ -130,7 +139,16 @@ class ViewEncoder:
         names = self._query.names
         columns = [f.col(f"c{index}").alias(names[index]) for index in self._stored]
         op = f.when(f.col(WEIGHT) > 0, f.lit("PUT")).otherwise(f.lit("DELETE")).alias(OP)
-        return frame.select(*self._keys(), *columns, op)
+        keys = self._keys([f.col(f"c{index}") for index in self._query.key])
+        partials = [PARTIALS] if PARTIALS in frame.columns else []
+        return frame.select(*keys, *columns, *partials, op)
+
+    def with_keys(self, partials: DataFrame, groups: Sequence[str]) -> DataFrame:
+        """Partials with the keys of their rows, in columns __k0, __k1."""
+        from pyspark.sql import functions as f
+
+        keys = self._keys([f.col(name) for name in groups])
+        return partials.select(*partials.columns, *[key.alias(f"{KEY}{index}") for index, key in enumerate(keys)])
 
     def names(self, items: DataFrame) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The attributes of items, and those of the key."""

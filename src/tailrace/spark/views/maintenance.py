@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailrace.client import Client
+from tailrace.errors import Error
 from tailrace.spark.options import ServerAccess
 from tailrace.spark.session import NEEDED
 from tailrace.spark.views.catalyst import WEIGHT
 from tailrace.spark.views.encoding import OP, STAGED, StageTask, ViewEncoder
+from tailrace.spark.views.failing import failing_row, value_error
+from tailrace.spark.views.partials import AddPartials
 from tailrace.spark.views.query import ADDITIVE, INTERVAL, REFRESH, SourceRows, ViewQuery
 from tailrace.spark.views.sources import SourceTableReader
+from tailrace.spark.views.topics import SourceTopicReader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,27 +33,40 @@ class ViewMaintainer:
         access: ServerAccess,
         name: str,
         sql: str,
-        tables: Sequence[tuple[str, Any, int]],
+        tables: Sequence[dict[str, Any]],
     ) -> None:
-        """`tables`: the name, the key and the log of each source."""
+        """`tables`: the sources, as the server describes them; a topic has one for each partition."""
         # A session whose temporary views and settings are its own; a new one would not know the format.
         own = type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())
         for setting, value in (NEEDED | _SETTINGS).items():
             own.conf.set(setting, value)
         self._server, self._access, self._name, self._spark = server, access, name, own
-        self._logs = {table: log for table, _, log in tables}
-        self._readers = {table: SourceTableReader(own, server, access, table, keys) for table, keys, _ in tables}
+        self._logs = _logs(tables)  # by source and partition
+        self._readers: dict[str, SourceTableReader | SourceTopicReader] = {}
+        for each in tables:
+            if each["table"] in self._readers:
+                continue
+            if each.get("topic"):
+                first = {other["partition"]: other["first"] for other in tables if other["table"] == each["table"]}
+                self._readers[each["table"]] = SourceTopicReader(own, server, access, each["table"], first)
+            else:
+                self._readers[each["table"]] = SourceTableReader(own, server, access, each["table"], each["keys"])
         self._query = ViewQuery(own, sql, {table: reader.source for table, reader in self._readers.items()})
         self._encoder = ViewEncoder(self._query, name)
         for table, reader in self._readers.items():
             reader.used = self._query.used_columns(table)
-        self._at: dict[str, int] | None = None  # the positions that the state is of; None: there is no state
-        self._partials: DataFrame | None = None
+        # The positions that the state is of, by source and partition; None: there is no state.
+        self._at: dict[str, dict[int, int]] | None = None
         self._previous: DataFrame | None = None  # the last result of a SELECT that runs again
 
     @property
     def is_interval(self) -> bool:
         return self._query.strategy == INTERVAL
+
+    @property
+    def needs_only_changes(self) -> bool:
+        """Whether a batch adds up changes, and needs no rows of the sources."""
+        return self._query.strategy == ADDITIVE and not self._query.needs_state
 
     def shape(self) -> dict[str, Any]:
         """The plan, as it is reported to the server."""
@@ -60,6 +77,7 @@ class ViewMaintainer:
             "strategy": query.strategy,
             "explained": query.explained,
             "warnings": query.warnings,
+            "partials": query.form,
         }
 
     def close(self) -> None:
@@ -67,7 +85,7 @@ class ViewMaintainer:
 
     def forget(self) -> None:
         """Forget the state, which may not be that of the server's positions, or be lost with an executor."""
-        self._at = self._partials = self._previous = None
+        self._at = self._previous = None
         for reader in self._readers.values():
             reader.release()
 
@@ -84,58 +102,83 @@ class ViewMaintainer:
 
     # -- filling
 
-    def filled(self) -> tuple[dict[str, int], Iterator[tuple[str, int]]]:
-        """The sequence of each source as it is now, and the stages with the rows of the view over them."""
+    def filled(
+        self, tables: Sequence[dict[str, Any]]
+    ) -> tuple[dict[str, int], dict[int, int], Iterator[tuple[str, int]]]:
+        """The sequence of each table and the position in each partition of topics as they are now, and the stages with
+        the rows of the view over them. `tables`: the sources, as the server describes them now."""
         from pyspark.sql import functions as f
 
         self._at = self._previous = None
-        sequences = {table: reader.read_items() for table, reader in self._readers.items()}
-        rows = self._query.result({table: reader.rows() for table, reader in self._readers.items()})
-        items = self._encoder.items(rows.withColumn(WEIGHT, f.lit(1)))
-        return sequences, self._stages(items)
+        self._logs = _logs(tables)
+        sequences, positions = dict[str, int](), dict[int, int]()
+        for table, reader in self._readers.items():
+            if isinstance(reader, SourceTopicReader):
+                reader.first = {each["partition"]: each["first"] for each in tables if each["table"] == table}
+                reader.read_items()
+                positions |= {self._logs[table][number]: end for number, end in reader.at.items()}
+            else:
+                sequences[table] = reader.read_items()
+        now = {table: reader.rows() for table, reader in self._readers.items()}
+        if self._query.strategy == ADDITIVE:
+            made = self._query.batch(
+                {
+                    table: SourceRows(rows.where("false"), rows, rows.withColumn(WEIGHT, f.lit(1)))
+                    for table, rows in now.items()
+                }
+            )
+            assert made is not None, "the delta of an additive view depends on its sources"
+            rows = self._query.finished(made)
+        else:
+            rows = self._query.result(now).withColumn(WEIGHT, f.lit(1))
+        return sequences, positions, self._stages(self._encoder.items(rows), now, now)
 
-    def _stages(self, items: DataFrame) -> Iterator[tuple[str, int]]:
-        """Stages, as the tasks make them."""
+    def _stages(
+        self, items: DataFrame, suspects: Mapping[str, DataFrame], now: Mapping[str, DataFrame]
+    ) -> Iterator[tuple[str, int]]:
+        """Stages, as the tasks make them. If a row makes the SELECT fail, it is one of `suspects`."""
         task = StageTask(self._access, self._name, *self._encoder.names(items))
-        for row in items.mapInArrow(task, STAGED).toLocalIterator():
-            yield row["stage"], row["rows"]
+        try:
+            for row in items.mapInArrow(task, STAGED).toLocalIterator():
+                yield row["stage"], row["rows"]
+        except Exception as error:
+            message = value_error(error)
+            if message is None:
+                raise
+            raise Error(self._located(message, suspects, now), code="QUERY_FAILED") from error
+
+    def _located(self, message: str, suspects: Mapping[str, DataFrame], now: Mapping[str, DataFrame]) -> str:
+        """Spark's message about a value, with the row and the column that it is about."""
+        found = failing_row(self._query, suspects, now)
+        if found is None:
+            return f"the SELECT fails: {message}"
+        what = "a condition or several columns" if found.column is None else f"the column {found.column!r}"
+        return f"{what} of the SELECT fails for {found.table!r}, key {found.key}: {message}"
 
     # -- batches
 
-    def _prepare(self, at: dict[str, int]) -> None:
+    def _prepare(self, at: dict[str, dict[int, int]]) -> None:
         """Have the state at these positions."""
         if self._at == at:
             return
-        from pyspark.sql import functions as f
-
-        query = self._query
-        for table in query.tables if query.strategy == ADDITIVE else query.needs_state:
+        for table in self._query.needs_state:
             self._readers[table].move_to(at[table])
-        if query.strategy == ADDITIVE:
-            everything = {}
-            for table in query.tables:
-                rows = self._readers[table].rows()
-                everything[table] = SourceRows(rows.where("false"), rows, rows.withColumn(WEIGHT, f.lit(1)))
-            partials = query.batch(everything)
-            assert partials is not None
-            self._partials = partials.localCheckpoint()
-            for table in query.tables - query.needs_state:
-                self._readers[table].release()
+        for table in self._readers.keys() - self._query.needs_state:
+            self._readers[table].release()
         self._previous = None
         self._at = at
 
     def apply(self, ranges: dict[int, tuple[int, int]], *, rewrite: bool) -> int | None:
         """Apply a batch of these ranges, by log; the number of changes, or None if another job was faster."""
         query = self._query
-        self._prepare({table: ranges[log][0] for table, log in self._logs.items()})
+        self._prepare(self._positions(ranges, 0))
         records = 0
         sources: dict[str, SourceRows] = {}
         overlays: dict[str, DataFrame | None] = {}
         for table, reader in self._readers.items():
-            start, end = ranges[self._logs[table]]
-            changes = reader.changes(start, end)
-            if changes is not None:
-                records += self._server.count_records(start, end, table=table)[0]
+            span = {number: ranges[log] for number, log in self._logs[table].items()}
+            changes = reader.changes(span)
+            records += reader.records(span)
             if table not in query.tables:
                 continue
             if table in query.needs_state:
@@ -147,36 +190,53 @@ class ViewMaintainer:
         for table in self._readers:
             nothing = self._readers[table].nothing()
             sources.setdefault(table, SourceRows(nothing, nothing, None))
-        found, partials = self._changed(sources)
-        stages = [] if found is None else [stage for stage, _ in self._stages(found)]
+        found = self._changed(sources, {str(log): start for log, (start, _) in ranges.items()})
+        now = {table: each.new for table, each in sources.items()}
+        changed = {
+            table: each.delta.drop(WEIGHT)
+            for table, each in sources.items()
+            if each.delta is not None and table in query.tables
+        }
+        stages = [] if found is None else [stage for stage, _ in self._stages(found, changed, now)]
         body = {
             "ranges": {str(log): each for log, each in ranges.items()},
             "stages": stages,
             "records": records,
+            "form": query.form,
             "rewrite": rewrite,
         }
         if not self._server.apply_view(self._name, body)["applied"]:
             return None
+        self._at = self._positions(ranges, 1)
         for table, overlay in overlays.items():
-            self._readers[table].advance(ranges[self._logs[table]][1], overlay)
-        self._partials = partials
-        self._at = {table: ranges[log][1] for table, log in self._logs.items()}
+            self._readers[table].advance(self._at[table], overlay)
         return records
 
-    def _changed(self, sources: dict[str, SourceRows]) -> tuple[DataFrame | None, DataFrame | None]:
-        """The items to write, and the partials after the batch."""
+    def _positions(self, ranges: dict[int, tuple[int, int]], side: int) -> dict[str, dict[int, int]]:
+        """Where ranges start (0) or end (1), by source and partition."""
+        return {
+            table: {number: ranges[log][side] for number, log in logs.items()} for table, logs in self._logs.items()
+        }
+
+    def _changed(self, sources: dict[str, SourceRows], at: dict[str, int]) -> DataFrame | None:
+        """The items to write; `at`: the positions that the batch starts from."""
         query = self._query
         if query.strategy in (REFRESH, INTERVAL):
-            return self._compared({table: each.new for table, each in sources.items()}), None
+            return self._compared({table: each.new for table, each in sources.items()})
         made = query.batch(sources)
         if made is None:
-            return None, self._partials
-        if query.strategy != ADDITIVE:
-            return self._encoder.items(made), None
-        assert query.additive is not None and self._partials is not None
-        merged = query.additive.merged(self._partials, made).localCheckpoint()
-        rows = query.finished(merged.where("touched").drop("touched"))
-        return self._encoder.items(rows), query.additive.remaining(merged)
+            return None
+        if query.strategy == ADDITIVE:
+            made = query.finished(self._added(made, at))
+        return self._encoder.items(made)
+
+    def _added(self, partials: DataFrame, at: dict[str, int]) -> DataFrame:
+        """The partials of a batch, with those that the server has."""
+        additive = self._query.additive
+        assert additive is not None
+        keys = tuple(name for name, _ in self._encoder.keys)
+        task = AddPartials(self._access, self._name, at, self._query.form, keys, tuple(additive.names(partials)))
+        return self._encoder.with_keys(partials, additive.groups).mapInArrow(task, partials.schema)
 
     def _plan_again(self) -> None:
         """A plan has the time at which it was made."""
@@ -206,3 +266,11 @@ class ViewMaintainer:
         self._previous = items
         deletes = gone.select(*empty).withColumn(OP, f.lit("DELETE"))
         return puts.withColumn(OP, f.lit("PUT")).unionAll(deletes)
+
+
+def _logs(tables: Sequence[dict[str, Any]]) -> dict[str, dict[int, int]]:
+    """The logs of sources, by name and partition; a table has one."""
+    found: dict[str, dict[int, int]] = {}
+    for each in tables:
+        found.setdefault(each["table"], {})[each.get("partition", 0)] = each["log"]
+    return found

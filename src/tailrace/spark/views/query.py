@@ -21,7 +21,7 @@ import msgspec
 
 from tailrace.errors import Invalid
 from tailrace.jobs import view_sql
-from tailrace.spark.views.additive import AdditiveAggregate, aggregates, is_additive
+from tailrace.spark.views.additive import PARTIALS, SHOWN, AdditiveAggregate, aggregates, is_additive
 from tailrace.spark.views.catalyst import WEIGHT, Catalyst, Java, Relation
 from tailrace.spark.views.derivative import BILINEAR, KEYED, LIMITS, SUPPORTED, Derivative
 from tailrace.spark.views.keys import KeyFinder
@@ -225,6 +225,7 @@ class ViewQuery:
         derivative = Derivative(catalyst, placeholders)
         self._result, self._result_uses = placeholders.named(derivative.rows(self._plan, NEW))
         self._template: Java | None = None
+        self.form = ""  # of the partials
         self._uses: set[str] = set()
         if self.strategy == ADDITIVE:
             self.additive: AdditiveAggregate | None = AdditiveAggregate(catalyst, self._core)
@@ -235,7 +236,8 @@ class ViewQuery:
             partials = self.additive.partials(delta)
             self._template, self._uses = placeholders.named(catalyst.analyzed(partials))
             self._state_name, state = placeholders.extra("state", partials.schema)
-            self._finished, _ = placeholders.named(self._shown(self.additive.finished(state)))
+            self.form = self.additive.form(partials)
+            self._finished, _ = placeholders.named(self.additive.finished(state, self._chain))
         elif self.strategy == GROUPS:
             made = self._groups(derivative)
             if made is not None:
@@ -266,9 +268,9 @@ class ViewQuery:
             return None
         rows = catalyst.among(derivative.rows(core.child(), NEW), by, keys)
         found = catalyst.frame(self._shown(catalyst.over(core, [Relation(rows)]).plan))
-        return self.decided(catalyst.frame(keys), found)
+        return self._decided(catalyst.frame(keys), found)
 
-    def decided(self, keys: DataFrame, found: DataFrame) -> DataFrame:
+    def _decided(self, keys: DataFrame, found: DataFrame) -> DataFrame:
         """For each affected key its row (+1), or that there is none any more (-1)."""
         from pyspark.sql import functions as f
 
@@ -359,11 +361,19 @@ class ViewQuery:
         return self._catalyst.frame(self._template)
 
     def finished(self, partials: DataFrame) -> DataFrame:
-        """The rows to put and the keys to delete, out of the partials of affected groups after a batch."""
+        """The rows to put and the keys to delete, with the texts of their partials, out of the partials of affected
+        groups after a batch."""
+        from pyspark.sql import functions as f
+
         assert self.additive is not None
+        groups = self.additive.groups
         partials.createOrReplaceTempView(self._state_name)
         found = self._catalyst.frame(self._finished)
-        return self.decided(partials.select(*self.additive.groups), found)
+        width = len(found.columns) - len(groups) - 2
+        found = found.toDF(*[f"c{index}" for index in range(width)], *groups, PARTIALS, SHOWN)
+        key = {position: group for group, position in zip(groups, self.key, strict=True)}
+        columns = [f.col(key.get(index, f"c{index}")).alias(f"c{index}") for index in range(width)]
+        return found.select(*columns, PARTIALS, f.when(f.col(SHOWN), 1).otherwise(-1).alias(WEIGHT))
 
     def drop(self) -> None:
         """Forget the temporary views."""

@@ -69,8 +69,14 @@ class SourceTableReader:
 
     # -- changes
 
-    def changes(self, start: int, end: int) -> DataFrame | None:
-        """The changes in [start, end), with the columns that the view uses; None: there are none."""
+    def records(self, span: dict[int, tuple[int, int]]) -> int:
+        """The number of changes in a range."""
+        return 0 if span[0][0] == span[0][1] else self._server.count_records(*span[0], table=self.table)[0]
+
+    def changes(self, span: dict[int, tuple[int, int]]) -> DataFrame | None:
+        """The changes in [start, end), with the columns that the view uses; None: there are none. The range is that of
+        partition 0: a table has one log."""
+        start, end = span[0]
         if start == end:
             return None
         options = self._options() | {
@@ -154,15 +160,16 @@ class SourceTableReader:
     def _next(self) -> int:
         return change_stream_info(self._server, self.table).next
 
-    def move_to(self, position: int) -> None:
+    def move_to(self, at: dict[int, int]) -> None:
         """Have the rows as of this position, whatever they are of now."""
+        position = at[0]
         if self._base is None:
             self.read_items()
         if position == self.at:
             return
         self._overlay, self.at = None, self._base_at
         low, high = sorted((position, self._base_at))
-        found = self.changes(low, high)
+        found = self.changes({0: (low, high)})
         if found is not None:
             self._overlay = self._laid(self.consolidated(found), "after" if position > self._base_at else "before")
             self.at = position
@@ -208,9 +215,9 @@ class SourceTableReader:
             merged = self._overlay.join(fresh, keys, "left_anti").unionAll(fresh)
         return SourceRows(old, self._over(merged), self.weighted(consolidated)), merged
 
-    def advance(self, position: int, overlay: DataFrame | None) -> None:
+    def advance(self, at: dict[int, int], overlay: DataFrame | None) -> None:
         """The batch was applied."""
-        self.at = position
+        self.at = position = at[0]
         if overlay is None or overlay is self._overlay:
             return
         self._overlay = overlay.localCheckpoint(storageLevel=_level())
