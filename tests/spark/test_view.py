@@ -340,7 +340,7 @@ def test_it_goes_on_until_it_is_stopped_and_reports_progress(world: World) -> No
     assert {"running", "stopped"} <= {each.state for each in reports}
 
 
-def _until(met: Any, within_s: float = 60.0) -> None:
+def _until(met: Any, within_s: float = PATIENCE_S) -> None:
     import time
 
     end = time.monotonic() + within_s
