@@ -197,7 +197,7 @@ def test_a_late_start_is_filled_and_then_follows_also_what_goes_away(world: Worl
         world.check(name)
     world.load(source, 20)
     for name in names:
-        done = world.view(name, max_records=7)
+        done = world.view(name, max_records=10)
         assert done.filled == 0 and done.rows > 0 and done.batches > 1
         world.check(name)
 

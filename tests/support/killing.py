@@ -139,7 +139,7 @@ class Server:
 class Load:
     """The writer: a process that writes to a stream and a table of the server, until it is stopped."""
 
-    def __init__(self, url: str, seed: int, folder: Path, *, pause_ms: int = 20) -> None:
+    def __init__(self, url: str, seed: int, folder: Path, *, pause_ms: int = 50) -> None:
         self._model = folder / "model.json"
         arguments = ["tests.cluster.writing", url, str(seed), str(self._model), str(pause_ms)]
         self.program = Program(arguments, folder / "writer.log")
