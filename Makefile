@@ -114,7 +114,8 @@ $(STAMPS)/%/node_modules: %/package-lock.json %/package.json
 
 # The parts, the longest first. They run beside each other, JOBS at a time, each in one process: the output of a part is shown when
 # it ends, and at the end how long each took. A part that is run by itself, as in `make crash`, is divided among JOBS workers.
-PARTS := spark compiled examples unit fuzz crash property integration clients conformance types lowest layers
+# The tests of Spark are two parts, which do not begin together: each has a JVM, and the last part to end decides.
+PARTS := spark compiled unit views examples fuzz crash property integration clients conformance types lowest layers
 # Directories below tests that `make unit` leaves to other parts, or to `make cluster-test`.
 SEPARATE := clients cluster conformance crash examples fuzz integration property spark
 TIMES := $(STAMPS)/times
@@ -253,10 +254,17 @@ clients: $(STAMPS)/dev node-modules  ## Use the official clients against a serve
 	$(call say,'the official clients')
 	$(part) tests/clients
 
+VIEWS_TESTS := $(wildcard tests/spark/test_view*.py) $(addprefix tests/spark/test_,demo.py exactly_once.py)
+
 .PHONY: spark
-spark: $(STAMPS)/dev  ## Run the tests of the pipeline on Spark
+spark: $(STAMPS)/dev  ## Run the tests of the pipeline on Spark, but for those of `make views`
 	$(call say,'the pipeline$(,) on one Spark session')
-	$(part) tests/spark
+	$(part) $(VIEWS_TESTS:%=--ignore %) tests/spark
+
+.PHONY: views
+views: $(STAMPS)/dev  ## Run the tests of views on Spark, and those that start Spark by themselves: the demo, and kills
+	$(call say,'views$(,) the demo$(,) and exactly once$(,) on Spark')
+	$(part) $(VIEWS_TESTS)
 
 .PHONY: history
 history: $(STAMPS)/dev  ## Tier and trim a million records, and read them back through every API

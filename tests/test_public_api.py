@@ -16,6 +16,7 @@ import tailrace
 from tailrace.database import Database
 from tailrace.embedded import EmbeddedOperations
 from tailrace.embedded.sync.tables import TableOperations
+from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -84,7 +85,10 @@ def test_the_version_is_one() -> None:
 def loaded(code: str) -> set[str]:
     """The modules that are there after a new interpreter has run this."""
     result = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert result.returncode == 0, result.stderr
     return set(result.stdout.split())

@@ -51,11 +51,9 @@ class Torment:
         """All of these, each at a random moment."""
         for what in kills:
             self._wait_a_while(at_once=what != SERVER)
-            began = time.monotonic()
             self._do(what)
             self.done.append(what)
             print(f"{len(self.done):2}. {what}, {self._partitions} partitions, {self._status()}", flush=True)
-            assert time.monotonic() - began < 120
 
     def _wait_a_while(self, *, at_once: bool) -> None:
         """Mostly until both queries have gone on since the last kill, and then some; now and then at any moment.

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from tests.support.model import Answer, Fork, Model, Stream
+from tests.support.patience import PATIENCE_S
 
 BEGINNING = "-1"  # sorts before every offset
 TEXT = "text/plain"
-PATIENCE_S = 60.0
 
 
 class Lost(Exception):

@@ -16,8 +16,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.crash.load import Lost
+from tests.support.patience import PATIENCE_S
 
-PATIENCE_S = 60.0
 ORDERS, STOCK = "orders", "stock"
 BALLAST = 600
 

@@ -376,7 +376,7 @@ def test_on_a_really_full_disk_deleting_and_trimming_work_and_then_writes_do(tmp
             assert connection.ask("HEAD", "one").status == 404
             assert connection.ask("DELETE", "two").status == 204, server.output
             # Housekeeping takes the entries out; there is room inside the database then, though the disk is still full.
-            until = time.monotonic() + 120
+            until = time.monotonic() + PATIENCE_S
             while (reply := connection.ask("POST", "s", {"Content-Type": TEXT}, body)).status != 204:
                 assert time.monotonic() < until, reply.body
                 time.sleep(0.05)

@@ -18,6 +18,7 @@ from tailrace.check import check_database
 from tailrace.errors import NotFound
 from tailrace.streams.commands import DeleteStream
 from tailrace.streams.queries import ReadStream
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ROOT
 from tests.support.soak import rounds
 
@@ -60,7 +61,7 @@ def run_until_killed(data: Path, ledger: Ledger, environment: dict[str, str], an
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 ledger.note(line.decode())
-        assert child.wait(60) == -signal.SIGKILL
+        assert child.wait(PATIENCE_S) == -signal.SIGKILL
     finally:
         child.kill()
         child.wait()

@@ -19,6 +19,7 @@ from tailrace.errors import Corrupt
 from tailrace.storage import pages, vault, wal
 from tailrace.storage.sqlite import FILE
 from tests.crash.bit_rot import STREAMS, answers, extend, fill
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess
 from tests.support.soak import rounds
 
@@ -221,7 +222,7 @@ def test_answers_over_http_are_right_or_errors(stopped: Path, tmp_path: Path) ->
 def over_http(url: str) -> dict[str, tuple[int, bytes]]:
     found: dict[str, tuple[int, bytes]] = {}
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    with httpx.Client(base_url=url, timeout=60) as http:
+    with httpx.Client(base_url=url, timeout=PATIENCE_S) as http:
         for path in STREAMS:
             answer = http.get(f"/v1/stream/{path}", params={"offset": "-1"})
             found[path] = (answer.status_code, answer.content)

@@ -146,7 +146,7 @@ def test_no_append_is_acknowledged_after_the_files_were_removed_under_load(data_
     threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
-    assert answered.wait(60)
+    assert answered.wait(PATIENCE_S)
     shutil.rmtree(data_dir)
     removed.set()
     for thread in threads:
@@ -184,12 +184,12 @@ def test_exports_go_on_when_the_directory_is_gone(data_dir: Path) -> None:
             {"Content-Type": "application/json"},
         )
         request = urllib.request.Request(f"{server.url}/v1/tables/orders/items", headers=arrow)
-        with urllib.request.urlopen(made, timeout=30) as answer:
+        with urllib.request.urlopen(made, timeout=PATIENCE_S) as answer:
             assert answer.status == 200
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             before = answer.read()
         shutil.rmtree(data_dir)
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             assert answer.read() == before
         server.kill()
 

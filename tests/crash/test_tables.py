@@ -38,6 +38,7 @@ from tests.crash import table_child as child
 from tests.crash.load import Lost
 from tests.crash.table_load import ORDERS, STOCK, Caller, Refused, TableLoad
 from tests.crash.test_disk import faulty_server, get
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ROOT, ServerProcess
 from tests.support.soak import rounds
 from tests.support.vfs import FaultyDisk, LossyDisk, failed_sync, no_space
@@ -213,7 +214,7 @@ def run_until_killed(data: Path, ledger: Ledger, environment: dict[str, str], an
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 ledger.note(line.decode())
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(PATIENCE_S) == -signal.SIGKILL
     finally:
         process.kill()
         process.wait()

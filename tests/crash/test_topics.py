@@ -28,6 +28,7 @@ from tailrace.topics import group as rules
 from tailrace.topics.queries import ListPartitions, ReadPartition
 from tailrace.topics.topic import GROUPS, OPERATIONS, opened
 from tests.crash import topic_child as child
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ROOT
 from tests.support.soak import rounds
 
@@ -77,7 +78,7 @@ def run_until_killed(
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 ledger.note(line.decode())
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(PATIENCE_S) == -signal.SIGKILL
     finally:
         process.kill()
         process.wait()

@@ -15,6 +15,7 @@ from tailrace.storage.pages import VFS
 from tailrace.storage.sqlite import FILE, SqliteEngine, migrations
 from tailrace.storage.table import META, MetaRow
 from tests.engine.conftest import NOW_MS
+from tests.support.patience import PATIENCE_S
 
 OPEN = "import sys; from tailrace.storage.sqlite import SqliteEngine; SqliteEngine(sys.argv[1])"
 
@@ -91,7 +92,9 @@ def test_a_second_opener_in_the_same_process_is_refused(directory: Path) -> None
 
 def test_a_second_process_is_refused(directory: Path) -> None:
     engine = SqliteEngine(directory)
-    second = subprocess.run([sys.executable, "-c", OPEN, str(directory)], capture_output=True, text=True, timeout=60)
+    second = subprocess.run(
+        [sys.executable, "-c", OPEN, str(directory)], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert second.returncode != 0
     assert "another process has" in second.stderr
     tx = engine.begin(NOW_MS)  # the owner did not notice
@@ -99,13 +102,15 @@ def test_a_second_process_is_refused(directory: Path) -> None:
     tx.flush()
     tx.commit()
     engine.close()
-    third = subprocess.run([sys.executable, "-c", OPEN, str(directory)], capture_output=True, text=True, timeout=60)
+    third = subprocess.run(
+        [sys.executable, "-c", OPEN, str(directory)], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert third.returncode == 0, third.stderr
 
 
 def test_a_dead_owner_leaves_no_lock(directory: Path) -> None:
     command = OPEN + "; import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    subprocess.run([sys.executable, "-c", command, str(directory)], timeout=60)
+    subprocess.run([sys.executable, "-c", command, str(directory)], timeout=PATIENCE_S)
     SqliteEngine(directory).close()
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tailrace import limits
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
@@ -80,7 +81,7 @@ class Served:
             f"{self.server.url}/v1/api/sql", body, {"content-type": "application/json"}, method="POST"
         )
         try:
-            with urllib.request.urlopen(request, timeout=110) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                 return int(answer.status), json.load(answer)
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
@@ -98,13 +99,13 @@ class Served:
         while not self._stopped.wait(0.02):
             for pid in self.workers():
                 self.workers_peak = max(self.workers_peak, memory(pid, "VmHWM"))
-            with urllib.request.urlopen(f"{self.server.url}/healthz", timeout=60) as answer:
+            with urllib.request.urlopen(f"{self.server.url}/healthz", timeout=PATIENCE_S) as answer:
                 assert answer.status == 200
             self.pings += 1
 
     def close(self) -> None:
         self._stopped.set()
-        self._watch.join(60)
+        self._watch.join(PATIENCE_S)
         assert not self._watch.is_alive()
 
 
@@ -127,7 +128,7 @@ def memory(pid: int, field: str) -> int:
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> None:
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline_s, what
         time.sleep(0.02)
@@ -168,8 +169,10 @@ def test_many_attacks_at_once_are_stopped_at_the_limit(served: Served) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(115)
-    assert len(codes) == len(names) and set(codes) <= ANSWERS_TO_ATTACKS, codes
+        thread.join(PATIENCE_S)
+    # On a busy machine those that run may take so long that the others are told to come back later.
+    assert len(codes) == len(names) and set(codes) <= ANSWERS_TO_ATTACKS | {"SELECT_BUSY"}, codes
+    assert set(codes) & ANSWERS_TO_ATTACKS, codes
     assert served.workers_peak <= limits.SELECT_WORKER_BYTES_MAX + SHARED_BYTES
     assert served.peak() - before <= SERVER_BYTES
     assert len(served.workers()) <= limits.SELECT_WORKERS_MAX
@@ -200,7 +203,7 @@ def put(served: Served, body: dict[str, Any]) -> None:
         json.dumps(body).encode(),
         {"content-type": "application/x-amz-json-1.0", "x-amz-target": "DynamoDB_20120810.BatchWriteItem"},
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         assert not json.load(answer)["UnprocessedItems"]
 
 
@@ -213,7 +216,7 @@ def test_a_wide_result_is_streamed_and_a_slow_client_costs_little(served: Served
     before = served.peak(afresh=True)
     host, port = served.server.url.removeprefix("http://").split(":")
     body = json.dumps({"sql": text}).encode()
-    with socket.create_connection((host, int(port)), timeout=60) as slow:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
         head = f"POST /v1/api/sql HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
         slow.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -232,7 +235,7 @@ def test_workers_end_with_a_server_that_is_killed(tmp_path: Path) -> None:
         request = urllib.request.Request(
             f"{server.url}/v1/api/sql", b'{"sql": "SELECT 1"}', {"content-type": "application/json"}
         )
-        urllib.request.urlopen(request, timeout=60).close()
+        urllib.request.urlopen(request, timeout=PATIENCE_S).close()
         workers = children(server.pid)
         assert workers
         server.kill()

@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess, check
 
-PATIENCE_S = 60.0
 JSON = {"content-type": "application/json"}
 
 

@@ -15,12 +15,12 @@ import httpx
 import pytest
 
 from tailrace import limits
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 MiB = limits.MiB
-PATIENCE_S = 120.0
 # Beside the budget: what requests under way need (a 16 MiB append is in memory a few times over until it is durable),
 # and what the allocator keeps for later.
 OVERHEAD_BYTES = 160 * MiB

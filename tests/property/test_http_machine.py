@@ -18,6 +18,7 @@ from hypothesis import note, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.support.model import Answer, Fork, Model, Stream
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess, check
 from tests.support.soak import examples
 
@@ -29,7 +30,7 @@ JSON = st.sampled_from([b'{"a":1}', b"[1,2,3]", b"[[1],[2]]", b'"x"', b' [ {"k":
 RARELY = st.sampled_from([False] * 7 + [True])
 
 runs = itertools.count()
-client = httpx.Client(timeout=60, trust_env=False)
+client = httpx.Client(timeout=PATIENCE_S, trust_env=False)
 
 
 @pytest.fixture(scope="module", autouse=True)

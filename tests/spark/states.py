@@ -227,11 +227,11 @@ def postgres() -> Iterator[str]:
         owner = pwd.getpwnam("postgres")
         os.chown(home, owner.pw_uid, owner.pw_gid)
         user = ["setpriv", "--reuid", "postgres", "--regid", "postgres", "--clear-groups"]
+    made = [*user, programs / "initdb", "-D", home / "data", "-U", "tester", "-A", "trust", "-N", "-E", "UTF8"]
+    subprocess.run([str(word) for word in made], cwd=home, check=True, capture_output=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    made = [*user, programs / "initdb", "-D", home / "data", "-U", "tester", "-A", "trust", "-N", "-E", "UTF8"]
-    subprocess.run([str(word) for word in made], cwd=home, check=True, capture_output=True)
     settings = [f"port={port}", "listen_addresses=127.0.0.1", "unix_socket_directories=", "fsync=off"]
     command = [*user, programs / "postgres", "-D", home / "data", *(word for each in settings for word in ("-c", each))]
     log = (home / "log").open("wb")
@@ -248,7 +248,7 @@ def postgres() -> Iterator[str]:
 
 
 def _answers(url: str, child: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE_S
     while True:
         try:
             psycopg.connect(url).close()

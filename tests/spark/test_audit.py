@@ -21,6 +21,7 @@ from tailrace.client import Client
 from tailrace.errors import Invalid
 from tailrace.spark.jobs.audit import audit, changed, key_text
 from tailrace.spark.jobs.tier import tier
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess
 
 Spark = Any
@@ -65,7 +66,7 @@ def recorded(spark: Spark, server: ServerProcess) -> dict[str, Any]:
         cut = client.logs(table=TABLE)["partitions"][0]["next"]
         tier(spark, url=server.url, token=TOKEN, tables=[TABLE], once=True)
         client.alter_retention(TABLE, {"max_count": 1})
-        until_s = time.monotonic() + 60
+        until_s = time.monotonic() + PATIENCE_S
         while client.logs(table=TABLE)["partitions"][0]["hot"] < cut - 1 and time.monotonic() < until_s:
             time.sleep(0.1)
         client.alter_retention(TABLE, {"max_count": None})

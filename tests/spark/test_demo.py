@@ -167,7 +167,7 @@ def test_without_spark_the_server_stays_up_and_says_why(demo: Callable[..., Demo
     with Client(url) as client:
         rows = f"SELECT * FROM {orders.TABLE}"
         before = client.sql(rows)[-1].rows
-        until(lambda: client.sql(rows)[-1].rows != before, 30, lambda: started.output)
+        until(lambda: client.sql(rows)[-1].rows != before, PATIENCE_S, lambda: started.output)
     assert started.end(signal.SIGTERM) == 0
     assert started.gone()
 
@@ -212,7 +212,7 @@ def test_an_installation_shows_the_progress_of_pip() -> None:
     bar = "Downloading pyspark-4.3.0.tar.gz (455.9 MB)\n   ━━━━━╸   120.5/455.9 MB 20.1 MB/s eta 0:00:17\rsleep"
     installation = Installation(f"bash -c {shlex.quote(f'printf {shlex.quote(bar)}; sleep 60')}", lines.append)
     try:
-        until(lambda: "120.5/455.9 MB" in installation.progress, 30, lambda: installation.progress)
+        until(lambda: "120.5/455.9 MB" in installation.progress, PATIENCE_S, lambda: installation.progress)
         assert "pyspark" in installation.progress
         assert lines == ["installing Spark: Downloading pyspark-4.3.0.tar.gz (455.9 MB)"]
     finally:
@@ -226,7 +226,7 @@ def test_a_killed_demo_leaves_no_process_behind(demo: Callable[..., Demo], no_sp
     assert not started.gone()
     started.process.kill()
     started.process.wait()
-    until(started.gone, 30, lambda: str(running(str(started.folder))))
+    until(started.gone, PATIENCE_S, lambda: str(running(str(started.folder))))
 
 
 def test_a_table_of_that_name_is_left_alone(demo: Callable[..., Demo], no_spark: Path, tmp_path: Path) -> None:

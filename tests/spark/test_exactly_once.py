@@ -10,7 +10,7 @@ pytest.importorskip("pyspark")
 
 from tests.cluster.torment import CHECKPOINT, DRIVER, SERVER, Torment
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def test_what_was_written_is_there_once_after_a_driver_a_server_and_a_checkpoint_were_lost(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ from tailrace.spark.reading import BatchReader
 from tailrace.spark.source import TailraceSource
 from tailrace.tables.value import item_from_plain
 from tests.spark.conftest import create_table
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def keep(client: Client, table: str, count: int) -> int:
     """Let only so many changes stay in the hot log; where it begins now."""
     before = client.logs(table=table)["partitions"][0]["hot"]
     client.alter_retention(table, {"max_count": count})
-    until_s = time.monotonic() + 60
+    until_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < until_s:
         hot: int = client.logs(table=table)["partitions"][0]["hot"]
         if hot > before:

@@ -15,14 +15,14 @@ import time
 from pathlib import Path
 
 from tests.support.jvm import SHORT_LIVED
-from tests.support.killing import SMALL
+from tests.support.killing import PATIENCE_S, SMALL
 from tests.support.server import ROOT
 
 _READY = {
     "master": re.compile(r"Starting Spark master at (spark://\S+)"),
     "worker": re.compile(r"Successfully registered with master (spark://\S+)"),
 }
-_START_S = 90.0
+_START_S = PATIENCE_S
 _EXECUTOR = "CoarseGrainedExecutorBackend"
 
 
@@ -65,7 +65,7 @@ class Cluster:
         for pid in self.executors():
             _kill(pid)
         for daemon in self._daemons.values():
-            daemon.wait(30)
+            daemon.wait(PATIENCE_S)
 
     def executors(self) -> list[int]:
         """The processes that run tasks, of all applications of this cluster."""

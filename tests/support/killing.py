@@ -82,9 +82,9 @@ class Program:
         """SIGKILL to it and all that it has started, in one moment."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait(30)
+        self._process.wait(PATIENCE_S)
 
-    def end(self, timeout_s: float = 60.0) -> int:
+    def end(self, timeout_s: float = PATIENCE_S) -> int:
         """Ask it to end, and see how it did. What it left running is killed."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
@@ -126,10 +126,10 @@ class Server:
         self._process.kill()
         self._outputs.append(self._process.output)
         time.sleep(away_s)
-        self._process = ServerProcess.tailrace(self.data, port=self._port).start(timeout_s=60)
+        self._process = ServerProcess.tailrace(self.data, port=self._port).start()
 
     def end(self) -> int:
-        return self._process.terminate(timeout_s=60)
+        return self._process.terminate()
 
     @property
     def output(self) -> str:
@@ -139,7 +139,7 @@ class Server:
 class Load:
     """The writer: a process that writes to a stream and a table of the server, until it is stopped."""
 
-    def __init__(self, url: str, seed: int, folder: Path, *, pause_ms: int = 20) -> None:
+    def __init__(self, url: str, seed: int, folder: Path, *, pause_ms: int = 50) -> None:
         self._model = folder / "model.json"
         arguments = ["tests.cluster.writing", url, str(seed), str(self._model), str(pause_ms)]
         self.program = Program(arguments, folder / "writer.log")
@@ -174,9 +174,7 @@ def until(
 
 def remove(folder: Path) -> None:
     """Delete a checkpoint, whoever may still write to it."""
-    for _ in range(20):
+    end = time.monotonic() + PATIENCE_S
+    while folder.exists():
+        assert time.monotonic() < end, f"{folder} does not go away"
         shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"{folder} does not go away")

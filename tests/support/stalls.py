@@ -31,6 +31,7 @@ from tailrace.jobs.commands import RegisterJob
 from tailrace.streams.commands import Append, CreateStream
 from tailrace.tables.plain import Put
 from tailrace.topics.commands import CreateTopic
+from tests.support.patience import PATIENCE_S
 
 TEXT: Final = {"content-type": "text/plain"}
 JSON: Final = {"content-type": "application/json"}
@@ -64,7 +65,7 @@ class Site:
     ) -> Any:
         """The content of the answer, which must have this status; 0: one below 400."""
         place = urlsplit(self.url)
-        connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=120)
+        connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=PATIENCE_S)
         fields = dict(headers or {})
         if body is not None and not isinstance(body, bytes):
             body, fields = json.dumps(body).encode(), {**JSON, **fields}
@@ -539,7 +540,7 @@ class Pings:
 
     def __init__(self, url: str) -> None:
         place = urlsplit(url)
-        self._connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=120)
+        self._connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=PATIENCE_S)
         self._stop = threading.Event()
         self.worst_s = 0.0
         self._thread = threading.Thread(target=self._run)

@@ -24,6 +24,7 @@ import httpx
 
 from tailrace.config import Config
 from tailrace.http.serve import start
+from tests.support.patience import PATIENCE_S
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "tailrace"
 FIRST = "http/inbound.py"
@@ -68,7 +69,7 @@ class Trace:
 async def _walk(trace: Trace, directory: Path, prepare: Send, send: Send) -> None:
     running = await start(Config(data=str(directory), dev=True, port=0))
     try:
-        async with httpx.AsyncClient(base_url=running.url, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=running.url, timeout=PATIENCE_S) as http:
             for request in (prepare, send):
                 (await request(http)).raise_for_status()
             for _ in range(ATTEMPTS):

@@ -10,6 +10,7 @@ import pytest
 from tailrace import extras
 from tailrace.errors import ExtraMissing
 from tests.support import environment
+from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess
 
 CORE = """
@@ -60,18 +61,18 @@ def test_the_core_needs_no_extra(tmp_path: Path) -> None:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE_S,
             check=False,
         )
         assert done.returncode == 0, f"{done.stdout}{done.stderr}"
     checked = subprocess.run(
         [str(tmp_path / "venv" / "bin" / "tailrace"), "check", "--data", str(tmp_path / "data")],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert checked.returncode == 0, checked.stderr
     backed_up = subprocess.run(
         [str(tmp_path / "venv" / "bin" / "tailrace"), "backup", "copy", "--data", str(tmp_path / "data")],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert backed_up.returncode == 1
     assert "tailrace[cold]" in backed_up.stderr

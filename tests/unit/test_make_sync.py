@@ -11,6 +11,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "tools" / "make-sync"
 
@@ -26,7 +28,7 @@ def tool() -> ModuleType:
 
 
 def test_the_generated_files_are_current() -> None:
-    done = subprocess.run([sys.executable, str(TOOL), "--check"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, str(TOOL), "--check"], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -42,7 +44,9 @@ def test_no_event_loop_is_under_the_synchronous_api(tool: ModuleType) -> None:
         code = [line for line in target.read_text().splitlines() if not line.startswith("#")]
         assert not [line for line in code if line.lstrip().startswith(("import asyncio", "from asyncio", "async def"))]
     loaded = "import tailrace.client; tailrace.client.Client, tailrace.client.Consumer; import sys; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", loaded], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
     assert "tailrace.client.sync.client" in done.stdout.split()
     assert not {"tailrace.embedded.async_primitives", "httpx"} & set(done.stdout.split())
 

@@ -38,10 +38,10 @@ def test_who_has_no_password_matches_none_and_takes_as_long() -> None:
     passwords.matches(b"warm up", None)
 
     def spent(hashed: str | None) -> float:
-        began = time.perf_counter()
+        began = time.process_time()
         for _ in range(3):
             assert not passwords.matches(b"wrong", hashed)
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     known, unknown = min(spent(kept) for _ in range(3)), min(spent(None) for _ in range(3))
     assert unknown > known / 3

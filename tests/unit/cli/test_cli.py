@@ -44,7 +44,7 @@ class Done(NamedTuple):
 
 def process(*args: str) -> Done:
     """Run `tailrace` as people do."""
-    done = subprocess.run([sys.executable, "-m", "tailrace.cli", *args], capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "tailrace.cli", *args], capture_output=True, timeout=PATIENCE_S)
     return Done(done.returncode, done.stdout, done.stderr)
 
 
@@ -151,7 +151,9 @@ except SystemExit:
     pass
 sys.stderr.write("loaded " + " ".join(sys.modules))
 """
-    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     found = set(done.stderr.rpartition("loaded ")[2].split())
     assert "tailrace.cli" in found, done.stderr
     return found

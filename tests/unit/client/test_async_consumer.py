@@ -216,11 +216,11 @@ def test_a_slow_handler_keeps_its_message(place: Place) -> None:
     place.fill(1)
 
     async def handler(message: Message) -> None:
-        got = await threaded(place.source.consume, "t", "g", consumer="other", timeout_s=4.5)
-        assert not got.messages, "the lease lasts three seconds, and is extended"
+        got = await threaded(place.source.consume, "t", "g", consumer="other", timeout_s=8.0)
+        assert not got.messages, "the lease lasts six seconds, and is extended"
         one.stop()
 
-    one = consumer(place, visibility_s=3.0)
+    one = consumer(place, visibility_s=6.0)
     played(lambda: ran(one, handler))
     assert place.floor() == 1
 
@@ -230,7 +230,7 @@ def test_a_handler_that_blocks_the_loop_keeps_its_message(place: Place) -> None:
     taken: list[int] = []
 
     def steal() -> None:
-        taken.append(len(place.source.consume("t", "g", consumer="other", timeout_s=4.5)))
+        taken.append(len(place.source.consume("t", "g", consumer="other", timeout_s=8.0)))
 
     def handler(message: Message) -> None:
         other = threading.Thread(target=steal)
@@ -238,9 +238,9 @@ def test_a_handler_that_blocks_the_loop_keeps_its_message(place: Place) -> None:
         other.join()
         one.stop()
 
-    one = consumer(place, visibility_s=3.0)
+    one = consumer(place, visibility_s=6.0)
     played(lambda: ran(one, handler))
-    assert taken == [0], "the lease lasts three seconds, and a thread extends it"
+    assert taken == [0], "the lease lasts six seconds, and a thread extends it"
     assert place.floor() == 1
 
 

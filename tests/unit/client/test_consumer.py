@@ -213,10 +213,10 @@ def test_stop_ends_a_wait_at_once(place: Place) -> None:
 
 def test_a_slow_worker_keeps_what_it_holds(place: Place) -> None:
     place.fill(3)
-    with place.consumer(visibility_s=3.0) as consumer:
+    with place.consumer(visibility_s=6.0) as consumer:
         for message in consumer:
             if message.offset == 0:
-                others = place.source.consume("t", "g", consumer="other", timeout_s=4.0)
+                others = place.source.consume("t", "g", consumer="other", timeout_s=8.0)
                 assert others.messages == [], "a lease was not extended"
             if message.offset == 2:
                 consumer.stop()
@@ -652,10 +652,10 @@ def test_stopping_does_not_wait_for_ever(flaky: Flaky) -> None:
 
 def test_a_heartbeat_that_fails_is_tried_again_soon(flaky: Flaky) -> None:
     flaky.away["extend"] = 3
-    consumer = Consumer(flaky, "t", "g", visibility_s=4.5)
+    consumer = Consumer(flaky, "t", "g", visibility_s=9.0)
     for message in consumer:
         if message.offset == 0:
-            assert not flaky._db.consume("t", "g", consumer="other", timeout_s=6.0).messages
+            assert not flaky._db.consume("t", "g", consumer="other", timeout_s=12.0).messages
         consumer.stop()
     assert flaky.calls.count("extend") > 3
 

@@ -35,6 +35,7 @@ from tailrace.http.authentication import (
     outside_role,
 )
 from tailrace.http.message import Request
+from tests.support.patience import PATIENCE_S
 
 HASH = passwords.hashed("correct horse")
 SIGNING = rsa.generate_private_key(65537, 2048)
@@ -250,7 +251,7 @@ def test_a_password_that_is_changed_while_it_is_checked(db: Database) -> None:
 
         def slow(password: bytes, kept: str | None) -> bool:
             started.set()
-            assert go_on.wait(20)
+            assert go_on.wait(PATIENCE_S)
             return right(password, kept)
 
         with mock.patch.object(passwords, "matches", slow):

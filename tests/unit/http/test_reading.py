@@ -496,12 +496,12 @@ def test_a_parked_long_poll_keeps_the_stream_alive(data_dir: Path) -> None:
     """Longer than its TTL; nothing else reads or writes it."""
 
     async def scenario(up: Up) -> None:
-        await up.http.put("/v1/stream/a", headers={"content-type": "text/plain", "stream-ttl": "4"})
+        await up.http.put("/v1/stream/a", headers={"content-type": "text/plain", "stream-ttl": "8"})
         answer = await up.http.get("/v1/stream/a", params={"offset": "now", "live": "long-poll"})
         assert answer.status_code == 204
         assert (await up.http.head("/v1/stream/a")).status_code == 200
 
-    serve(data_dir, scenario, long_poll_timeout_s=6)
+    serve(data_dir, scenario, long_poll_timeout_s=10)
 
 
 def test_a_wake_up_without_news_is_slept_over(data_dir: Path) -> None:
@@ -543,10 +543,10 @@ def test_an_event_stream_reader_keeps_the_stream_alive(data_dir: Path) -> None:
     """It gets what is appended long after the TTL, which nothing but the reader renewed."""
 
     async def scenario(up: Up) -> None:
-        await up.http.put("/v1/stream/a", headers={"content-type": "text/plain", "stream-ttl": "4"})
+        await up.http.put("/v1/stream/a", headers={"content-type": "text/plain", "stream-ttl": "8"})
         query = {"offset": "now", "live": "sse"}
         async with up.http.stream("GET", "/v1/stream/a", params=query) as answer:
-            await asyncio.sleep(6)
+            await asyncio.sleep(10)
             posted = await up.http.post("/v1/stream/a", headers={"content-type": "text/plain"}, content=b"late")
             assert posted.status_code == 204
             async for line in answer.aiter_lines():

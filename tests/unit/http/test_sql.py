@@ -354,7 +354,7 @@ def test_a_server_that_stops_does_not_wait_for_a_select(data_dir: Path) -> None:
                 f"{server.url}/v1/api/sql", json.dumps({"sql": text}).encode(), {"content-type": "application/json"}
             )
             try:
-                with urllib.request.urlopen(request, timeout=60) as answer:
+                with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                     return int(answer.status)
             except urllib.error.HTTPError as error:
                 return error.code

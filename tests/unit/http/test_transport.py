@@ -780,21 +780,20 @@ def test_a_body_is_released_when_the_handler_has_it_or_never_will(handlers: Hand
 
 
 def test_a_body_too_slow_or_too_large_is_released(handlers: Handlers) -> None:
-    with Serving(handlers.handle, body_timeout_s=0.1, body_bytes_max=2000) as serving:
-        with serving.client() as client:
-            client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n" + b"x" * 900)
-            assert client.answer().status == 408
-            assert held(serving) == 0
-            assert serving.server._shared is not None
-            (lingering,) = serving.server._shared.connections
-            assert isinstance(lingering, Connection)
-            assert lingering._body == b"", "what is no longer counted is no longer kept"
-        with serving.client() as client:
-            client.send(get("/", "Transfer-Encoding: chunked", method="POST") + b"640\r\n" + b"x" * 1600 + b"\r\n")
-            _until(lambda: held(serving) == 1600)
-            client.send(b"640\r\n" + b"x" * 1600 + b"\r\n")
-            assert client.answer().status == 413
-            assert held(serving) == 0
+    with Serving(handlers.handle, body_timeout_s=0.1) as serving, serving.client() as client:
+        client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n" + b"x" * 900)
+        assert client.answer().status == 408
+        assert held(serving) == 0
+        assert serving.server._shared is not None
+        (lingering,) = serving.server._shared.connections
+        assert isinstance(lingering, Connection)
+        assert lingering._body == b"", "what is no longer counted is no longer kept"
+    with Serving(handlers.handle, body_bytes_max=2000) as serving, serving.client() as client:
+        client.send(get("/", "Transfer-Encoding: chunked", method="POST") + b"640\r\n" + b"x" * 1600 + b"\r\n")
+        _until(lambda: held(serving) == 1600)
+        client.send(b"640\r\n" + b"x" * 1600 + b"\r\n")
+        assert client.answer().status == 413
+        assert held(serving) == 0
 
 
 # -- stopping

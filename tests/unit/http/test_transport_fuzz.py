@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tailrace.http import heads
 from tailrace.http.connection import Connection
 from tailrace.http.message import Answer, Request, Response
+from tests.support.patience import PATIENCE_S
 from tests.unit.http.serving import Client, Serving
 
 SEEN: list[Request] = []
@@ -28,8 +29,7 @@ async def handle(request: Request) -> Answer:
 
 @pytest.fixture(scope="module")
 def serving() -> Iterator[Serving]:
-    # A fuzzed head may never end; the time-outs make sure that the test does.
-    with Serving(handle, head_timeout_s=0.3, body_timeout_s=0.3, idle_timeout_s=0.5, linger_s=0.2) as running:
+    with Serving(handle, head_timeout_s=PATIENCE_S, body_timeout_s=PATIENCE_S, linger_s=0.2) as running:
         yield running
 
 

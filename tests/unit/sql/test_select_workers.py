@@ -19,6 +19,7 @@ from tailrace import limits
 from tailrace.errors import Invalid, TooLarge, Unavailable
 from tailrace.sql import workers
 from tailrace.sql.workers import DuckDBError, QueryInterrupted, SelectWorker, WorkerPool
+from tests.support.patience import PATIENCE_S
 
 ENDLESS = "WITH a AS (SELECT unnest([1,2,3,4,5,6,7,8,9,10]) v) SELECT count(a.v || b.v) FROM " + ", ".join(
     ["a", *(f"a {name}" for name in "bcdefghijklmno")]
@@ -30,7 +31,7 @@ def never() -> bool:
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> None:
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline_s, what
         time.sleep(0.01)
@@ -154,7 +155,7 @@ assert db.sql("SELECT 1 AS one").rows == [{{"one": 1}}]
 print(POOL._kept.pid, flush=True)
 {ending or "db.close()"}
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.stderr == ""
     pid = int(ended.stdout)
     wait_for(lambda: not _runs(pid), "a worker outlives its parent")
