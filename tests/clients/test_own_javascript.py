@@ -79,6 +79,25 @@ def test_the_package_can_be_packed_and_has_the_version_of_the_server(tmp_path: P
     assert (CLIENT / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
 
 
+def test_every_public_name_is_documented() -> None:
+    page = (ROOT / "docs" / "reference" / "javascript.md").read_text(encoding="utf-8")
+    documented = {name for span in re.findall(r"`+([^`]+)`+", page) for name in re.findall(r"\w+", span)}
+    declared = re.sub(r"/\*.*?\*/", "", (CLIENT / "tailrace.d.ts").read_text(encoding="utf-8"), flags=re.S)
+    classes = re.findall(r"^export class (\w+).*?\{\n(.*?)^\}", declared, re.M | re.S)
+    assert {"Client", "Stream", "Table", "Topic", "Consumer", "Producer", "TailraceError"} <= {
+        name for name, _ in classes
+    }
+    members = {name for _, body in classes for name in re.findall(r"^    (?:get |readonly )*(\w+)[(?:<]", body, re.M)}
+    options = set(re.findall(r"^    (\w+)\?: ", declared, re.M))
+    functions = set(re.findall(r"^export function (\w+)", declared, re.M))
+    missing = (
+        (members | options | functions)
+        - documented
+        - {"constructor", "target", "path", "name", "toJSON", "valueOf", "toString"}
+    )
+    assert not missing, f"docs/reference/javascript.md lacks {sorted(missing)}"
+
+
 # -- under Node
 
 
@@ -134,7 +153,11 @@ def test_a_page_in_chromium_uses_a_server_of_another_origin(data_dir: Path, tmp_
         control.add("/", "text/html", page.replace("SETTINGS", settings).encode())
         control.add("/tailrace.js", "text/javascript", (CLIENT / "tailrace.js").read_bytes())
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
-        options += ["--disable-background-networking", "--remote-debugging-port=0", f"--user-data-dir={tmp_path}/profile"]
+        options += [
+            "--disable-background-networking",
+            "--remote-debugging-port=0",
+            f"--user-data-dir={tmp_path}/profile",
+        ]
         with (tmp_path / "chromium.log").open("w") as log:
             browser = subprocess.Popen([found.stdout.strip(), *options, control.url], stdout=log, stderr=log)
             try:

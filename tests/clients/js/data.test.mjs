@@ -324,8 +324,9 @@ test("a lease that is lost aborts the handler's signal, and its message is not a
   await consumer.run(async (context) => {
     attempts.push(context.message.attempt)
     if (attempts.length > 1) return consumer.stop()
+    const aborted = new Promise((resolve) => context.signal.addEventListener("abort", resolve))
     await client.sql(`RESET CONSUMER GROUP 'g' ON ${news.name} TO EARLIEST`)
-    await new Promise((resolve) => context.signal.addEventListener("abort", resolve))
+    await aborted
     assert.equal(context.signal.reason.code, "LEASE_LOST")
   })
   assert.equal(attempts.length, 2)

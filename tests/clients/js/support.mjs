@@ -7,7 +7,7 @@ export const url = process.env.TAILRACE_URL
 export const token = process.env.TAILRACE_TEST_TOKEN
 assert.ok(url, "TAILRACE_URL is not set: give the base URL of a running server")
 
-export const timeout = 240_000 // only a failing test takes so long
+export const timeout = 120_000 // only a failing test takes so long
 export const fresh = (name) => `js.${name}.${randomUUID().slice(0, 8)}`
 export const connect = (options = {}) => new Client(url, token ? { token, ...options } : options)
 
