@@ -566,7 +566,7 @@ class Watch {
    * @param {string} url
    */
   reasonOf(error, url) {
-    if (error instanceof TailraceError) return error
+    if (error instanceof TailraceError || error instanceof SyntaxError) return error // not of the connection
     if (this.#late) {
       return new TailraceError(`${url} sent nothing for ${this.timeoutMs / 1000} s`, { code: "TIMEOUT", cause: error })
     }
@@ -1958,6 +1958,7 @@ export class Consumer {
   #waiting = [] // for a free slot
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   #ackTimer
+  #beating = false
   #unseen = false // a wait was cut off: a delivery may be on its way
 
   /**
@@ -2252,7 +2253,7 @@ export class Consumer {
   #request(lease, operation, body) {
     const { topic, groupId, consumerId } = this.#options
     const held = { topic, group_id: groupId, consumer_id: consumerId, partition_id: lease.partition, lease_id: lease.id }
-    return [`/v1/api/topics/${operation}`, { json: { ...held, ...body }, retryForMs: 0, repeatable: true }]
+    return [`/v1/api/topics/${operation}`, { json: { ...held, ...body }, retryForMs: 0, timeoutMs: SLACK_MS }]
   }
 
   /**
@@ -2288,16 +2289,22 @@ export class Consumer {
 
   /** Send acknowledgements that are owed, and extend the leases that are held. */
   async #beat() {
-    for (const lease of this.#held) {
-      try {
-        await this.#ack(lease)
-        if (!lease.settled) await this.#extend(lease)
-      } catch (error) {
-        if (!(error instanceof TailraceError)) return this.#fail(error)
-        if (error.code === "LEASE_LOST" || error.code === "NOT_DELIVERED") lease.lose()
-        else if (error.transient) this.#options.onError(error)
-        else return this.#fail(error)
-      }
+    if (this.#beating) return // the one before waits for the server
+    this.#beating = true
+    await Promise.all([...this.#held].map((lease) => this.#keep(lease).catch(this.#fail)))
+    this.#beating = false
+  }
+
+  /** @param {Lease} lease */
+  async #keep(lease) {
+    try {
+      await this.#ack(lease)
+      if (!lease.settled) await this.#extend(lease)
+    } catch (error) {
+      if (!(error instanceof TailraceError)) throw error
+      if (error.code === "LEASE_LOST" || error.code === "NOT_DELIVERED") lease.lose()
+      else if (error.transient) this.#options.onError(error)
+      else throw error
     }
   }
 
