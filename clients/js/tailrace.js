@@ -60,7 +60,8 @@ export class TailraceError extends Error {
   /** Whether the same request may succeed later: the server cannot be reached, is overloaded or is restarting. */
   get transient() {
     if (this.status === 429 || THROTTLED.has(this.code)) return !FINAL.has(this.code)
-    return [0, 502, 503, 504].includes(this.status)
+    if (this.status === 0) return this.code === "CONNECTION_FAILED" || this.code === "TIMEOUT"
+    return [502, 503, 504].includes(this.status)
   }
 }
 

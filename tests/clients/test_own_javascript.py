@@ -125,7 +125,7 @@ def test_everything_continues_after_the_server_was_killed(controlled: ControlSer
 
 def test_credentials(data_dir: Path, tmp_path: Path) -> None:
     settings = tmp_path / "tailrace.toml"
-    settings.write_text("[auth]\naccess_token_s = 3\n", encoding="utf-8")
+    settings.write_text("[auth]\naccess_token_s = 5\n", encoding="utf-8")
     command = [sys.executable, "-m", "tailrace.cli", "serve", "--config", str(settings), "--data", str(data_dir)]
     with ServerProcess([*command, "--port", "0"], env={"TAILRACE_TOKEN": TOKEN}) as server:
         run_tests("access", 8, TAILRACE_URL=server.url, TAILRACE_TEST_TOKEN=TOKEN)
