@@ -110,6 +110,11 @@ $(STAMPS)/%/node_modules: %/package-lock.json %/package.json
 	@mkdir -p $(@D)
 	@touch $@
 
+# Without it, the tests in a browser are skipped.
+.PHONY: chromium
+chromium:
+	@tools/ensure-chromium >/dev/null || [ "$$?" = 69 ]
+
 # -- tests: everything, then each part
 
 # The parts, the longest first. They run beside each other, JOBS at a time, each in one process: the output of a part is shown when
@@ -124,13 +129,14 @@ part = $(timed) $(TEST_ENV) $(PYTEST) -q
 by_file = -n $(WORKERS) --dist loadfile
 
 .PHONY: test
-test: $(STAMPS)/dev node-modules lint  ## Run every check and every test
+test: $(STAMPS)/dev node-modules chromium lint  ## Run every check and every test
 	$(call say,'$(words $(PARTS)) parts$(,) $(JOBS) at a time: $(PARTS)')
 	@rm -f $(TIMES); status=0; \
 	$(MAKE) --keep-going --jobs=$(JOBS) --output-sync=target WORKERS=0 OFFLINE=skip $(PARTS) || status=$$?; \
 	echo "all $$status $$SECONDS" >> $(TIMES); \
 	awk '{ printf "%-12s %3d min %2d s%s\n", $$1, $$3 / 60, $$3 % 60, $$2 ? "  failed" : "" }' $(TIMES); \
 	[ -e $(STAMPS)/lowest ] || echo 'Not tested: the lowest versions of dependencies; the package registry cannot be reached.'; \
+	tools/ensure-chromium --find >/dev/null || echo 'Not tested: the JavaScript client in a browser; there is no Chromium, and it could not be installed.'; \
 	[ -n "$$($(BIN)/python tools/compile --path)" ] || echo 'Not tested: the compiled build; there is no C compiler, or it failed.'; \
 	exit $$status
 	$(call say,'all tests passed')
@@ -156,6 +162,10 @@ sync: $(STAMPS)/dev  ## Generate the synchronous Python API from the asynchronou
 .PHONY: endpoints
 endpoints: $(STAMPS)/dev  ## Generate the endpoint tables of docs/reference from the route table
 	@$(BIN)/python tools/make-endpoints
+
+.PHONY: declarations
+declarations: node-modules  ## Generate the TypeScript declarations of clients/js from its sources
+	@tests/clients/node_modules/.bin/tsc --project clients/js --outDir clients/js
 
 .PHONY: docs
 docs: $(STAMPS)/dev  ## Build the documentation site into .site; fails on a broken link
@@ -250,8 +260,8 @@ conformance: $(STAMPS)/dev node-modules  ## Run the official Durable Streams con
 	$(part) tests/conformance
 
 .PHONY: clients
-clients: $(STAMPS)/dev node-modules  ## Use the official clients against a server
-	$(call say,'the official clients')
+clients: $(STAMPS)/dev node-modules chromium  ## Use the official clients and clients/js against a server
+	$(call say,'the official clients$(,) and clients/js')
 	$(part) tests/clients
 
 VIEWS_TESTS := $(wildcard tests/spark/test_view*.py) $(addprefix tests/spark/test_,demo.py exactly_once.py)

@@ -247,6 +247,7 @@ RUN = ("bash", "console", "javascript", "pycon", "python", "sh")
         "docs/how-to/restore.md",
         "docs/how-to/subscriptions.md",
         "docs/how-to/views.md",
+        "docs/reference/javascript.md",
         "docs/reference/python.md",
     ],
 )

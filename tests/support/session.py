@@ -32,6 +32,7 @@ _PORT = re.compile(r"(-port) (\d{4})\b")  # of a program that a shell block star
 _SCRATCH = "/tmp/tailrace-"
 _FOLLOWS = re.compile(r"^(.*(?:live=|tailrace tail |--follow\b).*)$", re.M)  # what has a terminal of its own
 _NODE_HOME = ROOT / "tests" / "clients"  # where the packages are that JavaScript may import
+_OWN_CLIENT = ROOT / "clients" / "js" / "tailrace.js"
 _EXPORTED = ".exported"
 
 
@@ -113,6 +114,7 @@ class Session:
 
     def _javascript(self, code: str) -> None:
         if (_NODE_HOME / "node_modules").is_dir():
+            code = code.replace('from "tailrace"', f'from "{_OWN_CLIENT}"')
             subprocess.run(["node", "--input-type=module", "-e", code], cwd=_NODE_HOME, check=True)
 
 
