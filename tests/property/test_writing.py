@@ -22,6 +22,7 @@ from tailrace.tables import change, expression, value
 from tailrace.tables.commands import ALL_OLD, BatchWrite, BatchWritten, DeleteItem, PutItem
 from tailrace.tables.definition import COUNTS, INDEX_ENTRIES, ITEMS
 from tailrace.tables.expression import Placeholders
+from tailrace.tables.partiql_commands import InsertItem
 from tailrace.tables.write import PlainWrites, WrittenItem
 
 TABLES = ("silent", "both", "keys", "indexed")
@@ -52,6 +53,8 @@ OTHERS = (
     put("both", item("new", "7"), condition=condition("attribute_exists(id)")),
     put("both", item("a", "8"), returns=ALL_OLD),
     put("silent", item("a", "9"), capacity=True),
+    InsertItem("both", item("stored", "9"), value.item_size(item("stored", "9"))),
+    InsertItem("both", item("inserted", "9"), value.item_size(item("inserted", "9"))),
     DeleteItem("both", {"id": {"S": "a"}}),
     DeleteItem("keys", {"id": {"S": "b"}, "sort": {"N": "1"}}),
 )
@@ -154,3 +157,10 @@ def test_a_batch_is_too_large_by_the_items_as_they_were_and_as_they_are(
         ((result, error),), _, _ = run_in_one_batch([(batch, "ann")])
         assert (result is not None) is fits, error
         assert ("TooLarge" in error) is not fits
+
+
+def test_inserts_of_one_item_fail_but_for_the_first() -> None:
+    insert = InsertItem("both", item("new", "1"), value.item_size(item("new", "1")))
+    outcomes, _, _ = run_in_one_batch([(insert, "ann"), (insert, "ann")])
+    assert [result is None for result, _ in outcomes] == [False, True]
+    assert "DuplicateItem" in outcomes[1][1]

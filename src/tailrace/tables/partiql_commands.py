@@ -89,6 +89,8 @@ def _when(test: Callable[[Item], bool], condition: ItemCondition | None) -> Item
 class InsertItem(PutItem, frozen=True, gc=False):
     """INSERT: put an item, if there is none with its key."""
 
+    together = False  # it may fail
+
     def planned(self, definition: Definition, key: bytes, row: object) -> WritePlan:
         if row is not None:
             raise DuplicateItem
