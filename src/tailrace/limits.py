@@ -39,6 +39,7 @@ SEGMENT_BYTES: Final = 64 * KiB  # of entries in one row, or one entry: a read o
 SEGMENT_ENTRIES: Final = 1_024  # and how many entries
 STAGED_BYTES_MAX: Final = 4 * KiB  # a smaller segment is staged: an index page for it would be larger than itself
 STAGED_ROWS: Final = 8_192  # staged segments from which on the oldest are sealed
+STAGED_LISTED_ROWS: Final = 4 * STAGED_ROWS  # listed in memory, with deleted ones, before the list is made anew
 SEAL_ROWS: Final = 4_096  # of them are sealed in one step, so that writers wait milliseconds at most
 SEAL_BYTES: Final = 1 * MiB  # and how many bytes
 RECENT_BYTES: Final = 64 * MiB  # of memory for segments that were written or read recently

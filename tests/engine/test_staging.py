@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from tailrace import limits
 from tailrace.errors import Corrupt
 from tailrace.storage.engine import Engine, Tx
 from tests.engine.conftest import NOW_MS, Place
@@ -131,6 +132,21 @@ def test_a_view_that_has_read_nothing_yet_begins_with_the_first_read(engine: Eng
         assert list(reader.scan(SETTLED, 1)) == expected
 
 
+def test_a_view_that_began_before_rows_were_deleted_has_them(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows between those that stay are gone from the list, which was made anew."""
+    monkeypatch.setattr(limits, "STAGED_LISTED_ROWS", 4)
+    write(engine, Line(1, 0, SMALL), *(Line(2, position, SMALL) for position in range(3)), Line(3, 0, SMALL))
+    with engine.reader() as view:
+        expected = all_rows(view)
+        tx = engine.begin(NOW_MS)
+        assert tx.remove_range(SETTLED, 2, limit=9) == 3
+        commit(tx)
+        for position in range(1, 30):
+            write(engine, Line(3, position, SMALL))
+        assert all_rows(view) == expected
+        assert list(view.scan(SETTLED, 2)) == [row for row in expected if row.log == 2]
+
+
 def test_a_key_that_was_added_before_is_damage(engine: Engine) -> None:
     write(engine, Line(1, 5, SMALL))
     for position in (5, 4):
@@ -193,10 +209,15 @@ def look(view: Any, rows: Rows, data: st.DataObject) -> None:
         assert values == [(len(row.body), row.position) for row in expected]
 
 
+@pytest.mark.parametrize("listed", [1, limits.STAGED_LISTED_ROWS])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(batches=st.lists(st.tuples(COMMANDS, ENDS), max_size=8), data=st.data())
-def test_rows_are_those_of_a_model(place: Place, batches: list[Any], data: st.DataObject) -> None:
-    """Whatever is added, moved, removed, undone and rolled back; for views that began earlier, too."""
+def test_rows_are_those_of_a_model(
+    place: Place, monkeypatch: pytest.MonkeyPatch, listed: int, batches: list[Any], data: st.DataObject
+) -> None:
+    """Whatever is added, moved, removed, undone and rolled back; for views that began earlier, too, and also if the
+    list in memory is made anew again and again."""
+    monkeypatch.setattr(limits, "STAGED_LISTED_ROWS", listed)
     here = place.another()
     engine = here.open()
     model: Rows = {}

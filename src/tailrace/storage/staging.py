@@ -12,8 +12,9 @@ not there. What the list must never lack is a row that a reader sees:
 
 - A row is listed before it is committed. A reader takes the lowest and the highest number of its view first, then the
   list. Numbers grow, and are not reused while the database is open.
-- Rows that were moved stay listed until the next ones are moved. A reader with a view that is older than that, and one
-  in a process that does not write, reads the numbers of all staged rows in its view, which are few.
+- Rows that were moved stay listed until the next ones are moved, and rows that were deleted until the list has become
+  several times as long as it need be, and is made anew. A reader with a view that is older than that, and one in a
+  process that does not write, reads the numbers of all staged rows in its view, which are few.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from itertools import chain, islice, repeat
 from operator import attrgetter, itemgetter
 from typing import Any, Final, TypeVar
 
+from tailrace import limits
 from tailrace.errors import Corrupt
 from tailrace.storage import sql
 from tailrace.storage.table import Key, R, StorageTable
@@ -48,10 +50,17 @@ class StagingList:
         self.table = table
         self.lowest = 0  # numbers below it are of rows that were moved
         self._floor = 0  # numbers below it are not listed
+        self._since = 0  # a view without this number, or a higher one, may have rows that are not listed
         self._next = 1
         self._listed: dict[int, Listed] = {}
+        self._length = 0  # of all lists
+        self._length_max = limits.STAGED_LISTED_ROWS
         self._open: list[tuple[int, int]] = []  # first key column and number of rows that are not committed
         self._changing = threading.Lock()
+
+    def __len__(self) -> int:
+        """The number of rows that are listed, some of which may be deleted."""
+        return self._length
 
     @property
     def empty(self) -> bool:
@@ -59,18 +68,27 @@ class StagingList:
         return not self._listed
 
     @property
-    def pending(self) -> bool:
-        """Whether rows were added that are not committed."""
-        return bool(self._open)
+    def pending(self) -> int:
+        """The last number of the rows that were added and are not committed; 0 if there are none."""
+        return self._open[-1][1] if self._open else 0
 
-    def load(self, execute: Execute) -> None:
-        """List the rows that are staged."""
+    def load(self, execute: Execute, since: int = 0) -> None:
+        """List the rows that are staged. If there are readers, whose views may have others: `since` is the number of a
+        row of the last commit, which only later views have."""
         listed, numbers = _read_listed(execute, self.table)
         with self._changing:
             self._listed = listed
+            self._length = sum(map(len, listed.values()))
+            self._length_max = max(limits.STAGED_LISTED_ROWS, 2 * self._length)
             self._open.clear()
             self._next = max(self._next, numbers[1] + 1)
             self.lowest = self._floor = numbers[0] if listed else self._next
+            self._since = max(self._since, since)
+
+    @property
+    def overgrown(self) -> bool:
+        """Whether the list may have become long by rows that were deleted, and not moved."""
+        return self._length > self._length_max
 
     def add(self, rows: list[Any]) -> list[Key]:
         """Number rows that are about to be staged, and list them; the values to be stored."""
@@ -96,6 +114,7 @@ class StagingList:
                 values.append(store((number, *fields)))
                 number += 1
                 self._next = number
+                self._length += 1
         return values
 
     def mark(self) -> int:
@@ -108,6 +127,7 @@ class StagingList:
             while self._open and self._open[-1][1] >= mark:
                 first, _ = self._open.pop()
                 self._listed[first].pop()
+                self._length -= 1
                 if not self._listed[first]:
                     del self._listed[first]
 
@@ -122,21 +142,27 @@ class StagingList:
                 return
             self._floor = floor
             for first, held in list(self._listed.items()):
-                if held[-1][1] < floor:
+                gone = bisect_left(held, floor, key=_number)
+                self._length -= gone
+                if gone == len(held):
                     del self._listed[first]
-                elif held[0][1] < floor:
-                    del held[: bisect_left(held, floor, key=_number)]
+                elif gone:
+                    del held[:gone]
 
     def between(self, first: int, numbers: Numbers, start: int | None, before: int | None) -> Listed | None:
         """The rows with this first key column, the second one in [start, before), and their numbers among these; None
         if some may not be listed any more."""
         with self._changing:
-            return None if numbers[0] < self._floor else _select(self._listed.get(first), numbers, start, before)
+            return _select(self._listed.get(first), numbers, start, before) if self._complete(numbers) else None
 
     def firsts(self, numbers: Numbers) -> list[int] | None:
         """The first key columns, with the same exception."""
         with self._changing:
-            return None if numbers[0] < self._floor else sorted(self._listed)
+            return sorted(self._listed) if self._complete(numbers) else None
+
+    def _complete(self, numbers: Numbers) -> bool:
+        """Whether all rows of a view with these numbers are listed."""
+        return numbers[0] >= self._floor and numbers[1] >= self._since
 
 
 class StagedView:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -12,7 +13,7 @@ from tailrace.storage.engine import Packed, Tx
 from tailrace.storage.reading import MARK
 from tailrace.storage.staging import EVERY, StagedView, StagingList
 from tailrace.storage.table import Key, R, StorageTable
-from tailrace.storage.translation import REFUSALS, refused, translated
+from tailrace.storage.translation import FOREIGN, REFUSALS, refused, translated
 
 if TYPE_CHECKING:
     from tailrace.storage.sqlite import SqliteEngine
@@ -47,7 +48,11 @@ class SqliteTx(Tx):
             if table.cached:
                 self._engine.remember(table, rows)
         for staged in self._engine.all_staged():
+            added = staged.pending
             staged.committed(self._moved.get(staged.table, 0))
+            if added and staged.overgrown:
+                with suppress(*FOREIGN):  # the commit is durable, and the next one tries again
+                    staged.load(self._execute, added)
         self._engine.recent.end(self._flushed)
         self._engine.committed()
 
