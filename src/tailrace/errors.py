@@ -16,6 +16,7 @@ Error
 │   ├── AlreadyClaimed       another worker holds the lease
 │   ├── InUse                the name is taken, or the object is busy
 │   ├── ConditionFailed      the condition on the item is false
+│   │   └── DuplicateItem    an INSERT found an item with its key
 │   ├── TransactionCanceled  one of a transaction's conditions failed; carries a reason per action
 │   └── TokenMismatch        a client request token was used for something else
 ├── Gone 410

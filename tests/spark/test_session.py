@@ -148,8 +148,14 @@ def test_an_active_session_is_used_again(spark: SparkSession) -> None:
 def test_a_view_leaves_the_active_session_as_it_was(spark: SparkSession) -> None:
     """A view plans in a session of its own, which `session` must not return to others."""
     cloned = type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())
-    assert empty_frame(cloned, StructType().add("n", "integer")).count() == 0
+    schema = StructType().add("n", "integer")
+    thread = threading.Thread(target=empty_frame, args=(cloned, schema))  # in a thread without an active session
+    thread.start()
+    thread.join()
+    assert empty_frame(cloned, schema).count() == 0
     assert tailrace.spark.session() is spark
+    active = spark._jvm.org.apache.spark.sql.classic.SparkSession.getActiveSession()  # type: ignore[union-attr]
+    assert active.get().equals(spark._jsparkSession)
 
 
 def test_the_package_is_shipped_whole(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ ENDPOINTS = [
     *(("POST", f"/v1/cold/{name}") for name in ("attach", "detach", "tiered", "forget")),
     ("GET", "/v1/views"),
     ("GET", "/v1/views/some"),
-    *(("POST", f"/v1/views/some/{name}") for name in ("apply", "plan", "fill")),
+    *(("POST", f"/v1/views/some/{name}") for name in ("apply", "plan", "fill", "partials")),
     ("GET", "/v1/admin/keys"),
     ("POST", "/v1/admin/keys"),
     ("PATCH", "/v1/admin/keys/some"),

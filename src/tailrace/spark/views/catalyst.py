@@ -38,17 +38,19 @@ Java: TypeAlias = Any  # an object of the JVM
 
 
 def empty_frame(spark: SparkSession, schema: StructType) -> DataFrame:
-    """No rows. `createDataFrame` makes its session the active one of the thread; here the caller's stays active."""
+    """No rows. `createDataFrame` makes its session the active one: of the process in Python, of the thread in the JVM.
+    Here both stay as they are."""
     kind = type(spark)
-    before, active = kind.getActiveSession(), spark._jvm.org.apache.spark.sql.classic.SparkSession  # type: ignore[union-attr]
+    java = spark._jvm.org.apache.spark.sql.classic.SparkSession  # type: ignore[union-attr]
+    before, java_before = kind._activeSession, java.getActiveSession()
     try:
         return spark.createDataFrame(spark.sparkContext.emptyRDD(), schema)
     finally:
         kind._activeSession = before
-        if before is None:
-            active.clearActiveSession()
+        if java_before.isDefined():
+            java.setActiveSession(java_before.get())
         else:
-            active.setActiveSession(before._jsparkSession)
+            java.clearActiveSession()
 
 
 class Relation(NamedTuple):
