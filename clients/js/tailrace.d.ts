@@ -1210,11 +1210,12 @@ declare class Credentials {
      */
     renew(sent: string | undefined, signal?: AbortSignal): Promise<boolean>;
     /**
-     * @param {"login" | "refresh"} how
-     * @param {Record<string, string | undefined>} json
+     * Log in for the program.
+     * @param {string} username
+     * @param {string} password
      * @param {AbortSignal} [signal]
      */
-    start(how: "login" | "refresh", json: Record<string, string | undefined>, signal?: AbortSignal): Promise<void>;
+    login(username: string, password: string, signal?: AbortSignal): Promise<Session>;
     /** @param {AbortSignal} [signal] */
     end(signal?: AbortSignal): Promise<void>;
     #private;

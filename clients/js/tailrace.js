@@ -121,6 +121,8 @@ function errorOf({ status, headers, body }) {
  */
 function mayRepeat(error, repeatable) {
   if (!error.transient) return false
+  // Statements before the one that failed stay done, and all of them if only their results could not be sent.
+  if (error.details.results?.length > 0 || error.code === "SELECT_RESULTS_BUSY") return repeatable
   if (repeatable || error.unsent || error.status === 429 || THROTTLED.has(error.code)) return true
   return error.status === 503 && NOT_WRITTEN.has(error.code)
 }
@@ -172,10 +174,10 @@ function sleep(ms, signal) {
 function waitFor(promise, signal) {
   if (!signal) return promise
   return new Promise((resolve, reject) => {
-    if (signal.aborted) return reject(signal.reason)
     const aborted = () => reject(signal.reason)
-    signal.addEventListener("abort", aborted, { once: true })
     promise.then(resolve, reject).finally(() => signal.removeEventListener("abort", aborted))
+    if (signal.aborted) return aborted()
+    signal.addEventListener("abort", aborted, { once: true })
   })
 }
 
@@ -183,6 +185,7 @@ function waitFor(promise, signal) {
 
 const encoder = new TextEncoder()
 const decoder = new TextDecoder()
+const exactDecoder = new TextDecoder("utf-8", { ignoreBOM: true }) // keeps a byte order mark, which is content
 
 /** @param {Uint8Array} bytes */
 const decodeText = (bytes) => decoder.decode(bytes)
@@ -225,7 +228,10 @@ function joined(parts) {
  * @param {string} what
  */
 function segment(name, what) {
-  if (typeof name !== "string" || !name) throw new TypeError(`${JSON.stringify(name)} cannot name ${what}`)
+  // A URL is resolved before it is sent: a name of dots would lead to another target.
+  if (typeof name !== "string" || !name || name === "." || name === "..") {
+    throw new TypeError(`${JSON.stringify(name)} cannot name ${what}`)
+  }
   return encodeURIComponent(name)
 }
 
@@ -362,7 +368,7 @@ export function fromAttributes(attributes) {
 function numberOf(text) {
   const digits = text.replace(/[eE].*$/, "").replace(/[-.]/g, "").replace(/^0+|0+$/g, "").length
   const number = Number(text)
-  return digits <= 15 || (Number.isSafeInteger(number) && !/[.eE]/.test(text)) ? number : new Decimal(text)
+  return digits <= 15 || String(number) === text ? number : new Decimal(text)
 }
 
 // -- requests
@@ -447,9 +453,10 @@ class Connection {
    * @returns {Promise<Reply>}
    */
   async attempt(method, target, options, authorization) {
+    const [url, request] = this.#prepared(method, target, options, authorization)
     const watch = new Watch(options.signal, options.timeoutMs ?? this.timeoutMs)
     try {
-      const response = await this.#fetch(method, target, options, authorization, watch.signal)
+      const response = await this.fetch(url, { ...request, signal: watch.signal })
       const body = new Uint8Array(await response.arrayBuffer())
       return { status: response.status, headers: response.headers, body }
     } catch (error) {
@@ -468,9 +475,12 @@ class Connection {
   async open(target, options, watch) {
     for (let renewed = false; ; renewed = true) {
       const authorization = await this.credentials.authorization(options.signal)
-      const response = await this.#fetch("GET", target, options, authorization, watch.signal)
+      const [url, request] = this.#prepared("GET", target, options, authorization)
+      /** @param {unknown} error */
+      const failed = (error) => Promise.reject(watch.reasonOf(error, this.url))
+      const response = await this.fetch(url, { ...request, signal: watch.signal }).catch(failed)
       if (response.ok && response.body) return { headers: response.headers, body: response.body }
-      const body = new Uint8Array(await response.arrayBuffer())
+      const body = new Uint8Array(await response.arrayBuffer().catch(failed))
       const error = errorOf({ status: response.status, headers: response.headers, body })
       if (renewed || !isUnauthenticated(error) || !(await this.credentials.renew(authorization, options.signal))) throw error
     }
@@ -481,9 +491,9 @@ class Connection {
    * @param {string} target
    * @param {RequestOptions} options
    * @param {string | undefined} authorization
-   * @param {AbortSignal} signal
+   * @returns {[string, RequestInit]}
    */
-  #fetch(method, target, options, authorization, signal) {
+  #prepared(method, target, options, authorization) {
     const url = new URL(this.url + target)
     for (const [name, value] of Object.entries(options.query ?? {})) {
       if (value !== undefined) url.searchParams.set(name, String(value))
@@ -496,7 +506,7 @@ class Connection {
     }
     if (authorization !== undefined) headers.set("authorization", authorization)
     const content = /** @type {BodyInit | undefined} */ (body)
-    return this.fetch(url.href, { method, headers, body: content, signal, cache: "no-store", credentials: "omit" })
+    return [url.href, { method, headers, body: content, cache: "no-store", credentials: "omit" }]
   }
 
   /**
@@ -594,6 +604,7 @@ class Watch {
 class Credentials {
   /** @type {Promise<void> | undefined} */
   #renewing
+  #changes = 0 // logins and logouts of the program, which renewals that were under way do not undo
 
   /**
    * @param {Connection} connection
@@ -646,40 +657,73 @@ class Credentials {
   async renew(sent, signal) {
     if (typeof this.token === "function") return (await this.authorization(signal)) !== sent
     const session = this.session
-    if (!session) return false
-    if (sent === `Bearer ${session.accessToken}`) await waitFor(this.#renewed(session), signal)
-    return true
+    if (!session && this.user === undefined) return false
+    // Without a session, another request logs in again, or its login has failed.
+    if (!session || sent === `Bearer ${session.accessToken}`) await waitFor(this.#renewed(session), signal)
+    return this.session !== undefined
   }
 
   /** @param {Session | undefined} before */
   async #renewed(before) {
     if (this.session !== before) return // another request has done it
-    this.#renewing ??= this.#renew(before).finally(() => {
-      this.#renewing = undefined
-    })
+    if (!this.#renewing) {
+      const renewing = this.#renew(before).finally(() => {
+        if (this.#renewing === renewing) this.#renewing = undefined
+      })
+      this.#renewing = renewing
+    }
     await this.#renewing
   }
 
   /** @param {Session | undefined} session */
   async #renew(session) {
+    const changes = this.#changes
     if (session) {
       try {
-        return await this.start("refresh", { refresh_token: session.refreshToken })
+        const made = await this.#start("refresh", { refresh_token: session.refreshToken })
+        return this.#renewedTo(made, changes)
       } catch (error) {
+        if (changes !== this.#changes) return
         if (!(error instanceof TailraceError) || error.status !== 401) throw error
         this.#set(undefined)
         if (this.user === undefined) throw error
       }
     }
-    await this.start("login", { username: this.user, password: this.password })
+    this.#renewedTo(await this.#start("login", { username: this.user, password: this.password }), changes)
+  }
+
+  /**
+   * @param {Session} session
+   * @param {number} changes  of the program, when the renewal began
+   */
+  #renewedTo(session, changes) {
+    if (changes === this.#changes) return this.#set(session)
+    // The program has logged in or out meanwhile: this session is nobody's, and ended as far as possible.
+    const options = { json: { refresh_token: session.refreshToken } }
+    void this.connection.attempt("POST", "/v1/api/auth/logout", options, undefined).catch(() => undefined)
+  }
+
+  /**
+   * Log in for the program.
+   * @param {string} username
+   * @param {string} password
+   * @param {AbortSignal} [signal]
+   */
+  async login(username, password, signal) {
+    const session = await this.#start("login", { username, password }, signal)
+    this.#changes++
+    this.#renewing = undefined
+    this.#set(session)
+    return session
   }
 
   /**
    * @param {"login" | "refresh"} how
    * @param {Record<string, string | undefined>} json
    * @param {AbortSignal} [signal]
+   * @returns {Promise<Session>}
    */
-  async start(how, json, signal) {
+  async #start(how, json, signal) {
     const { connection } = this
     const untilMs = Date.now() + connection.retryForMs
     const pause = new BackOff()
@@ -690,13 +734,13 @@ class Credentials {
         if (reply.status >= 400) throw errorOf(reply)
         const facts = JSON.parse(decodeText(reply.body))
         const lifetimeMs = facts.expires_in * 1000
-        return this.#set({
+        return {
           accessToken: facts.access_token,
           refreshToken: facts.refresh_token,
           expiresAt: Date.now() + lifetimeMs,
           lifetimeMs,
           user: facts.user,
-        })
+        }
       } catch (error) {
         // A refresh token works once: it is not sent again if it may have been used.
         if (!(error instanceof TailraceError) || !mayRepeat(error, how === "login")) throw error
@@ -710,6 +754,8 @@ class Credentials {
   /** @param {AbortSignal} [signal] */
   async end(signal) {
     const session = this.session
+    this.#changes++
+    this.#renewing = undefined
     this.user = this.password = undefined
     this.#set(undefined)
     if (!session) return
@@ -761,7 +807,7 @@ export class StreamPage {
 
   /** The content as text. */
   get text() {
-    return typeof this.#content === "string" ? this.#content : decodeText(this.#content)
+    return typeof this.#content === "string" ? this.#content : exactDecoder.decode(this.#content)
   }
 
   /**
@@ -865,7 +911,7 @@ async function* events(connection, target, query, contentType, signal) {
     /** @type {string[]} */
     let data = []
     for (;;) {
-      const { done, value } = await reader.read()
+      const { done, value } = await reader.read().catch((error) => Promise.reject(watch.reasonOf(error, connection.url)))
       if (done) return
       watch.restart()
       for (const event of parser.push(value)) {
@@ -878,8 +924,6 @@ async function* events(connection, target, query, contentType, signal) {
         yield { page: new StreamPage(content, { contentType, offset, upToDate, closed }), next: state.streamCursor }
       }
     }
-  } catch (error) {
-    throw watch.reasonOf(error, connection.url)
   } finally {
     watch.abort()
   }
@@ -1283,14 +1327,18 @@ export class Producer {
             throw error
           }
           await sleep(pauseMs)
-        } else throw error
+        } else {
+          // As above, unless another run has taken over: it must not be fenced by this one.
+          if (lost && error.code !== "STALE_EPOCH") this.#renew(this.epoch)
+          throw error
+        }
       }
     }
   }
 
   /** @param {number} epoch */
   #renew(epoch) {
-    this.epoch = Math.max(epoch + 1, Date.now())
+    this.epoch = epoch + 1 // not the time: a run that began later stays ahead of this one
     this.#sequence = 0
   }
 }
@@ -1622,7 +1670,7 @@ export class Message {
 
   /** The payload as text. */
   text() {
-    return decodeText(this.payload)
+    return exactDecoder.decode(this.payload)
   }
 
   /**
@@ -1630,7 +1678,7 @@ export class Message {
    * @returns {any}
    */
   json() {
-    return JSON.parse(this.text())
+    return JSON.parse(decodeText(this.payload))
   }
 }
 
@@ -1749,7 +1797,7 @@ export class Topic {
 
   /** @param {number} partition */
   #feed(partition) {
-    return `${this.target}/${partition}/stream`
+    return `${this.target}/${segment(String(partition), "a partition")}/stream`
   }
 
   /**
@@ -2128,8 +2176,10 @@ export class Consumer {
     lease.users++
     for (const message of lease.messages) {
       await this.#slot()
-      if (this.#stopping || lease.blocked || lease.lost) break
-      this.#free--
+      if (this.#stopping || lease.blocked || lease.lost) {
+        this.#release()
+        break
+      }
       lease.users++
       const work = this.#work(lease, message, handler).catch(this.#fail)
       this.#working.add(work)
@@ -2142,11 +2192,17 @@ export class Consumer {
     if (this.#held.has(lease) && !lease.settled) await this.#insist(lease, () => this.#extend(lease))
   }
 
-  /** Wait until a handler may start, or none will. */
+  /** Wait until a handler may start, or none will, and take its slot at once: other loops ask meanwhile. */
   async #slot() {
-    while (this.#free === 0 && !this.#stopping) {
+    while (this.#free <= 0 && !this.#stopping) {
       await new Promise((/** @type {(_: void) => void} */ wake) => this.#waiting.push(wake))
     }
+    this.#free--
+  }
+
+  #release() {
+    this.#free++
+    this.#waiting.shift()?.()
   }
 
   /**
@@ -2159,8 +2215,7 @@ export class Consumer {
       if (await this.#handled(lease, message, handler)) lease.finish(message.offset)
       else lease.blocked = true
     } finally {
-      this.#free++
-      this.#waiting.shift()?.()
+      this.#release()
       lease.users--
     }
     if (lease.users === 0) await this.#settle(lease)
@@ -2423,8 +2478,7 @@ export class Client {
   async login(user, password, { signal } = {}) {
     const { credentials } = this.#connection
     if (credentials.token !== undefined) throw new TypeError("this client has a token; make one without for a login")
-    await credentials.start("login", { username: user, password }, signal)
-    return /** @type {Session} */ (credentials.session)
+    return credentials.login(user, password, signal)
   }
 
   /**

@@ -110,6 +110,9 @@ STATEMENT_CHARACTERS_MAX: Final = 8_192  # the text of one PartiQL statement
 STATEMENT_DEPTH_MAX: Final = 64  # nested parentheses in a PartiQL statement, which bounds the parser's recursion
 STATEMENT_READS_MAX: Final = 50  # ranges of keys that one PartiQL SELECT reads, one for each value of IN or part of OR
 STATEMENTS_PARSED_MAX: Final = 256  # parsed PartiQL statements cached
+STATEMENT_CACHED_CHARACTERS_MAX: Final = (
+    1_024  # longer statements are not cached: a tree takes a hundred times its text
+)
 BATCH_STATEMENTS_MAX: Final = 25  # PartiQL statements in one batch
 LIST_INDEX_MAX: Final = 2**31 - 1  # an index into a list, in a document path
 PLACEHOLDER_BYTES_MAX: Final = 255  # a #name or :value

@@ -194,6 +194,7 @@ class Runner:
         self._stopped: Error | None = None
         self._trouble: Error | None = None
         self._pace = CommitPace()
+        self._unanswered = 0  # commits whose results and notices are on their way to the loop
         if not engine.roomy():
             self._trouble = Unavailable("the disk is almost full; free some space", code=FULL)
         self._interrupt: KeyboardInterrupt | None = None  # raised after the results of its batch are delivered
@@ -557,15 +558,26 @@ class Runner:
         """Deliver results on the loop. Without a loop, or if it was closed, only waiting threads get theirs."""
         loop = self._loop
         if loop is not None:
+            self._count_unanswered(1)
             try:
-                loop.call_soon_threadsafe(how, batch)
+                loop.call_soon_threadsafe(self._called_back, how, batch)
                 return
             except RuntimeError:  # closed
-                pass
+                self._count_unanswered(-1)
         failpoints.hit("batch.answered")
         self._tail.publish(batch.notices)
 
+    def _count_unanswered(self, more: int) -> None:
+        with self._queue:
+            self._unanswered += more
+
     # -- the loop's side
+
+    def _called_back(self, how: Callable[[_Batch], None], batch: _Batch) -> None:
+        try:
+            how(batch)
+        finally:
+            self._count_unanswered(-1)
 
     def _kick(self) -> None:
         """Start the next batch, on the loop's thread."""
@@ -579,13 +591,16 @@ class Runner:
             if self._heavy or self._engine.blocking or troubled or not self._turn.acquire(blocking=False):
                 self._handoff.put(_Batch([]))
                 return
-            lone = len(self._pending) == 1
+            # Not before earlier commits are answered: waiters rely on the order of notices. Nor within `_finish`, again
+            # and again, while threads go on to write.
+            lone = len(self._pending) == 1 and not self._unanswered
             batch = self._prepare(self._take(), limits.BATCH_LOOP_S)
             if not (lone and self._pace.fast and self._engine.brief()):
                 self._handoff.put(batch)
                 return
             self._commit_prepared(batch)
-        self._finish(batch)
+            self._count_unanswered(1)
+        self._called_back(self._finish, batch)
         self._raise_interrupt()
 
     def _kick_again(self) -> None:

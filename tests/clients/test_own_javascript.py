@@ -109,6 +109,10 @@ def test_tables_topics_consumers_and_sql(server: ServerProcess) -> None:
     run_tests("data", 22, TAILRACE_URL=server.url)
 
 
+def test_races_and_faults_without_a_server() -> None:
+    run_tests("hostile", 10)
+
+
 @pytest.fixture
 def controlled(data_dir: Path) -> Iterator[ControlServer]:
     """A server that the program under test can kill and start."""

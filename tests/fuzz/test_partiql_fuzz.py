@@ -148,6 +148,4 @@ def test_time_is_linear(what: str) -> None:
         text = LONG[what](n)
         return lambda: use(text)
 
-    statement.cache_clear()
     check_growth(what, make, first=8_192, last=131_072)
-    statement.cache_clear()

@@ -242,3 +242,21 @@ def test_expired_versions_are_gone_with_their_files(store: Store, monkeypatch: p
     assert known() == [4]
     assert states.expire(store, PLACE, versions[4]) == 1
     assert readable(versions[4]) and content(store) == before
+
+
+def test_a_leaf_is_divided_before_many_new_rows_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clusters, "LEAF_ROWS", 20)
+    store = Store(tmp_path / "cold")
+    begun(store)
+    applied(store, marks([(number, number) for number in range(5)], 1), 0, 1)
+    done = applied(store, marks([(number, number + 1) for number in range(3, 400)], 2), 1, 2)
+    assert max(sum(file.rows for file in leaf.written) for leaf in done) < 60, "no task holds all of them"
+    assert content(store) == {key(n): n if n < 3 else n + 1 for n in range(400)}
+    one = StateFile(f"{0:08x}-{clusters.HASH_MAX:08x}-{'0' * 32}.parquet", 1, 1)
+    assert clusters.clustering([one], 5).loose == [], "a few rows leave it as it is"
+
+
+def test_the_last_mark_of_a_key() -> None:
+    both = pa.concat_tables([marks([(1, 1), (2, 2)], 1), marks([(1, None), (2, 5)], 2)])
+    found = pa.Table.from_batches(list(fold._lasts(both.to_batches())), fold.MARKS).to_pylist()
+    assert [(row["keys"], row["typed"] is None) for row in found] == [(key(1), True), (key(2), False)]

@@ -241,13 +241,13 @@ class KeptView:
 
     def _added(self, partials: DataFrame) -> DataFrame:
         """Partials with those that are there, as the tasks of a job add them."""
-        additive, table = self._query.additive, partials.toArrow().combine_chunks()
+        additive, rows, spark = self._query.additive, partials.collect(), partials.sparkSession
         assert additive is not None
-        groups = zip(*[table.column(name).to_pylist() for name in additive.groups], strict=True)
-        keys = list(map(comparable, groups)) if additive.groups else [()] * table.num_rows
+        table = spark.createDataFrame(rows, partials.schema).toArrow().combine_chunks()
+        keys = [comparable(tuple(row[name] for name in additive.groups)) for row in rows]
         names = additive.names(partials)
         made = [added(each, names, [self._texts.get(key) for key in keys]) for each in table.to_batches()]
-        return partials.sparkSession.createDataFrame(pa.Table.from_batches(made, table.schema), partials.schema)
+        return spark.createDataFrame(pa.Table.from_batches(made, table.schema), partials.schema)
 
     def _write(self, made: DataFrame) -> None:
         seen = set()

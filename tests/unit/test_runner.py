@@ -28,7 +28,7 @@ from tailrace.log.entry import Segment
 from tailrace.log.segments import SEGMENTS
 from tailrace.log.tail import Tail
 from tailrace.metrics import Metrics
-from tailrace.runner import CommitPace, Runner
+from tailrace.runner import CommitPace, QueuedCommand, Runner
 from tailrace.storage.engine import Tx
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.storage.table import META, MetaRow
@@ -1042,3 +1042,83 @@ def test_a_batch_of_deletes_may_use_the_reserve_and_one_with_a_put_may_not() -> 
     assert not BatchWrite((delete, put)).frees()
     assert TransactWrite((delete,)).frees()
     assert not TransactWrite((put,)).frees()
+
+
+# -- commits on the loop, and the order of notices
+
+
+def prove_fast(runner: Runner) -> None:
+    """As if many commits had been fast."""
+    for _ in range(limits.LOOP_COMMITS_MIN * 2):
+        runner._pace.note(0.0)
+
+
+def test_a_commit_on_the_loop_is_published_after_one_of_the_committer(fixture: Fixture) -> None:
+    async def main() -> None:
+        runner, engine = fixture.runner, fixture.engine
+        runner.attach(asyncio.get_running_loop())
+        prove_fast(runner)
+        seen: list[Any] = []
+        fixture.tail.subscribe(1, seen.extend)
+        engine.committing.clear()
+        engine.gate.clear()
+        for name in ("a", "b"):
+            runner.submit(Note(name, tells=1), lambda *outcome: None)
+        await auntil(engine.committing.is_set)
+        runner.submit(Note("c", tells=1), lambda *outcome: None)
+        fixture.release()
+        await auntil(lambda: len(seen) == 3)
+        assert seen == ["a", "b", "c"]
+        await asyncio.to_thread(runner.detach)
+
+    asyncio.run(main())
+
+
+def test_a_commit_on_the_loop_is_published_after_one_of_a_thread(fixture: Fixture) -> None:
+    async def main() -> None:
+        runner, engine = fixture.runner, fixture.engine
+        runner.attach(asyncio.get_running_loop())
+        prove_fast(runner)
+        seen: list[Any] = []
+        fixture.tail.subscribe(1, seen.extend)
+        engine.committing.clear()
+        engine.gate.clear()
+        thread = started(lambda: runner.execute(Note("first", tells=1)))
+        assert engine.committing.wait(PATIENCE_S)
+        runner.submit(Note("second", tells=1), lambda *outcome: None)
+        fixture.release()
+        thread.join(PATIENCE_S)
+        await auntil(lambda: len(seen) == 2)
+        assert seen == ["first", "second"]
+        await asyncio.to_thread(runner.detach)
+
+    asyncio.run(main())
+
+
+def test_threads_that_go_on_to_write_do_not_hold_the_loop(fixture: Fixture) -> None:
+    """Each enqueues its next command during the commit of the last one."""
+
+    async def main() -> None:
+        runner, engine = fixture.runner, fixture.engine
+        runner.attach(asyncio.get_running_loop())
+        prove_fast(runner)
+        left = 2_000
+
+        def another() -> None:
+            nonlocal left
+            if left:
+                left -= 1
+                job = QueuedCommand(Note("t"), "system")
+                job.latch = threading.Lock()
+                job.latch.acquire()
+                runner._enqueue(job)
+
+        engine.on_commit = another
+        answers: list[Any] = []
+        runner.submit(Note("a"), lambda *done: answers.append((done, left)))
+        await auntil(lambda: not left and bool(answers))
+        assert answers[0][0] == ("a!", None)
+        assert answers[0][1] > 1_990, "it was answered while others went on"
+        await asyncio.to_thread(runner.detach)
+
+    asyncio.run(main())

@@ -27,6 +27,7 @@ from tailrace.log import log as logs
 from tailrace.log.entry import LOGS
 from tailrace.storage.engine import Tx
 from tailrace.tables.definition import Definition
+from tailrace.topics.topic import TOPIC_NAMES
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -81,6 +82,7 @@ class ApplyView(ViewCommand, frozen=True):
             )
         applied = fence.check(tx, self.name, self.ranges)
         if applied:
+            check_topics(tx, self.name, view)
             for log, (start, end) in self.ranges.items():
                 _check_end(tx, log, start, end)
             failpoints.hit("views.fenced")
@@ -147,6 +149,16 @@ def check_live(name: str, view: ViewDefinition) -> None:
             "when the job that fills it is done",
             code="VIEW_NOT_LIVE",
         )
+
+
+def check_topics(tx: Tx, name: str, view: ViewDefinition) -> None:
+    """Raise if a topic was dropped: the job reads it by its name, and may have read another one of that name."""
+    for source in view.sources:
+        if source.topic and ((there := tx.get(TOPIC_NAMES, source.table)) is None or there.topic != source.topic):
+            raise Conflict(
+                f"topic {source.table!r}, a source of view {name!r}, was dropped or recreated; start over",
+                code="VIEW_STALE",
+            )
 
 
 def _check_end(tx: Tx, number: int, start: int, end: int) -> None:

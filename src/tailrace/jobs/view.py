@@ -451,6 +451,9 @@ def _drop(tx: Tx, name: str, view: str) -> bool:
 class TopicsAmong(Query[tuple[str, ...]], frozen=True):
     """Which of these names a view reads as topics: those of topics that are not names of tables or views too."""
 
+    subject = ("tables", "view")
+
+    view: str
     names: tuple[str, ...]
 
     def run(self, reader: Reader) -> tuple[str, ...]:

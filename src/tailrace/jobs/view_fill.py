@@ -14,7 +14,7 @@ import msgspec
 
 from tailrace import limits
 from tailrace.errors import Conflict, Fenced, Invalid
-from tailrace.jobs.apply import ViewCommand, drop_stages, write_stages
+from tailrace.jobs.apply import ViewCommand, check_topics, drop_stages, write_stages
 from tailrace.jobs.job import JOB_POSITIONS, Job, JobPosition, positions
 from tailrace.jobs.view import (
     FILLING,
@@ -131,6 +131,7 @@ class FinishFill(ViewCommand, frozen=True):
 
     def run(self, tx: Tx) -> ViewDescription:
         job, view = _filling(tx, self.name, self.fill)
+        check_topics(tx, self.name, view)
         for source in view.sources:
             if source.topic:
                 tx.put(JOB_POSITIONS, JobPosition(self.name, source.log, self._position(tx, source)))

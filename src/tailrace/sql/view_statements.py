@@ -14,7 +14,7 @@ def create_view(execute: Execute, statement: ast.CreateViewStatement) -> Result:
     select = statement.select
     names = view_sql.tables(select.text, line=select.line, column=select.column)
     there = any(each.name == statement.name for each in execute(view.ListViews())) if statement.if_not_exists else False
-    topics = execute(view.TopicsAmong(names))
+    topics = execute(view.TopicsAmong(statement.name, names))
     tables = tuple(name for name in names if name not in topics)
     execute(view.CreateView(statement.name, select.text, tables, statement.if_not_exists, topics))
     if there:

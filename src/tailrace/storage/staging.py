@@ -55,7 +55,7 @@ class StagingList:
         self._listed: dict[int, Listed] = {}
         self._length = 0  # of all lists
         self._length_max = limits.STAGED_LISTED_ROWS
-        self._open: list[tuple[int, int]] = []  # first key column and number of rows that are not committed
+        self.open: list[tuple[int, int]] = []  # first key column and number of rows that are not committed
         self._changing = threading.Lock()
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class StagingList:
     @property
     def pending(self) -> int:
         """The last number of the rows that were added and are not committed; 0 if there are none."""
-        return self._open[-1][1] if self._open else 0
+        return self.open[-1][1] if self.open else 0
 
     def load(self, execute: Execute, since: int = 0) -> None:
         """List the rows that are staged. If there are readers, whose views may have others: `since` is the number of a
@@ -80,7 +80,7 @@ class StagingList:
             self._listed = listed
             self._length = sum(map(len, listed.values()))
             self._length_max = max(limits.STAGED_LISTED_ROWS, 2 * self._length)
-            self._open.clear()
+            self.open.clear()
             self._next = max(self._next, numbers[1] + 1)
             self.lowest = self._floor = numbers[0] if listed else self._next
             self._since = max(self._since, since)
@@ -94,7 +94,7 @@ class StagingList:
         """Number rows that are about to be staged, and list them; the values to be stored."""
         fields_of, staging = self.table.fields_of, self.table.staging
         assert staging is not None
-        store, listed, added = staging.store, self._listed, self._open
+        store, listed, added = staging.store, self._listed, self.open
         values: list[Key] = []
         with self._changing:
             number = self._next
@@ -124,16 +124,25 @@ class StagingList:
     def undo(self, mark: int = 0) -> None:
         """Rows that were added since then are rolled back."""
         with self._changing:
-            while self._open and self._open[-1][1] >= mark:
-                first, _ = self._open.pop()
+            while self.open and self.open[-1][1] >= mark:
+                first, _ = self.open.pop()
                 self._listed[first].pop()
                 self._length -= 1
                 if not self._listed[first]:
                     del self._listed[first]
 
+    def ended(self, execute: Execute) -> None:
+        """The transaction is over, and only the database knows how: all that was added is there, or nothing."""
+        if self.open:
+            found = numbers(execute, self.table)
+            if found is not None and found[1] >= self.open[0][1]:
+                self.committed()
+            else:
+                self.undo()
+
     def committed(self, moved: int = 0) -> None:
         """What was added is committed, and so is the move of rows up to a number."""
-        self._open.clear()
+        self.open.clear()
         if not moved:
             return
         with self._changing:

@@ -35,6 +35,9 @@ class SqliteTx(Tx):
         self._saved_moved: dict[StorageTable[Any], int] = {}
         self._marks: dict[StagingList, int] = {}
         with translated():
+            for staged in engine.all_staged():
+                if staged.open:
+                    staged.ended(self._execute)  # a commit may have been interrupted when it was durable
             self._execute("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
@@ -69,8 +72,7 @@ class SqliteTx(Tx):
         else:  # the commit has failed, and what became of it is only known to the database
             with translated():
                 for staged in self._engine.all_staged():
-                    if staged.pending:
-                        staged.load(self._execute)
+                    staged.ended(self._execute)
         self._engine.recent.end({})
 
     def _load(self, table: StorageTable[R], key: Key) -> R | None:

@@ -146,6 +146,6 @@ def _count_trimmed(metrics: Metrics, trimmed: None) -> None:
 TASKS = (
     HousekeepingTask("streams.expire", _find_expired, count=_count_expired),
     HousekeepingTask("streams.trim", _find_trims, count=_count_trimmed),
-    HousekeepingTask("streams.reclaim", _find_garbage, finished=bool),  # also entries of change streams and topics
-    HousekeepingTask("streams.seal", _find_staged),  # likewise
+    HousekeepingTask("streams.seal", _find_staged),  # also entries of change streams and topics
+    HousekeepingTask("streams.reclaim", _find_garbage, finished=bool),  # likewise
 )

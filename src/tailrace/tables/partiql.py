@@ -220,6 +220,9 @@ class _SelectPlanner:
         self._given = given
         self._definition = definition
         self._index = _index(definition, statement.source.index, consistent)
+        # The alternatives share most conditions: each is looked at once, and so is each filter.
+        self._on_keys: dict[int, tuple[Node, _OnAttribute | None]] = {}
+        self._filters: dict[tuple[int, ...], tuple[ItemCondition | None, list[str]]] = {}
         if self._index is None:
             self._hash, self._range = definition.hash, definition.range
         else:
@@ -293,10 +296,13 @@ class _SelectPlanner:
 
     def _on_key(self, node: Node) -> _OnAttribute | None:
         """The condition on a key attribute that a range of keys can meet."""
-        found = _on_attribute(node, self._given)
-        if found is None or found.name not in (self._hash, self._range):
-            return None
-        return found
+        known = self._on_keys.get(id(node))
+        if known is None:
+            found = _on_attribute(node, self._given)
+            if found is not None and found.name not in (self._hash, self._range):
+                found = None
+            known = self._on_keys[id(node)] = node, found  # the node is kept, and so is its id
+        return known[1]
 
     def _selects(self, node: Node) -> bool:
         """Whether a condition, or an alternative in it, is on the key."""
@@ -334,9 +340,13 @@ class _SelectPlanner:
         bounds: list[keys.Bounds] = []
         for each in alternatives:
             wanted, rest = self._range_of(each)
-            unprojected.append(self._unprojected(rest))
+            same = tuple(map(id, rest))
+            if same not in self._filters:
+                self._filters[same] = self._filter(rest), self._unprojected(rest)
+            only, missed = self._filters[same]
+            unprojected.append(missed)
             bounds.append(self._bounds(wanted))
-            parts.append(SelectPart(wanted, self._filter(rest), bounds[-1].start or b""))
+            parts.append(SelectPart(wanted, only, bounds[-1].start or b""))
         _check_disjoint(bounds)
         if all(unprojected):
             raise self._not_projected(unprojected[0])

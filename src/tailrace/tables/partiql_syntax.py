@@ -73,10 +73,16 @@ _IS: Final = {
 Term: TypeAlias = Operand | Node  # in a condition, either may be in parentheses
 
 
-@lru_cache(limits.STATEMENTS_PARSED_MAX)
 def statement(text: str) -> Statement:
     """The statement of a text."""
+    return (_short if len(text) <= limits.STATEMENT_CACHED_CHARACTERS_MAX else _parsed)(text)
+
+
+def _parsed(text: str) -> Statement:
     return _StatementParser(text).statement()
+
+
+_short = lru_cache(limits.STATEMENTS_PARSED_MAX)(_parsed)
 
 
 # -- conditions

@@ -203,7 +203,8 @@ class StatementReader:
             digits = self.token
             if self.kind != "number" or not digits.isdigit():
                 raise malformed(TERM)
-            value = int(digits)
+            significant = digits.lstrip("0")[:_EXPONENT_DIGITS]  # more are never in range, and int() has a limit
+            value = int(significant or "0")
             if value > limits.LIST_INDEX_MAX or (negative and value):
                 shown = f"-{digits}" if negative else digits
                 raise self.refuse(f"List index is not within the allowable range; index: [{shown}]")

@@ -132,3 +132,11 @@ def test_a_sum_that_does_not_fit_is_an_error() -> None:
 def test_a_text_of_another_form_is_an_error() -> None:
     with pytest.raises(Invalid, match="fill the view again"):
         added(batch([1], ["0"]), ["n", "s0"], ["1"])
+
+
+@pytest.mark.parametrize("scale", [0, 19, 20, 23, 38])
+def test_sums_may_have_any_scale(scale: int) -> None:
+    kind = pa.decimal128(38, scale)
+    batch = pa.RecordBatch.from_pydict({"s0": pa.array(["0", "0"]).cast(kind)})
+    smallest = "0" if scale == 0 else "0." + "0" * (scale - 1) + "1"
+    assert added(batch, ["s0"], [smallest, None]).column("s0").cast(pa.string()).to_pylist()[1] is not None

@@ -22,6 +22,7 @@ from tailrace.jobs.commands import DropJob, PinPositions
 from tailrace.jobs.view import CreateView, DescribeView, DropView, ListViews, PlanView, ViewShape, sql_kind
 from tailrace.jobs.view_fill import BeginFill, ClearRows, FillRows, FinishFill
 from tailrace.scalar.problem import ExpressionError
+from tailrace.sql.session import Session
 from tailrace.tables.plain import Delete, Put
 from tests.support.views import Items, advance, check, fill, plan, run, stage
 
@@ -478,3 +479,41 @@ def test_types_of_spark_in_sql() -> None:
         "double": "DOUBLE",
     }
     assert {kind: sql_kind(kind) for kind in kinds} == kinds
+
+
+def test_an_administrator_of_some_tables_creates_views(tmp_path: Path) -> None:
+    ann = Principal("ann", ROLES["dba"], "dba", Access(("tables/app*",)))
+    with tailrace.open(tmp_path / "data") as db:
+        run(db, "CREATE TABLE app_o (id TEXT PRIMARY KEY, s TEXT) WITH (stream = true)")
+        text = "CREATE MATERIALIZED VIEW app_v AS SELECT s, count(*) AS n FROM app_o GROUP BY s"
+        Session(lambda command: db.execute(command, ann)).run(text, ())
+        assert db.execute(DescribeView("app_v"), ann).name == "app_v"
+
+
+def test_rows_of_a_recreated_topic_are_refused(tmp_path: Path) -> None:
+    with tailrace.open(tmp_path / "data") as db:
+
+        def publish(count: int) -> None:
+            for _ in range(count):
+                run(db, "PUBLISH TO ev VALUES ('{}')")
+
+        run(db, "CREATE TOPIC ev")
+        publish(2)
+        run(db, "CREATE MATERIALIZED VIEW vw AS SELECT count(*) AS n FROM ev")
+        plan(db, "vw", ("n", "bigint"), key=(("key", "S"),))
+        begun_fill = db.execute(BeginFill("vw"))
+        ends = {each.log: each.next for each in db.execute(DescribeView("vw")).sources}
+        db.execute(FinishFill("vw", begun_fill, {}, ends))
+        publish(3)
+        ranges = {each.log: (each.position or 0, each.next) for each in db.execute(DescribeView("vw")).sources}
+        run(db, "DROP TOPIC ev; CREATE TOPIC ev")
+        publish(6)
+        with pytest.raises(Conflict, match="recreated"):
+            db.execute(ApplyView("vw", ranges, (), 3))
+        run(db, "ALTER MATERIALIZED VIEW vw REFRESH")
+        begun_fill = db.execute(BeginFill("vw"))
+        logs = [each.log for each in db.execute(DescribeView("vw")).sources]
+        run(db, "DROP TOPIC ev; CREATE TOPIC ev")
+        publish(2)
+        with pytest.raises(Conflict, match="recreated"):
+            db.execute(FinishFill("vw", begun_fill, {}, dict.fromkeys(logs, 2)))

@@ -220,3 +220,32 @@ def test_a_plan_is_for_the_table_that_it_was_made_for() -> None:
         key(("pk",), (), DEFINITION.kinds)
     with pytest.raises(Exception, match="no table"):
         key(("pk",), ("sk",), {**DEFINITION.kinds, "sk": "S"})
+
+
+# -- what they cost
+
+
+def test_an_index_of_any_length_is_out_of_range() -> None:
+    for digits in ("9" * 5_000, "0" * 5_000 + "2147483648"):
+        with pytest.raises(Invalid, match="List index is not within the allowable range"):
+            statement(f"SELECT a[{digits}] FROM tab")
+    assert isinstance(statement(f"SELECT a[{'0' * 5_000}1] FROM tab"), PartiQLSelect)
+
+
+def test_long_statements_are_not_kept() -> None:
+    """The tree of a list takes a hundred times its text."""
+    short, long = "SELECT * FROM tab WHERE a = 1", "SELECT * FROM tab WHERE a = [" + "1," * 1_000 + "1]"
+    assert statement(short) is statement(short)
+    assert statement(long) is not statement(long)
+
+
+def test_alternatives_share_their_filter() -> None:
+    """Fifty ranges with a hundred conditions each are planned on the event loop."""
+    values = ",".join(f"'{at}'" for at in range(limits.STATEMENT_READS_MAX))
+    parts = plan(f"pk IN ({values})" + " AND a = 1" * 100).parts
+    assert parts is not None
+    assert len(parts) == limits.STATEMENT_READS_MAX
+    assert len({id(part.filter) for part in parts}) == 1
+    mixed = plan("(pk = 'a' AND x = 1) OR (pk = 'b' AND x = 2)").parts
+    assert mixed is not None
+    assert [part.filter is not None and part.filter.test({"x": {"N": "1"}}) for part in mixed].count(True) == 1

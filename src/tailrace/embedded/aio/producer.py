@@ -63,7 +63,9 @@ class AsyncProducer:
         async with self._sending:
             try:
                 done = await self._send(made)
-            except (Unavailable, TooMany):
+            except StaleEpoch:
+                raise  # fenced: a higher epoch would fence the run that took over
+            except BaseException:
                 self._renew(self._epoch)  # the number may be used up or not: never give it to other messages
                 raise
             self._sequence += 1
@@ -101,4 +103,4 @@ class AsyncProducer:
 
     def _renew(self, epoch: int) -> None:
         """Start again in an epoch above this one."""
-        self._epoch, self._sequence = max(epoch + 1, time.time_ns() // 1_000_000), 0
+        self._epoch, self._sequence = epoch + 1, 0

@@ -60,7 +60,9 @@ class Producer:
         with self._sending:
             try:
                 done = self._send(made)
-            except (Unavailable, TooMany):
+            except StaleEpoch:
+                raise  # fenced: a higher epoch would fence the run that took over
+            except BaseException:
                 self._renew(self._epoch)  # the number may be used up or not: never give it to other messages
                 raise
             self._sequence += 1
@@ -98,4 +100,4 @@ class Producer:
 
     def _renew(self, epoch: int) -> None:
         """Start again in an epoch above this one."""
-        self._epoch, self._sequence = max(epoch + 1, time.time_ns() // 1_000_000), 0
+        self._epoch, self._sequence = epoch + 1, 0

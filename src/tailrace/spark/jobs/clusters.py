@@ -98,7 +98,12 @@ def clustering(files: Iterable[StateFile], rows: int = 0, size: int = 0) -> Clus
     at = 0
     for leaf in merged:
         found += _empty(at, leaf.low - 1, wanted)
-        found.append(leaf)
+        parts = _empty(leaf.low, leaf.high, wanted)
+        if len(parts) > 1:  # the new rows alone are too many for one task: it is divided before, not after
+            loose += leaf.paths
+            found += parts
+        else:
+            found.append(leaf)
         at = leaf.high + 1
     return Clustering(found + _empty(at, HASH_MAX, wanted), loose)
 

@@ -154,6 +154,15 @@ def marks(changes: DataFrame) -> DataFrame:
     return changes.select(*COLUMNS).mapInArrow(combined, MARKS_DDL)
 
 
+def last_marks(marks: DataFrame, partitions: int) -> DataFrame:
+    """Of each key the last mark of all tasks, also if it removes the item."""
+    return marks.repartition(partitions, "keys").mapInArrow(_lasts, MARKS_DDL)
+
+
+def _lasts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from last(pa.Table.from_batches(list(batches), MARKS)).to_batches(max_chunksize=OUT_ROWS)
+
+
 def fold(found: DataFrame, base: DataFrame | None, partitions: int, finish: Callable[..., Any], ddl: str) -> DataFrame:
     """All marks brought together by key, and `finish` run over each part; `base` is an earlier state."""
     if base is not None:

@@ -175,9 +175,15 @@ def _from_changes(
     last = start.snapshot
     marks = marks_after(spark, known, start, sequence, url=url, token=token)
     cores = parallelism(spark)
+    # A key may have changed in every window of every task: a leaf gets only its last change.
+    marks = fold.last_marks(marks, fold.partitions_for(max(0, sequence - start.sequence), cores))
+    table_info = described(client, known.table)
+    items_now, bytes_now = (0, 0) if table_info is None else (table_info["ItemCount"], table_info["TableSizeBytes"])
     if last is not None and table.transaction_version(APP) == last.sequence:
         listed = states.listed(store, place, table)
-        done = clusters.merge(marks, store, place, clusters.clustering(listed), cores)
+        grown = max(0, items_now - sum(file.rows for file in listed))
+        found = clusters.clustering(listed, grown, bytes_now * grown // max(1, items_now))
+        done = clusters.merge(marks, store, place, found, cores)
         written = [file for leaf in done for file in leaf.written]
         removed = [path for leaf in done for path in leaf.removed]
         rows = sum(file.rows for file in written)
@@ -189,8 +195,6 @@ def _from_changes(
         )  # fmt: skip
         return rows
     # The Delta table has another state: of an earlier change stream, or a snapshot from which history was lost.
-    table_info = described(client, known.table)
-    items_now, bytes_now = (0, 0) if table_info is None else (table_info["ItemCount"], table_info["TableSizeBytes"])
     loose = [] if last is None else states.files(store, place, last.version)
     found = clusters.clustering([], max(items_now, 0 if last is None else last.rows), bytes_now)
     done = clusters.merge(marks, store, place, clusters.Clustering(found.leaves, loose), cores)

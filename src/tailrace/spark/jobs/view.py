@@ -155,6 +155,7 @@ class _ViewJob:
         self._stop = stop
         self._known: dict[str, Any] | None = None  # the view, as the server describes it
         self._maintainer: ViewMaintainer | None = None
+        self._tables: list[dict[str, Any]] = []  # the sources that it follows
         self._until: dict[int, int] | None = None  # with `once`: where the logs ended at the start
         self._refreshed_s = float("-inf")
         self.done = Maintained()
@@ -182,6 +183,9 @@ class _ViewJob:
     def step(self) -> float | None:
         """Plan and fill the view if it has to be, then apply one batch."""
         known = self._look()
+        if self._maintainer is not None and known["phase"] == "live" and known["tables"] != self._tables:
+            self._maintainer.close()  # another job has filled the view, from other logs or other first messages
+            self._maintainer = None
         if self._maintainer is None:
             self._plan(known)
             known = self._look()
@@ -260,7 +264,7 @@ class _ViewJob:
             if maintainer is None and error.code == "INVALID_VIEW":
                 self.client.plan_view(self.name, {"error": str(error)})
             raise
-        self._maintainer = maintainer
+        self._maintainer, self._tables = maintainer, known["tables"]
         if self._given is None and maintainer.needs_only_changes:
             self._max_records = MAX_RECORDS_ALONE
 
@@ -326,8 +330,14 @@ class _ViewJob:
         while self.client.fill_view(self.name, {"step": "clear", "fill": fill})["more"]:
             pass
         try:
-            sequences, positions, stages = maintainer.filled(self._look()["tables"])
+            self._tables = self._look()["tables"]
+            sequences, positions, stages = maintainer.filled(self._tables)
             count = self._write(fill, stages)
+        except Conflict as error:
+            if error.code != "VIEW_SOURCE_TRIMMED":
+                raise
+            # Nothing of this filling was counted yet: it begins again, with the messages that are left.
+            raise Conflict(str(error), code="VIEW_STALE") from error
         except Error:
             raise
         except Exception as error:  # of Spark

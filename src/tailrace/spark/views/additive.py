@@ -37,7 +37,7 @@ def is_additive(catalyst: Catalyst, node: Java) -> bool:
             kind = catalyst.kind(function)
             if each.isDistinct() or kind not in ("Count", "Sum", "Average") or function.children().size() != 1:
                 return False
-            if kind != "Count" and not function.child().dataType().simpleString().startswith(_EXACT):
+            if kind != "Count" and function.child().dataType().simpleString().partition("(")[0] not in _EXACT:
                 return False
     return True
 

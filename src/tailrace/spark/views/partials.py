@@ -35,7 +35,7 @@ def added(batch: pa.RecordBatch, names: Sequence[str], texts: Sequence[str | Non
         raise Invalid(f"a partial aggregate has {lengths} numbers, not {len(names)}; fill the view again")
     for index, name in enumerate(names):
         column = batch.column(name)
-        number = pc.fill_null(pc.cast(pc.list_element(stored, index), column.type), pa.scalar(0).cast(column.type))
+        number = pc.fill_null(pc.cast(pc.list_element(stored, index), column.type), pa.scalar("0").cast(column.type))
         at = batch.schema.get_field_index(name)
         batch = batch.set_column(at, batch.schema.field(at), _sum(column, number))
     return batch

@@ -97,6 +97,8 @@ class SourceTopicReader:
             self._load(position, self._server.logs(topic=self.table)["partitions"])
 
     def _load(self, until: dict[int, int], info: list[dict[str, Any]]) -> None:
+        if self.first.keys() != until.keys() or self.first.keys() != {each["partition"] for each in info}:
+            raise Unavailable(f"topic {self.table!r} was recreated with other partitions; try again")
         for each in info:
             if each["earliest"] > self.first[each["partition"]]:
                 raise Conflict(
@@ -104,8 +106,6 @@ class SourceTopicReader:
                     "needs them; ALTER MATERIALIZED VIEW ... REFRESH fills it with the messages that are left",
                     code="VIEW_SOURCE_TRIMMED",
                 )
-        if self.first.keys() != until.keys():
-            raise Unavailable(f"topic {self.table!r} was recreated with other partitions; try again")
         found = self.changes({number: (self.first[number], end) for number, end in until.items()})
         self._parts = [] if found is None else [found.localCheckpoint()]
         self.at = until

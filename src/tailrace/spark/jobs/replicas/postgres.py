@@ -163,18 +163,22 @@ class PostgresReplica:
         self._add_columns(connection)
 
     def _add_columns(self, connection: psycopg.Connection[Any]) -> None:
-        """Add the typed columns that are not there yet. A column of that name that a user added stays."""
+        """Add the typed columns that are not there yet, all at once: PostgreSQL writes every row of the copy again. A
+        column of that name that a user added stays; names of system columns, such as xmin, have none."""
         rows = connection.execute(
-            "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
+            "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND NOT attisdropped",
             (self._table.as_string(connection),),
         )
         there = {row[0] for row in rows}
+        added = []
         for name, kind in typed_columns(self._source):
             if name not in there:
                 type_, value = _GENERATED[kind]
                 generated = self._sql.SQL(value).format(name=self._sql.Literal(name))
-                added = self._sql.SQL("ALTER TABLE {} ADD COLUMN {} " + type_ + " GENERATED ALWAYS AS ({}) STORED")
-                connection.execute(added.format(self._table, self._sql.Identifier(name), generated))
+                adding = self._sql.SQL("ADD COLUMN {} " + type_ + " GENERATED ALWAYS AS ({}) STORED")
+                added.append(adding.format(self._sql.Identifier(name), generated))
+        if added:
+            connection.execute(self._sql.SQL("ALTER TABLE {} {}").format(self._table, self._sql.SQL(", ").join(added)))
 
     def _claim(self, connection: psycopg.Connection[Any]) -> None:
         """Register the table as ours; it must not exist yet, or be empty."""
