@@ -21,10 +21,9 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
-from heapq import merge
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice, repeat
-from operator import attrgetter, itemgetter
+from operator import attrgetter, gt, itemgetter, lt
 from typing import Any, Final, TypeVar
 
 from tailrace import limits
@@ -303,9 +302,9 @@ def scan(
             yield make(*values[1:width])
 
     kept = None if limit is None else limit + 1  # of two rows that begin before `covering`, one goes
-    found: Iterator[R] = merge(stored(kept), staged(), key=table.key_of, reverse=reverse)
+    get = table.key_of if not prefix else attrgetter(table.key[1])
+    found: Iterator[R] = _merged(stored(kept), staged(), get, gt if reverse else lt)
     if covering is not None:
-        get = attrgetter(table.key[1])
         found = _covered(found, lambda row: get(row) <= covering, reverse)
     return found if limit is None else islice(found, limit)
 
@@ -327,7 +326,7 @@ def values(
     with_key = f"{columns}, {table.key[1]}"
     kept = None if limit is None else limit + 1
     staged = (row[1:] for row in view.fetch(with_key, listed))
-    found: Iterator[tuple[Any, ...]] = merge(stored(with_key, kept), staged, key=itemgetter(-1))
+    found: Iterator[tuple[Any, ...]] = _merged(stored(with_key, kept), staged, itemgetter(-1), lt)
     if covering is not None:
         found = _covered(found, lambda row: row[-1] <= covering, False)
     return [row[:-1] for row in (found if limit is None else islice(found, limit))]
@@ -347,6 +346,27 @@ def _in_range(view: StagedView, prefix: Key, start: Any, after: Any, before: Any
         begin = covering if begin is None else begin
         start = begin if start is None else max(start, begin)
     return view.between(first, start, before)
+
+
+def _merged(
+    stored: Iterable[T], staged: Iterator[T], key: Callable[[T], Any], comes_first: Callable[[Any, Any], bool]
+) -> Iterator[T]:
+    """Both in order. Mostly one is before all of the other, which costs a comparison for each row."""
+    waiting = next(staged, None)
+    if waiting is None:
+        yield from stored
+        return
+    at = key(waiting)
+    for row in stored:
+        while waiting is not None and comes_first(at, key(row)):
+            yield waiting
+            waiting = next(staged, None)
+            if waiting is not None:
+                at = key(waiting)
+        yield row
+    if waiting is not None:
+        yield waiting
+    yield from staged
 
 
 def _covered(rows: Iterator[T], before: Callable[[T], bool], reverse: bool) -> Iterator[T]:
