@@ -222,10 +222,13 @@ class Paths:
         self._tree: dict[Any, Any] = {}
         if self.nested:
             for path in self.steps:
-                branch = self._tree
+                branch: Any = self._tree
                 for step in path[:-1]:
                     branch = branch.setdefault(step, {})
-                branch[path[-1]] = None
+                    if branch is None:
+                        break  # of a path that begins with another one, that one is enough
+                else:
+                    branch[path[-1]] = None
 
     def paths(self) -> frozenset[str]:
         """The names of the top-level attributes."""

@@ -51,10 +51,7 @@ RETURNS: Final = {  # of RETURNING: the values of ReturnValues
 }
 _LEFTOVER: Final = "Unexpected token after expression"
 _ALIAS: Final = "Aliasing is not supported"
-_IN: Final = (
-    "IN operator must have a left hand argument of type Variable Reference and right hand argument of type Seq with at "
-    "least one member"
-)
+_IN: Final = "IN takes an attribute on its left and a list of one or more values on its right, such as a IN [1, 2]"
 _TABLE: Final = re.compile(r"[a-zA-Z0-9_.-]{3,255}|arn:[^\s]{1,1020}")
 _UNSUPPORTED: Final = frozenset({"GROUP", "HAVING", "LIMIT"})
 _TESTS: Final = frozenset({"attribute_exists", "attribute_not_exists", "attribute_type", "begins_with", "contains"})
@@ -215,7 +212,7 @@ class _ConditionParser(StatementReader):
 
     def _is(self, left: Term) -> Node:
         if not isinstance(left, DocumentPath):
-            raise Invalid("The left hand side argument to IS must be a Variable Reference, Literal, or Path")
+            raise Invalid("IS takes an attribute on its left, such as a IS MISSING")
         negated = self.word == "NOT"
         if negated:
             self._operator()
@@ -226,10 +223,7 @@ class _ConditionParser(StatementReader):
         if word not in _IS:
             if self.kind != "word":
                 raise malformed(TERM)
-            raise Invalid(
-                f"Unsupported data type for IS operator: {word}. Supported data types are "
-                "[MISSING, NULL, BOOLEAN, BLOB, STRING, NUMERIC, STRUCT, TUPLE, LIST]"
-            )
+            raise Invalid(f"IS does not know the type {word}; use one of MISSING, {', '.join(_IS)}")
         self.advance()
         node = Call("attribute_type", (left, self.constant({"S": _IS[word]})))
         return Not(node) if negated else node

@@ -319,12 +319,11 @@ class StatementReader:
         members: dict[str, Value] = {}
         while self.kind != "}":
             if self.kind != "string":
-                found = "VariableReference" if self.kind in ("word", "quoted") else self.kind
-                raise self.refuse(f"Tuple keys must be of type String. Actual type: {found} under {under}")
+                raise self.refuse(f"A name in a map is a string in single quotes, not {self.token}, under {under}")
             name = self._string()
             self.expect(":", "COLON")
             if name in members:
-                raise Invalid(f"Duplicate keys in tuple. Key: {name} under {under}")
+                raise Invalid(f"A map names the attribute {name} twice, under {under}")
             members[name] = value(name)
             if not self.took(","):
                 break

@@ -153,7 +153,7 @@ def test_insert_does_not_replace(client: PartiQL) -> None:
     [
         ("{'pk': 'x'}", f"{INVALID}Missing the key sk in the item"),
         ("{'pk': 1, 'sk': 'x'}", f"{INVALID}Type mismatch for key pk expected: S actual: N"),
-        ("{'pk': 'x', 'pk': 'y'}", "Duplicate keys in tuple. Key: pk under root"),
+        ("{'pk': 'x', 'pk': 'y'}", "A map names the attribute pk twice, under root"),
         ("{'pk': 'x', 's': <<>>}", "Empty bags are not supported"),
         (
             "{'s': <<1, 'a'>>}",
@@ -170,7 +170,7 @@ def test_insert_does_not_replace(client: PartiQL) -> None:
         ("{'n': 1e99999999999}", MALFORMED),
         ("{'m': {'k': ?}}", "Unsupported data type: Parameter under key root.k at 1:37:1"),
         ("{'s': set_add(<<'a'>>, <<'b'>>)}", "Unsupported data type: set_add under key root at 1:31:7"),
-        ("{pk: 'x'}", "Tuple keys must be of type String. Actual type: VariableReference under root at 1:26:2"),
+        ("{pk: 'x'}", "A name in a map is a string in single quotes, not pk, under root at 1:26:2"),
         ("{'pk': 'x'} foo", f"{MALFORMED}Unexpected token after expression"),
         ("?", "Unsupported format in item expression. Please use struct format {...} to express item values for insert "
          "statement."),
@@ -194,6 +194,13 @@ def test_insert_names_a_table_and_one_item(client: PartiQL) -> None:
 
 
 # -- SELECT
+
+
+def test_a_column_may_be_within_another(client: PartiQL) -> None:
+    client.add("within", b={"M": {"c": {"L": [{"N": "1"}, {"N": "2"}]}}})
+    for columns in ("b, b.c[0]", "b.c[0], b", "b.c, b.c[1], b.d"):
+        response = client.do("ExecuteStatement", Statement=f"SELECT {columns} FROM songs WHERE pk = 'within'")
+        assert len(response["Items"]) == 1 and len(response["Items"][0]) == 2, columns
 
 
 def test_select_returns_items_and_columns(client: PartiQL) -> None:
@@ -321,11 +328,11 @@ def test_where(filled: PartiQL, where: str, found: str) -> None:
         ("n > -n", "Incorrect number of operands for operator or function; operator or function: -, number of "
          "operands: 1"),
         ("s = MISSING", "MISSING must be compared using IS operator"),
-        ("s IS THING", "Unsupported data type for IS operator: THING. Supported data types are "
-         "[MISSING, NULL, BOOLEAN, BLOB, STRING, NUMERIC, STRUCT, TUPLE, LIST]"),
-        ("'s' IS MISSING", "The left hand side argument to IS must be a Variable Reference, Literal, or Path"),
-        ("s IN []", "IN operator must have a left hand argument of type Variable Reference and right hand argument of "
-         "type Seq with at least one member"),
+        ("s IS THING", "IS does not know the type THING; use one of MISSING, "
+         "NULL, BOOL, BOOLEAN, BLOB, STRING, NUMERIC, STRUCT, TUPLE, LIST"),
+        ("'s' IS MISSING", "IS takes an attribute on its left, such as a IS MISSING"),
+        ("s IN []", "IN takes an attribute on its left and a list of one or more values on its right, such as "
+         "a IN [1, 2]"),
         ("EXISTS(ss)", "Unrecognized function: exists at 1:27:6"),
         ("set_add(ss, <<'x'>>) = ss", "Unrecognized function: set_add at 1:27:7"),
         ("attribute_exists('ss')", "Operator or function requires a document path; operator or function: "
