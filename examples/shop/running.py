@@ -16,14 +16,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from examples.shop import orders
 from examples.shop.processes import Program, Server
 from tailrace import build
+from tailrace.cli.signals import stop_on_signals
 from tailrace.errors import Conflict, Error
 
 if TYPE_CHECKING:
@@ -74,7 +73,11 @@ class Suggestion(NamedTuple):
 
 def run(data: Path, port: int, install: str | None, compile_command: str | None = None) -> int:
     """Run until SIGINT or SIGTERM. Returns the exit status."""
-    with _signals() as stop, tempfile.TemporaryDirectory(prefix="tailrace-run-", ignore_cleanup_errors=True) as folder:
+    stop = threading.Event()
+    with (
+        stop_on_signals(stop, signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
+        tempfile.TemporaryDirectory(prefix="tailrace-run-", ignore_cleanup_errors=True) as folder,
+    ):
         return Running(data, port, Path(folder), install, compile_command, stop).run()
 
 
@@ -338,22 +341,3 @@ class Running:
         if self._pipeline is not None:
             self._pipeline.stop(STOP_PIPELINE_S)
         return server.stop(STOP_SERVER_S)
-
-
-@contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """An event that the first signal sets; the second is a KeyboardInterrupt."""
-    stop = threading.Event()
-
-    def interrupted(number: int, frame: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, interrupted) for number in numbers}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

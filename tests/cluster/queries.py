@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tailrace.cli.signals import stop_on_signals
 from tailrace.spark import explain, session
 from tailrace.spark.jobs.progress import Progress
 from tailrace.spark.jobs.view import view
@@ -44,11 +45,11 @@ def main() -> None:
     spark = session("killed", args.master, **conf)
 
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    keeping = threading.Thread(target=_run_or_exit, args=(keep, spark, args, stop))
-    keeping.start()
-    _run_or_exit(copy, spark, args, stop)  # Spark finds formats for writing only in the thread that made the session
-    keeping.join()
+    with stop_on_signals(stop, signal.SIGTERM):
+        keeping = threading.Thread(target=_run_or_exit, args=(keep, spark, args, stop))
+        keeping.start()
+        _run_or_exit(copy, spark, args, stop)  # in the thread that made the session: only there formats are found
+        keeping.join()
     spark.stop()
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx
 
+from tailrace.cli.signals import stop_on_signals
 from tailrace.client import Client
 from tailrace.errors import Conflict, TooMany, Unavailable
 
@@ -167,10 +168,10 @@ def again(send: Callable[[], Any]) -> None:
 
 def main(url: str, seed: str, model: str, pause_ms: str) -> None:
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    writer = Writer(url, int(seed))
-    while not stop.wait(int(pause_ms) / 1000):
-        writer.step()
+    with stop_on_signals(stop, signal.SIGTERM):
+        writer = Writer(url, int(seed))
+        while not stop.wait(int(pause_ms) / 1000):
+            writer.step()
     found = {"messages": writer.messages, "items": writer.items, "writes": writer.writes}
     Path(model).write_text(json.dumps(found))
 

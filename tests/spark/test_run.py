@@ -173,18 +173,6 @@ def environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": paths, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_a_job_and_a_second_one_interrupts_it(how: signal.Signals) -> None:
-    from tailrace.cli.pipeline import _signals
-
-    stop = threading.Event()
-    with _signals(stop):
-        signal.raise_signal(how)
-        assert stop.is_set()
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(how)
-
-
 @pytest.mark.slow
 def test_the_program_runs_a_toml_outlives_the_server_and_stops_at_a_signal(tmp_path: Path) -> None:
     data = tmp_path / "data"

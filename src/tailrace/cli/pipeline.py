@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ import click
 
 from tailrace.cli.names import complete, table_argument
 from tailrace.cli.options import PROFILE, TOKEN, URL, ServerOption, applied, connect, server_options
+from tailrace.cli.signals import stop_on_signals
 from tailrace.cli.text import json_line
 from tailrace.errors import Conflict, Error, Invalid, Unavailable
 
@@ -70,11 +70,11 @@ def _running(
 
         stop = threading.Event()
         display = ProgressDisplay(as_json=as_json, quiet=quiet)
-        with _signals(stop):  # while the session starts: an interrupt would show its stack trace
+        with stop_on_signals(stop):  # while the session starts: an interrupt would show its stack trace
             _quieten_java()
             spark = session(f"tailrace {job}", master, ship=ship, **settings)
         try:
-            with _signals(stop), display:
+            with stop_on_signals(stop), display:
                 yield JobContext(spark, display, stop, {"url": url, "token": token, "on_progress": display})
         finally:
             spark.stop()
@@ -109,23 +109,6 @@ def _explained() -> Iterator[None]:
         raise
     except Exception as error:
         raise Unavailable(explain(error)) from error
-
-
-@contextmanager
-def _signals(stop: threading.Event) -> Iterator[None]:
-    """Let SIGINT and SIGTERM set `stop`; the second one interrupts."""
-
-    def handle(number: int, frame: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _settings(conf: tuple[str, ...]) -> dict[str, str]:
