@@ -56,6 +56,8 @@ SSE_RECYCLE_S: Final = 60.0  # an SSE response ends about then; clients reconnec
 SSE_HEARTBEAT_S: Final = 15.0  # a comment line, so that proxies and readers see that the connection is alive
 WAITERS_MAX: Final = 20_000  # live readers of one server; the next one gets 429
 FORK_DEPTH_MAX: Final = 64  # length of a chain of forks: one read may go through all of them
+FEED_FILTER_CHARACTERS_MAX: Final = 2_000  # where= of a reader
+FEED_FILTER_SLICES: Final = 64  # read for one page of a reader with a filter: rare matches are found over several pages
 
 # -- subscriptions
 CONTROL_BODY_BYTES_MAX: Final = 2 * MiB  # a request to __ds/, which is parsed at once; more is 413

@@ -8,10 +8,14 @@ SYNTAX: Final[dict[str, str]] = {
     "CREATE TOPIC": "CREATE TOPIC [IF NOT EXISTS] <topic> [PARTITIONS <partitions>] [WITH (<settings>)]",
     "DROP TOPIC": "DROP TOPIC [IF EXISTS] <topic>",
     "ALTER TOPIC ADD SOURCE": """\
-ALTER TOPIC <topic> ADD SOURCE <table> ON { INSERT | UPDATE | DELETE } [WHERE (<condition>)]
-    [PARTITION BY (<expression>)] [WITH (payload = { 'key' | 'full' | 'diff' })]""",
-    "ALTER TOPIC DROP SOURCE": "ALTER TOPIC <topic> DROP SOURCE <table> [ON { INSERT | UPDATE | DELETE }]",
+ALTER TOPIC <topic> ADD SOURCE <table> [AS <name>] ON <events> [WHERE (<condition>)]
+    [PARTITION BY (<expression>)] [WITH (<source settings>)]
+ALTER TOPIC <topic> ADD OR REPLACE SOURCE <table> AS <name> ON <events> [WHERE (<condition>)]
+    [PARTITION BY (<expression>)] [WITH (<source settings>)]""",
+    "ALTER TOPIC DROP SOURCE": "ALTER TOPIC <topic> DROP SOURCE <table> [AS <name>] [ON <events>]",
     "ALTER TOPIC SET": "ALTER TOPIC <topic> SET (<settings>)",
+    "ALTER TOPIC SET ALIAS": "ALTER TOPIC <topic> SET ALIAS { <alias> | NULL } [FORCE]",
+    "ALTER TOPIC SET PARTITIONS": "ALTER TOPIC <topic> SET PARTITIONS <partitions>",
     "CLEAR TOPIC": "CLEAR TOPIC <topic>",
     "PUBLISH": """\
 PUBLISH TO <topic> [PARTITION <partition>] [KEY <text>] [PRODUCER <text> EPOCH <number> SEQUENCE
@@ -22,8 +26,8 @@ CONSUME FROM <topic> GROUP <group> [PARTITION { <partition> | ANY }] [FROM { LAT
 CONSUME FROM <topic> [PARTITION <partition>] [FROM { LATEST | EARLIEST | OFFSET <offset> | <offset>
     }] [LIMIT <number>]""",
     "ACK": """\
-ACK <topic> GROUP <group> [PARTITION <partition>] [CONSUMER <consumer>] [LEASE <text>] UPTO OFFSET
-    <offset>""",
+ACK <topic> GROUP <group> [PARTITION <partition>] [CONSUMER <consumer>] [LEASE <text>] { UPTO OFFSET
+    <offset> | OFFSETS (<offset> [, ...]) }""",
     "NACK": """\
 NACK <topic> GROUP <group> [PARTITION <partition>] [CONSUMER <consumer>] [LEASE <text>] [OFFSET
     <offset> [TO <last offset>]] [DELAY <seconds>]""",

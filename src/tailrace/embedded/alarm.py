@@ -14,7 +14,7 @@ from tailrace.embedded.running import Followers
 from tailrace.errors import NotFound, Unavailable
 from tailrace.log.log import Advanced, Ended
 from tailrace.topics.consuming import Consume, ConsumedMessages
-from tailrace.topics.group import OFFSET, GroupMoved, StartPoint
+from tailrace.topics.group import OFFSET, GroupMoved, StartPoint, TopicChanged
 from tailrace.topics.queries import ReadTopic
 from tailrace.topics.topic import Topic
 
@@ -42,7 +42,7 @@ class Alarm:
                 if notice.group == self._group:
                     again = again or bool(notice.deliverable)
                     rearmed = self._sooner(notice.wake_ms) or rearmed
-            elif isinstance(notice, Advanced | Ended):
+            elif isinstance(notice, Advanced | Ended | TopicChanged):
                 again = True
         if again or rearmed:
             wake(again)
@@ -105,7 +105,11 @@ def check_open(followers: Followers) -> None:
         raise Unavailable("the database was closed while this call waited for messages", code="CLOSED")
 
 
-def check_same(topic: Topic, found: ConsumedMessages) -> None:
-    """Refuse to wait for a topic that was dropped."""
-    if found.topic.id != topic.id:
+def has_moved(topic: Topic, found: ConsumedMessages, command: ConsumeCommand) -> bool:
+    """Whether to wait elsewhere: an alias leads to another topic now, or the topic has more partitions. A topic that
+    was dropped is an error."""
+    if found.topic.id == topic.id:
+        return found.topic.partitions != topic.partitions
+    if command.topic == topic.name:
         raise NotFound(f"topic {topic.name!r} was dropped while this call waited for messages", code="TOPIC_NOT_FOUND")
+    return True

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias
 
@@ -208,6 +208,15 @@ def partition_number(partition: Partition | None) -> int | None:
         check_numbers(partition=partition)
         return partition
     raise Invalid(f"partition={partition!r} is not a partition; use a number, or 'any'", code="NO_SUCH_PARTITION")
+
+
+def acked_offsets(upto: int | None, offsets: Sequence[int] | None) -> tuple[int, ...]:
+    """The single offsets to acknowledge; none if all up to an offset are."""
+    if (upto is None) == (not offsets):
+        raise Invalid("acknowledge messages up to an offset (upto), or those at certain offsets (offsets); give one")
+    for offset in offsets or ():
+        check_numbers(offsets=offset)
+    return tuple(offsets or ())
 
 
 def milliseconds(name: str, seconds: float) -> int:

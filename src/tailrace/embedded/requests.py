@@ -41,9 +41,10 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AckRequest(LeaseRequest, frozen=True, kw_only=True):
-    """Acknowledge messages up to and including an offset."""
+    """Acknowledge messages up to and including an offset; where `offsets` has any, those at these offsets alone."""
 
     upto: int
+    offsets: tuple[int, ...] = ()
 
 
 class ExtendRequest(LeaseRequest, frozen=True, kw_only=True):

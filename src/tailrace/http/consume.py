@@ -34,6 +34,7 @@ WIDE: Final = 64  # partitions; more are looked at in a thread
 SLICE_MESSAGES: Final = 500  # encoded between turns of the event loop
 
 Seconds = Annotated[float, Meta(ge=0)]
+Offsets = Annotated[tuple[Position, ...], Meta(min_length=1, max_length=limits.CONSUME_MESSAGES_MAX)]
 
 
 # -- requests
@@ -42,7 +43,8 @@ Seconds = Annotated[float, Meta(ge=0)]
 class AckedBody(msgspec.Struct, forbid_unknown_fields=True):
     """Messages that a consumer acknowledges when it asks for more."""
 
-    upto_offset: Position
+    upto_offset: Position | None = None
+    offsets: Offsets | None = None  # instead: these messages alone
     partition_id: Position | None = None  # without it, the one that is consumed
     lease_id: str | None = None
 
@@ -62,7 +64,8 @@ class ConsumeBody(msgspec.Struct, forbid_unknown_fields=True):
 class AckBody(msgspec.Struct, forbid_unknown_fields=True):
     topic: str
     group_id: str
-    upto_offset: Position
+    upto_offset: Position | None = None
+    offsets: Offsets | None = None  # instead: these messages alone
     partition_id: Position = 0
     consumer_id: str | None = None
     lease_id: str | None = None
@@ -237,9 +240,19 @@ def _observe(metrics: Metrics, ranges: list[DeliveredRange], took_s: float, now_
 
 def parse_ack(request: Request) -> Ack:
     body = json_body(request, _ack)
-    return Ack(
-        body.topic, body.group_id, body.upto_offset, body.partition_id, body.consumer_id or "", body.lease_id
-    )  # fmt: skip
+    return _acknowledging(body, body.topic, body.group_id, body.partition_id, body.consumer_id)
+
+
+def _acknowledging(body: AckBody | AckedBody, topic: str, group: str, partition: int, consumer: str | None) -> Ack:
+    upto, offsets = body.upto_offset, body.offsets
+    if (upto is None) == (offsets is None):
+        raise Invalid(
+            "an acknowledgement has upto_offset, for the messages up to it, or offsets, for these alone; send one"
+        )
+    if upto is None:
+        assert offsets is not None
+        return Ack(topic, group, max(offsets), partition, consumer or "", body.lease_id, offsets)
+    return Ack(topic, group, upto, partition, consumer or "", body.lease_id)
 
 
 def render_acked(request: Request, done: Acked) -> Response:
@@ -284,15 +297,38 @@ def render_nacked(request: Request, done: Nacked) -> Response:
 
 def _timeout_s(request: Request, seconds: float | None) -> float:
     most = request.config.topics.max_consume_timeout
+    name = "timeout_seconds"
     if seconds is None:
-        return request.config.topics.default_consume_timeout
+        seconds = _preferred_s(request)
+        if seconds is None:
+            return request.config.topics.default_consume_timeout
+        name = "Prefer: wait"
     if not seconds <= most:
         raise Invalid(
-            f"timeout_seconds {seconds:g} is too long; a request waits {most:g} s at most (max_consume_timeout), then "
+            f"{name} {seconds:g} is too long; a request waits {most:g} s at most (max_consume_timeout), then "
             "consume again",
             code="INVALID_TIMEOUT",
         )
     return seconds
+
+
+def _preferred_s(request: Request) -> float | None:
+    """The time to wait by the field Prefer (RFC 7240), as in `Prefer: wait=10`; other preferences are ignored."""
+    field = request.headers.get(b"prefer")
+    if field is None:
+        return None
+    for each in field.split(b","):
+        name, _, given = each.partition(b";")[0].partition(b"=")
+        if name.strip().lower() != b"wait":
+            continue
+        text = given.strip().strip(b'"')
+        if not (text.isdigit() and len(text) <= 9):
+            raise Invalid(
+                f"Prefer: wait={text[:40].decode('latin-1')!r} is not a number of seconds; write as in Prefer: wait=10",
+                code="INVALID_TIMEOUT",
+            )
+        return float(text)
+    return None
 
 
 def _start(value: str | dict[str, Any] | None) -> StartPoint:
@@ -322,7 +358,7 @@ def _acks(body: ConsumeBody, group: str, partition: int | None) -> tuple[Ack, ..
     where = partition if acked.partition_id is None else acked.partition_id
     if where is None:
         raise Invalid('ack needs a partition_id where partition_id is "any"; send that of the messages')
-    return (Ack(body.topic, group, acked.upto_offset, where, body.consumer_id or "", acked.lease_id),)
+    return (_acknowledging(acked, body.topic, group, where, body.consumer_id),)
 
 
 def _partition(value: int | str | None) -> int | None:

@@ -42,7 +42,7 @@ from tailrace.log.log import Advanced, Ended
 from tailrace.log.tail import KEYS_CHANGED, USERS_CHANGED, Notices
 from tailrace.runner import Done
 from tailrace.topics.consuming import Consume, ConsumedMessages, Nack
-from tailrace.topics.group import OFFSET, GroupMoved, StartPoint
+from tailrace.topics.group import OFFSET, GroupMoved, StartPoint, TopicChanged
 from tailrace.topics.queries import FindTopic, ReadTopic
 from tailrace.topics.topic import Topic
 
@@ -51,7 +51,7 @@ ALARM_S_MIN: Final = 0.001  # timers are not more exact than that
 ANY: Final = -1  # no partition in particular
 REVOKING: Final = (USERS_CHANGED, KEYS_CHANGED)
 
-Key = tuple[int, int | None, str | None]  # topic, partition, group
+Key = tuple[int, int | None, str | None, int]  # topic, partition, group, and the number of the topic's partitions
 
 
 class WaitingConsumer:
@@ -76,13 +76,14 @@ class ConsumerQueue:
 
     def __init__(self, db: Database, topic: Topic, partition: int | None, group: str | None) -> None:
         self.topic = topic
-        self.key: Key = (topic.id, partition, group)
+        self.key: Key = (topic.id, partition, group, topic.partitions)
         self.group = group
         self.members = 0  # consumers that entered and have not left
         self.news = 0  # how often there were new messages
         self.new_bytes = 0  # of the messages that were new last
         self.moved = 0  # how often the group changed, too
         self.dropped = False
+        self.changed = False  # its name may lead to another topic, or the topic has more partitions
         self._db = db
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[WaitingConsumer, None] = {}  # in order
@@ -119,12 +120,22 @@ class ConsumerQueue:
                     self.ring_at(partition, notice.wake_ms)
             elif kind is Ended and notice.gone:
                 self.dropped = True
-        if self.dropped:
+            elif kind is TopicChanged:
+                self.changed = True
+        if self.changed and not self.dropped:
+            self.news += 1
+            for waiter in list(self._waiting):
+                self._wake(waiter, True)
+        elif self.dropped:
             self.dismiss()
         elif messages or deliverable:
             self.news += 1
             self.new_bytes = appended_bytes(notices)
             self.ring(messages or 1)
+
+    def left_behind(self, topic: Topic) -> bool:
+        """Whether the name leads to another topic now, or to more partitions."""
+        return topic.id != self.topic.id or topic.partitions != self.topic.partitions
 
     def ring(self, messages: int = 1) -> None:
         """There are messages: wake as many consumers as these fill. Without a group, all of them."""
@@ -335,7 +346,7 @@ class ConsumerQueues:
                     queue.ring_soon()  # and so on, until one finds nothing and knows when there will be messages
                 return delivery
             queue.unsure = False
-            if delivery.topic.id != queue.topic.id:  # the name leads to another topic now
+            if queue.left_behind(delivery.topic):
                 if called:
                     queue.ring_soon()
                 raise _Moved(deadline - loop.time(), command)
@@ -398,6 +409,8 @@ class ConsumerQueues:
                 if queue.dropped:
                     raise _dropped(queue.topic)
                 empty, delivery = delivery, await self._db.aexecute(query, principal)
+                if delivery.topic.id != queue.topic.id:
+                    return empty  # an offset says nothing in the topic that the name leads to now
                 if caller.changed:
                     if not await caller.is_same():
                         return empty
@@ -424,7 +437,7 @@ class ConsumerQueues:
             return None
         if partition is not None and not 0 <= partition < topic.partitions:
             return None
-        key = (topic.id, partition, group)
+        key = (topic.id, partition, group, topic.partitions)
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = ConsumerQueue(self._db, topic, partition, group)

@@ -154,7 +154,10 @@ class Channel:
         if not new:
             return (Frame(event),)
         if at not in data:
-            data[at] = Frame(self._encoding.event([self._encoding.rendered(entry) for entry in new]))
+            bodies = [self._encoding.rendered(entry) for entry in new]
+            if self._encoding.sparse:
+                bodies = list(filter(None, bodies))
+            data[at] = Frame(self._encoding.event(bodies) if bodies else b"")
         if len(data[at].data) <= JOIN_BYTES_MAX:
             return (Frame(data[at].data + event),)
         return (data[at], Frame(event))

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -19,8 +18,10 @@ from tailrace import limits
 from tailrace.access import Principal
 from tailrace.database import Database
 from tailrace.errors import NotFound
+from tailrace.http import feed_filter
+from tailrace.http.feed_filter import FeedFilter
 from tailrace.http.message import Answer, Headers, Request, Response
-from tailrace.http.reading import FeedSlice
+from tailrace.http.reading import PARAMETERS, FeedSlice
 from tailrace.http.sse import JsonEncoding
 from tailrace.log import segments
 from tailrace.log.entry import Entry, Segment
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from tailrace.http.services import Services
 
 PARTITION_DIGITS_MAX: Final = 9
+READ_PARAMETERS: Final = (*PARAMETERS, feed_filter.PARAMETER)
 CONTENT_TYPE: Final = "application/json"
 TURN_BYTES: Final = 64 * limits.KiB  # of entries; more are made JSON in several turns of the event loop
 
@@ -100,21 +102,26 @@ class MessagesEncoding(JsonEncoding):
 
     live_bytes_max = TURN_BYTES
 
-    def __init__(self, topic: Topic, partition: int) -> None:
+    def __init__(self, topic: Topic, partition: int, where: FeedFilter | None = None) -> None:
         self._topic = str(topic.id)
         self._partition = partition
+        self._where = where
+        self.sparse = where is not None
 
     def rendered(self, entry: Entry) -> bytes:
+        if self._where is not None and not self._where.takes_message(opened(entry.body)):
+            return b""
         return rendered(entry, self._topic, self._partition)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, MessagesEncoding) and (self._topic, self._partition) == (
-            other._topic,
-            other._partition,
-        )
+        return isinstance(other, MessagesEncoding) and self._identity == other._identity
 
     def __hash__(self) -> int:
-        return hash((self._topic, self._partition))
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[str, int, FeedFilter | None]:
+        return self._topic, self._partition, self._where
 
 
 class PartitionFeed:
@@ -122,7 +129,10 @@ class PartitionFeed:
 
     renew_s = math.inf
 
-    def __init__(self, db: Database, principal: Principal, topic: str, partition: int) -> None:
+    def __init__(
+        self, db: Database, principal: Principal, topic: str, partition: int, where: FeedFilter | None = None
+    ) -> None:
+        self._where = where
         self._db = db
         self.principal = principal
         self.slice_bytes = limits.SLICE_BYTES
@@ -132,28 +142,30 @@ class PartitionFeed:
     async def read(self, position: int | None, bytes_max: int) -> FeedSlice:
         query = ReadPartition(self._topic, self._partition, position, bytes_max, limits.SLICE_ENTRIES)
         run = await self._db.aexecute(query, self.principal)
-        encoding = MessagesEncoding(run.topic, self._partition)
+        encoding = MessagesEncoding(run.topic, self._partition, self._where)
         bodies, left = [], TURN_BYTES
         for entry in run.entries:
             if left <= 0:
                 await asyncio.sleep(0)
                 left = TURN_BYTES
             left -= len(entry.body)
-            bodies.append(encoding.rendered(entry))
+            body = encoding.rendered(entry)
+            if body:
+                bodies.append(body)
         return FeedSlice(run.log.id, CONTENT_TYPE, encoding, run.position, bodies, run.next, run.log.next, False)
 
     async def describe(self) -> FeedSlice:
         run = await self._db.aexecute(DescribePartition(self._topic, self._partition), self.principal)
         tail = run.log.next
-        encoding = MessagesEncoding(run.topic, self._partition)
+        encoding = MessagesEncoding(run.topic, self._partition, self._where)
         return FeedSlice(run.log.id, CONTENT_TYPE, encoding, tail, [], tail, tail, False)
 
 
-def read(
-    services: Services, request: Request, principal: Principal, topic: str, partition: str
-) -> Coroutine[Any, Any, Answer]:
-    """A page, a long-poll or an event stream."""
-    return services.reading.answer(request, PartitionFeed(services.db, principal, topic, partition_number(partition)))
+async def read(services: Services, request: Request, principal: Principal, topic: str, partition: str) -> Answer:
+    """A page, a long-poll or an event stream; with `where`, of the messages for which it is true."""
+    number = partition_number(partition)
+    where = await feed_filter.requested(request)
+    return await services.reading.answer(request, PartitionFeed(services.db, principal, topic, number, where))
 
 
 def parse_head(request: Request, topic: str, partition: str) -> DescribePartition:

@@ -140,7 +140,9 @@ class Reading:
             return piece
         bodies = list(piece.bodies)
         left = self._page_bytes - sum(map(len, bodies))
-        while left > 0 and len(bodies) < limits.PAGE_ENTRIES and not piece.at_tail:
+        slices = limits.FEED_FILTER_SLICES if piece.encoding.sparse else limits.PAGE_ENTRIES
+        while left > 0 and len(bodies) < limits.PAGE_ENTRIES and slices > 0 and not piece.at_tail:
+            slices -= 1
             await asyncio.sleep(0)
             try:
                 more = await feed.read(piece.next, min(feed.slice_bytes, left))
@@ -158,7 +160,7 @@ class Reading:
 
     async def _long_poll(self, request: Request, feed: Feed, parameters: ReadParameters) -> Response:
         piece = await (feed.describe() if parameters.offset == NOW else self._page(feed, parameters.position))
-        if not piece.bodies and not piece.ended:
+        if not piece.bodies and piece.at_tail and not piece.ended:
             piece = await self._wait(request, feed, piece)
         cursor = (b"stream-cursor", b"%d" % cursors.following(self._clock.now_ms(), parameters.cursor))
         if piece.bodies:
@@ -186,6 +188,8 @@ class Reading:
                 left = deadline - loop.time()
                 if piece.bodies or piece.ended or left <= 0 or self._live.stopping:
                     return piece
+                if not piece.at_tail:
+                    continue  # the reader's filter left nothing of what was read
                 await watch.wait(min(left, feed.renew_s))  # a reader that waits keeps the log alive
                 await self._live.turns.take(watch.new_bytes)
                 watch.new_bytes = 0
@@ -237,7 +241,7 @@ class Reading:
                 try:
                     # What was committed between the read and the join is found by reading once more.
                     piece = await feed.read(piece.next, limits.SLICE_BYTES)
-                    if reader.position > piece.position or not (piece.bodies or piece.ended):
+                    if reader.position > piece.position or not (piece.bodies or piece.ended or not piece.at_tail):
                         del piece
                         # Until the log has ended, or it is time for the reader to reconnect.
                         until = loop.time() + self._live.recycle_s()

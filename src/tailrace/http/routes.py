@@ -269,13 +269,14 @@ ROUTES: Final[tuple[Route, ...]] = (
     _row(
         "GET", _PARTITION, "Read a partition: a page, a long-poll, an event stream, or a range as Arrow.", "topics",
         answer=partitions.read, arrow=_arrow(bulk.partition, *bulk.RANGE_PARAMETERS), permissions=CONSUME,
-        types=ANY_TYPE, query=reading.PARAMETERS, response=(list[partitions.WireMessage], EVENTS), more=(204, 304),
+        types=ANY_TYPE, query=partitions.READ_PARAMETERS, response=(list[partitions.WireMessage], EVENTS),
+        more=(204, 304),
     ),
     _row(
         "HEAD", _PARTITION, "Describe a partition in header fields.", "topics",
         parse=partitions.parse_head, render=partitions.render_head,
         arrow=_arrow(bulk.partition, *bulk.RANGE_PARAMETERS), permissions=CONSUME, types=ANY_TYPE,
-        query=reading.PARAMETERS,
+        query=partitions.READ_PARAMETERS,
     ),
     # -- SQL and the DynamoDB API
     _row(

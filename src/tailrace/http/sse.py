@@ -35,6 +35,7 @@ class Encoding:
     separator = b""
     # Of what one commit appended: readers of more ask the feed, which may take its time, and are sent it in slices.
     live_bytes_max: int = limits.EVENT_BYTES
+    sparse = False  # whether an entry may be rendered to nothing, because the reader filters
 
     def rendered(self, entry: Entry) -> bytes:
         """The entry as a feed renders it: live readers are sent committed entries without reading the feed."""

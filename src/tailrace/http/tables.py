@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,8 +19,10 @@ from tailrace import limits
 from tailrace.access import Principal
 from tailrace.database import Database
 from tailrace.errors import Invalid
+from tailrace.http import feed_filter
 from tailrace.http.codec import parameters_of, rfc3339
 from tailrace.http.dynamodb.offload import OffloadPool
+from tailrace.http.feed_filter import FeedFilter
 from tailrace.http.message import Answer, Headers, Request, Response
 from tailrace.http.reading import PARAMETERS, FeedSlice, whole
 from tailrace.http.sse import JsonEncoding
@@ -33,7 +35,7 @@ from tailrace.tables.change_reading import ReadEntries
 if TYPE_CHECKING:
     from tailrace.http.services import Services
 
-READ_PARAMETERS: Final = (*PARAMETERS, "label", "values", "after_sequence", "limit")
+READ_PARAMETERS: Final = (*PARAMETERS, "label", "values", "after_sequence", "limit", feed_filter.PARAMETER)
 CONTENT_TYPE: Final = "application/json"
 OFFLOAD_BYTES: Final = 64 * limits.KiB  # of entries; more are made JSON in a thread
 
@@ -67,8 +69,8 @@ def typed(item: dict[str, Any]) -> Any:
     return item
 
 
-def rendered(entry: Entry, table: str, convert: Convert) -> bytes:
-    """The entry with JSON messages for a body, commas between them.
+def rendered(entry: Entry, table: str, convert: Convert, where: FeedFilter | None = None) -> bytes:
+    """The entry with JSON messages for a body, commas between them; of records for which the filter is true.
 
     Record by record: decoding and encoding are calls that nothing interrupts, and a transaction may be large."""
     at = rfc3339(entry.at_ms)
@@ -77,6 +79,8 @@ def rendered(entry: Entry, table: str, convert: Convert) -> bytes:
     messages = []
     for index, raw in enumerate(found.records):
         record = change.record(raw)
+        if where is not None and not where.takes_change(record, found.by):
+            continue
         message = ChangeMessage(
             sequence,
             index,
@@ -93,8 +97,9 @@ def rendered(entry: Entry, table: str, convert: Convert) -> bytes:
     return b",".join(messages)
 
 
-def _all_rendered(entries: list[Entry], table: str, convert: Convert) -> list[bytes]:
-    return [rendered(entry, table, convert) for entry in entries]
+def _all_rendered(entries: list[Entry], table: str, convert: Convert, where: FeedFilter | None) -> list[bytes]:
+    bodies = [rendered(entry, table, convert, where) for entry in entries]
+    return bodies if where is None else list(filter(None, bodies))
 
 
 class ChangesEncoding(JsonEncoding):
@@ -102,18 +107,18 @@ class ChangesEncoding(JsonEncoding):
 
     live_bytes_max = OFFLOAD_BYTES
 
-    def __init__(self, table: str, convert: Convert) -> None:
-        self.table = table
-        self.convert = convert
+    def __init__(self, table: str, convert: Convert, where: FeedFilter | None = None) -> None:
+        self._identity = (table, convert, where)
+        self.sparse = where is not None
 
     def rendered(self, entry: Entry) -> bytes:
-        return rendered(entry, self.table, self.convert)
+        return rendered(entry, *self._identity)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ChangesEncoding) and (self.table, self.convert) == (other.table, other.convert)
+        return isinstance(other, ChangesEncoding) and self._identity == other._identity
 
     def __hash__(self) -> int:
-        return hash((self.table, self.convert))
+        return hash(self._identity)
 
 
 class TableFeed:
@@ -122,8 +127,16 @@ class TableFeed:
     renew_s = math.inf
 
     def __init__(
-        self, db: Database, workers: OffloadPool, principal: Principal, name: str, label: str | None, convert: Convert
+        self,
+        db: Database,
+        workers: OffloadPool,
+        principal: Principal,
+        name: str,
+        label: str | None,
+        convert: Convert,
+        where: FeedFilter | None = None,
     ) -> None:
+        self._where = where
         self._db = db
         self._workers = workers
         self.principal = principal
@@ -136,10 +149,10 @@ class TableFeed:
         query = ReadEntries(self._name, self._label, position, bytes_max, limits.SLICE_ENTRIES)
         run = await self._db.aexecute(query, self.principal)
         size = sum(len(entry.body) for entry in run.entries)
-        work = partial(_all_rendered, run.entries, run.stream.name, self._convert)
+        work = partial(_all_rendered, run.entries, run.stream.name, self._convert, self._where)
         bodies = work() if size <= OFFLOAD_BYTES else await self._workers.run(work, size)
         closed = run.stream.closed_ms is not None
-        encoding = ChangesEncoding(run.stream.name, self._convert)
+        encoding = ChangesEncoding(run.stream.name, self._convert, self._where)
         return FeedSlice(run.log.id, CONTENT_TYPE, encoding, run.position, bodies, run.next, run.log.next, closed)
 
     async def records(self, position: int | None, limit: int) -> FeedSlice:
@@ -164,25 +177,29 @@ class TableFeed:
             await asyncio.sleep(0)
         tail = run.log.next
         bodies = await self._workers.run(
-            partial(_all_rendered, found, run.stream.name, self._convert), sum(len(entry.body) for entry in found)
+            partial(_all_rendered, found, run.stream.name, self._convert, self._where),
+            sum(len(entry.body) for entry in found),
         )
         first, after = (found[0].position, found[-1].next) if found else (tail, tail)
-        encoding = ChangesEncoding(run.stream.name, self._convert)
+        encoding = ChangesEncoding(run.stream.name, self._convert, self._where)
         closed = run.stream.closed_ms is not None
         return FeedSlice(run.log.id, CONTENT_TYPE, encoding, first, bodies, after, tail, closed)
 
     async def describe(self) -> FeedSlice:
         info = await self._db.aexecute(FindStreamBounds(self._name, self._label), self.principal)
         tail = info.log.next
-        encoding = ChangesEncoding(info.stream.name, self._convert)
+        encoding = ChangesEncoding(info.stream.name, self._convert, self._where)
         return FeedSlice(info.log.id, CONTENT_TYPE, encoding, tail, [], tail, tail, not info.enabled)
 
 
-def read(services: Services, request: Request, principal: Principal, name: str) -> Coroutine[Any, Any, Answer]:
-    """A page, a long-poll or an event stream; or records after a sequence."""
+async def read(services: Services, request: Request, principal: Principal, name: str) -> Answer:
+    """A page, a long-poll or an event stream; or records after a sequence. With `where`, of the records for which it is
+    true."""
     label, as_typed, poll = _parameters(request)
-    feed = TableFeed(services.db, services.change_workers, principal, name, label, typed if as_typed else plain)
-    return services.reading.answer(request, feed) if poll is None else _polled(feed, *poll)
+    where = await feed_filter.requested(request)
+    convert = typed if as_typed else plain
+    feed = TableFeed(services.db, services.change_workers, principal, name, label, convert, where)
+    return await (services.reading.answer(request, feed) if poll is None else _polled(feed, *poll))
 
 
 def parse_head(request: Request, name: str) -> FindStreamBounds:

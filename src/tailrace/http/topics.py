@@ -135,6 +135,8 @@ class RouteResponse(msgspec.Struct, kw_only=True):
     payload_mode: str
     filter: str | None
     partition_by: str | None
+    name: str | None
+    backfill: bool  # rows that were there before the route are still being sent
 
 
 class TopicDetailResponse(TopicResponse, kw_only=True):
@@ -353,4 +355,6 @@ def _route(info: RouteInfo) -> RouteResponse:
         payload_mode=MODES[route.mode],
         filter=route.filter,
         partition_by=route.partition_by,
+        name=route.name,
+        backfill=bool(route.backfill),
     )

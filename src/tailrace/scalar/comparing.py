@@ -11,12 +11,15 @@ from typing import Any, Final
 
 from sqlglot import exp
 
+from tailrace.scalar import regular
+from tailrace.scalar.moments import as_moment
 from tailrace.scalar.pattern import BadPattern, matcher
 from tailrace.scalar.problem import TextOrigin, shown
 from tailrace.scalar.runtime import text_of
 from tailrace.scalar.term import (
     ATTRIBUTE,
     BOOL,
+    MOMENT,
     NULL,
     NUMBER,
     TEXT,
@@ -49,6 +52,8 @@ class ComparisonCompiler:
         if a.constant and not b.constant:
             a, b, operator = b, a, _MIRRORED[operator]
         kind = a.kind if a.sure and a.kind else b.kind if b.sure else None
+        if MOMENT in (a.kind, b.kind):
+            kind = MOMENT
         if kind is None:
             return self._by_values(node, operator, a, b)
         if operator in ("==", "!=") and b.constant and a.raw is not None:
@@ -101,6 +106,8 @@ class ComparisonCompiler:
         self.check(node, a, b)
         if a.kind == NULL or b.kind == NULL:
             return self.is_null(node, b if a.kind == NULL else a)
+        if MOMENT in (a.kind, b.kind):
+            return self.certain(node, f"same({of_kind(a, MOMENT)}, {of_kind(b, MOMENT)})")
         if a.raw is not None and b.raw is not None:
             return self.certain(node, f"same_raw({a.raw}, {b.raw})")
         return self.certain(node, f"same({a.value}, {b.value})")
@@ -123,7 +130,7 @@ class ComparisonCompiler:
         if term.kind == NULL:
             return unknown(node)
         kinds = {option.kind for option in options} - {NULL}
-        if len(kinds) == 1 and all(option.constant for option in options):
+        if term.kind != MOMENT and len(kinds) == 1 and all(option.constant for option in options):
             return self._among_constants(node, term, options, kinds.pop() or "")
         held = self._names.temporary()
         # The held value is loaded once, and compared with each option.
@@ -153,6 +160,7 @@ class ComparisonCompiler:
         """`term BETWEEN low AND high`."""
         held = self._names.temporary()
         sure = next((part.kind for part in (term, low, high) if part.sure and part.kind not in (None, NULL)), None)
+        sure = MOMENT if MOMENT in (term.kind, low.kind, high.kind) else sure
         self.check(node, term, low)
         self.check(node, term, high)
         if sure is not None:
@@ -187,6 +195,27 @@ class ComparisonCompiler:
             f"({known} and not {matches}({held}))",
         )
 
+    def matches(self, node: exp.Expr, term: Term, wanted: Term, *, fold: bool, whole: bool) -> Term:
+        """Whether the term has a match of the regular expression `wanted`: somewhere, or as a `whole`."""
+        self.expect(term, TEXT, "a regular expression")
+        self.expect(wanted, TEXT, "a regular expression")
+        if NULL in (term.kind, wanted.kind):
+            return unknown(node)
+        if not wanted.constant:
+            raise self._origin.error_at("a regular expression is written as a text in quotes", wanted.node)
+        try:
+            found = self._names.bind(regular.search(wanted.content, fold=fold, whole=whole))
+        except BadPattern as error:
+            raise self._origin.error_at(f"{error}: {_shown(repr(wanted.content))}", node) from None
+        held = self._names.temporary()
+        known = f"({held} := {of_kind(term, TEXT)}) is not None"
+        return truth(
+            node,
+            f"({found}({held}) if {known} else None)",
+            f"({known} and {found}({held}))",
+            f"({known} and not {found}({held}))",
+        )
+
     def boolean(self, term: Term, where: str) -> Term:
         """The term as a condition."""
         if term.kind == NULL or (term.kind == BOOL and term.sure):
@@ -199,10 +228,21 @@ class ComparisonCompiler:
 
     def check(self, node: exp.Expr, a: Term, b: Term) -> None:
         """Refuse a comparison of two kinds, which is never true."""
-        if a.kind != b.kind and a.kind not in (None, NULL) and b.kind not in (None, NULL):
+        if {a.kind, b.kind} == {TEXT, MOMENT}:
+            self._check_moment(a if a.kind == TEXT else b)
+        elif a.kind != b.kind and a.kind not in (None, NULL) and b.kind not in (None, NULL):
             raise self._origin.error_at(
                 f"cannot compare {described(a)} with {described(b)}: their types differ; CAST one of them",
                 node,
+                code="KIND_MISMATCH",
+            )
+
+    def _check_moment(self, term: Term) -> None:
+        """Refuse a text that is compared with a timestamp and is none."""
+        if term.constant and as_moment(term.content) is None:
+            raise self._origin.error_at(
+                f"{described(term)} is not a timestamp; write it as in '2026-01-28 12:00:00'",
+                term.node,
                 code="KIND_MISMATCH",
             )
 

@@ -243,6 +243,8 @@ class Compiler:
                 parts.append(node.expression)
             elif isinstance(node, exp.Bracket) and len(node.expressions) == 1:
                 parts.append(self._key(node, node.expressions[0]))
+            elif isinstance(node, exp.JSONExtract):
+                parts.extend(reversed(self._json_path(node)))
             else:
                 raise self.unsupported(node)
             if len(parts) > DEPTH_MAX:
@@ -251,6 +253,27 @@ class Compiler:
         if node.args.get("join_mark") or not all(isinstance(part, exp.Identifier) for part in node.parts):
             raise self.unsupported(node)
         return [*node.parts, *reversed(parts)]
+
+    def _json_path(self, node: exp.Expr) -> list[str | int]:
+        """The steps of a JSON path, as in `doc -> 'a'` and `json_extract(doc, '$.a[0]')`."""
+        path = node.expression
+        steps = path.expressions if isinstance(path, exp.JSONPath) else ()
+        found: list[str | int] = []
+        for step in steps:
+            if (isinstance(step, exp.JSONPathKey) and isinstance(step.this, str)) or (
+                isinstance(step, exp.JSONPathSubscript) and isinstance(step.this, int) and step.this >= 0
+            ):
+                found.append(step.this)
+            elif not isinstance(step, exp.JSONPathRoot):
+                raise self.error("a JSON path has names and positions alone, as in '$.lines[0].sku'", node)
+        if not found:
+            raise self.error("a JSON path is a text in quotes, as in '$.lines[0].sku'", node)
+        return found
+
+    def _json_text(self, node: exp.Expr) -> Term:
+        """`doc ->> 'a'`: the text at a JSON path."""
+        found = exp.JSONExtract(this=node.this, expression=node.expression)
+        return Term(node, f"to_text({self._column(found).value})", TEXT, sure=True)
 
     def _key(self, node: exp.Expr, key: exp.Expr) -> str | int:
         if isinstance(key, exp.Literal):
@@ -484,6 +507,8 @@ _HANDLERS: Final[dict[type[exp.Expr], Callable[[Compiler, exp.Expr], Term]]] = {
     exp.Column: Compiler._column,
     exp.Dot: Compiler._column,
     exp.Bracket: Compiler._column,
+    exp.JSONExtract: Compiler._column,
+    exp.JSONExtractScalar: Compiler._json_text,
     exp.And: Compiler._and,
     exp.Or: Compiler._or,
     exp.Not: Compiler._not,

@@ -21,7 +21,7 @@ from tailrace.scalar.compiler import NEW, OLD, ROW, Compiler
 from tailrace.scalar.problem import ExpressionError, TextOrigin
 from tailrace.scalar.reading import TEXT_CHARACTERS_MAX, VALUE_CHARACTERS_MAX, read, too_deep
 from tailrace.scalar.runtime import parameter, settle
-from tailrace.scalar.term import Term
+from tailrace.scalar.term import MOMENT, Term
 from tailrace.tables.value import Item
 
 log = logging.getLogger(__name__)
@@ -169,6 +169,8 @@ def _value(
 ) -> ValueExpression:
     compiler = Compiler(columns, origin, before, exact=exact)
     term = _term(compiler, tree, lambda: compiler.term(tree))
+    if term.kind == MOMENT:
+        raise compiler.error("a timestamp is not stored as such; CAST it to TEXT", tree, code="KIND_MISMATCH")
     return ValueExpression(text, compiler, _quick(term) or _function(compiler, term, f"settle({term.value})"))
 
 

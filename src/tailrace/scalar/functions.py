@@ -9,8 +9,9 @@ from sqlglot import exp
 
 from tailrace.scalar import exact
 from tailrace.scalar.comparing import ComparisonCompiler
+from tailrace.scalar.moments import PARTS, as_day, as_moment
 from tailrace.scalar.problem import ExpressionError, shown
-from tailrace.scalar.term import BLOB, BOOL, NUMBER, TEXT, Bindings, Term, argument, truth
+from tailrace.scalar.term import BLOB, BOOL, MOMENT, NULL, NUMBER, TEXT, Bindings, Term, argument, of_kind, truth
 
 
 class FunctionCompiler(Protocol):
@@ -36,6 +37,7 @@ NAMES: Final = (
     "CONCAT",
     "CONTAINS",
     "ENDS_WITH",
+    "EXTRACT",
     "FLOOR",
     "GREATEST",
     "IF",
@@ -46,6 +48,7 @@ NAMES: Final = (
     "LTRIM",
     "MOD",
     "NULLIF",
+    "REGEXP_MATCHES",
     "REPLACE",
     "ROUND",
     "RTRIM",
@@ -85,6 +88,13 @@ _CASTS: Final[dict[str, tuple[str, str | None]]] = {
     "JSON": ("to_json", None),
 }
 _DECIMAL_DIGITS_MAX: Final = 38
+_MOMENTS: Final = {
+    "TIMESTAMP": "as_moment",
+    "TIMESTAMPNTZ": "as_moment",
+    "TIMESTAMPTZ": "as_moment",
+    "DATETIME": "as_moment",
+    "DATE": "as_day",
+}
 
 
 def _result(node: exp.Expr, source: str, kind: str | None) -> Term:
@@ -160,6 +170,12 @@ def _cast(compiler: FunctionCompiler, node: exp.Expr) -> Term:
     tries = exact.TRY if compiler.names.exact and isinstance(node, exp.TryCast) else ""
     term = compiler.term(this)
     name = to.this.name if isinstance(to.this, exp.DType) else str(to.this)
+    if name in _MOMENTS and not to.expressions:
+        return _cast_moment(compiler, node, term, _MOMENTS[name])
+    if term.kind == MOMENT:
+        if name not in ("TEXT", "VARCHAR", "CHAR"):
+            raise compiler.error("a timestamp is cast to TEXT alone; EXTRACT has its parts as numbers", node)
+        return Term(node, f"{'day' if _is_day(term.node) else 'moment'}_text({term.value})", TEXT, sure=True)
     details = [detail.this.name for detail in to.expressions if isinstance(detail, exp.DataTypeParam)]
     plain = len(details) == len(to.expressions) and not to.args.get("nested")
     if plain and name == "DECIMAL":
@@ -174,6 +190,47 @@ def _cast(compiler: FunctionCompiler, node: exp.Expr) -> Term:
         )
     runs, kind = _CASTS[name]
     return _result(node, f"{tries}{runs}({term.value})", kind)
+
+
+def _cast_moment(compiler: FunctionCompiler, node: exp.Expr, term: Term, runs: str) -> Term:
+    """CAST to TIMESTAMP or DATE; a constant, as in DATE '2026-01-28', is read once."""
+    if term.kind != MOMENT:
+        compiler.comparing.expect(term, TEXT, "CAST to a timestamp")
+    if term.constant and term.kind != NULL:
+        found = {"as_moment": as_moment, "as_day": as_day}[runs](term.content)
+        if found is None and not isinstance(node, exp.TryCast):
+            raise compiler.error(
+                f"{str(term.content)[:40]!r} is not a timestamp; write it as in '2026-01-28 12:00:00'", node
+            )
+        return Term(node, compiler.names.bind(found), MOMENT, sure=True)
+    return Term(node, f"{runs}({of_kind(term, MOMENT)})", MOMENT, sure=True)
+
+
+def _is_day(node: exp.Expr) -> bool:
+    return isinstance(node, exp.Cast) and isinstance(node.to.this, exp.DType) and node.to.this.name == "DATE"
+
+
+def _extract(compiler: FunctionCompiler, node: exp.Expr) -> Term:
+    part, this = compiler.take(node, "this", "expression")
+    name = part.name.upper()
+    if name not in PARTS:
+        raise compiler.error(f"EXTRACT has no part {name[:40]!r}; use {', '.join(PARTS)}", node)
+    term = compiler.term(this)
+    if term.kind != MOMENT:
+        compiler.comparing.expect(term, TEXT, "EXTRACT")
+    number = f"moment_part({compiler.names.bind(PARTS[name])}, {of_kind(term, MOMENT)})"
+    return Term(node, number, NUMBER, sure=True)
+
+
+def _matches(compiler: FunctionCompiler, node: exp.Expr) -> Term:
+    """REGEXP_MATCHES(text, pattern [, 'i']), text ~ pattern, and text SIMILAR TO pattern, which matches as a whole."""
+    flags = node.args.get("flag")
+    if flags is not None and not (isinstance(flags, exp.Literal) and flags.name in ("i", "c")):
+        raise compiler.error("the option of a regular expression is 'i', regardless of case, or 'c'", node)
+    term, wanted = compiler.term(node.this), compiler.term(node.expression)
+    whole = isinstance(node, exp.SimilarTo)
+    fold = isinstance(node, exp.RegexpILike) or (flags is not None and flags.name == "i")
+    return compiler.comparing.matches(node, term, wanted, fold=fold, whole=whole)
 
 
 def _cast_decimal(compiler: FunctionCompiler, node: exp.Expr, term: Term, details: list[str], tries: str) -> Term:
@@ -204,4 +261,8 @@ HANDLERS: Final[dict[type[exp.Expr], Handler]] = {
     exp.Least: _extreme,
     exp.Cast: _cast,
     exp.TryCast: _cast,
+    exp.Extract: _extract,
+    exp.RegexpLike: _matches,
+    exp.RegexpILike: _matches,
+    exp.SimilarTo: _matches,
 }

@@ -15,23 +15,24 @@ from typing import Any, Final
 
 from sqlglot import exp
 
-from tailrace.scalar import exact, runtime
+from tailrace.scalar import exact, moments, runtime
 
 BOOL: Final = "boolean"
 NUMBER: Final = "number"
 TEXT: Final = "text"
 BLOB: Final = "binary"
+MOMENT: Final = "timestamp"  # never stored: in an item it is a text
 NULL: Final = "null"
 
 # The type tag of a kind in typed values, and the runtime function that checks a plain value for it.
 ATTRIBUTE: Final = {BOOL: "BOOL", NUMBER: "N", TEXT: "S", BLOB: "B"}
-CHECKS: Final = {BOOL: "as_boolean", NUMBER: "as_number", TEXT: "as_text", BLOB: "as_blob"}
+CHECKS: Final = {BOOL: "as_boolean", NUMBER: "as_number", TEXT: "as_text", BLOB: "as_blob", MOMENT: "as_moment"}
 
 _RUNTIME: Final[dict[str, Any]] = {
     name: content
     for name, content in vars(runtime).items()
     if not name.startswith("_") and (name == "EMPTY" or getattr(content, "__module__", "") == runtime.__name__)
-}
+} | moments.FUNCTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,8 @@ def of_kind(term: Term, kind: str) -> str:
     if term.sure and term.kind == kind:
         return term.value
     if term.raw is not None:
-        tagged = f"{term.raw}.get({ATTRIBUTE[kind]!r})"
-        return f"number_of({tagged})" if kind == NUMBER else tagged
+        tagged = f"{term.raw}.get({ATTRIBUTE[TEXT if kind == MOMENT else kind]!r})"
+        return f"number_of({tagged})" if kind == NUMBER else f"as_moment({tagged})" if kind == MOMENT else tagged
     return f"{CHECKS[kind]}({term.value})"
 
 

@@ -109,10 +109,13 @@ class AddSourceStatement(Statement, frozen=True, kw_only=True):
 
     topic: str
     table: str
-    event: int  # 0 insert, 1 update, 2 delete
+    events: tuple[int, ...]  # 0 insert, 1 update, 2 delete
+    name: str | None = None
+    replace: bool = False
     where: Expression | None = None
     partition_by: Expression | None = None
     mode: int = 0  # 0 key, 1 full, 2 diff
+    backfill: bool = False
 
 
 class DropSourceStatement(Statement, frozen=True, kw_only=True):
@@ -120,7 +123,8 @@ class DropSourceStatement(Statement, frozen=True, kw_only=True):
 
     topic: str
     table: str
-    event: int | None = None
+    name: str | None = None
+    events: tuple[int, ...] | None = None
 
 
 class SetTopicStatement(Statement, frozen=True, kw_only=True):
@@ -128,6 +132,21 @@ class SetTopicStatement(Statement, frozen=True, kw_only=True):
 
     name: str
     settings: TopicSettings
+
+
+class SetAliasStatement(Statement, frozen=True, kw_only=True):
+    title = "ALTER TOPIC SET ALIAS"
+
+    name: str
+    alias: str | None
+    force: bool = False
+
+
+class AddPartitionsStatement(Statement, frozen=True, kw_only=True):
+    title = "ALTER TOPIC SET PARTITIONS"
+
+    name: str
+    partitions: int  # in all
 
 
 class ClearTopicStatement(Statement, frozen=True, kw_only=True):
@@ -171,7 +190,8 @@ class LeaseStatement(Statement, frozen=True, kw_only=True):
 class AckStatement(LeaseStatement, frozen=True, kw_only=True):
     title = "ACK"
 
-    upto: int
+    upto: int | None = None
+    offsets: tuple[int, ...] = ()
 
 
 class NackStatement(LeaseStatement, frozen=True, kw_only=True):

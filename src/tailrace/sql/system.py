@@ -62,6 +62,8 @@ def _route(info: RouteInfo) -> dict[str, Any]:
         "payload_mode": MODES[route.mode],
         "filter_expr": route.filter,
         "partition_key_expr": route.partition_by,
+        "name": route.name,
+        "backfill": bool(route.backfill),
     }
 
 
@@ -170,7 +172,7 @@ SYSTEM_TABLES: Final[dict[str, SystemTable]] = {
     "topic_routes": SystemTable(
         (
             ("topic_id", TEXT), ("topic", TEXT), ("table_id", TEXT), ("op", TEXT), ("payload_mode", TEXT),
-            ("filter_expr", TEXT), ("partition_key_expr", TEXT),
+            ("filter_expr", TEXT), ("partition_key_expr", TEXT), ("name", TEXT), ("backfill", BOOLEAN),
         ),
         _routes,
     ),

@@ -104,20 +104,42 @@ def alter_topic(tokens: Tokens, location: Location) -> ast.Statement:
     name = tokens.name("the name of the topic")
     match tokens.one_of("ADD", "DROP", "SET"):
         case "ADD":
+            replace = tokens.accept("OR", "REPLACE")
             tokens.expect("SOURCE")
-            return _add_source(tokens, name, location)
+            return _add_source(tokens, name, replace, location)
         case "DROP":
             tokens.expect("SOURCE")
             table = tokens.name("the name of the table")
-            event = EVENTS.index(tokens.one_of(*EVENTS)) if tokens.accept("ON") else None
-            return ast.DropSourceStatement(topic=name, table=table, event=event, **location)
+            source = tokens.name("the name of the source") if tokens.accept("AS") else None
+            events = _events(tokens) if tokens.accept("ON") else None
+            return ast.DropSourceStatement(topic=name, table=table, name=source, events=events, **location)
+    if tokens.accept("ALIAS"):
+        alias = None if tokens.accept("NULL") else tokens.name("the alias")
+        force = tokens.accept("FORCE")
+        return ast.SetAliasStatement(name=name, alias=alias, force=force, **location)
+    if tokens.accept("PARTITIONS"):
+        return ast.AddPartitionsStatement(name=name, partitions=tokens.integer("the number of partitions"), **location)
     return ast.SetTopicStatement(name=name, settings=_topic_settings(tokens), **location)
 
 
-def _add_source(tokens: Tokens, topic: str, location: Location) -> ast.Statement:
+def _events(tokens: Tokens) -> tuple[int, ...]:
+    """One event, or several: `INSERT, UPDATE` or `INSERT OR UPDATE`."""
+    found = [EVENTS.index(tokens.one_of(*EVENTS))]
+    while tokens.accept(",") or tokens.accept("OR"):
+        token = tokens.next
+        found.append(EVENTS.index(tokens.one_of(*EVENTS)))
+        if found[-1] in found[:-1]:
+            raise tokens.error(f"{EVENTS[found[-1]]} is given twice", token)
+    return tuple(found)
+
+
+def _add_source(tokens: Tokens, topic: str, replace: bool, location: Location) -> ast.Statement:
     table = tokens.name("the name of the table")
+    name = tokens.name("the name of the source") if tokens.accept("AS") else None
+    if replace and name is None:
+        tokens.fail("AS and the name of the source that is replaced")
     tokens.expect("ON")
-    event = EVENTS.index(tokens.one_of(*EVENTS))
+    events = _events(tokens)
 
     def stops() -> bool:
         return tokens.sees("PARTITION", "BY") or tokens.sees("WITH", "(")
@@ -141,10 +163,18 @@ def _add_source(tokens: Tokens, topic: str, location: Location) -> ast.Statement
         {
             "WHERE": ("where", where),
             "PARTITION": ("partition_by", partition_by),
-            "WITH": ("mode", lambda: settings(tokens, {"payload": mode})["payload"]),
+            "WITH": ("settings", lambda: settings(tokens, {"payload": mode, "backfill": lambda: _truth(tokens)})),
         },
     )
-    return ast.AddSourceStatement(topic=topic, table=table, event=event, **given, **location)
+    chosen = given.pop("settings", {})
+    return ast.AddSourceStatement(
+        topic=topic, table=table, events=events, name=name, replace=replace, mode=chosen.get("payload", 0),
+        backfill=chosen.get("backfill", False), **given, **location,
+    )  # fmt: skip
+
+
+def _truth(tokens: Tokens) -> bool:
+    return tokens.one_of("TRUE", "FALSE") == "TRUE"
 
 
 def _unbound(tokens: Tokens, read: Callable[[], ast.Expression]) -> ast.Expression:
@@ -294,7 +324,24 @@ def ack(tokens: Tokens, location: Location) -> ast.Statement:
         tokens.expect("OFFSET")
         return tokens.integer("the offset", 0, limits.POSITION_MAX)
 
-    return _lease(tokens, {"UPTO": ("upto", upto)}, "UPTO", ast.AckStatement, location)
+    def offsets() -> tuple[int, ...]:
+        tokens.expect("(")
+        found = [tokens.integer("an offset", 0, limits.POSITION_MAX)]
+        while tokens.accept(","):
+            if len(found) >= limits.CONSUME_MESSAGES_MAX:
+                raise tokens.error(f"an ACK can have at most {limits.CONSUME_MESSAGES_MAX} offsets")
+            found.append(tokens.integer("an offset", 0, limits.POSITION_MAX))
+        tokens.expect(")")
+        return tuple(found)
+
+    readers: Readers = {"UPTO": ("upto", upto), "OFFSETS": ("offsets", offsets)}
+    statement = _lease(tokens, readers, "", ast.AckStatement, location)
+    assert isinstance(statement, ast.AckStatement)
+    if (statement.upto is None) == (not statement.offsets):
+        if statement.upto is None:
+            tokens.fail("UPTO", "OFFSETS")
+        raise tokens.error("an ACK has UPTO OFFSET or OFFSETS, not both")
+    return statement
 
 
 def nack(tokens: Tokens, location: Location) -> ast.Statement:

@@ -10,12 +10,14 @@ from typing import Any, Final
 import msgspec
 
 from tailrace import limits, scalar
+from tailrace.jobs.partitions import AddPartitions
 from tailrace.sql import statements as ast
 from tailrace.sql.result import Execute, Result, counted, done, table
 from tailrace.streams.producer import ProducerClaim
 from tailrace.tables.operations import FindTable
 from tailrace.topics import commands, consuming, queries
 from tailrace.topics.group import StartPoint
+from tailrace.topics.router import columns_of
 from tailrace.topics.topic import MODES, OPERATIONS, DeliveredMessage, Topic
 
 EVENTS: Final = ("INSERT", "UPDATE", "DELETE")
@@ -56,7 +58,7 @@ def drop_topic(execute: Execute, statement: ast.DropTopicStatement) -> Result:
 
 def add_source(execute: Execute, statement: ast.AddSourceStatement) -> Result:
     # Checked here so that errors have their location in the text; the command checks again, inside the transaction.
-    columns = execute(FindTable(statement.table)).column_kinds
+    columns = columns_of(execute(FindTable(statement.table)))
     if statement.where is not None:
         scalar.condition(
             statement.where.text, columns=columns, line=statement.where.line, column=statement.where.column
@@ -67,26 +69,44 @@ def add_source(execute: Execute, statement: ast.AddSourceStatement) -> Result:
     command = commands.AddSource(
         statement.topic,
         statement.table,
-        statement.event,
+        statement.events,
         None if statement.where is None else statement.where.text,
         None if statement.partition_by is None else statement.partition_by.text,
         statement.mode,
+        statement.name,
+        statement.replace,
+        statement.backfill,
     )
-    execute(command)
-    return done(
-        statement.title,
-        f"topic {statement.topic} gets each {EVENTS[statement.event]} of table {statement.table} from now on",
-    )
+    made = execute(command)
+    events = " and ".join(EVENTS[event] for event in statement.events)
+    message = f"topic {statement.topic} gets each {events} of table {statement.table} from now on"
+    if any(route.backfill for route in made.routes):
+        message += ", and the rows that are there already"
+    if made.replaced:
+        message += f"; {counted(made.replaced, 'route')} replaced"
+    return done(statement.title, message, replaced=made.replaced)
 
 
 def drop_source(execute: Execute, statement: ast.DropSourceStatement) -> Result:
-    count = execute(commands.DropSource(statement.topic, statement.table, statement.event))
+    count = execute(commands.DropSource(statement.topic, statement.table, statement.events, statement.name))
     return done(statement.title, f"{counted(count, 'source')} of topic {statement.topic} dropped", dropped=count)
 
 
 def set_topic(execute: Execute, statement: ast.SetTopicStatement) -> Result:
     topic = execute(commands.AlterTopic(statement.name, _options(statement.settings)))
     return done(statement.title, f"topic {topic.name} changed")
+
+
+def set_alias(execute: Execute, statement: ast.SetAliasStatement) -> Result:
+    topic = execute(commands.AlterTopic(statement.name, commands.TopicOptions(alias=statement.alias), statement.force))
+    alias = "no alias" if topic.alias is None else f"the alias {topic.alias}"
+    return done(statement.title, f"topic {topic.name} has {alias}")
+
+
+def add_partitions(execute: Execute, statement: ast.AddPartitionsStatement) -> Result:
+    topic = execute(AddPartitions(statement.name, statement.partitions))
+    partitions = counted(topic.partitions, "partition")
+    return done(statement.title, f"topic {topic.name} has {partitions}", partitions=topic.partitions)
 
 
 def clear_topic(execute: Execute, statement: ast.ClearTopicStatement) -> Result:
@@ -164,11 +184,13 @@ def _message(topic: Topic, message: DeliveredMessage, lease: str | None) -> tupl
 
 
 def ack(execute: Execute, statement: ast.AckStatement) -> Result:
+    upto = max(statement.offsets) if statement.upto is None else statement.upto
     acked = execute(
         consuming.Ack(
-            statement.topic, statement.group, statement.upto, statement.partition, statement.consumer, statement.lease
+            statement.topic, statement.group, upto, statement.partition, statement.consumer, statement.lease,
+            statement.offsets,
         )
-    )
+    )  # fmt: skip
     return done(
         statement.title,
         f"{counted(acked.acked, 'message')} acknowledged; first unacknowledged offset: {acked.floor}",
@@ -307,6 +329,7 @@ def describe_topic(execute: Execute, statement: ast.DescribeTopicStatement) -> R
         ],
         sources=[
             {
+                "name": info.route.name,
                 "table": info.table,
                 "op": OPERATIONS[info.route.event],
                 "payload_mode": MODES[info.route.mode],
@@ -326,7 +349,10 @@ def _described(info: queries.RouteInfo) -> tuple[str, str]:
         clauses.append(f"WHERE {route.filter}")
     if route.partition_by is not None:
         clauses.append(f"PARTITION BY ({route.partition_by})")
-    return f"source {info.table} ON {EVENTS[route.event]}", ", ".join(clauses)
+    if route.backfill:
+        clauses.append("existing rows are being sent")
+    name = "" if route.name is None else f" AS {route.name}"
+    return f"source {info.table}{name} ON {EVENTS[route.event]}", ", ".join(clauses)
 
 
 RUN: Final[dict[type[ast.Statement], Callable[[Execute, Any], Result]]] = {
@@ -335,6 +361,8 @@ RUN: Final[dict[type[ast.Statement], Callable[[Execute, Any], Result]]] = {
     ast.AddSourceStatement: add_source,
     ast.DropSourceStatement: drop_source,
     ast.SetTopicStatement: set_topic,
+    ast.SetAliasStatement: set_alias,
+    ast.AddPartitionsStatement: add_partitions,
     ast.ClearTopicStatement: clear_topic,
     ast.PublishStatement: publish,
     ast.ConsumeStatement: consume,

@@ -197,7 +197,7 @@ CREATE TABLE topics (
   dead_letter INTEGER,
   created_ms INTEGER NOT NULL,
   created_by TEXT NOT NULL
-) STRICT;
+, added BLOB) STRICT;
 
 CREATE TABLE topic_names (
   name TEXT NOT NULL PRIMARY KEY,

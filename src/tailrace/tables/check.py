@@ -104,11 +104,16 @@ def _orders(definition: Definition) -> list[int]:
     return spaces if definition.ttl_space is None else [*spaces, definition.ttl_space]
 
 
+def _marks(definition: Definition) -> list[int]:
+    """The spaces of a table whose index entries mark items that a route has sent ahead of its backfill."""
+    return [route.backfill for route in definition.backfilled]
+
+
 def _check_spaces(reader: Reader, definitions: dict[str, Definition]) -> Iterator[str]:
     """A space has one owner, and rows only while it has an owner or waits to be purged."""
     owners: dict[int, str] = {}
     for definition in definitions.values():
-        for space in (*_item_spaces(definition), *_orders(definition)):
+        for space in (*_item_spaces(definition), *_orders(definition), *_marks(definition)):
             if space in owners:
                 yield f"tables {owners[space]!r} and {definition.name!r} share space {space}"
             owners[space] = definition.name
@@ -119,7 +124,7 @@ def _check_spaces(reader: Reader, definitions: dict[str, Definition]) -> Iterato
     for space in sorted(dropped & owners.keys()):
         yield f"space {space} is listed as dropped, but belongs to table {owners[space]!r}"
     items = {space for definition in definitions.values() for space in _item_spaces(definition)}
-    orders = {space for definition in definitions.values() for space in _orders(definition)}
+    orders = {space for each in definitions.values() for space in (*_orders(each), *_marks(each))}
     for table, known in ((ITEMS, items), (INDEX_ENTRIES, orders)):
         for space in _spaces(reader, table):
             if space not in known and space not in dropped:
@@ -138,12 +143,15 @@ def _spaces(reader: Reader, table: StorageTable[Any]) -> Iterator[int]:
 
 
 def _check_work(reader: Reader, definitions: dict[str, Definition]) -> Iterator[str]:
-    """The list of backfills has exactly the indexes that are being filled."""
+    """The list of backfills has exactly the indexes and routes that are being filled."""
     fills = {row.space: row.owner for row in reader.scan(BACKFILLS)}
     for space, owner in fills.items():
-        if owner not in definitions or space not in _orders(definitions[owner]):
-            yield f"backfill of space {space} for table {owner!r}, which has no such index"
+        if owner not in definitions or space not in (*_orders(definitions[owner]), *_marks(definitions[owner])):
+            yield f"backfill of space {space} for table {owner!r}, which has no such index or route"
     for definition in definitions.values():
+        for space in _marks(definition):
+            if space not in fills:
+                yield f"table {definition.name!r}: a route is to be backfilled by space {space}, which is not listed"
         for index in definition.indexes:
             if index.status != ACTIVE and index.space not in fills:
                 yield f"table {definition.name!r}: index {index.name!r} is {index.status} but not listed to be filled"

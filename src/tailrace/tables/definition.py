@@ -84,6 +84,8 @@ class TopicRoute(msgspec.Struct, frozen=True, dict=True):
     filter: str | None  # a condition in SQL; None: every change
     partition_by: str | None  # a value in SQL; None: the row's key
     mode: int  # 0 key, 1 full, 2 diff
+    name: str | None = None  # unique within the topic, but for the events that share it
+    backfill: int = 0  # while existing rows are sent: the space that marks those whose message was sent ahead of time
 
 
 class Definition(msgspec.Struct, frozen=True, dict=True):
@@ -129,6 +131,11 @@ class Definition(msgspec.Struct, frozen=True, dict=True):
     def routes_of(self) -> tuple[tuple[TopicRoute, ...], ...]:
         """The routes by event, in the order of change.EVENTS."""
         return tuple(tuple(route for route in self.routes if route.event == event) for event in range(3))
+
+    @cached_property
+    def backfilled(self) -> tuple[TopicRoute, ...]:
+        """The routes that are being backfilled; they are concerned with every event."""
+        return tuple(route for route in self.routes if route.backfill and route.event == 0)
 
     @cached_property
     def column_kinds(self) -> tuple[tuple[str, str], ...] | None:
@@ -177,9 +184,9 @@ class DroppedRow(msgspec.Struct, frozen=True):
 
 
 class BackfillRow(msgspec.Struct, frozen=True):
-    """An index (or expiry order) whose table had items before it; `after` is the last key that was added."""
+    """An index, an expiry order or a route whose table had items before it; `after` is the last key that is done."""
 
-    space: int  # of the index
+    space: int  # of the index, or of the marks of the route
     owner: str  # the table's name
     after: bytes
 

@@ -180,6 +180,8 @@ class DeleteTable(Command[TableDescription], frozen=True):
         for space in (definition.ttl_space, definition.partials_space):
             if space is not None:
                 drop_space(tx, space)
+        for route in definition.backfilled:
+            drop_space(tx, route.backfill)
         return described
 
 

@@ -108,7 +108,7 @@ class BackfillIndex(Command[bool], frozen=True):
         row = tx.get(TABLES, work.owner)
         assert row is not None, f"backfill of a table {work.owner!r} that does not exist"
         definition = decoded(row)
-        items, more = _step(tx, definition.space, work.after)
+        items, more = next_items(tx, definition.space, work.after)
         index = next((index for index in definition.indexes if index.space == self.space), None)
         if index is not None:
             _add(tx, definition, index, items)
@@ -124,7 +124,7 @@ class BackfillIndex(Command[bool], frozen=True):
         return True
 
 
-def _step(tx: Tx, space: int, after: bytes) -> tuple[list[ItemRow], bool]:
+def next_items(tx: Tx, space: int, after: bytes) -> tuple[list[ItemRow], bool]:
     """The next items, limited by number and total size, and whether there may be more."""
     start = after + b"\0"  # the least key above it
     sizes = tx.values(ITEMS, "size", space, start=start, limit=limits.SWEEP_ITEMS)
@@ -216,8 +216,15 @@ class ForgetTokens(Command[bool], frozen=True):
 
 
 def _find_backfills(reader: Reader, position: None) -> DueWork[bool]:
-    spaces = [row.space for row in reader.scan(BACKFILLS, limit=limits.SWEEP_DUE)]
-    return DueWork([BackfillIndex(space) for space in spaces], more=len(spaces) == limits.SWEEP_DUE)
+    rows = list(reader.scan(BACKFILLS, limit=limits.SWEEP_DUE))
+    spaces = [row.space for row in rows if not is_of_route(reader, row)]
+    return DueWork([BackfillIndex(space) for space in spaces], more=bool(spaces) and len(rows) == limits.SWEEP_DUE)
+
+
+def is_of_route(reader: Reader, row: BackfillRow) -> bool:
+    """Whether a backfill is that of a route to a topic, not of an index."""
+    table = reader.get(TABLES, row.owner)
+    return table is not None and any(route.backfill == row.space for route in decoded(table).backfilled)
 
 
 def _find_dropped(reader: Reader, position: None) -> DueWork[bool]:

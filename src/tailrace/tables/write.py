@@ -302,7 +302,7 @@ def _save(tx: Tx, plan: WritePlan) -> None:
 
 
 def _send(plan: WritePlan, event: int, capture: Capture) -> None:
-    if plan.definition.routes_of[event]:
+    if plan.definition.routes_of[event] or plan.definition.backfilled:
         capture.send(plan, event)
 
 

@@ -19,10 +19,12 @@ from tailrace.storage.engine import Tx
 from tailrace.streams.producer import PRODUCERS, ProducerClaim, ProducerState, is_new
 from tailrace.tables import definition as tables
 from tailrace.tables.definition import TABLES, Definition, TopicRoute
-from tailrace.topics import router
+from tailrace.topics import backfill, router
+from tailrace.topics.group import TopicChanged
 from tailrace.topics.topic import (
     GROUPS,
     HASH_VERSION,
+    INSERT,
     MODES,
     OWNER,
     PARTITIONS,
@@ -107,12 +109,28 @@ class AlterTopic(Command[Topic], frozen=True):
 
     name: str
     options: TopicOptions
+    force: bool = False  # take the alias from the topic that has it
 
     def subjects(self) -> tuple[str, ...]:
         return (subject(self.name), *self.options.subjects())
 
     def run(self, tx: Tx) -> Topic:
-        return _configured(tx, find(tx, self.name), self.options)
+        topic = find(tx, self.name)
+        if self.force and isinstance(self.options.alias, str):
+            _release_alias(tx, topic, self.options.alias)
+        return _configured(tx, topic, self.options)
+
+
+def _release_alias(tx: Tx, topic: Topic, alias: str) -> None:
+    """Take an alias from the topic that has it; consumers that wait there look again."""
+    taken = tx.get(TOPIC_NAMES, alias)
+    other = None if taken is None else tx.get(TOPICS, taken.topic)
+    if other is None or other.id == topic.id or other.alias != alias:
+        return  # it is free, or a name, which is not taken away
+    tx.put(TOPICS, msgspec.structs.replace(other, alias=None))
+    tx.delete(TOPIC_NAMES, alias)
+    for partition in range(other.partitions):
+        tx.notify(other.log_of(partition), TopicChanged())
 
 
 def _configured(tx: Tx, topic: Topic, options: TopicOptions) -> Topic:
@@ -194,6 +212,7 @@ class DropTopic(Command[bool], frozen=True):
                 )
         for definition in _routed(tx, topic.id):
             kept = tuple(route for route in definition.routes if route.topic != topic.id)
+            backfill.end(tx, tuple(route for route in definition.routes if route.topic == topic.id))
             tables.save(tx, msgspec.structs.replace(definition, routes=kept))
         for partition in range(topic.partitions):
             number = topic.log_of(partition)
@@ -237,36 +256,81 @@ class ClearTopic(Command[int], frozen=True):
 # -- sources
 
 
-class AddSource(Command[TopicRoute], frozen=True):
-    """Send changes of a table to a topic from now on."""
+class AddedSource(msgspec.Struct, frozen=True):
+    routes: tuple[TopicRoute, ...]  # one for each event
+    replaced: int  # the number of routes that these took the place of
+
+
+class AddSource(Command[AddedSource], frozen=True):
+    """Send changes of a table to a topic from now on. `replace`: in place of the source of the same name."""
 
     permission = Permission.ADMIN
 
     topic: str
     table: str
-    event: int  # into change.EVENTS
+    events: int | tuple[int, ...]  # one or several, into change.EVENTS
     where: str | None = None
     partition_by: str | None = None
     mode: int = 0  # into MODES
+    name: str | None = None
+    replace: bool = False
+    backfill: bool = False  # also the rows that are there already, as inserts
 
     def subjects(self) -> tuple[str, ...]:
         return (subject(self.topic), f"tables/{self.table}")
 
-    def run(self, tx: Tx) -> TopicRoute:
+    def run(self, tx: Tx) -> AddedSource:
         topic = find(tx, self.topic)
         definition = tables.find(tx, self.table)
+        columns = router.columns_of(definition)
         for text, check in ((self.where, scalar.condition), (self.partition_by, scalar.stored_value)):
             if text is not None:
-                check(text, columns=definition.column_kinds)
-        made = TopicRoute(topic.id, self.event, self.where, self.partition_by, self.mode)
-        if made in definition.routes:
+                check(text, columns=columns)
+        replaced = 0
+        if self.name is not None:
+            check_name(self.name, "a source")
+            replaced = self._replaced(tx, topic)
+            definition = tables.find(tx, self.table)
+        events = _listed(self.events)
+        if self.backfill and INSERT not in events:
+            raise Invalid("a backfill sends existing rows as inserts; the source needs ON INSERT")
+        made = tuple(
+            TopicRoute(topic.id, event, self.where, self.partition_by, self.mode, self.name)
+            for event in sorted(set(events))
+        )
+        known = {msgspec.structs.replace(each, backfill=0) for each in definition.routes}
+        if any(each in known for each in made):
             raise Conflict(f"topic {topic.name!r} already has this source", code="SOURCE_EXISTS")
-        if len(definition.routes) >= limits.ROUTES_MAX:
+        if len(definition.routes) + len(made) > limits.ROUTES_MAX:
             raise LimitExceeded(
-                f"table {definition.name!r} has {limits.ROUTES_MAX} routes, the maximum; drop some first"
+                f"table {definition.name!r} can have {limits.ROUTES_MAX} routes, one for each event of a source; drop "
+                "some first"
             )
-        tables.save(tx, msgspec.structs.replace(definition, routes=(*definition.routes, made)))
-        return made
+        if self.backfill:
+            space = backfill.begin(tx, definition)
+            made = tuple(
+                msgspec.structs.replace(each, backfill=space) if each.event == INSERT else each for each in made
+            )
+        tables.save(tx, msgspec.structs.replace(definition, routes=(*definition.routes, *made)))
+        return AddedSource(made, replaced)
+
+    def _replaced(self, tx: Tx, topic: Topic) -> int:
+        """Remove the routes of the name, which may be of another table."""
+        count = 0
+        for definition in _routed(tx, topic.id):
+            kept = tuple(each for each in definition.routes if each.topic != topic.id or each.name != self.name)
+            removed = len(definition.routes) - len(kept)
+            if removed and not self.replace:
+                raise Conflict(
+                    f"topic {topic.name!r} already has a source named {self.name!r}, of table {definition.name!r}; "
+                    "write ADD OR REPLACE SOURCE to replace it",
+                    code="SOURCE_EXISTS",
+                )
+            if removed:
+                backfill.end(tx, tuple(each for each in definition.routes if each not in kept))
+                tables.save(tx, msgspec.structs.replace(definition, routes=kept))
+            count += removed
+        return count
 
 
 class DropSource(Command[int], frozen=True):
@@ -277,7 +341,8 @@ class DropSource(Command[int], frozen=True):
 
     topic: str
     table: str
-    event: int | None = None  # None: all events
+    events: int | tuple[int, ...] | None = None  # None: all of them
+    name: str | None = None  # None: any
 
     def subjects(self) -> tuple[str, ...]:
         return (subject(self.topic), f"tables/{self.table}")
@@ -285,18 +350,26 @@ class DropSource(Command[int], frozen=True):
     def run(self, tx: Tx) -> int:
         topic = find(tx, self.topic)
         definition = tables.find(tx, self.table)
+        events = _listed(self.events)
         kept = tuple(
             route
             for route in definition.routes
-            if route.topic != topic.id or (self.event is not None and route.event != self.event)
+            if route.topic != topic.id
+            or (events and route.event not in events)
+            or (self.name is not None and route.name != self.name)
         )
         if len(kept) == len(definition.routes):
             raise NotFound(
                 f"topic {topic.name!r} has no such source {definition.name!r}; DESCRIBE TOPIC {topic.name} lists them",
                 code="SOURCE_NOT_FOUND",
             )
+        backfill.end(tx, tuple(route for route in definition.routes if route not in kept))
         tables.save(tx, msgspec.structs.replace(definition, routes=kept))
         return len(definition.routes) - len(kept)
+
+
+def _listed(events: int | tuple[int, ...] | None) -> tuple[int, ...]:
+    return () if events is None else (events,) if isinstance(events, int) else events
 
 
 def _routed(tx: Tx, topic: int) -> list[Definition]:
@@ -348,7 +421,7 @@ class Publish(Command[PublishedMessages], frozen=True, gc=False):
         """As `Command.run_together`: single messages without a claim, with one pass over each partition."""
         topics: dict[str, Topic] = {}
         bodies: dict[int, list[bytes]] = {}  # by the number of the partition's log
-        placed: list[tuple[Topic, int, int]] = []  # partition, and index in its bodies
+        placed: list[tuple[Topic, int, int, int]] = []  # partition, its log, and index in its bodies
         by = tx.by
         for command in commands:
             name = command.topic
@@ -366,13 +439,13 @@ class Publish(Command[PublishedMessages], frozen=True, gc=False):
             except (Invalid, TooLarge):
                 break
             body = encode(Envelope(0, 0, PUBLISH, _FULL, None, message.payload, by, message.key))
-            beside = bodies.setdefault(topic.first_log + partition, [])
-            placed.append((topic, partition, len(beside)))
+            number = topic.log_of(partition)
+            beside = bodies.setdefault(number, [])
+            placed.append((topic, partition, number, len(beside)))
             beside.append(body)
         first = {number: router.append(tx, number, each) for number, each in bodies.items()}
         return [
-            PublishedMessages(topic, [(partition, first[topic.first_log + partition] + index)])
-            for topic, partition, index in placed
+            PublishedMessages(topic, [(partition, first[number] + index)]) for topic, partition, number, index in placed
         ]
 
     def run(self, tx: Tx) -> PublishedMessages:
@@ -390,7 +463,7 @@ class Publish(Command[PublishedMessages], frozen=True, gc=False):
             partition = self._placed(topic, message)
             body = encode(Envelope(0, 0, PUBLISH, _FULL, None, message.payload, tx.by, message.key))
             return PublishedMessages(
-                topic, [(partition, router.append(tx, topic.first_log + partition, [body]))], False, accepted
+                topic, [(partition, router.append(tx, topic.log_of(partition), [body]))], False, accepted
             )
         return PublishedMessages(topic, self._published(tx, topic), False, accepted)
 
@@ -401,9 +474,7 @@ class Publish(Command[PublishedMessages], frozen=True, gc=False):
         for index, (message, partition) in enumerate(zip(self.messages, partitions, strict=True)):
             envelope = Envelope(0, index, PUBLISH, _FULL, None, message.payload, tx.by, message.key)
             bodies.setdefault(partition, []).append(encode(envelope))
-        following = {
-            partition: router.append(tx, topic.first_log + partition, each) for partition, each in bodies.items()
-        }
+        following = {partition: router.append(tx, topic.log_of(partition), each) for partition, each in bodies.items()}
         offsets: list[tuple[int, int]] = []
         for partition in partitions:
             offsets.append((partition, following[partition]))

@@ -334,7 +334,8 @@ def _bury(
 
 
 class Ack(Command[Acked], frozen=True, gc=False):
-    """Acknowledge the messages that a consumer holds, up to and including an offset."""
+    """Acknowledge the messages that a consumer holds, up to and including an offset; or, where `offsets` has any, only
+    those at these offsets."""
 
     freeing = True
     permission = Permission.CONSUME
@@ -345,6 +346,7 @@ class Ack(Command[Acked], frozen=True, gc=False):
     partition: int = 0
     consumer: str = ""
     lease: str | None = None
+    offsets: tuple[int, ...] = ()
 
     def subjects(self) -> tuple[str, ...]:
         return (subject(self.topic),)
@@ -355,7 +357,11 @@ class Ack(Command[Acked], frozen=True, gc=False):
             raise Invalid(f"an offset is 0 or more, not {self.upto}")
         row = known(tx, topic, self.partition, self.group)
         progress = GroupProgress(row.cursor, rules.unpacked(row.ranges))
-        progress, count = rules.acknowledged(progress, self.consumer, lease_number(self.lease), self.upto)
+        lease = lease_number(self.lease)
+        if self.offsets:
+            progress, count = rules.acknowledged_each(progress, self.consumer, lease, self.offsets, tx.now_ms)
+        else:
+            progress, count = rules.acknowledged(progress, self.consumer, lease, self.upto)
         if count:
             _store(tx, row, progress)
         return Acked(topic, progress.floor, count)

@@ -72,6 +72,11 @@ class GroupMoved(msgspec.Struct, frozen=True, gc=False):
     wake_ms: int | None
 
 
+class TopicChanged(msgspec.Struct, frozen=True, gc=False):
+    """The notice that an alias was moved from a topic, or that a topic has more partitions: waiting consumers look
+    again at which logs they wait for."""
+
+
 class GroupProgress(msgspec.Struct, frozen=True):
     """The progress of a group in a partition: its cursor and its ranges."""
 
@@ -242,6 +247,39 @@ def acknowledged(progress: GroupProgress, consumer: str, lease: int | None, upto
         if end < held.end:
             kept.append(msgspec.structs.replace(held, first=end))
     return (GroupProgress(progress.cursor, tuple(kept)) if count else progress), count
+
+
+def acknowledged_each(
+    progress: GroupProgress, consumer: str, lease: int | None, offsets: Sequence[int], now_ms: int
+) -> tuple[GroupProgress, int]:
+    """The progress after a consumer acknowledged its messages at these offsets, and their number. Those that it does
+    not hold, or has acknowledged before, are left alone."""
+    wanted = sorted(set(offsets))
+    if wanted and wanted[-1] >= progress.cursor:
+        raise Invalid(
+            f"offset {wanted[-1]} was not delivered to the group yet, which is at {progress.cursor}; acknowledge "
+            "offsets that were delivered",
+            code="NOT_DELIVERED",
+        )
+    kept: list[LeasedRange] = []
+    count = index = 0
+    for held in progress.ranges:
+        while index < len(wanted) and wanted[index] < held.first:
+            index += 1
+        if not held.held_by(consumer, lease):
+            kept.append(held)
+            continue
+        first = held.first
+        while index < len(wanted) and wanted[index] < held.end:
+            offset = wanted[index]
+            if first < offset:
+                kept.append(msgspec.structs.replace(held, first=first, end=offset))
+            first = offset + 1
+            count += 1
+            index += 1
+        if first < held.end:
+            kept.append(held if first == held.first else msgspec.structs.replace(held, first=first))
+    return (GroupProgress(progress.cursor, bounded(tuple(kept), now_ms)) if count else progress), count
 
 
 def extended(

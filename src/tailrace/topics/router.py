@@ -17,10 +17,10 @@ from tailrace.log import log as logs
 from tailrace.log.entry import LOGS
 from tailrace.storage.engine import Tx
 from tailrace.tables import value
-from tailrace.tables.change import Changed
-from tailrace.tables.definition import Definition, TopicRoute
+from tailrace.tables.change import AppliedWrite, Changed
+from tailrace.tables.definition import BACKFILLS, INDEX_ENTRIES, Definition, IndexRow, ItemRow, TopicRoute
 from tailrace.tables.value import Item
-from tailrace.topics.topic import DELETE, PARTITIONS, TOPICS, Envelope, Partition, encode
+from tailrace.topics.topic import DELETE, INSERT, PARTITIONS, TOPICS, Envelope, Partition, encode
 
 KEY: Final = 0
 FULL: Final = 1
@@ -31,14 +31,20 @@ Filter = Callable[[Item | None, Item | None], bool]
 PartitionBy = Callable[[Item | None, Item | None], Any]
 
 
+# In a filter, the principal that made the change; NULL where it is not known, as for the rows of a backfill.
+BY: Final = "_by"
+BACKFILL: Final = "system"  # the principal of messages for rows that were there before their route
+
+
 class CompiledRoute:
     """A route, ready to run."""
 
-    __slots__ = ("filter", "looks_back", "partition_by")
+    __slots__ = ("filter", "looks_back", "named", "partition_by")
 
     def __init__(self, route: TopicRoute) -> None:
         condition = None if route.filter is None else scalar.condition(route.filter)
         partition_by = None if route.partition_by is None else scalar.stored_value(route.partition_by)
+        self.named = any(BY in each.names for each in (condition, partition_by) if each is not None)
         self.filter: Filter | None = None if condition is None else condition.true
         self.partition_by: PartitionBy | None = None if partition_by is None else partition_by.of
         # Whether it needs the old image, which must be decoded for it.
@@ -58,16 +64,25 @@ def _compiled(route: TopicRoute) -> CompiledRoute:
     return found
 
 
+def columns_of(definition: Definition) -> scalar.Columns | None:
+    """The columns that a filter may name: those of the table, if they are declared, and `_by`."""
+    kinds = definition.column_kinds
+    return None if kinds is None else (*kinds, (BY, "TEXT"))
+
+
 def route(tx: Tx, sequence: int, by: str, changes: list[Changed]) -> None:
     """Append the messages of a transaction's changes, in the order of the changes."""
     bodies: dict[int, list[bytes]] = {}  # by the number of the partition's log
     for index, (plan, event) in enumerate(changes):
         definition = plan.definition
+        if definition.backfilled:
+            _send_ahead(tx, plan, bodies)
         for each in definition.routes_of[event]:
             compiled = _compiled(each)
             new = plan.new
             old = plan.old if compiled.looks_back else None
-            if compiled.filter is not None and not compiled.filter(new, old):
+            judged_new, judged_old = (new, old) if not compiled.named else (_by(new, by), _by(old, by))
+            if compiled.filter is not None and not compiled.filter(judged_new, judged_old):
                 continue
             topic = tx.get(TOPICS, each.topic)
             assert topic is not None, f"table {definition.name!r} has a route to topic {each.topic}, which is no more"
@@ -75,10 +90,57 @@ def route(tx: Tx, sequence: int, by: str, changes: list[Changed]) -> None:
             envelope = Envelope(sequence, index, event, each.mode, definition.name, payload, by)
             number = topic.first_log
             if topic.partitions > 1:
-                number += topic.partition_for(_partition_key(compiled, definition, new, old))
+                number = topic.number_for(_partition_key(compiled, definition, judged_new, judged_old))
             bodies.setdefault(number, []).append(encode(envelope))
     for number, each_body in bodies.items():
         append(tx, number, each_body)
+
+
+def _by(row: Item | None, principal: str) -> Item | None:
+    return None if row is None else {**row, BY: {"S": principal}}
+
+
+# -- existing rows
+
+
+def send_existing(tx: Tx, definition: Definition, backfilled: TopicRoute, rows: list[ItemRow]) -> None:
+    """Append the messages of rows that were there before the route, but for those that were sent ahead."""
+    bodies: dict[int, list[bytes]] = {}
+    for row in rows:
+        if tx.get(INDEX_ENTRIES, backfilled.backfill, row.key) is None:
+            _send_row(tx, definition, backfilled, value.decode(row.body), bodies)
+    for number, each_body in bodies.items():
+        append(tx, number, each_body)
+
+
+def _send_ahead(tx: Tx, plan: AppliedWrite, bodies: dict[int, list[bytes]]) -> None:
+    """A row is written before a backfill has reached it: send it as it was, before its change, and mark it as done. So
+    each row that was there before the route is sent once, and first."""
+    for backfilled in plan.definition.backfilled:
+        space = backfilled.backfill
+        work = tx.get(BACKFILLS, space)
+        assert work is not None, f"the backfill {space} of table {plan.definition.name!r} is not listed"
+        if plan.key <= work.after or tx.get(INDEX_ENTRIES, space, plan.key) is not None:
+            continue
+        tx.put(INDEX_ENTRIES, IndexRow(space, plan.key, plan.key))
+        if plan.old is not None:
+            _send_row(tx, plan.definition, backfilled, plan.old, bodies)
+
+
+def _send_row(
+    tx: Tx, definition: Definition, backfilled: TopicRoute, row: Item, bodies: dict[int, list[bytes]]
+) -> None:
+    compiled = _compiled(backfilled)
+    if compiled.filter is not None and not compiled.filter(row, None):
+        return
+    topic = tx.get(TOPICS, backfilled.topic)
+    assert topic is not None, f"table {definition.name!r} has a route to topic {backfilled.topic}, which is no more"
+    payload = _payload(backfilled.mode, definition, INSERT, row, None)
+    number = topic.first_log
+    if topic.partitions > 1:
+        number = topic.number_for(_partition_key(compiled, definition, row, None))
+    envelope = Envelope(0, 0, INSERT, backfilled.mode, definition.name, payload, BACKFILL)
+    bodies.setdefault(number, []).append(encode(envelope))
 
 
 def append(tx: Tx, number: int, bodies: list[bytes]) -> int:

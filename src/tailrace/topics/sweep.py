@@ -14,6 +14,7 @@ from tailrace.log import log as logs
 from tailrace.log.entry import LOGS, Log
 from tailrace.metrics import Metrics
 from tailrace.storage.engine import Reader, Tx
+from tailrace.topics import backfill
 from tailrace.topics.topic import PARTITIONS, TOPICS, Partition, Topic
 
 
@@ -86,4 +87,7 @@ def _count_trimmed(metrics: Metrics, messages: int) -> None:
     metrics.messages_trimmed += messages
 
 
-TASKS = (HousekeepingTask("topics.trim", _find_trims, count=_count_trimmed),)
+TASKS = (
+    HousekeepingTask("topics.trim", _find_trims, count=_count_trimmed),
+    HousekeepingTask("topics.backfill", backfill.find_due, finished=bool),
+)

@@ -5,7 +5,7 @@ table. Each partition is a log of its own whose positions are offsets: dense, fr
 only moves the log's start, so offsets never go back.
 
 The partition of a key is the CRC-32 of its bytes, modulo the number of partitions. That is version 1; a topic stores
-the version it was created with, so that a key never changes its partition.
+the version it was created with, so that a key changes its partition only when partitions are added.
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ OPERATIONS: Final = ("Insert", "Update", "Delete", "Publish")
 MODES: Final = ("Key", "Full", "Diff")  # the contents of a payload
 
 
+_numbers: Final = msgspec.msgpack.Decoder(list[int])
+
+
 class Topic(msgspec.Struct, frozen=True):
     id: int
     name: str
     alias: str | None
     partitions: int
-    first_log: int  # partition p is the log first_log + p
+    first_log: int  # partition p is the log first_log + p, but for those that were added later
     hash: int  # the version of the hash that finds a key's partition
     retention_seconds: int | None
     retention_max_bytes: int | None  # of one partition
@@ -49,6 +52,7 @@ class Topic(msgspec.Struct, frozen=True):
     dead_letter: int | None  # the number of a topic
     created_ms: int
     created_by: str
+    added: bytes | None = None  # MessagePack of the numbers of the logs of partitions that were added later
 
     def log_of(self, partition: int) -> int:
         """The number of a partition's log."""
@@ -57,11 +61,20 @@ class Topic(msgspec.Struct, frozen=True):
                 f"topic {self.name!r} has no partition {partition}; it has {self.partitions}, numbered from 0",
                 code="NO_SUCH_PARTITION",
             )
-        return self.first_log + partition
+        return self.first_log + partition if self.added is None else self._number(partition, self.added)
+
+    def _number(self, partition: int, added: bytes) -> int:
+        later: list[int] = _numbers.decode(added)
+        first = self.partitions - len(later)
+        return self.first_log + partition if partition < first else later[partition - first]
 
     def partition_for(self, key: bytes) -> int:
         """The partition of messages with this key."""
         return crc32(key) % self.partitions
+
+    def number_for(self, key: bytes) -> int:
+        """The number of the log of messages with this key."""
+        return self.log_of(crc32(key) % self.partitions)
 
 
 class TopicName(msgspec.Struct, frozen=True):

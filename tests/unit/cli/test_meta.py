@@ -49,7 +49,13 @@ def test_the_syntax_of_statements(tmp_path: Path) -> None:
     assert "ALTER TOPIC ADD SOURCE" in shown
     assert "CREATE TOPIC [IF NOT EXISTS] <topic>" in shown
     assert "there is no statement 'nonsense'" in shown
-    assert list(matching("alter topic")) == ["ALTER TOPIC ADD SOURCE", "ALTER TOPIC DROP SOURCE", "ALTER TOPIC SET"]
+    assert list(matching("alter topic")) == [
+        "ALTER TOPIC ADD SOURCE",
+        "ALTER TOPIC DROP SOURCE",
+        "ALTER TOPIC SET",
+        "ALTER TOPIC SET ALIAS",
+        "ALTER TOPIC SET PARTITIONS",
+    ]
     assert next(iter(matching("consumer;"))) == "RESET CONSUMER GROUP"
 
 

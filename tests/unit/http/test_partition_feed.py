@@ -180,3 +180,36 @@ def test_reading_needs_the_permission_to_consume(data_dir: Path) -> None:
                 await work
 
     run(data_dir, work)
+
+
+def test_a_filter_of_the_reader_is_applied_by_the_server(data_dir: Path) -> None:
+    async def work(topics: Topics) -> None:
+        small, large = (
+            [b'{"n":%d}' % number for number in (1, 2)],
+            [b'{"n":%d.5,"by":"x"}' % number for number in (7, 8)],
+        )
+        await topics.publish(small[0], large[0], b"\xff not JSON", b"[9]", small[1])
+        query = {"where": "n > 5 AND _by = 'system'"}
+        page = await get(topics, "-1", **query)
+        assert read(page.content) == [large[0]]
+        assert page.headers["stream-next-offset"] == offset(5)
+        assert page.headers["stream-up-to-date"] == "true"
+        waiting = asyncio.create_task(get(topics, 5, live="long-poll", **query))
+        async with topics.http.stream("GET", FEED, params={"offset": "-1", "live": "sse", **query}) as one:
+            events = Events(one)
+            data, _ = await events.pair()
+            assert read(data or "") == [large[0]]
+            await topics.up.until(lambda: topics.db.metrics.live_readers == 2)
+            await topics.publish(small[0])
+            await topics.publish(large[1], small[0])
+            data, control = await events.pair()
+            assert data is None  # nothing for this reader, but where it is
+            assert control["streamNextOffset"] == offset(6)
+            data, control = await events.pair()
+            assert read(data or "") == [large[1]]
+            assert control["streamNextOffset"] == offset(8)
+        assert read((await waiting).content) == [large[1]]
+        for wrong in ("", "n >", "n = 1" * 1_000, "count(*) > 1"):
+            assert (await get(topics, "-1", where=wrong)).status_code == 400
+
+    run(data_dir, work)

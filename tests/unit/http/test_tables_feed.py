@@ -12,6 +12,7 @@ import httpx
 import msgspec
 import pytest
 
+from tailrace import limits
 from tailrace.http import tables
 from tailrace.log.position import offset
 from tailrace.tables.change import TTL
@@ -303,5 +304,34 @@ def test_head_tells_where_the_ends_are(data_dir: Path) -> None:
         assert head.headers["stream-earliest-offset"] == offset(sequence)
         assert head.headers["stream-max-age"] == "60"
         assert "stream-closed" not in head.headers
+
+    run(data_dir, work)
+
+
+def test_a_filter_of_the_reader_is_applied_by_the_server(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(orders: Orders) -> None:
+        await orders.db.aexecute(EnableStream("orders"))
+        for number in range(1, 9):
+            await orders.put(number, n={"N": str(number)})
+        last = await orders.put(2, n={"N": "20"})
+        assert keys_of(await orders.get(where="n % 2 = 0")) == ["k2", "k4", "k6", "k8", "k2"]
+        assert keys_of(await orders.get(where="OLD.n = 2 AND NEW.n = 20")) == ["k2"]
+        assert keys_of(await orders.get(where="pk = 'k3' OR _by = 'nobody'")) == ["k3"]
+        polled = await orders.up.http.get(
+            "/v1/tables/orders/stream", params={"after_sequence": "0", "limit": "100", "where": "n >= 8"}
+        )
+        assert keys_of(polled) == ["k8", "k2"]
+        # A page of a filter that rarely matches ends somewhere, and the next one goes on there.
+        monkeypatch.setattr(limits, "SLICE_ENTRIES", 1)
+        monkeypatch.setattr(limits, "FEED_FILTER_SLICES", 2)
+        found, pages, at = [], 0, "-1"
+        while True:
+            page = await orders.get(at, where="n = 7")
+            found += keys_of(page)
+            pages, at = pages + 1, page.headers["stream-next-offset"]
+            if "stream-up-to-date" in page.headers:
+                break
+        assert (found, at) == (["k7"], offset(last + 1))
+        assert pages > 2
 
     run(data_dir, work)

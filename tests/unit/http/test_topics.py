@@ -628,3 +628,39 @@ def test_a_publish_of_many_small_messages_runs_in_a_thread() -> None:
     assert not Publish(TOPIC, (Outgoing(b"x"),) * limits.LOOP_MESSAGES).heavy()
     assert Publish(TOPIC, (Outgoing(b"x"),) * (limits.LOOP_MESSAGES + 1)).heavy()
     assert Publish(TOPIC, (Outgoing(b"x" * (limits.LOOP_BYTES + 1)),)).heavy()
+
+
+def test_single_offsets_are_acknowledged(data_dir: Path) -> None:
+    async def work(topics: Topics) -> None:
+        await topics.publish(*(b"%d" % number for number in range(6)))
+        got = await topics.consume(limit=5, consumer_id="c")
+        acked = await topics.ok("ack", offsets=[3, 1, 1], consumer_id="c", lease_id=got["lease_id"])
+        assert acked == {"success": True, "acknowledged_offset": -1}
+        assert (await topics.ok("ack", offsets=[0], consumer_id="c"))["acknowledged_offset"] == 1
+        assert (await topics.ok("ack", offsets=[2, 4], consumer_id="other"))["acknowledged_offset"] == 1
+        await topics.ok("nack", consumer_id="c")
+        left = await topics.consume(consumer_id="d")
+        assert offsets_of(left) == [2, 4, 5]
+        more = {"offsets": [2, 4], "lease_id": left["lease_id"]}
+        assert offsets_of(await topics.consume(consumer_id="d", ack=more)) == []
+        assert (await topics.ok("ack", offsets=[5], consumer_id="d"))["acknowledged_offset"] == 5
+        for body in ({"offsets": [], "upto_offset": 1}, {"offsets": [1], "upto_offset": 1}, {}, {"offsets": [-1]}):
+            assert (await topics.refused("ack", consumer_id="d", **body))[0] == 400
+        assert (await topics.refused("ack", consumer_id="d", offsets=[6]))[1] == "NOT_DELIVERED"
+
+    run(data_dir, work)
+
+
+def test_the_time_to_wait_may_be_a_preference(data_dir: Path) -> None:
+    async def work(topics: Topics) -> None:
+        async def consume(prefer: str, **body: Any) -> Any:
+            body |= {"topic": TOPIC, "group_id": GROUP}
+            return await topics.http.post("/v1/api/topics/consume", json=body, headers={"prefer": prefer})
+
+        assert (await consume("respond-async, wait=0")).json()["messages"] == []
+        assert (await consume("wait=9999", timeout_seconds=0)).json()["messages"] == []  # the body comes first
+        for wrong in ("wait=9999", "wait=soon", "wait"):
+            answer = await consume(wrong)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "INVALID_TIMEOUT")
+
+    run(data_dir, work)

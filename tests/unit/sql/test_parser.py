@@ -82,7 +82,7 @@ def test_keywords_are_not_reserved() -> None:
     assert one("CREATE TOPIC if").name == "if"
     assert one("DROP TOPIC exists").name == "exists"
     assert one("ALTER TOPIC topic DROP SOURCE source ON delete") == ast.DropSourceStatement(
-        topic="topic", table="source", event=2
+        topic="topic", table="source", events=(2,)
     )
     assert one("DESCRIBE topic") == ast.DescribeTableStatement(name="topic")
     assert one("DESCRIBE table") == ast.DescribeTableStatement(name="table")
@@ -271,7 +271,7 @@ def test_a_source_keeps_its_text() -> None:
     )
     assert found.where == ast.Expression("(a = ')' AND (b > 1))", 2, 9)
     assert found.partition_by == ast.Expression("f(x, y)", 3, 16)
-    assert (found.event, found.mode) == (1, 2)
+    assert (found.events, found.mode) == ((1,), 2)
 
 
 def test_values_and_expressions() -> None:

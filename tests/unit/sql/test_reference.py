@@ -26,6 +26,7 @@ SAMPLES = {
     "columns": "id, body", "values": "'a', upper('b') || 'c'", "key": "id = 'a' AND day = 3",
     "query": "1, (2 + 3) AS n",
     "select": "SELECT 1 AS n",
+    "events": "INSERT, UPDATE", "source settings": "payload = 'full', backfill = true", "alias": "app.old",
     "name": "found", "user": "bob", "password": "'a password'", "pattern": "'topics/app.*'",
 }  # fmt: skip
 

@@ -103,7 +103,8 @@ class AsyncTopics(AsyncTopicApi):
 
     async def send_ack(self, request: AckRequest) -> int:
         """Acknowledge messages."""
-        return await self._settle("ack", _held(request) | {"upto_offset": request.upto}, "acknowledged_offset")
+        which = {"offsets": request.offsets} if request.offsets else {"upto_offset": request.upto}
+        return await self._settle("ack", _held(request) | which, "acknowledged_offset")
 
     async def send_extend(self, request: ExtendRequest) -> int:
         """Extend a lease."""

@@ -104,7 +104,8 @@ class Topics(TopicApi):
 
     def send_ack(self, request: AckRequest) -> int:
         """Acknowledge messages."""
-        return self._settle("ack", _held(request) | {"upto_offset": request.upto}, "acknowledged_offset")
+        which = {"offsets": request.offsets} if request.offsets else {"upto_offset": request.upto}
+        return self._settle("ack", _held(request) | which, "acknowledged_offset")
 
     def send_extend(self, request: ExtendRequest) -> int:
         """Extend a lease."""

@@ -6,7 +6,7 @@ Each method builds a request and sends it; where it goes is for the subclass to 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Unpack, overload
 
@@ -101,18 +101,31 @@ class AsyncTopicApi:
         )
 
     async def ack(
-        self, topic: str, group: str, upto: int, *, partition: int = 0, consumer: str = "", lease: str | None = None
+        self,
+        topic: str,
+        group: str,
+        upto: int | None = None,
+        *,
+        offsets: Sequence[int] | None = None,
+        partition: int = 0,
+        consumer: str = "",
+        lease: str | None = None,
     ) -> int:
-        """Acknowledge the messages that a consumer holds, up to and including an offset, of one lease if it is given.
-        Returns the offset up to which the group has acknowledged all messages; -1 is none yet.
+        """Acknowledge the messages that a consumer holds, up to and including an offset, or those at `offsets` alone;
+        of one lease if it is given. Returns the offset up to which the group has acknowledged all messages; -1 is none
+        yet.
 
         >>> upto = got.messages[-1].offset
         >>> await db.aio.ack("app.jobs", "workers", upto, partition=got.partition, consumer="worker-1")
         0
         """
+        single = messages.acked_offsets(upto, offsets)
         return await self.send_ack(
-            AckRequest(topic=topic, group=group, partition=partition, consumer=consumer, lease=lease, upto=upto)
-        )
+            AckRequest(
+                topic=topic, group=group, partition=partition, consumer=consumer, lease=lease,
+                upto=max(single) if upto is None else upto, offsets=single,
+            )
+        )  # fmt: skip
 
     async def extend(
         self,

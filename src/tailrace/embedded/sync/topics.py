@@ -20,8 +20,8 @@ from tailrace.embedded.alarm import (
     Alarm,
     ConsumeCommand,
     check_open,
-    check_same,
     consume_command,
+    has_moved,
     logs,
     next_command,
 )
@@ -113,7 +113,15 @@ class TopicOperations(TopicApi, Facade):
         _check(request)
         messages.check_numbers(upto=request.upto)
         done = self.execute(
-            Ack(request.topic, request.group, request.upto, request.partition, request.consumer, request.lease)
+            Ack(
+                request.topic,
+                request.group,
+                request.upto,
+                request.partition,
+                request.consumer,
+                request.lease,
+                request.offsets,
+            )
         )
         return done.floor - 1
 
@@ -172,7 +180,9 @@ class Waiter:
                 if found.ranges:
                     break
                 check_open(self._db.followers)
-                check_same(topic, found)
+                if has_moved(topic, found, command):
+                    left_s = max(0.0, deadline_s - time.monotonic())
+                    return self.consume(msgspec.structs.replace(request, timeout_s=left_s))
                 command = next_command(command, found)
                 alarm.set(found.wake_ms)
                 again: bool | None = False

@@ -1,0 +1,81 @@
+"""Filters of readers: `where=` in the query string of a change stream or of a topic's partition.
+
+A filter is a condition in SQL, compiled like that of a route: only entries for which it is TRUE are sent. Over changes,
+bare names are columns of the new row, or of the old one where there is no new row; `NEW.x`, `OLD.x` and `_by` work as
+in a route. Over messages they are fields of the payload, if that is a JSON object. Readers with the same text share the
+work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from decimal import Decimal
+from typing import Final
+
+import msgspec
+
+from tailrace import limits, scalar
+from tailrace.errors import Error, Invalid
+from tailrace.http.codec import parameters_of
+from tailrace.http.message import Request
+from tailrace.tables import value
+from tailrace.tables.change import StoredRecord
+from tailrace.tables.value import Item
+from tailrace.topics.router import BY
+from tailrace.topics.topic import Envelope
+
+PARAMETER: Final = "where"
+_payload: Final = msgspec.json.Decoder(float_hook=Decimal)
+
+
+class FeedFilter:
+    """A compiled condition; equal texts are equal filters."""
+
+    __slots__ = ("_named", "_true", "text")
+
+    def __init__(self, text: str) -> None:
+        condition = scalar.condition(text)
+        self.text = text
+        self._true = condition.true
+        self._named = BY in condition.names
+
+    def takes_change(self, record: StoredRecord, by: str) -> bool:
+        """Whether a reader gets this change."""
+        new, old = record.new, record.old
+        if new is None and old is None:
+            new = record.keys
+        if self._named:
+            written: Item = {BY: {"S": by}}
+            new, old = None if new is None else {**new, **written}, None if old is None else {**old, **written}
+        return self._true(new, old)
+
+    def takes_message(self, envelope: Envelope) -> bool:
+        """Whether a reader gets this message."""
+        item: Item = {}
+        try:
+            found = _payload.decode(envelope.payload)
+            if isinstance(found, dict):
+                item, _ = value.item_from_plain(found)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Error):
+            item = {}  # not a JSON object, or with a number beyond all columns: its fields are unknown
+        return self._true({**item, BY: {"S": envelope.by}} if self._named else item, None)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FeedFilter) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+async def requested(request: Request) -> FeedFilter | None:
+    """The filter of a read; None: everything is sent."""
+    text = parameters_of(request).get(PARAMETER)
+    if text is None:
+        return None
+    if not text.strip() or len(text) > limits.FEED_FILTER_CHARACTERS_MAX:
+        raise Invalid(
+            f"where={text[:80]!r} has {len(text)} characters; give a condition of 1 to "
+            f"{limits.FEED_FILTER_CHARACTERS_MAX} characters, as in where=total>=100, or leave it out",
+            code="INVALID_WHERE",
+        )
+    return await asyncio.to_thread(FeedFilter, text)  # to parse it may take longer than others should wait
