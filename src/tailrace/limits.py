@@ -310,3 +310,18 @@ SWEEP_ENTRIES: Final = 5_000  # entries removed in one step, so that writers wai
 SWEEP_ITEMS: Final = 250  # items that one step deletes or adds to an index
 SWEEP_ROWS: Final = 2_000  # rows of a dropped table that one step removes
 METRIC_SERIES_MAX: Final = 2_000  # partitions, and groups in partitions, with metrics of their own
+
+# -- lists and history, for people who look at a database
+LISTING_MAX: Final = 1_000  # streams or tables in one page of a list
+LISTING_EXAMINED: Final = 5_000  # names that one page examines; then it ends, and the next one goes on
+STATUS_COUNT_MAX: Final = 10_000  # streams, tables or topics that the status counts; of more it says so
+STATUS_GROUPS: Final = 10  # groups with the largest lag that the status has
+SAMPLE_S: Final = 10.0  # between two samples of the server's state
+SAMPLES_MAX: Final = 8_640  # of them kept in memory: 24 hours
+HISTORY_ENTRIES: Final = 20_000  # transactions that one page of an item's history examines; the next one goes on
+HISTORY_BYTES: Final = 16 * MiB  # and their bytes
+HISTORY_VERSIONS_MAX: Final = 1_000  # versions of an item in one page
+UNDONE_RECORDS_MAX: Final = 50_000  # changes that a read of a table's past undoes; an earlier moment is refused
+UNDONE_BYTES_MAX: Final = 32 * MiB  # and their bytes
+TRACED_MESSAGES: Final = 10_000  # messages that the trace of a write examines
+TRACED_RECORDS: Final = 100  # records and messages that it shows

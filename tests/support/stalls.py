@@ -252,6 +252,13 @@ def a_stream_of_very_many_small_entries_is_read(site: Site) -> Iterator[None]:
     site.ask("GET", "/v1/stream/small?offset=-1")
 
 
+@case
+def very_many_streams_are_listed(site: Site) -> Iterator[None]:
+    yield
+    site.ask("GET", "/v1/streams?limit=1000")
+    site.ask("GET", "/v1/streams?search=nowhere")
+
+
 # -- tables
 
 
@@ -311,6 +318,21 @@ def changes_of_a_large_transaction_are_read(site: Site) -> Iterator[None]:
 
 
 @case
+def the_past_of_a_table_with_many_changes_is_read(site: Site) -> Iterator[None]:
+    site.db.create_table("past", partition_key="id", stream="NEW_AND_OLD_IMAGES")
+    rows = [Put("past", {"id": f"p-{number}", "text": "ab" * 20}) for number in range(site.count(20_000))]
+    first = site.db.table("large").changes(limit=1)[0].sequence
+    for at in range(0, len(rows), 1_000):
+        site.db.batch_write(rows[at : at + 1_000])
+    last = site.db.table("past").stream_info().latest
+    yield
+    site.ask("GET", "/v1/tables/past/items/history?key=%7B%22id%22:%22none%22%7D")
+    site.ask("GET", f"/v1/tables/past/at?sequence={last - 1}&limit=1000")
+    site.ask("GET", f"/v1/tables/past/writes/{last}")
+    site.ask("GET", f"/v1/tables/large/writes/{first}")
+
+
+@case
 def a_stream_with_many_cursors_is_described(site: Site) -> Iterator[None]:
     first = site.db.table("rows").changes(limit=1)[0].sequence
     for number in range(site.count(100)):
@@ -339,6 +361,7 @@ def very_many_tables_are_listed(site: Site) -> Iterator[None]:
     for number in range(site.count(200)):
         site.db.create_table(f"many-{number}", partition_key="id", stream="KEYS_ONLY")
     yield
+    site.ask("GET", "/v1/tables?limit=1000")
     site.dynamodb("ListTables")
     site.sql("SHOW TABLES")
 
@@ -439,6 +462,8 @@ def very_many_topics_are_listed(site: Site) -> Iterator[None]:
 def metrics_of_many_things(site: Site) -> Iterator[None]:
     yield
     site.ask("GET", "/metrics")
+    site.ask("GET", "/v1/status")
+    site.ask("GET", "/v1/status/samples")
 
 
 @case
