@@ -35,6 +35,7 @@ from tailrace.sql.result import Result
 from tailrace.storage.engine import Engine
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.streams import sweep as streams
+from tailrace.tables import copying
 from tailrace.tables import sweep as tables
 from tailrace.tables.export import Exports
 from tailrace.topics import sweep as topics
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 # In this order: entries that tables and topics let go of are removed by the last task of streams.
-TASKS = (*tables.TASKS, *topics.TASKS, *jobs.TASKS, *streams.TASKS)
+TASKS = (*tables.TASKS, *copying.TASKS, *topics.TASKS, *jobs.TASKS, *streams.TASKS)
 logger = logging.getLogger("tailrace.database")
 
 

@@ -88,6 +88,7 @@ PUBLISHED_KEYS_MAX: Final = 8  # signing keys published at once
 ITEM_BYTES_MAX: Final = 400 * KiB  # one item, names included
 PARTITION_KEY_BYTES_MAX: Final = 2048
 SORT_KEY_BYTES_MAX: Final = 1024
+BACKUPS_MAX: Final = 1_000  # of tables in one database, made by CreateBackup
 TABLES_MAX: Final = 2_500  # of one database; more is LimitExceeded
 TABLE_NAME_CHARACTERS_MIN: Final = 1  # also an index's name; the DynamoDB API requires 3
 TABLE_NAME_CHARACTERS_MAX: Final = 255

@@ -311,3 +311,17 @@ CREATE TABLE staged_entries (
   layout BLOB,
   sum INTEGER
 ) STRICT;
+
+CREATE TABLE copies (
+  space INTEGER NOT NULL PRIMARY KEY,
+  kind TEXT NOT NULL,
+  name TEXT NOT NULL,
+  phase TEXT NOT NULL,
+  source INTEGER NOT NULL,
+  after BLOB NOT NULL,
+  marks INTEGER NOT NULL,
+  position INTEGER NOT NULL,
+  until INTEGER NOT NULL,
+  created_ms INTEGER NOT NULL,
+  details BLOB NOT NULL
+) STRICT;

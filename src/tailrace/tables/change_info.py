@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import msgspec
 
 from tailrace.command import Query
@@ -125,5 +127,5 @@ class ListRecentStreams(Query[list[ChangeStream]], frozen=True):
         if self.table is not None and not known:
             find(reader, self.table)
         rest = known if self.after is None else [each for each in known if each < self.after]
-        found = (reader.get(CHANGE_STREAMS, name, label) for label, name in rest[: self.limit])
-        return [stream for stream in found if stream is not None]
+        found = (reader.get(CHANGE_STREAMS, name, label) for label, name in rest)
+        return list(islice((stream for stream in found if stream is not None and not stream.hidden), self.limit))

@@ -98,7 +98,7 @@ class ReadChanges(Query[ChangePage], frozen=True):
         return ChangePage(stream, records, at - 1, log.next - 1, cold.earliest(reader, log), at < log.next)
 
 
-def entries_from(reader: Reader, log: Log, position: int) -> Iterator[Entry]:
+def entries_from(reader: Reader | Tx, log: Log, position: int) -> Iterator[Entry]:
     """The entry that covers `position` and those that follow, lazily. They may end before entries that must be fetched
     from cold storage first.
 
@@ -115,7 +115,7 @@ def entries_from(reader: Reader, log: Log, position: int) -> Iterator[Entry]:
     return logs.following(log, position, chain((first,), rows))
 
 
-def _cold_and_hot(reader: Reader, log: Log, position: int) -> Iterator[Entry]:
+def _cold_and_hot(reader: Reader | Tx, log: Log, position: int) -> Iterator[Entry]:
     for entry in cold.within_reach(reader, log, position, log.start):
         yield entry
         position = entry.next

@@ -57,6 +57,11 @@ class ChangeStream(msgspec.Struct, frozen=True):
         return _schema(self.schema).first
 
     @property
+    def hidden(self) -> bool:
+        """Whether it was made for point-in-time recovery, and the DynamoDB API does not show it."""
+        return _schema(self.schema).hidden
+
+    @property
     def complete(self) -> bool:
         """Whether the table had no items when the stream began."""
         return _schema(self.schema).complete
@@ -68,6 +73,7 @@ class StreamSchema(msgspec.Struct, frozen=True):
     keys: tuple[tuple[str, str], ...]
     first: int
     complete: bool = False  # the table had no items when the stream began, so the stream has a record of every item
+    hidden: bool = False  # it was made for point-in-time recovery
 
 
 CHANGE_STREAMS = StorageTable("change_streams", ChangeStream, key=("name", "label"), cached=True)
@@ -87,9 +93,17 @@ def enable(
     *,
     max_age_s: int | None = limits.CHANGES_AGE_S,
     max_count: int | None = limits.CHANGES_COUNT,
+    hidden: bool = False,
 ) -> Definition:
     """Record the table's changes from now on; saves and returns the table's definition."""
-    if definition.stream is not None:
+    if definition.recovery is not None and view not in (change.BOTH, change.OLD_IMAGE):
+        raise Invalid(
+            f"table {definition.name!r} has point-in-time recovery, which needs old images; enable the stream with "
+            f"view {change.BOTH}, or disable point-in-time recovery first"
+        )
+    if definition.stream is not None and definition.stream.hidden:
+        close(tx, definition)
+    elif definition.stream is not None:
         raise Invalid(f"Table already has an enabled stream: TableName: {definition.name}")
     if view not in change.VIEWS:
         raise Invalid(f"stream view {view!r} is unknown; use one of {', '.join(change.VIEWS)}")
@@ -99,7 +113,7 @@ def enable(
     log = logs.create(tx, f"{OWNER}{definition.name}/{label}")
     tx.put(LOGS, msgspec.structs.replace(log, start=first, next=first))
     empty = not counted(tx, definition.space).items
-    schema = StreamSchema(tuple((name, definition.kinds[name]) for name in definition.keys), first, complete=empty)
+    schema = StreamSchema(tuple((name, definition.kinds[name]) for name in definition.keys), first, empty, hidden)
     tx.put(
         CHANGE_STREAMS,
         ChangeStream(
@@ -107,17 +121,26 @@ def enable(
             max_count, _encode(schema),
         ),
     )  # fmt: skip
-    definition = msgspec.structs.replace(definition, stream=StreamRef(label, log.id, view))
+    definition = msgspec.structs.replace(definition, stream=StreamRef(label, log.id, view, hidden))
     save(tx, definition)
     return definition
 
 
+def record_for_recovery(tx: Tx, definition: Definition) -> Definition:
+    """Record the changes of a table without a stream for its point-in-time recovery."""
+    assert definition.recovery is not None
+    days = definition.recovery.days
+    return enable(tx, definition, change.OLD_IMAGE, max_age_s=days * 24 * 3600, max_count=None, hidden=True)
+
+
 def disable(tx: Tx, definition: Definition) -> Definition:
     """Stop recording; the stream stays readable. Saves and returns the table's definition."""
-    if definition.stream is None:
+    if definition.stream is None or (definition.stream.hidden and definition.recovery is not None):
         raise Invalid(f"Table has no stream to disable: TableName: {definition.name}")
     close(tx, definition)
     definition = msgspec.structs.replace(definition, stream=None)
+    if definition.recovery is not None:
+        return record_for_recovery(tx, definition)
     save(tx, definition)
     return definition
 

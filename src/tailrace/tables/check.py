@@ -20,6 +20,7 @@ from tailrace.storage.table import META, StorageTable
 from tailrace.tables import change, value, write
 from tailrace.tables import key as keys
 from tailrace.tables.change_stream import CHANGE_STREAMS, OWNER, ChangeStream
+from tailrace.tables.copies import BACKUP, COPIES, COPYING
 from tailrace.tables.definition import (
     ACTIVE,
     BACKFILLS,
@@ -117,6 +118,15 @@ def _check_spaces(reader: Reader, definitions: dict[str, Definition]) -> Iterato
             if space in owners:
                 yield f"tables {owners[space]!r} and {definition.name!r} share space {space}"
             owners[space] = definition.name
+    copies = list(reader.scan(COPIES))
+    for copy in copies:
+        for space in (copy.space, *([copy.marks] if copy.marks else [])):
+            if space in owners:
+                yield f"{copy.kind} {copy.name!r} and {owners[space]!r} share space {space}"
+            owners[space] = f"{copy.kind} {copy.name}"
+        source = definitions.get(copy.facts.source)
+        if copy.phase == COPYING and copy.kind == BACKUP and (source is None or copy.space not in source.copies):
+            yield f"backup {copy.name!r} is being made of table {copy.facts.source!r}, which does not know of it"
     last = _counter(reader, "space")
     if owners and max(owners) > last:
         yield f"space {max(owners)} exists but the counter is at {last}: its number could be assigned again"
@@ -124,7 +134,9 @@ def _check_spaces(reader: Reader, definitions: dict[str, Definition]) -> Iterato
     for space in sorted(dropped & owners.keys()):
         yield f"space {space} is listed as dropped, but belongs to table {owners[space]!r}"
     items = {space for definition in definitions.values() for space in _item_spaces(definition)}
+    items |= {copy.space for copy in copies}
     orders = {space for each in definitions.values() for space in (*_orders(each), *_marks(each))}
+    orders |= {copy.marks for copy in copies}
     for table, known in ((ITEMS, items), (INDEX_ENTRIES, orders)):
         for space in _spaces(reader, table):
             if space not in known and space not in dropped:

@@ -65,6 +65,14 @@ class StreamRef(msgspec.Struct, frozen=True):
     label: str
     log: int
     view: str  # KEYS_ONLY, NEW_IMAGE, OLD_IMAGE or NEW_AND_OLD_IMAGES
+    hidden: bool = False  # it was made for point-in-time recovery, and the DynamoDB API does not show it
+
+
+class Recovery(msgspec.Struct, frozen=True):
+    """Point-in-time recovery of a table."""
+
+    since_ms: int
+    days: int
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -112,6 +120,8 @@ class Definition(msgspec.Struct, frozen=True, dict=True):
     columns: tuple[Column, ...] = ()  # none: any attribute is allowed
     routes: tuple[TopicRoute, ...] = ()
     partials_space: int | None = None  # of a view: the partial aggregates of its groups, under the keys of its rows
+    copies: tuple[int, ...] = ()  # the spaces of copies that are being made of the table
+    recovery: Recovery | None = None
 
     @cached_property
     def kinds(self) -> dict[str, str]:
@@ -144,8 +154,8 @@ class Definition(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def plain(self) -> bool:
-        """Whether a write touches only the item: there is no index and no expiry."""
-        return not self.indexes and self.ttl_space is None
+        """Whether a write touches only the item: there is no index and no expiry, and no copy is being made."""
+        return not self.indexes and self.ttl_space is None and not self.copies
 
 
 class TableRow(msgspec.Struct, frozen=True, gc=False):

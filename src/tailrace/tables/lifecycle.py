@@ -21,6 +21,7 @@ from tailrace.errors import InUse, Invalid, LimitExceeded, NotFound, TableNotFou
 from tailrace.log.tail import HOUSEKEEPING
 from tailrace.storage.engine import Reader, Tx
 from tailrace.tables import change_stream, schema
+from tailrace.tables.copies import restored
 from tailrace.tables.definition import (
     ACTIVE,
     BACKFILLS,
@@ -88,12 +89,15 @@ def find(reader: Reader | Tx, name: str) -> Definition:
 def describe(reader: Reader | Tx, definition: Definition) -> TableDescription:
     """The description of a table."""
     spaces = (definition.space, *(index.space for index in definition.indexes))
+    if definition.stream is not None and definition.stream.hidden:
+        shown = msgspec.structs.replace(definition, stream=None)
+        return TableDescription(shown, {space: counted(reader, space) for space in spaces}, None)
     if definition.stream is not None:
         stream = reader.get(change_stream.CHANGE_STREAMS, definition.name, definition.stream.label)
     else:
         stream = next(iter(reader.scan(change_stream.CHANGE_STREAMS, definition.name, reverse=True, limit=1)), None)
-        if stream is not None and stream.space != definition.space:
-            stream = None  # it belongs to a deleted table of the same name
+        if stream is not None and (stream.space != definition.space or stream.hidden):
+            stream = None  # it belongs to a deleted table of the same name, or to point-in-time recovery
     return TableDescription(definition, {space: counted(reader, space) for space in spaces}, stream)
 
 
@@ -113,7 +117,7 @@ class CreateTable(Command[TableDescription], frozen=True):
     def run(self, tx: Tx) -> TableDescription:
         spec = self.spec
         schema.check_table(spec)
-        if tx.get(TABLES, spec.name) is not None:
+        if tx.get(TABLES, spec.name) is not None or restored(tx, spec.name) is not None:
             raise InUse(f"Table already exists: {spec.name}")
         if len(tx.values(TABLES, "space", limit=limits.TABLES_MAX)) >= limits.TABLES_MAX:
             raise LimitExceeded(
@@ -171,6 +175,8 @@ class DeleteTable(Command[TableDescription], frozen=True):
                 "Resource cannot be deleted as it is currently protected against deletion. "
                 "Disable deletion protection first."
             )
+        if definition.copies:
+            raise InUse(f"Table is being backed up or restored, try again in a moment: {self.name}")
         described = describe(tx, definition)
         change_stream.close(tx, definition)
         tx.delete(TABLES, definition.name)

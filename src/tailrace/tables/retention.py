@@ -114,6 +114,12 @@ def past_cursors(reader: Reader | Tx, log: Log, start: int, *, held: bool) -> Re
     return RetentionPlan(start, lost)
 
 
+def oldest_ms(reader: Reader | Tx, log: Log) -> int | None:
+    """The time of the oldest entry, hot or cold; None: there is none."""
+    head = _head(reader, log, cold.earliest(reader, log))
+    return None if head is None else head[0]
+
+
 def number_at(reader: Reader | Tx, log: Log, position: int) -> int:
     """The number of records that the stream has had below this position."""
     head = _head(reader, log, position)

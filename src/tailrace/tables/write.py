@@ -19,6 +19,7 @@ from tailrace.tables import key as keys
 from tailrace.tables import value
 from tailrace.tables.capacity import Capacity, IndexCapacity, write_units
 from tailrace.tables.change import TTL, Capture, StoredRecord, append, made
+from tailrace.tables.copies import keep_old
 from tailrace.tables.definition import (
     ACTIVE,
     INDEX_ENTRIES,
@@ -333,6 +334,8 @@ def _named(definition: Definition, key: bytes, attributes: Item) -> tuple[Item, 
 def _move(tx: Tx, plan: WritePlan, capture: Capture) -> None:
     """Update the item's entries in each index, and in the expiry order."""
     definition, key, old, new = plan.definition, plan.key, plan.old, plan.new
+    if definition.copies:
+        keep_old(tx, plan)
     for index in definition.indexes:
         before = None if old is None else entry_key(definition, index, old, key)
         fitted = entry_key if plan.lenient else keys.index_key

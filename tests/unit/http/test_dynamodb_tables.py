@@ -635,7 +635,8 @@ def test_what_tools_ask(at_the_desk: Run) -> None:
         (endpoint,) = (await desk.ok("DescribeEndpoints"))["Endpoints"]
         assert endpoint["CachePeriodInMinutes"] == 1440
         backups = await desk.ok("DescribeContinuousBackups", TableName="orders")
-        assert backups["ContinuousBackupsDescription"]["ContinuousBackupsStatus"] == "DISABLED"
+        recovery = backups["ContinuousBackupsDescription"]["PointInTimeRecoveryDescription"]
+        assert recovery == {"PointInTimeRecoveryStatus": "DISABLED"}
         code, _ = await desk.refused("DescribeContinuousBackups", TableName="missing")
         assert code == "TableNotFoundException"
 

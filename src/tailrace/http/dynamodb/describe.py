@@ -158,15 +158,23 @@ def _stream(table: TableDescription, shown: dict[str, Any], view: DescribeContex
         shown["LatestStreamArn"] = render.stream_arn(table.definition.name, table.stream.label, view.region)
 
 
-def _index(table: TableDescription, index: IndexDefinition, view: DescribeContext) -> dict[str, Any]:
-    count = table.counts[index.space]
+def key_schema(definition: Definition) -> list[dict[str, str]]:
+    """The key of a table."""
+    return _key_schema(definition.keys[:1], definition.keys[1:])
+
+
+def index_outline(index: IndexDefinition) -> dict[str, Any]:
+    """The name, the key and the projection of an index."""
     projection: dict[str, Any] = {"ProjectionType": index.projection.kind}
     if index.projection.attributes:
         projection["NonKeyAttributes"] = list(index.projection.attributes)
+    return {"IndexName": index.name, "KeySchema": _key_schema(index.hash, index.range), "Projection": projection}
+
+
+def _index(table: TableDescription, index: IndexDefinition, view: DescribeContext) -> dict[str, Any]:
+    count = table.counts[index.space]
     return {
-        "IndexName": index.name,
-        "KeySchema": _key_schema(index.hash, index.range),
-        "Projection": projection,
+        **index_outline(index),
         "IndexSizeBytes": count.bytes,
         "ItemCount": count.items,
         "IndexArn": f"{render.table_arn(table.definition.name, view.region)}/index/{index.name}",

@@ -11,8 +11,8 @@ import re
 from typing import Any, Final
 
 from tailrace import limits
-from tailrace.errors import Forbidden, Invalid, NotFound, TableNotFound
-from tailrace.http.dynamodb import describe, render
+from tailrace.errors import Forbidden, Invalid, TableNotFound
+from tailrace.http.dynamodb import backups, describe, render
 from tailrace.http.dynamodb.context import Context
 from tailrace.http.dynamodb.shape import (
     INDEX_NAME,
@@ -401,7 +401,13 @@ async def _delete_table(context: Context, request: Request) -> dict[str, Any]:
 
 
 async def _describe_table(context: Context, request: Request) -> dict[str, Any]:
-    described = await context.execute(DescribeTable(request["TableName"]))
+    try:
+        described = await context.execute(DescribeTable(request["TableName"]))
+    except TableNotFound:
+        restored = await backups.described(context, request["TableName"])
+        if restored is None:
+            raise
+        return {"Table": restored}
     return {"Table": describe.described(described, _view(context))}
 
 
@@ -514,19 +520,6 @@ def _no_resource(request: Request, error: TableNotFound) -> TableNotFound:
 # -- operations that tools call before they start
 
 
-async def _describe_continuous_backups(context: Context, request: Request) -> dict[str, Any]:
-    try:
-        await context.execute(DescribeTable(request["TableName"]))
-    except TableNotFound as error:
-        raise NotFound(f"Table not found: {error.name}", code="TableNotFoundException") from error
-    return {
-        "ContinuousBackupsDescription": {
-            "ContinuousBackupsStatus": "DISABLED",
-            "PointInTimeRecoveryDescription": {"PointInTimeRecoveryStatus": "DISABLED"},
-        }
-    }
-
-
 async def _describe_endpoints(context: Context, request: Request) -> dict[str, Any]:
     address = context.host.decode("latin-1") or "localhost"
     return {"Endpoints": [{"Address": address, "CachePeriodInMinutes": ENDPOINT_MINUTES}]}
@@ -552,9 +545,6 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "TagResource": Operation(_TAG, _tag_resource),
     "UntagResource": Operation(_UNTAG, _untag_resource),
     "ListTagsOfResource": Operation(_LIST_TAGS, _list_tags),
-    "DescribeContinuousBackups": Operation(
-        _of_one_table("DescribeContinuousBackupsInput"), _describe_continuous_backups
-    ),
     "DescribeEndpoints": Operation(Structure("DescribeEndpointsRequest", {}), _describe_endpoints),
     "DescribeLimits": Operation(Structure("DescribeLimitsInput", {}), _describe_limits),
 }

@@ -1,0 +1,209 @@
+"""Copies of tables that are in use: each is exactly the table of one commit, whatever is written meanwhile; restored
+tables are those of an earlier moment."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tailrace
+from tailrace import Index
+from tailrace.check import check_database
+from tailrace.clock import ManualClock
+from tailrace.database import Database
+from tailrace.embedded import Table
+from tailrace.errors import InUse, Invalid, NotFound
+from tailrace.tables import sweep
+from tailrace.tables.backups import (
+    CreateBackup,
+    DeleteBackup,
+    DescribeBackup,
+    DescribeRecovery,
+    ListBackups,
+    RestoreBackup,
+    RestoreSettings,
+    RestoreToPointInTime,
+    SetRecovery,
+)
+from tailrace.tables.change_stream import DisableStream, EnableStream
+from tailrace.tables.change_trimming import PruneStream
+from tailrace.tables.copying import COPIES, ContinueCopy
+from tailrace.tables.lifecycle import DescribeTable
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def db(data_dir: Path, clock: ManualClock) -> Iterator[Database]:
+    with tailrace.open(data_dir, clock=clock, housekeeping_s=None) as opened:
+        yield opened
+    assert check_database(data_dir).findings == []
+
+
+def items_of(db: Database, table: str) -> dict[str, Any]:
+    return {item["id"]: item for item in db.table(table).scan()}
+
+
+def scribble(rng: random.Random, table: Table, present: dict[str, Any], writes: int) -> None:
+    for _ in range(writes):
+        key = f"k{rng.randrange(30):02d}"
+        if rng.random() < 0.35:
+            table.delete(key)
+            present.pop(key, None)
+        else:
+            present[key] = {"id": key, "kind": rng.choice("abc"), "n": rng.randrange(1_000)}
+            table.put(present[key])
+
+
+def finish(db: Database, space: int, between: Any = lambda: None) -> int:
+    steps = 0
+    while not db.execute(ContinueCopy(space)):
+        steps += 1
+        between()
+    return steps
+
+
+@pytest.mark.parametrize("stream", [None, "KEYS_ONLY"])
+def test_a_backup_is_the_table_of_one_commit(db: Database, monkeypatch: pytest.MonkeyPatch, stream: str | None) -> None:
+    monkeypatch.setattr(sweep.limits, "SWEEP_ITEMS", 4)
+    rng = random.Random(11)
+    orders = db.create_table("orders", partition_key="id", stream=stream, indexes=[Index("by_kind", "kind")])
+    present: dict[str, Any] = {}
+    scribble(rng, orders, present, 60)
+    for round_ in range(5):
+        wanted = dict(present)
+        backup = db.execute(CreateBackup("orders", f"b{round_}"))
+        assert not backup.available
+        with pytest.raises(InUse):
+            db.drop_table("orders")
+        steps = finish(db, backup.row.space, lambda: scribble(rng, orders, present, rng.randrange(6)))
+        assert steps > 1
+        id_ = backup.details.backup
+        assert id_ is not None
+        made = db.execute(DescribeBackup("orders", id_))
+        assert made.available and made.size.items == len(wanted)
+        restore = db.execute(RestoreBackup("orders", id_, f"copy{round_}"))
+        with pytest.raises(InUse):
+            db.execute(DeleteBackup("orders", id_))
+        with pytest.raises(InUse):
+            db.create_table(f"copy{round_}", partition_key="id")
+        finish(db, restore.space, lambda: scribble(rng, orders, present, 2))
+        db.sweep()
+        copy = db.table(f"copy{round_}")
+        assert items_of(db, f"copy{round_}") == wanted
+        found = [item["id"] for item in copy.query("a", index="by_kind")]
+        assert sorted(found) == sorted(key for key, item in wanted.items() if item["kind"] == "a")
+        copy.put({"id": "k00", "kind": "z"})  # it is a table like any other, and nothing of it is the backup's
+    assert items_of(db, "orders") == present
+    db.drop_table("orders")
+    db.sweep()
+    backups = db.execute(ListBackups("orders"))
+    assert [each.row.name for each in backups] == [f"b{number}" for number in range(5)]
+    db.execute(RestoreBackup("orders", backups[0].details.backup or "", "orders"))  # also after its table is gone
+    db.sweep()
+    assert len(items_of(db, "orders")) == backups[0].size.items
+    for each in backups:
+        db.execute(DeleteBackup("orders", each.details.backup or ""))
+    db.sweep()
+    with pytest.raises(NotFound, match="Backup not found"):
+        db.execute(DescribeBackup("orders", backups[0].details.backup or ""))
+
+
+@pytest.mark.parametrize("stream", [None, "NEW_AND_OLD_IMAGES"])
+def test_a_table_is_restored_to_any_moment(
+    db: Database, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, stream: str | None
+) -> None:
+    monkeypatch.setattr(sweep.limits, "SWEEP_ITEMS", 5)
+    rng = random.Random(5)
+    orders = db.create_table("orders", partition_key="id", stream=stream, indexes=[Index("by_kind", "kind")])
+    present: dict[str, Any] = {}
+    scribble(rng, orders, present, 30)
+    with pytest.raises(Invalid, match="not enabled"):
+        db.execute(RestoreToPointInTime("orders", "early"))
+    clock.advance(10)
+    assert db.execute(SetRecovery("orders", 35)).days == 35
+    shown = db.execute(DescribeTable("orders"))
+    assert (shown.definition.stream is None) == (stream is None)  # the one of the recovery is not shown
+    moments: list[tuple[int, dict[str, Any]]] = [(clock.now_ms(), dict(present))]
+    for _ in range(6):
+        clock.advance(10)
+        scribble(rng, orders, present, rng.randrange(1, 12))
+        moments.append((clock.now_ms(), dict(present)))
+    clock.advance(1)  # a moment has all changes of its millisecond
+    for number, (at_ms, wanted) in enumerate(moments):
+        restore = db.execute(RestoreToPointInTime("orders", f"past{number}", at_ms))
+        finish(db, restore.space, lambda: scribble(rng, orders, present, rng.randrange(4)))
+        clock.advance(1)
+        assert items_of(db, f"past{number}") == wanted
+        db.sweep()
+    restore = db.execute(RestoreToPointInTime("orders", "latest", None, RestoreSettings("PAY_PER_REQUEST", globals=())))
+    finish(db, restore.space)
+    assert items_of(db, "latest") == present
+    made = db.execute(DescribeTable("latest")).definition
+    assert (made.indexes, made.billing, made.stream, made.recovery) == ((), "PAY_PER_REQUEST", None, None)
+    for wrong in (moments[0][0] - 11_000, clock.now_ms() + 1_000):
+        with pytest.raises(Invalid, match="out of range") as refused:
+            db.execute(RestoreToPointInTime("orders", "never", wrong))
+        assert refused.value.code == "InvalidRestoreTimeException"
+    with pytest.raises(InUse):
+        db.execute(RestoreToPointInTime("orders", "latest"))
+    with pytest.raises(Invalid, match="not one of the source"):
+        db.execute(RestoreToPointInTime("orders", "never", None, RestoreSettings(globals=("missing",))))
+
+
+def test_recovery_follows_the_stream_of_the_table(db: Database, clock: ManualClock) -> None:
+    orders = db.create_table("orders", partition_key="id")
+    clock.advance(10)
+    db.execute(SetRecovery("orders", 7))
+    with pytest.raises(Invalid, match="needs old images"):
+        db.execute(EnableStream("orders", "KEYS_ONLY"))
+    with pytest.raises(Invalid, match="no stream to disable"):
+        db.execute(DisableStream("orders"))
+    orders.put({"id": "a"})
+    clock.advance(10)
+    db.execute(EnableStream("orders"))  # takes the place of that of the recovery
+    assert db.execute(DescribeRecovery("orders")).earliest_ms == clock.now_ms()
+    orders.put({"id": "b"})
+    clock.advance(10)
+    moment = clock.now_ms()
+    orders.put({"id": "c"})
+    clock.advance(10)
+    db.execute(PruneStream("orders"))
+    with pytest.raises(Invalid, match="out of range"):
+        db.execute(RestoreToPointInTime("orders", "gone", moment - 20_000))
+    db.execute(DisableStream("orders"))
+    assert db.execute(DescribeTable("orders")).definition.stream is None
+    clock.advance(10)
+    moment = clock.now_ms()
+    clock.advance(10)
+    orders.delete("a")
+    db.execute(RestoreToPointInTime("orders", "back", moment))
+    db.sweep()
+    assert set(items_of(db, "back")) == {"a", "b", "c"}
+    db.execute(SetRecovery("orders", None))
+    assert db.execute(DescribeRecovery("orders")).days is None
+    orders.put({"id": "z"})
+    clock.advance(36 * 24 * 3600)
+    db.sweep()
+
+
+def test_a_restore_ends_if_its_history_is_gone(db: Database, clock: ManualClock) -> None:
+    orders = db.create_table("orders", partition_key="id", stream="NEW_AND_OLD_IMAGES")
+    db.execute(SetRecovery("orders", 35))
+    for number in range(5):
+        clock.advance(10)
+        orders.put({"id": "a", "n": number})
+    restore = db.execute(RestoreToPointInTime("orders", "past", clock.now_ms() - 25_000))
+    assert not db.execute(ContinueCopy(restore.space))  # copied; the changes are undone next
+    db.execute(PruneStream("orders"))
+    assert db.execute(ContinueCopy(restore.space))
+    with db._engine.reader() as reader:
+        assert list(reader.scan(COPIES)) == []
+    db.sweep()
