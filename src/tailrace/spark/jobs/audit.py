@@ -2,8 +2,8 @@
 
 There is a row for each change, in order: `changed` lists the attributes that differ, with their values before and after
 as JSON. Time and position are filtered where the history is read, so that a query about an hour does not read a year;
-Spark filters by principal, event and key. Where a whole key is given, row groups of cold files whose Bloom filter does not
-have the key are skipped, by Spark's own Parquet reader in a directory, by Arrow in a bucket (`native`). The result
+Spark filters by principal, event and key. Where a whole key is given, row groups whose Bloom filter does not have the
+key are skipped, by Spark's own Parquet reader in a directory, by Arrow in a bucket (`native`). The result
 is a data frame, or one file, which the driver writes row group by row group.
 """
 
