@@ -24,7 +24,7 @@ from tailrace.cold.merging import ColdFile
 from tailrace.cold.states import StateFile
 from tailrace.cold.writing import BLOOM_ERROR
 from tailrace.spark import planning
-from tailrace.spark.jobs import clusters, fold, replicate, tasks
+from tailrace.spark.jobs import clusters, copies, fold, replicate, tasks
 from tailrace.spark.jobs.filling import COMMIT_ROWS
 from tailrace.spark.jobs.ranges import TASK_RECORDS, split
 from tailrace.spark.jobs.settings import BATCH_RECORDS
@@ -160,6 +160,22 @@ def fold_plan(job: str) -> JobPlan:
     return JobPlan(job, what, reading + folding, commits, _size(files), ENTRIES * ENTRY_BYTES // reading)
 
 
+def copy_plan(kind: str) -> JobPlan:
+    """The first copy of a table with 10^9 items, whose changes do not cover them."""
+    segments = copies.tasks_for(ENTRIES, ENTRIES * ENTRY_BYTES, CORES)
+    leaves = clusters.clustering([], ENTRIES, ENTRIES * ENTRY_BYTES).leaves
+    merging_ = clusters.partitions_for(len(leaves), CORES) if kind == "Delta" else 0
+    commits = ENTRIES // COMMIT_ROWS if kind == "Tailrace" else 1
+    # Of PostgreSQL the driver holds the names of all parts, of Tailrace the stages of one wave.
+    wave = min(copies.WAVE_TASKS * CORES, copies.WAVE_TASKS_MAX) * (ENTRIES // segments // COMMIT_ROWS + 1)
+    held: Sequence[Any] = leaves if kind == "Delta" else [("0" * 16, 1)] * (segments if kind == "PostgreSQL" else wave)
+    what = "10^9 items"
+    return JobPlan(
+        f"replicate to {kind}, first copy", what, segments + merging_, commits, _size(held),
+        ENTRIES * ENTRY_BYTES // segments,
+    )  # fmt: skip
+
+
 def audit_plan() -> JobPlan:
     """`audit` of one key: Spark reads the footers and Bloom filters of all files, and few row groups."""
     groups = ENTRIES * ENTRY_BYTES // limits.COLD_GROUP_BYTES
@@ -178,6 +194,7 @@ def plans() -> list[JobPlan]:
         merge_plan(),
         drop_plan(),
         merging("replicate to Delta", replicate.MAX_RECORDS["delta"]),
+        *(copy_plan(kind) for kind in ("Delta", "PostgreSQL", "Tailrace")),
         merging("snapshot", 10**6),
         fold_plan(SNAPSHOT),
         fold_plan("restore"),

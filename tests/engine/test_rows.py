@@ -224,3 +224,7 @@ def test_many_keys_at_once(engine: Engine) -> None:
     }
     assert tx.get_each(ITEMS, (1,), []) == {}
     tx.rollback()
+    with engine.reader() as reader:
+        read = reader.get_each(ITEMS, (1,), wanted)
+        assert read == {name: Item(1, name, b"old") for name in wanted[:250]}
+        assert reader.get_each(ITEMS, (1,), []) == {}

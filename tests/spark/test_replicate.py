@@ -7,7 +7,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,10 @@ from deltalake import DeltaTable
 from tailrace.client import Client
 from tailrace.cold.store import Store
 from tailrace.errors import Conflict, Error, Fenced, Invalid, TooLarge, Unavailable
-from tailrace.spark.jobs import clusters, fold
+from tailrace.spark.jobs import clusters, copies, fold
 from tailrace.spark.jobs import replicate as module
 from tailrace.spark.jobs.clusters import Clustering, LeafResult
+from tailrace.spark.jobs.copies import EmptyCopy, RowsFunction, TableCopy
 from tailrace.spark.jobs.progress import Meter
 from tailrace.spark.jobs.replicas import ReplicaSource
 from tailrace.spark.jobs.replicas import postgres as postgres_module
@@ -78,8 +78,8 @@ class HeldChanges:
         self._table = rows
         self.rows, self.size = rows.num_rows, rows.nbytes
 
-    def table(self) -> pa.Table:
-        return self._table
+    def each(self, work: RowsFunction) -> Iterator[bytes]:
+        yield from work(iter(self._table.to_batches()))
 
     def merge(self, store: Store, place: str, found: Clustering) -> list[LeafResult]:
         index = pa.array([0] * self.rows, pa.int32())
@@ -166,7 +166,7 @@ def test_batches_that_come_twice_overlap_or_are_ahead(
         sizes = []
 
         def small(changes: Any, start: int, end: int) -> None:
-            count = changes.table().num_rows
+            count = changes.rows
             if count > 3 and end - start > 1:
                 raise TooLarge("too much")
             sizes.append(count)
@@ -223,7 +223,7 @@ def test_a_lost_and_a_kept_checkpoint(
 
 
 def test_a_first_copy_of_a_table_with_items(
-    spark: Spark, server: ServerProcess, client: Client, target: Target
+    spark: Spark, server: ServerProcess, client: Client, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = f"older-{target.kind}"
     history = History(client, table, 54, stream=None)
@@ -232,8 +232,22 @@ def test_a_first_copy_of_a_table_with_items(
     history.enable()
     history.run(5, note=False)
     History(client, f"noise-{target.kind}", 55).run(2, note=False)
-    done = replicate(spark, table=table, to=target.to(table), url=server.url, once=True)
-    assert (done.backfilled, done.position) == (len(history.items), history.sequence + 1)
+    monkeypatch.setattr(copies, "SPLIT_ROWS", 5)  # tasks read segments
+    changes_of = TableCopy.changes
+    ends = []
+
+    def meanwhile(self: TableCopy) -> Any:
+        """Items are changed, made and removed when they have been read."""
+        history.run(12, note=False)
+        found = changes_of(self)
+        ends.append(found[1])
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TableCopy, "changes", meanwhile)
+        done = replicate(spark, table=table, to=target.to(table), url=server.url, once=True)
+    assert done.backfilled and not done.rows, "there was nothing after the first copy"
+    assert done.position == history.sequence + 1 == ends[0]
     assert target.items(table) == same_items(history.items)
     history.run(10, note=False)
     assert replicate(spark, table=table, to=target.to(table), url=server.url, once=True).backfilled == 0
@@ -261,22 +275,16 @@ def test_a_first_copy_that_died_is_restarted(
     for _ in range(20):
         history.step()
     history.enable()
-    whole = module.spooled
 
-    @contextmanager
-    def dying(batches: Any) -> Iterator[Iterator[pa.RecordBatch]]:
-        def some(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield next(rows).slice(0, 3)
-            raise RuntimeError("killed")
+    def dying(self: TableCopy) -> Any:  # the items are written, and not the changes over them
+        raise RuntimeError("killed")
 
-        with whole(batches) as rows:
-            yield some(rows)
-
-    monkeypatch.setattr("tailrace.spark.jobs.filling.COMMIT_ROWS", 1)
     with monkeypatch.context() as patched:
-        patched.setattr(module, "spooled", dying)
+        patched.setattr(TableCopy, "changes", dying)
         with pytest.raises(RuntimeError, match="killed"):
             replicate(spark, table=table, to=target.to(table), url=server.url, once=True)
+    if target.kind == "tailrace":
+        assert target.items(table), "a part of a first copy is there, to be removed"
     for item in list(history.items.values())[:5]:  # what goes now must not stay in the copy
         client.call("DeleteItem", {"TableName": table, "Key": {name: item[name] for name in ("id", "at")}})
         del history.items[key_of(item)]
@@ -338,7 +346,7 @@ def test_what_postgresql_cannot_hold(places: dict[str, Target]) -> None:
         return HeldChanges(pa.Table.from_pylist([row], fold.STATE))
 
     with PostgresReplica(places["postgresql"].url, "odd", "odd", source) as copy:
-        copy.backfill((), 1, None)
+        copy.backfill(EmptyCopy(1), None)
         copy.apply(rows("a", "zero \0 and \\u0000 and \\\0"), 1, 2)
         with psycopg.connect(places["postgresql"].url) as connection:
             item, typed = connection.execute("SELECT item, typed::text FROM odd").fetchone() or ({}, "")
@@ -348,6 +356,64 @@ def test_what_postgresql_cannot_hold(places: dict[str, Target]) -> None:
             copy.apply(rows("a\0", "x"), 2, 3)
         assert copy.fence() == 2, "nothing of a batch that failed is there"
     assert postgres_module._without_nul("\\\\u0000") == "\\\\u0000"
+
+
+class RepeatedChanges(HeldChanges):
+    """The same, staged by a task that runs twice: the first run is lost when it is done."""
+
+    def each(self, work: RowsFunction) -> Iterator[bytes]:
+        assert list(super().each(work))
+        yield from super().each(work)
+
+
+def test_what_is_staged_in_postgresql(places: dict[str, Target]) -> None:
+    url = places["postgresql"].url
+    source = ReplicaSource("database", "staged", 9, (("id", "S"),))
+
+    def changes(*ids: str, kind: type[HeldChanges] = HeldChanges) -> HeldChanges:
+        rows = [{"keys": json.dumps({"id": each}), "item": "{}", "typed": "{}", "sequence": 1} for each in ids]
+        return kind(pa.Table.from_pylist(rows, fold.STATE))
+
+    def stages() -> list[str]:
+        with psycopg.connect(url) as connection:
+            rows = connection.execute("SELECT relname FROM pg_class WHERE relname LIKE 'tailrace_stage_%'").fetchall()
+        return [row[0] for row in rows]
+
+    def emptied(name: str) -> None:
+        with psycopg.connect(url) as connection:
+            connection.execute(psycopg.sql.SQL("TRUNCATE {}").format(psycopg.sql.Identifier(name)))
+
+    before = stages()
+    died = PostgresReplica(url, "staged", "staged", source)
+    died.backfill(EmptyCopy(1), None)
+    died._staged(changes("x"))
+    died._disconnect()  # it was killed: what it staged is left
+    (left,) = set(stages()) - set(before)
+    with PostgresReplica(url, "staged", "staged", source) as copy:
+        copy.apply(changes("a", "b", kind=RepeatedChanges), 1, 2)
+        assert left not in stages(), "the next batch removes it"
+        staged = copy._staged
+
+        def crashing(rows: Any) -> Any:  # PostgreSQL crashes now: a table that is not logged is empty afterwards
+            found = staged(rows)
+            emptied(copy._stage)
+            return found
+
+        copy._staged = crashing  # type: ignore[method-assign]
+        with pytest.raises(Unavailable, match="are gone"):
+            copy.apply(changes("c"), 2, 3)
+        copy._staged = staged  # type: ignore[method-assign]
+        assert copy.fence() == 2
+        copy.apply(changes("c"), 2, 3)
+        # Another job was faster, and has dropped what this one has staged.
+        with psycopg.connect(url) as connection:
+            connection.execute(psycopg.sql.SQL("DROP TABLE {}").format(psycopg.sql.Identifier(copy._stage)))
+        with pytest.raises(Fenced, match="another replicate job"):
+            copy.apply(changes("d"), 3, 4)
+    with psycopg.connect(url) as connection:
+        rows = connection.execute("SELECT key ->> 'id' FROM staged ORDER BY 1").fetchall()
+    assert rows == [("a",), ("b",), ("c",)]
+    assert stages() == before, "a job that is closed leaves nothing"
 
 
 def test_postgresql_has_typed_columns(
@@ -404,7 +470,7 @@ def test_two_writers_of_one_copy(kind: str, places: dict[str, Target], tmp_path:
             return DeltaReplica((tmp_path / "shared").as_uri(), "shared", source)
         return PostgresReplica(places[kind].url, "shared", "shared", source)
 
-    opened().backfill((), 0, None)
+    opened().backfill(EmptyCopy(0), None)
     lost = [0, 0]
 
     def write(number: int) -> None:

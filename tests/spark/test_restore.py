@@ -7,6 +7,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 
 from tailrace.client import Client
@@ -169,8 +170,9 @@ def test_a_driver_that_was_thought_dead_is_shut_out(
     with Client(server.url) as late:
         held[0]._client = late
         stray = ["PUT", {"id": {"S": "stray"}, "at": {"N": "1"}}]
+        stage = late.stage([stray], table="overtaken-back")
         with pytest.raises(Conflict, match="another job has begun to fill"):
-            held[0].write([stray])
+            held[0].write([msgspec.msgpack.encode((stage, 1))])
     assert live(client, "overtaken-back") == same_items(earlier[1])
 
 

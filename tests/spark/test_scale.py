@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench import scale
 from tailrace import limits
-from tailrace.spark.jobs import clusters, tasks
+from tailrace.spark.jobs import clusters, copies, tasks
 from tests.support.server import ROOT
 
 
@@ -47,6 +47,13 @@ def test_a_fold_and_an_audit_are_cut_by_size() -> None:
         assert plan.task_bytes <= 1_000_000_000
     audit = scale.audit_plan()
     assert audit.task_bytes * audit.tasks < scale.ENTRIES * scale.ENTRY_BYTES // 50, "a key is in few row groups"
+
+
+def test_a_first_copy_is_cut_into_segments() -> None:
+    for kind in ("Delta", "PostgreSQL", "Tailrace"):
+        plan = scale.copy_plan(kind)
+        assert plan.task_bytes <= copies.TASK_BYTES
+        assert plan.plan_bytes < 1_000_000, "names of files, parts or stages"
 
 
 def test_the_page_has_the_figures_of_the_simulation() -> None:

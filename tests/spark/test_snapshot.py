@@ -183,30 +183,29 @@ def test_a_snapshot_writes_what_changed_and_shares_the_rest(
     for _ in range(60):
         history.step()
     history.enable()
-    snapshot(spark, table="shared", url=server.url)  # of items: one loose file
+    with monkeypatch.context() as patched:
+        patched.setattr(clusters, "LEAF_ROWS", 5)
+        taken = [snapshot(spark, table="shared", url=server.url)]  # of items, in leaves
+    assert stored(taken[0].place) == same_items(history.items)
     (key, item), *_ = history.items.items()
-    taken = []
     for number in range(3):
         item = {**item, "n": {"N": str(number)}}
         history.items[key] = item
         client.call("PutItem", {"TableName": "shared", "Item": item})
-        # From the second one on there are leaves, of which one changes.
-        with monkeypatch.context() as patched:
-            patched.setattr(clusters, "LEAF_ROWS", 5)
-            taken.append(snapshot(spark, table="shared", url=server.url))
+        taken.append(snapshot(spark, table="shared", url=server.url))
         assert stored(taken[-1].place) == same_items(history.items)
         assert taken[-1].rows == len(history.items)
     files = [set(DeltaTable(each.place, version=each.version).file_uris()) for each in taken]
     assert len(files[0]) > 3
     assert len(files[1] - files[0]) == len(files[0] - files[1]) == 1, "the others are shared"
-    assert len(files[2] - files[1]) == 1
+    assert len(files[2] - files[1]) == len(files[3] - files[2]) == 1
     # Those that are past their retention go, but for the last of them.
     monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: time.time() + 7200, monotonic=time.monotonic))
     done = snapshot(spark, table="shared", url=server.url, retention="1h")
     assert (done.how, done.version) == ("already", taken[-1].version)
     assert [row[1] for row in snapshots("shared", url=server.url)] == [taken[-1].version]
     there = {str(each) for each in Path(done.place).glob("*.parquet")}
-    assert there == {each.removeprefix("file://") for each in files[2]}
+    assert there == {each.removeprefix("file://") for each in files[3]}
     assert stored(done.place) == same_items(history.items)
     with pytest.raises(Invalid, match="is not a duration"):
         snapshot(spark, table="shared", url=server.url, retention="soon")

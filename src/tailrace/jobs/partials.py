@@ -50,11 +50,9 @@ class ReadPartials(Query[list[str | None]], frozen=True):
         require("cold")
         from tailrace.jobs import arrow_rows  # Arrow takes long to import, and many servers never need it
 
-        texts: list[str | None] = []
-        for key in arrow_rows.stored_keys(self.keys, definition):
-            row = reader.get(ITEMS, definition.partials_space, key)
-            texts.append(None if row is None else row.body.decode())
-        return texts
+        keys = arrow_rows.stored_keys(self.keys, definition)
+        there = reader.get_each(ITEMS, (definition.partials_space,), keys)
+        return [None if (row := there.get(key)) is None else row.body.decode() for key in keys]
 
 
 def check_form(name: str, view: ViewDefinition, form: str) -> None:

@@ -62,6 +62,9 @@ class Reader(Protocol):
     def get(self, table: StorageTable[R], *key: Any) -> R | None:
         """The row with this key."""
 
+    def get_each(self, table: StorageTable[R], prefix: Key, last: Sequence[Any]) -> dict[Any, R]:
+        """As `get`, for many keys: a prefix, and each value in `last`. By these values, the rows that exist."""
+
     def scan(
         self,
         table: StorageTable[R],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -74,6 +74,16 @@ class SqliteReader:
         if row is None:
             return None
         return table.load(row) if self._damaged is None else table.load_anyway(self._damaged, row)
+
+    def get_each(self, table: StorageTable[R], prefix: Key, last: Sequence[Any]) -> dict[Any, R]:
+        at = len(prefix)
+        load = self._loader(table)
+        found: dict[Any, R] = {}
+        for first in range(0, len(last), sql.KEYS_AT_ONCE):
+            some = last[first : first + sql.KEYS_AT_ONCE]
+            for row in self._execute(sql.select_each(table, at, len(some), MARK), (*prefix, *some)):
+                found[row[at]] = load(row)
+        return found
 
     def _get_recent(self, table: StorageTable[R], key: Key) -> R | None:
         recent = self._recent(table)

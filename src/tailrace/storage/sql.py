@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from tailrace.storage.table import UNKNOWN, Key, StorageTable
 
+KEYS_AT_ONCE: Final = 100  # in one statement, which is prepared once for each number of them
 _COVERING: Final = "covering"  # among the bounds of a scan
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from tailrace.storage import packing, sql, staging
 from tailrace.storage.engine import Packed, Tx
@@ -17,8 +17,6 @@ from tailrace.storage.translation import FOREIGN, REFUSALS, refused, translated
 
 if TYPE_CHECKING:
     from tailrace.storage.sqlite import SqliteEngine
-
-_KEYS_AT_ONCE: Final = 100  # in one statement, which is prepared once for each number of them
 
 
 class SqliteTx(Tx):
@@ -99,8 +97,8 @@ class SqliteTx(Tx):
         assert not table.cached, f"{table.name} is cached: get its rows one by one"
         found: dict[Any, R] = {}
         at = len(prefix)
-        for first in range(0, len(last), _KEYS_AT_ONCE):
-            some = last[first : first + _KEYS_AT_ONCE]
+        for first in range(0, len(last), sql.KEYS_AT_ONCE):
+            some = last[first : first + sql.KEYS_AT_ONCE]
             statement = sql.select_each(table, at, len(some), MARK)
             with translated():
                 rows = self._execute(statement, (*prefix, *some)).fetchall()
@@ -193,7 +191,7 @@ class SqliteTx(Tx):
         if table.recent_bytes:
             self._engine.recent.of(table).begin(rows)
         values = table.values
-        if len(rows) > _KEYS_AT_ONCE:  # so that neighbours are written together, each page once
+        if len(rows) > sql.KEYS_AT_ONCE:  # so that neighbours are written together, each page once
             rows = dict(sorted(rows.items(), key=itemgetter(0)))
         try:
             self._connection.executemany(

@@ -2,9 +2,9 @@
 
 There is a row for each change, in order: `changed` lists the attributes that differ, with their values before and after
 as JSON. Time and position are filtered where the history is read, so that a query about an hour does not read a year;
-Spark filters by principal, event and key. Where a whole key is given, Spark's own Parquet reader reads the cold part
-(`native`) and skips the row groups whose Bloom filter does not have the key. The result is a data frame, or one file,
-which the driver writes row group by row group.
+Spark filters by principal, event and key. Where a whole key is given, row groups whose Bloom filter does not have the
+key are skipped, by Spark's own Parquet reader in a directory, by Arrow in a bucket (`native`). The result
+is a data frame, or one file, which the driver writes row group by row group.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tailrace.client import Client
 from tailrace.errors import Invalid
 from tailrace.spark.jobs.fold import plain
 from tailrace.spark.jobs.restore import moment_ms
-from tailrace.spark.native import history
+from tailrace.spark.native import KeyValue, history_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -91,8 +91,12 @@ def audit(
     from pyspark.sql import functions as F
 
     condition = None if key is None else _key_condition(key, info)
-    if condition is not None and condition[1]:
-        frame = history(spark, **options).where(condition[0]).orderBy(*(TABLE_ORDER if table else TOPIC_ORDER))
+    if condition is not None and condition[1] is not None:
+        frame = (
+            history_of(spark, options, condition[1])
+            .where(condition[0])
+            .orderBy(*(TABLE_ORDER if table else TOPIC_ORDER))
+        )
     else:
         frame = spark.read.format("tailrace").options(**options).load()
         frame = frame if condition is None else frame.where(condition[0])
@@ -110,15 +114,17 @@ def audit(
 # -- parameters
 
 
-def _key_condition(key: Any, info: dict[str, Any]) -> tuple[Column, bool]:
-    """The condition that rows have this key; and whether it is on a whole key, so that Bloom filters are of use."""
+def _key_condition(key: Any, info: dict[str, Any]) -> tuple[Column, KeyValue | None]:
+    """The condition that rows have this key; and the value that Bloom filters have, if it is a whole key."""
     from pyspark.sql import functions as F
 
     if info["kind"] == "topic":  # the key of a message is bytes
         sought = key if isinstance(key, bytes) else str(key).encode()
-        return F.col("key") == F.lit(bytearray(sought)), True
+        return F.col("key") == F.lit(bytearray(sought)), KeyValue("key", sought)
     text, whole = key_text(key, tuple((name, kind) for name, kind in info["keys"]))
-    return (F.col("keys") == text if whole else F.col("keys").startswith(text)), whole
+    if not whole:
+        return F.col("keys").startswith(text), None
+    return F.col("keys") == text, KeyValue("keys", text.encode())
 
 
 def _events(given: Sequence[str] | str | None) -> tuple[str, ...]:

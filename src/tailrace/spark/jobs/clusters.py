@@ -8,7 +8,7 @@ grouped by the leaf of their key, a task for each leaf that has any. It reads th
 with these keys and writes the leaf again; one that has grown is split. So a batch reads and writes the leaves that it
 touches, however large the state is, and the driver handles only the names of files.
 
-Files without such a name are *loose*: they may have any key. These are the files of a first copy, of an earlier
+Files without such a name are *loose*: they may have any key. These are the files of a first copy by an earlier
 version, or of another tool. The next batch reads all of them, in parallel, and puts their rows into the leaves.
 """
 

@@ -4,14 +4,14 @@
 counter on the server, under the name of the filling, by a random step. A driver that was believed dead and continues,
 or a second one, finds the counter at another value and stops: two fillings never mix. A commit whose response was lost
 finds the counter exactly where it meant to move it, and was done.
+
+Executors stage the rows (`RowStager`); the driver has the names of the stages, and commits them as they come.
 """
 
 from __future__ import annotations
 
 import secrets
-import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +20,10 @@ import pyarrow as pa
 from tailrace import limits
 from tailrace.client import Client
 from tailrace.errors import Conflict, Fenced, NotFound
+from tailrace.spark.connection import client as connected
+from tailrace.spark.connection import patiently
+from tailrace.spark.jobs.copies import CopyRows
+from tailrace.spark.options import ServerAccess
 
 COMMIT_ROWS: Final = 5_000
 COMMIT_BYTES: Final = 4 * limits.MiB  # of items as JSON, per commit
@@ -69,38 +73,44 @@ class Filling:
     def _fenced(self) -> Fenced:
         return Fenced(f"another job has begun to fill table {self._table!r}; run only one, and restart it if needed")
 
-    def write(self, rows: Iterable[list[Any]]) -> int:
-        """Write these rows, in the form of a stage; the number of rows."""
+    def write(self, answers: Iterable[bytes]) -> int:
+        """Commit what executors have staged, as it comes (`RowStager`); the number of rows."""
         written = 0
-        for chunk in chunks(rows):
-            stage = self._client.stage(chunk, table=self._table)
-            if stage is not None:
-                self.commit([stage])
-            written += len(chunk)
+        for stage, count in staged(answers):
+            self.commit([stage])
+            written += count
         return written
 
-    def clear(self) -> int:
-        """Delete all items; the number of items."""
+    def clear(self, rows: CopyRows, access: ServerAccess) -> int:
+        """Delete these items of the table, which are all of them; their number."""
+        if not rows.rows:
+            return 0
         keys = key_names(self._client, self._table)
-        with self._client.items(self._table) as (_, batches), spooled(batches) as rows:
-            return self.write(_deletes(rows, keys))
+        return self.write(rows.each(RowStager(access, self._table, tuple((name, "") for name in keys), delete=True)))
 
 
-@contextmanager
-def spooled(batches: Iterable[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
-    """The same batches, from a temporary file. The server holds a view of the database open while items are read, and
-    writing them elsewhere may take long."""
-    with tempfile.TemporaryFile(prefix="tailrace-") as file:
-        writer: pa.RecordBatchStreamWriter | None = None
-        for batch in batches:
-            writer = writer or pa.ipc.new_stream(file, batch.schema)
-            writer.write_batch(batch)
-        if writer is None:
-            yield iter(())
-            return
-        writer.close()
-        file.seek(0)
-        yield iter(pa.ipc.open_stream(file))
+class RowStager(msgspec.Struct, frozen=True):
+    """Stages rows of a state on the server, in chunks that fit into one commit; yields the name and size of each stage.
+    Runs in an executor."""
+
+    access: ServerAccess
+    table: str
+    keys: tuple[tuple[str, str], ...]  # name and type of each
+    delete: bool = False  # the items are deleted, not put
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
+        server = connected(self.access)
+        rows = deletes(batches, tuple(name for name, _ in self.keys)) if self.delete else writes(batches, self.keys)
+        for chunk in chunks(rows):
+            # The request may be repeated: a first stage that did arrive expires.
+            stage = patiently(lambda chunk=chunk: server.stage(chunk, table=self.table))  # type: ignore[misc]
+            yield msgspec.msgpack.encode((stage, len(chunk)))
+
+
+def staged(answers: Iterable[bytes]) -> Iterator[tuple[str, int]]:
+    """The name of each stage, and the number of its rows."""
+    for answer in answers:
+        yield msgspec.msgpack.decode(answer, type=tuple[str, int])
 
 
 def chunks(rows: Iterable[list[Any]]) -> Iterator[list[list[Any]]]:
@@ -117,15 +127,8 @@ def chunks(rows: Iterable[list[Any]]) -> Iterator[list[list[Any]]]:
         yield held
 
 
-def puts(batches: Iterable[pa.RecordBatch]) -> Iterator[list[Any]]:
-    """The rows of a state, as a stage takes them."""
-    for batch in batches:
-        for typed in batch.column("typed").to_pylist():
-            yield [PUT, _decode(typed)]
-
-
 def writes(batches: Iterable[pa.RecordBatch], keys: tuple[tuple[str, str], ...]) -> Iterator[list[Any]]:
-    """As `puts`; keys of removed items are deleted."""
+    """The rows of a state, as a stage takes them; keys of removed items are deleted."""
     for batch in batches:
         for key, typed in zip(batch.column("keys").to_pylist(), batch.column("typed").to_pylist(), strict=True):
             yield [DELETE, typed_key(key, keys)] if typed is None else [PUT, _decode(typed)]
@@ -143,7 +146,8 @@ def key_names(client: Client, table: str) -> tuple[str, ...]:
     return tuple(each["AttributeName"] for each in schema)
 
 
-def _deletes(batches: Iterable[pa.RecordBatch], keys: tuple[str, ...]) -> Iterator[list[Any]]:
+def deletes(batches: Iterable[pa.RecordBatch], keys: tuple[str, ...]) -> Iterator[list[Any]]:
+    """The rows of a state as keys to delete."""
     for batch in batches:
         for typed in batch.column("typed").to_pylist():
             item = _decode(typed)

@@ -1,4 +1,5 @@
-"""What jobs run in: `reported` for all of them, and a loop for those that go on; the streaming query of `replicate`.
+"""What jobs run in: `reported` for all of them, and a loop for those that go on, or that `run` restarts; the streaming
+query of `replicate`.
 
 A job supplies its *step*. The loop repeats it until the job is done or is stopped. After a transient error, such as a
 server that restarts, the step is repeated after a pause, which doubles with each failure in a row.
@@ -41,6 +42,25 @@ def reported(meter: Meter) -> Iterator[None]:
         raise
 
 
+def spark_error(error: BaseException) -> Error:
+    """An exception of Spark as an error of ours: one that may pass if the server was away, or executors overloaded."""
+    message = explain(error)
+    if any(text in message for text in TRANSIENT):
+        return Unavailable(message)
+    return Error(message, code="QUERY_FAILED")
+
+
+@contextmanager
+def spark_errors() -> Iterator[None]:
+    """Raise exceptions of Spark as errors of ours."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
+            raise
+        raise spark_error(error) from error
+
+
 class JobStep(Protocol):
     """A job, as the loop sees it."""
 
@@ -58,10 +78,17 @@ class JobStep(Protocol):
         """Report the error, and prepare to repeat the step."""
 
 
-def run_steps(job: JobStep, stop: threading.Event, *, patience_s: float | None) -> None:
+def run_steps(
+    job: JobStep,
+    stop: threading.Event,
+    *,
+    patience_s: float | None,
+    pauses_s: tuple[float, float] = (PAUSE_S, PAUSE_S_MAX),
+) -> None:
     """Repeat the job's step until it is done or `stop` is set. Errors in a row are raised after `patience_s`; None:
-    never, as long as they are transient."""
-    pause_s, failing_since_s = PAUSE_S, None
+    never, as long as they are transient. `pauses_s`: before the first retry, and at most."""
+    first_s, most_s = pauses_s
+    pause_s, failing_since_s = first_s, None
     while not stop.is_set():
         before = job.done
         try:
@@ -69,16 +96,16 @@ def run_steps(job: JobStep, stop: threading.Event, *, patience_s: float | None) 
         except Error as error:
             now_s = time.monotonic()
             if failing_since_s is None or job.done != before:
-                pause_s, failing_since_s = PAUSE_S, now_s
+                pause_s, failing_since_s = first_s, now_s
             if not job.is_transient(error) or (patience_s is not None and now_s - failing_since_s > patience_s):
                 raise
             job.retry(error)
             stop.wait(pause_s)
-            pause_s = min(pause_s * 2, PAUSE_S_MAX)
+            pause_s = min(pause_s * 2, most_s)
             continue
         if wait_s is None:
             return
-        pause_s, failing_since_s = PAUSE_S, None
+        pause_s, failing_since_s = first_s, None
         stop.wait(wait_s)
 
 
@@ -131,7 +158,4 @@ class BatchQuery:
             raise self._error
         failed = query.exception()
         if failed is not None:
-            message = explain(failed)
-            if any(text in message for text in TRANSIENT):
-                raise Unavailable(message) from failed
-            raise Error(message, code="QUERY_FAILED") from failed
+            raise spark_error(failed) from failed

@@ -26,14 +26,15 @@ import msgspec
 from tailrace.client import Client
 from tailrace.errors import Error, Invalid, TooLarge, TooMany, Unavailable
 from tailrace.spark.jobs import fold, progress
-from tailrace.spark.jobs.filling import spooled
-from tailrace.spark.jobs.loop import PATIENCE_S, BatchQuery, reported, run_steps
+from tailrace.spark.jobs.copies import EmptyCopy, SparkChanges, TableCopy, measured
+from tailrace.spark.jobs.loop import PATIENCE_S, BatchQuery, reported, run_steps, spark_errors
 from tailrace.spark.jobs.progress import Meter, ProgressCallback, brief
-from tailrace.spark.jobs.replicas import Replica, ReplicaSource, SparkChanges
+from tailrace.spark.jobs.replicas import Replica, ReplicaSource
 from tailrace.spark.jobs.replicas.delta import DeltaReplica
 from tailrace.spark.jobs.replicas.postgres import PostgresReplica
 from tailrace.spark.jobs.replicas.tailrace import TailraceReplica
-from tailrace.spark.jobs.state import ChangeStreamInfo, change_stream_info, changes, items, parallelism
+from tailrace.spark.jobs.state import ChangeStreamInfo, change_stream_info, changes, parallelism
+from tailrace.spark.options import ServerAccess
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -121,7 +122,15 @@ def shown(to: str) -> str:
 
 
 def opened(
-    to: str, kind: str, name: str, target_table: str, known: ChangeStreamInfo, *, url: str, target_token: str | None
+    spark: SparkSession,
+    to: str,
+    kind: str,
+    name: str,
+    target_table: str,
+    known: ChangeStreamInfo,
+    *,
+    url: str,
+    target_token: str | None,
 ) -> Replica:
     """Open the copy."""
     source = ReplicaSource(known.database, known.table, known.log, known.keys, known.columns)
@@ -131,7 +140,7 @@ def opened(
         return DeltaReplica("file" + to[len("delta") :] if to.startswith("delta:") else to, name, source)
     if to.rstrip("/") == url.rstrip("/") and target_table == known.table:
         raise Invalid(f"table {known.table!r} cannot be a copy of itself; give target_table or another server")
-    return TailraceReplica(to, target_token, name, target_table, source, known)
+    return TailraceReplica(spark, to, target_token, name, target_table, source, known)
 
 
 class _Replication:
@@ -202,14 +211,13 @@ class _Replication:
         """Open the copy, and start it if it is new; the fence."""
         known = self.known = change_stream_info(self.client, self.table)
         if self._replica is None:
-            self._replica = opened(*self._target, known, url=self.url, target_token=self._target_token)
+            self._replica = opened(self.spark, *self._target, known, url=self.url, target_token=self._target_token)
         fence = self._replica.fence()
         if fence is None and known.complete:
-            self._replica.backfill((), known.earliest, None)
-            fence = known.earliest
+            _, fence = self._replica.backfill(EmptyCopy(known.earliest), None)
         elif fence is None or fence < known.earliest:
             fence = self._backfill(self._replica, known, fence)
-        if fence > known.next:
+        elif fence > known.next:
             raise Invalid(
                 f"the copy is at {fence}, and the changes of table {self.table!r} end at {known.next}: was the "
                 "server restored from an older backup? Start a new copy under another name",
@@ -221,8 +229,9 @@ class _Replication:
     def _backfill(self, replica: Replica, known: ChangeStreamInfo, before: int | None) -> int:
         self.meter.say(progress.RUNNING, "making the first copy")
         began = time.monotonic()
-        with items(self.client, known) as (position, batches), spooled(batches) as rows:
-            count = replica.backfill(rows, position, before)
+        first = TableCopy(self.spark, self.client, known, ServerAccess(self.url, self.token, None, None))
+        with spark_errors():
+            count, position = replica.backfill(first, before)
         self.meter.batch(count, time.monotonic() - began)
         self.done = msgspec.structs.replace(self.done, backfilled=self.done.backfilled + count)
         return position
@@ -240,7 +249,7 @@ class _Replication:
         began = time.monotonic()
         frame = held = frame.select("offset", "next_offset", *fold.COLUMNS).persist()
         try:
-            low, high, count, size = _measured(frame)
+            low, high, count, size = measured(frame)
             if not count:
                 return
             fence = self._replica.fence()
@@ -267,7 +276,7 @@ class _Replication:
             reach = self.client.advance({0: start}, self.max_records, table=self.table, label=self.known.label)[0]
             high = min(end, max(reach, start + 1))
             frame = changes(self.spark, self.known, self.url, self.token, start, high)
-            self._apply(frame, start, high, *_measured(frame)[2:])
+            self._apply(frame, start, high, *measured(frame)[2:])
             start = high
 
     def _apply(self, frame: DataFrame, start: int, end: int, count: int, size: int) -> None:
@@ -284,16 +293,7 @@ class _Replication:
                     raise
         for low, high in ((start, middle), (middle, end)):
             part = frame.where(f"offset >= {low} AND offset < {high}")
-            self._apply(part, low, high, *_measured(part)[2:])
-
-
-def _measured(frame: DataFrame) -> tuple[int, int, int, int]:
-    """The first and last position of the frame, the number of changes, and about how many bytes of items."""
-    row: Any = frame.selectExpr(
-        "min(offset) AS low", "max(next_offset) AS high", "count(*) AS count",
-        "sum(length(keys) + coalesce(length(after), 0)) AS size",
-    ).first()  # fmt: skip
-    return row["low"] or 0, row["high"] or 0, row["count"], row["size"] or 0
+            self._apply(part, low, high, *measured(part)[2:])
 
 
 def _middle(frame: DataFrame) -> int | None:

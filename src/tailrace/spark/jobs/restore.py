@@ -24,7 +24,8 @@ import pyarrow as pa
 from tailrace.client import Client
 from tailrace.errors import Invalid, NotFound
 from tailrace.spark.jobs import fold, progress
-from tailrace.spark.jobs.filling import Filling, chunks, puts
+from tailrace.spark.jobs.copies import items_of
+from tailrace.spark.jobs.filling import Filling, RowStager, staged
 from tailrace.spark.jobs.loop import reported
 from tailrace.spark.jobs.making import check_key, described, make, not_empty
 from tailrace.spark.jobs.progress import Meter, ProgressCallback
@@ -37,13 +38,14 @@ from tailrace.spark.jobs.state import (
     store_of,
     unknown,
 )
+from tailrace.spark.options import ServerAccess
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 KIND: Final = "restore"
 AHEAD_MS: Final = 60_000  # the tolerated difference between clocks
-_STAGES: Final = "stage string, rows bigint"
+_STAGES: Final = "answer binary"
 
 
 class Restored(msgspec.Struct, frozen=True):
@@ -81,7 +83,8 @@ def restore(
         sequence, start = start_at(known, snapshots, wanted)
         if start is None:
             raise unknown(known, snapshots, sequence)
-        filling, definition = _prepared(client, known, into, sequence)
+        access = ServerAccess(url, token, None, None)
+        filling, definition = _prepared(spark, client, access, known, into, sequence)
         meter = Meter(
             f"restore/{into}", KIND, on_progress, server=client, source=f"tables/{table}", target=f"tables/{into}",
             definition=definition,
@@ -89,7 +92,7 @@ def restore(
         with reported(meter):
             meter.say(progress.RUNNING)
             marks, base, partitions = state(spark, store, known, start, sequence, url=url, token=token)
-            stages = fold.fold(marks, base, partitions, _stager(url, token, into), _STAGES)
+            stages = fold.fold(marks, base, partitions, _stager(RowStager(access, into, known.keys)), _STAGES)
             rows = _committed(stages, filling, meter)
         # This report must succeed: items that are put into the table from now on belong to its owner.
         client.report_job(f"restore/{into}", "stopped", message=f"{rows:,} items as of sequence {sequence}")
@@ -97,7 +100,9 @@ def restore(
         return Restored(table, into, sequence, rows, None if start.snapshot is None else start.snapshot.sequence)
 
 
-def _prepared(client: Client, known: ChangeStreamInfo, into: str, sequence: int) -> tuple[Filling, dict[str, Any]]:
+def _prepared(
+    spark: SparkSession, client: Client, access: ServerAccess, known: ChangeStreamInfo, into: str, sequence: int
+) -> tuple[Filling, dict[str, Any]]:
     """Create or check the table `into`: it is empty, or has items of an unfinished restore of the same state."""
     name = f"restore/{into}"
     found = described(client, into)
@@ -114,7 +119,7 @@ def _prepared(client: Client, known: ChangeStreamInfo, into: str, sequence: int)
     filling = Filling(client, into, f"{name}/writes", known.log)
     if left != definition:
         if found["ItemCount"]:
-            filling.clear()
+            filling.clear(items_of(spark, client, access, into, 0), access)
         # Only now: until the old items are removed, they belong to the other restore.
         try:
             client.drop_job(name)
@@ -135,29 +140,25 @@ def _unfinished(client: Client, name: str, into: str) -> dict[str, Any] | None:
     return definition if job["state"] != "stopped" and definition.get("into") == into else None
 
 
-def _stager(url: str, token: str | None, into: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function of executors, for all marks of their keys: stage the items on the server, in chunks of bounded
-    size."""
+def _stager(stage: RowStager) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function of executors, for all marks of their keys: stage the items on the server."""
 
-    def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with Client(url, token=token) as client:
-            for chunk in chunks(puts(fold.folded(batches))):
-                found = client.stage(chunk, table=into)
-                yield pa.record_batch(
-                    [pa.array([found], pa.string()), pa.array([len(chunk)], pa.int64())], names=["stage", "rows"]
-                )
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for answer in stage(fold.folded(batches)):
+            yield pa.record_batch([pa.array([answer], pa.binary())], names=["answer"])
 
-    return stage
+    return run
 
 
 def _committed(stages: DataFrame, filling: Filling, meter: Meter) -> int:
     """Commit the stages as they come; the next partition is computed while those of this one are committed."""
     rows = 0
     began = time.monotonic()
-    for row in stages.toLocalIterator(prefetchPartitions=True):
-        filling.commit([row["stage"]])
-        rows += row["rows"]
-        meter.batch(row["rows"], time.monotonic() - began)
+    answers = (bytes(row["answer"]) for row in stages.toLocalIterator(prefetchPartitions=True))
+    for stage, count in staged(answers):
+        filling.commit([stage])
+        rows += count
+        meter.batch(count, time.monotonic() - began)
         began = time.monotonic()
     return rows
 

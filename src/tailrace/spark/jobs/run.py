@@ -15,9 +15,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from tailrace.client import Client
-from tailrace.errors import TooMany, Unavailable
+from tailrace.errors import Error, TooMany, Unavailable
 from tailrace.spark.failures import explain
 from tailrace.spark.jobs import progress
+from tailrace.spark.jobs.loop import run_steps
 from tailrace.spark.jobs.progress import Progress, ProgressCallback, ignore_progress
 from tailrace.spark.jobs.settings import PipelineSettings, ReplicateSettings, matches, octets, seconds
 from tailrace.spark.jobs.tier import tier
@@ -53,31 +54,36 @@ class JobThread:
         self._work = work
         self._on_progress = on_progress
         self._every_s = every_s
-        self._pause_s = PAUSE_S
+        self.done = 0  # runs that ended well, or lasted
         self._thread = _thread(self._run, name)
         self._thread.start()
 
     def _run(self) -> None:
         self._spark.sparkContext.setLocalProperty(POOL, self.name)
-        while not self.stop.is_set():
-            began = time.monotonic()
-            try:
-                self._work(self.stop)
-            except Exception as error:  # of any kind: one job must not end the others
-                if self.stop.is_set():
-                    break  # Spark was stopped during the job
-                self._say(progress.RETRYING, explain(error))
-                self._wait(began)
-            else:
-                self._pause_s = PAUSE_S
-                self.stop.wait(PAUSE_S if self._every_s is None else self._every_s)
+        run_steps(self, self.stop, patience_s=None, pauses_s=(PAUSE_S, PAUSE_S_MAX))
         self._say(progress.STOPPED)
 
-    def _wait(self, began: float) -> None:
-        if time.monotonic() - began > STABLE_S:
-            self._pause_s = PAUSE_S
-        self.stop.wait(self._pause_s)
-        self._pause_s = min(self._pause_s * 2, PAUSE_S_MAX)
+    # -- as `JobStep`
+
+    def step(self) -> float | None:
+        """Run the job."""
+        began = time.monotonic()
+        try:
+            self._work(self.stop)
+        except Exception as error:  # of any kind: one job must not end the others
+            if self.stop.is_set():
+                return None  # Spark was stopped during the job
+            self.done += time.monotonic() - began > STABLE_S
+            raise error if isinstance(error, Error) else Error(explain(error), code="JOB_FAILED") from error
+        self.done += 1
+        return PAUSE_S if self._every_s is None else self._every_s
+
+    def is_transient(self, error: Error) -> bool:
+        """Every job is restarted, after any error."""
+        return True
+
+    def retry(self, error: Error) -> None:
+        self._say(progress.RETRYING, str(error))
 
     def _say(self, state: str, message: str = "") -> None:
         self._on_progress(

@@ -26,9 +26,9 @@ from tailrace.cold import states, writing
 from tailrace.cold.schemas import place_of
 from tailrace.cold.states import StateVersion
 from tailrace.cold.store import Store
-from tailrace.cold.writing import write_rows
 from tailrace.errors import Fenced, Invalid, Unavailable
 from tailrace.spark.jobs import clusters, fold, progress
+from tailrace.spark.jobs.copies import TableCopy, clustered_files
 from tailrace.spark.jobs.loop import reported
 from tailrace.spark.jobs.making import described
 from tailrace.spark.jobs.progress import Meter, ProgressCallback
@@ -38,7 +38,6 @@ from tailrace.spark.jobs.state import (
     FoldStart,
     aligned,
     change_stream_info,
-    items,
     marks_after,
     parallelism,
     snapshots_of,
@@ -46,6 +45,7 @@ from tailrace.spark.jobs.state import (
     store_of,
     unknown,
 )
+from tailrace.spark.options import ServerAccess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -143,7 +143,8 @@ def _taken(
         began = time.monotonic()
         try:
             if start is None:
-                sequence, rows = _from_items(client, store, place, known)
+                copy = TableCopy(spark, client, known, ServerAccess(url, token, None, None))
+                sequence, rows = _from_items(copy, store, place, known)
             else:
                 rows = _from_changes(spark, client, store, place, known, start, sequence, url, token)
         except Fenced:
@@ -220,10 +221,9 @@ def _metadata(known: ChangeStreamInfo, sequence: int, after: int, rows: int, how
     }  # fmt: skip
 
 
-def _from_items(client: Client, store: Store, place: str, known: ChangeStreamInfo) -> tuple[int, int]:
-    """Write the current items, and commit them; their sequence, and how many there are."""
-    with items(client, known) as (after, batches):
-        written = write_rows(store, place, batches)
+def _from_items(copy: TableCopy, store: Store, place: str, known: ChangeStreamInfo) -> tuple[int, int]:
+    """Have executors write the current items, and commit them; their sequence, and how many there are."""
+    written, after = clustered_files(copy, store, place)
     rows = sum(each.rows for each in written)
     states.replace(
         store, place, fold.STATE, written, app=APP, reached=after - 1, database=known.database,

@@ -9,19 +9,16 @@ before its sequence.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import pyarrow as pa
 
 from tailrace.client import Client
 from tailrace.cold import states
 from tailrace.cold.schemas import place_of
 from tailrace.cold.states import StateVersion
 from tailrace.cold.store import Store
-from tailrace.errors import Conflict, Invalid
+from tailrace.errors import Invalid
 from tailrace.spark.jobs import fold
 
 if TYPE_CHECKING:
@@ -147,16 +144,14 @@ def _ranges(known: ChangeStreamInfo, snapshots: list[StateVersion]) -> str:
     return ", ".join(shown)
 
 
-def aligned(
-    client: Client, known: ChangeStreamInfo, low: int, sequence: int, looked_at: int | None = _LOOKED_AT
-) -> int:
+def aligned(client: Client, known: ChangeStreamInfo, low: int, sequence: int) -> int:
     """Where the changes after `sequence` begin, not before `low`, which is where an entry begins.
 
     An entry begins where the one before it ends, so the first one after a sequence may begin before it. The entries at
-    the `looked_at` positions before it are searched (None: all from `low` on); where there are none, `low` is safe."""
+    some positions before it are searched; where there are none, `low` is safe."""
     if sequence >= known.tail:
         return known.next
-    begin = low if looked_at is None else max(low, sequence + 1 - looked_at)
+    begin = max(low, sequence + 1 - _LOOKED_AT)
     if begin > sequence:
         return low
     with client.arrow(
@@ -164,25 +159,6 @@ def aligned(
     ) as batches:
         ends: list[int] = [end for batch in batches for end in batch.column("next").to_pylist() if end <= sequence + 1]
     return max([low, *ends])
-
-
-@contextmanager
-def items(client: Client, known: ChangeStreamInfo) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
-    """The items of the table now: where the changes after them begin, and the rows of the state. The sequence of each
-    item is not known; it is before that position."""
-    with client.items(known.table) as (sequence, batches):
-        # The sequence is of the whole database; the log of this table may end before it.
-        now = change_stream_info(client, known.table)
-        if now.log != known.log:
-            raise Conflict(f"the change stream of table {known.table!r} was just recreated; start again")
-        after = aligned(client, now, known.next, sequence, None)
-        yield after, (_as_state(batch, after - 1) for batch in batches)
-
-
-def _as_state(batch: pa.RecordBatch, sequence: int) -> pa.RecordBatch:
-    columns = [batch.column(name).cast(pa.string()) for name in ("keys", "item", "typed")]
-    columns.append(pa.repeat(pa.scalar(sequence, pa.int64()), batch.num_rows))
-    return pa.RecordBatch.from_arrays(columns, schema=fold.STATE)
 
 
 # -- in Spark

@@ -8,16 +8,14 @@ refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from types import TracebackType
-
-import pyarrow as pa
 
 from tailrace.cold import states, writing
 from tailrace.cold.store import Store
 from tailrace.errors import Fenced, Invalid
 from tailrace.spark.jobs import clusters, fold
-from tailrace.spark.jobs.replicas import BatchChanges, ReplicaSource, fenced
+from tailrace.spark.jobs.copies import CopyRows, FirstCopy, clustered_files
+from tailrace.spark.jobs.replicas import ReplicaSource, fenced
 
 
 class DeltaReplica:
@@ -44,12 +42,12 @@ class DeltaReplica:
         writing.opened(self._store, self._place, fold.STATE, self._source.database)
         return writing.last_generation(self._store, self._place, self._app)
 
-    def backfill(self, rows: Iterable[pa.RecordBatch], position: int, before: int | None) -> int:
+    def backfill(self, first: FirstCopy, before: int | None) -> tuple[int, int]:
         found = self.fence()
         if found != before:
-            raise fenced(f"the copy at {self._store.uri(self._place)}", found, position)
+            raise fenced(f"the copy at {self._store.uri(self._place)}", found, before or 0)
         self._check_place()
-        written = writing.write_rows(self._store, self._place, rows)
+        written, position = clustered_files(first, self._store, self._place)
         count = sum(each.rows for each in written)
         metadata = self._facts() | {"sequence": position - 1, "next": position, "rows": count}
         done = states.replace(
@@ -58,9 +56,9 @@ class DeltaReplica:
         )  # fmt: skip
         if done != "committed":
             raise fenced(f"the copy at {self._store.uri(self._place)}", self.fence(), position)
-        return count
+        return count, position
 
-    def apply(self, changes: BatchChanges, start: int, end: int) -> None:
+    def apply(self, changes: CopyRows, start: int, end: int) -> None:
         table = writing.opened(self._store, self._place, fold.STATE, self._source.database)
         found = table.transaction_version(self._app)
         if found != start:

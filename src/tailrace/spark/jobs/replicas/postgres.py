@@ -8,19 +8,27 @@ The attributes of the key and the columns that the table declares have typed col
 them from `item`, so that they are always equal to it, and those of a copy of an earlier version are filled when they
 are added. Other APIs do not check items against declared columns: where the value is of another type, or does not fit,
 the column is null and `item` has it.
+
+Executors COPY the rows of a batch into a table for staging, each over a connection of its own and under a random
+*part*, which the task returns. The driver's transaction moves the rows of these parts to the copy. The table is
+unlogged, so a server that crashed empties it: the transaction counts the rows, and writes nothing if any are missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import secrets
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import pyarrow as pa
 
-from tailrace.errors import Conflict, Error, Invalid, Unavailable
-from tailrace.spark.jobs.replicas import BATCH_BYTES, BatchChanges, ReplicaSource, fenced
+from tailrace.errors import Conflict, Error, Fenced, Invalid, Unavailable
+from tailrace.spark.jobs.copies import CopyRows, FirstCopy
+from tailrace.spark.jobs.replicas import ReplicaSource, fenced
 
 if TYPE_CHECKING:
     import psycopg
@@ -57,10 +65,20 @@ _GENERATED: Final = {
 }
 
 
+_SELECTED: Final = "SELECT key, item, typed, sequence FROM {stage} WHERE part = ANY(%s)"
+
+
+class StagedPart(msgspec.Struct, frozen=True):
+    """Rows in the table for staging: those of one task."""
+
+    part: str
+    rows: int
+
+
 class PostgresReplica:
     """See `Replica`."""
 
-    bytes_max: int | None = BATCH_BYTES
+    bytes_max: int | None = None  # no batch passes through the driver
 
     def __init__(self, url: str, name: str, table: str, source: ReplicaSource) -> None:
         self._psycopg, self._sql = _driver()
@@ -73,6 +91,7 @@ class PostgresReplica:
             raise Invalid(f"{table!r} cannot name a table of PostgreSQL; give a name, or a schema and a name")
         self._table = self._sql.Identifier(*parts)
         self._connection: psycopg.Connection[Any] | None = None
+        self._stage = ""  # the name of the table for staging, once it is made
         with self._transaction() as connection:
             self._prepare(connection)
 
@@ -82,43 +101,45 @@ class PostgresReplica:
         with self._transaction() as connection:
             return self._fence(connection)
 
-    def backfill(self, rows: Iterable[pa.RecordBatch], position: int, before: int | None) -> int:
+    def backfill(self, first: FirstCopy, before: int | None) -> tuple[int, int]:
+        found = self.fence()
+        if found != before:
+            raise fenced(f"the copy in {self._shown!r}", found, before or 0)
+        items = self._staged(first.items())
+        over, position = first.changes()
+        changes = self._staged(over)
         with self._transaction() as connection:
             found = self._fence(connection)
             if found != before:
                 raise fenced(f"the copy in {self._shown!r}", found, position)
             connection.execute(self._written("DELETE FROM {table}"))
-            count = self._copy(connection, self._table, rows)
+            if items:
+                self._check_staged(connection, items)
+                inserted = "INSERT INTO {table} (key, item, typed, sequence) " + _SELECTED
+                connection.execute(self._written(inserted), (_parts(items),))
+            self._merge(connection, changes)
             self._move(connection, position)
-        return count
+            self._clear_stages(connection)
+        return sum(each.rows for each in items), position
 
-    def apply(self, changes: BatchChanges, start: int, end: int) -> None:
+    def apply(self, changes: CopyRows, start: int, end: int) -> None:
+        parts = self._staged(changes)
         with self._transaction() as connection:
             found = self._fence(connection)
             if found != start:
                 raise fenced(f"the copy in {self._shown!r}", found, start)
-            connection.execute(
-                "CREATE TEMPORARY TABLE tailrace_batch (key jsonb, item jsonb, typed json, sequence bigint) "
-                "ON COMMIT DROP"
-            )
-            self._copy(connection, self._sql.Identifier("tailrace_batch"), changes.table().to_batches())
-            connection.execute(
-                self._written(
-                    "DELETE FROM {table} AS copy USING tailrace_batch AS batch "
-                    "WHERE copy.key = batch.key AND batch.typed IS NULL"
-                )
-            )
-            connection.execute(
-                self._written(
-                    "INSERT INTO {table} (key, item, typed, sequence) "
-                    "SELECT key, item, typed, sequence FROM tailrace_batch WHERE typed IS NOT NULL "
-                    "ON CONFLICT (key) DO UPDATE SET item = excluded.item, typed = excluded.typed, "
-                    "sequence = excluded.sequence"
-                )
-            )
+            self._merge(connection, parts)
             self._move(connection, end)
+            self._clear_stages(connection)
 
     def close(self) -> None:
+        if self._stage:
+            stage, self._stage = self._stage, ""
+            with suppress(Error), self._transaction() as connection:  # else the next job drops it
+                connection.execute(self._sql.SQL("DROP TABLE IF EXISTS {}").format(self._sql.Identifier(stage)))
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -216,18 +237,79 @@ class PostgresReplica:
             (self._source.log, position, self._name),
         )
 
-    def _copy(self, connection: psycopg.Connection[Any], table: sql.Identifier, rows: Iterable[pa.RecordBatch]) -> int:
-        count = 0
-        into = self._sql.SQL("COPY {} (key, item, typed, sequence) FROM STDIN").format(table)
-        with connection.cursor() as cursor, cursor.copy(into) as copy:
-            for batch in rows:
-                for row in _rows(batch):
-                    copy.write_row(row)
-                    count += 1
-        return count
+    # -- staging
+
+    def _staged(self, rows: CopyRows) -> list[StagedPart]:
+        """Have executors stage these rows."""
+        if not rows.rows:
+            return []
+        if not self._stage:
+            name = f"{self._stages_prefix}{secrets.token_hex(8)}"
+            with self._transaction() as connection:
+                connection.execute(
+                    self._sql.SQL(
+                        "CREATE UNLOGGED TABLE {} (part text, key jsonb, item jsonb, typed json, sequence bigint)"
+                    ).format(self._sql.Identifier(name))
+                )
+            self._stage = name
+        answers = rows.each(StageParts(self._url, self._stage, self._shown))
+        return [msgspec.msgpack.decode(answer, type=StagedPart) for answer in answers]
+
+    def _merge(self, connection: psycopg.Connection[Any], parts: Sequence[StagedPart]) -> None:
+        """Write staged changes to the copy."""
+        if not parts:
+            return
+        self._check_staged(connection, parts)
+        connection.execute(
+            self._written(
+                "DELETE FROM {table} AS copy USING {stage} AS batch "
+                "WHERE copy.key = batch.key AND batch.typed IS NULL AND part = ANY(%s)"
+            ),
+            (_parts(parts),),
+        )
+        connection.execute(
+            self._written(
+                "INSERT INTO {table} (key, item, typed, sequence) " + _SELECTED + " AND typed IS NOT NULL "
+                "ON CONFLICT (key) DO UPDATE SET item = excluded.item, typed = excluded.typed, "
+                "sequence = excluded.sequence"
+            ),
+            (_parts(parts),),
+        )
+
+    def _check_staged(self, connection: psycopg.Connection[Any], parts: Sequence[StagedPart]) -> None:
+        row = connection.execute(
+            self._written("SELECT count(*) FROM {stage} WHERE part = ANY(%s)"), (_parts(parts),)
+        ).fetchone()
+        if row is None or row[0] != sum(each.rows for each in parts):
+            raise Unavailable(
+                f"rows that were staged for {self._shown!r} are gone: PostgreSQL was restarted meanwhile; try again"
+            )
+
+    def _clear_stages(self, connection: psycopg.Connection[Any]) -> None:
+        """Empty the table for staging, and drop those that other jobs of this copy have left. The fence is locked: what
+        another job has staged now begins where the copy no longer is."""
+        if not self._stage:
+            return
+        connection.execute(self._written("TRUNCATE {stage}"))
+        left = connection.execute(
+            "SELECT relname FROM pg_class "
+            "WHERE starts_with(relname, %s) AND relname <> %s AND relkind = 'r' AND pg_table_is_visible(oid)",
+            (self._stages_prefix, self._stage),
+        ).fetchall()
+        errors = self._psycopg.errors
+        for (name,) in left:
+            other = self._sql.Identifier(name)
+            # One that its job is still writing to is left to a later batch.
+            with suppress(errors.LockNotAvailable, errors.UndefinedTable), connection.transaction():
+                connection.execute(self._sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE NOWAIT").format(other))
+                connection.execute(self._sql.SQL("DROP TABLE {}").format(other))
+
+    @property
+    def _stages_prefix(self) -> str:
+        return f"tailrace_stage_{zlib.crc32(self._name.encode()):08x}_"
 
     def _written(self, text: str) -> sql.Composed:
-        composed: sql.Composed = self._sql.SQL(text).format(table=self._table)
+        composed: sql.Composed = self._sql.SQL(text).format(table=self._table, stage=self._sql.Identifier(self._stage))
         return composed
 
     # -- the connection
@@ -242,10 +324,51 @@ class PostgresReplica:
             with self._connection.transaction():
                 yield self._connection
         except psycopg.OperationalError as error:
-            self.close()
+            self._disconnect()
             raise Unavailable(f"PostgreSQL cannot be reached, or closed the connection: {_first(error)}") from error
         except psycopg.Error as error:
+            if isinstance(error, psycopg.errors.UndefinedTable) and self._stage and self._stage in str(error):
+                self._stage = ""
+                raise _taken_over(self._shown) from error
             raise Invalid(f"PostgreSQL refused the copy of {self._source.table!r}: {_first(error)}") from error
+
+
+class StageParts(msgspec.Struct, frozen=True):
+    """Copies rows into the table for staging, as one part. Runs in an executor."""
+
+    url: str
+    stage: str
+    copy: str  # the name of the copy, for errors
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
+        psycopg, sql = _driver()
+        part, count = secrets.token_hex(8), 0
+        into = sql.SQL("COPY {} (part, key, item, typed, sequence) FROM STDIN").format(sql.Identifier(self.stage))
+        try:
+            with psycopg.connect(self.url) as connection, connection.cursor() as cursor, cursor.copy(into) as copy:
+                for batch in batches:
+                    for row in _rows(batch):
+                        copy.write_row((part, *row))
+                    count += batch.num_rows
+        except psycopg.OperationalError as error:
+            raise Unavailable(f"PostgreSQL cannot be reached, or closed the connection: {_first(error)}") from error
+        except psycopg.errors.UndefinedTable as error:
+            raise _taken_over(self.copy) from error
+        except psycopg.Error as error:
+            raise Invalid(f"PostgreSQL refused rows of the copy {self.copy!r}: {_first(error)}") from error
+        if count:
+            yield msgspec.msgpack.encode(StagedPart(part, count))
+
+
+def _parts(parts: Iterable[StagedPart]) -> list[str]:
+    return [each.part for each in parts]
+
+
+def _taken_over(copy: str) -> Fenced:
+    return Fenced(
+        f"the rows that were staged for the copy in {copy!r} were dropped: another replicate job writes to it; run "
+        "only one"
+    )
 
 
 def typed_columns(source: ReplicaSource) -> list[tuple[str, str]]:

@@ -3,25 +3,29 @@
 Rows are staged and committed with the job `replicate/<name>` of the target as the consumer, strictly: its position in
 the source's log is the fence, and moves in the transaction that writes the rows. A first copy is too large for one
 transaction. It is written in many, and the fence is set when it is complete; until then the job has no position, and
-the next run starts over.
+the next run starts over. Executors stage the rows of both.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
-
+from tailrace import limits
 from tailrace.client import Client
 from tailrace.errors import Conflict, Fenced, NotFound
-from tailrace.spark.jobs.filling import Filling, puts, writes
+from tailrace.spark.jobs.copies import CopyRows, FirstCopy, items_of
+from tailrace.spark.jobs.filling import Filling, RowStager, staged
 from tailrace.spark.jobs.making import check_key, described, make, not_empty
-from tailrace.spark.jobs.replicas import BATCH_BYTES, BatchChanges, ReplicaSource, fenced
+from tailrace.spark.jobs.replicas import ReplicaSource, fenced
 from tailrace.spark.jobs.state import ChangeStreamInfo
+from tailrace.spark.options import ServerAccess
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BATCH_BYTES: Final = 16 * limits.MiB  # of items in one transaction of the server; a larger batch is cut
 KIND: Final = "replicate"
 
 
@@ -31,8 +35,17 @@ class TailraceReplica:
     bytes_max: int | None = BATCH_BYTES
 
     def __init__(
-        self, url: str, token: str | None, name: str, table: str, source: ReplicaSource, known: ChangeStreamInfo
+        self,
+        spark: SparkSession,
+        url: str,
+        token: str | None,
+        name: str,
+        table: str,
+        source: ReplicaSource,
+        known: ChangeStreamInfo,
     ) -> None:
+        self._spark = spark
+        self._access = ServerAccess(url, token, None, None)
         self._client = Client(url, token=token)
         self._job = f"replicate/{name}"
         self._table = table
@@ -50,20 +63,23 @@ class TailraceReplica:
         position: int | None = self._client.job(self._job)["positions"].get(self._source.log)
         return position
 
-    def backfill(self, rows: Iterable[pa.RecordBatch], position: int, before: int | None) -> int:
+    def backfill(self, first: FirstCopy, before: int | None) -> tuple[int, int]:
         found = self.fence()
         if found != before:
-            raise fenced(f"the copy in table {self._table!r}", found, position)
+            raise fenced(f"the copy in table {self._table!r}", found, before or 0)
         filling = Filling(self._client, self._table, f"{self._job}/fill", self._source.log)
-        filling.clear()
-        count = filling.write(puts(rows))
+        filling.clear(items_of(self._spark, self._client, self._access, self._table, 0), self._access)
+        stage = RowStager(self._access, self._table, self._source.keys)
+        count = filling.write(first.items().each(stage))
+        over, position = first.changes()
+        filling.write(over.each(stage))
         filling.commit([])  # if another job filled the table too, one of the two fails here
         self._commit([], before if before is not None else position, position)
-        return count
+        return count, position
 
-    def apply(self, changes: BatchChanges, start: int, end: int) -> None:
-        stage = self._client.stage(writes(changes.table().to_batches(), self._source.keys), table=self._table)
-        self._commit([] if stage is None else [stage], start, end)
+    def apply(self, changes: CopyRows, start: int, end: int) -> None:
+        answers = changes.each(RowStager(self._access, self._table, self._source.keys))
+        self._commit([stage for stage, _ in staged(answers)], start, end)
 
     def close(self) -> None:
         self._client.close()
