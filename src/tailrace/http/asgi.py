@@ -182,7 +182,7 @@ class AsgiAdapter:
         return await settled(self._handler(request))
 
     async def _respond(self, answer: Answer, head_only: bool, send: Send) -> None:
-        body = answer.body if isinstance(answer, Response) else b""
+        body = b"".join((answer.body, *answer.more)) if isinstance(answer, Response) else b""
         headers = [*answer.headers, *self._common]
         if isinstance(answer, Response) and wire.has_body(answer.status) and (body or not head_only):
             headers.append((b"content-length", b"%d" % len(body)))

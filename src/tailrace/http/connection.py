@@ -178,6 +178,8 @@ class Connection(Inbound):
         "_is_cut",
         "_linger",
         "_live",
+        "_more",
+        "_more_bytes",
         "_owed",
         "_pumping",
         "_read_paused",
@@ -208,6 +210,8 @@ class Connection(Inbound):
         self._writable_waiters: list[asyncio.Future[None]] | None = None
         self._rest = b""  # the body of the response that is sent in slices; counted whole until its last one
         self._rest_at = 0
+        self._more: list[bytes] | None = None  # what follows `_rest`, the last first
+        self._more_bytes = 0
         self._answers_bytes = 0  # of responses that wait for their turn
         self._held: Held | None = None  # what the live response sends in slices
         self._written = 0  # bytes ever handed to the transport
@@ -450,10 +454,13 @@ class Connection(Inbound):
             self._answers_bytes -= exchange.unsent
         body = answer.body
         if body and not head_only and wire.has_body(answer.status):
-            if len(body) > JOIN_BYTES_MAX:
+            if len(body) > JOIN_BYTES_MAX or answer.more:
                 transport.write(head)
                 self._written += len(head)
                 self._rest = body
+                if answer.more:
+                    self._more = list(reversed(answer.more))
+                    self._more_bytes = sum(map(len, answer.more))
                 self._send_rest()
                 if self._write_paused or transport.get_write_buffer_size() > COUNTED_FROM:
                     self._shared.unsent.note(self)
@@ -469,14 +476,22 @@ class Connection(Inbound):
         is dropped, are copies: otherwise a few unsent bytes would keep the whole body in memory."""
         transport, body, at = self._transport, self._rest, self._rest_at
         assert transport is not None
-        copied_from = len(body) - SEND_BYTES - self._shared.write_buffer_high
-        while at < len(body) and not self._write_paused:
-            end = at + SEND_BYTES
-            piece = body[at:end] if end > copied_from else memoryview(body)[at:end]
-            at += len(piece)
-            transport.write(piece)
-            self._written += len(piece)
-        self._rest, self._rest_at = (body, at) if at < len(body) else (b"", 0)
+        while True:
+            copied_from = len(body) - SEND_BYTES - self._shared.write_buffer_high
+            while at < len(body) and not self._write_paused:
+                end = at + SEND_BYTES
+                piece = body[at:end] if end > copied_from else memoryview(body)[at:end]
+                at += len(piece)
+                transport.write(piece)
+                self._written += len(piece)
+            if at < len(body):
+                self._rest, self._rest_at = body, at
+                return
+            if not self._more:
+                self._rest, self._rest_at, self._more = b"", 0, None
+                return
+            body, at = self._more.pop(), 0
+            self._more_bytes -= len(body)
 
     # -- unsent output
 
@@ -485,7 +500,7 @@ class Connection(Inbound):
         if self._is_cut or self._transport is None:
             return 0, self._written
         buffered = self._transport.get_write_buffer_size()
-        return buffered + len(self._rest) + self._answers_bytes, self._written - buffered
+        return buffered + len(self._rest) + self._more_bytes + self._answers_bytes, self._written - buffered
 
     def cut(self) -> None:
         """See `unsent.Holder`. The socket is closed in the next turn: this may be within one of its callbacks."""
@@ -497,7 +512,7 @@ class Connection(Inbound):
 
     def _keep(self, exchange: Exchange, answer: Answer | None) -> None:
         """Count a response that has to wait for its turn, and disconnect a peer that lets too many wait."""
-        size = len(answer.body) if isinstance(answer, Response) else 0
+        size = len(answer.body) + sum(map(len, answer.more)) if isinstance(answer, Response) else 0
         if not size:
             return
         if self._is_cut:
@@ -523,6 +538,7 @@ class Connection(Inbound):
 
     def _drop_output(self) -> None:
         self._rest, self._rest_at, self._answers_bytes = b"", 0, 0
+        self._more, self._more_bytes = None, 0
         for exchange in self._owed:
             if exchange.unsent:
                 exchange.answer = None

@@ -67,6 +67,7 @@ class Response(msgspec.Struct, eq=False):
     status: int
     headers: Headers
     body: bytes = b""
+    more: tuple[bytes, ...] = ()  # further parts of the body, none of them empty: a long page is not copied together
 
 
 class Frame:

@@ -295,8 +295,8 @@ def _conditional(request: Request, piece: FeedSlice, extra: Headers) -> Response
 
 def whole(piece: FeedSlice, extra: Headers) -> Response:
     """The entries of a piece, and where the reader is then."""
-    body = piece.encoding.body(piece.bodies)
-    return Response(200, [*content_fields(piece.content_type), *_state(piece), *extra], body)
+    body, *more = piece.encoding.parts(piece.bodies)
+    return Response(200, [*content_fields(piece.content_type), *_state(piece), *extra], body, tuple(more))
 
 
 def _state(piece: FeedSlice) -> Headers:

@@ -44,6 +44,12 @@ class Encoding:
     def body(self, bodies: list[bytes]) -> bytes:
         return bodies[0] if len(bodies) == 1 else b"".join(bodies)
 
+    def parts(self, bodies: list[bytes]) -> list[bytes]:
+        """`body` in parts, where to join them would cost more than to send them one by one."""
+        if self.separator or sum(map(len, bodies)) < limits.PAGE_PART_BYTES * max(len(bodies), 2):
+            return [self.body(bodies)]
+        return list(filter(None, bodies))
+
     def event(self, bodies: list[bytes]) -> bytes:
         return b"event: data\ndata:%b\n\n" % b64encode(self.body(bodies))
 

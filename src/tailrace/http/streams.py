@@ -56,7 +56,7 @@ class StreamFeed:
         self.renew_s = math.inf
 
     async def read(self, position: int | None, bytes_max: int) -> FeedSlice:
-        query = ReadStream(self._path, position, bytes_max, limits.PAGE_SLICE_ENTRIES, limits.SLICE_ENTRIES)
+        query = ReadStream(self._path, position, bytes_max, limits.PAGE_SLICE_ENTRIES, limits.SLICE_ENTRIES, True)
         found = await self._db.aexecute(query, self.principal)
         self._touch(found.stream)
         return _piece(found.stream, found.position, found.page)

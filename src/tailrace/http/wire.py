@@ -214,6 +214,8 @@ def encode_head(response: Response, stamp: bytes, connection: bytes, *, head_onl
     if not has_body(status) or (head_only and not response.body):
         return b"%b%b%b%b\r\n" % (STATUS_LINES[status], fields, stamp, connection)
     length = len(response.body)
+    if response.more:
+        length += sum(map(len, response.more))
     return b"%b%b%b%bcontent-length: %d\r\n\r\n" % (STATUS_LINES[status], fields, stamp, connection, length)
 
 

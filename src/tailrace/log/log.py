@@ -95,9 +95,12 @@ def read(
     bytes_max: int,
     entries_max: int = sys.maxsize,
     segments_max: int = sys.maxsize,
+    *,
+    long: bool = False,
 ) -> LogPage:
     """Entries from `position` on: at least one if there is any, then up to `bytes_max`, `entries_max` and
-    `segments_max`, cut between entries."""
+    `segments_max`, cut between entries. A `long` read, one of many in order, ends between segments if it has at least
+    half of `bytes_max` then: a segment that is cut is read twice."""
     if position < log.start:
         return _read_cold(reader, log, position, bytes_max, min(entries_max, segments_max))
     if position > log.next:
@@ -111,13 +114,18 @@ def read(
     while at < log.next and left > 0:
         owner, until = holder(reader, log, at)
         before = at
-        for segment in segments.between(reader, owner, at, until):
+        for segment in segments.between(reader, owner, at, until, long=long):
             inside = segment.position == at and segment.next <= until
             rest = segment if inside else segments.cut(segment, at, until, sys.maxsize, sys.maxsize)
             if rest is None or rest.position != at:
                 break
             taken = rest
-            if len(rest.body) > left or segments.count(rest) > room:
+            size = len(rest.body)
+            enough = long and (bytes_max - left) * 2 >= bytes_max
+            if size > left or segments.count(rest) > room:
+                if enough:
+                    left = 0
+                    break
                 part = segments.cut(rest, at, until, left, room)
                 if part is None:
                     part = None if found else segments.cut(rest, at, until, sys.maxsize, 1)
@@ -129,7 +137,8 @@ def read(
             at = taken.next
             left -= len(taken.body)
             room -= segments.count(taken)
-            if left <= 0 or room <= 0 or len(found) == segments_max:
+            # The next segment is probably about as large, and would be read for nothing.
+            if left <= 0 or room <= 0 or len(found) == segments_max or (enough and left < size):
                 left = 0
                 break
         if at == before:

@@ -58,6 +58,17 @@ class RecentSegments:
             if key not in self._held:
                 self._insert(key, segment, size)
 
+    def fill(self, segment: Segment) -> None:
+        """Keep a segment that a long read came across, if there is room: it must not evict what others use, and is
+        read by few again."""
+        size = _size(segment)
+        key = (segment.log, segment.position)
+        if self.bytes + size > limits.RECENT_BYTES or size > limits.RECENT_SEGMENT_BYTES_MAX:
+            return
+        with self._changing:
+            if key not in self._held:
+                self._insert(key, segment, size)
+
     def join(self, segment: Segment) -> None:
         """Keep a segment in place of those that it was joined from, if the first of them is here."""
         key = (segment.log, segment.position)
@@ -93,6 +104,8 @@ class _Committed:
 
     def add(self, segment: Segment) -> None:
         pass
+
+    fill = add
 
 
 def _size(segment: Segment) -> int:

@@ -11,7 +11,7 @@ import msgspec
 
 from tailrace import failpoints, limits
 from tailrace.log.entry import Segment
-from tailrace.log.segments import SEGMENTS, pack
+from tailrace.log.segments import SEGMENTS, packed
 from tailrace.storage.engine import Reader, Tx
 
 
@@ -34,7 +34,10 @@ def find(reader: Reader) -> SealableSegments | None:
             break
         first, last = first or number, number
         found.append(segment)
-    return SealableSegments(first, last, len(found), pack(found)) if found else None
+    if not found:
+        return None
+    segments = packed(found, limits.SEALED_BYTES, limits.SEALED_ENTRIES)
+    return SealableSegments(first, last, len(found), segments)
 
 
 def seal(tx: Tx, found: SealableSegments) -> bool:

@@ -2,8 +2,9 @@
 
 A row for each entry would cost more than the entry, where entries are small. So the entries that a transaction adds to
 a log share rows, up to `SEGMENT_BYTES` and `SEGMENT_ENTRIES`; a large entry has its own. Small rows are staged, and
-sealed later: joined with their neighbours to segments up to the same bounds (`sealing.py`). A reader that wants entries
-as they are gets them from `scan`; one that can do with less uses `between` (whole segments) or `outlines` (no bodies).
+sealed later: joined with their neighbours to segments of up to `SEALED_BYTES` and `SEALED_ENTRIES` (`sealing.py`). A
+reader that wants entries as they are gets them from `scan`; one that can do with less uses `between` (whole segments)
+or `outlines` (no bodies).
 
 A segment of several entries has a layout of little-endian 32-bit numbers: a form, then the end of each entry within the
 body. The form says which positions the entries cover: as many as they have bytes (SIZED), one each (SINGLE), or
@@ -69,8 +70,11 @@ def joined(log: int, position: int, at_ms: int, bodies: Sequence[bytes], form: i
 
 def pack(added: list[Segment]) -> list[Segment]:
     """The same entries in fewer segments: those of a log are in the order of their positions."""
-    if len(added) == 1:
-        return added
+    return added if len(added) == 1 else packed(added, limits.SEGMENT_BYTES, limits.SEGMENT_ENTRIES)
+
+
+def packed(added: list[Segment], bytes_max: int, entries_max: int) -> list[Segment]:
+    """The same, with other bounds."""
     by_log: dict[int, list[Segment]] = {}
     for segment in added:
         group = by_log.get(segment.log)
@@ -80,23 +84,23 @@ def pack(added: list[Segment]) -> list[Segment]:
             group.append(segment)
     if len(by_log) == len(added):
         return added
-    packed: list[Segment] = []
+    found: list[Segment] = []
     for group in by_log.values():
         if len(group) == 1:
-            packed += group
+            found += group
             continue
         held = [group[0]]
         size, entries = len(group[0].body), count(group[0])
         for segment in group[1:]:
             size += len(segment.body)
             entries += 1 if segment.layout is None else count(segment)
-            if size > limits.SEGMENT_BYTES or entries > limits.SEGMENT_ENTRIES or not _follows(held, segment):
-                packed.append(_merged(held))
+            if size > bytes_max or entries > entries_max or not _follows(held, segment):
+                found.append(_merged(held))
                 held, size, entries = [segment], len(segment.body), count(segment)
             else:
                 held.append(segment)
-        packed.append(_merged(held))
-    return packed
+        found.append(_merged(held))
+    return found
 
 
 def _follows(held: list[Segment], segment: Segment) -> bool:
@@ -366,11 +370,12 @@ def _rest(segment: Segment, start: int) -> Segment:
     return cut(segment, start, segment.next, sys.maxsize, sys.maxsize) or segment
 
 
-def between(reader: Reader | Tx, log: int, start: int, before: int | None) -> Iterator[Segment]:
+def between(reader: Reader | Tx, log: int, start: int, before: int | None, *, long: bool = False) -> Iterator[Segment]:
     """The segments of a log's own entries that cover [start, before), lazily. The first may begin before it, and the
     last end after it: `cut` takes what is inside. Without `before`, segments that are newer than what the reader sees
-    of the log may follow."""
+    of the log may follow. A `long` read, of many segments in order, evicts none from memory."""
     recent, first = reader.recent, start
+    keep = None if recent is None else recent.fill if long else recent.add
     while before is None or start < before:
         if recent is not None and (held := recent.covering(log, start)) is not None:
             yield held if start == first else _rest(held, start)
@@ -379,8 +384,8 @@ def between(reader: Reader | Tx, log: int, start: int, before: int | None) -> It
         for segment in reader.scan(SEGMENTS, log, covering=start, before=before):
             if segment.next <= start:
                 continue  # the last one that begins before it ends before it
-            if recent is not None:
-                recent.add(segment)
+            if keep is not None:
+                keep(segment)
             yield segment if start == first else _rest(segment, start)
             start = segment.next
             if recent is not None and recent.covering(log, start) is not None:

@@ -108,8 +108,8 @@ class Reader(Protocol):
         is hardly an object per row, and other threads run meanwhile."""
 
     def staged(self, table: StorageTable[R], least: int, limit: int) -> Iterator[tuple[int, R]]:
-        """The oldest staged rows, up to `limit`, and their numbers; none unless about `least` rows are staged. For
-        `Tx.settle`. Lazy, as `scan`."""
+        """The oldest staged rows, up to `limit`, and their numbers; none unless about `least` rows are staged, of which
+        large ones count as several, or fewer that are old and belong to few logs. For `Tx.settle`. Lazy, as `scan`."""
 
 
 class Tx(ABC):

@@ -133,7 +133,8 @@ class SqliteReader:
         return self._views[table]
 
     def staged(self, table: StorageTable[R], least: int, limit: int) -> Iterator[tuple[int, R]]:
-        return staging.oldest(self._execute, table, least, limit)
+        rows = self._engine.staged(table, self._execute)
+        return staging.oldest(self._execute, table, rows, self.now_ms, least, limit)
 
     def values(
         self,

@@ -55,6 +55,12 @@ def number_range(table: StorageTable[Any]) -> str:
 
 
 @cache
+def total_bytes(table: StorageTable[Any], column: str) -> str:
+    """How many bytes a column of a staging table has in all."""
+    return f"SELECT sum(length({column})) FROM {table.name}"
+
+
+@cache
 def count_up_to(table: StorageTable[Any], mark: str) -> str:
     """How many rows a staging table has up to a number."""
     (number,) = table.key

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice, repeat
 from operator import attrgetter, gt, itemgetter, lt
@@ -39,6 +40,7 @@ Execute = Callable[..., Any]
 MARK: Final = "?"  # the placeholder of a parameter
 EVERY: Final = (0, 2**63 - 1)
 _AT_ONCE: Final = (2, 16, 100)  # rows that one statement reads: few at first, a reader may want one
+_TOGETHER: Final = 64  # rows whose bytes and age are known together
 _second, _number = itemgetter(0), itemgetter(1)
 
 
@@ -55,6 +57,9 @@ class StagingList:
         self._length = 0  # of all lists
         self._length_max = limits.STAGED_LISTED_ROWS
         self.open: list[tuple[int, int]] = []  # first key column and number of rows that are not committed
+        self._bytes = 0  # of all rows that were ever listed
+        self._moved_bytes = 0  # and of those that were moved
+        self._added: deque[tuple[int, int, int]] = deque()  # a number, the bytes up to that row, when the first came
         self._changing = threading.Lock()
 
     def __len__(self) -> int:
@@ -75,8 +80,11 @@ class StagingList:
         """List the rows that are staged. If there are readers, whose views may have others: `since` is the number of a
         row of the last commit, which only later views have."""
         listed, numbers = _read_listed(execute, self.table)
+        size = total_bytes(execute, self.table)
         with self._changing:
             self._listed = listed
+            self._moved_bytes, self._bytes = 0, size
+            self._added = deque([(numbers[1], size, 0)] if size else [])
             self._length = sum(map(len, listed.values()))
             self._length_max = max(limits.STAGED_LISTED_ROWS, 2 * self._length)
             self.open.clear()
@@ -89,9 +97,20 @@ class StagingList:
         """Whether the list may have become long by rows that were deleted, and not moved."""
         return self._length > self._length_max
 
-    def add(self, rows: list[Any]) -> list[Key]:
+    def due(self, numbers: Numbers, least: int, now_ms: int) -> bool:
+        """Whether rows are to be moved; see `Reader.staged`. Rows that were deleted may count."""
+        with self._changing:
+            size = self._bytes - self._moved_bytes
+            rows = numbers[1] - numbers[0] + 1 + size // limits.STAGED_ROW_BYTES
+            if rows >= least:
+                return True
+            begun_ms = self._added[0][2] if self._added else now_ms
+            old = now_ms - begun_ms >= limits.STAGED_AGE_S * 1000
+            return old and rows >= limits.STAGED_LOG_ROWS * len(self._listed)
+
+    def add(self, rows: list[Any], now_ms: int = 0) -> list[Key]:
         """Number rows that are about to be staged, and list them; the values to be stored."""
-        fields_of, staging = self.table.fields_of, self.table.staging
+        fields_of, staging, blob = self.table.fields_of, self.table.staging, self.table.blob
         assert staging is not None
         store, listed, added = staging.store, self._listed, self.open
         values: list[Key] = []
@@ -111,9 +130,14 @@ class StagingList:
                 held.append((second, number))
                 added.append((first, number))
                 values.append(store((number, *fields)))
+                self._bytes += len(fields[blob])
                 number += 1
                 self._next = number
                 self._length += 1
+            sizes = self._added
+            if sizes and sizes[-1][2] and sizes[-1][0] // _TOGETHER == (number - 1) // _TOGETHER:
+                now_ms = sizes.pop()[2]
+            sizes.append((number - 1, self._bytes, now_ms))
         return values
 
     def mark(self) -> int:
@@ -145,6 +169,8 @@ class StagingList:
         if not moved:
             return
         with self._changing:
+            while self._added and self._added[0][0] <= moved:
+                self._moved_bytes = self._added.popleft()[1]
             floor, self.lowest = self.lowest, moved + 1
             if floor <= self._floor:
                 return
@@ -257,11 +283,20 @@ def numbers(execute: Execute, table: StorageTable[Any]) -> Numbers | None:
     return None if lowest is None else (lowest, highest)
 
 
-def oldest(execute: Execute, table: StorageTable[R], least: int, limit: int) -> Iterator[tuple[int, R]]:
+def total_bytes(execute: Execute, table: StorageTable[Any]) -> int:
+    """About how many bytes are staged. They are not read."""
+    assert table.staging is not None
+    ((size,),) = execute(sql.total_bytes(table.staging, table.columns[table.blob].name)).fetchall()
+    return size or 0
+
+
+def oldest(
+    execute: Execute, table: StorageTable[R], rows: StagingList | None, now_ms: int, least: int, limit: int
+) -> Iterator[tuple[int, R]]:
     """The rows of `Reader.staged`."""
     staging, found = table.staging, numbers(execute, table)
     assert staging is not None
-    if found is None or found[1] - found[0] + 1 < least:
+    if found is None or rows is None or not rows.due(found, least, now_ms):
         return
     statement, bound = sql.scan(staging, (), None, None, None, limit, False, MARK)
     for row in map(staging.load, execute(statement, bound)):
@@ -303,7 +338,8 @@ def scan(
 
     kept = None if limit is None else limit + 1  # of two rows that begin before `covering`, one goes
     get = table.key_of if not prefix else attrgetter(table.key[1])
-    found: Iterator[R] = _merged(stored(kept), staged(), get, gt if reverse else lt)
+    first = listed[0][0] if prefix else None
+    found: Iterator[R] = _merged(stored(kept), staged(), get, gt if reverse else lt, first)
     if covering is not None:
         found = _covered(found, lambda row: get(row) <= covering, reverse)
     return found if limit is None else islice(found, limit)
@@ -326,7 +362,7 @@ def values(
     with_key = f"{columns}, {table.key[1]}"
     kept = None if limit is None else limit + 1
     staged = (row[1:] for row in view.fetch(with_key, listed))
-    found: Iterator[tuple[Any, ...]] = _merged(stored(with_key, kept), staged, itemgetter(-1), lt)
+    found: Iterator[tuple[Any, ...]] = _merged(stored(with_key, kept), staged, itemgetter(-1), lt, listed[0][0])
     if covering is not None:
         found = _covered(found, lambda row: row[-1] <= covering, False)
     return [row[:-1] for row in (found if limit is None else islice(found, limit))]
@@ -349,9 +385,21 @@ def _in_range(view: StagedView, prefix: Key, start: Any, after: Any, before: Any
 
 
 def _merged(
-    stored: Iterable[T], staged: Iterator[T], key: Callable[[T], Any], comes_first: Callable[[Any, Any], bool]
+    stored: Iterable[T],
+    staged: Iterator[T],
+    key: Callable[[T], Any],
+    comes_first: Callable[[Any, Any], bool],
+    first: Any,
 ) -> Iterator[T]:
-    """Both in order. Mostly one is before all of the other, which costs a comparison for each row."""
+    """Both in order. Mostly one is before all of the other, which costs a comparison for each row. No staged row comes
+    before the key `first`, if it is known: none is read before it is needed."""
+    stored = iter(stored)
+    if first is not None:
+        for row in stored:
+            if comes_first(first, key(row)):
+                stored = chain((row,), stored)
+                break
+            yield row
     waiting = next(staged, None)
     if waiting is None:
         yield from stored

@@ -12,12 +12,12 @@ from __future__ import annotations
 import struct
 import types
 import typing
+import zlib
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, repeat
 from operator import attrgetter, itemgetter
 from typing import Any, Final, Generic, TypeVar
-from zlib import crc32
 
 import msgspec
 
@@ -27,6 +27,19 @@ R = TypeVar("R", bound=msgspec.Struct)
 Key = tuple[Any, ...]
 
 _KINDS: dict[type, str] = {int: "INTEGER", str: "TEXT", bytes: "BLOB"}
+
+
+def _crc32() -> Callable[..., int]:
+    """CRC-32, by the fastest function that is installed: they all compute the same."""
+    try:
+        from isal import isal_zlib
+    except ImportError:
+        return zlib.crc32
+    found: Callable[..., int] = isal_zlib.crc32
+    return found
+
+
+crc32: Final = _crc32()
 
 
 class StorageColumn(msgspec.Struct, frozen=True):
@@ -84,6 +97,8 @@ class StorageTable(Generic[R]):
         assert fields[: len(self._names)] == self._names
         self.key_of = _getter(key)
         self.blobs_of = _getter(tuple(column.name for column in self.columns if column.kind == "BLOB"))
+        kinds = [column.kind for column in self.columns]
+        self.blob = kinds.index("BLOB") if "BLOB" in kinds else -1  # the first column of bytes
         self.checked = checked
         self.stored = (*self.columns, SUM) if checked else self.columns  # as they are in the database
         self.fields_of = _getter(fields)  # a row as a tuple

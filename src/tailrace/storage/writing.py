@@ -175,7 +175,7 @@ class SqliteTx(Tx):
                 assert table.staging is not None
                 small = [row for row in packed if table.staged(row)]
                 if small:
-                    self._connection.executemany(sql.insert(table.staging, MARK), staged.add(small))
+                    self._connection.executemany(sql.insert(table.staging, MARK), staged.add(small, self.now_ms))
                 if len(small) == len(packed):
                     return
                 packed = [row for row in packed if not table.staged(row)]
@@ -244,7 +244,8 @@ class SqliteTx(Tx):
 
     def _select_staged(self, table: StorageTable[R], least: int, limit: int) -> Iterator[tuple[int, R]]:
         with translated():
-            return iter(list(staging.oldest(self._execute, table, least, limit)))
+            rows = self._engine.staged(table, self._execute)
+            return iter(list(staging.oldest(self._execute, table, rows, self.now_ms, least, limit)))
 
     def _settle(self, table: StorageTable[Any], first: int, last: int, count: int, rows: list[Any]) -> bool:
         assert table.staging is not None

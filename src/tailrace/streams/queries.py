@@ -51,6 +51,7 @@ class DescribeStream(Query[StreamDescription], frozen=True):
 
 class ReadStream(Query[StreamSlice], frozen=True):
     """Entries from `position` on (None: from the earliest one), up to `bytes_max`, `entries_max` and `segments_max`.
+    `long`: the caller reads one slice after the other.
 
     A position that lies inside a message is read from the beginning of that message, and one past the tail is the tail:
     the official Yjs server adds one to the offset of its snapshot, and nothing may be skipped because of it."""
@@ -62,6 +63,7 @@ class ReadStream(Query[StreamSlice], frozen=True):
     bytes_max: int = limits.SLICE_BYTES
     entries_max: int = sys.maxsize
     segments_max: int = sys.maxsize
+    long: bool = False
 
     def run(self, reader: Reader) -> StreamSlice:
         stream = live(reader, self.path)
@@ -69,11 +71,12 @@ class ReadStream(Query[StreamSlice], frozen=True):
         position = cold.earliest(reader, log) if self.position is None else self.position
         if position == log.next + 1:
             position = log.next
+        most = self.bytes_max, self.entries_max, self.segments_max
         try:
-            page = logs.read(reader, log, position, self.bytes_max, self.entries_max, self.segments_max)
+            page = logs.read(reader, log, position, *most, long=self.long)
         except logs.Misaligned:
             position = logs.message_start(reader, log, position)
-            page = logs.read(reader, log, position, self.bytes_max, self.entries_max, self.segments_max)
+            page = logs.read(reader, log, position, *most, long=self.long)
         return StreamSlice(stream, log, position, page)
 
 

@@ -14,8 +14,10 @@ from tailrace import limits
 from tailrace.log.entry import Segment
 from tailrace.log.log import Advanced
 from tailrace.log.position import offset
+from tailrace.log.recent import RecentSegments
 from tailrace.storage.engine import Notice
 from tailrace.streams.queries import DescribeStream
+from tests.support.sealed import seal
 from tests.unit.http.inprocess import Up, serve
 
 JSON = "application/json"
@@ -65,6 +67,42 @@ def test_pages_are_cut_at_message_boundaries(
             assert pages == 1
 
     serve(data_dir, scenario, page_bytes=page_bytes)
+
+
+@pytest.mark.parametrize("slice_bytes", [40_000, 150_000, 1_000_000])
+@pytest.mark.parametrize("content_type", ["application/octet-stream", JSON])
+def test_pages_are_the_same_whatever_rows_they_are_read_from(
+    data_dir: Path, content_type: str, slice_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "PAGE_SLICE_BYTES", slice_bytes)
+    bodies = [b'"%s"' % (b"%d" % (number % 10) * (3_000 + 997 * number)) for number in range(20)]
+    bodies += [b'"%d"' % number for number in range(100)]
+
+    async def read(up: Up) -> list[tuple[bytes, str]]:
+        pages, at, up_to_date = [], "-1", False
+        while not up_to_date:
+            answer = await up.get("a", at)
+            at, up_to_date, _ = state(answer)
+            pages.append((answer.content, answer.headers["etag"]))
+        return pages
+
+    async def scenario(up: Up) -> None:
+        await up.create("a", content_type)
+        await up.append("a", *bodies, content_type=content_type)
+        written = await read(up)
+        monkeypatch.setattr(up.db, "_recent", RecentSegments())
+        stored = await read(up)
+        await asyncio.to_thread(seal, up.db)
+        monkeypatch.setattr(up.db, "_recent", RecentSegments())
+        assert written == stored == await read(up) == await read(up)
+        content = [page for page, _ in stored]
+        if content_type == JSON:
+            assert [text for page in content for text in json.loads(page)] == [json.loads(body) for body in bodies]
+        else:
+            assert b"".join(content) == b"".join(bodies)
+        assert max(map(len, content)) <= 100_000
+
+    serve(data_dir, scenario, page_bytes=100_000)
 
 
 def test_every_page_of_a_json_stream_is_an_array(data_dir: Path) -> None:

@@ -68,6 +68,28 @@ def test_a_long_response_arrives_whole_however_slowly_it_is_read() -> None:
         assert serving.server.stats.unsent_disconnects == 0
 
 
+def test_a_response_in_parts_arrives_whole_and_counts_as_one() -> None:
+    parts = [
+        bytes([number]) * size for number, size in enumerate((70_000, 1, 600_000, 256 * KIB, 5, 3 * MIB), start=65)
+    ]
+
+    def handler(request: Request) -> Response:
+        return Response(200, [], parts[0], tuple(parts[1:])) if request.path == b"/" else Response(200, [], b"small")
+
+    with Serving(handler) as serving:
+        client = stalled(serving, b"GET / HTTP/1.1\r\nhost: a\r\n\r\nGET /small HTTP/1.1\r\nhost: a\r\n\r\n")
+        until(lambda: serving.server.stats.unsent_bytes >= 3 * MIB)
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MIB)
+        answer = client.answer()
+        assert answer.headers["content-length"] == str(sum(map(len, parts)))
+        assert answer.body == b"".join(parts)
+        assert client.answer().body == b"small"
+        until(lambda: serving.server.stats.unsent_bytes == 0)
+    with Serving(handler) as serving:
+        client = stalled(serving, b"HEAD / HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert b"content-length: %d" % sum(map(len, parts)) in client.sock.recv(KIB)
+
+
 def test_a_client_that_sends_no_more_still_gets_all_of_a_long_response() -> None:
     with Serving(handle) as serving:
         client = stalled(serving)

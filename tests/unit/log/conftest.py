@@ -48,6 +48,10 @@ class Bench:
                 done += 1
         return done
 
+    def reopen(self) -> None:
+        self.engine.close()
+        self.engine = SqliteEngine(self.engine.directory)
+
     def log(self, number: int) -> Log | None:
         with self.engine.reader() as reader:
             return reader.get(LOGS, number)
@@ -64,6 +68,6 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    engine = SqliteEngine(tmp_path / "data")
-    yield Bench(engine)
-    engine.close()
+    found = Bench(SqliteEngine(tmp_path / "data"))
+    yield found
+    found.engine.close()

@@ -63,6 +63,39 @@ def test_the_segment_that_was_not_used_for_longest_is_evicted() -> None:
     assert recent.bytes == 44
 
 
+def test_a_long_read_fills_the_room_and_evicts_nothing() -> None:
+    recent = RecentSegments()
+    held = [Segment(log, 0, 10, 0, b"%d" % log * 10) for log in range(1, 7)]
+    for segment in held[:3]:
+        recent.add(segment)
+    for segment in held[3:5]:
+        recent.fill(segment)
+    assert [recent.covering(log, 5) is not None for log in range(1, 6)] == [True, True, True, True, False]
+    recent.add(held[5])
+    assert [recent.covering(log, 5) is not None for log in range(1, 7)] == [False, True, True, True, False, True]
+
+
+def test_a_long_read_ends_between_segments(bench: Bench) -> None:
+    """Otherwise each of them would be read and cut twice."""
+    log = bench.do(lambda tx: logs.create(tx, "test"))
+    for bodies in ([b"aa", b"aa", b"aa"], [b"bb", b"bb", b"bb"], [b"c" * 20, b"dd"]):
+        bench.do(lambda tx, log=log, bodies=bodies: logs.append_sized(tx, log, bodies))
+        log = bench.log(log.id)  # type: ignore[assignment]
+
+    def read(position: int, most: int, *, long: bool, entries: int = 100) -> tuple[list[bytes], int]:
+        with bench.engine.reader() as reader:
+            page = logs.read(reader, log, position, most, entries, long=long)
+        return [segment.body for segment in page.segments], page.next
+
+    assert read(0, 10, long=False) == ([b"aa" * 3, b"bb" * 2], 10)
+    assert read(0, 10, long=True) == ([b"aa" * 3], 6)
+    assert read(0, 13, long=True) == ([b"aa" * 3, b"bb" * 3], 12)
+    assert read(6, 4, long=True) == ([b"bb" * 2], 10), "less than half would be left"
+    assert read(2, 9, long=True) == ([b"aa" * 2, b"bb" * 2], 10)
+    assert read(2, 9, long=True, entries=3) == ([b"aa" * 2, b"bb"], 8)
+    assert read(12, 3, long=True) == ([b"c" * 20], 32), "one entry at least"
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
 @given(
     commits=st.lists(st.lists(st.binary(min_size=1, max_size=8), min_size=1, max_size=5), min_size=1, max_size=8),

@@ -53,8 +53,8 @@ def test_entries_of_many_commits_share_a_row(bench: Bench) -> None:
 
 
 def test_rows_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "SEGMENT_BYTES", 4)
-    monkeypatch.setattr(limits, "SEGMENT_ENTRIES", 3)
+    monkeypatch.setattr(limits, "SEALED_BYTES", 4)
+    monkeypatch.setattr(limits, "SEALED_ENTRIES", 3)
     log = append(bench, create(bench), [*BODIES, b"abc", b"de"])
     bench.seal()
     assert [segment.body for segment in rows(bench, log)] == [b"012", b"345", b"678", b"9abc", b"de"]
@@ -68,6 +68,43 @@ def test_few_rows_are_left_where_they_are(bench: Bench, monkeypatch: pytest.Monk
     monkeypatch.setattr(limits, "STAGED_ROWS", 10)
     with bench.engine.reader() as reader:
         assert sealing.find(reader) is not None
+
+
+def test_few_large_rows_are_as_good_as_many_small_ones(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "STAGED_ROWS", 20)
+    monkeypatch.setattr(limits, "STAGED_ROW_BYTES", 10)
+    log = append(bench, create(bench), [b"x" * 30] * 4)  # each counts as four
+    assert due(bench) is None
+    append(bench, log, [b"x" * 30])
+    found = due(bench)
+    assert found is not None
+    assert [len(segment.body) for segment in found.segments] == [150]
+    assert bench.do(partial(sealing.seal, found=found))
+    append(bench, create(bench), [b"x" * 30] * 4)
+    assert due(bench) is None, "what was sealed does not count"
+    bench.reopen()
+    assert due(bench) is None
+    append(bench, create(bench), [b"x" * 30])
+    assert due(bench) is not None, "what was there before does"
+
+
+def test_old_rows_are_sealed_where_they_make_large_ones(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "STAGED_LOG_ROWS", 5)
+    one, two = create(bench), create(bench)
+    one = append(bench, one, BODIES[:5])
+    assert due(bench) is None, "more may come"
+    bench.now_ms += limits.STAGED_AGE_S * 1000
+    two = append(bench, two, BODIES[:4])
+    assert due(bench) is None, "nine of two logs"
+    append(bench, one, BODIES[5:])
+    found = due(bench)
+    assert found is not None
+    assert [segment.body for segment in found.segments] == [b"0123456789", b"0123"]
+
+
+def due(bench: Bench) -> sealing.SealableSegments | None:
+    with bench.engine.reader(bench.now_ms) as reader:
+        return sealing.find(reader)
 
 
 def test_a_step_is_bounded_in_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
