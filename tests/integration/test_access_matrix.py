@@ -114,6 +114,10 @@ TABLE: tuple[Row, ...] = (
     Row("GET", "/v1/tables/orders/cursors/c", READ),
     Row("PUT", "/v1/tables/orders/cursors/c", WRITE, {"sequence": 0}),
     Row("DELETE", "/v1/tables/orders/cursors/c", WRITE),
+    # transactions
+    Row("POST", "/v1/api/transaction", WRITE, {"operations": [{"op": "put", "table": "orders", "item": {"id": "x"}}]}),
+    Row("POST", "/v1/api/transaction", CONSUME, {"operations": [{"op": "ack", **TOPIC, "offsets": [0]}]}),
+    Row("POST", "/v1/api/transaction/read", READ, {"get": {"table": "orders", "key": "x"}}),
     # topics
     *topic_rows("/v1/api/topics"),
     *topic_rows("/api/topics"),

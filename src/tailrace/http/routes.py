@@ -30,6 +30,7 @@ from tailrace.http import (
     system,
     tables,
     topics,
+    transactions,
     users,
     views,
 )
@@ -224,6 +225,17 @@ ROUTES: Final[tuple[Route, ...]] = (
     _row(
         "GET", "/v1/tables/{name}/items", "Read all items of a table as of one moment, as Arrow.", "logs",
         answer=bulk.items, permissions=READ, query=bulk.ITEMS_PARAMETERS, response=ARROW,
+    ),
+    # -- transactions
+    _row(
+        "POST", "/v1/api/transaction", "Write rows, acknowledge, publish and append: all of it, or nothing.",
+        "transactions", answer=transactions.transact, permissions=(*WRITE, *CONSUME),
+        body=transactions.TransactionBody, response=transactions.TransactionResponse,
+    ),
+    _row(
+        "POST", "/v1/api/transaction/read", "Read items, or the tail of a stream, within a transaction.",
+        "transactions", answer=transactions.read, permissions=READ, body=transactions.TransactionReadBody,
+        response=transactions.TransactionReadResponse,
     ),
     # -- topics
     _topics_api(

@@ -210,7 +210,8 @@ def test_a_changed_item_is_a_conflict(db: Database) -> None:
     assert state(db)[3] != before[3]
 
     accounts.put({"id": "b"})
-    for write in (lambda: accounts.delete("b"), lambda: accounts.put({"id": "a"})):
+    writes: tuple[Callable[[], Any], ...] = (lambda: accounts.delete("b"), lambda: accounts.put({"id": "a"}))
+    for write in writes:
         tx = db.transaction()
         tx.get("accounts", "a")
         tx.get("accounts", "b")

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from decimal import Decimal
 from types import TracebackType
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
@@ -31,11 +31,15 @@ from tailrace.client.targets import (
     stream_target,
 )
 from tailrace.embedded.aio.stream import AsyncStreamApi, AsyncStreamStore
+from tailrace.embedded.aio.transaction_api import AsyncTransactionApi
 from tailrace.embedded.async_primitives import ASYNC, AsyncLock, sleep
 from tailrace.embedded.heartbeat import HeartbeatSource
 from tailrace.embedded.pages import StreamPage, StreamState, page_of_response, state_of_response
 from tailrace.errors import Invalid, TooMany, Unauthenticated, Unavailable
 from tailrace.sql.result import Result
+
+if TYPE_CHECKING:
+    from tailrace.embedded.aio.transaction import AsyncTransactionSource
 
 TYPED: Final[dict[bool, Mapping[str, str]]] = {False: NOTHING, True: {"values": "typed"}}
 KEYS: Final = "/v1/admin/keys"
@@ -44,7 +48,7 @@ TIMEOUT_S: Final = 90.0  # longer than the server holds a long-poll
 _results: Final = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal)  # numbers keep all their digits
 
 
-class AsyncClient(AsyncTopics, AsyncStreamApi, AsyncPipeline):
+class AsyncClient(AsyncTopics, AsyncStreamApi, AsyncTransactionApi, AsyncPipeline):
     """Talks to one server, for programs on an event loop; with its `token`, or as a user: `user` and `password` go with
     each request, `login` exchanges them for a session."""
 
@@ -103,6 +107,13 @@ class AsyncClient(AsyncTopics, AsyncStreamApi, AsyncPipeline):
             raise Invalid(f"the statement or its parameters cannot be sent to the server: {error}") from None
         response = await self._send("POST", "/v1/api/sql", headers={"content-type": "application/json"}, content=body)
         return [statement_result(each) for each in _results.decode(response.content)["results"]]
+
+    # -- transactions
+
+    def _transaction_source(self) -> AsyncTransactionSource:
+        from tailrace.client.aio.transactions import AsyncServerTransactions  # few programs use them
+
+        return AsyncServerTransactions(self)
 
     # -- streams
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from decimal import Decimal
 from types import TracebackType
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
@@ -33,8 +33,12 @@ from tailrace.embedded.heartbeat import HeartbeatSource
 from tailrace.embedded.pages import StreamPage, StreamState, page_of_response, state_of_response
 from tailrace.embedded.primitives import Lock, sleep
 from tailrace.embedded.sync.stream import StreamApi, StreamStore
+from tailrace.embedded.sync.transaction_api import TransactionApi
 from tailrace.errors import Invalid, TooMany, Unauthenticated, Unavailable
 from tailrace.sql.result import Result
+
+if TYPE_CHECKING:
+    from tailrace.embedded.sync.transaction import TransactionSource
 
 TYPED: Final[dict[bool, Mapping[str, str]]] = {False: NOTHING, True: {"values": "typed"}}
 KEYS: Final = "/v1/admin/keys"
@@ -43,7 +47,7 @@ TIMEOUT_S: Final = 90.0  # longer than the server holds a long-poll
 _results: Final = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal)  # numbers keep all their digits
 
 
-class Client(Topics, StreamApi, Pipeline):
+class Client(Topics, StreamApi, TransactionApi, Pipeline):
     """Talks to one server, for programs with threads; with its `token`, or as a user: `user` and `password` go with
     each request, `login` exchanges them for a session."""
 
@@ -102,6 +106,13 @@ class Client(Topics, StreamApi, Pipeline):
             raise Invalid(f"the statement or its parameters cannot be sent to the server: {error}") from None
         response = self._send("POST", "/v1/api/sql", headers={"content-type": "application/json"}, content=body)
         return [statement_result(each) for each in _results.decode(response.content)["results"]]
+
+    # -- transactions
+
+    def _transaction_source(self) -> TransactionSource:
+        from tailrace.client.sync.transactions import ServerTransactions  # few programs use them
+
+        return ServerTransactions(self)
 
     # -- streams
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from tailrace.embedded.sync.streams import StreamOperations
 from tailrace.embedded.sync.tables import TableOperations
 from tailrace.embedded.sync.topics import TopicOperations
-from tailrace.embedded.sync.transaction import TransactionOperations
+from tailrace.embedded.sync.transaction_api import TransactionOperations
 
 
 class Operations(TableOperations, TopicOperations, StreamOperations, TransactionOperations):

@@ -8,16 +8,13 @@ before has changed since, the read fails with `TransactionConflict`, as the comm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol
 
 import msgspec
 
-from tailrace import limits
-from tailrace.embedded import transactions as building
-from tailrace.embedded.primitives import sleep
-from tailrace.embedded.running import Executor, Facade
+from tailrace.embedded.running import Executor
 from tailrace.embedded.transactions import (
     FoundItems,
     FoundTail,
@@ -26,14 +23,11 @@ from tailrace.embedded.transactions import (
     TransactionBuffer,
     TransactionRequest,
 )
-from tailrace.errors import Conflict
 from tailrace.log.position import offset
 from tailrace.tables import operations, plain
 from tailrace.tables.operations import FindTable, ReadOptions
 from tailrace.tables.plain import Plain
 from tailrace.transactions.commands import ReadInTransaction, ReadTail, Transact, Transacted, WholePage
-
-T = TypeVar("T")
 
 
 class TransactionSource(Protocol):
@@ -158,59 +152,6 @@ class Transaction(TransactionBuffer):
             self.commit()
         else:
             self.rollback()
-
-
-class TransactionApi:
-    """Transactions, for programs with threads."""
-
-    def transaction(self) -> Transaction:
-        """A transaction over tables, topics and streams. Nothing is written before its end, which commits all of it in
-        one step, if nothing has changed that it has read.
-
-        >>> with db.transaction() as tx:
-        ...     order = tx.get("orders", "o-1")
-        ...     tx.put("orders", {**order, "state": "sent"})
-        """
-        return Transaction(self._transaction_source())
-
-    def transact(
-        self,
-        function: Callable[[Transaction], T],
-        *,
-        attempts: int = limits.TRANSACTION_ATTEMPTS,
-    ) -> T:
-        """Call a function with a transaction and commit it; on a conflict, again, with another transaction and after a
-        short pause, up to `attempts` times. Returns the result of the function, which should have no other effects.
-
-        >>> def rename(tx):
-        ...     order = tx.get("orders", "o-1")
-        ...     tx.put("orders", {**order, "name": order["name"].title()})
-        >>> db.transact(rename)
-        """
-        building.check_attempts(attempts)
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                with self.transaction() as tx:
-                    returned: object = function(tx)
-                    building.check_result(function, returned)
-            except Conflict as error:
-                if attempt >= attempts or not building.is_conflict(error):
-                    raise
-                sleep(building.pause_s(attempt))
-            else:
-                return cast("T", returned)
-
-    def _transaction_source(self) -> TransactionSource:
-        raise NotImplementedError
-
-
-class TransactionOperations(TransactionApi, Facade):
-    """The transactions of a database, for programs with threads."""
-
-    def _transaction_source(self) -> TransactionSource:
-        return EmbeddedTransactions(self)
 
 
 class EmbeddedTransactions:
