@@ -77,11 +77,7 @@ class ReadRecorder:
         self._count += 1
         self._bytes += size
         if self._count > limits.TRANSACTION_READS_MAX or self._bytes > limits.TRANSACTION_READS_BYTES_MAX:
-            raise TooLarge(
-                f"a transaction may read {limits.TRANSACTION_READS_MAX} rows and {limits.TRANSACTION_READS_BYTES_MAX} "
-                "bytes of them; read fewer, or outside of the transaction what need not be the same at its end",
-                code="TRANSACTION_TOO_LARGE",
-            )
+            raise too_many()
 
     def definition(self, space: int) -> Definition:
         """The table that has this space."""
@@ -89,6 +85,21 @@ class ReadRecorder:
 
     def reads(self) -> tuple[TransactionRead, ...]:
         return (*self._rows.values(), *(each.read() for each in self.ranges))
+
+
+class NoExports(dict[int, Sequence[Any]]):
+    """Stands for the exports of tables: what is too large to be read at once is too large for a transaction."""
+
+    def begin_together(self, *args: Any) -> NoReturn:
+        raise too_many()
+
+
+def too_many() -> TooLarge:
+    return TooLarge(
+        f"a transaction may read {limits.TRANSACTION_READS_MAX} rows and {limits.TRANSACTION_READS_BYTES_MAX} bytes of "
+        "them; read fewer, or outside of the transaction what need not be the same at its end",
+        code="TRANSACTION_TOO_LARGE",
+    )
 
 
 class OverlayTx(Tx):
@@ -108,6 +119,7 @@ class OverlayTx(Tx):
         self._below = below
         self._recorder = recorder
         self._dependent = dependent
+        self.exports = NoExports()
 
     # -- reading
 
@@ -218,6 +230,10 @@ class OverlayTx(Tx):
         """As `Reader.values`, of tables that nothing is written to here."""
         assert not self._dirty.get(table) and not self._added.get(table), f"{table.name} is not read in an overlay"
         return self._below.values(table, columns, *prefix, start=start, limit=limit, covering=covering)
+
+    def packed(self, *args: Any, **bounds: Any) -> Packed:
+        """Bulk reads are not recorded, so there are none."""
+        raise too_many()
 
     # -- writing
 

@@ -22,7 +22,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from itertools import islice
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
@@ -64,7 +64,7 @@ class RangeRead(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     before: bytes | None
     reverse: bool
     last: bytes | None
-    count: int
+    count: Annotated[int, msgspec.Meta(ge=0)]
     digest: bytes
 
     def subject(self) -> str:

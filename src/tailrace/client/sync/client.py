@@ -18,6 +18,7 @@ import msgspec
 
 from tailrace.client.connection import ConnectionFailed, ServerAddress, ServerConnections, ServerResponse
 from tailrace.client.errors import error_of, statement_result
+from tailrace.client.sql_session import SqlClientSession
 from tailrace.client.sync.pipeline import Pipeline
 from tailrace.client.sync.topics import Topics
 from tailrace.client.targets import (
@@ -34,7 +35,7 @@ from tailrace.embedded.pages import StreamPage, StreamState, page_of_response, s
 from tailrace.embedded.primitives import Lock, sleep
 from tailrace.embedded.sync.stream import StreamApi, StreamStore
 from tailrace.embedded.sync.transaction_api import TransactionApi
-from tailrace.errors import Invalid, TooMany, Unauthenticated, Unavailable
+from tailrace.errors import Error, Invalid, TooMany, Unauthenticated, Unavailable
 from tailrace.sql.result import Result
 
 if TYPE_CHECKING:
@@ -97,15 +98,26 @@ class Client(Topics, StreamApi, TransactionApi, Pipeline):
 
     # -- SQL
 
-    def sql(self, text: str, params: Sequence[Any] = ()) -> list[Result]:
+    def sql(self, text: str, params: Sequence[Any] = (), *, session: SqlClientSession | None = None) -> list[Result]:
         """Run statements; the result of each. The error of one that fails has `line`, `column` and `done`, the results
-        of those before it."""
+        of those before it. With a `session`, a transaction may span several calls."""
+        asked: dict[str, Any] = {"sql": text, "params": [_parameter(each) for each in params]}
+        if session is not None:
+            asked["transaction"] = session.transaction
         try:
-            body = msgspec.json.encode({"sql": text, "params": [_parameter(each) for each in params]})
+            body = msgspec.json.encode(asked)
         except (UnicodeEncodeError, TypeError) as error:
             raise Invalid(f"the statement or its parameters cannot be sent to the server: {error}") from None
-        response = self._send("POST", "/v1/api/sql", headers={"content-type": "application/json"}, content=body)
-        return [statement_result(each) for each in _results.decode(response.content)["results"]]
+        try:
+            response = self._send("POST", "/v1/api/sql", headers={"content-type": "application/json"}, content=body)
+        except Error as error:
+            if session is not None:
+                session.transaction = error.facts.get("transaction", session.transaction)
+            raise
+        answer = _results.decode(response.content)
+        if session is not None:
+            session.transaction = answer["transaction"]
+        return [statement_result(each) for each in answer["results"]]
 
     # -- transactions
 
