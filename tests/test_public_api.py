@@ -26,7 +26,9 @@ def test_what_the_package_gives() -> None:
     sort_conditions = ["begins_with", "between", "eq", "ge", "gt", "le", "lt"]
     topics = ["AsyncConsumer", "AsyncProducer", "Consumer", "Message", "Outgoing", "Producer"]
     streams = ["AsyncStream", "Stream"]
-    assert sorted(tailrace.__all__) == sorted(["Database", "open", *tables, *sort_conditions, *topics, *streams])
+    transactions = ["AsyncTransaction", "Transaction"]
+    names = ["Database", "open", *tables, *sort_conditions, *topics, *streams, *transactions]
+    assert sorted(tailrace.__all__) == sorted(names)
     assert tailrace.Database is Database
     for name in tailrace.__all__:
         assert getattr(tailrace, name).__doc__

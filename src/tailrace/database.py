@@ -283,15 +283,18 @@ class Database(EmbeddedOperations):
             raise
 
     def sql(self, text: str, params: Sequence[Any] = (), principal: Principal = SYSTEM) -> SqlResult:
-        """Run SQL statements, each in its own transaction; returns the last result, with `results` of all. The first
-        failure ends the run: its error has `line`, `column`, and `done`, the results of the statements before it.
+        """Run SQL statements, each in its own transaction, or several between BEGIN and COMMIT; returns the last
+        result, with `results` of all. The first failure ends the run: its error has `line`, `column`, and `done`, the
+        results of the statements before it.
 
         >>> db.sql("SELECT * FROM orders WHERE amount > ?", [10]).rows
         [{'id': 'o-1', 'amount': 12}]
         """
         from tailrace.sql.session import Session  # slow to import, and rarely used
 
-        results = Session(lambda command: self.execute(command, principal), caller=principal.name).run(text, params)
+        session = Session(lambda command: self.execute(command, principal), caller=principal.name)
+        results = session.run(text, params)
+        session.check_ended()
         last = results[-1] if results else Result("")
         return SqlResult(last.statement, last.columns, last.rows, last.row_count, last.message, last.facts, results)
 

@@ -18,6 +18,7 @@ Error
 │   ├── ConditionFailed      the condition on the item is false
 │   │   └── DuplicateItem    an INSERT found an item with its key
 │   ├── TransactionCanceled  one of a transaction's conditions failed; carries a reason per action
+│   ├── TransactionConflict  data that a transaction had read was changed before its commit; try again
 │   └── TokenMismatch        a client request token was used for something else
 ├── Gone 410
 │   ├── Trimmed              the position is no longer retained
@@ -180,6 +181,12 @@ class TransactionCanceled(Conflict):
             f"Transaction cancelled, please refer cancellation reasons for specific reasons [{codes}]",
         )
         self.reasons = reasons  # per action: code, message, item
+
+
+class TransactionConflict(Conflict):
+    """Nothing was changed; run the whole transaction again."""
+
+    code = "TRANSACTION_CONFLICT"
 
 
 class TokenMismatch(Conflict):

@@ -137,6 +137,15 @@ TOKEN_S: Final = 600  # how long a client request token is remembered
 TOKEN_CHARACTERS_MAX: Final = 36
 TRANSACTION_BYTES_MAX: Final = 64 * MiB  # items of one transaction, as they were and as they become; more is TooLarge
 
+# -- transactions
+TRANSACTION_OPERATIONS_MAX: Final = 1_000  # operations of one transaction
+TRANSACTION_READS_MAX: Final = 10_000  # rows that one transaction has read: its commit reads them again
+TRANSACTION_READS_BYTES_MAX: Final = 16 * MiB  # and their bytes
+TRANSACTION_BODY_BYTES_MAX: Final = 4 * MiB  # a request to /v1/api/transaction, which is parsed at once; more is 413
+TRANSACTION_LOOP_READS: Final = 32  # a transaction that has read more rows runs in a thread
+TRANSACTION_ATTEMPTS: Final = 10  # of a function that runs in a transaction, while it conflicts with others
+TRANSACTION_PAUSE_S_MAX: Final = 1.0  # between two of them, at most
+
 # -- change streams
 CHANGES_AGE_S: Final = 7 * 24 * 3600  # default retention of a change stream: by age
 CHANGES_COUNT: Final = 1_000_000  # and by number of records

@@ -119,6 +119,10 @@ TABLE: tuple[Row, ...] = (
     Row("GET", "/v1/tables/orders/items/history?key=%7B%22id%22:%22x%22%7D", READ),
     Row("GET", "/v1/tables/orders/at?sequence=1", READ),
     Row("GET", "/v1/tables/orders/writes/2", READ),
+    # transactions
+    Row("POST", "/v1/api/transaction", WRITE, {"operations": [{"op": "put", "table": "orders", "item": {"id": "x"}}]}),
+    Row("POST", "/v1/api/transaction", CONSUME, {"operations": [{"op": "ack", **TOPIC, "offsets": [0]}]}),
+    Row("POST", "/v1/api/transaction/read", READ, {"get": {"table": "orders", "key": "x"}}),
     # topics
     *topic_rows("/v1/api/topics"),
     *topic_rows("/api/topics"),

@@ -415,6 +415,23 @@ def a_publish_of_far_too_many_messages(site: Site) -> Iterator[None]:
 
 
 @case
+def a_large_transaction(site: Site) -> Iterator[None]:
+    site.db.create_table("moved", "id", ("n", "N"))
+    operations = [
+        {"op": "put", "table": "moved", "item": {"id": "x", "n": number, "text": "y" * 1_000}}
+        for number in range(site.count(1_000))
+    ]
+    yield
+    site.ask("POST", "/v1/api/transaction", {"operations": operations})
+    read: dict[str, Any] = {"query": {"table": "moved", "partition": "x"}}
+    reads = json.loads(site.ask("POST", "/v1/api/transaction/read", read))["reads"]
+    read["operations"] = operations
+    reads += json.loads(site.ask("POST", "/v1/api/transaction/read", read))["reads"]
+    site.ask("POST", "/v1/api/transaction", {"operations": operations, "reads": reads})
+    site.ask("POST", "/v1/api/transaction", b'{"operations":[' + b"{}," * site.count(1_000_000) + b"{}]}", JSON, 413)
+
+
+@case
 def a_group_is_reset_and_a_topic_cleared(site: Site) -> Iterator[None]:
     yield
     site.sql("RESET CONSUMER GROUP 'g' ON busy TO EARLIEST")

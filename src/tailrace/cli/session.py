@@ -36,7 +36,10 @@ class SqlSession(Protocol):
     user: str | None  # who is authenticated, where that is known
 
     def run(self, text: str, params: Sequence[Any] = ()) -> list[StatementResult]:
-        """The result of each statement; raises the first error."""
+        """The result of each statement; raises the first error. A transaction may span several calls."""
+
+    def look(self, text: str) -> list[StatementResult]:
+        """The same, outside of the transaction that is open."""
 
     def close(self) -> None: ...
 
@@ -45,12 +48,18 @@ class RemoteSession:
     """Runs SQL on a server."""
 
     def __init__(self, client: Client, url: str, user: str | None = None) -> None:
+        from tailrace.client.sql_session import SqlClientSession
+
         self._client = client
+        self._session = SqlClientSession()
         self.name = url
         self.user = user
 
     def run(self, text: str, params: Sequence[Any] = ()) -> list[StatementResult]:
-        return [_result(each) for each in self._client.sql(text, params)]
+        return [_result(each) for each in self._client.sql(text, params, session=self._session)]
+
+    def look(self, text: str) -> list[StatementResult]:
+        return [_result(each) for each in self._client.sql(text)]
 
     def close(self) -> None:
         self._client.close()
@@ -81,6 +90,9 @@ class EmbeddedSession:
 
     def run(self, text: str, params: Sequence[Any] = ()) -> list[StatementResult]:
         return [_result(each) for each in self._session.run(text, params)]
+
+    def look(self, text: str) -> list[StatementResult]:
+        return [_result(each) for each in self._db.sql(text).results]
 
     def close(self) -> None:
         self._db.close()

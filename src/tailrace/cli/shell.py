@@ -211,7 +211,7 @@ class Shell:
                 self._output.show(result, time.perf_counter() - began_s)
 
     def _result(self, text: str) -> StatementResult:
-        return self._sql.run(text)[-1]
+        return self._sql.look(text)[-1]
 
     def _greet(self) -> None:
         console = self._output.console

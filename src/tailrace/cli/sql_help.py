@@ -56,6 +56,10 @@ ALTER TABLE <table> ENABLE STREAM [WITH (view = { 'NEW_AND_OLD_IMAGES' | 'NEW_IM
 UPDATE <table> SET <column> = <expression> [, <another column> = <expression>] WHERE <key> [AND
     <condition>]""",
     "DELETE": "DELETE FROM <table> WHERE <key> [AND <condition>]",
+    "BEGIN": """\
+{ BEGIN [TRANSACTION | WORK] | START TRANSACTION } [ISOLATION LEVEL SERIALIZABLE]""",
+    "COMMIT": "COMMIT [TRANSACTION | WORK]",
+    "ROLLBACK": "ROLLBACK [TRANSACTION | WORK]",
     "SHOW TABLES": "SHOW TABLES",
     "DESCRIBE TABLE": "DESCRIBE [TABLE] <table>",
     "CREATE MATERIALIZED VIEW": "CREATE MATERIALIZED VIEW [IF NOT EXISTS] <name> AS <select>",

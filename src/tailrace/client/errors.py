@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from tailrace.errors import (
+    ConditionFailed,
     Conflict,
     Error,
     Forbidden,
@@ -19,6 +20,7 @@ from tailrace.errors import (
     StaleEpoch,
     TooLarge,
     TooMany,
+    TransactionConflict,
     Unauthenticated,
     Unavailable,
 )
@@ -68,7 +70,11 @@ def error_of(response: ErrorResponse) -> Error:
         if "__type" in facts:
             return _exception(facts, kind)
         described = facts["error"]
-        error = _numbered(response, described["code"]) or kind(described["message"], code=described["code"])
+        error = (
+            _numbered(response, described["code"])
+            or _named(described)
+            or (kind(described["message"], code=described["code"]))
+        )
         error.facts = {name: fact for name, fact in described.items() if name not in ("code", "message")}
         if "line" in described:
             mark(
@@ -91,6 +97,13 @@ def _numbered(response: ErrorResponse, code: str) -> Error | None:
     if code == SequenceGap.code:
         return SequenceGap(expected=int(fields["producer-expected-seq"]), received=int(fields["producer-received-seq"]))
     return None
+
+
+def _named(described: dict[str, Any]) -> Error | None:
+    """An error of transactions, which programs catch by its class."""
+    if described["code"] == TransactionConflict.code:
+        return TransactionConflict(described["message"])
+    return ConditionFailed(None, described["message"]) if described["code"] == ConditionFailed.code else None
 
 
 def _exception(facts: dict[str, Any], kind: type[Error]) -> Error:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tailrace.embedded.aio.producer import AsyncProducer
     from tailrace.embedded.aio.stream import AsyncStream
     from tailrace.embedded.aio.table import AsyncTable
+    from tailrace.embedded.aio.transaction import AsyncTransaction
     from tailrace.embedded.messages import Delivery, Message, Published, PublishedMessage, TopicInfo
     from tailrace.embedded.mixin import EmbeddedOperations
     from tailrace.embedded.pages import StreamPage, StreamState
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from tailrace.embedded.sync.producer import Producer
     from tailrace.embedded.sync.stream import Stream
     from tailrace.embedded.sync.table import Table
+    from tailrace.embedded.sync.transaction import Transaction
     from tailrace.tables.plain import (
         Change,
         Check,
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
         lt,
     )
     from tailrace.topics.commands import Outgoing
+    from tailrace.transactions.commands import Transacted
 
 __all__ = [
     "AckRequest",
@@ -67,6 +70,7 @@ __all__ = [
     "AsyncProducer",
     "AsyncStream",
     "AsyncTable",
+    "AsyncTransaction",
     "Batch",
     "Change",
     "Check",
@@ -97,6 +101,8 @@ __all__ = [
     "Table",
     "TableInfo",
     "TopicInfo",
+    "Transacted",
+    "Transaction",
     "Update",
     "begins_with",
     "between",
@@ -113,6 +119,7 @@ _HOMES = {
     "tailrace.embedded.aio.producer": ("AsyncProducer",),
     "tailrace.embedded.aio.stream": ("AsyncStream",),
     "tailrace.embedded.aio.table": ("AsyncTable",),
+    "tailrace.embedded.aio.transaction": ("AsyncTransaction",),
     "tailrace.embedded.messages": ("Delivery", "Message", "Published", "PublishedMessage", "TopicInfo"),
     "tailrace.embedded.mixin": ("EmbeddedOperations",),
     "tailrace.embedded.pages": ("StreamPage", "StreamState"),
@@ -127,6 +134,7 @@ _HOMES = {
     "tailrace.embedded.sync.producer": ("Producer",),
     "tailrace.embedded.sync.stream": ("Stream",),
     "tailrace.embedded.sync.table": ("Table",),
+    "tailrace.embedded.sync.transaction": ("Transaction",),
     "tailrace.tables.plain": (
         "Change",
         "Check",
@@ -150,5 +158,6 @@ _HOMES = {
         "lt",
     ),
     "tailrace.topics.commands": ("Outgoing",),
+    "tailrace.transactions.commands": ("Transacted",),
 }
 __getattr__, __dir__ = lazy.names(__name__, {name: home for home, names in _HOMES.items() for name in names})

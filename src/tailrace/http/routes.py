@@ -33,6 +33,7 @@ from tailrace.http import (
     system,
     tables,
     topics,
+    transactions,
     users,
     views,
 )
@@ -250,6 +251,17 @@ ROUTES: Final[tuple[Route, ...]] = (
         "GET", "/v1/tables/{name}/writes/{sequence}", "Follow a write: its record, messages, groups, views, files.",
         "inspection", answer=history.follow_write, permissions=READ, query=history.WRITE_PARAMETERS,
         response=history.WriteResponse,
+    ),
+    # -- transactions
+    _row(
+        "POST", "/v1/api/transaction", "Write rows, acknowledge, publish and append: all of it, or nothing.",
+        "transactions", answer=transactions.transact, permissions=(*WRITE, *CONSUME),
+        body=transactions.TransactionBody, response=transactions.TransactionResponse,
+    ),
+    _row(
+        "POST", "/v1/api/transaction/read", "Read items, or the tail of a stream, within a transaction.",
+        "transactions", answer=transactions.read, permissions=READ, body=transactions.TransactionReadBody,
+        response=transactions.TransactionReadResponse,
     ),
     # -- topics
     _topics_api(

@@ -39,6 +39,7 @@ from tailrace.http.message import Answer, Request
 from tailrace.http.sql_reply import Reply, Sender
 from tailrace.sql import statements as ast
 from tailrace.sql.session import Session, marked, selects
+from tailrace.sql.transactions import from_text, to_text
 
 THREADS: Final = 4  # that parse, and run all statements but SELECT
 REQUESTS_MAX: Final = 128  # under way and waiting for those; more is 503
@@ -49,6 +50,7 @@ BYTES_KEY: Final = "$base64"
 class SqlBody(msgspec.Struct, forbid_unknown_fields=True):
     sql: str
     params: list[Any] = []
+    transaction: str | None = None  # "", or that of the response before: a transaction may span requests
 
 
 class SqlColumnResponse(msgspec.Struct):
@@ -114,6 +116,7 @@ class _SqlRequest:
         self._session = Session(
             lambda command: db.execute(command, principal), self.halted, arrow=True, caller=principal.name
         )
+        self._spans = False  # whether a transaction may stay open
         self._text = ""
         self._statements: Sequence[ast.Statement] = ()
 
@@ -122,6 +125,9 @@ class _SqlRequest:
         try:
             request = _read(body)
             self._text = request.sql
+            if request.transaction is not None:
+                self._spans = True
+                self._session.resume(from_text(request.transaction))
             self._statements = self._session.parse(request.sql, [_parameter(each) for each in request.params])
         except Error as error:
             return _failed(error)
@@ -131,10 +137,16 @@ class _SqlRequest:
         """Run what was read, and answer."""
         try:
             results = self._session.run_statements(self._text, self._statements)
+            if not self._spans:
+                self._session.check_ended()
         except Error as error:
+            if self._spans:
+                error.facts = {**error.facts, "transaction": to_text(self._session.transaction)}
             return _failed(error)
-        took_ms = round((time.perf_counter() - self._began) * 1000, 3)
-        return Reply(200, {"status": "success"}, results, {"took_ms": took_ms})
+        after: dict[str, Any] = {"took_ms": round((time.perf_counter() - self._began) * 1000, 3)}
+        if self._spans:
+            after["transaction"] = to_text(self._session.transaction)
+        return Reply(200, {"status": "success"}, results, after)
 
 
 class _PrincipalQueue:

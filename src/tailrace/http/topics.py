@@ -171,7 +171,7 @@ def parse_publish(request: Request) -> Publish:
         _check_text(request.body)
     producer = body.producer
     claim = None if producer is None else ProducerClaim(producer.id, producer.epoch, producer.sequence)
-    messages = tuple([_outgoing(message, index) for index, message in enumerate(body.messages)])
+    messages = tuple([outgoing(message, index) for index, message in enumerate(body.messages)])
     return Publish(body.topic, messages, claim)
 
 
@@ -236,7 +236,8 @@ def render_published_raw(request: Request, done: PublishedMessages) -> Response:
     return Response(200 if epoch is not None and not done.duplicate else 204, headers)
 
 
-def _outgoing(message: MessageBody, index: int) -> Outgoing:
+def outgoing(message: MessageBody, index: int) -> Outgoing:
+    """A message to be published."""
     payload, value = message.payload, message.value
     if isinstance(value, Raw):
         if payload is not None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from tailrace.sql import statements as ast
 from tailrace.sql import table_grammar as tables
 from tailrace.sql import topic_grammar as topics
+from tailrace.sql import transaction_grammar as transactions
 from tailrace.sql import user_grammar as users
 from tailrace.sql import view_grammar as views
 from tailrace.sql.lexer import QUOTED, TEXT, WORD
@@ -152,6 +153,10 @@ _STARTS: Final[dict[str, Rule]] = {
         }
     ),
     "EXPLAIN": _choice({"MATERIALIZED": views.explain_view}),
+    "BEGIN": transactions.begin,
+    "START": transactions.start,
+    "COMMIT": transactions.commit,
+    "ROLLBACK": transactions.rollback,
     "DESCRIBE": _describe,
     "DESC": _describe,
 }

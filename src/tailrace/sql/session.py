@@ -1,7 +1,8 @@
 """Running SQL: takes a text of statements and returns a result for each.
 
-Each statement is its own transaction. All statements are parsed before the first one runs. The first that fails stops
-the run: its error carries `done`, the results of the statements before it, and the `line` and `column` of the problem.
+Each statement is its own transaction, except between BEGIN and COMMIT (`transactions.py`). All statements are parsed
+before the first one runs. The first that fails stops the run: its error carries `done`, the results of the statements
+before it, and the `line` and `column` of the problem.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tailrace.sql import table_statements, topic_statements, user_statements, vi
 from tailrace.sql.error import SqlError, character_at, excerpt, mark, marked, secret
 from tailrace.sql.parser import parse
 from tailrace.sql.result import ColumnInfo, Execute, Result
+from tailrace.sql.transactions import SqlTransaction, TransactionSession
 
 if TYPE_CHECKING:
     from tailrace.sql.selected import ArrowResult
@@ -42,10 +44,24 @@ class Session:
     ) -> None:
         """`arrow`: a SELECT returns an `ArrowResult`, whose rows are still in Arrow. `caller`: the value of
         current_user."""
-        self._execute = execute
+        self._transactions = TransactionSession(execute)
+        self._execute = self._transactions.execute
         self._halted = halted
         self._arrow = arrow
         self._caller = caller
+
+    @property
+    def transaction(self) -> SqlTransaction | None:
+        """The transaction that is open: it spans texts, until COMMIT or ROLLBACK."""
+        return self._transactions.open
+
+    def resume(self, transaction: SqlTransaction | None) -> None:
+        """Continue a transaction of another session."""
+        self._transactions.open = transaction
+
+    def check_ended(self) -> None:
+        """Raise if a transaction is open, which is rolled back: the session ends."""
+        self._transactions.check_ended()
 
     def run(self, text: str, params: Sequence[Any] = ()) -> list[Result]:
         """The result of each statement, in order."""
@@ -65,6 +81,10 @@ class Session:
         left = limits.SELECT_RESULT_BYTES_MAX if self._arrow else limits.SELECT_ROWS_BYTES_MAX
         for statement in statements:
             try:
+                controlled = self._transactions.control(statement)
+                if controlled is not None:
+                    done.append(controlled)
+                    continue
                 if not isinstance(statement, ast.SelectStatement):
                     done.append(_RUN[type(statement)](self._execute, statement))
                     continue
@@ -78,10 +98,12 @@ class Session:
                     )
                 done.append(result if self._arrow else result.with_rows())
             except ExpressionError as error:
+                self._transactions.fail()
                 sql_error = _sql_error(text, error)
                 mark(sql_error, done, error.line, error.column)
                 raise sql_error from None
             except Error as error:
+                self._transactions.fail()
                 mark(error, done, statement.line, statement.column)
                 raise
         return done

@@ -392,3 +392,18 @@ class SelectStatement(Statement, frozen=True, kw_only=True):
 
     text: str
     params: tuple[Any, ...] = ()
+
+
+# -- transactions
+
+
+class BeginStatement(Statement, frozen=True, kw_only=True):
+    title = "BEGIN"
+
+
+class CommitStatement(Statement, frozen=True, kw_only=True):
+    title = "COMMIT"
+
+
+class RollbackStatement(Statement, frozen=True, kw_only=True):
+    title = "ROLLBACK"

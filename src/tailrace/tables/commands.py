@@ -421,7 +421,7 @@ class TransactWrite(Command[BatchWritten], frozen=True):
         return tuple({subject for action in self.actions for subject in action.subjects()})
 
     def run(self, tx: Tx) -> BatchWritten:
-        if self.token is not None and self._used(tx):
+        if self.token is not None and token_used(tx, self.token, self.digest):
             return BatchWritten([self._replayed(tx, action) for action in self.actions], replayed=True)
         plans = self._plan(tx)
         capture = Capture()
@@ -429,9 +429,7 @@ class TransactWrite(Command[BatchWritten], frozen=True):
             write.do(tx, plan, capture)
         sequence = capture.append(tx)
         if self.token is not None:
-            name = self._name(tx)
-            tx.put(TOKENS, TokenRow(name, self.digest, tx.now_ms))
-            tx.put(TOKEN_AGES, TokenAgeRow(tx.now_ms, name))
+            keep_token(tx, self.token, self.digest)
         return BatchWritten(
             [
                 WrittenItem(
@@ -473,22 +471,6 @@ class TransactWrite(Command[BatchWritten], frozen=True):
             raise Invalid("Transaction request cannot include multiple operations on one item")
         return plans
 
-    def _used(self, tx: Tx) -> bool:
-        """Whether the token was used for the same request in the last ten minutes."""
-        row = tx.get(TOKENS, self._name(tx))
-        if row is None or row.at_ms + limits.TOKEN_S * 1000 <= tx.settled_ms:
-            return False
-        if row.digest != self.digest:
-            raise TokenMismatch(
-                "The request uses the same client token as a previous, but non-identical request. "
-                "Do not reuse a client token with different requests, unless the requests are identical"
-            )
-        return True
-
-    def _name(self, tx: Tx) -> str:
-        """The key of the token, unique per principal, whatever slashes are in either."""
-        return f"{len(tx.by)}/{tx.by}/{self.token}"
-
     def _replayed(self, tx: Tx, action: ItemCommand) -> WrittenItem:
         assert isinstance(action, PutItem | DeleteItem | UpdateItem | CheckItem)
         definition = find(tx, action.table)
@@ -499,3 +481,31 @@ class TransactWrite(Command[BatchWritten], frozen=True):
         row = write.find(tx, definition, key, attributes).row
         units = read_units(row.size if row else 0, consistent=True, transactional=True)
         return WrittenItem(definition, None, Capacity(definition.name, units))
+
+
+# -- tokens
+
+
+def token_used(tx: Tx, token: str, digest: bytes) -> bool:
+    """Whether a token was used for the same request in the last ten minutes."""
+    row = tx.get(TOKENS, _token_name(tx, token))
+    if row is None or row.at_ms + limits.TOKEN_S * 1000 <= tx.settled_ms:
+        return False
+    if row.digest != digest:
+        raise TokenMismatch(
+            "The request uses the same client token as a previous, but non-identical request. "
+            "Do not reuse a client token with different requests, unless the requests are identical"
+        )
+    return True
+
+
+def keep_token(tx: Tx, token: str, digest: bytes) -> None:
+    """Remember that a token was used for a request."""
+    name = _token_name(tx, token)
+    tx.put(TOKENS, TokenRow(name, digest, tx.now_ms))
+    tx.put(TOKEN_AGES, TokenAgeRow(tx.now_ms, name))
+
+
+def _token_name(tx: Tx, token: str) -> str:
+    """The key of a token, unique per principal, whatever slashes are in either."""
+    return f"{len(tx.by)}/{tx.by}/{token}"

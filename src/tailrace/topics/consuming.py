@@ -367,6 +367,37 @@ class Ack(Command[Acked], frozen=True, gc=False):
         return Acked(topic, progress.floor, count)
 
 
+class AckHeld(Command[Acked], frozen=True, gc=False):
+    """Acknowledge exactly these messages, each range from an offset up to and including another: all of them, or none
+    unless the consumer holds all of them now. For transactions."""
+
+    freeing = True
+    permission = Permission.CONSUME
+
+    topic: str
+    group: str
+    offsets: tuple[tuple[int, int], ...]
+    partition: int = 0
+    consumer: str = ""
+    lease: str | None = None
+
+    def subjects(self) -> tuple[str, ...]:
+        return (subject(self.topic),)
+
+    def run(self, tx: Tx) -> Acked:
+        topic = find(tx, self.topic)
+        check_consumer(self.consumer)
+        for first, last in self.offsets:
+            if not 0 <= first <= last:
+                raise Invalid(f"offsets {first} to {last} are not a range; give the lower one first, from 0 on")
+        row = known(tx, topic, self.partition, self.group)
+        progress = GroupProgress(row.cursor, rules.unpacked(row.ranges))
+        progress, count = rules.settled(progress, self.consumer, lease_number(self.lease), self.offsets, tx.now_ms)
+        if count:
+            _store(tx, row, progress)
+        return Acked(topic, progress.floor, count)
+
+
 class Extend(Command[Extended], frozen=True, gc=False):
     """Extend the leases of a consumer, from now on."""
 

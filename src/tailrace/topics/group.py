@@ -21,6 +21,7 @@ last longer than its duration counts as ended, since delivering once too often i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -280,6 +281,45 @@ def acknowledged_each(
         if first < held.end:
             kept.append(held if first == held.first else msgspec.structs.replace(held, first=first))
     return (GroupProgress(progress.cursor, bounded(tuple(kept), now_ms)) if count else progress), count
+
+
+def settled(
+    progress: GroupProgress, consumer: str, lease: int | None, offsets: Sequence[tuple[int, int]], now_ms: int
+) -> tuple[GroupProgress, int]:
+    """The progress after a consumer acknowledged exactly these messages, each range from an offset up to and including
+    another, and their number. All of them must be held by the consumer now: the lease is a fence."""
+    wanted = sorted(offsets)
+    for (_, last), (first, _) in pairwise(wanted):
+        if first <= last:
+            raise Invalid(f"offset {first} is acknowledged twice; name each offset once")
+    kept: list[LeasedRange] = []
+    count = at = 0
+    for held in progress.ranges:
+        first = held.first
+        while at < len(wanted) and wanted[at][0] < held.end and wanted[at][1] >= first:
+            low, high = max(first, wanted[at][0]), min(held.end, wanted[at][1] + 1)
+            if not held.held_by(consumer, lease) or held.free(now_ms):
+                raise _lost(consumer)
+            count += high - low
+            if first < low:
+                kept.append(msgspec.structs.replace(held, first=first, end=low))
+            first = high
+            if wanted[at][1] >= held.end:
+                break
+            at += 1
+        if first < held.end:
+            kept.append(held if first == held.first else msgspec.structs.replace(held, first=first))
+    if count != sum([last + 1 - first for first, last in wanted]):
+        raise _lost(consumer)
+    return GroupProgress(progress.cursor, bounded(tuple(kept), now_ms)), count
+
+
+def _lost(consumer: str) -> Conflict:
+    return Conflict(
+        f"consumer {consumer!r} does not hold all of these messages now: its lease has ended, they were acknowledged, "
+        "or delivered to another consumer; nothing was written: consume again",
+        code="LEASE_LOST",
+    )
 
 
 def extended(

@@ -618,6 +618,9 @@ class Scripted:
     def __init__(self) -> None:
         self.statements: list[str] = []
 
+    def look(self, text: str) -> list[StatementResult]:
+        return self.run(text)
+
     def run(self, text: str, params: Sequence[Any] = ()) -> list[StatementResult]:
         if "system." in text:
             raise Invalid("there are no names")

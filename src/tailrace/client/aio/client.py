@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from decimal import Decimal
 from types import TracebackType
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
@@ -22,6 +22,7 @@ from tailrace.client.async_connection import AsyncServerConnections, AsyncServer
 from tailrace.client.connection import ConnectionFailed, ServerAddress
 from tailrace.client.errors import error_of, statement_result
 from tailrace.client.heartbeat import HeartbeatClient
+from tailrace.client.sql_session import SqlClientSession
 from tailrace.client.targets import (
     NOTHING,
     authorization,
@@ -32,11 +33,15 @@ from tailrace.client.targets import (
     stream_target,
 )
 from tailrace.embedded.aio.stream import AsyncStreamApi, AsyncStreamStore
+from tailrace.embedded.aio.transaction_api import AsyncTransactionApi
 from tailrace.embedded.async_primitives import ASYNC, AsyncLock, sleep
 from tailrace.embedded.heartbeat import HeartbeatSource
 from tailrace.embedded.pages import StreamPage, StreamState, page_of_response, state_of_response
-from tailrace.errors import Invalid, TooMany, Unauthenticated, Unavailable
+from tailrace.errors import Error, Invalid, TooMany, Unauthenticated, Unavailable
 from tailrace.sql.result import Result
+
+if TYPE_CHECKING:
+    from tailrace.embedded.aio.transaction import AsyncTransactionSource
 
 TYPED: Final[dict[bool, Mapping[str, str]]] = {False: NOTHING, True: {"values": "typed"}}
 KEYS: Final = "/v1/admin/keys"
@@ -45,7 +50,7 @@ TIMEOUT_S: Final = 90.0  # longer than the server holds a long-poll
 _results: Final = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal)  # numbers keep all their digits
 
 
-class AsyncClient(AsyncTopics, AsyncStreamApi, AsyncPipeline, AsyncInspection):
+class AsyncClient(AsyncTopics, AsyncStreamApi, AsyncTransactionApi, AsyncPipeline, AsyncInspection):
     """Talks to one server, for programs on an event loop; with its `token`, or as a user: `user` and `password` go with
     each request, `login` exchanges them for a session."""
 
@@ -95,15 +100,37 @@ class AsyncClient(AsyncTopics, AsyncStreamApi, AsyncPipeline, AsyncInspection):
 
     # -- SQL
 
-    async def sql(self, text: str, params: Sequence[Any] = ()) -> list[Result]:
+    async def sql(
+        self, text: str, params: Sequence[Any] = (), *, session: SqlClientSession | None = None
+    ) -> list[Result]:
         """Run statements; the result of each. The error of one that fails has `line`, `column` and `done`, the results
-        of those before it."""
+        of those before it. With a `session`, a transaction may span several calls."""
+        asked: dict[str, Any] = {"sql": text, "params": [_parameter(each) for each in params]}
+        if session is not None:
+            asked["transaction"] = session.transaction
         try:
-            body = msgspec.json.encode({"sql": text, "params": [_parameter(each) for each in params]})
+            body = msgspec.json.encode(asked)
         except (UnicodeEncodeError, TypeError) as error:
             raise Invalid(f"the statement or its parameters cannot be sent to the server: {error}") from None
-        response = await self._send("POST", "/v1/api/sql", headers={"content-type": "application/json"}, content=body)
-        return [statement_result(each) for each in _results.decode(response.content)["results"]]
+        try:
+            response = await self._send(
+                "POST", "/v1/api/sql", headers={"content-type": "application/json"}, content=body
+            )
+        except Error as error:
+            if session is not None:
+                session.transaction = error.facts.get("transaction", session.transaction)
+            raise
+        answer = _results.decode(response.content)
+        if session is not None:
+            session.transaction = answer["transaction"]
+        return [statement_result(each) for each in answer["results"]]
+
+    # -- transactions
+
+    def _transaction_source(self) -> AsyncTransactionSource:
+        from tailrace.client.aio.transactions import AsyncServerTransactions  # few programs use them
+
+        return AsyncServerTransactions(self)
 
     # -- streams
 

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from decimal import Decimal
 from types import TracebackType
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
 from tailrace.client.connection import ConnectionFailed, ServerAddress, ServerConnections, ServerResponse
 from tailrace.client.errors import error_of, statement_result
+from tailrace.client.sql_session import SqlClientSession
 from tailrace.client.sync.inspection import Inspection
 from tailrace.client.sync.pipeline import Pipeline
 from tailrace.client.sync.topics import Topics
@@ -34,8 +35,12 @@ from tailrace.embedded.heartbeat import HeartbeatSource
 from tailrace.embedded.pages import StreamPage, StreamState, page_of_response, state_of_response
 from tailrace.embedded.primitives import Lock, sleep
 from tailrace.embedded.sync.stream import StreamApi, StreamStore
-from tailrace.errors import Invalid, TooMany, Unauthenticated, Unavailable
+from tailrace.embedded.sync.transaction_api import TransactionApi
+from tailrace.errors import Error, Invalid, TooMany, Unauthenticated, Unavailable
 from tailrace.sql.result import Result
+
+if TYPE_CHECKING:
+    from tailrace.embedded.sync.transaction import TransactionSource
 
 TYPED: Final[dict[bool, Mapping[str, str]]] = {False: NOTHING, True: {"values": "typed"}}
 KEYS: Final = "/v1/admin/keys"
@@ -44,7 +49,7 @@ TIMEOUT_S: Final = 90.0  # longer than the server holds a long-poll
 _results: Final = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal)  # numbers keep all their digits
 
 
-class Client(Topics, StreamApi, Pipeline, Inspection):
+class Client(Topics, StreamApi, TransactionApi, Pipeline, Inspection):
     """Talks to one server, for programs with threads; with its `token`, or as a user: `user` and `password` go with
     each request, `login` exchanges them for a session."""
 
@@ -94,15 +99,33 @@ class Client(Topics, StreamApi, Pipeline, Inspection):
 
     # -- SQL
 
-    def sql(self, text: str, params: Sequence[Any] = ()) -> list[Result]:
+    def sql(self, text: str, params: Sequence[Any] = (), *, session: SqlClientSession | None = None) -> list[Result]:
         """Run statements; the result of each. The error of one that fails has `line`, `column` and `done`, the results
-        of those before it."""
+        of those before it. With a `session`, a transaction may span several calls."""
+        asked: dict[str, Any] = {"sql": text, "params": [_parameter(each) for each in params]}
+        if session is not None:
+            asked["transaction"] = session.transaction
         try:
-            body = msgspec.json.encode({"sql": text, "params": [_parameter(each) for each in params]})
+            body = msgspec.json.encode(asked)
         except (UnicodeEncodeError, TypeError) as error:
             raise Invalid(f"the statement or its parameters cannot be sent to the server: {error}") from None
-        response = self._send("POST", "/v1/api/sql", headers={"content-type": "application/json"}, content=body)
-        return [statement_result(each) for each in _results.decode(response.content)["results"]]
+        try:
+            response = self._send("POST", "/v1/api/sql", headers={"content-type": "application/json"}, content=body)
+        except Error as error:
+            if session is not None:
+                session.transaction = error.facts.get("transaction", session.transaction)
+            raise
+        answer = _results.decode(response.content)
+        if session is not None:
+            session.transaction = answer["transaction"]
+        return [statement_result(each) for each in answer["results"]]
+
+    # -- transactions
+
+    def _transaction_source(self) -> TransactionSource:
+        from tailrace.client.sync.transactions import ServerTransactions  # few programs use them
+
+        return ServerTransactions(self)
 
     # -- streams
 

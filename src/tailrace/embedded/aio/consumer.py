@@ -22,8 +22,9 @@ import signal
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from types import TracebackType
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast
 
+from tailrace import limits
 from tailrace.embedded.aio.deliveries import AsyncDeliveries
 from tailrace.embedded.aio.leases import AsyncLease, AsyncSource
 from tailrace.embedded.async_primitives import (
@@ -33,6 +34,7 @@ from tailrace.embedded.async_primitives import (
     Ended,
     is_cancellation,
     result_of,
+    sleep,
     uncancelled,
 )
 from tailrace.embedded.handlers import (
@@ -46,8 +48,12 @@ from tailrace.embedded.handlers import (
     stopped_by_signals,
 )
 from tailrace.embedded.messages import Message
-from tailrace.errors import Invalid
+from tailrace.errors import Conflict, Invalid
 
+if TYPE_CHECKING:
+    from tailrace.embedded.aio.transaction_api import AsyncTransactionApi
+
+LEASE_LOST: Final = "LEASE_LOST"
 Y = TypeVar("Y")
 
 
@@ -73,6 +79,9 @@ class AsyncConsumer:
         self._concurrency = options.pop("concurrency", 1)
         check_concurrency(self._concurrency)
         check_source(source, asynchronous=ASYNC)
+        self._source = source
+        self._topic = topic
+        self._group = group
         self._deliveries = AsyncDeliveries(source, topic, group, **options)  # type: ignore[misc]
         self.consumer_id = self._deliveries.consumer_id
         self._in_use = False
@@ -91,12 +100,21 @@ class AsyncConsumer:
         when the next one is asked for, or when the loop is left, are given back."""
         return self._started(self._batches())
 
-    async def run(self, handler: Callable[[Message], object], *, retry_s: float = 1.0, signals: bool = True) -> None:
+    async def run(
+        self,
+        handler: Callable[..., object],
+        *,
+        retry_s: float = 1.0,
+        signals: bool = True,
+        transactional: bool = False,
+    ) -> None:
         """Call `handler` with each message, up to `concurrency` at a time, until `stop` is called or, on the main
         thread with `signals`, a SIGTERM or SIGINT arrives; then those in work are finished.
 
         If a handler raises, the exception is logged, and the message is delivered again after `retry_s`, then twice
-        that, and so on; the others go on meanwhile.
+        that, and so on; the others go on meanwhile. With `transactional`, the handler gets the message and a
+        transaction, which also acknowledges the message and is committed when the handler returns: all that it writes
+        by it is written exactly once for the message. After a conflict the handler is called again.
         A handler may return an awaitable. To cancel the run cancels the handlers, and gives back their messages.
         """
         check_handler(handler, deferred=ASYNC)
@@ -105,7 +123,7 @@ class AsyncConsumer:
                 workers = AsyncWorkers(self._concurrency, self.stop)
                 try:
                     while (lease := await self._deliveries.next()) is not None:
-                        await self._dispatch(workers, lease, handler, retry_s)
+                        await self._dispatch(workers, lease, handler, retry_s, transactional)
                     await workers.join()
                 finally:
                     await workers.cancel()
@@ -197,7 +215,12 @@ class AsyncConsumer:
     # -- handlers
 
     async def _dispatch(
-        self, workers: AsyncWorkers, lease: AsyncLease, handler: Callable[[Message], object], retry_s: float
+        self,
+        workers: AsyncWorkers,
+        lease: AsyncLease,
+        handler: Callable[..., object],
+        retry_s: float,
+        transactional: bool,
     ) -> None:
         """Start a call for each message, when there is room for it. The last to let go of the lease settles it."""
         lease.hold()
@@ -207,18 +230,20 @@ class AsyncConsumer:
                 workers.release()
                 break
             lease.hold()
-            await workers.start(self._work, workers, lease, message, handler, retry_s)
+            await workers.start(self._work, workers, lease, message, handler, retry_s, transactional)
         if lease.release():
             await self._deliveries.settle(lease)
         await self._deliveries.ask(lease)
 
     async def _work(
-        self, workers: AsyncWorkers, lease: AsyncLease, message: Message, handler: Callable[[Message], object],
-        retry_s: float,
+        self, workers: AsyncWorkers, lease: AsyncLease, message: Message, handler: Callable[..., object],
+        retry_s: float, transactional: bool,
     ) -> None:  # fmt: skip
         try:
-            if await self._handled(lease, message, handler, retry_s):
+            if await self._handled(lease, message, handler, retry_s, transactional):
                 lease.finish(message.offset)
+                if transactional:  # transactions have acknowledged what is done, and the rest was given back
+                    lease.acknowledged(lease.done)
             else:
                 lease.blocked = True
         finally:
@@ -230,21 +255,47 @@ class AsyncConsumer:
             await self._deliveries.settle(lease)
 
     async def _handled(
-        self, lease: AsyncLease, message: Message, handler: Callable[[Message], object], retry_s: float
+        self, lease: AsyncLease, message: Message, handler: Callable[..., object], retry_s: float, transactional: bool
     ) -> bool:
         """Whether the message is done with: worked off, or given back."""
         try:
+            if transactional:
+                return await self._transacted(message, handler)
             returned = handler(message)
             if ASYNC:
                 returned = await result_of(returned)
         except FAILURES as error:
             if is_cancellation(error):
                 raise
+            if isinstance(error, Conflict) and error.code == LEASE_LOST and transactional:
+                lease.lose(error)
+                return True
             pause_s = retry_after_s(message, retry_s)
         else:
             check_returned(handler, returned)
             return True
         return await self._deliveries.give_back(lease, message.offset, message.offset, pause_s)
+
+    async def _transacted(self, message: Message, handler: Callable[..., object]) -> bool:
+        """Call the handler with a transaction that acknowledges its message; again, if that conflicts with others."""
+        from tailrace.embedded.transactions import is_conflict, pause_s
+
+        transactions = cast("AsyncTransactionApi", self._source)
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                async with transactions.transaction() as tx:
+                    tx.ack(self._topic, self._group, message, consumer=self.consumer_id)
+                    returned = handler(message, tx)
+                    if ASYNC:
+                        returned = await result_of(returned)
+                    check_returned(handler, returned)
+                return True
+            except Conflict as error:
+                if attempt >= limits.TRANSACTION_ATTEMPTS or not is_conflict(error):
+                    raise
+            await sleep(pause_s(attempt))
 
 
 class AsyncBatch:

@@ -23,8 +23,9 @@ import signal
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast
 
+from tailrace import limits
 from tailrace.embedded.handlers import (
     ConsumerOptions,
     check_concurrency,
@@ -41,12 +42,17 @@ from tailrace.embedded.primitives import (
     FAILURES,
     Workers,
     is_cancellation,
+    sleep,
     uncancelled,
 )
 from tailrace.embedded.sync.deliveries import Deliveries
 from tailrace.embedded.sync.leases import Lease, Source
-from tailrace.errors import Invalid
+from tailrace.errors import Conflict, Invalid
 
+if TYPE_CHECKING:
+    from tailrace.embedded.sync.transaction_api import TransactionApi
+
+LEASE_LOST: Final = "LEASE_LOST"
 Y = TypeVar("Y")
 
 
@@ -72,6 +78,9 @@ class Consumer:
         self._concurrency = options.pop("concurrency", 1)
         check_concurrency(self._concurrency)
         check_source(source, asynchronous=ASYNC)
+        self._source = source
+        self._topic = topic
+        self._group = group
         self._deliveries = Deliveries(source, topic, group, **options)  # type: ignore[misc]
         self.consumer_id = self._deliveries.consumer_id
         self._in_use = False
@@ -87,12 +96,21 @@ class Consumer:
         when the next one is asked for, or when the loop is left, are given back."""
         return self._started(self._batches())
 
-    def run(self, handler: Callable[[Message], object], *, retry_s: float = 1.0, signals: bool = True) -> None:
+    def run(
+        self,
+        handler: Callable[..., object],
+        *,
+        retry_s: float = 1.0,
+        signals: bool = True,
+        transactional: bool = False,
+    ) -> None:
         """Call `handler` with each message, up to `concurrency` at a time, until `stop` is called or, on the main
         thread with `signals`, a SIGTERM or SIGINT arrives; then those in work are finished.
 
         If a handler raises, the exception is logged, and the message is delivered again after `retry_s`, then twice
-        that, and so on; the others go on meanwhile.
+        that, and so on; the others go on meanwhile. With `transactional`, the handler gets the message and a
+        transaction, which also acknowledges the message and is committed when the handler returns: all that it writes
+        by it is written exactly once for the message. After a conflict the handler is called again.
         A handler is a plain function; with `concurrency` above 1, handlers run on threads of the consumer.
         """
         check_handler(handler, deferred=ASYNC)
@@ -100,7 +118,7 @@ class Consumer:
             workers = Workers(self._concurrency, self.stop)
             try:
                 while (lease := self._deliveries.next()) is not None:
-                    self._dispatch(workers, lease, handler, retry_s)
+                    self._dispatch(workers, lease, handler, retry_s, transactional)
                 workers.join()
             finally:
                 workers.cancel()
@@ -185,7 +203,14 @@ class Consumer:
 
     # -- handlers
 
-    def _dispatch(self, workers: Workers, lease: Lease, handler: Callable[[Message], object], retry_s: float) -> None:
+    def _dispatch(
+        self,
+        workers: Workers,
+        lease: Lease,
+        handler: Callable[..., object],
+        retry_s: float,
+        transactional: bool,
+    ) -> None:
         """Start a call for each message, when there is room for it. The last to let go of the lease settles it."""
         lease.hold()
         for message in lease.messages:
@@ -194,18 +219,20 @@ class Consumer:
                 workers.release()
                 break
             lease.hold()
-            workers.start(self._work, workers, lease, message, handler, retry_s)
+            workers.start(self._work, workers, lease, message, handler, retry_s, transactional)
         if lease.release():
             self._deliveries.settle(lease)
         self._deliveries.ask(lease)
 
     def _work(
-        self, workers: Workers, lease: Lease, message: Message, handler: Callable[[Message], object],
-        retry_s: float,
+        self, workers: Workers, lease: Lease, message: Message, handler: Callable[..., object],
+        retry_s: float, transactional: bool,
     ) -> None:  # fmt: skip
         try:
-            if self._handled(lease, message, handler, retry_s):
+            if self._handled(lease, message, handler, retry_s, transactional):
                 lease.finish(message.offset)
+                if transactional:  # transactions have acknowledged what is done, and the rest was given back
+                    lease.acknowledged(lease.done)
             else:
                 lease.blocked = True
         finally:
@@ -216,18 +243,44 @@ class Consumer:
         if last:
             self._deliveries.settle(lease)
 
-    def _handled(self, lease: Lease, message: Message, handler: Callable[[Message], object], retry_s: float) -> bool:
+    def _handled(
+        self, lease: Lease, message: Message, handler: Callable[..., object], retry_s: float, transactional: bool
+    ) -> bool:
         """Whether the message is done with: worked off, or given back."""
         try:
+            if transactional:
+                return self._transacted(message, handler)
             returned = handler(message)
         except FAILURES as error:
             if is_cancellation(error):
                 raise
+            if isinstance(error, Conflict) and error.code == LEASE_LOST and transactional:
+                lease.lose(error)
+                return True
             pause_s = retry_after_s(message, retry_s)
         else:
             check_returned(handler, returned)
             return True
         return self._deliveries.give_back(lease, message.offset, message.offset, pause_s)
+
+    def _transacted(self, message: Message, handler: Callable[..., object]) -> bool:
+        """Call the handler with a transaction that acknowledges its message; again, if that conflicts with others."""
+        from tailrace.embedded.transactions import is_conflict, pause_s
+
+        transactions = cast("TransactionApi", self._source)
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                with transactions.transaction() as tx:
+                    tx.ack(self._topic, self._group, message, consumer=self.consumer_id)
+                    returned = handler(message, tx)
+                    check_returned(handler, returned)
+                return True
+            except Conflict as error:
+                if attempt >= limits.TRANSACTION_ATTEMPTS or not is_conflict(error):
+                    raise
+            sleep(pause_s(attempt))
 
 
 class Batch:

@@ -6,7 +6,8 @@ from __future__ import annotations
 from tailrace.embedded.sync.streams import StreamOperations
 from tailrace.embedded.sync.tables import TableOperations
 from tailrace.embedded.sync.topics import TopicOperations
+from tailrace.embedded.sync.transaction_api import TransactionOperations
 
 
-class Operations(TableOperations, TopicOperations, StreamOperations):
+class Operations(TableOperations, TopicOperations, StreamOperations, TransactionOperations):
     """All operations of a database, for programs with threads."""
