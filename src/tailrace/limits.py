@@ -308,3 +308,11 @@ SWEEP_ENTRIES: Final = 5_000  # entries removed in one step, so that writers wai
 SWEEP_ITEMS: Final = 250  # items that one step deletes or adds to an index
 SWEEP_ROWS: Final = 2_000  # rows of a dropped table that one step removes
 METRIC_SERIES_MAX: Final = 2_000  # partitions, and groups in partitions, with metrics of their own
+
+# -- lists and history, for people who look at a database
+LISTING_MAX: Final = 1_000  # streams or tables in one page of a list
+LISTING_EXAMINED: Final = 5_000  # names that one page examines; then it ends, and the next one goes on
+STATUS_COUNT_MAX: Final = 10_000  # streams, tables or topics that the status counts; of more it says so
+STATUS_GROUPS: Final = 10  # groups with the largest lag that the status has
+SAMPLE_S: Final = 10.0  # between two samples of the server's state
+SAMPLES_MAX: Final = 8_640  # of them kept in memory: 24 hours

@@ -7,6 +7,7 @@ database for each scrape, per partition or consumer group.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from typing import Final
 
 # name -> (kind, help); every attribute of Metrics is listed here or below, and in docs/reference/metrics.md.
@@ -75,6 +76,10 @@ LABELLED: Final = {
 }
 CUT: Final = ("series_cut", "1 if there are more partitions or groups than have metrics of their own.")
 
+# Attributes that /v1/status and its samples are made of, and Prometheus is not shown.
+RECENT: Final = ("commit_times",)
+COMMIT_TIMES: Final = 4_096  # durations of commits that are kept
+
 
 class Histogram:
     """Counts of durations by upper bound; the last count is of durations above all bounds."""
@@ -98,6 +103,7 @@ class Metrics:
         self.commands = 0
         self.commands_failed = 0
         self.commit_seconds = 0.0
+        self.commit_times: deque[float] = deque(maxlen=COMMIT_TIMES)  # of the last ones; each sample empties it
         self.queue = 0
         self.queries = 0
         self.entries = 0

@@ -480,7 +480,9 @@ class Runner:
                 metrics.entries += segments.count(segment)
                 metrics.entry_bytes += len(segment.body)
                 self._recent.add(segment)
-        metrics.commit_seconds += self._clock.monotonic_s() - began
+        took_s = self._clock.monotonic_s() - began
+        metrics.commit_seconds += took_s
+        metrics.commit_times.append(took_s)
         metrics.commits += 1
         metrics.commands += len(batch.jobs)
 

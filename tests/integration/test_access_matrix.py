@@ -94,6 +94,7 @@ TABLE: tuple[Row, ...] = (
     Row("HEAD", "/v1/stream/a", READ),
     Row("POST", "/v1/stream/a", WRITE, b"x", TEXT),
     Row("DELETE", "/v1/stream/gone", WRITE),
+    Row("GET", "/v1/streams", READ),
     # subscriptions
     Row("GET", f"{DS}/jwks.json", OPEN),
     Row("GET", f"{DS}/subscriptions", READ),
@@ -104,7 +105,8 @@ TABLE: tuple[Row, ...] = (
     Row("DELETE", f"{DS}/subscriptions/s/streams/b", WRITE),
     Row("POST", f"{DS}/subscriptions/s/claim", WRITE, {"worker": "w"}),
     *(Row("POST", f"{DS}/subscriptions/s/{what}", WAKE, {}) for what in ("callback", "ack", "release")),
-    # tables' changes
+    # tables and their changes
+    Row("GET", "/v1/tables", READ),
     Row("GET", "/v1/tables/orders/stream?offset=-1", READ),
     Row("HEAD", "/v1/tables/orders/stream", READ),
     Row("PATCH", "/v1/tables/orders/stream", ADMIN, {"max_count": 1000}),
@@ -219,6 +221,8 @@ TABLE: tuple[Row, ...] = (
     # how it is
     Row("GET", "/healthz", OPEN),
     Row("GET", "/readyz", OPEN),
+    Row("GET", "/v1/status", READ),
+    Row("GET", "/v1/status/samples", READ),
     Row("GET", "/metrics", ANY),
     Row("GET", "/openapi.json", OPEN),
 )
@@ -488,6 +492,8 @@ def test_principals_without_a_matching_grant_are_refused(data_dir: Path) -> None
             where = f"{row.method} {row.path} {row.body}: {answer.status_code} {answer.text[:300]}"
             if row.path in ("/v1/api/auth/me",):
                 assert answer.json()["access"] == ["tables/of-others"]
+            elif row.path in ("/v1/streams", "/v1/tables"):
+                assert answer.json() == {row.path.removeprefix("/v1/"): [], "next": None}, where
             elif row.needs == WAKE:
                 assert answer.status_code == 401, where
             elif row.needs != OPEN:

@@ -252,6 +252,13 @@ def a_stream_of_very_many_small_entries_is_read(site: Site) -> Iterator[None]:
     site.ask("GET", "/v1/stream/small?offset=-1")
 
 
+@case
+def very_many_streams_are_listed(site: Site) -> Iterator[None]:
+    yield
+    site.ask("GET", "/v1/streams?limit=1000")
+    site.ask("GET", "/v1/streams?search=nowhere")
+
+
 # -- tables
 
 
@@ -339,6 +346,7 @@ def very_many_tables_are_listed(site: Site) -> Iterator[None]:
     for number in range(site.count(200)):
         site.db.create_table(f"many-{number}", partition_key="id", stream="KEYS_ONLY")
     yield
+    site.ask("GET", "/v1/tables?limit=1000")
     site.dynamodb("ListTables")
     site.sql("SHOW TABLES")
 
@@ -439,6 +447,8 @@ def very_many_topics_are_listed(site: Site) -> Iterator[None]:
 def metrics_of_many_things(site: Site) -> Iterator[None]:
     yield
     site.ask("GET", "/metrics")
+    site.ask("GET", "/v1/status")
+    site.ask("GET", "/v1/status/samples")
 
 
 @case

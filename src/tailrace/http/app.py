@@ -70,6 +70,7 @@ class App:
     async def start(self) -> None:
         """Begin the work that runs beside requests."""
         await self._dispatcher.start()
+        self.services.samples.start()
 
     def release(self) -> None:
         """End live reads, so that their connections can end."""

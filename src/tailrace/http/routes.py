@@ -17,6 +17,7 @@ from tailrace.http import (
     consume,
     jobs,
     keys,
+    listings,
     openapi,
     partitions,
     reading,
@@ -26,6 +27,7 @@ from tailrace.http import (
     sql,
     stages,
     static,
+    status,
     streams,
     subscriptions,
     system,
@@ -126,6 +128,10 @@ ROUTES: Final[tuple[Route, ...]] = (
         "DELETE", _STREAM, "Delete a stream.", "streams",
         parse=streams.parse_delete, render=codec.no_content, permissions=WRITE, types=ANY_TYPE, query=None, status=204,
     ),
+    _row(
+        "GET", "/v1/streams", "List the streams, in pages.", "inspection", also=("/v1/streams/",),
+        answer=listings.streams, permissions=READ, query=listings.STREAMS_PARAMETERS, response=listings.StreamsResponse,
+    ),
     # -- subscriptions
     _row(
         "GET", f"{_DS}/jwks.json", "List the public keys of webhooks, as a JSON Web Key Set.", "subscriptions",
@@ -179,7 +185,12 @@ ROUTES: Final[tuple[Route, ...]] = (
         parse=subscriptions.parse_release, render=codec.no_content, access=WAKE_TOKEN, query=None,
         body=subscriptions.WakeBody, status=204,
     ),
-    # -- changes of tables
+    # -- tables and their changes
+    _row(
+        "GET", "/v1/tables", "List the tables with their keys, indexes, sizes and routes, in pages.", "inspection",
+        also=("/v1/tables/",), answer=listings.tables, permissions=READ, query=listings.TABLES_PARAMETERS,
+        response=listings.TablesResponse,
+    ),
     _row(
         "GET", _CHANGES, "Read the changes of a table: a page, a long-poll, an event stream, or a range as Arrow.",
         "tables", answer=tables.read, arrow=_arrow(bulk.table, *bulk.RANGE_PARAMETERS, "label"), permissions=READ,
@@ -494,6 +505,14 @@ ROUTES: Final[tuple[Route, ...]] = (
     _row(
         "GET", "/readyz", "Check that the server accepts writes; 503 if it does not.", "server",
         answer=system.get_ready, access=OPEN, query=None, response=system.StatusResponse,
+    ),
+    _row(
+        "GET", "/v1/status", "Describe the server: health, rates, latencies, sizes, groups that lag.", "inspection",
+        answer=status.get, permissions=READ, response=status.ServerStatusResponse,
+    ),
+    _row(
+        "GET", "/v1/status/samples", "Read the samples of the last 24 hours, by column.", "inspection",
+        answer=status.get_samples, permissions=READ, query=status.SAMPLES_PARAMETERS, response=status.SamplesResponse,
     ),
     _row(
         "GET", "/metrics", "Read the metrics, in the text format of Prometheus.", "server",

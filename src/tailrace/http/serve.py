@@ -72,6 +72,7 @@ async def start(config: Config, *, accept_loss: bool = False) -> Running:
             unsent_bytes_max=config.unsent_bytes_max,
         )
         server = Server(app, common=COMMON, limits=bounds, stats=db.metrics)
+        app.services.connections = lambda: server.connections
         try:
             await server.start(config.host, config.port, ssl_context=context)
         except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from tailrace.config import Config
 from tailrace.database import Database
@@ -14,6 +15,7 @@ from tailrace.http.dynamodb.offload import OffloadPool
 from tailrace.http.live import LiveReads
 from tailrace.http.reading import Reading
 from tailrace.http.revocation import CallerRegistry
+from tailrace.http.samples import Samples
 from tailrace.http.signature import Signatures
 from tailrace.http.sql import SqlHandler
 
@@ -23,6 +25,9 @@ class Services:
 
     def __init__(self, db: Database, config: Config) -> None:
         self.db = db
+        self.config = config
+        self.connections: Callable[[], int | None] = lambda: None  # how many are open; set by a server of our own
+        self.samples = Samples(db, config.data, lambda: self.connections())
         self.live = LiveReads(db.tail, db.clock, db.metrics, recycle_s=config.sse_recycle_s)
         self.authenticator = Authenticator(db, config)
         self.callers = CallerRegistry(db, self.authenticator)
@@ -52,6 +57,7 @@ class Services:
         """Stop following changes, and end the threads; work that is under way there is finished."""
         self.signatures.close()
         self.callers.close()
+        await self.samples.stop()
         await self.authenticator.close()
         for part in (self.dynamodb, self.change_workers, self.arrow, self.stage_workers, self.sql):
             await asyncio.to_thread(part.close)

@@ -8,13 +8,14 @@ import msgspec
 
 from tailrace import limits
 from tailrace.command import Query
+from tailrace.listing import NamedPage, NameFilter, page
 from tailrace.log import cold
 from tailrace.log import log as logs
-from tailrace.log.entry import Log
+from tailrace.log.entry import LOGS, Log
 from tailrace.log.log import LogPage
 from tailrace.storage.engine import Reader
 from tailrace.streams.commands import live, log_of
-from tailrace.streams.stream import STREAMS, StreamRow
+from tailrace.streams.stream import STREAMS, StreamRow, expired
 
 
 class StreamDescription(msgspec.Struct, frozen=True):
@@ -84,3 +85,21 @@ class ListStreams(Query[list[StreamRow]], frozen=True):
 
     def run(self, reader: Reader) -> list[StreamRow]:
         return list(reader.scan(STREAMS, after=self.after, limit=self.limit))
+
+
+class FindStreamPage(Query[NamedPage[StreamDescription]], frozen=True):
+    """A page of streams with their logs, in path order."""
+
+    wanted: NameFilter = NameFilter()
+
+    def subjects(self) -> tuple[str, ...]:
+        return self.wanted.subjects()
+
+    def run(self, reader: Reader) -> NamedPage[StreamDescription]:
+        def described(stream: StreamRow) -> StreamDescription | None:
+            if stream.deleted or expired(stream, reader.settled_ms):
+                return None
+            log = reader.get(LOGS, stream.log)
+            return None if log is None else StreamDescription(stream, log, cold.earliest(reader, log))
+
+        return page(reader, STREAMS, "streams", self.wanted, described)

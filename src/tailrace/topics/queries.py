@@ -11,12 +11,14 @@ from tailrace import limits
 from tailrace.access import Permission
 from tailrace.command import Query
 from tailrace.errors import Invalid
+from tailrace.listing import NamedPage, NameFilter, page
 from tailrace.log import cold
 from tailrace.log import log as logs
 from tailrace.log.entry import LOGS, Entry, Log
 from tailrace.storage.engine import Reader
 from tailrace.tables import definition as tables
-from tailrace.tables.definition import TABLES, TopicRoute
+from tailrace.tables import lifecycle
+from tailrace.tables.definition import TABLES, TableRow, TopicRoute
 from tailrace.topics import group as rules
 from tailrace.topics.commands import subject
 from tailrace.topics.consuming import ConsumedMessages, resolved
@@ -187,6 +189,37 @@ class DescribeTopic(Query[TopicDescription], frozen=True):
             list(_groups(reader, topic)),
             routes,
         )
+
+
+class RoutedTable(msgspec.Struct, frozen=True):
+    """A table and its routes to topics."""
+
+    table: lifecycle.TableDescription
+    routes: list[RouteInfo]
+
+
+class FindTablePage(Query[NamedPage[RoutedTable]], frozen=True):
+    """A page of tables with their sizes and routes, by name. Of the routes, a principal with grants sees those to
+    topics that it was granted."""
+
+    wanted: NameFilter = NameFilter()
+
+    def subjects(self) -> tuple[str, ...]:
+        return self.wanted.subjects()
+
+    def run(self, reader: Reader) -> NamedPage[RoutedTable]:
+        access = self.wanted.access
+
+        def described(row: TableRow) -> RoutedTable:
+            definition = tables.decoded(row)
+            routes = []
+            for route in definition.routes:
+                topic = reader.get(TOPICS, route.topic)
+                if topic is not None and (access is None or access.covers(f"topics/{topic.name}")):
+                    routes.append(RouteInfo(topic.name, topic.id, definition.name, route))
+            return RoutedTable(lifecycle.describe(reader, definition), routes)
+
+        return page(reader, TABLES, "tables", self.wanted, described)
 
 
 class ListPartitions(Query[list[PartitionInfo]], frozen=True):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tailrace import limits, metrics
-from tailrace.metrics import BUCKETS, HISTOGRAMS, LABELLED, NAMES, Histogram, Metrics
+from tailrace.metrics import BUCKETS, HISTOGRAMS, LABELLED, NAMES, RECENT, Histogram, Metrics
 from tailrace.topics.commands import ClearTopic
 from tests.unit.http.messages import GROUP, TOPIC, Topics, encoded, run
 
@@ -124,7 +124,7 @@ def test_a_histogram_counts_what_is_within_each_bound() -> None:
 def test_every_attribute_is_named_and_documented() -> None:
     text = PAGE.read_text(encoding="utf-8")
     documented = set(re.findall(r"`tailrace_(\w+)`", text))
-    assert set(vars(Metrics())) == set(NAMES) | set(HISTOGRAMS)
+    assert set(vars(Metrics())) == set(NAMES) | set(HISTOGRAMS) | set(RECENT)
     for name, (kind, *_) in {**NAMES, **LABELLED}.items():
         assert name + ("_total" if kind == "counter" else "") in documented, name
     assert set(HISTOGRAMS) | {metrics.CUT[0]} <= documented

@@ -1,0 +1,108 @@
+"""Facts about a whole database, for people who look at it: how many objects there are, and which groups lag behind.
+
+Each query does a bounded amount of work, however large the database is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from tailrace import limits
+from tailrace.command import Query
+from tailrace.log import segments
+from tailrace.log.entry import LOGS, Log
+from tailrace.storage.engine import Reader
+from tailrace.storage.table import StorageTable
+from tailrace.streams.stream import STREAMS
+from tailrace.tables.definition import TABLES
+from tailrace.topics.queries import GroupInfo, ListGroups
+from tailrace.topics.topic import TOPICS
+
+_COUNTED: Final[dict[str, StorageTable[Any]]] = {"streams": STREAMS, "tables": TABLES, "topics": TOPICS}
+
+
+class ObjectCount(msgspec.Struct, frozen=True):
+    """A number of objects; `more`: there are more than that."""
+
+    count: int
+    more: bool = False
+
+
+class CountObjects(Query[dict[str, ObjectCount]], frozen=True):
+    """How many streams, tables and topics there are, up to a limit. Deleted streams that forks still need count too."""
+
+    limit: int = limits.STATUS_COUNT_MAX
+
+    def run(self, reader: Reader) -> dict[str, ObjectCount]:
+        found = {}
+        for kind, table in _COUNTED.items():
+            rows = len(reader.values(table, table.key[0], limit=self.limit + 1))
+            found[kind] = ObjectCount(min(rows, self.limit), rows > self.limit)
+        return found
+
+
+class LaggingGroup(msgspec.Struct, frozen=True):
+    """A group in all partitions of a topic."""
+
+    topic: str
+    group: str
+    lag: int  # messages that are not acknowledged
+    in_flight: int
+    redelivered: int
+    lost: int
+    oldest_ms: int | None  # when the oldest of them was written; None: there is none
+
+
+class GroupLag(msgspec.Struct, frozen=True):
+    """The lag of all groups, and the groups with the largest; `more`: there are groups that were not looked at."""
+
+    groups: int
+    lag: int
+    in_flight: int
+    worst: list[LaggingGroup]
+    more: bool
+
+
+class FindLag(Query[GroupLag], frozen=True):
+    """The groups that are furthest behind, of the first METRIC_SERIES_MAX groups in partitions."""
+
+    limit: int = limits.STATUS_GROUPS
+
+    def run(self, reader: Reader) -> GroupLag:
+        rows = ListGroups(limit=limits.METRIC_SERIES_MAX + 1).run(reader)
+        by_group: dict[tuple[str, str], list[GroupInfo]] = {}
+        for row in rows[: limits.METRIC_SERIES_MAX]:
+            by_group.setdefault((row.topic.name, row.group), []).append(row)
+        lags = {name: sum(part.lag for part in parts) for name, parts in by_group.items()}
+        worst = sorted(lags, key=lambda name: (-lags[name], name))[: self.limit]
+        return GroupLag(
+            len(lags),
+            sum(lags.values()),
+            sum(row.in_flight for row in rows),
+            [_lagging(reader, name, by_group[name]) for name in worst],
+            len(rows) > limits.METRIC_SERIES_MAX,
+        )
+
+
+def _lagging(reader: Reader, name: tuple[str, str], parts: list[GroupInfo]) -> LaggingGroup:
+    behind = [part for part in parts if part.lag]
+    times = [at_ms for part in behind if (at_ms := _written_ms(reader, part)) is not None]
+    return LaggingGroup(
+        *name,
+        sum(part.lag for part in parts),
+        sum(part.in_flight for part in parts),
+        sum(part.redelivered for part in parts),
+        sum(part.lost for part in parts),
+        min(times, default=None),
+    )
+
+
+def _written_ms(reader: Reader, part: GroupInfo) -> int | None:
+    """When the first message that a group has not acknowledged was written; None: it is in cold storage."""
+    log: Log | None = reader.get(LOGS, part.topic.log_of(part.partition))
+    if log is None or part.floor < log.start:
+        return None
+    found = segments.outline(reader, log.id, part.floor)
+    return None if found is None else found[2]
