@@ -113,7 +113,7 @@ function theme(set) {
 function drawShell() {
   const nav = document.getElementById("nav")
   const known = !!app.me
-  const items = PAGES.filter(([name]) => known && (name !== "access" || app.me)).map(([name, text]) => h("a", { href: `#/${name}`, "data-page": name }, icon(name), h("span", {}, text)))
+  const items = PAGES.filter(() => known).map(([name, text]) => h("a", { href: `#/${name}`, "data-page": name }, icon(name), h("span", {}, text.split(" ")[0], h("span", { class: "long" }, text.slice(text.split(" ")[0].length)))))
   nav.replaceChildren(nav.querySelector(".brand"), ...items)
   const dark = theme() === "dark"
   const switchTheme = button(icon(dark ? "sun" : "moon"), () => (theme(dark ? "light" : "dark"), drawShell(), markPage()), { class: "plain", "aria-label": dark ? "Light colours" : "Dark colours" })

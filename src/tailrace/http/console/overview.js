@@ -11,7 +11,7 @@ const rate = (value) => (value === null ? "–" : `${compact(value)}/s`)
 const CHARTS = [
   ["Writes", rate, [["commands", "writes"], ["commits", "commits"]]],
   ["Commit latency", (value) => ms(value), [["commit_p99_ms", "p99"], ["commit_p50_ms", "p50"]]],
-  ["Messages", rate, [["published", "published"], ["consumed", "consumed"], ["acked", "acknowledged"]]],
+  ["Messages", rate, [["published", "published"], ["consumed", "consumed"], ["acked", "acked"]]],
   ["Reads", rate, [["queries", "reads"], ["requests", "requests"]]],
   ["Lag of all groups", (value) => compact(value), [["lag", "messages"], ["in_flight", "in flight"]]],
   ["Connections", (value) => number(value === null ? null : Math.round(value)), [["connections", "open"], ["live_readers", "live readers"]]],
@@ -29,10 +29,22 @@ export default async function overview(app) {
   const about = h("span", { class: "dim" })
   const span = select(SPANS, localStorage.getItem(KEPT) ?? "3600", { "aria-label": "History" })
   const charts = CHARTS.map(([title, format, columns]) => ({ ...chart(title, format), columns }))
+  let samples = { at_ms: [] }
+  const live = [] // since the last sample
+  const draw = () => {
+    const last = samples.at_ms.at(-1) ?? 0
+    while (live.length && (live[0].at_ms <= last || live.length > 1_000)) live.shift()
+    for (const each of charts) {
+      const values = (name) => [...(samples[name] ?? []), ...live.map((point) => point[name] ?? null)]
+      each.draw(values("at_ms"), each.columns.map(([name, title]) => ({ name: title, values: values(name) })))
+    }
+  }
   const now = async () => {
     try {
       const status = await client.request("GET", "/v1/status", { signal })
       if (signal.aborted) return
+      live.push(pointOf(status))
+      draw()
       health.replaceChildren(status.ready ? badge("healthy", "good") : badge(status.writes.status, "bad"), " ", status.writes.error ?? "")
       about.textContent = `${status.version}, ${status.build}, up ${seconds(Math.floor(status.uptime_s))}`
       tiles.replaceChildren(...figures(status))
@@ -49,7 +61,8 @@ export default async function overview(app) {
     const step = Math.max(10, Math.round(length / 240 / 10) * 10)
     const { columns } = await client.request("GET", "/v1/status/samples", { query: { since, step_s: step }, signal }).catch(() => ({ columns: undefined }))
     if (!columns || signal.aborted) return
-    for (const each of charts) each.draw(columns.at_ms, each.columns.map(([name, title]) => ({ name: title, values: columns[name] ?? [] })))
+    samples = columns
+    draw()
   }
   span.addEventListener("change", () => {
     localStorage.setItem(KEPT, span.value)
@@ -64,6 +77,20 @@ export default async function overview(app) {
   poll(history, SAMPLES_MS, signal)
   await poll(now, EVERY_MS, signal)
 }
+
+/** The status as a sample. */
+const pointOf = ({ time, rates, commit, connections, disk, groups, memory_bytes }) => ({
+  at_ms: Date.parse(time),
+  ...rates,
+  commit_p50_ms: commit.p50_ms,
+  commit_p99_ms: commit.p99_ms,
+  connections: connections.open,
+  live_readers: connections.live_readers,
+  lag: groups.lag,
+  in_flight: groups.in_flight,
+  database_bytes: disk.database_bytes,
+  memory_bytes,
+})
 
 function figures({ rates, commit, connections, objects, disk, queue, groups }) {
   const tile = (value, name, kind = "") => h("div", { class: `tile ${kind}` }, h("b", {}, value), h("span", {}, name))

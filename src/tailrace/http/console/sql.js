@@ -1,6 +1,6 @@
 /** SQL: an editor with completion, errors marked in place, results as a table and as a chart, saved queries. */
 
-import { act, button, card, chart, code, dialog, download, field, form, h, ms, number, s, select, state } from "./ui.js"
+import { button, card, chart, code, download, field, form, h, ms, number, s, select, state } from "./ui.js"
 
 const SAVED = "tailrace.queries"
 const LAST = "tailrace.sql"
@@ -107,8 +107,7 @@ export default async function sql(app) {
     localStorage.setItem(SAVED, JSON.stringify({ ...queries(), [name]: text.value }))
     drawSaved()
   })
-  const explain = button("Explain", () => run(`EXPLAIN ${text.value}`, true), { hidden: true })
-  client.sql("EXPLAIN SELECT 1", [], { signal }).then(() => (explain.hidden = false), () => {}) // where the server can
+  const explain = button("Explain", () => run(`EXPLAIN ${text.value}`, true), { title: "Show how the statement would be run" })
   drawSaved()
   app.put(
     h("div", { class: "head" }, h("h1", {}, "SQL"), took),

@@ -256,7 +256,7 @@ export function dialog(title, build, props = {}) {
     box.addEventListener("mousedown", (event) => event.target === box && close())
     document.body.append(box)
     box.showModal()
-    box.querySelector("[autofocus]")?.focus()
+    ;(box.querySelector("[autofocus]") ?? box.querySelector("form input, form select, form textarea"))?.focus()
   })
 }
 
