@@ -225,6 +225,10 @@ class Tab:
         self.send("Input.dispatchKeyEvent", type="keyDown", **fields, **({"text": text} if text else {}))
         self.send("Input.dispatchKeyEvent", type="keyUp", **fields)
 
+    def close(self) -> None:
+        """Close the page: it reads no more."""
+        self.send("Page.navigate", url="about:blank")
+
     def screenshot(self) -> bytes:
         """The window as a PNG."""
         return base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"])

@@ -1,10 +1,11 @@
 /** Follow a write: from the row to its change record, its messages, who consumed them, the views, and the cold file. */
 
-import { described, diff, keyText } from "./tables.js"
+import { decoded, diff, keyText, typedKey } from "./tables.js"
 import { Decimal } from "./tailrace.js"
-import { badge, button, card, code, dim, field, fromItemJson, grid, h, itemJson, link, number, poll, show, state, time } from "./ui.js"
+import { ago, badge, card, code, dim, failure, field, fromItemJson, grid, h, itemJson, link, loading, number, poll, show, state, time } from "./ui.js"
 
-const STATES = { acknowledged: "good", "in flight": "accent", waiting: "warn" }
+const STATES = { acknowledged: "good", in_flight: "accent", waiting: "warn" }
+const EVENTS = { INSERT: "good", MODIFY: "accent", REMOVE: "bad" }
 
 export default async function follow(app) {
   const { query } = app
@@ -41,7 +42,63 @@ async function latest(app, known) {
 async function trace(app, found) {
   const { table, sequence, key } = app.query
   const target = `/v1/tables/${encodeURIComponent(table)}/writes/${encodeURIComponent(sequence)}`
-  const info = await described(app, table)
-  const load = () => show(found, async () => drawn(app, info, await app.client.request("GET", target, { query: { key: key || undefined }, signal: app.signal })), app.signal)
-  await poll(load, 2_000, app.signal)
+  const query = { key: key ? typedKey(fromItemJson(JSON.parse(key), Decimal)) : undefined, values: "typed" }
+  found.replaceChildren(loading())
+  let shown = ""
+  await poll(async () => {
+    try {
+      const write = await app.client.request("GET", target, { query, signal: app.signal })
+      const now = JSON.stringify(write)
+      if (app.signal.aborted || now === shown) return
+      shown = now
+      found.replaceChildren(...drawn(write))
+    } catch (error) {
+      if (!app.signal.aborted && !shown) found.replaceChildren(failure(error, app.reload))
+    }
+  }, 2_000, app.signal)
+}
+
+/** The stations of a write, in the order in which it passes them. */
+function drawn(write) {
+  const records = write.records.map(decoded)
+  const [first] = records
+  const station = (title, done, ...content) => h("li", { class: done ? "" : "waiting" }, h("header", {}, h("h3", {}, title)), h("div", { class: "body" }, content))
+  return [
+    h("div", { class: "tiles follow-tiles" }, [
+      [first ? keyText(first.keys) : `sequence ${write.sequence}`, `in ${write.table}`],
+      [write.by || "–", "wrote it"],
+      [number(write.messages.length), "messages"],
+      [`${write.messages.flatMap((each) => each.groups).filter((group) => group.state === "acknowledged").length} of ${write.messages.flatMap((each) => each.groups).length}`, "deliveries acknowledged"],
+      [`${write.jobs.filter((job) => job.applied).length} of ${write.jobs.length}`, "jobs and views past it"],
+    ].map(([value, text]) => h("div", { class: "tile" }, h("b", { title: value }, value), h("span", {}, text)))),
+    h("ol", { class: "timeline card" },
+      station("The write", true, h("p", {}, time(write.at), " by ", h("b", {}, write.by || "–"), ", sequence ", number(write.sequence)),
+        records.map((record) => [h("div", { class: "bar center" }, badge(record.event, EVENTS[record.event]), link(["tables", write.table, "item"], keyText(record.keys), { key: itemJson(record.keys) })), record.old || record.new ? diff(record.old, record.new) : dim("The change stream keeps keys only.")])),
+      station("The change record", true, h("p", {}, "In ", link(["tables", write.table], `the changes of ${write.table}`, { tab: "changes" }), `, log ${write.kept.log}, position ${number(write.kept.position)}: in the same transaction as the row. `, kept(write.kept))),
+      station("Its messages", write.messages.length > 0, write.messages.length ? write.messages.map(message) : dim("No route of the table took this change.")),
+      station("Jobs and views", write.jobs.length > 0 && write.jobs.every((job) => job.applied), write.jobs.length ? grid([
+        { name: "Job", value: (row) => row.name },
+        { name: "Kind", value: (row) => row.kind },
+        { name: "This write", value: (row) => (row.applied ? badge("applied", "good") : badge("not yet", "warn")) },
+        { name: "Position", class: "num", value: (row) => number(row.position) },
+        { name: "State", value: (row) => row.state },
+        { name: "Last report", value: (row) => ago(row.updated_at) },
+      ], write.jobs, { label: "Jobs and views that read the table" }) : dim("No job reads this table.")),
+      station("Cold storage", !!write.kept.cold_table, write.kept.cold_table ? [h("p", {}, "In the cold table ", code(write.kept.cold_table), "."), (write.kept.files ?? []).map((file) => h("p", {}, code(file)))] : dim("Not in cold storage: the database has it."))),
+    !write.complete && dim("There are more records or messages of this transaction."),
+  ].filter(Boolean)
+}
+
+const kept = (where) => [where.hot && badge("hot", "warn"), " ", where.cold_table && badge("cold", "accent")]
+
+function message(each) {
+  const title = h("div", { class: "bar center" }, link(["topics", each.topic], each.topic, { tab: "messages", partition: each.partition_id }), dim(`partition ${each.partition_id}, offset ${number(each.offset)}, ${each.op}, payload ${each.payload_mode}`), kept(each.kept))
+  if (!each.groups.length) return [title, dim("No group consumes this topic yet.")]
+  return [title, grid([
+    { name: "Group", value: (row) => link(["topics", each.topic], row.group_id, { tab: "groups" }) },
+    { name: "State", value: (row) => badge(row.state.replace("_", " "), STATES[row.state]) },
+    { name: "Attempt", class: "num", value: (row) => row.attempt || dim("–") },
+    { name: "Consumer", value: (row) => row.consumer_id ?? dim("–") },
+    { name: "Lease until", value: (row) => (row.until ? time(row.until) : dim("–")) },
+  ], each.groups, { label: `Groups of ${each.topic}` })]
 }

@@ -1,7 +1,7 @@
 /** Tables: the list, items by scan and query, one item with its history, changes, and the table at a past moment. */
 
 import { Tail } from "./tail.js"
-import { Decimal, toAttributes } from "./tailrace.js"
+import { Decimal, fromAttributes, toAttributes } from "./tailrace.js"
 import { act, ago, badge, button, bytes, card, clock, code, compact, confirm, dim, facts, field, form, fromItemJson, grid, h, itemJson, jsonView, link, number, seconds, select, show, state, tabs, time, toast } from "./ui.js"
 
 const LIMIT = 100
@@ -23,6 +23,12 @@ export async function described(app, name) {
 export const keyNames = (table) => [table.partition_key, table.sort_key].filter(Boolean)
 export const keyOf = (table, item) => Object.fromEntries(keyNames(table).map(({ name }) => [name, item[name]]))
 export const keyText = (key) => Object.values(key).map((value) => (typeof value === "string" ? value : itemJson(value))).join(" / ")
+/** A key as endpoints take it: exact, whatever its type. */
+export const typedKey = (key) => JSON.stringify(toAttributes(key))
+
+/** A record with values of DynamoDB’s JSON, decoded. */
+export const decoded = (record) => ({ ...record, keys: record.keys && fromAttributes(record.keys), old: record.old ? fromAttributes(record.old) : undefined, new: record.new ? fromAttributes(record.new) : undefined })
+
 const itemLink = (table, key, text) => link(["tables", table.name, "item"], text ?? keyText(key), { key: itemJson(key) })
 
 // -- the list
@@ -300,11 +306,11 @@ async function past(app, info, place) {
     let page
     const more = async () => {
       const at = page ? { sequence: page.sequence } : by.value === "time" ? { time: new Date(moment.value).toISOString() } : { sequence: sequence.value }
-      page = await client.request("GET", target, { query: { ...at, after: page?.next ?? undefined, limit: LIMIT }, signal: app.signal })
-      rows.push(...page.items)
+      page = await client.request("GET", target, { query: { ...at, after: page?.next ? JSON.stringify(page.next) : undefined, limit: LIMIT, values: "typed" }, signal: app.signal })
+      rows.push(...page.items.map(fromAttributes))
     }
     const draw = () => [
-      h("p", { class: "dim" }, `The table after sequence ${number(page.sequence)}`, page.time && [", ", time(page.time)], "."),
+      h("p", { class: "dim" }, `The table after sequence ${number(page.sequence)}${page.next ? "" : `: ${number(rows.length)} items`}.`),
       itemGrid(info, rows, { label: "Items at that moment", empty: "The table had no items then.", onrow: (row) => app.go(["tables", info.name, "item"], { key: itemJson(keyOf(info, row)) }) }),
       page.next && button("Show more", (click) => act(click, async () => (await more(), found.replaceChildren(...draw().filter(Boolean))))),
     ]
@@ -380,9 +386,10 @@ async function timeline(app, info, key, changed) {
   let before
   const target = `/v1/tables/${encodeURIComponent(info.name)}/items/history`
   const more = async () => {
-    const page = await app.client.request("GET", target, { query: { key: itemJson(key), before, limit: 20 }, signal: app.signal })
-    versions.push(...page.versions)
+    const page = await app.client.request("GET", target, { query: { key: typedKey(key), before, limit: 20, values: "typed" }, signal: app.signal })
+    versions.push(...page.versions.map(decoded))
     before = page.next ?? undefined
+    if (!page.versions.length && before && !app.signal.aborted) await more()
   }
   await more()
   const place = h("section", { class: "card" })
@@ -391,7 +398,7 @@ async function timeline(app, info, key, changed) {
       const image = version.new ?? undefined
       const back = app.can("write") && at > 0 && image && button("Restore this version", () => restore(app, info, key, image, changed), { class: "small" })
       return h("li", { class: version.event === "REMOVE" ? "removed" : "" },
-        h("header", {}, badge(version.event, EVENTS[version.event]), time(version.time), h("span", {}, "by ", h("b", {}, version.principal || "–")), badge(version.where, version.where === "hot" ? "warn" : "accent"), dim(`sequence ${version.sequence}`)),
+        h("header", {}, badge(version.event, EVENTS[version.event]), time(version.at), h("span", {}, "by ", h("b", {}, version.by || "–")), badge(version.where, version.where === "hot" ? "warn" : "accent"), dim(`sequence ${version.sequence}`)),
         h("div", { class: "body" }, version.old || version.new ? diff(version.old, version.new) : h("div", { class: "diff empty" }, `The change stream keeps keys only (${info.stream.view}).`),
           h("div", { class: "bar" }, link(["follow"], "Follow this write", { table: info.name, sequence: version.sequence, key: itemJson(key) }), link(["tables", info.name], "Table at this moment", { tab: "at", sequence: version.sequence }), back)))
     }
