@@ -287,6 +287,20 @@ export class Producer<M, R> {
  * @property {"auto" | "sse" | "long-poll"} [live]
  * @property {AbortSignal} [signal]
  */
+/**
+ * @typedef {object} ItemVersion  A change of an item.
+ * @property {number} sequence  of the transaction
+ * @property {number} index  within the transaction
+ * @property {string} at
+ * @property {"INSERT" | "MODIFY" | "REMOVE"} event
+ * @property {string} by  the principal that made it
+ * @property {Item | null} old  null also if the change stream does not record it
+ * @property {Item | null} new
+ * @property {"hot" | "cold"} where  it was read from
+ */
+/** @typedef {{ view: string, versions: ItemVersion[], next: number | null }} ItemHistory  `next` is the `before` of the
+ *   next page; it may be there although a page has no version */
+/** @typedef {{ sequence: number, items: Item[], next: Item | null }} PastItems  `next` is the `after` of the next page */
 /** A table, through the DynamoDB API, and its changes. Items are plain objects. */
 export class Table {
     /**
@@ -373,6 +387,40 @@ export class Table {
      * @returns {AsyncGenerator<Change, void, void>}
      */
     follow({ filter, ...options }?: ChangeOptions): AsyncGenerator<Change, void, void>;
+    /**
+     * A page of the versions of an item, the newest first, of sequences below `before`.
+     * @param {Item} key
+     * @param {{ before?: number, limit?: number, signal?: AbortSignal }} [options]
+     * @returns {Promise<ItemHistory>}
+     */
+    history(key: Item, { before, limit, signal }?: {
+        before?: number;
+        limit?: number;
+        signal?: AbortSignal;
+    }): Promise<ItemHistory>;
+    /**
+     * A page of the items as of a sequence or a time (a Date, RFC 3339 or milliseconds), `after` a key.
+     * @param {{ sequence?: number, time?: Date | string | number, after?: Item, limit?: number, signal?: AbortSignal }} moment
+     * @returns {Promise<PastItems>}
+     */
+    at({ sequence, time, after, limit, signal }: {
+        sequence?: number;
+        time?: Date | string | number;
+        after?: Item;
+        limit?: number;
+        signal?: AbortSignal;
+    }): Promise<PastItems>;
+    /**
+     * What has become of a write: its `records`, `messages` with the state of each group, `jobs` and views, and where it is
+     * kept, as the HTTP API returns it; items are plain objects.
+     * @param {number} sequence
+     * @param {{ key?: Item, signal?: AbortSignal }} [options]
+     * @returns {Promise<Record<string, any>>}
+     */
+    trace(sequence: number, { key, signal }?: {
+        key?: Item;
+        signal?: AbortSignal;
+    }): Promise<Record<string, any>>;
     #private;
 }
 /**
@@ -603,6 +651,14 @@ export class Consumer {
  * @property {number} [retryForMs]  how long a request that may be repeated is repeated; 30,000
  * @property {typeof fetch} [fetch]
  */
+/**
+ * @typedef {object} ListOptions
+ * @property {string} [prefix]  of the names
+ * @property {string} [search]  a text that the names contain, in any case
+ * @property {string} [after]  the `next` of the page before
+ * @property {number} [limit]
+ * @property {AbortSignal} [signal]
+ */
 /** Talks to one server. */
 export class Client {
     /**
@@ -662,6 +718,44 @@ export class Client {
      * @returns {Promise<Array<Record<string, any>>>}
      */
     topics({ signal }?: Abortable): Promise<Array<Record<string, any>>>;
+    /**
+     * A page of the streams, as the HTTP API returns it. A page may be empty and still have a `next`.
+     * @param {ListOptions} [options]
+     * @returns {Promise<{ streams: Array<Record<string, any>>, next: string | null }>}
+     */
+    streams({ signal, ...query }?: ListOptions): Promise<{
+        streams: Array<Record<string, any>>;
+        next: string | null;
+    }>;
+    /**
+     * A page of the tables with their keys, indexes, sizes and routes, as the HTTP API returns it.
+     * @param {ListOptions} [options]
+     * @returns {Promise<{ tables: Array<Record<string, any>>, next: string | null }>}
+     */
+    tables({ signal, ...query }?: ListOptions): Promise<{
+        tables: Array<Record<string, any>>;
+        next: string | null;
+    }>;
+    /**
+     * The state of the server, as the HTTP API returns it: health, rates, latencies, sizes, groups that lag.
+     * @param {Abortable} [options]
+     * @returns {Promise<Record<string, any>>}
+     */
+    status({ signal }?: Abortable): Promise<Record<string, any>>;
+    /**
+     * The samples of the last 24 hours: columns of numbers of one length, null where one is unknown.
+     * @param {{ sinceMs?: number, stepS?: number, signal?: AbortSignal }} [options]  samples after a time; those of `stepS`
+     *   seconds become one
+     * @returns {Promise<{ step_s: number, columns: Record<string, Array<number | null>> }>}
+     */
+    samples({ sinceMs, stepS, signal }?: {
+        sinceMs?: number;
+        stepS?: number;
+        signal?: AbortSignal;
+    }): Promise<{
+        step_s: number;
+        columns: Record<string, Array<number | null>>;
+    }>;
     /**
      * A consumer of a topic.
      * @param {ConsumerOptions} options
@@ -982,6 +1076,51 @@ export type ChangeOptions = {
     signal?: AbortSignal | undefined;
 };
 /**
+ * A change of an item.
+ */
+export type ItemVersion = {
+    /**
+     * of the transaction
+     */
+    sequence: number;
+    /**
+     * within the transaction
+     */
+    index: number;
+    at: string;
+    event: "INSERT" | "MODIFY" | "REMOVE";
+    /**
+     * the principal that made it
+     */
+    by: string;
+    /**
+     * null also if the change stream does not record it
+     */
+    old: Item | null;
+    new: Item | null;
+    /**
+     * it was read from
+     */
+    where: "hot" | "cold";
+};
+/**
+ * `next` is the `before` of the
+ *  next page; it may be there although a page has no version
+ */
+export type ItemHistory = {
+    view: string;
+    versions: ItemVersion[];
+    next: number | null;
+};
+/**
+ * `next` is the `after` of the next page
+ */
+export type PastItems = {
+    sequence: number;
+    items: Item[];
+    next: Item | null;
+};
+/**
  * Where a dead letter comes from.
  */
 export type DeadLetterOrigin = {
@@ -1110,6 +1249,22 @@ export type ClientOptions = {
      */
     retryForMs?: number | undefined;
     fetch?: typeof fetch | undefined;
+};
+export type ListOptions = {
+    /**
+     * of the names
+     */
+    prefix?: string | undefined;
+    /**
+     * a text that the names contain, in any case
+     */
+    search?: string | undefined;
+    /**
+     * the `next` of the page before
+     */
+    after?: string | undefined;
+    limit?: number | undefined;
+    signal?: AbortSignal | undefined;
 };
 /**
  * @typedef {object} Reply

@@ -1394,6 +1394,23 @@ export class Producer {
  * @property {AbortSignal} [signal]
  */
 
+/**
+ * @typedef {object} ItemVersion  A change of an item.
+ * @property {number} sequence  of the transaction
+ * @property {number} index  within the transaction
+ * @property {string} at
+ * @property {"INSERT" | "MODIFY" | "REMOVE"} event
+ * @property {string} by  the principal that made it
+ * @property {Item | null} old  null also if the change stream does not record it
+ * @property {Item | null} new
+ * @property {"hot" | "cold"} where  it was read from
+ */
+
+/** @typedef {{ view: string, versions: ItemVersion[], next: number | null }} ItemHistory  `next` is the `before` of the
+ *   next page; it may be there although a page has no version */
+
+/** @typedef {{ sequence: number, items: Item[], next: Item | null }} PastItems  `next` is the `after` of the next page */
+
 /** A table, through the DynamoDB API, and its changes. Items are plain objects. */
 export class Table {
   #connection
@@ -1534,6 +1551,54 @@ export class Table {
   }
 
   /**
+   * A page of the versions of an item, the newest first, of sequences below `before`.
+   * @param {Item} key
+   * @param {{ before?: number, limit?: number, signal?: AbortSignal }} [options]
+   * @returns {Promise<ItemHistory>}
+   */
+  async history(key, { before, limit, signal } = {}) {
+    const query = { key: keyText(key), before, limit, values: "typed" }
+    const { view, versions, next } = await this.#look("items/history", query, signal)
+    return { view, versions: versions.map(imagesOf), next }
+  }
+
+  /**
+   * A page of the items as of a sequence or a time (a Date, RFC 3339 or milliseconds), `after` a key.
+   * @param {{ sequence?: number, time?: Date | string | number, after?: Item, limit?: number, signal?: AbortSignal }} moment
+   * @returns {Promise<PastItems>}
+   */
+  async at({ sequence, time, after, limit, signal }) {
+    const moment = time instanceof Date ? time.toISOString() : time
+    const query = { sequence, time: moment, after: after && keyText(after), limit, values: "typed" }
+    const found = await this.#look("at", query, signal)
+    const next = found.next && fromAttributes(found.next)
+    return { sequence: found.sequence, items: found.items.map(fromAttributes), next }
+  }
+
+  /**
+   * What has become of a write: its `records`, `messages` with the state of each group, `jobs` and views, and where it is
+   * kept, as the HTTP API returns it; items are plain objects.
+   * @param {number} sequence
+   * @param {{ key?: Item, signal?: AbortSignal }} [options]
+   * @returns {Promise<Record<string, any>>}
+   */
+  async trace(sequence, { key, signal } = {}) {
+    const query = { key: key && keyText(key), values: "typed" }
+    const found = await this.#look(`writes/${sequence}`, query, signal)
+    return { ...found, records: found.records.map(changeOf) }
+  }
+
+  /**
+   * @param {string} what
+   * @param {Record<string, string | number | undefined>} query
+   * @param {AbortSignal} [signal]
+   */
+  #look(what, query, signal) {
+    const target = `${this.target.slice(0, -"stream".length)}${what}`
+    return this.#connection.json("GET", target, { query, signal })
+  }
+
+  /**
    * @param {string} operation
    * @param {Record<string, any>} parameters
    * @param {WriteOptions} options
@@ -1587,13 +1652,26 @@ const conditions = ({ condition, names, values }) => ({
   ReturnValuesOnConditionCheckFailure: condition === undefined ? undefined : "ALL_OLD",
 })
 
+/** @param {Item} key */
+const keyText = (key) => jsonText(toAttributes(key))
+
+/**
+ * With items as plain objects.
+ * @param {any} record
+ */
+function imagesOf(record) {
+  const change = { ...record }
+  for (const image of ["old", "new"]) if (record[image]) change[image] = fromAttributes(record[image])
+  return change
+}
+
 /**
  * @param {any} record
  * @returns {Change}
  */
 function changeOf(record) {
-  const change = { ...record, keys: fromAttributes(record.keys) }
-  for (const image of ["old", "new"]) if (record[image]) change[image] = fromAttributes(record[image])
+  const change = imagesOf(record)
+  change.keys = fromAttributes(record.keys)
   change.offset = offsetAfter(record.last ? record.sequence : record.sequence - 1)
   return change
 }
@@ -2445,6 +2523,15 @@ function sqlParameter(value) {
  * @property {typeof fetch} [fetch]
  */
 
+/**
+ * @typedef {object} ListOptions
+ * @property {string} [prefix]  of the names
+ * @property {string} [search]  a text that the names contain, in any case
+ * @property {string} [after]  the `next` of the page before
+ * @property {number} [limit]
+ * @property {AbortSignal} [signal]
+ */
+
 /** Talks to one server. */
 export class Client {
   #connection
@@ -2530,6 +2617,44 @@ export class Client {
    */
   async topics({ signal } = {}) {
     return (await this.#connection.json("GET", "/v1/topics", { signal })).topics
+  }
+
+  /**
+   * A page of the streams, as the HTTP API returns it. A page may be empty and still have a `next`.
+   * @param {ListOptions} [options]
+   * @returns {Promise<{ streams: Array<Record<string, any>>, next: string | null }>}
+   */
+  async streams({ signal, ...query } = {}) {
+    return this.#connection.json("GET", "/v1/streams", { query, signal })
+  }
+
+  /**
+   * A page of the tables with their keys, indexes, sizes and routes, as the HTTP API returns it.
+   * @param {ListOptions} [options]
+   * @returns {Promise<{ tables: Array<Record<string, any>>, next: string | null }>}
+   */
+  async tables({ signal, ...query } = {}) {
+    return this.#connection.json("GET", "/v1/tables", { query, signal })
+  }
+
+  /**
+   * The state of the server, as the HTTP API returns it: health, rates, latencies, sizes, groups that lag.
+   * @param {Abortable} [options]
+   * @returns {Promise<Record<string, any>>}
+   */
+  async status({ signal } = {}) {
+    return this.#connection.json("GET", "/v1/status", { signal })
+  }
+
+  /**
+   * The samples of the last 24 hours: columns of numbers of one length, null where one is unknown.
+   * @param {{ sinceMs?: number, stepS?: number, signal?: AbortSignal }} [options]  samples after a time; those of `stepS`
+   *   seconds become one
+   * @returns {Promise<{ step_s: number, columns: Record<string, Array<number | null>> }>}
+   */
+  async samples({ sinceMs, stepS, signal } = {}) {
+    const query = { since: sinceMs, step_s: stepS }
+    return this.#connection.json("GET", "/v1/status/samples", { query, signal })
   }
 
   /**

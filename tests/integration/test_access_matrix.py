@@ -116,6 +116,9 @@ TABLE: tuple[Row, ...] = (
     Row("GET", "/v1/tables/orders/cursors/c", READ),
     Row("PUT", "/v1/tables/orders/cursors/c", WRITE, {"sequence": 0}),
     Row("DELETE", "/v1/tables/orders/cursors/c", WRITE),
+    Row("GET", "/v1/tables/orders/items/history?key=%7B%22id%22:%22x%22%7D", READ),
+    Row("GET", "/v1/tables/orders/at?sequence=1", READ),
+    Row("GET", "/v1/tables/orders/writes/2", READ),
     # topics
     *topic_rows("/v1/api/topics"),
     *topic_rows("/api/topics"),

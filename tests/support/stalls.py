@@ -318,6 +318,21 @@ def changes_of_a_large_transaction_are_read(site: Site) -> Iterator[None]:
 
 
 @case
+def the_past_of_a_table_with_many_changes_is_read(site: Site) -> Iterator[None]:
+    site.db.create_table("past", partition_key="id", stream="NEW_AND_OLD_IMAGES")
+    rows = [Put("past", {"id": f"p-{number}", "text": "ab" * 20}) for number in range(site.count(20_000))]
+    first = site.db.table("large").changes(limit=1)[0].sequence
+    for at in range(0, len(rows), 1_000):
+        site.db.batch_write(rows[at : at + 1_000])
+    last = site.db.table("past").stream_info().latest
+    yield
+    site.ask("GET", "/v1/tables/past/items/history?key=%7B%22id%22:%22none%22%7D")
+    site.ask("GET", f"/v1/tables/past/at?sequence={last - 1}&limit=1000")
+    site.ask("GET", f"/v1/tables/past/writes/{last}")
+    site.ask("GET", f"/v1/tables/large/writes/{first}")
+
+
+@case
 def a_stream_with_many_cursors_is_described(site: Site) -> Iterator[None]:
     first = site.db.table("rows").changes(limit=1)[0].sequence
     for number in range(site.count(100)):

@@ -15,6 +15,7 @@ from tailrace.http import (
     codec,
     cold,
     consume,
+    history,
     jobs,
     keys,
     listings,
@@ -239,6 +240,20 @@ ROUTES: Final[tuple[Route, ...]] = (
     _row(
         "GET", "/v1/tables/{name}/items", "Read all items of a table as of one moment, as Arrow.", "logs",
         answer=bulk.items, permissions=READ, query=bulk.ITEMS_PARAMETERS, response=ARROW,
+    ),
+    _row(
+        "GET", "/v1/tables/{name}/items/history", "Read the versions of an item, the newest first, in pages.",
+        "inspection", answer=history.versions, permissions=READ, query=history.HISTORY_PARAMETERS,
+        response=history.HistoryResponse,
+    ),
+    _row(
+        "GET", "/v1/tables/{name}/at", "Read the items of a table as of an earlier moment, in pages.", "inspection",
+        answer=history.past_items, permissions=READ, query=history.PAST_PARAMETERS, response=history.PastItemsResponse,
+    ),
+    _row(
+        "GET", "/v1/tables/{name}/writes/{sequence}", "Follow a write: its record, messages, groups, views, files.",
+        "inspection", answer=history.follow_write, permissions=READ, query=history.WRITE_PARAMETERS,
+        response=history.WriteResponse,
     ),
     # -- topics
     _topics_api(

@@ -73,6 +73,12 @@ def horizon(reader: Reader | Tx, log: Log, max_age_s: int | None, max_count: int
     return _bisect(reader, log, kept)
 
 
+def first_after(reader: Reader | Tx, log: Log, at_ms: int) -> int:
+    """Where the first entry begins that is younger than a time, hot or cold; the end of the log if there is none."""
+    begin = _bisect(reader, log, lambda following, time_ms, number: time_ms > at_ms)
+    return begin if begin > log.start else cold.first_since(reader, log, at_ms + 1)
+
+
 def _bisect(reader: Reader | Tx, log: Log, kept: Callable[[int, int, int], bool]) -> int:
     """The first entry that is kept, as are all that follow it. Usually it is the first entry."""
     low, high = log.start, log.next  # below `low` nothing is kept, from `high` on everything

@@ -120,6 +120,27 @@ test("items: queries and scans, page by page", { timeout }, async () => {
   assert.equal((await things.scan()).lastKey, undefined)
 })
 
+test("lists, the past of a table, the trace of a write, the status", { timeout }, async () => {
+  const things = await table("id TEXT PRIMARY KEY, n BIGINT")
+  await things.put({ id: "a", n: 1 })
+  await things.put({ id: "a", n: 2 })
+  const { view, versions, next } = await things.history({ id: "a" })
+  assert.deepEqual([view, versions.map(({ old, new: now }) => [old?.n, now.n]), next], ["NEW_AND_OLD_IMAGES", [[1, 2], [undefined, 1]], null])
+  const before = await things.at({ sequence: versions[1].sequence })
+  assert.deepEqual([before.items, before.next], [[{ id: "a", n: 1 }], null])
+  assert.deepEqual((await things.at({ time: new Date(Date.now() + 60_000) })).items, [{ id: "a", n: 2 }])
+  const trace = await things.trace(versions[0].sequence, { key: { id: "a" } })
+  assert.deepEqual([trace.records[0].new, trace.messages, trace.kept.hot], [{ id: "a", n: 2 }, [], true])
+  assert.equal((await client.tables({ prefix: things.name })).tables[0].items, 1)
+  const stream = client.stream(fresh("listed"))
+  await stream.create()
+  const page = await client.streams({ search: stream.path.toUpperCase(), limit: 10 })
+  assert.deepEqual(page.streams.map(({ path }) => path), [stream.path])
+  assert.equal((await client.status()).ready, true)
+  const { columns } = await client.samples({ stepS: 60 })
+  assert.equal(columns.at_ms.length, columns.commits.length)
+})
+
 test("a write is repeated only if twice has the effect of once", { timeout }, async () => {
   const things = await table()
   const lose = () => faulty(/POST \/$/, (n) => (n === 0 ? "lose" : undefined))

@@ -52,6 +52,25 @@ def test_sql_tables_and_errors(server: Served) -> None:
     played(server.url, scenario)
 
 
+def test_it_looks_into_a_database(server: Served) -> None:
+    async def scenario(client: AsyncClient) -> None:
+        made = "CREATE TABLE orders (id TEXT PRIMARY KEY, n BIGINT) WITH (stream = 'NEW_AND_OLD_IMAGES')"
+        await client.sql(f"{made}; INSERT INTO orders VALUES ('a', 1); UPDATE orders SET n = 2 WHERE id = 'a'")
+        history = await client.item_history("orders", {"id": "a"})
+        first = history["versions"][-1]["sequence"]
+        assert [version["new"]["n"] for version in history["versions"]] == [2, 1]
+        assert (await client.items_at("orders", sequence=first))["items"] == [{"id": "a", "n": 1}]
+        assert (await client.items_at("orders", time="2999-01-01T00:00:00Z"))["items"] == [{"id": "a", "n": 2}]
+        assert (await client.trace_write("orders", first, {"id": "a"}))["records"][0]["event"] == "INSERT"
+        await client.create("docs/a")
+        assert [each["path"] async for each in client.list_streams(prefix="docs/", search="A")] == ["docs/a"]
+        assert [each["name"] async for each in client.list_tables(search="orders")] == ["orders"]
+        assert (await client.status())["ready"]
+        assert (await client.samples(step_s=60))["step_s"] == 60
+
+    played(server.url, scenario)
+
+
 def test_many_requests_at_once(server: Served) -> None:
     async def scenario(client: AsyncClient) -> None:
         await client.sql("CREATE TOPIC t")

@@ -37,8 +37,7 @@ def test_streams_are_described(data_dir: Path) -> None:
         await up.create("docs/a", stream_ttl="60")
         tail = await up.append("docs/a", "hello", "you")
         await up.create("docs/b", "application/json")
-        fork = {"stream_forked_from": "/v1/stream/docs/a", "stream_fork_offset": tail}
-        await up.create("docs/fork", **fork)
+        await up.create("docs/fork", stream_forked_from="/v1/stream/docs/a", stream_fork_offset=tail)
         await up.close("docs/b")
         await up.create("gone")
         await up.delete("gone")

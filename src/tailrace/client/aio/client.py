@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from tailrace.client.aio.inspection import AsyncInspection
 from tailrace.client.aio.pipeline import AsyncPipeline
 from tailrace.client.aio.topics import AsyncTopics
 from tailrace.client.async_connection import AsyncServerConnections, AsyncServerResponse
@@ -44,7 +45,7 @@ TIMEOUT_S: Final = 90.0  # longer than the server holds a long-poll
 _results: Final = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal)  # numbers keep all their digits
 
 
-class AsyncClient(AsyncTopics, AsyncStreamApi, AsyncPipeline):
+class AsyncClient(AsyncTopics, AsyncStreamApi, AsyncPipeline, AsyncInspection):
     """Talks to one server, for programs on an event loop; with its `token`, or as a user: `user` and `password` go with
     each request, `login` exchanges them for a session."""
 

@@ -18,6 +18,7 @@ import msgspec
 
 from tailrace.client.connection import ConnectionFailed, ServerAddress, ServerConnections, ServerResponse
 from tailrace.client.errors import error_of, statement_result
+from tailrace.client.sync.inspection import Inspection
 from tailrace.client.sync.pipeline import Pipeline
 from tailrace.client.sync.topics import Topics
 from tailrace.client.targets import (
@@ -43,7 +44,7 @@ TIMEOUT_S: Final = 90.0  # longer than the server holds a long-poll
 _results: Final = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal)  # numbers keep all their digits
 
 
-class Client(Topics, StreamApi, Pipeline):
+class Client(Topics, StreamApi, Pipeline, Inspection):
     """Talks to one server, for programs with threads; with its `token`, or as a user: `user` and `password` go with
     each request, `login` exchanges them for a session."""
 
