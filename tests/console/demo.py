@@ -34,7 +34,10 @@ class Shop:
         return body
 
     def stream(self, path: str, *messages: Any, **headers: str) -> None:
-        fields = {"content-type": "application/json", **{name.replace("_", "-"): text for name, text in headers.items()}}
+        fields = {
+            "content-type": "application/json",
+            **{name.replace("_", "-"): text for name, text in headers.items()},
+        }
         assert self.http.put(f"/v1/stream/{path}", headers=fields).status_code in (200, 201)
         for message in messages:
             answer = self.http.post(f"/v1/stream/{path}", json=[message], headers={"content-type": "application/json"})
@@ -63,7 +66,9 @@ class Shop:
         self.sql("CREATE TOPIC shop.new_orders PARTITIONS 2 WITH (max_attempts = 1, dead_letter = shop.failed)")
         self.sql("CREATE TOPIC shop.large_orders")
         self.sql("ALTER TOPIC shop.new_orders ADD SOURCE orders ON INSERT WITH (payload = 'full')")
-        self.sql("ALTER TOPIC shop.large_orders ADD SOURCE orders ON INSERT WHERE (total >= 300) WITH (payload = 'full')")
+        self.sql(
+            "ALTER TOPIC shop.large_orders ADD SOURCE orders ON INSERT WHERE (total >= 300) WITH (payload = 'full')"
+        )
         for name in CUSTOMERS:
             self.sql(f"INSERT INTO customers VALUES ('{name}', '{name.title()}', 'Basel')")
         for number in range(orders):

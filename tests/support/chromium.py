@@ -191,7 +191,9 @@ class Tab:
                     return value
             if time.monotonic() > deadline:
                 text = self.run("document.body?.innerText") or ""
-                raise AssertionError(f"{what or condition} did not come; errors {self.errors}; the page:\n{text[:3000]}")
+                raise AssertionError(
+                    f"{what or condition} did not come; errors {self.errors}; the page:\n{text[:3000]}"
+                )
             time.sleep(0.05)
 
     def sees(self, text: str) -> None:

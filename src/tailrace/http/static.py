@@ -1,4 +1,4 @@
-"""The files of the web console, which are the same for everyone: they need no credentials, the data that they show does.
+"""The files of the web console: the same for everyone, without credentials; the data that they show needs them.
 
 The files are read once. A browser asks each time whether its copy is current (`ETag`), so that after an upgrade of the
 server all of them are of one version. The policy lets a page run and load what this server sends, and nothing else.

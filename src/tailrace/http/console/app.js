@@ -117,7 +117,7 @@ function drawShell() {
   nav.replaceChildren(nav.querySelector(".brand"), ...items)
   const dark = theme() === "dark"
   const switchTheme = button(icon(dark ? "sun" : "moon"), () => (theme(dark ? "light" : "dark"), drawShell(), markPage()), { class: "plain", "aria-label": dark ? "Light colours" : "Dark colours" })
-  const search = known && button([icon("search"), h("span", {}, "Find anything"), h("kbd", {}, "Ctrl K")], palette, { class: "find", "aria-label": "Find anything" })
+  const search = known && button([icon("search"), h("span", {}, "Find anything"), h("kbd", {}, "Ctrl K")], palette, { class: "find", "aria-label": "Find anything Ctrl K" })
   const who = known && h("span", { class: "who", title: `Role ${app.me.role}` }, app.me.name, app.me.role && h("small", {}, app.me.role))
   const out = known && (app.client.session || remembered().token) && button("Log out", logout, { class: "plain" })
   document.getElementById("top").replaceChildren(...[h("div", { id: "crumbs", class: "crumbs" }), search, who, switchTheme, out].filter(Boolean))
@@ -133,6 +133,7 @@ async function logout() {
   }
   remember()
   connect({})
+  go(["overview"], {}, { quiet: true })
   showLogin()
 }
 
@@ -144,7 +145,7 @@ function markPage() {
   }
   const [name, ...rest] = parts
   const title = PAGES.find(([page]) => page === name)?.[1] ?? name
-  const crumbs = [rest.length ? link([name], title) : h("b", {}, title), ...rest.map((part, at) => [h("i", {}, "/"), at === rest.length - 1 ? h("b", { title: part }, part) : h("span", {}, part)])]
+  const crumbs = [rest.length ? link([name], title) : h("b", {}, title), ...rest.map((part, at) => [h("i", {}, "/"), at === rest.length - 1 ? h("b", { title: part }, part) : link(parts.slice(0, at + 2), part)])]
   document.getElementById("crumbs")?.replaceChildren(...crumbs.flat())
   document.title = `${rest.at(-1) ?? title} · Tailrace`
 }
@@ -254,8 +255,8 @@ async function search(text) {
   const lower = text.toLowerCase()
   const quiet = (promise) => promise.catch(() => undefined)
   const [streams, tables, topics] = await Promise.all([
-    quiet(client.request("GET", "/v1/streams", { query: { search: text || undefined, limit: 8 } })),
-    quiet(client.request("GET", "/v1/tables", { query: { search: text || undefined, limit: 8 } })),
+    quiet(client.streams({ search: text || undefined, limit: 8 })),
+    quiet(client.tables({ search: text || undefined, limit: 8 })),
     quiet(client.topics()),
   ])
   const found = [
@@ -270,9 +271,9 @@ async function search(text) {
 async function keys(text) {
   const { client } = app
   const [first, ...others] = text.split(/\s+/)
-  const one = others.length ? await client.request("GET", "/v1/tables", { query: { search: first, limit: 3 } }).catch(() => undefined) : undefined
+  const one = others.length ? await client.tables({ search: first, limit: 3 }).catch(() => undefined) : undefined
   const wanted = one?.tables?.length ? others.join(" ") : text
-  const tables = one?.tables?.length ? one.tables : ((await client.request("GET", "/v1/tables", { query: { limit: 12 } }).catch(() => undefined))?.tables ?? [])
+  const tables = one?.tables?.length ? one.tables : ((await client.tables({ limit: 12 }).catch(() => undefined))?.tables ?? [])
   const each = tables.map(async (table) => {
     const part = table.partition_key
     if (part.type !== "S" && (part.type !== "N" || !/^-?\d+(\.\d+)?$/.test(wanted))) return []
@@ -284,6 +285,17 @@ async function keys(text) {
     })
   })
   return (await Promise.all(each)).flat()
+}
+
+/** Say so while the server cannot be reached: lists that follow something continue by themselves. */
+async function watch() {
+  const banner = h("div", { class: "offline", role: "status", hidden: true }, "The server cannot be reached. Trying again…")
+  document.body.append(banner)
+  for (;;) {
+    await new Promise((done) => setTimeout(done, 5_000))
+    if (document.hidden) continue
+    banner.hidden = await app.client.request("GET", "/healthz", { retryForMs: 0, timeoutMs: 10_000 }).then(() => true, (error) => error.status !== 0)
+  }
 }
 
 // -- begin
@@ -308,3 +320,4 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => (dra
 theme()
 connect(remembered())
 start()
+watch()

@@ -1,6 +1,6 @@
 /** Follow a write: from the row to its change record, its messages, who consumed them, the views, and the cold file. */
 
-import { decoded, diff, keyText, typedKey } from "./tables.js"
+import { diff, keyText } from "./tables.js"
 import { Decimal } from "./tailrace.js"
 import { ago, badge, card, code, dim, failure, field, fromItemJson, grid, h, itemJson, link, loading, number, poll, show, state, time } from "./ui.js"
 
@@ -27,7 +27,7 @@ export default async function follow(app) {
 
 /** Writes to choose from: the last ones of the tables with a change stream. */
 async function latest(app, known) {
-  const { tables } = await app.client.request("GET", "/v1/tables", { query: { limit: 200 }, signal: app.signal })
+  const { tables } = await app.client.tables({ limit: 200, signal: app.signal })
   known.append(...tables.map(({ name }) => h("option", { value: name })))
   const followed = tables.filter((table) => table.stream?.enabled)
   if (!followed.length) return state("No table has a change stream: only changes that are recorded can be followed.")
@@ -41,13 +41,12 @@ async function latest(app, known) {
 
 async function trace(app, found) {
   const { table, sequence, key } = app.query
-  const target = `/v1/tables/${encodeURIComponent(table)}/writes/${encodeURIComponent(sequence)}`
-  const query = { key: key ? typedKey(fromItemJson(JSON.parse(key), Decimal)) : undefined, values: "typed" }
+  const row = key ? fromItemJson(JSON.parse(key), Decimal) : undefined
   found.replaceChildren(loading())
   let shown = ""
   await poll(async () => {
     try {
-      const write = await app.client.request("GET", target, { query, signal: app.signal })
+      const write = await app.client.table(table).trace(Number(sequence), { key: row, signal: app.signal })
       const now = JSON.stringify(write)
       if (app.signal.aborted || now === shown) return
       shown = now
@@ -60,7 +59,7 @@ async function trace(app, found) {
 
 /** The stations of a write, in the order in which it passes them. */
 function drawn(write) {
-  const records = write.records.map(decoded)
+  const { records } = write
   const [first] = records
   const station = (title, done, ...content) => h("li", { class: done ? "" : "waiting" }, h("header", {}, h("h3", {}, title)), h("div", { class: "body" }, content))
   return [

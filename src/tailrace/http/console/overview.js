@@ -11,9 +11,9 @@ const rate = (value) => (value === null ? "–" : `${compact(value)}/s`)
 const CHARTS = [
   ["Writes", rate, [["commands", "writes"], ["commits", "commits"]]],
   ["Commit latency", (value) => ms(value), [["commit_p99_ms", "p99"], ["commit_p50_ms", "p50"]]],
-  ["Messages", rate, [["published", "published"], ["consumed", "consumed"], ["acked", "acked"]]],
+  ["Messages", rate, [["consumed", "consumed"], ["acked", "acked"], ["published", "published"]]],
   ["Reads", rate, [["queries", "reads"], ["requests", "requests"]]],
-  ["Lag of all groups", (value) => compact(value), [["lag", "messages"], ["in_flight", "in flight"]]],
+  ["Lag", (value) => compact(value), [["lag", "messages"], ["in_flight", "in flight"]]],
   ["Connections", (value) => number(value === null ? null : Math.round(value)), [["connections", "open"], ["live_readers", "live readers"]]],
   ["Database", bytes, [["database_bytes", "database"]]],
   ["Memory", bytes, [["memory_bytes", "memory"]]],
@@ -41,7 +41,7 @@ export default async function overview(app) {
   }
   const now = async () => {
     try {
-      const status = await client.request("GET", "/v1/status", { signal })
+      const status = await client.status({ signal })
       if (signal.aborted) return
       live.push(pointOf(status))
       draw()
@@ -59,7 +59,7 @@ export default async function overview(app) {
     const length = Number(span.value)
     const since = Date.now() - length * 1000
     const step = Math.max(10, Math.round(length / 240 / 10) * 10)
-    const { columns } = await client.request("GET", "/v1/status/samples", { query: { since, step_s: step }, signal }).catch(() => ({ columns: undefined }))
+    const { columns } = await client.samples({ sinceMs: since, stepS: step, signal }).catch(() => ({ columns: undefined }))
     if (!columns || signal.aborted) return
     samples = columns
     draw()

@@ -133,7 +133,7 @@ const queries = () => {
 async function loadNames({ client, signal }) {
   const names = new Map(WORDS.map((word) => [word, "keyword"]))
   for (const name of ["tables", "streams", "topics", "topic_groups", "topic_partitions", "topic_offsets", "topic_routes", "users", "pipelines"]) names.set(`system.${name}`, "system")
-  const [tables, topics] = await Promise.all([client.request("GET", "/v1/tables", { query: { limit: 200 }, signal }).catch(() => undefined), client.topics({ signal }).catch(() => [])])
+  const [tables, topics] = await Promise.all([client.tables({ limit: 200, signal }).catch(() => undefined), client.topics({ signal }).catch(() => [])])
   for (const table of tables?.tables ?? []) {
     names.set(table.name, "table")
     for (const column of [...table.columns, table.partition_key, table.sort_key].filter(Boolean)) names.set(column.name, "column")

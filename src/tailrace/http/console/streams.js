@@ -34,7 +34,7 @@ async function list(app) {
       after && h("p", {}, button("Show more", (event) => act(event, async () => (await more(), found.replaceChildren(...draw().filter(Boolean)))))),
     ]
     const more = async () => {
-      const page = await client.request("GET", "/v1/streams", { query: { search: search.value.trim() || undefined, after, limit: LIMIT }, signal })
+      const page = await client.streams({ search: search.value.trim() || undefined, after, limit: LIMIT, signal })
       rows.push(...page.streams)
       after = page.next
       if (!page.streams.length && after) await more()
@@ -80,7 +80,7 @@ function create(app) {
 // -- one stream
 
 async function described(app, path) {
-  const { streams: found } = await app.client.request("GET", "/v1/streams", { query: { prefix: path, limit: 1 }, signal: app.signal })
+  const { streams: found } = await app.client.streams({ prefix: path, limit: 1, signal: app.signal })
   if (found[0]?.path === path) return found[0]
   const head = await app.client.stream(path).head({ signal: app.signal }) // 404, and why
   return { path, content_type: head.contentType, tail_offset: head.offset, closed: head.closed, bytes: null }
@@ -107,6 +107,7 @@ async function offsetAt(app, path, atMs) {
 
 async function messages(app, info, place) {
   const stream = app.client.stream(info.path, { contentType: info.content_type })
+  // Messages that were there before have no time of arrival: the protocol does not send when they were written.
   const rowsOf = (page, live) => {
     const at = live ? Date.now() : undefined
     const json = /^application\/json/i.test(info.content_type)
@@ -123,7 +124,11 @@ async function messages(app, info, place) {
     detail: (row) => [h("h2", {}, row.at ? ["Received ", time(row.at)] : `Message ${number(row.number)} of this list`), whole(row.value)],
     read: async (offset) => rowsOf(await stream.read({ offset, signal: app.signal }), false),
     follow: async function* (offset, signal) {
-      for await (const page of stream.follow({ offset, signal })) yield rowsOf(page, true)
+      let live = offset === "now"
+      for await (const page of stream.follow({ offset, signal })) {
+        yield rowsOf(page, live)
+        live ||= page.upToDate
+      }
     },
   })
   const from = select([["recent", "the latest messages"], ["-1", "the beginning"], ["now", "now on"], ["offset", "an offset"], ["time", "a time"]], app.query.from ?? "recent", { "aria-label": "Start at" })
@@ -171,7 +176,7 @@ async function forks(app, info) {
   const all = new Map()
   let after
   for (let page = 0; page < 10; page++) {
-    const found = await app.client.request("GET", "/v1/streams", { query: { after, limit: 1000 }, signal: app.signal })
+    const found = await app.client.streams({ after, limit: 1000, signal: app.signal })
     for (const each of found.streams) all.set(each.path, each)
     after = found.next
     if (!after) break

@@ -1,7 +1,7 @@
 /** Tables: the list, items by scan and query, one item with its history, changes, and the table at a past moment. */
 
 import { Tail } from "./tail.js"
-import { Decimal, fromAttributes, toAttributes } from "./tailrace.js"
+import { Decimal, toAttributes } from "./tailrace.js"
 import { act, ago, badge, button, bytes, card, clock, code, compact, confirm, dim, facts, field, form, fromItemJson, grid, h, itemJson, jsonView, link, number, seconds, select, show, state, tabs, time, toast } from "./ui.js"
 
 const LIMIT = 100
@@ -15,7 +15,7 @@ export default async function tables(app) {
 }
 
 export async function described(app, name) {
-  const { tables: found } = await app.client.request("GET", "/v1/tables", { query: { prefix: name, limit: 1 }, signal: app.signal })
+  const { tables: found } = await app.client.tables({ prefix: name, limit: 1, signal: app.signal })
   if (found[0]?.name !== name) throw Object.assign(new Error(`There is no table ${name}, or you have no permission for it.`), { status: 404 })
   return found[0]
 }
@@ -23,12 +23,6 @@ export async function described(app, name) {
 export const keyNames = (table) => [table.partition_key, table.sort_key].filter(Boolean)
 export const keyOf = (table, item) => Object.fromEntries(keyNames(table).map(({ name }) => [name, item[name]]))
 export const keyText = (key) => Object.values(key).map((value) => (typeof value === "string" ? value : itemJson(value))).join(" / ")
-/** A key as endpoints take it: exact, whatever its type. */
-export const typedKey = (key) => JSON.stringify(toAttributes(key))
-
-/** A record with values of DynamoDB’s JSON, decoded. */
-export const decoded = (record) => ({ ...record, keys: record.keys && fromAttributes(record.keys), old: record.old ? fromAttributes(record.old) : undefined, new: record.new ? fromAttributes(record.new) : undefined })
-
 const itemLink = (table, key, text) => link(["tables", table.name, "item"], text ?? keyText(key), { key: itemJson(key) })
 
 // -- the list
@@ -43,7 +37,7 @@ async function list(app) {
     const rows = []
     let after
     const more = async () => {
-      const page = await client.request("GET", "/v1/tables", { query: { search: search.value.trim() || undefined, after, limit: LIMIT }, signal })
+      const page = await client.tables({ search: search.value.trim() || undefined, after, limit: LIMIT, signal })
       rows.push(...page.tables)
       after = page.next
       if (!page.tables.length && after) await more()
@@ -299,15 +293,14 @@ async function past(app, info, place) {
   }
   by.addEventListener("change", which)
   which()
-  const target = `/v1/tables/${encodeURIComponent(info.name)}/at`
   const run = (event) => {
     event?.preventDefault()
     const rows = []
     let page
     const more = async () => {
-      const at = page ? { sequence: page.sequence } : by.value === "time" ? { time: new Date(moment.value).toISOString() } : { sequence: sequence.value }
-      page = await client.request("GET", target, { query: { ...at, after: page?.next ? JSON.stringify(page.next) : undefined, limit: LIMIT, values: "typed" }, signal: app.signal })
-      rows.push(...page.items.map(fromAttributes))
+      const at = page ? { sequence: page.sequence } : by.value === "time" ? { time: new Date(moment.value) } : { sequence: sequence.value }
+      page = await client.table(info.name).at({ ...at, after: page?.next ?? undefined, limit: LIMIT, signal: app.signal })
+      rows.push(...page.items)
     }
     const draw = () => [
       h("p", { class: "dim" }, `The table after sequence ${number(page.sequence)}${page.next ? "" : `: ${number(rows.length)} items`}.`),
@@ -384,10 +377,9 @@ async function item(app, info) {
 async function timeline(app, info, key, changed) {
   const versions = []
   let before
-  const target = `/v1/tables/${encodeURIComponent(info.name)}/items/history`
   const more = async () => {
-    const page = await app.client.request("GET", target, { query: { key: typedKey(key), before, limit: 20, values: "typed" }, signal: app.signal })
-    versions.push(...page.versions.map(decoded))
+    const page = await app.client.table(info.name).history(key, { before, limit: 20, signal: app.signal })
+    versions.push(...page.versions)
     before = page.next ?? undefined
     if (!page.versions.length && before && !app.signal.aborted) await more()
   }

@@ -94,7 +94,7 @@ function picture(info) {
     return to ? s("a", { href: href(to, query) }, drawn) : drawn
   }
   const edge = (x1, y1, x2, y2) => s("path", { d: `M${x1} ${y1}C${(x1 + x2) / 2} ${y1} ${(x1 + x2) / 2} ${y2} ${x2} ${y2}` })
-  const svg = s("svg", { viewBox: `0 0 900 ${height}`, role: "img", "aria-label": `Routes into ${info.name}, and its groups` },
+  const svg = s("svg", { viewBox: `0 0 900 ${height}`, role: "group", "aria-label": `Routes into ${info.name}, and its groups` },
     left.map((each, at) => edge(300, y(at, left.length), 350, height / 2)),
     right.map((each, at) => edge(570, height / 2, 620, y(at, right.length))),
     left.map((each, at) => node(each, 10, y(at, left.length), 290, "")),
@@ -162,7 +162,7 @@ async function messages(app, info, place, origin) {
   })
   for (const input of [partition, from, exact, moment]) input.addEventListener("change", begin)
   tail.toolbar.prepend(partition, h("span", { class: "dim" }, "From"), from, exact, moment)
-  if (origin) place.append(h("p", { class: "dim" }, `Messages of ${origin.name} that failed ${number(origin.max_attempts)} times, in `, link(["topics", info.name]), ". ",
+  if (origin) place.append(h("p", { class: "dim" }, `Messages of ${origin.name} whose delivery failed (attempts: ${number(origin.max_attempts)}) are in `, link(["topics", info.name]), ". ",
     app.can("write") && button("Send all shown again", (event) => allAgain(app, tail, event), { class: "small" })))
   place.append(...tail.element)
   place.classList.add("full")
@@ -258,14 +258,18 @@ async function reset(app, info, group, ends, changed) {
     const target = await targets().catch((error) => void preview.replaceChildren(h("p", { class: "error" }, error.message)))
     if (mine !== turn) return
     if (!target) return preview.replaceChildren(dim("Choose where the group continues."))
-    const rows = group.partitions.map((each) => ({ ...each, to: target(each.partition_id), end: ends.get(each.partition_id).next_offset }))
+    // A reset is one of all partitions, also of those that the group has not consumed from: it would begin at their start.
+    const rows = [...ends.values()].map(({ partition_id, start_offset, next_offset }) => {
+      const begun = group.partitions.find((each) => each.partition_id === partition_id)
+      return { partition_id, begun, last_acked_offset: begun?.last_acked_offset ?? start_offset - 1, to: target(partition_id), end: next_offset }
+    })
     const repeated = rows.reduce((sum, row) => sum + Math.max(0, row.last_acked_offset + 1 - row.to), 0)
     const skipped = rows.reduce((sum, row) => sum + Math.max(0, row.to - row.last_acked_offset - 1), 0)
     preview.replaceChildren(
       h("p", {}, repeated ? h("b", {}, `${number(repeated)} acknowledged messages are delivered again. `) : "", skipped ? h("b", {}, `${number(skipped)} messages are skipped. `) : "", !repeated && !skipped ? "The group stays where it is." : ""),
       grid([
         { name: "Partition", class: "num", value: (row) => row.partition_id },
-        { name: "Acknowledged up to", class: "num", value: (row) => number(row.last_acked_offset) },
+        { name: "Acknowledged up to", class: "num", value: (row) => (row.begun ? number(row.last_acked_offset) : dim("not begun")) },
         { name: "Continues at", class: "num", value: (row) => number(row.to) },
         { name: "Lag then", class: "num", value: (row) => number(row.end - row.to) },
       ], rows, { label: "What the reset does" }))

@@ -217,7 +217,7 @@ export async function act(element, action, done) {
     if (done) toast(done)
     return result
   } catch (error) {
-    toast(error?.message ?? String(error), "bad")
+    if (error?.name !== "AbortError") toast(error?.message ?? String(error), "bad")
     return undefined
   } finally {
     if (target) target.disabled = false
@@ -227,13 +227,12 @@ export async function act(element, action, done) {
 /** Call `work` at once and then every `everyMs`, until the page is left; not while it is hidden. */
 export function poll(work, everyMs, signal) {
   let timer
-  const next = async () => {
-    if (signal.aborted) return
-    if (!document.hidden) await work()
+  const again = () => {
     if (!signal.aborted) timer = setTimeout(next, everyMs)
   }
+  const next = () => (document.hidden ? Promise.resolve() : work()).catch(() => {}).then(again) // the page shows what it had
   signal.addEventListener("abort", () => clearTimeout(timer), { once: true })
-  return next()
+  return work().then(again)
 }
 
 // -- dialogs
