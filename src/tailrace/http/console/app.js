@@ -117,7 +117,7 @@ function drawShell() {
   nav.replaceChildren(nav.querySelector(".brand"), ...items)
   const dark = theme() === "dark"
   const switchTheme = button(icon(dark ? "sun" : "moon"), () => (theme(dark ? "light" : "dark"), drawShell(), markPage()), { class: "plain", "aria-label": dark ? "Light colours" : "Dark colours" })
-  const search = known && button([icon("search"), h("span", {}, "Find anything"), h("kbd", {}, "Ctrl K")], palette, { class: "find", "aria-label": "Find anything Ctrl K" })
+  const search = known && button([icon("search"), h("span", {}, "Find anything"), h("kbd", {}, "Ctrl K")], palette, { class: "find", title: "Find anything" })
   const who = known && h("span", { class: "who", title: `Role ${app.me.role}` }, app.me.name, app.me.role && h("small", {}, app.me.role))
   const out = known && (app.client.session || remembered().token) && button("Log out", logout, { class: "plain" })
   document.getElementById("top").replaceChildren(...[h("div", { id: "crumbs", class: "crumbs" }), search, who, switchTheme, out].filter(Boolean))
