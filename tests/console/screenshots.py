@@ -16,7 +16,7 @@ from tests.console.pages import PAGES
 from tests.support.chromium import Chromium, Tab, chromium, executable
 from tests.support.server import ServerProcess
 
-SHOWN = ("streams", "stream", "forks", "tables", "table", "past", "item", "topics", "topic", "messages", "dead-letters",
+SHOWN = ("streams", "stream", "forks", "tables", "table", "past", "item", "topics", "topic", "dead-letters",
          "follow", "sql", "pipeline", "users")  # fmt: skip
 DARK = ("item", "sql")
 PHONE = ("overview", "table", "item")
@@ -70,6 +70,11 @@ def take(browser: Chromium, console: str, target: Path) -> None:
     reset.click("td button", "Reset")
     reset.sees("delivered again")
     save(reset, target / "reset.png")
+    messages = opened(browser, console, "messages")
+    messages.click("button", "Pause")
+    messages.click(".v-row", "customer")
+    messages.sees("Payload")
+    save(messages, target / "messages.png")
     palette = opened(browser, console, "tables")
     palette.press("k", control=True, code="KeyK")
     palette.fill("dialog input", "orders")
