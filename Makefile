@@ -27,7 +27,7 @@ STAMPS := .make
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 TEST_ENV := PYTHONHASHSEED=0
-NODE_PROJECTS := tests/conformance tests/clients
+NODE_PROJECTS := tests/conformance tests/clients examples/editor
 PYTHON_SOURCES := src tests $(wildcard bench examples)
 
 say = @printf '\033[1m» %s\033[0m\n' $(1)
@@ -72,6 +72,12 @@ wheel: $(STAMPS)/server  ## Build two wheels into dist: one for every platform, 
 .PHONY: demo
 demo: $(STAMPS)/spark  ## Go through every step of the demo once, in a minute, and check it
 	@exec $(BIN)/python -m examples.shop check
+
+.PHONY: editor
+editor: $(STAMPS)/server $(STAMPS)/examples/editor/node_modules  ## Start the collaborative editor on port 8080, with a server on port 4437 over ./data
+	@cd examples/editor && npm run --silent build
+	@$(BIN)/tailrace serve --dev --port $(PORT) --data $(DATA) & server=$$!; trap 'kill $$server 2>/dev/null || true' EXIT; \
+		cd examples/editor && node serve.mjs --tailrace http://127.0.0.1:$(PORT)
 
 $(STAMPS)/venv: tools/make-venv
 	@mkdir -p $(STAMPS)
