@@ -15,6 +15,7 @@ RUN pip install --require-hashes -r requirements.lock
 FROM server-requirements AS server
 COPY LICENSE README.md pyproject.toml hatch_build.py ./
 COPY src ./src
+COPY clients/js/tailrace.js ./clients/js/
 RUN pip install --no-deps . && rm -rf /build/*
 USER tailrace
 WORKDIR /var/lib/tailrace
@@ -31,6 +32,7 @@ COPY requirements-spark.lock ./
 RUN pip install --require-hashes -r requirements-spark.lock
 COPY LICENSE README.md pyproject.toml hatch_build.py ./
 COPY src ./src
+COPY clients/js/tailrace.js ./clients/js/
 RUN pip install --no-deps . && rm -rf /build/*
 USER tailrace
 WORKDIR /var/lib/tailrace

@@ -27,7 +27,7 @@ STAMPS := .make
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 TEST_ENV := PYTHONHASHSEED=0
-NODE_PROJECTS := tests/conformance tests/clients
+NODE_PROJECTS := tests/conformance tests/clients examples/editor
 PYTHON_SOURCES := src tests $(wildcard bench examples)
 
 say = @printf '\033[1m» %s\033[0m\n' $(1)
@@ -72,6 +72,12 @@ wheel: $(STAMPS)/server  ## Build two wheels into dist: one for every platform, 
 .PHONY: demo
 demo: $(STAMPS)/spark  ## Go through every step of the demo once, in a minute, and check it
 	@exec $(BIN)/python -m examples.shop check
+
+.PHONY: editor
+editor: $(STAMPS)/server $(STAMPS)/examples/editor/node_modules  ## Start the collaborative editor on port 8080, with a server on port 4437 over ./data
+	@cd examples/editor && npm run --silent build
+	@$(BIN)/tailrace serve --dev --port $(PORT) --data $(DATA) & server=$$!; trap 'kill $$server 2>/dev/null || true' EXIT; \
+		cd examples/editor && node serve.mjs --tailrace http://127.0.0.1:$(PORT)
 
 $(STAMPS)/venv: tools/make-venv
 	@mkdir -p $(STAMPS)
@@ -120,9 +126,9 @@ chromium:
 # The parts, the longest first. They run beside each other, JOBS at a time, each in one process: the output of a part is shown when
 # it ends, and at the end how long each took. A part that is run by itself, as in `make crash`, is divided among JOBS workers.
 # The tests of Spark are two parts, which do not begin together: each has a JVM, and the last part to end decides.
-PARTS := spark compiled unit views examples fuzz crash property integration clients conformance types lowest layers
+PARTS := spark compiled unit views examples fuzz crash property integration clients console conformance types lowest layers
 # Directories below tests that `make unit` leaves to other parts, or to `make cluster-test`.
-SEPARATE := clients cluster conformance crash examples fuzz integration property spark
+SEPARATE := clients cluster conformance console crash examples fuzz integration property spark
 TIMES := $(STAMPS)/times
 timed = @trap 'echo "$@ $$? $$SECONDS" >> $(TIMES)' EXIT;
 part = $(timed) $(TEST_ENV) $(PYTEST) -q
@@ -136,7 +142,7 @@ test: $(STAMPS)/dev node-modules chromium lint  ## Run every check and every tes
 	echo "all $$status $$SECONDS" >> $(TIMES); \
 	awk '{ printf "%-12s %3d min %2d s%s\n", $$1, $$3 / 60, $$3 % 60, $$2 ? "  failed" : "" }' $(TIMES); \
 	[ -e $(STAMPS)/lowest ] || echo 'Not tested: the lowest versions of dependencies; the package registry cannot be reached.'; \
-	tools/ensure-chromium --find >/dev/null || echo 'Not tested: the JavaScript client in a browser; there is no Chromium, and it could not be installed.'; \
+	tools/ensure-chromium --find >/dev/null || echo 'Not tested: the JavaScript client in a browser, and the web console; there is no Chromium, and it could not be installed.'; \
 	[ -n "$$($(BIN)/python tools/compile --path)" ] || echo 'Not tested: the compiled build; there is no C compiler, or it failed.'; \
 	exit $$status
 	$(call say,'all tests passed')
@@ -263,6 +269,15 @@ conformance: $(STAMPS)/dev node-modules  ## Run the official Durable Streams con
 clients: $(STAMPS)/dev node-modules chromium  ## Use the official clients and clients/js against a server
 	$(call say,'the official clients$(,) and clients/js')
 	$(part) tests/clients
+
+.PHONY: console
+console: $(STAMPS)/dev node-modules chromium  ## Use the web console in Chromium: every page, and what users do
+	$(call say,'the web console$(,) in Chromium')
+	$(part) tests/console
+
+.PHONY: screenshots
+screenshots: $(STAMPS)/dev chromium  ## Take screenshots of the web console, for the documentation
+	@$(BIN)/python -m tests.console.screenshots docs/assets/console
 
 VIEWS_TESTS := $(wildcard tests/spark/test_view*.py) $(addprefix tests/spark/test_,demo.py exactly_once.py)
 

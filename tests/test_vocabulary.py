@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.support.pages import PAGES, ROOT
+
 MODULES = sorted((ROOT / "src").rglob("*.py"))
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
 
 # Each word, as a pattern, with the words to use. Parts of identifiers count: `told_at`, `_door`, `ShelfCache`.
 REPLACED = {

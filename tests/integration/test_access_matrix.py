@@ -226,6 +226,8 @@ TABLE: tuple[Row, ...] = (
     Row("POST", "/v1/api/auth/logout", WAKE, {"refresh_token": "trr.a.b.c"}),
     Row("GET", "/v1/api/auth/me", ANY),
     # how it is
+    Row("GET", "/console", OPEN),
+    Row("GET", "/console/app.js", OPEN),
     Row("GET", "/healthz", OPEN),
     Row("GET", "/readyz", OPEN),
     Row("GET", "/v1/status", READ),

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.timeout(600)
 TURN_S_MAX = 0.25
 SCALE = 0.5
 # Groups of routes whose requests are all small, or that are measured by others: a request is bounded by its body.
-SMALL = {"/v1/admin", "/healthz", "/readyz", "/openapi.json", "/v1/views", "/"}
+SMALL = {"/v1/admin", "/healthz", "/readyz", "/openapi.json", "/v1/views", "/", "/console", "/console/{file}"}
 
 
 def test_no_request_keeps_the_loop_for_long(tmp_path: Path) -> None:

@@ -42,6 +42,9 @@ BYTES: Final = "application/octet-stream"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 EVENTS: Final = "text/event-stream"
 MSGPACK: Final = "application/vnd.msgpack"
+HTML: Final = "text/html"
+JAVASCRIPT: Final = "text/javascript"
+CSS: Final = "text/css"
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ from tailrace.http import (
     signing_keys,
     sql,
     stages,
+    static,
     status,
     streams,
     subscriptions,
@@ -43,7 +44,10 @@ from tailrace.http.route import (
     ANY_TYPE,
     ARROW,
     BYTES,
+    CSS,
     EVENTS,
+    HTML,
+    JAVASCRIPT,
     JSON_OR_MSGPACK,
     MSGPACK,
     MSGPACK_OR_ARROW,
@@ -327,8 +331,8 @@ ROUTES: Final[tuple[Route, ...]] = (
         response=dict[str, Any],
     ),
     _row(
-        "GET", "/", "The health check of the DynamoDB API; for browsers, an index.", "dynamodb",
-        answer=system.get_root, access=OPEN, types=ANY_TYPE, query=None, response=TEXT,
+        "GET", "/", "The health check of the DynamoDB API; for browsers, the web console.", "dynamodb",
+        answer=system.get_root, access=OPEN, types=ANY_TYPE, query=None, response=(TEXT, HTML), more=(304,),
     ),
     _row(ANY_METHOD, "/", "", "dynamodb", answer=_dynamodb, complete=True, access=OPEN, types=ANY_TYPE, query=None),
     # -- logs in bulk
@@ -514,6 +518,14 @@ ROUTES: Final[tuple[Route, ...]] = (
         response=signing_keys.SigningKeyResponse, status=201,
     ),
     # -- the server
+    _row(
+        "GET", "/console", "The web console.", "server", also=("/console/",),
+        answer=static.get_console, access=OPEN, types=ANY_TYPE, query=None, response=HTML, more=(304,),
+    ),
+    _row(
+        "GET", "/console/{file}", "A file of the web console.", "server",
+        answer=static.get_file, access=OPEN, types=ANY_TYPE, query=None, response=(HTML, JAVASCRIPT, CSS), more=(304,),
+    ),
     _row(
         "GET", "/healthz", "Check that the server is alive.", "server",
         answer=system.get_health, access=OPEN, query=None, response=system.StatusResponse,

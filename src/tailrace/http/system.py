@@ -17,6 +17,7 @@ from tailrace import limits
 from tailrace.access import Principal
 from tailrace.database import Database
 from tailrace.errors import Error, Forbidden
+from tailrace.http import static
 from tailrace.http.codec import JSON_FIELDS
 from tailrace.http.message import Request, Response
 from tailrace.metrics import BUCKETS, CUT, HISTOGRAMS, LABELLED, NAMES, Histogram
@@ -40,6 +41,7 @@ POST   /v1/api/topics/consume                 consume messages as a group; then 
 GET    /v1/topics/<name>/0/stream?offset=-1   read a topic's partition; follow it like a stream
 POST   /v1/api/auth/login                     log in
 GET    /healthz  /readyz  /metrics            the state of the server
+GET    /console                               the web console
 GET    /openapi.json                          all endpoints
 """
 
@@ -54,8 +56,11 @@ class StatusResponse(msgspec.Struct):
 
 
 def get_root(services: Services, request: Request, principal: Principal) -> Work:
-    """The index for a browser; for a client of DynamoDB, the health check of that API."""
-    if request.method == b"HEAD" or b"text/html" in request.headers.get(b"accept", b""):
+    """The console for a browser, an index as text; for a client of DynamoDB, the health check of that API."""
+    accepted = request.headers.get(b"accept", b"")
+    if b"text/html" in accepted:
+        return static.page(request)
+    if request.method == b"HEAD" or b"text/plain" in accepted:
         return index()
     return services.dynamodb(request)
 

@@ -1,0 +1,110 @@
+"""Takes the screenshots of the documentation: a seeded server, every page, light; some dark, and on a phone.
+
+python -m tests.console.screenshots docs/assets/console
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from tests.console.demo import Shop
+from tests.console.pages import PAGES
+from tests.support.chromium import Chromium, Tab, chromium, executable
+from tests.support.server import ServerProcess
+
+SHOWN = ("streams", "stream", "forks", "tables", "table", "past", "item", "topics", "topic", "dead-letters",
+         "follow", "sql", "pipeline", "users")  # fmt: skip
+DARK = ("item", "sql")
+PHONE = ("overview", "table", "item")
+BYTES_MAX = 150_000
+WARM_UP_S = 45  # so that the charts have a history
+
+
+def main() -> int:
+    if executable() is None:
+        print("Chromium is not installed; tools/ensure-chromium installs it where it can")
+        return 69
+    target = Path(sys.argv[1])
+    target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as directory, ServerProcess.tailrace(Path(directory) / "data") as server:
+        shop = Shop(server.url)
+        shop.fill()
+        stop = threading.Event()
+        writer = threading.Thread(target=write, args=(server.url, stop))
+        writer.start()
+        try:
+            with chromium(Path(directory)) as browser:
+                take(browser, f"{server.url}/console", target)
+        finally:
+            stop.set()
+            writer.join()
+            shop.close()
+    large = {path.name: path.stat().st_size for path in target.glob("*.png") if path.stat().st_size > BYTES_MAX}
+    print(f"{len(list(target.glob('*.png')))} screenshots in {target}", large or "")
+    return 1 if large else 0
+
+
+def write(url: str, stop: threading.Event) -> None:
+    """A shop that goes on, so that there is something to see."""
+    shop = Shop(url)
+    number = 1000
+    while not stop.wait(0.05):
+        shop.put_order(number)
+        number += 1
+        if number % 10 == 0:
+            shop.consume("shop.new_orders", "mail", 6 + number // 10 % 5, ack=True)
+            shop.stream("logs/web-2", {"request": number, "status": 200})
+    shop.close()
+
+
+def take(browser: Chromium, console: str, target: Path) -> None:
+    for name in SHOWN:
+        opened(browser, console, name, target / f"{name}.png")
+    for name in DARK:
+        opened(browser, console, name, target / f"{name}-dark.png", dark=True)
+    reset = opened(browser, console, "groups")
+    reset.click("td button", "Reset")
+    reset.sees("delivered again")
+    save(reset, target / "reset.png")
+    messages = opened(browser, console, "messages")
+    messages.click("button", "Pause")
+    messages.click(".v-row", "customer")
+    messages.sees("Payload")
+    save(messages, target / "messages.png")
+    palette = opened(browser, console, "tables")
+    palette.press("k", control=True, code="KeyK")
+    palette.fill("dialog input", "orders")
+    palette.until("document.querySelectorAll('#found li').length > 2")
+    save(palette, target / "palette.png")
+    overview = opened(browser, console, "overview")
+    time.sleep(WARM_UP_S)
+    overview.fill("select", "900")
+    save(overview, target / "overview.png")
+    opened(browser, console, "overview", target / "overview-dark.png", dark=True)
+    for name in PHONE:
+        opened(browser, console, name, target / f"{name}-phone.png", width=390)
+
+
+def opened(
+    browser: Chromium, console: str, name: str, path: Path | None = None, *, width: int = 1120, dark: bool = False
+) -> Tab:
+    address, text = PAGES[name]
+    tab = browser.tab(width=width, height=680 if width > 600 else 760, dark=dark)
+    tab.open(console + address)
+    tab.sees(text)
+    if path is not None:
+        save(tab, path)
+    return tab
+
+
+def save(tab: Tab, path: Path) -> None:
+    time.sleep(1)  # what still moves has arrived
+    path.write_bytes(tab.screenshot())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

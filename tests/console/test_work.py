@@ -1,0 +1,321 @@
+"""What people do in the console: log in, follow messages, edit, restore, follow a write, reset a group."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlencode
+
+import httpx
+import pytest
+
+from tests.console.demo import Shop
+from tests.support.chromium import Chromium, Tab
+from tests.support.server import ServerProcess
+
+TOKEN = "the-token-of-this-test-server"
+PASSWORD = "correct horse battery"
+ROWS = "[...document.querySelectorAll('.v-row')].filter(row => !row.hidden).map(row => row.innerText)"
+
+
+def item_address(console: str, key: str) -> str:
+    return f"{console}#/tables/orders/item?{urlencode({'key': json.dumps({'id': key})})}"
+
+
+# -- messages
+
+
+def test_a_live_stream_keeps_up_with_a_thousand_messages_a_second(browser: Chromium, shop: Shop, console: str) -> None:
+    """Every message arrives once and in order, the document stays small, and frames go on being drawn."""
+    shop.stream("load/fast")
+    tab = browser.tab()
+    tab.open(f"{console}#/streams/load%2Ffast")
+    tab.until("document.querySelector('.live.on') !== null")
+    tab.run(
+        "window.drawn = 0; const tick = () => { drawn++; requestAnimationFrame(tick) }; requestAnimationFrame(tick)"
+    )
+    for start in range(0, 6_000, 50):
+        body = json.dumps([{"n": number, "text": "some text of a message"} for number in range(start, start + 50)])
+        answer = shop.http.post("/v1/stream/load/fast", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 204
+    tab.sees("6,000 shown")
+    tab.until(f"{ROWS}.at(-1)?.includes('\"n\":5999')", "the last message, in view")
+    assert tab.run("document.querySelectorAll('.v-row').length") < 100
+    assert tab.run("drawn") > 20
+    tab.fill(".bar input[type=search]", "n=4321")
+    tab.sees("1 of 6,000 shown")
+    tab.until(f"{ROWS}.length === 1 && {ROWS}[0].includes('4321')")
+    tab.fill(".bar input[type=search]", "")
+    tab.click("button", "Pause")
+    shop.stream("load/fast", {"n": 6000})
+    tab.sees("paused")
+    tab.click("button", "Live")
+    tab.until(f"{ROWS}.at(-1)?.includes('\"n\":6000')", "what was written while it was paused")
+    tab.sees("6,001 shown")
+    assert not tab.errors
+
+
+def test_a_message_is_appended_and_shown(browser: Chromium, shop: Shop, console: str) -> None:
+    tab = browser.tab()
+    tab.open(f"{console}#/streams/logs%2Fweb-1")
+    tab.sees("8 shown")
+    tab.click("button.primary", "Append")
+    tab.fill("dialog textarea", "{not json")
+    tab.click("dialog button.primary", "Append")
+    tab.sees("This is not JSON")
+    tab.fill("dialog textarea", '{"by": "hand"}')
+    tab.click("dialog button.primary", "Append")
+    tab.sees("9 shown")
+    tab.click(".v-row", "hand")
+    tab.until("document.querySelector('.detail pre').innerText.includes('hand')")
+    assert not tab.errors
+
+
+def test_a_restart_of_the_server_loses_and_doubles_no_message(browser: Chromium, data_dir: Path) -> None:
+    server = ServerProcess.tailrace(data_dir).start()
+    try:
+        shop = Shop(server.url)
+        shop.stream("notes", *({"n": number} for number in range(5)))
+        tab = browser.tab()
+        tab.open(f"{server.url}/console#/streams/notes")
+        tab.sees("5 shown")
+        server.kill()
+        server = ServerProcess.tailrace(data_dir, port=server.port).start()
+        shop.stream("notes", *({"n": number} for number in range(5, 10)))
+        tab.sees("10 shown")
+        found = tab.run(ROWS)
+        assert [json.loads(row.split(None, 1)[1])["n"] for row in found] == list(range(10))
+        shop.close()
+        tab.close()
+    finally:
+        server.terminate()
+
+
+# -- items
+
+
+def test_a_save_never_overwrites_a_change_of_others(browser: Chromium, shop: Shop, console: str) -> None:
+    tab = browser.tab()
+    tab.open(item_address(console, "o-0011"))
+    tab.click("button", "Edit")
+    tab.until("document.querySelector('dialog textarea')?.value.includes('o-0011')")
+    mine = json.loads(tab.run("document.querySelector('dialog textarea').value"))
+    shop.sql("UPDATE orders SET status = 'stopped' WHERE id = 'o-0011'")
+    tab.fill("dialog textarea", json.dumps({**mine, "total": 1, "status": "sent"}))
+    tab.click("dialog button.primary", "Save")
+    tab.sees("The item has changed meanwhile")
+    tab.sees("Nothing was written")
+    assert order(shop, "o-0011")["status"] == {"S": "stopped"}
+    tab.click("dialog button", "Edit the present version")
+    present = json.loads(tab.run("document.querySelector('dialog textarea').value"))
+    assert present["status"] == "stopped"
+    tab.fill("dialog textarea", json.dumps({**present, "total": 1, "note": "by hand"}))
+    tab.click("dialog button.primary", "Save")
+    tab.sees("Saved")
+    assert order(shop, "o-0011")["status"] == {"S": "stopped"}
+    assert order(shop, "o-0011")["total"] == {"N": "1"}
+    tab.sees("by hand")
+
+
+def order(shop: Shop, key: str) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = shop.dynamodb("GetItem", TableName="orders", Key={"id": {"S": key}})["Item"]
+    return found
+
+
+def test_values_keep_their_types(browser: Chromium, shop: Shop, console: str) -> None:
+    exact = {
+        "id": {"S": "o-types"},
+        "tags": {"SS": ["a", "b"]},
+        "big": {"N": "12345678901234567890123"},
+        "raw": {"B": "AAEC"},
+        "none": {"NULL": True},
+    }
+    shop.dynamodb("PutItem", TableName="orders", Item=exact)
+    tab = browser.tab()
+    tab.open(item_address(console, "o-types"))
+    tab.click("button", "Edit")
+    tab.until("document.querySelector('dialog textarea')?.value.includes('o-types')")
+    text = tab.run("document.querySelector('dialog textarea').value")
+    tab.fill("dialog textarea", text.replace('"none": null', '"none": null, "more": 1'))
+    tab.click("dialog button.primary", "Save")
+    tab.sees("Saved")
+    assert order(shop, "o-types") == {**exact, "more": {"N": "1"}}
+
+
+def test_the_history_of_an_item_and_an_older_version_restored(browser: Chromium, shop: Shop, console: str) -> None:
+    tab = browser.tab()
+    tab.open(item_address(console, "o-0007"))
+    tab.until("document.querySelectorAll('.timeline > li').length === 3")
+    versions = tab.run("[...document.querySelectorAll('.timeline > li')].map(each => each.innerText)")
+    assert [each.split()[0] for each in versions] == ["MODIFY", "MODIFY", "INSERT"]
+    assert '"packed"' in versions[0]
+    assert '"sent"' in versions[0]
+    assert "everyone" in versions[0]
+    assert "hot" in versions[0]
+    tab.click(".timeline > li:last-child button", "Restore this version")
+    tab.click("dialog button", "Restore")
+    tab.until("document.querySelectorAll('.timeline > li').length === 4")
+    assert order(shop, "o-0007")["status"] == {"S": "paid"}
+    tab.click(".timeline > li:last-child a", "Table at this moment")
+    tab.sees("The table after sequence")
+    assert not tab.errors
+
+
+def test_items_are_found_by_query_index_and_filter(browser: Chromium, shop: Shop, console: str) -> None:
+    tab = browser.tab()
+    tab.open(f"{console}#/tables/orders")
+    tab.sees("o-0012")
+    tab.click("button", "Add filter")
+    tab.fill(".term input[placeholder=attribute]", "customer")
+    tab.fill(".term input[aria-label='Value of the attribute']", "dan")
+    tab.click("button.primary", "Run")
+    tab.sees('filter customer = "dan"')
+    tab.until(
+        "(rows => rows.length >= 12 && rows.every(row => row.innerText.includes('dan')))"
+        "([...document.querySelectorAll('tbody tr')])"
+    )
+    tab.fill(".term input[aria-label='Value of id']", "o-0003")
+    tab.click("button.primary", "Run")
+    tab.until("document.querySelectorAll('tbody tr').length === 1")
+    tab.sees('Query id = "o-0003"')
+    assert not tab.errors
+
+
+# -- topics
+
+
+def test_a_write_is_followed_to_its_consumers(browser: Chromium, shop: Shop, console: str) -> None:
+    tab = browser.tab()
+    tab.open(item_address(console, "o-0004"))
+    tab.click(".timeline a", "Follow this write")
+    for text in (
+        "The change record",
+        "shop.new_orders",
+        "partition 0, offset 0",
+        "mail",
+        "acknowledged",
+        "Cold storage",
+    ):
+        tab.sees(text)
+    states = tab.run(
+        "[...document.querySelectorAll('.timeline tbody tr')].map(row => row.innerText.split('\\t').slice(0, 2))"
+    )
+    assert ["mail", "acknowledged"] in states
+    assert not tab.errors
+
+
+def test_a_group_is_reset_after_a_preview(browser: Chromium, shop: Shop, console: str) -> None:
+    tab = browser.tab()
+    tab.open(f"{console}#/topics/shop.new_orders?tab=groups")
+    tab.until("[...document.querySelectorAll('tbody tr')].some(row => row.innerText.includes('mail'))")
+    tab.run(
+        "[...document.querySelectorAll('tbody tr')].find(row => row.innerText.includes('mail'))"
+        ".querySelector('button').click()"
+    )
+    tab.sees("20 acknowledged messages are delivered again.")
+    tab.fill("dialog select", "LATEST")
+    tab.sees("messages are skipped.")
+    tab.fill("dialog select", "OFFSET")
+    tab.fill("dialog input[name=offset]", "5")
+    tab.sees("15 acknowledged messages are delivered again.")
+    tab.sees("5 messages are skipped.")  # of the partition that the group has not consumed from
+    assert lag(shop, "mail") == 10  # nothing has moved yet
+    tab.click("dialog button.primary", "Reset")
+    tab.sees("mail was reset")
+    assert lag(shop, "mail") == 25
+    assert not tab.errors
+
+
+def lag(shop: Shop, group: str) -> int:
+    groups = shop.http.get("/v1/topics/shop.new_orders").json()["groups"]
+    return sum(each["lag"] for each in groups if each["group_id"] == group and each["partition_id"] == 0)
+
+
+def test_dead_letters_are_sent_again(browser: Chromium, shop: Shop, console: str) -> None:
+    before = published(shop)
+    tab = browser.tab()
+    tab.open(f"{console}#/topics/shop.new_orders?tab=dead")
+    tab.sees("5 shown")
+    tab.click(".v-row", "o-0004")
+    tab.sees("Failed in")
+    tab.click(".detail button", "Send again")
+    tab.sees("Sent again to shop.new_orders")
+    assert published(shop) == before + 1
+    tab.click("button", "Send all shown again")
+    tab.click("dialog button", "Send again")
+    tab.until("[...document.querySelectorAll('.toast')].some(each => each.innerText.trim() === 'Sent again')")
+    assert published(shop) == before + 6
+    assert not tab.errors
+
+
+def published(shop: Shop) -> int:
+    return sum(each["next_offset"] for each in shop.http.get("/v1/topics/shop.new_orders").json()["partition_list"])
+
+
+# -- access
+
+
+@pytest.fixture
+def guarded(data_dir: Path) -> Iterator[ServerProcess]:
+    """A server with a token and three users."""
+    command = [sys.executable, "-m", "tailrace.cli", "serve", "--data", str(data_dir), "--port", "0"]
+    with ServerProcess(command, env={"TAILRACE_TOKEN": TOKEN}) as server:
+        shop = Shop(server.url, {"authorization": f"Bearer {TOKEN}"})
+        shop.sql(
+            "CREATE TABLE orders (id TEXT PRIMARY KEY) WITH (stream = 'NEW_AND_OLD_IMAGES'); CREATE TOPIC app.news"
+        )
+        users = [("ann", "dba", None), ("bob", "user", None), ("cyd", "user", ["tables/orders"])]
+        for name, role, access in users:
+            body = {"name": name, "role": role, "password": PASSWORD, "access": access}
+            assert shop.http.post("/v1/admin/users", json=body).status_code == 201
+        shop.close()
+        yield server
+
+
+def log_in(tab: Tab, name: str, password: str = PASSWORD) -> None:
+    tab.fill("input[name=user]", name)
+    tab.fill("input[name=password]", password)
+    tab.click("button.primary", "Log in")
+
+
+def test_a_login_and_what_each_role_is_offered(browser: Chromium, guarded: ServerProcess) -> None:
+    console = f"{guarded.url}/console"
+    assert httpx.get(console).status_code == 200  # the page is for everyone, the data is not
+    tab = browser.tab()
+    tab.open(console)
+    log_in(tab, "ann", "wrong")
+    tab.sees("The user or the password is wrong.")
+    log_in(tab, "ann")
+    tab.sees("healthy")
+    tab.run("location.hash = '#/access'")
+    tab.sees("New user")
+    tab.run("location.reload()")  # the session goes on
+    tab.sees("New user")
+    tab.click("button", "Log out")
+    tab.sees("Log in")
+    log_in(tab, "bob")
+    tab.run("location.hash = '#/access'")
+    tab.sees("Permissions")
+    assert "New user" not in tab.run("document.body.innerText")
+    tab.run("location.hash = '#/topics/app.news'")
+    tab.until("[...document.querySelectorAll('.tabs a')].map(each => each.innerText).join() === 'Overview,Groups'")
+    tab.click("button", "Log out")
+    tab.sees("Log in")
+    log_in(tab, "cyd")
+    tab.sees("tables/orders")
+
+
+def test_the_servers_token_is_a_login_too(browser: Chromium, guarded: ServerProcess) -> None:
+    tab = browser.tab(width=390, dark=True)
+    tab.open(f"{guarded.url}/")
+    tab.click("summary", "Use a token instead")
+    tab.fill("input[name=token]", "not the token at all")
+    tab.click("button", "Use token")
+    tab.sees("does not accept this token")
+    tab.fill("input[name=token]", TOKEN)
+    tab.click("button", "Use token")
+    tab.sees("healthy")
+    assert tab.run("document.documentElement.dataset.theme") == "dark"
+    assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(18, 23, 28)"
