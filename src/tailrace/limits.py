@@ -234,6 +234,8 @@ VIEW_CLEAR_ROWS: Final = 1_000  # removed in one step before a view is rebuilt
 
 # -- SQL
 SQL_BODY_BYTES_MAX: Final = 4 * MiB  # a request to /v1/api/sql, which is parsed at once; more is 413
+SQL_WRITE_ROWS_MAX: Final = 10_000  # that one UPDATE or DELETE changes, in one transaction; more is 413
+SQL_WRITE_S: Final = 30.0  # how long it may take to find them; then 503
 SELECT_WORKERS_MAX: Final = 4  # processes that run SELECT, each one statement at a time; other statements wait
 SELECT_WORKER_BYTES_MAX: Final = 1024 * MiB  # memory of one of them, as the operating system counts it; more is 413
 SELECT_DUCKDB_BYTES_MAX: Final = 512 * MiB  # of that, DuckDB's own memory limit

@@ -55,8 +55,19 @@ def condition(draw: random.Random, alias: str) -> str:
             values = [
                 f"'p{draw.randrange(9)}'" if name == "id" else draw.choice(["'a'", "'ab'", "'b'", "'ö'"]) for _ in "123"
             ]
-            form = draw.choice(["{c} = {a}", "{c} IN ({a}, {b})", "{c} LIKE {p}", "{a} < {c}",
-                                "({c} = {a} OR {c} = {b})", "{c} NOT LIKE {p}", "starts_with({c}, {a})", "{c} IS NULL", "{c} <> {a}"])  # fmt: skip
+            form = draw.choice(
+                [
+                    "{c} = {a}",
+                    "{c} IN ({a}, {b})",
+                    "{c} LIKE {p}",
+                    "{a} < {c}",
+                    "({c} = {a} OR {c} = {b})",
+                    "{c} NOT LIKE {p}",
+                    "starts_with({c}, {a})",
+                    "{c} IS NULL",
+                    "{c} <> {a}",
+                ]
+            )
             return form.format(
                 c=column, a=values[0], b=values[1], p=draw.choice(["'a%'", "'p1%'", "'%b'", "'a_'", "'a'"])
             )

@@ -28,6 +28,7 @@ NAMES_MAX: Final = 2_000  # of a kind
 
 OPENINGS: Final = (
     "SELECT", "WITH", "FROM", "VALUES", "INSERT INTO", "INSERT OR REPLACE INTO", "UPDATE", "DELETE FROM",
+    "TRUNCATE TABLE",
     "CREATE TABLE", "CREATE TABLE IF NOT EXISTS", "CREATE TOPIC", "CREATE TOPIC IF NOT EXISTS", "CREATE USER",
     "CREATE MATERIALIZED VIEW", "CREATE MATERIALIZED VIEW IF NOT EXISTS",
     "ALTER TABLE", "ALTER TOPIC", "ALTER USER", "ALTER MATERIALIZED VIEW",
@@ -46,8 +47,8 @@ CLAUSES: Final[dict[str, tuple[str, ...]]] = {  # by how a statement begins, wha
         "now()", "SELECT",
     ),
     "INSERT": ("VALUES",),
-    "UPDATE": ("SET", "WHERE", "AND", "NULL", "TRUE", "FALSE"),
-    "DELETE": ("WHERE", "AND"),
+    "UPDATE": ("SET", "WHERE", "AND", "OR", "NULL", "TRUE", "FALSE", "RETURNING"),
+    "DELETE": ("WHERE", "AND", "OR", "RETURNING"),
     "CREATE TABLE": (
         "TEXT", "BIGINT", "DOUBLE", "DECIMAL", "BOOLEAN", "BLOB", "JSON", "PRIMARY KEY", "NOT NULL", "WITH (", "stream",
         "ttl",

@@ -88,6 +88,15 @@ def _conjuncts(select: exp.Select) -> Iterator[exp.Expr]:
             yield condition
 
 
+def comparisons(condition: exp.Expr, name: str, params: Sequence[Any]) -> Iterator[Comparison]:
+    """The comparisons of columns of the table `name` that hold for every row which meets a condition, whose parameters
+    have numbers."""
+    condition = condition.unnest()
+    parts = [each.unnest() for each in condition.flatten()] if isinstance(condition, exp.And) else [condition]
+    for each in parts:
+        yield from (one for one, _ in _comparisons(each, name, name, params, True))
+
+
 def _comparisons(
     node: exp.Expr, alias: str, name: str, params: Sequence[Any], alone: bool
 ) -> Iterator[tuple[Comparison, bool]]:

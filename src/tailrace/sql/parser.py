@@ -138,6 +138,7 @@ _STARTS: Final[dict[str, Rule]] = {
     "INSERT": tables.insert,
     "UPDATE": tables.update,
     "DELETE": tables.delete,
+    "TRUNCATE": tables.truncate,
     "SELECT": _select,
     "WITH": _select,
     "FROM": _select,

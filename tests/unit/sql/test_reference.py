@@ -24,7 +24,8 @@ SAMPLES = {
     "condition": "is_visible = true AND NEW.channel_id = 42", "expression": "coalesce(user_id, 'x')", "column": "id",
     "another column": '"the body"', "type": "TEXT", "table settings": "stream = true, ttl = 'expires'",
     "columns": "id, body", "values": "'a', upper('b') || 'c'", "key": "id = 'a' AND day = 3",
-    "query": "1, (2 + 3) AS n",
+    "query": "1, (2 + 3) AS n", "row condition": "id = 'a' OR day > 3 AND body IS NULL",
+    "returned": "*, upper(body) AS loud",
     "select": "SELECT 1 AS n",
     "name": "found", "user": "bob", "password": "'a password'", "pattern": "'topics/app.*'",
 }  # fmt: skip
