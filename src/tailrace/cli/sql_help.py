@@ -61,6 +61,9 @@ UPDATE <table> SET <column> = <expression> [, <another column> = <expression>] W
     "TRUNCATE": "TRUNCATE [TABLE] <table>",
     "SHOW TABLES": "SHOW TABLES",
     "DESCRIBE TABLE": "DESCRIBE [TABLE] <table>",
+    "EXPLAIN": """\
+EXPLAIN { <select> | UPDATE <table> SET <column> = <expression> WHERE <row condition> | DELETE FROM
+    <table> WHERE <row condition> }""",
     "CREATE MATERIALIZED VIEW": "CREATE MATERIALIZED VIEW [IF NOT EXISTS] <name> AS <select>",
     "ALTER MATERIALIZED VIEW": "ALTER MATERIALIZED VIEW <name> REFRESH",
     "DROP MATERIALIZED VIEW": "DROP MATERIALIZED VIEW [IF EXISTS] <name>",

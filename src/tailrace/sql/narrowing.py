@@ -269,8 +269,16 @@ def _used(tree: exp.Expr, columns: list[exp.Column], aliases: set[str]) -> froze
     if any(node.name.lower() in aliases for node in columns if not node.table):
         return None  # a whole row
     return frozenset(
-        node.name.lower() for node in tree.find_all(exp.Identifier, exp.Var) if not isinstance(node.parent, _NAMING)
+        node.name.lower()
+        for node in tree.find_all(exp.Identifier, exp.Var)
+        if not isinstance(node.parent, _NAMING) and not _qualifies(node, aliases)
     )
+
+
+def _qualifies(node: exp.Expr, aliases: set[str]) -> bool:
+    """Whether it is the name of a source before that of a column."""
+    column = node.parent
+    return isinstance(column, exp.Column) and column.this is not node and node.name.lower() in aliases
 
 
 def _bare(tree: exp.Expr, columns: list[exp.Column], aliases: set[str]) -> Iterator[str]:

@@ -92,6 +92,14 @@ def _show_groups(tokens: Tokens, location: Location) -> ast.Statement:
     )
 
 
+def _explain(tokens: Tokens, location: Location) -> ast.Statement:
+    if tokens.accept("MATERIALIZED"):
+        return views.explain_view(tokens, location)
+    if tokens.next.key not in _EXPLAINED:
+        tokens.fail("MATERIALIZED", *sorted(_EXPLAINED - {"("}))
+    return ast.ExplainStatement(of=_statement(tokens), **location)
+
+
 def _describe(tokens: Tokens, location: Location) -> ast.Statement:
     # A table may be named "topic" or "table": the word is the name if nothing follows it.
     what = tokens.next.key if tokens.peek().kind in (WORD, QUOTED, TEXT) else ""
@@ -102,6 +110,7 @@ def _describe(tokens: Tokens, location: Location) -> ast.Statement:
     return ast.DescribeTableStatement(name=tokens.name("TOPIC, or the name of a table"), **location)
 
 
+_EXPLAINED: Final = frozenset(("SELECT", "WITH", "FROM", "VALUES", "(", "INSERT", "UPDATE", "DELETE"))
 _STARTS: Final[dict[str, Rule]] = {
     "CREATE": _choice(
         {
@@ -152,7 +161,7 @@ _STARTS: Final[dict[str, Rule]] = {
             "MATERIALIZED": views.show_views,
         }
     ),
-    "EXPLAIN": _choice({"MATERIALIZED": views.explain_view}),
+    "EXPLAIN": _explain,
     "DESCRIBE": _describe,
     "DESC": _describe,
 }

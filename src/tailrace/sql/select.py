@@ -40,7 +40,17 @@ from tailrace.sql.error import SqlError, excerpt, line_column, mark
 from tailrace.sql.lexer import parameter_number
 from tailrace.sql.result import ColumnInfo, Execute, Result, counted
 from tailrace.sql.selected import ArrowResult, ArrowRows
-from tailrace.sql.sources import CHANGES, FUNCTIONS, SYSTEM, TABLE, TOPIC, ReadBudget, Reference, load
+from tailrace.sql.sources import (
+    CHANGES,
+    FUNCTIONS,
+    SYSTEM,
+    TABLE,
+    TOPIC,
+    ExplainTables,
+    ReadBudget,
+    Reference,
+    load,
+)
 from tailrace.sql.system import SYSTEM_TABLES
 from tailrace.sql.workers import POOL, DuckDBError, QueryInterrupted, SelectWorker
 
@@ -137,6 +147,39 @@ def selection(
                 raise budget.exceeded() from None
     finally:
         _running.release()
+
+
+def explained(
+    execute: Execute, text: str, params: Sequence[Any], budget: ReadBudget, line: int = 1, column: int = 1
+) -> list[tuple[str, str, str]]:
+    """What the statement would read: the source, who reads it, and what; and who does the rest."""
+    statement = _prepared(text, params, line, column)
+    with POOL.worker() as worker:
+        statement.check(worker, budget)
+    tables = [source.reference for source in statement.sources if source.reference.kind == TABLE]
+    try:
+        paths = iter(execute(ExplainTables(tuple(tables))) if tables else ())
+    except Error as error:
+        raise statement.located(error) from None
+    steps: list[tuple[str, str, str]] = []
+    for source in statement.sources:
+        reference = source.reference
+        reads = next(paths) if reference.kind == TABLE else _log_reads(reference)
+        names = reference.needs.names
+        if reference.kind == TABLE and names != frozenset():
+            reads += "; all columns" if names is None else f"; columns {', '.join(sorted(names))}"
+        steps.append((source.alias if source.aliased else _full(source), "tailrace", reads))
+    conditions = sum(len(source.reference.needs.where) for source in statement.sources)
+    rest = "the statement over these rows" + (", all conditions included" if conditions else "")
+    return [*steps, ("", "duckdb", rest)]
+
+
+def _log_reads(reference: Reference) -> str:
+    if reference.kind == SYSTEM:
+        return f"all of {SYSTEM}.{reference.name}"
+    ranges = sorted({each.column for each in reference.needs.where})
+    what = "changes of table" if reference.kind == CHANGES else "messages of topic"
+    return f"{what} {reference.name}" + (f" by {', '.join(ranges)}" if ranges else "")
 
 
 def _collected(running: Generator[Any, None, None], budget: ReadBudget) -> ArrowResult:

@@ -98,7 +98,8 @@ class Session:
 def selects(statements: Sequence[ast.Statement]) -> bool:
     """Whether one of the statements is a SELECT, or has one, which may take long."""
     return any(
-        isinstance(each, ast.SelectStatement) or (isinstance(each, ast.InsertStatement) and each.select is not None)
+        isinstance(each, ast.SelectStatement | ast.ExplainStatement)
+        or (isinstance(each, ast.InsertStatement) and each.select is not None)
         for each in statements
     )
 

@@ -234,6 +234,29 @@ class ReadTables(Query[TablesSnapshot], frozen=True):
         return TablesSnapshot(paths, _small(reader, self.references, paths, settled), reader.exports)
 
 
+class ExplainTables(Query[list[str]], frozen=True):
+    """How each of these tables would be read now, in words."""
+
+    references: tuple[Reference, ...]
+
+    def subjects(self) -> tuple[str, ...]:
+        return tuple(f"tables/{each.name}" for each in self.references)
+
+    def run(self, reader: Reader) -> list[str]:
+        return [self._explained(reader, each) for each in self.references]
+
+    def _explained(self, reader: Reader, reference: Reference) -> str:
+        path = path_of(reader, reference)
+        if counts_only(reference, path):
+            return f"number of rows of {path.definition.name}"
+        cached = _cached(reader, reference, path, settled=True)
+        if cached is None:
+            return path.described()
+        return f"{path.described()}, from the cache" + (
+            "" if isinstance(cached, CachedColumns) else " and what changed"
+        )
+
+
 def path_of(reader: Reader, reference: Reference) -> AccessPath:
     """How a table is read."""
     try:

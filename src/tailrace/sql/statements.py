@@ -393,6 +393,12 @@ class ShowUsersStatement(Statement, frozen=True, kw_only=True):
 # -- queries
 
 
+class ExplainStatement(Statement, frozen=True, kw_only=True):
+    title = "EXPLAIN"
+
+    of: Statement
+
+
 class SelectStatement(Statement, frozen=True, kw_only=True):
     """A query that DuckDB runs; `text` is the statement as written."""
 

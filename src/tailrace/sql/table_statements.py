@@ -18,7 +18,7 @@ from tailrace.jobs.queries import ListJobs
 from tailrace.scalar.problem import ExpressionError, TextOrigin
 from tailrace.scalar.reading import read
 from tailrace.sql import statements as ast
-from tailrace.sql.access import Comparison
+from tailrace.sql.access import Comparison, SourceNeeds, access_path
 from tailrace.sql.commands import (
     AllTables,
     DefineTable,
@@ -261,6 +261,44 @@ def delete(execute: Execute, statement: ast.DeleteStatement) -> Result:
     return _written(statement.title, "deleted", definition, statement.returning, written)
 
 
+def explain(execute: Execute, statement: ast.ExplainStatement) -> Result:
+    """What a statement would read, without running it."""
+    of = statement.of
+    steps: list[tuple[str, str, str]] = []
+    if isinstance(of, ast.SelectStatement):
+        steps = _explained_select(execute, of.text, of.params, of.line, of.column)
+    elif isinstance(of, ast.InsertStatement):
+        definition = execute(FindTable(of.table))
+        if of.select is not None:
+            steps = _explained_select(execute, of.select.text, of.select.params, of.select.line, of.select.column)
+        steps.append((definition.name, "tailrace", "writes the rows in one transaction"))
+    elif isinstance(of, ast.UpdateStatement | ast.DeleteStatement):
+        definition = execute(FindTable(of.table))
+        if isinstance(of, ast.UpdateStatement):
+            _sets(definition, of.sets)
+        _conditions(definition, of.where)
+        _check_returning(definition, of.returning)
+        reads = f"keys of {definition.name} by {', '.join(definition.keys)}"
+        if _given_key(definition, of.where) is None:
+            reads = access_path(definition, SourceNeeds(_compared(definition, of.where))).described()
+        steps = [
+            (definition.name, "tailrace", f"{reads}; finds the rows that meet all conditions"),
+            (definition.name, "tailrace", "judges and writes these rows in one transaction"),
+        ]
+    columns = "source TEXT, engine TEXT, step TEXT"
+    return table(statement.title, columns, steps, counted(len(steps), "step"))
+
+
+def _explained_select(
+    execute: Execute, text: str, params: Sequence[Any], line: int, column: int
+) -> list[tuple[str, str, str]]:
+    extras.require("sql")
+    from tailrace.sql import select as selecting
+    from tailrace.sql.sources import ReadBudget
+
+    return selecting.explained(execute, text, params, ReadBudget(), line, column)
+
+
 def truncate(execute: Execute, statement: ast.TruncateStatement) -> Result:
     """All rows that exist now, a transaction for each part of them."""
     definition = execute(FindTable(statement.table))
@@ -494,6 +532,7 @@ RUN: Final[dict[type[ast.Statement], Callable[[Execute, Any], Result]]] = {
     ast.UpdateStatement: update,
     ast.DeleteStatement: delete,
     ast.TruncateStatement: truncate,
+    ast.ExplainStatement: explain,
     ast.ShowTablesStatement: show_tables,
     ast.DescribeTableStatement: describe_table,
 }

@@ -179,3 +179,29 @@ def test_the_cache_is_bounded(large: Database) -> None:
         large.sql(f"SELECT count(id) FROM {name}")
         assert cache.bytes <= 500
     assert cached(large, "d") is not None and cached(large, "a") is None
+
+
+# -- EXPLAIN
+
+
+def test_explain_says_what_is_read(large: Database) -> None:
+    def steps(text: str, *params: Any) -> list[tuple[str, ...]]:
+        return [tuple(row.values()) for row in large.sql(f"EXPLAIN {text}", params).rows]
+
+    rest = ("", "duckdb", "the statement over these rows, all conditions included")
+    assert steps("SELECT kind, n FROM t AS x WHERE kind = ? AND x.n > 3", "k") == [
+        ("x", "tailrace", "range of index by_kind of t by kind; columns kind, n"),
+        rest,
+    ]
+    assert steps("SELECT count(*) FROM t") == [("t", "tailrace", "number of rows of t"), (*rest[:2], rest[2][:29])]
+    assert steps("SELECT * FROM s")[0] == ("s", "tailrace", "scan of all of s; all columns")
+    large.sql("SELECT * FROM s")
+    assert steps("SELECT n FROM s")[0][2] == "scan of all of s, from the cache; columns n"
+    large.table("s").delete("i1")
+    assert steps("SELECT n FROM s")[0][2] == "scan of all of s, from the cache and what changed; columns n"
+    assert steps("SELECT * FROM changes('s') WHERE sequence > 5")[0][2] == "changes of table s by sequence"
+    assert steps("UPDATE t SET x = 1 WHERE id = 'a' AND at = 1")[0][2].startswith("keys of t by id, at; ")
+    assert steps("DELETE FROM t WHERE kind IN ('a', 'b')")[0][2].startswith("range of index by_kind of t by kind in 2")
+    assert len(steps("INSERT INTO s (id) SELECT kind FROM t WHERE id = 'a'")) == 3
+    with pytest.raises(Error, match="no table 'nope'"):
+        steps("SELECT * FROM nope")
