@@ -252,6 +252,8 @@ VIEW_CLEAR_ROWS: Final = 1_000  # removed in one step before a view is rebuilt
 
 # -- SQL
 SQL_BODY_BYTES_MAX: Final = 4 * MiB  # a request to /v1/api/sql, which is parsed at once; more is 413
+SQL_WRITE_ROWS_MAX: Final = 10_000  # that one UPDATE or DELETE changes, in one transaction; more is 413
+SQL_WRITE_S: Final = 30.0  # how long it may take to find them; then 503
 SELECT_WORKERS_MAX: Final = 4  # processes that run SELECT, each one statement at a time; other statements wait
 SELECT_WORKER_BYTES_MAX: Final = 1024 * MiB  # memory of one of them, as the operating system counts it; more is 413
 SELECT_DUCKDB_BYTES_MAX: Final = 512 * MiB  # of that, DuckDB's own memory limit
@@ -259,6 +261,10 @@ SELECT_WORKER_KEPT_BYTES: Final = 512 * MiB  # memory of a worker after a statem
 SELECT_WORKER_IDLE_S: Final = 60.0  # how long an idle worker stays; one always stays
 SELECT_SLICE_ROWS: Final = 1_000  # of tables that a SELECT reads in one transaction; more are read in pages
 SELECT_SLICE_BYTES: Final = 2 * MiB  # likewise
+SELECT_CACHE_BYTES: Final = 64 * MiB  # of decoded columns that are kept for later statements; half for one table
+SELECT_POINTERS_MAX: Final = 20_000  # items that a SELECT finds by an index, in one transaction; for more it scans
+SELECT_POINTED_BYTES: Final = 32 * MiB  # likewise
+SELECT_RANGES_MAX: Final = 1_000  # of keys that a SELECT reads of a source: combinations of the values in its IN lists
 SELECT_COLUMNS_MAX: Final = 2_000  # different attributes that a SELECT finds in a table without declared columns
 SELECT_TREE_BYTES_MAX: Final = 16 * MiB  # of a statement's parse tree in DuckDB
 SELECT_RESULT_ROWS_MAX: Final = 100_000  # of one statement

@@ -531,7 +531,7 @@ WRITES = {
     "ReleaseWake",
     "ItemCommand", "PutItem", "UpdateItem", "DeleteItem", "CheckItem", "BatchWrite", "TransactWrite",
     "InsertItem", "UpdateWhere", "DeleteWhere", "CheckWhere",
-    "RowCommand", "RowsCommand", "InsertRows", "UpdateRow", "DeleteRow",
+    "KeyedRows", "RowsCommand", "InsertRows", "UpdateRows", "DeleteRows",
     "SaveCursor", "DropCursor", "Publish", "StageRows", "DropStage",
 }  # fmt: skip
 SECRET = {

@@ -51,17 +51,27 @@ CREATE TABLE <table> (<column> <type>, <another column> <type>, PRIMARY KEY (<co
 ALTER TABLE <table> ENABLE STREAM [WITH (view = { 'NEW_AND_OLD_IMAGES' | 'NEW_IMAGE' | 'OLD_IMAGE' |
     'KEYS_ONLY' })]""",
     "ALTER TABLE DISABLE STREAM": "ALTER TABLE <table> DISABLE STREAM",
-    "INSERT": "INSERT [OR REPLACE] INTO <table> [(<columns>)] VALUES (<values>) [, ...]",
+    "INSERT": """\
+INSERT [OR REPLACE] INTO <table> [(<columns>)] VALUES (<values>) [, ...] [RETURNING <returned>]
+INSERT INTO <table> [(<columns>)] <select> [RETURNING <returned>]
+INSERT INTO <table> [(<columns>)] VALUES (<values>) [, ...] ON CONFLICT [(<column>)] DO NOTHING
+    [RETURNING <returned>]
+INSERT INTO <table> [(<columns>)] VALUES (<values>) [, ...] ON CONFLICT [(<column>)] DO UPDATE SET
+    <another column> = <expression> [WHERE <row condition>] [RETURNING <returned>]""",
     "UPDATE": """\
-UPDATE <table> SET <column> = <expression> [, <another column> = <expression>] WHERE <key> [AND
-    <condition>]""",
-    "DELETE": "DELETE FROM <table> WHERE <key> [AND <condition>]",
+UPDATE <table> SET <column> = <expression> [, <another column> = <expression>] WHERE <row condition>
+    [RETURNING <returned>]""",
+    "DELETE": "DELETE FROM <table> WHERE <row condition> [RETURNING <returned>]",
+    "TRUNCATE": "TRUNCATE [TABLE] <table>",
     "BEGIN": """\
 { BEGIN [TRANSACTION | WORK] | START TRANSACTION } [ISOLATION LEVEL SERIALIZABLE]""",
     "COMMIT": "COMMIT [TRANSACTION | WORK]",
     "ROLLBACK": "ROLLBACK [TRANSACTION | WORK]",
     "SHOW TABLES": "SHOW TABLES",
     "DESCRIBE TABLE": "DESCRIBE [TABLE] <table>",
+    "EXPLAIN": """\
+EXPLAIN { <select> | UPDATE <table> SET <column> = <expression> WHERE <row condition> | DELETE FROM
+    <table> WHERE <row condition> }""",
     "CREATE MATERIALIZED VIEW": "CREATE MATERIALIZED VIEW [IF NOT EXISTS] <name> AS <select>",
     "ALTER MATERIALIZED VIEW": "ALTER MATERIALIZED VIEW <name> REFRESH",
     "DROP MATERIALIZED VIEW": "DROP MATERIALIZED VIEW [IF EXISTS] <name>",

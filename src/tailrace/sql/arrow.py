@@ -21,9 +21,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace import limits
+from tailrace.bulk.columns import NUMPY
 from tailrace.errors import Invalid, TooLarge
+from tailrace.sql.stored import decoded
 from tailrace.tables import value
 from tailrace.tables.value import Item, Value
+
+if NUMPY:
+    from tailrace.sql.stored import shaped
 
 DIGITS_MAX: Final = 38  # of a DECIMAL
 VALUE_BYTES: Final = 64  # Python's overhead of a value, approximately
@@ -64,6 +69,13 @@ class KnownColumn(msgspec.Struct, frozen=True):
     key: str | None = None  # the type of a key attribute: S, N or B
 
 
+class BuiltColumn(msgspec.Struct, frozen=True):
+    """A finished column, and the kind of its values: S, N, B, BOOL or JSON; None: it has none."""
+
+    kind: str | None
+    array: pa.ChunkedArray
+
+
 class ItemTableBuilder:
     """Builds an Arrow table of items: first the known columns, then others in order of appearance.
 
@@ -97,6 +109,33 @@ class ItemTableBuilder:
         if self._pending > PACK_BYTES or self.count - base >= PACK_ROWS:
             self._pack()
 
+    def add_stored(self, bodies: pa.Array) -> None:
+        """Add items as they are stored: those of common shapes together, the others one by one."""
+        found = shaped(bodies, self._keep) if NUMPY else None
+        if found is None:
+            for chunk in decoded(bodies):
+                for item, size in chunk:
+                    self.add(item, size)
+            return
+        self._pack()
+        columns, base, rows = self._columns, self._base, len(bodies)
+        rest = ItemTableBuilder((), _unspent, self._keep)
+        for chunk in decoded(bodies.take(found.others)):
+            for item, size in chunk:
+                rest.add(item, size)
+        rest._pack()
+        for name in dict.fromkeys((*found.columns, *rest._columns)):
+            column = columns.get(name) or self._new(name)
+            parts = [found.columns.get(name), rest._columns[name].kept(rest.count) if name in rest._columns else None]
+            kind, array = _merged(parts, [len(found.fit), rest.count])
+            if kind is not None:
+                if rest.count:
+                    array = array.take(found.order)
+                self._spend(column.gap_bytes(base) if column.packed < base else 0)
+                self._spend(column.add_array(base, kind, array))
+        self.count += rows
+        self._base = self.count
+
     def _new(self, name: str) -> _Column:
         if len(self._columns) >= limits.SELECT_COLUMNS_MAX:
             raise TooLarge(
@@ -123,9 +162,16 @@ class ItemTableBuilder:
 
     def table(self) -> pa.Table:
         """The whole table. Names that differ only in case get a number, because SQL does not distinguish case."""
-        self._pack()
-        arrays = [column.array(self.count, self._spend) for column in self._columns.values()]
+        arrays = [column.array for column in self.built().values()]
         return pa.Table.from_arrays(arrays, names=distinct(self._columns))
+
+    def built(self) -> dict[str, BuiltColumn]:
+        """All columns, by the names of attributes. Can be called once."""
+        self._pack()
+        return {
+            name: BuiltColumn(column.kind, column.array(self.count, self._spend))
+            for name, column in self._columns.items()
+        }
 
 
 class _Column:
@@ -143,6 +189,10 @@ class _Column:
         self._values: list[Any] = []  # of the rows after the chunks
         self._owed = 0  # bytes allocated since `pack`
         self.packed = 0  # rows in chunks
+
+    @property
+    def kind(self) -> str | None:
+        return self._kind if self.packed or self._kind != _JSON else None
 
     def gap_bytes(self, base: int) -> int:
         """The bytes needed to fill the column with nulls up to a row."""
@@ -166,16 +216,35 @@ class _Column:
                 self._to_json()
         values.append(_json_text(held) if self._kind == _JSON else inner)
 
+    def add_array(self, base: int, kind: str, array: pa.Array) -> int:
+        """Add values of one kind as the rows from `base` on; the values before are packed. Returns the bytes."""
+        if self.packed < base:
+            self._chunks.append(pa.nulls(base - self.packed, _STORED.get(self._kind or kind, TEXT)))
+        if self._kind is None:
+            self._kind = kind
+        elif self._kind != kind:
+            array = array if kind == _JSON else _json_array(kind, array)
+            if self._kind != _JSON:
+                self._to_json()
+        self._chunks.append(array)
+        self.packed = base + len(array)
+        owed, self._owed = self._owed, 0
+        return int(array.nbytes) + CHUNK_BYTES + owed
+
+    def kept(self, count: int) -> tuple[str | None, pa.Array]:
+        """The kind of the values, and `count` of them."""
+        if self._kind is None:
+            return None, pa.nulls(count)
+        stored = _STORED[self._kind]
+        chunks = [*self._chunks, pa.nulls(count - self.packed, stored)]
+        return self._kind, pa.chunked_array(chunks, stored).combine_chunks()
+
     def _to_json(self) -> None:
         """Convert the values to JSON, because they are of several kinds."""
         was, self._kind = self._kind or _JSON, _JSON
-
-        def texts(values: Iterable[Any]) -> list[str | None]:
-            return [None if each is None else _json_text({was: each}) for each in values]
-
-        self._values[:] = texts(self._values)
+        self._values[:] = _json_texts(was, self._values)
         before = sum([chunk.nbytes for chunk in self._chunks])
-        self._chunks = [pa.array(texts(chunk.to_pylist()), TEXT) for chunk in self._chunks]
+        self._chunks = [_json_array(was, chunk) for chunk in self._chunks]
         self._owed += sum([chunk.nbytes for chunk in self._chunks]) - before
 
     def pack(self) -> int:
@@ -194,7 +263,7 @@ class _Column:
         known = self._known
         kind = self._kind
         if kind is None:
-            type_ = _DECLARED.get(known.declared or "") or _SCALARS.get(known.key or "", TEXT)
+            type_ = _DECLARED.get(known.declared or "") or _SCALARS.get(known.key or "", pa.null())
             spend(count * NULL_BYTES)
             return pa.chunked_array([pa.nulls(count, type_)], type_)
         stored = _STORED[kind]
@@ -204,6 +273,35 @@ class _Column:
         held = pa.chunked_array(self._chunks, stored)
         self._chunks = []
         return _numbers(held, known.declared, spend) if kind == "N" else held
+
+
+def _merged(parts: list[tuple[str | None, pa.Array] | None], sizes: list[int]) -> tuple[str | None, pa.Array]:
+    """One array of the parts of a column, each with a kind of its own, or absent; and its kind."""
+    kinds = {part[0] for part in parts if part is not None and part[0] is not None}
+    if not kinds:
+        return None, pa.nulls(0)
+    kind = kinds.pop() if len(kinds) == 1 else _JSON
+    stored = _STORED[kind or _JSON]
+    arrays = []
+    for part, size in zip(parts, sizes, strict=True):
+        if part is None or part[0] is None:
+            arrays.append(pa.nulls(size, stored))
+        else:
+            arrays.append(part[1] if part[0] == kind else _json_array(part[0], part[1]))
+    return kind, pa.concat_arrays(arrays) if sizes[1] else arrays[0]
+
+
+def _json_texts(kind: str, values: Iterable[Any]) -> list[str | None]:
+    return [None if each is None else _json_text({kind: each}) for each in values]
+
+
+def _json_array(kind: str, array: pa.Array) -> pa.Array:
+    """Values of a scalar kind as JSON."""
+    return pa.array(_json_texts(kind, array.to_pylist()), TEXT)
+
+
+def _unspent(size: int) -> None:
+    """What is spent on a part is counted when it is added to the whole."""
 
 
 def distinct(names: Iterable[str]) -> list[str]:

@@ -1,31 +1,49 @@
-"""The commands behind INSERT, UPDATE, DELETE and CREATE TABLE, and the query behind SHOW TABLES.
+"""The commands behind INSERT, UPDATE, DELETE and CREATE TABLE, and the queries behind SHOW TABLES and WHERE.
 
 Like every write of an item they plan with `tables.write` and then apply the plan, so that a row, its change record and
 its messages are one transaction. A statement is checked against the table's definition before its command runs; the
 command compares the table's uuid to be sure that the table is still the same.
+
+UPDATE and DELETE have two steps: `FindRows` finds keys, in slices; one command then judges the rows with these keys by
+their present values. Commands are plain data: an expression is its text, compiled when it runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from tailrace import limits
+from tailrace import limits, scalar
 from tailrace.access import Permission
 from tailrace.command import Command, Query
 from tailrace.errors import Conflict, Invalid
+from tailrace.scalar.problem import ExpressionError, TextOrigin
+from tailrace.scalar.reading import read
+from tailrace.sql.access import Comparison, SourceNeeds, access_path
 from tailrace.sql.values import columns_of, typed
 from tailrace.storage.engine import Reader, Tx
 from tailrace.tables import definition as definitions
 from tailrace.tables import key as keys
 from tailrace.tables import lifecycle, messages, schema, value, write
 from tailrace.tables.change import Capture, too_large
-from tailrace.tables.definition import TABLES, Column, Definition, decoded, find
+from tailrace.tables.definition import (
+    INDEX_ENTRIES,
+    ITEMS,
+    TABLES,
+    Column,
+    Definition,
+    IndexDefinition,
+    ItemRow,
+    decoded,
+    find,
+)
 from tailrace.tables.value import Item
 
-Term: TypeAlias = Callable[[Item], Any]  # a compiled expression with its parameters: from a row to a plain value
+_S = TypeVar("_S", bound=scalar.Scalar)
+_OTHER: Final = frozenset(("old", "new"))  # the sides that only a conflict may read
 
 
 class AllTables(Query[list[lifecycle.TableDescription]], frozen=True):
@@ -71,11 +89,111 @@ class DefineTable(Command[DefinedTable], frozen=True):
         return DefinedTable(definition, True)
 
 
+class RowExpression(msgspec.Struct, frozen=True):
+    """An expression over a row: its text, the values of its parameters, and where it is in the statement. `excluded`:
+    it may read the row that was to be inserted, under the name OLD."""
+
+    text: str
+    params: tuple[Any, ...] = ()
+    line: int = 1
+    column: int = 1
+    excluded: bool = False
+
+    def condition(self, definition: Definition) -> scalar.Condition:
+        """The compiled condition; raises if it is not valid for this table."""
+        columns = definition.column_kinds
+        try:
+            compiled = _condition(self.text, columns)
+        except ExpressionError:  # compile again with the location, for the error
+            tree = read(self.text, TextOrigin(self.line, self.column))
+            compiled = scalar.compile_condition(tree, columns=columns, line=self.line, column=self.column)
+        return self._checked(compiled)
+
+    def value(self, definition: Definition) -> scalar.ValueExpression:
+        """The compiled value, likewise."""
+        columns = definition.column_kinds
+        return self._checked(scalar.exact_value(self.text, columns=columns, line=self.line, column=self.column))
+
+    def _checked(self, compiled: _S) -> _S:
+        if compiled.sides & _OTHER and not (self.excluded and "new" not in compiled.sides):
+            raise ExpressionError(
+                "OLD and NEW are only allowed in the sources of topics; here, write the name of the column alone",
+                line=self.line,
+                column=self.column,
+            )
+        return compiled
+
+
+@lru_cache(maxsize=1_024)
+def _condition(text: str, columns: tuple[tuple[str, str], ...] | None) -> scalar.Condition:
+    return scalar.compile_condition(read(text, TextOrigin()), columns=columns)
+
+
 class RowsWritten(msgspec.Struct, frozen=True, gc=False):
-    """How many rows were written, and the sequence of their change records if there are any."""
+    """How many rows were written, and the sequence of their change records if there are any; and the rows, if they are
+    to be returned: as they are now, or as they were if they are deleted."""
 
     rows: int
     sequence: int | None = None
+    items: tuple[Item, ...] = ()
+
+
+class FoundKeys(msgspec.Struct, frozen=True):
+    """Keys of rows that meet conditions, how many rows were examined, and where to go on; None: these are all."""
+
+    keys: list[Item]
+    examined: int
+    next: tuple[int, bytes] | None
+
+
+class FindRows(Query[FoundKeys], frozen=True):
+    """The keys of rows that meet all conditions: a slice of them, from a range of the access path and after a key."""
+
+    permission = Permission.WRITE
+    subject = ("tables", "table")
+
+    table: str
+    uuid: str
+    where: tuple[RowExpression, ...]
+    compared: tuple[Comparison, ...] = ()  # those of the conditions that a key or an index can answer
+    after: tuple[int, bytes] = (0, b"")
+
+    def run(self, reader: Reader) -> FoundKeys:
+        definition = _same(reader, self.table, self.uuid)
+        path = access_path(definition, SourceNeeds(self.compared))
+        conditions = [(each.condition(definition).true, each.params) for each in self.where]
+        number, after = self.after
+        found: list[Item] = []
+        rows, size = limits.SELECT_SLICE_ROWS, limits.SELECT_SLICE_BYTES
+        while number < len(path.ranges):
+            part = path.ranges[number]
+            start = after + b"\0" if after else part.start
+            for place, stored in _rows_from(reader, definition, path.index, start, part.before, rows):
+                after, rows = place, rows - 1
+                if stored is None:
+                    continue
+                size -= len(stored.body)
+                item = value.decode(stored.body)
+                if all(true(item, None, params) for true, params in conditions):
+                    found.append({name: item[name] for name in definition.keys})
+                if size <= 0:
+                    break
+            if rows <= 0 or size <= 0:
+                return FoundKeys(found, limits.SELECT_SLICE_ROWS - rows, (number, after))
+            number, after = number + 1, b""
+        return FoundKeys(found, limits.SELECT_SLICE_ROWS - rows, None)
+
+
+def _rows_from(
+    reader: Reader, definition: Definition, index: IndexDefinition | None, start: bytes, before: bytes, limit: int
+) -> Iterator[tuple[bytes, ItemRow | None]]:
+    """Rows of a range of keys of the table or of an index, and their places in it."""
+    if index is None:
+        for row in reader.scan(ITEMS, definition.space, start=start, before=before, limit=limit):
+            yield row.key, row
+    else:
+        for pointer in list(reader.scan(INDEX_ENTRIES, index.space, start=start, before=before, limit=limit)):
+            yield pointer.key, reader.get(ITEMS, definition.space, pointer.item)
 
 
 class RowsCommand(Command[RowsWritten], frozen=True):
@@ -87,19 +205,26 @@ class RowsCommand(Command[RowsWritten], frozen=True):
     uuid: str
 
     def definition(self, tx: Tx) -> Definition:
-        definition = find(tx, self.table)
-        if definition.uuid != self.uuid:
-            raise Conflict(
-                f"table {self.table!r} was dropped and recreated in the meantime; try again", code="TABLE_CHANGED"
-            )
-        return definition
+        return _same(tx, self.table, self.uuid)
+
+
+def _same(reader: Reader | Tx, table: str, uuid: str) -> Definition:
+    definition = find(reader, table)
+    if definition.uuid != uuid:
+        raise Conflict(f"table {table!r} was dropped and recreated in the meantime; try again", code="TABLE_CHANGED")
+    return definition
 
 
 class InsertRows(RowsCommand, frozen=True):
-    """Insert all rows, or none if the key of one already exists. `replace`: existing rows are replaced."""
+    """Insert all rows, or none if the key of one already exists. `replace`: existing rows are replaced. `conflict`:
+    they are kept, and changed by `sets` if they meet `where`."""
 
     items: tuple[Item, ...]
     replace: bool = False
+    conflict: bool = False
+    sets: tuple[tuple[str, RowExpression], ...] = ()
+    where: tuple[RowExpression, ...] = ()
+    returning: bool = False
 
     def size(self) -> int:
         return sum([value.item_size(item) for item in self.items])
@@ -109,95 +234,137 @@ class InsertRows(RowsCommand, frozen=True):
 
     def run(self, tx: Tx) -> RowsWritten:
         definition = self.definition(tx)
-        plans: list[write.WritePlan] = []
+        changed = _Changes(definition, self.sets, self.where)
+        plans = _RowPlans(self.returning)
         known: dict[bytes, int] = {}
-        total = 0
         for number, item in enumerate(self.items, start=1):
             plan = write.find(tx, definition, keys.item_key(definition, item), item)
             if plan.key in known:
+                if self.conflict and not self.sets:
+                    continue
                 raise Conflict(
                     f"rows {known[plan.key]} and {number} have the same key, {_key(definition, item)}; keep one",
                     code="DUPLICATE_KEY",
                 )
+            known[plan.key] = number
+            if plan.row is not None and self.conflict:
+                row = plan.old
+                assert row is not None
+                new = changed.of(row, item) if self.sets else None
+                if new is not None:
+                    plans.add(plan, new, messages.UPDATED_ITEM_TOO_LARGE)
+                continue
             if plan.row is not None and not self.replace:
                 raise Conflict(
                     f"row {number}: table {self.table!r} already has a row with {_key(definition, item)}; use INSERT "
-                    "OR REPLACE to replace it, or UPDATE to change it",
+                    "OR REPLACE to replace it, ON CONFLICT to keep it, or UPDATE to change it",
                     code="DUPLICATE_KEY",
                 )
-            known[plan.key] = number
-            _fill(plan, item, messages.ITEM_TOO_LARGE)
-            total += plan.size + plan.size_old
-            if total > limits.TRANSACTION_BYTES_MAX:
-                raise too_large()
-            plans.append(plan)
-        capture = Capture()
-        for plan in plans:
-            write.do(tx, plan, capture)
-        return RowsWritten(len(plans), capture.append(tx))
+            plans.add(plan, item, messages.ITEM_TOO_LARGE)
+        return plans.done(tx)
 
 
-class RowCommand(RowsCommand, frozen=True):
-    """A write to the row with a key, if it exists and meets all conditions."""
+class KeyedRows(RowsCommand, frozen=True):
+    """A write to the rows with these keys that exist and meet all conditions."""
 
-    key: Item
-    conditions: tuple[Term, ...] = ()
-
-    def plan(self, tx: Tx) -> tuple[write.WritePlan, Item | None]:
-        """The row's plan, and the row if it exists and meets all conditions."""
-        definition = self.definition(tx)
-        plan = write.find(tx, definition, keys.key_of(definition, self.key), self.key)
-        row = plan.old
-        matches = row is not None and all(condition(row) for condition in self.conditions)
-        return plan, row if matches else None
+    keys: tuple[Item, ...]
+    where: tuple[RowExpression, ...] = ()
+    returning: bool = False
 
     def size(self) -> int:
-        return value.item_size(self.key) + limits.KiB
+        return sum([value.item_size(key) + limits.KiB for key in self.keys])
+
+    def heavy(self) -> bool:
+        return len(self.keys) > limits.LOOP_WRITES
 
 
-class UpdateRow(RowCommand, frozen=True, kw_only=True):
-    """Set columns of a row; every value is computed from the row as it was before."""
+class UpdateRows(KeyedRows, frozen=True, kw_only=True):
+    """Set columns of rows; every value is computed from the row as it was before."""
 
-    sets: tuple[tuple[str, Term], ...]
+    sets: tuple[tuple[str, RowExpression], ...]
 
     def run(self, tx: Tx) -> RowsWritten:
-        plan, row = self.plan(tx)
-        if row is None:
-            return RowsWritten(0)
-        columns = columns_of(plan.definition)
-        changed = dict(row)
-        for name, term in self.sets:
-            stored = typed(columns.get(name), name, term(row))
-            if stored is None:
-                changed.pop(name, None)
-            else:
-                changed[name] = stored
-        _fill(plan, changed, messages.UPDATED_ITEM_TOO_LARGE)
-        return _done(tx, plan)
+        definition = self.definition(tx)
+        changed = _Changes(definition, self.sets, self.where)
+        plans = _RowPlans(self.returning)
+        for key in self.keys:
+            plan = write.find(tx, definition, keys.key_of(definition, key), key)
+            new = None if plan.old is None else changed.of(plan.old)
+            if new is not None:
+                plans.add(plan, new, messages.UPDATED_ITEM_TOO_LARGE)
+        return plans.done(tx)
 
 
-class DeleteRow(RowCommand, frozen=True):
-    """Delete a row."""
+class DeleteRows(KeyedRows, frozen=True):
+    """Delete rows."""
 
     freeing = True
 
     def run(self, tx: Tx) -> RowsWritten:
-        plan, row = self.plan(tx)
-        return RowsWritten(0) if row is None else _done(tx, plan)
+        definition = self.definition(tx)
+        changed = _Changes(definition, (), self.where)
+        plans = _RowPlans(self.returning)
+        for key in self.keys:
+            plan = write.find(tx, definition, keys.key_of(definition, key), key)
+            if plan.old is not None and changed.of(plan.old) is not None:
+                plans.add(plan, None, "")
+        return plans.done(tx)
 
 
-def _fill(plan: write.WritePlan, item: Item, too_large: str) -> None:
-    """Complete the plan with the new item."""
-    value.check_names(item)
-    plan.new, plan.size = item, value.item_size(item)
-    if plan.size > limits.ITEM_BYTES_MAX:
-        raise Invalid(too_large)
+class _Changes:
+    """What a statement makes of a row."""
+
+    def __init__(
+        self, definition: Definition, sets: Sequence[tuple[str, RowExpression]], where: Sequence[RowExpression]
+    ) -> None:
+        self._columns = columns_of(definition)
+        self._sets = [(name, each.value(definition).of, each.params) for name, each in sets]
+        self._where = [(each.condition(definition).true, each.params) for each in where]
+
+    def of(self, row: Item, other: Item | None = None) -> Item | None:
+        """The row with its columns set; None if it does not meet the conditions. `other`: the row of EXCLUDED."""
+        if not all(true(row, other, params) for true, params in self._where):
+            return None
+        changed = dict(row)
+        for name, of, params in self._sets:
+            try:
+                given = of(row, other, params)
+            except scalar.NoResult as error:
+                raise scalar.NoResult(f"column {name!r}: {error}; nothing was changed") from None
+            stored = typed(self._columns.get(name), name, given)
+            if stored is None:
+                changed.pop(name, None)
+            else:
+                changed[name] = stored
+        return changed
 
 
-def _done(tx: Tx, plan: write.WritePlan) -> RowsWritten:
-    capture = Capture()
-    write.do(tx, plan, capture)
-    return RowsWritten(1, capture.append(tx))
+class _RowPlans:
+    """The plans of a statement, all of which are made before the first is applied."""
+
+    def __init__(self, returning: bool) -> None:
+        self._returning = returning
+        self._plans: list[write.WritePlan] = []
+        self._size = 0
+
+    def add(self, plan: write.WritePlan, item: Item | None, too_long: str) -> None:
+        """Complete a plan with the new item, and keep it; raises if the transaction becomes too large."""
+        if item is not None:
+            value.check_names(item)
+            plan.new, plan.size = item, value.item_size(item)
+            if plan.size > limits.ITEM_BYTES_MAX:
+                raise Invalid(too_long)
+        self._size += plan.size + plan.size_old
+        if self._size > limits.TRANSACTION_BYTES_MAX:
+            raise too_large()
+        self._plans.append(plan)
+
+    def done(self, tx: Tx) -> RowsWritten:
+        capture = Capture()
+        for plan in self._plans:
+            write.do(tx, plan, capture)
+        items = [plan.old if plan.new is None else plan.new for plan in self._plans] if self._returning else []
+        return RowsWritten(len(self._plans), capture.append(tx), tuple(item for item in items if item is not None))
 
 
 def _key(definition: Definition, item: Item) -> str:

@@ -93,6 +93,14 @@ def _show_groups(tokens: Tokens, location: Location) -> ast.Statement:
     )
 
 
+def _explain(tokens: Tokens, location: Location) -> ast.Statement:
+    if tokens.accept("MATERIALIZED"):
+        return views.explain_view(tokens, location)
+    if tokens.next.key not in _EXPLAINED:
+        tokens.fail("MATERIALIZED", *sorted(_EXPLAINED - {"("}))
+    return ast.ExplainStatement(of=_statement(tokens), **location)
+
+
 def _describe(tokens: Tokens, location: Location) -> ast.Statement:
     # A table may be named "topic" or "table": the word is the name if nothing follows it.
     what = tokens.next.key if tokens.peek().kind in (WORD, QUOTED, TEXT) else ""
@@ -103,6 +111,7 @@ def _describe(tokens: Tokens, location: Location) -> ast.Statement:
     return ast.DescribeTableStatement(name=tokens.name("TOPIC, or the name of a table"), **location)
 
 
+_EXPLAINED: Final = frozenset(("SELECT", "WITH", "FROM", "VALUES", "(", "INSERT", "UPDATE", "DELETE"))
 _STARTS: Final[dict[str, Rule]] = {
     "CREATE": _choice(
         {
@@ -139,6 +148,7 @@ _STARTS: Final[dict[str, Rule]] = {
     "INSERT": tables.insert,
     "UPDATE": tables.update,
     "DELETE": tables.delete,
+    "TRUNCATE": tables.truncate,
     "SELECT": _select,
     "WITH": _select,
     "FROM": _select,
@@ -152,7 +162,7 @@ _STARTS: Final[dict[str, Rule]] = {
             "MATERIALIZED": views.show_views,
         }
     ),
-    "EXPLAIN": _choice({"MATERIALIZED": views.explain_view}),
+    "EXPLAIN": _explain,
     "BEGIN": transactions.begin,
     "START": transactions.start,
     "COMMIT": transactions.commit,

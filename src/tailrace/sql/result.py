@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -47,6 +48,31 @@ def table(statement: str, columns: str, rows: Iterable[Sequence[Any]], message: 
 def done(statement: str, message: str, count: int = 0, **facts: Any) -> Result:
     """A result without rows; `count` is how many were written."""
     return Result(statement, [], [], count, message, facts)
+
+
+def distinct_names(names: Sequence[str]) -> list[str]:
+    """The names, with _1, _2 and so on appended to those that occurred before (ignoring case)."""
+    taken: set[str] = set()
+    given: list[str] = []
+    for name in names:
+        new, number = name, 0
+        while new.lower() in taken:
+            number += 1
+            new = f"{name}_{number}"
+        taken.add(new.lower())
+        given.append(new)
+    return given
+
+
+def shown(held: Any) -> Any:
+    """A plain value of an item as JSON can represent it."""
+    if isinstance(held, bytes):
+        return b64encode(held).decode()
+    if isinstance(held, set | frozenset | list | tuple):
+        return [shown(each) for each in held]
+    if isinstance(held, dict):
+        return {name: shown(each) for name, each in held.items()}
+    return held
 
 
 def counted(count: int, noun: str) -> str:

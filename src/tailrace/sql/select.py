@@ -17,8 +17,10 @@ from __future__ import annotations
 import re
 import threading
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from copy import copy
 from itertools import islice
 from time import monotonic
 from typing import Any, Final
@@ -38,7 +40,17 @@ from tailrace.sql.error import SqlError, excerpt, line_column, mark
 from tailrace.sql.lexer import parameter_number
 from tailrace.sql.result import ColumnInfo, Execute, Result, counted
 from tailrace.sql.selected import ArrowResult, ArrowRows
-from tailrace.sql.sources import CHANGES, FUNCTIONS, SYSTEM, TABLE, TOPIC, ReadBudget, Reference, load
+from tailrace.sql.sources import (
+    CHANGES,
+    FUNCTIONS,
+    SYSTEM,
+    TABLE,
+    TOPIC,
+    ExplainTables,
+    ReadBudget,
+    Reference,
+    load,
+)
 from tailrace.sql.system import SYSTEM_TABLES
 from tailrace.sql.workers import POOL, DuckDBError, QueryInterrupted, SelectWorker
 
@@ -46,7 +58,9 @@ TEXT_CHARACTERS_MAX: Final = 100_000  # of a statement; it is parsed twice
 TOKENS_MAX: Final = 5_000  # of a statement: parsing holds the interpreter lock
 DEPTH_MAX: Final = 100  # nested brackets
 EQUALITY_DEPTH_MAX: Final = 24  # of the sides of = and <>, chained operators included
-SOURCES_MAX: Final = 50  # named by one statement
+SOURCES_MAX: Final = 200  # named by one statement
+KEPT_MAX: Final = 128  # statements whose parse is remembered
+KEPT_CHARACTERS_MAX: Final = 4_096  # of such a statement
 
 _PRIVATE: Final = "_tailrace_source_"
 _BEGINNINGS: Final = frozenset((TokenType.SELECT, TokenType.WITH, TokenType.FROM, TokenType.VALUES, TokenType.L_PAREN))
@@ -57,10 +71,35 @@ _REFUSED: Final = (
     exp.Lock,
 )  # fmt: skip
 _EQUALITIES: Final = (exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.NullSafeNEQ)
+_KINDS: Final = {"NULL": "VARCHAR"}  # of a column that no row has
 _RELATIONS: Final = (exp.Table, exp.Subquery, exp.Values, exp.Unnest, exp.Lateral, exp.Paren)
 # Our column names that are keywords in DuckDB unless they are quoted.
 _QUOTED: Final = frozenset(("at", "by", "offset"))
 
+
+class _RecentStatements:
+    """The statements that ran most recently, by their text, so that a repeated one is not parsed and checked again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: OrderedDict[str, _SelectQuery] = OrderedDict()
+
+    def get(self, text: str) -> _SelectQuery | None:
+        with self._lock:
+            found = self._held.get(text)
+            if found is not None:
+                self._held.move_to_end(text)
+            return found
+
+    def put(self, text: str, statement: _SelectQuery) -> None:
+        if len(text) <= KEPT_CHARACTERS_MAX:
+            with self._lock:
+                self._held[text] = statement
+                while len(self._held) > KEPT_MAX:
+                    self._held.popitem(last=False)
+
+
+_recent: Final = _RecentStatements()
 _running: Final = threading.BoundedSemaphore(limits.SELECT_WORKERS_MAX)
 
 
@@ -87,7 +126,7 @@ def selection(
     caller: str = SYSTEM_PRINCIPAL.name,
 ) -> ArrowResult:
     """Like `run`, with the rows still in Arrow. `caller` is the value of current_user."""
-    statement = _SelectQuery(text, params, line, column)
+    statement = _prepared(text, params, line, column)
     if not _running.acquire(timeout=max(0.0, budget.deadline_s - monotonic())):
         raise TooMany(f"{limits.SELECT_WORKERS_MAX} SELECT statements are already running, the limit; try again later")
     try:
@@ -110,6 +149,39 @@ def selection(
         _running.release()
 
 
+def explained(
+    execute: Execute, text: str, params: Sequence[Any], budget: ReadBudget, line: int = 1, column: int = 1
+) -> list[tuple[str, str, str]]:
+    """What the statement would read: the source, who reads it, and what; and who does the rest."""
+    statement = _prepared(text, params, line, column)
+    with POOL.worker() as worker:
+        statement.check(worker, budget)
+    tables = [source.reference for source in statement.sources if source.reference.kind == TABLE]
+    try:
+        paths = iter(execute(ExplainTables(tuple(tables))) if tables else ())
+    except Error as error:
+        raise statement.located(error) from None
+    steps: list[tuple[str, str, str]] = []
+    for source in statement.sources:
+        reference = source.reference
+        reads = next(paths) if reference.kind == TABLE else _log_reads(reference)
+        names = reference.needs.names
+        if reference.kind == TABLE and names != frozenset():
+            reads += "; all columns" if names is None else f"; columns {', '.join(sorted(names))}"
+        steps.append((source.alias if source.aliased else _full(source), "tailrace", reads))
+    conditions = sum(len(source.reference.needs.where) for source in statement.sources)
+    rest = "the statement over these rows" + (", all conditions included" if conditions else "")
+    return [*steps, ("", "duckdb", rest)]
+
+
+def _log_reads(reference: Reference) -> str:
+    if reference.kind == SYSTEM:
+        return f"all of {SYSTEM}.{reference.name}"
+    ranges = sorted({each.column for each in reference.needs.where})
+    what = "changes of table" if reference.kind == CHANGES else "messages of topic"
+    return f"{what} {reference.name}" + (f" by {', '.join(ranges)}" if ranges else "")
+
+
 def _collected(running: Generator[Any, None, None], budget: ReadBudget) -> ArrowResult:
     with closing(running) as answer:
         header = next(answer)
@@ -118,7 +190,7 @@ def _collected(running: Generator[Any, None, None], budget: ReadBudget) -> Arrow
         for batch in answer:
             budget.spend(0, 0)
             selected.add(batch)
-    kinds = [kind.replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ") for _, kind in header]
+    kinds = [_KINDS.get(kind, kind).replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ") for _, kind in header]
     columns = [ColumnInfo(name, kind) for name, kind in zip(names, kinds, strict=True)]
     return ArrowResult("SELECT", columns, [], selected.count, counted(selected.count, "row"), selected=selected)
 
@@ -137,6 +209,12 @@ class _NamedSource(msgspec.Struct, frozen=True):
     parameter: str = ""  # the parameter that holds the name, as written
 
 
+def _prepared(text: str, params: Sequence[Any], line: int, column: int) -> _SelectQuery:
+    """The statement with these parameters; it is remembered once DuckDB's parse of it was checked."""
+    known = _recent.get(text)
+    return _SelectQuery(text, params, line, column) if known is None else known.bound(params, line, column)
+
+
 class _SelectQuery:
     """A parsed SELECT and its sources; `rewritten` is the text for DuckDB."""
 
@@ -144,6 +222,7 @@ class _SelectQuery:
         self.text = text
         self._first = line, column
         self._params = params
+        self._checked: Any = None  # DuckDB's parse, once it was checked
         tokens = self._tokens()
         self._tree = self._parsed(tokens)
         self._check_nodes()
@@ -152,14 +231,31 @@ class _SelectQuery:
         nodes = [node for node in self._tree.find_all(exp.Table) if not _is_cte(node)]
         if len(nodes) > SOURCES_MAX:
             raise self.error(0, f"the statement names {len(nodes)} sources; the limit is {SOURCES_MAX}")
+        self._nodes = nodes
         self.sources = self._with_aliases([self._source(node, tokens) for node in nodes])
-        names = narrowing.names(self._tree, [source.alias for source in self.sources])
-        self.sources = [
-            msgspec.structs.replace(source, reference=self._narrowed(source, node, names, params))
-            for source, node in zip(self.sources, nodes, strict=True)
-        ]
+        self._names = narrowing.names(self._tree, [source.alias for source in self.sources])
+        self._narrow()
         self._splices = sorted(self._replacements())
         self.rewritten = self._spliced()
+
+    def _narrow(self) -> None:
+        self.sources = [
+            msgspec.structs.replace(source, reference=self._narrowed(source, node, self._names, self._params))
+            for source, node in zip(self.sources, self._nodes, strict=True)
+        ]
+
+    def bound(self, params: Sequence[Any], line: int, column: int) -> _SelectQuery:
+        """The same statement with other parameters, at another place."""
+        other = copy(self)
+        other._first, other._params = (line, column), params
+        other._check_params(len(params))
+        other._narrow()
+        return other
+
+    @property
+    def reusable(self) -> bool:
+        """Whether only the values of conditions depend on its parameters."""
+        return not any(source.parameter for source in self.sources)
 
     # -- reading the text
 
@@ -420,6 +516,17 @@ class _SelectQuery:
 
     def check(self, worker: SelectWorker, budget: ReadBudget) -> None:
         """Check DuckDB's own parse: one query, known sources only, and allowed functions only."""
+        if self._checked is None:
+            self._check_parse(worker, budget)
+        elif not self._params:
+            return  # nothing has changed since it was checked
+        refused = min(functions.refused(self._checked, self._params), default=None)
+        if refused is not None:
+            raise self.error(self.original(refused.position), refused.reason, _REFUSAL)
+        if self.reusable:
+            _recent.put(self.text, self)
+
+    def _check_parse(self, worker: SelectWorker, budget: ReadBudget) -> None:
         try:
             kinds, serialized = worker.check(self.rewritten, lambda: budget.over)
         except DuckDBError as error:
@@ -439,9 +546,7 @@ class _SelectQuery:
         for name in _sources_of(tree["statements"]):
             if name.lower() not in known:
                 raise self.error(0, f"{name[:80]!r} cannot be read; {_ONLY}", _REFUSAL)
-        refused = min(functions.refused(tree["statements"], self._params), default=None)
-        if refused is not None:
-            raise self.error(self.original(refused.position), refused.reason, _REFUSAL)
+        self._checked = tree["statements"]
 
 
 def _sources_of(tree: Any) -> Iterator[str]:

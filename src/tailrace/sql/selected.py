@@ -101,6 +101,16 @@ class ArrowRows:
             columns = [plain_column(column) for column in batches[number].slice(start, rows).columns]
             yield [dict(zip(self.names, row, strict=True)) for row in zip(*columns, strict=True)]
 
+    def tuples(self) -> Iterator[tuple[Any, ...]]:
+        """The rows as they are stored in a table: as `slices`, but bytes are bytes. Can be read once."""
+        batches, self._batches = self._batches, []
+        for number, start, rows in self._slices:
+            columns = batches[number].slice(start, rows).columns
+            yield from zip(
+                *[each.to_pylist() if pa.types.is_binary(each.type) else plain_column(each) for each in columns],
+                strict=True,
+            )
+
     def rows(self) -> list[dict[str, Any]]:
         """All rows at once; an error if they take too much memory."""
         if self.rows_bytes > limits.SELECT_ROWS_BYTES_MAX:

@@ -118,8 +118,12 @@ class Session:
 
 
 def selects(statements: Sequence[ast.Statement]) -> bool:
-    """Whether one of the statements is a SELECT, which may take long."""
-    return any(isinstance(each, ast.SelectStatement) for each in statements)
+    """Whether one of the statements is a SELECT, or has one, which may take long."""
+    return any(
+        isinstance(each, ast.SelectStatement | ast.ExplainStatement)
+        or (isinstance(each, ast.InsertStatement) and each.select is not None)
+        for each in statements
+    )
 
 
 def _sql_error(text: str, error: ExpressionError) -> SqlError:

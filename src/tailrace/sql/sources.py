@@ -12,10 +12,9 @@ immutable, so they are read in pages, up to the end of the log at the start of t
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Iterator, Sequence
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -23,7 +22,8 @@ import pyarrow as pa
 from tailrace import limits
 from tailrace.access import Permission
 from tailrace.command import Query
-from tailrace.errors import Error, Gone, Invalid, TooLarge, Unavailable
+from tailrace.errors import Corrupt, Error, Gone, TooLarge, Unavailable
+from tailrace.sql.access import AccessPath, KeyRange, SourceNeeds, access_path
 from tailrace.sql.arrow import (
     BIGINT,
     BLOB,
@@ -35,16 +35,25 @@ from tailrace.sql.arrow import (
     RowTableBuilder,
     image,
 )
+from tailrace.sql.column_cache import (
+    CachedColumns,
+    ChangedRows,
+    ColumnCache,
+    TableVersion,
+    advanced,
+    cache_of,
+    changes_since,
+    version_of,
+)
 from tailrace.sql.result import Execute
+from tailrace.sql.stored import packed_array
 from tailrace.sql.system import SYSTEM_TABLES
-from tailrace.storage.engine import Reader
-from tailrace.tables import number, queries
+from tailrace.storage.engine import Packed, Reader
 from tailrace.tables.change_info import DescribeChangeStream
 from tailrace.tables.change_reading import ReadChanges
-from tailrace.tables.definition import ITEMS, Definition, find
-from tailrace.tables.export import AFTER_ALL, Export, Exports, ExportStart
-from tailrace.tables.key_condition import KeyCondition
-from tailrace.tables.value import Item, Value, decode
+from tailrace.tables.definition import INDEX_ENTRIES, ITEMS, Definition, ItemRow, counted, find
+from tailrace.tables.export import Export, Exports, ExportStart
+from tailrace.tables.value import Item
 from tailrace.topics.group import StartPoint
 from tailrace.topics.queries import DescribeTopic, PartitionInfo, ReadTopic
 from tailrace.topics.topic import MODES, OPERATIONS, DeliveredMessage
@@ -52,7 +61,8 @@ from tailrace.topics.topic import MODES, OPERATIONS, DeliveredMessage
 READ_ROWS_MAX: Final = 1_000_000  # of one statement, all in memory at once
 READ_BYTES_MAX: Final = 128 * limits.MiB  # likewise, as Arrow; columns that are not needed do not count
 SELECT_S: Final = 30.0  # how long a statement may take, including reading
-_ROWS_AT_ONCE: Final = 256  # read between two checks of the budget
+_ROWS_AT_ONCE: Final = 4_096  # read between two checks of the budget
+RANGES_IN_PAGES: Final = 16  # of a source that is read in pages; if it has more, all of it is read
 SYSTEM: Final = "system"
 TABLE: Final = "table"
 CHANGES: Final = "changes"
@@ -67,25 +77,6 @@ MESSAGE_COLUMNS: Final = (
     ("partition_id", BIGINT), ("offset", BIGINT), ("message_id", TEXT), ("source_table", TEXT), ("op", TEXT),
     ("ts", MOMENT), ("payload_mode", TEXT), ("payload", BLOB), ("value", TEXT), ("by", TEXT),
 )  # fmt: skip
-# Declared types, by key type, that DuckDB compares in the same way as the table's key.
-_DECLARED_ALIKE: Final = {"S": ("TEXT",), "N": ("BIGINT", "DECIMAL"), "B": ("BLOB",)}
-
-
-class Comparison(msgspec.Struct, frozen=True):
-    """A comparison of a column (in lower case) with a constant."""
-
-    column: str
-    op: str  # =, <, <=, > or >=
-    value: Any
-
-
-class SourceNeeds(msgspec.Struct, frozen=True):
-    """How much of a source a statement needs. Every row of its result meets all of `where`."""
-
-    where: tuple[Comparison, ...] = ()
-    limit: int | None = None  # rows; applies only if the reader can evaluate all of `where`
-    names: frozenset[str] | None = None  # columns, in lower case; None: all
-    ensure: tuple[str, ...] = ()  # columns that a table without declared columns must have, if only with nulls
 
 
 class Reference(msgspec.Struct, frozen=True):
@@ -183,34 +174,53 @@ def _system(execute: Execute, name: str, budget: ReadBudget) -> pa.Table:
 # -- tables
 
 
-class TableRange(ExportStart, frozen=True, kw_only=True):
-    """The part of a table to read: a range of keys, and at most `limit` of its items."""
+class TablePart(ExportStart, frozen=True, kw_only=True):
+    """The part of a table to read in pages: one range of keys of the source with this number."""
 
-    limit: int | None
+    source: int
+    path: AccessPath
+    version: TableVersion | None  # of the table, if all of it is read
+
+
+FoundRows: TypeAlias = list[bytes] | int | CachedColumns | ChangedRows
 
 
 class TablesSnapshot(msgspec.Struct, frozen=True):
-    """Ranges of tables in one snapshot. `bodies` are the items of each; None if they are too many for one transaction
-    and must be read through `exports`."""
+    """Tables in one snapshot: how each is read, and its stored items; or their number, if that is all that is needed;
+    or columns in the cache, and what has changed since. `read` is None if there are too many items for one transaction,
+    which must be read through `exports`."""
 
-    ranges: list[TableRange]
-    bodies: list[list[bytes]] | None
+    paths: list[AccessPath]
+    read: list[FoundRows] | None
     exports: Exports
 
 
-class PlanTables(Query[list[TableRange]], frozen=True):
-    """The ranges of tables to read."""
+class PlanTables(Query[list[TablePart]], frozen=True):
+    """The parts of tables to read in pages."""
 
     permission = Permission.SYSTEM  # `ReadTables` has checked the caller's permission
 
     references: tuple[Reference, ...]
 
-    def run(self, reader: Reader) -> list[TableRange]:
-        return [_range_of(reader, each) for each in self.references]
+    def run(self, reader: Reader) -> list[TablePart]:
+        parts = []
+        for source, each in enumerate(self.references):
+            path = path_of(reader, each)
+            if path.index is not None or len(path.ranges) > RANGES_IN_PAGES:
+                path = AccessPath(path.definition)  # its items are too many to look them up one by one
+            elif path.reverse:  # pages are read in one direction
+                path = msgspec.structs.replace(path, limit=None, reverse=False)
+            definition = path.definition
+            version = version_of(reader, definition) if path.whole and path.limit is None else None
+            parts += [
+                TablePart(definition, 0, one.start, one.before, source=source, path=path, version=version)
+                for one in path.ranges
+            ]
+        return parts
 
 
 class ReadTables(Query[TablesSnapshot], frozen=True):
-    """Read ranges of several tables in one transaction, unless they are large."""
+    """Read parts of several tables in one transaction, unless they are large."""
 
     references: tuple[Reference, ...]
 
@@ -218,91 +228,225 @@ class ReadTables(Query[TablesSnapshot], frozen=True):
         return tuple(f"tables/{each.name}" for each in self.references)
 
     def run(self, reader: Reader) -> TablesSnapshot:
-        ranges = [_range_of(reader, each) for each in self.references]
-        return TablesSnapshot(ranges, _small(reader, ranges), reader.exports)
+        before = reader.version(ITEMS)
+        paths = [path_of(reader, each) for each in self.references]
+        settled = before is not None and reader.version(ITEMS) == before
+        return TablesSnapshot(paths, _small(reader, self.references, paths, settled), reader.exports)
 
 
-def _range_of(reader: Reader, reference: Reference) -> TableRange:
-    needs = reference.needs
+class ExplainTables(Query[list[str]], frozen=True):
+    """How each of these tables would be read now, in words."""
+
+    references: tuple[Reference, ...]
+
+    def subjects(self) -> tuple[str, ...]:
+        return tuple(f"tables/{each.name}" for each in self.references)
+
+    def run(self, reader: Reader) -> list[str]:
+        return [self._explained(reader, each) for each in self.references]
+
+    def _explained(self, reader: Reader, reference: Reference) -> str:
+        path = path_of(reader, reference)
+        if counts_only(reference, path):
+            return f"number of rows of {path.definition.name}"
+        cached = _cached(reader, reference, path, settled=True)
+        if cached is None:
+            return path.described()
+        return f"{path.described()}, from the cache" + (
+            "" if isinstance(cached, CachedColumns) else " and what changed"
+        )
+
+
+def path_of(reader: Reader, reference: Reference) -> AccessPath:
+    """How a table is read."""
     try:
-        definition = find(reader, reference.name)
-        query, exact = _table_query(definition, needs)
-        plan = query.plan(reader)
+        return access_path(find(reader, reference.name), reference.needs)
     except Error as error:
         raise about(error, reference) from None
-    start = plan.start or b"" if plan.after is None else plan.after + b"\0"
-    before = AFTER_ALL if plan.before is None else plan.before
-    return TableRange(definition, 0, start, before, limit=needs.limit if exact else None)
 
 
-def _small(reader: Reader, ranges: list[TableRange]) -> list[list[bytes]] | None:
-    """The items of each range; None if they are more than one transaction should read."""
+def counts_only(reference: Reference, path: AccessPath) -> bool:
+    """Whether the statement needs the number of rows and nothing else of them."""
+    return path.whole and path.limit is None and reference.needs.names == frozenset() and not reference.needs.ensure
+
+
+def _small(
+    reader: Reader, references: Sequence[Reference], paths: Sequence[AccessPath], settled: bool
+) -> list[FoundRows] | None:
+    """The items of each table; None if they are more than one transaction should read. `settled`: the version of items
+    is of this snapshot."""
+    found: list[FoundRows] = []
     rows, size = limits.SELECT_SLICE_ROWS, limits.SELECT_SLICE_BYTES
-    all_bodies: list[list[bytes]] = []
-    for each in ranges:
+    pointers, pointed = limits.SELECT_POINTERS_MAX, limits.SELECT_POINTED_BYTES
+    for reference, path in zip(references, paths, strict=True):
+        if counts_only(reference, path):
+            found.append(counted(reader, path.definition.space).items)
+            continue
+        cached = _cached(reader, reference, path, settled)
+        if cached is not None:
+            found.append(cached)
+            continue
         bodies: list[bytes] = []
-        most = rows + 1 if each.limit is None else min(each.limit, rows + 1)
-        for row in reader.scan(ITEMS, each.definition.space, start=each.start, before=each.before, limit=most):
+        for row in items_at(reader, path, pointers + 1 if path.index is not None else rows + 1):
             bodies.append(row.body)
-            rows -= 1
-            size -= len(row.body)
-            if rows < 0 or size < 0:
+            if path.index is None:
+                rows -= 1
+                size -= len(row.body)
+            else:
+                pointers -= 1
+                pointed -= len(row.body)
+            if min(rows, size, pointers, pointed) < 0:
                 return None
-        all_bodies.append(bodies)
-    return all_bodies
+        found.append(bodies)
+    return found
+
+
+def _cached(
+    reader: Reader, reference: Reference, path: AccessPath, settled: bool
+) -> CachedColumns | ChangedRows | None:
+    """The columns of a whole table that are in the cache, and what has changed since."""
+    if not path.whole or path.limit is not None or reader.exports is None:
+        return None
+    entry = cache_of(reader.exports).get(path.definition)
+    version = version_of(reader, path.definition) if entry is not None else None
+    if entry is None or version is None or not entry.covers(reference.needs.names) or not (version[0] or settled):
+        return None
+    return entry if entry.version == version else changes_since(reader, entry, version)
+
+
+def items_at(reader: Reader, path: AccessPath, most: int) -> Iterator[ItemRow]:
+    """The items of a path, up to `most` of them, in the order of the path."""
+    definition, index = path.definition, path.index
+    left = most if path.limit is None else min(most, path.limit)
+    for each in path.ranges:
+        if left <= 0:
+            return
+        if path.unique:
+            row = reader.get(ITEMS, definition.space, each.start)
+            if row is not None:
+                yield row
+                left -= 1
+        elif index is None:
+            for row in reader.scan(
+                ITEMS, definition.space, start=each.start, before=each.before, limit=left, reverse=path.reverse
+            ):
+                yield row
+                left -= 1
+        else:
+            found = reader.scan(
+                INDEX_ENTRIES, index.space, start=each.start, before=each.before, limit=left, reverse=path.reverse
+            )
+            for pointer in list(found):
+                row = reader.get(ITEMS, definition.space, pointer.item)
+                if row is None:
+                    raise Corrupt(
+                        f"index {index.name!r} of {definition.name} points to an item that does not exist; run "
+                        "`tailrace check` and restore a backup"
+                    )
+                yield row
+                left -= 1
 
 
 class _TableLoader:
-    """Loads the items of a range into an Arrow table."""
+    """Loads the items of a path into an Arrow table."""
 
-    def __init__(self, reference: Reference, range_: TableRange, budget: ReadBudget) -> None:
+    def __init__(self, reference: Reference, path: AccessPath, budget: ReadBudget, keep: frozenset[str] | None) -> None:
         self._reference = reference
-        self._range = range_
+        self._path = path
         self._budget = budget
-        self._columns = ItemTableBuilder(known(range_.definition), budget.take, reference.needs.names)
+        self._keep = keep
+        self._columns = ItemTableBuilder(known(path.definition), budget.take, keep)
 
     @property
     def full(self) -> bool:
-        return self._range.limit is not None and self._columns.count >= self._range.limit
+        return self._path.limit is not None and self._columns.count >= self._path.limit
 
-    def add(self, item: Item, size: int) -> None:
+    def add(self, bodies: pa.Array) -> None:
+        limit = self._path.limit
+        if limit is not None:
+            bodies = bodies.slice(0, limit - self._columns.count)
         try:
-            self._columns.add(item, size)
-            if self._columns.count % _ROWS_AT_ONCE == 0:
-                self._budget.spend(_ROWS_AT_ONCE, 0)
+            for first in range(0, len(bodies), _ROWS_AT_ONCE):
+                some = bodies.slice(first, _ROWS_AT_ONCE)
+                self._columns.add_stored(some)
+                self._budget.spend(len(some), 0)
         except Error as error:
             raise about(error, self._reference) from None
 
     def table(self) -> pa.Table:
         try:
-            self._budget.spend(self._columns.count % _ROWS_AT_ONCE, 0)
-            if not self._range.definition.columns:
+            if not self._path.definition.columns:
                 self._columns.ensure(self._reference.needs.ensure)
             return self._columns.table()
+        except Error as error:
+            raise about(error, self._reference) from None
+
+    def columns(self, version: TableVersion) -> CachedColumns:
+        """All columns, for the cache."""
+        try:
+            return CachedColumns(self._path.definition, version, self._keep, self._columns.built(), self._columns.count)
         except Error as error:
             raise about(error, self._reference) from None
 
 
 def _tables(execute: Execute, references: Sequence[Reference], budget: ReadBudget) -> list[pa.Table]:
     snapshot = execute(ReadTables(tuple(references)))
-    if snapshot.bodies is None:
+    if snapshot.read is None:
         return _pages(snapshot, references, budget)
-    loaders = [_TableLoader(*each, budget) for each in zip(references, snapshot.ranges, strict=True)]
-    for loader, bodies in zip(loaders, snapshot.bodies, strict=True):
-        for body in bodies:
-            loader.add(decode(body), len(body))
-    return [loader.table() for loader in loaders]
+    tables = []
+    for reference, path, found in zip(references, snapshot.paths, snapshot.read, strict=True):
+        if isinstance(found, int):
+            tables.append(_numbered(path.definition, found))
+            continue
+        if isinstance(found, ChangedRows):
+            moved = advanced(found, known(path.definition))
+            if moved is None:
+                return _pages(snapshot, references, budget)
+            cache_of(snapshot.exports).put(moved)
+            found = moved
+        if isinstance(found, CachedColumns):
+            tables.append(_from_cache(found, reference, budget))
+            continue
+        loader = _TableLoader(reference, path, budget, reference.needs.names)
+        loader.add(pa.array(found, pa.binary()))
+        tables.append(loader.table())
+    return tables
+
+
+def _from_cache(entry: CachedColumns, reference: Reference, budget: ReadBudget) -> pa.Table:
+    """The columns that the statement needs; they count as if they had been read."""
+    table = entry.table(known(entry.definition), reference.needs.names, _ensured(reference, entry))
+    try:
+        budget.spend(entry.rows, int(table.nbytes))
+    except Error as error:
+        raise about(error, reference) from None
+    return table
+
+
+def _numbered(definition: Definition, rows: int) -> pa.Table:
+    """As many rows, of which nothing is read."""
+    return pa.table({definition.hash: pa.nulls(rows)})
 
 
 def _pages(snapshot: TablesSnapshot, references: Sequence[Reference], budget: ReadBudget) -> list[pa.Table]:
     """Large tables, read a page at a time."""
-    ranges = {(each.definition.space, each.start, each.before) for each in snapshot.ranges}
+    ranges = {
+        (each.definition.space, part)
+        for each in snapshot.paths
+        for part in (each.ranges if each.index is None and len(each.ranges) <= RANGES_IN_PAGES else (KeyRange(),))
+    }
     begun = snapshot.exports.begin_together(PlanTables(tuple(references)), len(ranges))
     readers: dict[Export, list[int]] = {}
-    for at, (_, export) in enumerate(begun):
-        readers.setdefault(export, []).append(at)
+    parts: dict[int, TablePart] = {}
+    for part, export in begun:
+        readers.setdefault(export, []).append(part.source)
+        parts[part.source] = part
+    cache = cache_of(snapshot.exports)
     try:
-        loaders = [_TableLoader(each, range_, budget) for each, (range_, _) in zip(references, begun, strict=True)]
+        loaders = [
+            _TableLoader(each, parts[at].path, budget, _kept(each, parts[at], cache))
+            for at, each in enumerate(references)
+        ]
         for export, indexes in readers.items():
             try:
                 _page_by_page(snapshot.exports, export, [loaders[at] for at in indexes], budget)
@@ -313,7 +457,31 @@ def _pages(snapshot: TablesSnapshot, references: Sequence[Reference], budget: Re
                 raise about(error, references[indexes[0]]) from None
     finally:
         snapshot.exports.end(*readers)
-    return [loader.table() for loader in loaders]
+    tables = []
+    for at, (reference, loader) in enumerate(zip(references, loaders, strict=True)):
+        version = parts[at].version
+        if version is None:
+            tables.append(loader.table())
+        else:
+            entry = loader.columns(version)
+            cache.put(entry)
+            tables.append(entry.table(known(entry.definition), reference.needs.names, _ensured(reference, entry)))
+    return tables
+
+
+def _kept(reference: Reference, part: TablePart, cache: ColumnCache) -> frozenset[str] | None:
+    """The names of the columns to read: of a table that will be in the cache also the key, by which it is advanced, and
+    what was asked for lately."""
+    names = reference.needs.names
+    if part.version is None or names is None:
+        return names
+    entry = cache.get(part.definition)
+    before = frozenset[str]() if entry is None or entry.covered is None else entry.covered
+    return names | {name.lower() for name in part.definition.keys} | before
+
+
+def _ensured(reference: Reference, entry: CachedColumns) -> tuple[str, ...]:
+    return () if entry.definition.columns else reference.needs.ensure
 
 
 def _page_by_page(exports: Exports, export: Export, loaders: list[_TableLoader], budget: ReadBudget) -> None:
@@ -322,86 +490,24 @@ def _page_by_page(exports: Exports, export: Export, loaders: list[_TableLoader],
         if page is None:
             return
         budget.spend(0, 0)
-        start = 0
-        for size in page.sizes:
-            item = decode(page.body[start : start + size])
-            start += size
-            for loader in loaders:
-                if not loader.full:
-                    loader.add(item, size)
+        bodies = bodies_of(page)
+        for loader in loaders:
+            if not loader.full:
+                loader.add(bodies)
+
+
+def bodies_of(page: Packed) -> pa.Array:
+    """The items of a page, as they are stored."""
+    return packed_array(memoryview(page.sizes).cast("B"), page.body, len(page.sizes))
 
 
 def known(definition: Definition) -> list[KnownColumn]:
-    """The columns that a table has even without items: the declared ones and the key."""
+    """The columns that a table has even without items: the declared ones, the key, and those that are indexed."""
     kinds = {column.name: column.kind for column in definition.columns}
-    for name in definition.keys:
+    indexed = [name for index in definition.indexes for name in (*index.hash, *index.range)]
+    for name in (*definition.keys, *indexed):
         kinds.setdefault(name, "")
-    keys = [KnownColumn(name, kinds[name] or None, definition.kinds[name]) for name in definition.keys]
-    if not definition.columns:
-        return keys
-    by_name = {each.name: each for each in keys}
-    return [by_name.get(name) or KnownColumn(name, kind or None) for name, kind in kinds.items()]
-
-
-def _table_query(definition: Definition, needs: SourceNeeds) -> tuple[queries.QueryItems | queries.ScanItems, bool]:
-    """The query or scan to run, and whether every item it returns meets all of the statement's conditions."""
-    condition, used = _key_condition(definition, needs.where)
-    exact = used == len(needs.where)
-    if condition is None:
-        return queries.ScanItems(table=definition.name), exact
-    key_condition = condition
-
-    def bound(hashes: tuple[str, ...], ranges: tuple[str, ...], kinds: Mapping[str, str]) -> KeyCondition:
-        return key_condition
-
-    return queries.QueryItems(table=definition.name, condition=bound), exact
-
-
-def _key_condition(definition: Definition, where: tuple[Comparison, ...]) -> tuple[KeyCondition | None, int]:
-    """The key condition that the comparisons amount to, if there is one, and how many of them it covers."""
-    of_hash = [value for op, value in _on(definition, definition.hash, where) if op == "="]
-    if not of_hash:
-        return None, 0
-    of_sort = _on(definition, definition.range, where)
-    equal = [value for op, value in of_sort if op == "="]
-    if equal:
-        return KeyCondition(of_hash[:1], equal[:1]), 2
-    low = [(op, value) for op, value in of_sort if op in (">", ">=")][:1]
-    high = [(op, value) for op, value in of_sort if op in ("<", "<=")][:1]
-    if low and high:
-        condition = KeyCondition(of_hash[:1], [], "BETWEEN", [low[0][1], high[0][1]])
-        return condition, 3 if low[0][0] == ">=" and high[0][0] == "<=" else 1
-    for op, value in low + high:
-        return KeyCondition(of_hash[:1], [], op, [value]), 2
-    return KeyCondition(of_hash[:1]), 1
-
-
-def _on(definition: Definition, name: str | None, where: tuple[Comparison, ...]) -> list[tuple[str, Value]]:
-    """The comparisons of a key attribute that the table evaluates in the same way as DuckDB."""
-    if name is None:
-        return []
-    kind = definition.kinds[name]
-    declared = dict(definition.column_kinds or ()).get(name)
-    if declared is not None and declared not in _DECLARED_ALIKE[kind]:
-        return []
-    operands = [(each.op, _operand(kind, each.value)) for each in where if each.column == name.lower()]
-    return [(op, operand) for op, operand in operands if operand is not None]
-
-
-def _operand(kind: str, constant: Any) -> Value | None:
-    """The constant as a key value; None if it cannot be one."""
-    if kind == "N":
-        if type(constant) is int or (isinstance(constant, Decimal) and constant.is_finite()):
-            try:
-                return {"N": number.canonical(str(constant))}
-            except Invalid:
-                return None
-        return None
-    if kind == "S" and isinstance(constant, str):
-        return {"S": constant} if 0 < len(constant.encode("utf-8", "replace")) <= limits.SORT_KEY_BYTES_MAX else None
-    if kind == "B" and isinstance(constant, bytes):
-        return {"B": constant} if 0 < len(constant) <= limits.SORT_KEY_BYTES_MAX else None
-    return None
+    return [KnownColumn(name, kind or None, definition.kinds.get(name)) for name, kind in kinds.items()]
 
 
 # -- changes
@@ -410,7 +516,7 @@ def _operand(kind: str, constant: Any) -> Value | None:
 def _changes(execute: Execute, reference: Reference, budget: ReadBudget) -> pa.Table:
     needs = reference.needs
     low, high, exact = _range(needs, "sequence")
-    limit = needs.limit if exact else None
+    limit = needs.limit if exact and needs.order is None else None
     whole = _named(needs, "keys", "old", "new")
     info = execute(DescribeChangeStream(reference.name))
     rows = RowTableBuilder(CHANGE_COLUMNS, budget.take)
@@ -445,7 +551,7 @@ def _range(needs: SourceNeeds, column: str) -> tuple[int, int, bool]:
     """The range of a whole-number column that is needed, and whether it covers all conditions."""
     low, high, used = 0, limits.POSITION_MAX, 0
     for each in needs.where:
-        if each.column == column and type(each.value) is int:
+        if each.column == column and type(each.value) is int:  # of IN and PREFIX, the value is something else
             used += 1
             if each.op in ("=", ">=", ">"):
                 low = max(low, each.value + (each.op == ">"))
@@ -462,7 +568,7 @@ def _messages(execute: Execute, reference: Reference, budget: ReadBudget) -> pa.
     low, high, exact = _range(needs, "offset")
     first, last, _ = _range(needs, "partition_id")
     exact = all(each.column in ("offset", "partition_id") and type(each.value) is int for each in needs.where)
-    limit = needs.limit if exact else None
+    limit = needs.limit if exact and needs.order is None else None
     whole = _named(needs, "payload", "value")
     rows = RowTableBuilder(MESSAGE_COLUMNS, budget.take)
     for info in execute(DescribeTopic(reference.name)).partitions:

@@ -280,13 +280,33 @@ class DisableStreamStatement(Statement, frozen=True, kw_only=True):
     table: str
 
 
+class ReturnedColumn(msgspec.Struct, frozen=True):
+    """A column of RETURNING; without an expression it is *, all columns."""
+
+    name: str = "*"
+    value: Value | None = None
+
+
+class ConflictClause(msgspec.Struct, frozen=True):
+    """ON CONFLICT: what happens to a row whose key is taken. Without `sets`, nothing."""
+
+    columns: tuple[str, ...] = ()  # the key, if it is named
+    sets: tuple[tuple[str, Value], ...] = ()
+    where: Expression | None = None
+
+
 class InsertStatement(Statement, frozen=True, kw_only=True):
+    """`select` instead of `rows`: the rows that it gives."""
+
     title = "INSERT"
 
     table: str
-    rows: tuple[tuple[Value, ...], ...]
+    rows: tuple[tuple[Value, ...], ...] = ()
+    select: Expression | None = None
     columns: tuple[str, ...] | None = None
     replace: bool = False
+    conflict: ConflictClause | None = None
+    returning: tuple[ReturnedColumn, ...] = ()
 
 
 class UpdateStatement(Statement, frozen=True, kw_only=True):
@@ -295,6 +315,7 @@ class UpdateStatement(Statement, frozen=True, kw_only=True):
     table: str
     sets: tuple[tuple[str, Value], ...]
     where: tuple[Conjunct, ...]
+    returning: tuple[ReturnedColumn, ...] = ()
 
 
 class DeleteStatement(Statement, frozen=True, kw_only=True):
@@ -302,6 +323,13 @@ class DeleteStatement(Statement, frozen=True, kw_only=True):
 
     table: str
     where: tuple[Conjunct, ...]
+    returning: tuple[ReturnedColumn, ...] = ()
+
+
+class TruncateStatement(Statement, frozen=True, kw_only=True):
+    title = "TRUNCATE"
+
+    table: str
 
 
 class ShowTablesStatement(Statement, frozen=True, kw_only=True):
@@ -383,6 +411,12 @@ class ShowUsersStatement(Statement, frozen=True, kw_only=True):
 
 
 # -- queries
+
+
+class ExplainStatement(Statement, frozen=True, kw_only=True):
+    title = "EXPLAIN"
+
+    of: Statement
 
 
 class SelectStatement(Statement, frozen=True, kw_only=True):

@@ -33,6 +33,12 @@ _JOINING: Final = frozenset(
 )
 
 
+_QUERIES: Final = frozenset(("SELECT", "WITH", "FROM"))
+_RETURNING: Final = "RETURNING"
+_OPENED: Final = frozenset("([{")
+_CLOSED: Final = frozenset(")]}")
+
+
 # -- tables
 
 
@@ -166,7 +172,25 @@ def insert(tokens: Tokens, location: Location) -> ast.Statement:
             if len(columns) > COLUMNS_MAX:
                 raise tokens.error(f"a row can have at most {COLUMNS_MAX} columns", token)
         tokens.expect(")")
-    tokens.expect("VALUES")
+    rows: list[tuple[ast.Value, ...]] = []
+    select: ast.Expression | None = None
+    if tokens.next.key in _QUERIES:
+        select = tokens.rest("SELECT", lambda: tokens.next.key == "RETURNING" or _conflicts(tokens))
+    else:
+        if tokens.next.key != "VALUES":
+            tokens.fail("VALUES", "SELECT")
+        tokens.take()
+        rows = _rows(tokens, columns)
+    conflict = _conflict(tokens) if _conflicts(tokens) else None
+    if conflict is not None and replace:
+        raise tokens.error("INSERT OR REPLACE replaces a row whose key is taken; write either that or ON CONFLICT")
+    return ast.InsertStatement(
+        table=table, rows=tuple(rows), select=select, columns=None if columns is None else tuple(columns),
+        replace=replace, conflict=conflict, returning=_returning(tokens), **location,
+    )  # fmt: skip
+
+
+def _rows(tokens: Tokens, columns: list[str] | None) -> list[tuple[ast.Value, ...]]:
     rows: list[tuple[ast.Value, ...]] = []
     while True:
         token = tokens.next
@@ -177,10 +201,53 @@ def insert(tokens: Tokens, location: Location) -> ast.Statement:
         if len(rows) > ROWS_MAX:
             raise tokens.error(f"one INSERT can have at most {ROWS_MAX} rows; send several statements", token)
         if not tokens.accept(","):
-            break
-    return ast.InsertStatement(
-        table=table, rows=tuple(rows), columns=None if columns is None else tuple(columns), replace=replace, **location
-    )
+            return rows
+
+
+def _conflicts(tokens: Tokens) -> bool:
+    return tokens.sees("ON", "CONFLICT") and tokens.peek(2).key in ("DO", "(")
+
+
+def _conflict(tokens: Tokens) -> ast.ConflictClause:
+    tokens.expect("ON", "CONFLICT")
+    columns: list[str] = []
+    if tokens.accept("("):
+        columns.append(tokens.identifier("the name of a key column"))
+        while tokens.accept(","):
+            columns.append(tokens.identifier("the name of a key column"))
+        tokens.expect(")")
+    tokens.expect("DO")
+    if tokens.one_of("NOTHING", "UPDATE") == "NOTHING":
+        return ast.ConflictClause(tuple(columns))
+    tokens.expect("SET")
+    sets = _sets(tokens, "WHERE", _RETURNING)
+    where = None
+    if tokens.accept("WHERE"):
+        where = tokens.span("a condition", lambda: tokens.next.key == _RETURNING)
+    return ast.ConflictClause(tuple(columns), sets, where)
+
+
+def _returning(tokens: Tokens) -> tuple[ast.ReturnedColumn, ...]:
+    """RETURNING and its columns, if it comes next."""
+    if not tokens.accept(_RETURNING):
+        return ()
+    columns: list[ast.ReturnedColumn] = []
+    while True:
+        if len(columns) >= COLUMNS_MAX:
+            raise tokens.error(f"RETURNING can have at most {COLUMNS_MAX} columns")
+        if tokens.accept("*"):
+            columns.append(ast.ReturnedColumn())
+        else:
+            first = tokens.next
+            value = tokens.value("a value", "AS")
+            name = tokens.text[first.start : tokens.last.end]
+            if first is tokens.last and first.kind == QUOTED:
+                name = first.text
+            if tokens.accept("AS"):
+                name = tokens.identifier("the name of the column")
+            columns.append(ast.ReturnedColumn(name, value))
+        if not tokens.accept(","):
+            return tuple(columns)
 
 
 def _row(tokens: Tokens) -> tuple[ast.Value, ...]:
@@ -195,6 +262,13 @@ def _row(tokens: Tokens) -> tuple[ast.Value, ...]:
 def update(tokens: Tokens, location: Location) -> ast.Statement:
     table = tokens.name("the name of the table")
     tokens.expect("SET")
+    sets = _sets(tokens, "WHERE")
+    if tokens.next.key != "WHERE":
+        tokens.fail("','", "WHERE and a condition (true: all rows)")
+    return ast.UpdateStatement(table=table, sets=sets, where=_where(tokens), returning=_returning(tokens), **location)
+
+
+def _sets(tokens: Tokens, *stops: str) -> tuple[tuple[str, ast.Value], ...]:
     sets: list[tuple[str, ast.Value]] = []
     while True:
         token = tokens.next
@@ -204,20 +278,22 @@ def update(tokens: Tokens, location: Location) -> ast.Statement:
         if len(sets) >= COLUMNS_MAX:
             raise tokens.error(f"a row can have at most {COLUMNS_MAX} columns", token)
         tokens.expect("=")
-        sets.append((column, tokens.value("a value", "WHERE")))
+        sets.append((column, tokens.value("a value", *stops)))
         if not tokens.accept(","):
-            break
-    if tokens.next.key != "WHERE":
-        tokens.fail("','", "WHERE and the key of the row")
-    return ast.UpdateStatement(table=table, sets=tuple(sets), where=_where(tokens), **location)
+            return tuple(sets)
+
+
+def truncate(tokens: Tokens, location: Location) -> ast.Statement:
+    tokens.accept("TABLE")
+    return ast.TruncateStatement(table=tokens.name("the name of the table"), **location)
 
 
 def delete(tokens: Tokens, location: Location) -> ast.Statement:
     tokens.expect("FROM")
     table = tokens.name("the name of the table")
     if tokens.next.key != "WHERE":
-        tokens.fail("WHERE and the key of the row")
-    return ast.DeleteStatement(table=table, where=_where(tokens), **location)
+        tokens.fail("WHERE and a condition (true: all rows)")
+    return ast.DeleteStatement(table=table, where=_where(tokens), returning=_returning(tokens), **location)
 
 
 def _where(tokens: Tokens) -> tuple[ast.Conjunct, ...]:
@@ -225,12 +301,15 @@ def _where(tokens: Tokens) -> tuple[ast.Conjunct, ...]:
     tokens.expect("WHERE")
     conjuncts: list[ast.Conjunct] = []
     _conjuncts(tokens, conjuncts, 0)
-    if not tokens.ends():
+    if not tokens.ends() and tokens.next.key != _RETURNING:
         tokens.fail("AND", "the end of the statement")
     return tuple(conjuncts)
 
 
 def _conjuncts(tokens: Tokens, conjuncts: list[ast.Conjunct], depth: int) -> None:
+    if _either(tokens):  # OR binds weaker than AND, so the conditions around it cannot be taken apart
+        conjuncts.append(ast.Conjunct(tokens.span("a condition", lambda: tokens.next.key == _RETURNING)))
+        return
     while True:
         if len(conjuncts) >= CONJUNCTS_MAX:
             raise tokens.error(f"a statement can have at most {CONJUNCTS_MAX} conditions")
@@ -244,6 +323,22 @@ def _conjuncts(tokens: Tokens, conjuncts: list[ast.Conjunct], depth: int) -> Non
             conjuncts.append(_conjunct(tokens))
         if not tokens.accept("AND"):
             return
+
+
+def _either(tokens: Tokens) -> bool:
+    """Whether the next conditions, up to the end of the brackets around them, are joined by OR."""
+    depth = cases = 0
+    for ahead in range(CONDITION_TOKENS_MAX):
+        token = tokens.peek(ahead)
+        key = token.key
+        if token.kind == END or (not depth and (key in (";", _RETURNING) or key in _CLOSED)):
+            return False
+        depth += (key in _OPENED) - (key in _CLOSED)
+        if not depth:
+            cases = max(0, cases + (key == "CASE") - (key == "END"))
+            if key == "OR" and not cases:
+                return True
+    raise _too_long(tokens)
 
 
 def _wrapped(tokens: Tokens) -> bool:
@@ -261,7 +356,7 @@ def _wrapped(tokens: Tokens) -> bool:
             depth -= 1
             if depth == 0:
                 following = tokens.peek(ahead + 1)
-                return following.key in ("AND", ")", ";") or following.kind == END
+                return following.key in ("AND", ")", ";", _RETURNING) or following.kind == END
         elif depth == 1 and token.key in ("OR", ","):
             return False  # a single condition
     raise _too_long(tokens)
@@ -270,7 +365,6 @@ def _wrapped(tokens: Tokens) -> bool:
 def _conjunct(tokens: Tokens) -> ast.Conjunct:
     """One condition. BETWEEN has an AND of its own, and CASE may have one."""
     begins = tokens.next
-    # OR binds weaker than AND, so the conditions around it cannot be taken apart.
     pending = 0
     cases = 0
 
@@ -285,10 +379,8 @@ def _conjunct(tokens: Tokens) -> ast.Conjunct:
             return False
         elif key == "BETWEEN":
             pending += 1
-        elif key == "OR":
-            raise tokens.error(
-                "OR is not allowed here, because the key of the row must be given; write key = … AND (… OR …)"
-            )
+        elif key == _RETURNING:
+            return True
         elif key == "AND":
             if not pending:
                 return True
@@ -300,7 +392,7 @@ def _conjunct(tokens: Tokens) -> ast.Conjunct:
     column = tokens.take().text
     tokens.expect("=")
     parameter = tokens.next.kind == PARAMETER
-    constant = tokens.constant("AND")
+    constant = tokens.constant("AND", _RETURNING)
     if absent(constant):
         value = tokens.span("a value", stops)
         return ast.Conjunct(tokens.expression(begins, tokens.last, value.params), column, value)
@@ -324,7 +416,7 @@ def _equates(tokens: Tokens) -> bool:
             if depth < 0:
                 return True
         elif depth == 0:
-            if token.key == "AND":
+            if token.key in ("AND", _RETURNING):
                 return True
             if token.key in _JOINING:
                 return False

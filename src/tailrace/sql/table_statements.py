@@ -6,25 +6,41 @@ text; then one command writes, and checks that the table is still the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from time import monotonic
 from typing import Any, Final
 
-from tailrace import scalar
-from tailrace.errors import Invalid, TableNotFound
+from tailrace import extras, limits, scalar
+from tailrace.errors import Invalid, TableNotFound, TooLarge, Unavailable
 from tailrace.jobs import view as views
 from tailrace.jobs.queries import ListJobs
 from tailrace.scalar.problem import ExpressionError, TextOrigin
 from tailrace.scalar.reading import read
 from tailrace.sql import statements as ast
-from tailrace.sql.commands import AllTables, DefineTable, DeleteRow, InsertRows, Term, UpdateRow
-from tailrace.sql.result import Execute, Result, counted, done, table
+from tailrace.sql.access import Comparison, SourceNeeds, access_path
+from tailrace.sql.commands import (
+    AllTables,
+    DefineTable,
+    DeleteRows,
+    FindRows,
+    InsertRows,
+    RowExpression,
+    RowsWritten,
+    UpdateRows,
+)
+from tailrace.sql.lexer import PARAMETER, WORD, lex
+from tailrace.sql.result import ColumnInfo, Execute, Result, counted, distinct_names, done, shown, table
+from tailrace.sql.table_grammar import ROWS_MAX
 from tailrace.sql.values import KEY_TYPES, columns_of, row, typed, unknown
 from tailrace.tables import change_stream, lifecycle, schema
 from tailrace.tables.definition import Attribute, Column, Definition
 from tailrace.tables.operations import FindTable
-from tailrace.tables.value import Item
+from tailrace.tables.value import Item, to_plain
 from tailrace.topics.topic import MODES, OPERATIONS
+
+_SHOWN_KINDS: Final = {"TEXT": "VARCHAR", "JSON": "VARCHAR"}  # as SELECT shows them
+
 
 # -- tables
 
@@ -136,7 +152,10 @@ def describe_table(execute: Execute, statement: ast.DescribeTableStatement) -> R
 def insert(execute: Execute, statement: ast.InsertStatement) -> Result:
     definition = execute(FindTable(statement.table))
     columns = columns_of(definition)
-    names = statement.columns
+    rows = statement.rows
+    if statement.select is not None:
+        rows = _selected(execute, statement.select)
+    names = None if statement.columns is None else _resolved_each(definition, statement.columns)
     if names is None:
         if not definition.columns:
             raise Invalid(
@@ -145,14 +164,16 @@ def insert(execute: Execute, statement: ast.InsertStatement) -> Result:
                 code="COLUMNS_NEEDED",
             )
         names = tuple(columns)
-        if len(statement.rows[0]) != len(names):
-            raise Invalid(
-                f"the rows have {counted(len(statement.rows[0]), 'value')}, but table {statement.table!r} has "
-                f"{counted(len(names), 'column')}: {', '.join(names)}",
-                code="WRONG_COUNT",
-            )
+    if rows and len(rows[0]) != len(names):
+        raise Invalid(
+            f"the rows have {counted(len(rows[0]), 'value')}, but table {statement.table!r} has "
+            f"{counted(len(names), 'column')}: {', '.join(names)}"
+            if statement.columns is None
+            else f"the rows have {counted(len(rows[0]), 'value')}, but {counted(len(names), 'column')} are named",
+            code="WRONG_COUNT",
+        )
     items: list[Item] = []
-    for number, values in enumerate(statement.rows, start=1):
+    for number, values in enumerate(rows, start=1):
         try:
             items.append(
                 row(
@@ -160,18 +181,191 @@ def insert(execute: Execute, statement: ast.InsertStatement) -> Result:
                 )
             )
         except Invalid as error:
-            if len(statement.rows) > 1 and not hasattr(error, "line"):
+            if len(rows) > 1 and not hasattr(error, "line"):
                 raise Invalid(f"row {number}: {error}", code=error.code) from None
             raise
-    written = execute(InsertRows(definition.name, definition.uuid, tuple(items), statement.replace))
-    return done(statement.title, counted(written.rows, "row") + " inserted", written.rows, sequence=written.sequence)
+    sets, where = _conflict(definition, statement.conflict)
+    _check_returning(definition, statement.returning)
+    written = execute(
+        InsertRows(
+            definition.name,
+            definition.uuid,
+            tuple(items),
+            statement.replace,
+            statement.conflict is not None,
+            sets,
+            where,
+            bool(statement.returning),
+        )
+    )
+    return _written(statement.title, "inserted", definition, statement.returning, written)
+
+
+def _selected(execute: Execute, select: ast.Expression) -> tuple[tuple[ast.Value, ...], ...]:
+    """The rows of INSERT … SELECT."""
+    extras.require("sql")
+    from tailrace.sql import select as selecting  # slow to import, and not needed by most programs
+    from tailrace.sql.sources import ReadBudget
+
+    found = selecting.selection(execute, select.text, select.params, ReadBudget(), select.line, select.column)
+    if found.row_count > ROWS_MAX:
+        raise TooLarge(
+            f"the SELECT gives {found.row_count:,} rows; one INSERT can have at most {ROWS_MAX:,}; select fewer, with "
+            "WHERE or LIMIT",
+            code="TOO_MANY_ROWS",
+        )
+    return tuple(tuple(map(ast.Constant, each)) for each in found.selected.tuples())
+
+
+def _conflict(
+    definition: Definition, clause: ast.ConflictClause | None
+) -> tuple[tuple[tuple[str, RowExpression], ...], tuple[RowExpression, ...]]:
+    """What ON CONFLICT sets, and its conditions."""
+    if clause is None:
+        return (), ()
+    if clause.columns and set(_resolved_each(definition, clause.columns)) != set(definition.keys):
+        raise Invalid(
+            f"ON CONFLICT ({', '.join(clause.columns)}) must name the key of table {definition.name!r}: "
+            f"{', '.join(definition.keys)}; other columns may have equal values",
+            code="KEY_NEEDED",
+        )
+    sets = _sets(definition, clause.sets, excluded=True)
+    where = () if clause.where is None else (_expression(definition, clause.where, excluded=True),)
+    for each in where:
+        each.condition(definition)
+    return sets, where
 
 
 def update(execute: Execute, statement: ast.UpdateStatement) -> Result:
     definition = execute(FindTable(statement.table))
+    sets = _sets(definition, statement.sets)
+    where = _conditions(definition, statement.where)
+    _check_returning(definition, statement.returning)
+    keys = _keys(execute, definition, statement.where, where, statement.title)
+    written = RowsWritten(0)
+    if keys:
+        written = execute(
+            UpdateRows(definition.name, definition.uuid, keys, where, bool(statement.returning), sets=sets)
+        )
+    return _written(statement.title, "updated", definition, statement.returning, written)
+
+
+def delete(execute: Execute, statement: ast.DeleteStatement) -> Result:
+    definition = execute(FindTable(statement.table))
+    where = _conditions(definition, statement.where)
+    _check_returning(definition, statement.returning)
+    keys = _keys(execute, definition, statement.where, where, statement.title)
+    written = RowsWritten(0)
+    if keys:
+        written = execute(DeleteRows(definition.name, definition.uuid, keys, where, bool(statement.returning)))
+    return _written(statement.title, "deleted", definition, statement.returning, written)
+
+
+def explain(execute: Execute, statement: ast.ExplainStatement) -> Result:
+    """What a statement would read, without running it."""
+    of = statement.of
+    steps: list[tuple[str, str, str]] = []
+    if isinstance(of, ast.SelectStatement):
+        steps = _explained_select(execute, of.text, of.params, of.line, of.column)
+    elif isinstance(of, ast.InsertStatement):
+        definition = execute(FindTable(of.table))
+        if of.select is not None:
+            steps = _explained_select(execute, of.select.text, of.select.params, of.select.line, of.select.column)
+        steps.append((definition.name, "tailrace", "writes the rows in one transaction"))
+    elif isinstance(of, ast.UpdateStatement | ast.DeleteStatement):
+        definition = execute(FindTable(of.table))
+        if isinstance(of, ast.UpdateStatement):
+            _sets(definition, of.sets)
+        _conditions(definition, of.where)
+        _check_returning(definition, of.returning)
+        reads = f"keys of {definition.name} by {', '.join(definition.keys)}"
+        if _given_key(definition, of.where) is None:
+            reads = access_path(definition, SourceNeeds(_compared(definition, of.where))).described()
+        steps = [
+            (definition.name, "tailrace", f"{reads}; finds the rows that meet all conditions"),
+            (definition.name, "tailrace", "judges and writes these rows in one transaction"),
+        ]
+    columns = "source TEXT, engine TEXT, step TEXT"
+    return table(statement.title, columns, steps, counted(len(steps), "step"))
+
+
+def _explained_select(
+    execute: Execute, text: str, params: Sequence[Any], line: int, column: int
+) -> list[tuple[str, str, str]]:
+    extras.require("sql")
+    from tailrace.sql import select as selecting
+    from tailrace.sql.sources import ReadBudget
+
+    return selecting.explained(execute, text, params, ReadBudget(), line, column)
+
+
+def truncate(execute: Execute, statement: ast.TruncateStatement) -> Result:
+    """All rows that exist now, a transaction for each part of them."""
+    definition = execute(FindTable(statement.table))
+    rows, sequence = 0, None
+    for found in _found(execute, definition, (), ()):
+        if found:
+            written = execute(DeleteRows(definition.name, definition.uuid, tuple(found)))
+            rows += written.rows
+            sequence = written.sequence or sequence
+    return done(statement.title, counted(rows, "row") + " deleted", rows, sequence=sequence)
+
+
+def _written(
+    title: str, verb: str, definition: Definition, returning: Sequence[ast.ReturnedColumn], written: RowsWritten
+) -> Result:
+    message = f"{counted(written.rows, 'row')} {verb}"
+    if not returning:
+        return done(title, message, written.rows, sequence=written.sequence)
+    columns, rows = _returned(definition, returning, written.items)
+    return Result(title, columns, rows, written.rows, message, {"sequence": written.sequence})
+
+
+def _returned(
+    definition: Definition, returning: Sequence[ast.ReturnedColumn], items: Sequence[Item]
+) -> tuple[list[ColumnInfo], list[dict[str, Any]]]:
+    """The columns and rows of RETURNING."""
+    declared = {name: column.kind for name, column in columns_of(definition).items()}
+    made: list[tuple[str, str, Callable[[Item], Any]]] = []
+    for column in returning:
+        if column.value is None:
+            others = dict.fromkeys(name for item in items for name in item if name not in declared)
+            for name in (*declared, *others):
+                kind = declared.get(name, "VARCHAR")
+                made.append((name, kind, _attribute(name)))
+        else:
+            expression = _expression(definition, column.value)
+            of, params = expression.value(definition).of, expression.params
+            kind = declared.get(column.name, "VARCHAR")
+            made.append((column.name, kind, _evaluated(of, params)))
+    names = distinct_names([name for name, _, _ in made])
+    infos = [ColumnInfo(name, _SHOWN_KINDS.get(kind, kind)) for name, (_, kind, _) in zip(names, made, strict=True)]
+    rows = [{name: shown(of(item)) for name, (_, _, of) in zip(names, made, strict=True)} for item in items]
+    return infos, rows
+
+
+def _attribute(name: str) -> Callable[[Item], Any]:
+    return lambda item: to_plain(item[name]) if name in item else None
+
+
+def _evaluated(of: Callable[..., Any], params: tuple[Any, ...]) -> Callable[[Item], Any]:
+    return lambda item: of(item, None, params)
+
+
+def _check_returning(definition: Definition, returning: Sequence[ast.ReturnedColumn]) -> None:
+    """Raise an error of RETURNING before anything is written."""
+    for column in returning:
+        if column.value is not None:
+            _expression(definition, column.value).value(definition)
+
+
+def _sets(
+    definition: Definition, sets: Sequence[tuple[str, ast.Value]], *, excluded: bool = False
+) -> tuple[tuple[str, RowExpression], ...]:
     columns = columns_of(definition)
-    sets: list[tuple[str, Term]] = []
-    for name, value in statement.sets:
+    made: list[tuple[str, RowExpression]] = []
+    for given, value in sets:
+        name = _resolved(definition, given)
         if name in definition.keys:
             raise Invalid(
                 f"column {name!r} is part of the key and cannot be set; delete the row and insert another",
@@ -181,54 +375,144 @@ def update(execute: Execute, statement: ast.UpdateStatement) -> Result:
             raise unknown(definition.name, name, columns)
         if isinstance(value, ast.Constant):
             typed(columns.get(name), name, value.value)  # an error must not depend on whether the row exists
-        sets.append((name, _term(name, value, definition)))
-    key, conditions = _where_key(definition, statement.where, statement.title)
-    if key is None:
-        return done(statement.title, "0 rows updated", 0, sequence=None)
-    written = execute(UpdateRow(definition.name, definition.uuid, key, conditions, sets=tuple(sets)))
-    return done(statement.title, counted(written.rows, "row") + " updated", written.rows, sequence=written.sequence)
+        expression = _expression(definition, value, excluded=excluded)
+        expression.value(definition)
+        made.append((name, expression))
+    return tuple(made)
 
 
-def delete(execute: Execute, statement: ast.DeleteStatement) -> Result:
-    definition = execute(FindTable(statement.table))
-    key, conditions = _where_key(definition, statement.where, statement.title)
-    if key is None:
-        return done(statement.title, "0 rows deleted", 0, sequence=None)
-    written = execute(DeleteRow(definition.name, definition.uuid, key, conditions))
-    return done(statement.title, counted(written.rows, "row") + " deleted", written.rows, sequence=written.sequence)
+def _conditions(definition: Definition, where: Sequence[ast.Conjunct]) -> tuple[RowExpression, ...]:
+    made = tuple(_expression(definition, each.whole) for each in where)
+    for each in made:
+        each.condition(definition)
+    return made
 
 
-def _where_key(
-    definition: Definition, where: Sequence[ast.Conjunct], title: str
-) -> tuple[Item | None, tuple[Term, ...]]:
-    """The key in WHERE, None if no row can have it, and the remaining conditions."""
+def _expression(definition: Definition, value: ast.Value, *, excluded: bool = False) -> RowExpression:
+    """An expression as commands carry it: the table's own name before a column is left out, and EXCLUDED is OLD, with
+    spaces so that everything keeps its place."""
+    if isinstance(value, ast.Constant):
+        return RowExpression("?", (value.value,))
+    text = value.text
+    own = definition.name.upper()
+    if "." in text and (own in text.upper() or excluded):
+        tokens = lex(text)
+        for token, dot in reversed(list(pairwise(tokens))):
+            if token.kind != WORD or dot.key != ".":
+                continue
+            if excluded and token.key == "EXCLUDED":
+                text = text[: token.start] + "OLD".ljust(token.end - token.start) + text[token.end :]
+            elif excluded and token.key == "OLD":
+                raise ExpressionError("OLD is not allowed here; write EXCLUDED", line=value.line, column=value.column)
+            elif token.key == own and token.text not in dict(definition.column_kinds or ()):
+                text = text[: token.start] + " " * (dot.end - token.start) + text[dot.end :]
+    stripped = text.lstrip()
+    column = value.column + len(text) - len(stripped)
+    return RowExpression(stripped, value.params, value.line, column, excluded)
+
+
+def _keys(
+    execute: Execute,
+    definition: Definition,
+    where: Sequence[ast.Conjunct],
+    conditions: tuple[RowExpression, ...],
+    title: str,
+) -> tuple[Item, ...]:
+    """The keys of the rows that meet the conditions, or may meet them."""
+    given = _given_key(definition, where)
+    if given is not None:
+        return given
+    found: dict[str, Item] = {}
+    for some in _found(execute, definition, where, conditions):
+        for key in some:
+            found[repr(key)] = key
+        if len(found) > limits.SQL_WRITE_ROWS_MAX:
+            raise TooLarge(
+                f"{title} would change more than {limits.SQL_WRITE_ROWS_MAX:,} rows in one transaction, the limit; "
+                "nothing was changed; narrow WHERE and send several statements",
+                code="TOO_MANY_ROWS",
+            )
+    return tuple(found.values())
+
+
+def _given_key(definition: Definition, where: Sequence[ast.Conjunct]) -> tuple[Item, ...] | None:
+    """The key in WHERE, none if no row can have it; None if WHERE does not give the whole key."""
     columns = columns_of(definition)
     given: dict[str, ast.Value] = {}
-    rest: list[ast.Expression] = []
     for conjunct in where:
-        name = conjunct.column
-        if name in definition.keys and name not in given:
-            assert conjunct.value is not None
-            given[name] = conjunct.value
-        else:
-            rest.append(conjunct.whole)
-    missing = [name for name in definition.keys if name not in given]
-    if missing:
-        condition = " AND ".join(f"{name} = …" for name in definition.keys)
-        raise Invalid(
-            f"{title} needs the key of the row, but WHERE has no value for {missing[0]!r}; write WHERE {condition}",
-            code="KEY_NEEDED",
-        )
-    conditions = tuple([_condition(each, definition) for each in rest])
+        if conjunct.column is not None and conjunct.value is not None:
+            given.setdefault(_resolved(definition, conjunct.column), conjunct.value)
+    if any(name not in given for name in definition.keys):
+        return None
     key: Item = {}
     for name in definition.keys:
-        value = _constant_value(given[name])
-        if value is None:
-            return None, ()  # nothing equals NULL
-        stored = typed(columns[name], name, value)
+        value = given[name]
+        if isinstance(value, ast.Expression) and not _expression(definition, value).value(definition).constant:
+            return None  # it depends on the row
+        plain = _constant_value(value)
+        if plain is None:
+            return ()  # nothing equals NULL
+        stored = typed(columns[name], name, plain)
         assert stored is not None
         key[name] = stored
-    return key, conditions
+    return (key,)
+
+
+def _found(
+    execute: Execute,
+    definition: Definition,
+    where: Sequence[ast.Conjunct],
+    conditions: tuple[RowExpression, ...],
+) -> Iterator[list[Item]]:
+    """Keys of rows that meet the conditions, some at a time."""
+    compared = _compared(definition, where)
+    after: tuple[int, bytes] | None = (0, b"")
+    ends_s = monotonic() + limits.SQL_WRITE_S
+    while after is not None:
+        page = execute(FindRows(definition.name, definition.uuid, conditions, compared, after))
+        yield page.keys
+        after = page.next
+        if monotonic() > ends_s:
+            raise Unavailable(
+                f"the rows were not found within {limits.SQL_WRITE_S:g} s; compare the key or an indexed column",
+                code="SELECT_TIMEOUT",
+            )
+
+
+def _compared(definition: Definition, where: Sequence[ast.Conjunct]) -> tuple[Comparison, ...]:
+    """The comparisons of columns with constants among the conditions."""
+    from tailrace.sql import narrowing
+
+    found: list[Comparison] = []
+    for each in where:
+        tree = read(_numbered(each.whole.text), TextOrigin(each.whole.line, each.whole.column))
+        found += narrowing.comparisons(tree, definition.name, each.whole.params)
+    return tuple(found)
+
+
+def _numbered(text: str) -> str:
+    """The text with $1, $2 and so on instead of question marks."""
+    marks = [token for token in lex(text) if token.kind == PARAMETER and not token.text]
+    for number, token in reversed(list(enumerate(marks, start=1))):
+        text = f"{text[: token.start]}${number}{text[token.end :]}"
+    return text
+
+
+def _resolved_each(definition: Definition, names: Sequence[str]) -> tuple[str, ...]:
+    resolved = tuple(_resolved(definition, name) for name in names)
+    for at, name in enumerate(resolved):
+        if name in resolved[:at]:
+            raise Invalid(f"column {name!r} is named twice; name it once")
+    return resolved
+
+
+def _resolved(definition: Definition, name: str) -> str:
+    """The column that a name means: the one of that name, else the only one that differs in case alone."""
+    columns = columns_of(definition)
+    if name in columns:
+        return name
+    alike = [each for each in columns if each.lower() == name.lower()]
+    return alike[0] if len(alike) == 1 else name
 
 
 def _constant_value(value: ast.Value) -> Any:
@@ -239,52 +523,6 @@ def _constant_value(value: ast.Value) -> Any:
     return compiled.of(None, None, value.params)
 
 
-def _term(name: str, value: ast.Value, definition: Definition) -> Term:
-    """A function that computes the value of a column from a row."""
-    if isinstance(value, ast.Constant):
-        constant = value.value
-        return lambda row: constant
-    compiled = scalar.exact_value(value.text, columns=definition.column_kinds, line=value.line, column=value.column)
-    _check_sides(compiled, value)
-    of, params = compiled.of, value.params
-
-    def computed(row: Item) -> Any:
-        try:
-            return of(row, None, params)
-        except scalar.NoResult as error:
-            raise scalar.NoResult(f"column {name!r}: {error}; nothing was changed") from None
-
-    return computed
-
-
-def _condition(value: ast.Expression, definition: Definition) -> Term:
-    """A function that tells whether the condition is true for a row."""
-    columns = definition.column_kinds
-    try:
-        compiled = _compiled(value.text, columns)
-    except ExpressionError:  # compile again with the location, for the error
-        origin = TextOrigin(value.line, value.column)
-        tree = read(value.text, origin)
-        compiled = scalar.compile_condition(tree, columns=columns, line=value.line, column=value.column)
-    _check_sides(compiled, value)
-    true, params = compiled.true, value.params
-    return lambda row: true(row, None, params)
-
-
-@lru_cache(maxsize=1_024)
-def _compiled(text: str, columns: tuple[tuple[str, str], ...] | None) -> scalar.Condition:
-    return scalar.compile_condition(read(text, TextOrigin()), columns=columns)
-
-
-def _check_sides(compiled: scalar.Scalar, value: ast.Expression) -> None:
-    if "old" in compiled.sides or "new" in compiled.sides:
-        raise ExpressionError(
-            "OLD and NEW are only allowed in the sources of topics; here, write the name of the column alone",
-            line=value.line,
-            column=value.column,
-        )
-
-
 RUN: Final[dict[type[ast.Statement], Callable[[Execute, Any], Result]]] = {
     ast.CreateTableStatement: create_table,
     ast.DropTableStatement: drop_table,
@@ -293,6 +531,8 @@ RUN: Final[dict[type[ast.Statement], Callable[[Execute, Any], Result]]] = {
     ast.InsertStatement: insert,
     ast.UpdateStatement: update,
     ast.DeleteStatement: delete,
+    ast.TruncateStatement: truncate,
+    ast.ExplainStatement: explain,
     ast.ShowTablesStatement: show_tables,
     ast.DescribeTableStatement: describe_table,
 }

@@ -315,11 +315,11 @@ class Tokens:
         self._located = token.start, line + lines, begins
         return line + lines, token.start - begins + 1
 
-    def rest(self, what: str) -> Expression:
-        """The text to the end of the statement, with only its own parameters: $2 and $5 become $1 and $2, padded with
-        spaces so that everything else keeps its column."""
+    def rest(self, what: str, stops: Callable[[], bool] = lambda: False) -> Expression:
+        """The text to the end of the statement, or as `span`, with only its own parameters: $2 and $5 become $1 and $2,
+        padded with spaces so that everything else keeps its column."""
         begins = self._at
-        text = self.span(what)
+        text = self.span(what, stops)
         if not text.params or not self.numbered:
             return text
         tokens = [token for token in self._tokens[begins : self._at] if token.kind == PARAMETER]

@@ -30,6 +30,7 @@ OVER_LIMIT = 70  # the exit status of a worker that has grown over its limit
 _BUSY_S = 0.05  # between two checks of the memory while a query runs, and between two interrupts
 _IDLE_S = 1.0  # between two checks of the parent
 _ARROW_BATCH_ROWS = 8_192
+_SENT_BYTES = 64 * 1024  # smaller messages are sent together
 # Types whose Arrow values have no Python representation; they are sent as text.
 _AS_TEXT = frozenset(("BIT", "BIGNUM", "INTERVAL", "TIME WITH TIME ZONE", "TIMESTAMP_NS", "TIME_NS", "VARIANT"))
 _CALLER = ("current_user", "session_user", "user", "current_role")
@@ -98,6 +99,7 @@ class WorkerProgram:
 
         self.duckdb, self.pa = duckdb, pa
         self.sock = sock
+        self.unsent = bytearray()
         self.requests: queue.SimpleQueue[tuple[dict[str, Any], bytearray]] = queue.SimpleQueue()
         self.lock = threading.Lock()
         self.current = 0  # the number of the running request
@@ -110,9 +112,17 @@ class WorkerProgram:
         self.schemas: dict[str, Any] = {}
         self.batches: dict[str, list[Any]] = {}
 
-    def send(self, header: dict[str, Any], body: Any = b"") -> None:
+    def send(self, header: dict[str, Any], body: Any = b"", *, more: bool = False) -> None:
+        """Send a message; `more` follow soon, and small ones are sent together."""
         head = json.dumps(header).encode()
-        self.sock.sendall(HEAD.pack(len(head), len(body)) + head)
+        self.unsent += HEAD.pack(len(head), len(body)) + head
+        if len(body) < _SENT_BYTES:
+            self.unsent += body
+            body = b""
+        if more and not len(body) and len(self.unsent) < _SENT_BYTES:
+            return
+        self.sock.sendall(self.unsent)
+        self.unsent = bytearray()
         if len(body):
             self.sock.sendall(body)
 
@@ -209,12 +219,12 @@ class WorkerProgram:
             relation = relation.project(", ".join(shown))
         rows = max(1, min(_ARROW_BATCH_ROWS, 1_000_000 // max(len(names), 1)))
         reader = relation.to_arrow_reader(rows)
-        self.send({"columns": list(zip(names, types, strict=True))})
+        self.send({"columns": list(zip(names, types, strict=True))}, more=True)
         for batch in reader:
             held = self.pa.BufferOutputStream()
             with self.pa.ipc.new_stream(held, reader.schema) as stream:  # with its schema: an ENUM has a dictionary
                 stream.write_batch(batch)
-            self.send({"rows": batch.num_rows}, memoryview(held.getvalue()))
+            self.send({"rows": batch.num_rows}, memoryview(held.getvalue()), more=True)
 
     def located(self, connection: Any, text: str, params: list[Any], error: Exception) -> Exception:
         """The error with its position in the text, which DuckDB's relational API does not report."""

@@ -61,6 +61,8 @@ _SETTINGS: Final = (
 _WATCH_S: Final = 0.05  # between two checks of the deadline
 _START_S: Final = 60.0  # for a worker to start, on a very busy machine
 _STOP_S: Final = 1.0  # for an interrupted query to stop; then its process is killed
+_FRESH_S: Final = limits.SELECT_WORKER_IDLE_S / 4
+_QUEUED_BYTES_MAX: Final = 64 * limits.KiB  # of messages that are sent together
 _HEADER_BYTES_MAX: Final = 4 * limits.MiB  # names and types of many columns, or an error's text
 # The environment variables that a worker inherits; the server's secrets are not among them.
 _ENVIRONMENT: Final = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
@@ -118,6 +120,8 @@ class SelectWorker:
         ours.settimeout(_WATCH_S)
         self._sock = ours
         self._number = 0
+        self._queued = bytearray()  # messages to send with the next one
+        self._used_s = 0.0  # when it answered last
         self._torn = False  # a message was sent or received only in part
         self.data_bytes = 0  # the memory of the process after the last statement
         deadline_s = monotonic() + _START_S
@@ -148,7 +152,10 @@ class SelectWorker:
     # -- requests
 
     def ping(self) -> bool:
-        """Whether the process responds. One that does will not exit for being idle before it is used."""
+        """Whether the process responds. One that does will not exit for being idle before it is used; nor will one that
+        answered a moment ago."""
+        if self.alive and monotonic() - self._used_s < _FRESH_S:
+            return True
         deadline_s = monotonic() + _STOP_S
         try:
             self._send({"op": "ping"}, b"", lambda: monotonic() > deadline_s)
@@ -173,9 +180,9 @@ class SelectWorker:
         with self._stopping():
             while sources:
                 name, table = sources.pop()
-                self._send({"op": "schema", "name": name}, table.schema.serialize(), over)
+                self._queue({"op": "schema", "name": name}, table.schema.serialize(), over)
                 for batch in table.to_batches():
-                    self._send({"op": "batch", "name": name}, batch.serialize(), over)
+                    self._queue({"op": "batch", "name": name}, batch.serialize(), over)
                 del table
             self._send({"op": "run", "number": self._next(), "text": text, "caller": caller}, bound, over)
             header, _ = self._answer(over)
@@ -215,10 +222,23 @@ class SelectWorker:
 
     # -- messages
 
+    def _queue(self, header: dict[str, Any], body: Any, over: Over) -> None:
+        """Send a message together with the next one, if it is small: each would wake the worker."""
+        if len(body) + len(self._queued) > _QUEUED_BYTES_MAX:
+            self._send(header, body, over)
+            return
+        head = msgspec.json.encode(header)
+        self._queued += HEAD.pack(len(head), len(body)) + head
+        self._queued += memoryview(body)
+
     def _send(self, header: dict[str, Any], body: Any, over: Over) -> None:
         head = msgspec.json.encode(header)
+        first = bytes(self._queued) + HEAD.pack(len(head), len(body)) + head
+        self._queued.clear()
+        if len(body) < _QUEUED_BYTES_MAX:
+            first, body = first + memoryview(body).tobytes(), b""
         self._torn = True
-        for part in (HEAD.pack(len(head), len(body)) + head, body):
+        for part in (first, body):
             view, at = memoryview(part), 0
             while at < len(view):
                 try:
@@ -252,6 +272,7 @@ class SelectWorker:
             return header, bytearray()
         body = self._exactly(size, over)
         self._torn = False
+        self._used_s = monotonic()
         return header, body
 
     def _wait(self, over: Over) -> None:

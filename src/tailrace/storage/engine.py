@@ -59,6 +59,10 @@ class Reader(Protocol):
     def settled_ms(self) -> int:
         """The time for deletion by age: `now_ms`, unless the clock has jumped."""
 
+    def version(self, table: StorageTable[Any]) -> int | None:
+        """A number that is the same as long as no row of the table is committed; None: it is not known. It is of this
+        view, if it is the same before and after something was read."""
+
     def get(self, table: StorageTable[R], *key: Any) -> R | None:
         """The row with this key."""
 
@@ -147,6 +151,10 @@ class Tx(ABC):
             if row is not _ABSENT:
                 return row  # type: ignore[no-any-return]
         return self._load(table, key)
+
+    def version(self, table: StorageTable[Any]) -> int | None:
+        """As a reader's: a transaction in which rows are written has none."""
+        return None
 
     def get_each(self, table: StorageTable[R], prefix: Key, last: Sequence[Any]) -> dict[Any, R]:
         """As `get`, for many keys: a prefix, and each value in `last`. By these values, the rows that exist."""

@@ -62,6 +62,9 @@ class SqliteReader:
     def settled_ms(self) -> int:
         return self.now_ms - self.lag_ms
 
+    def version(self, table: StorageTable[Any]) -> int | None:
+        return self._engine.recent.version(table)
+
     def get(self, table: StorageTable[R], *key: Any) -> R | None:
         if self._single and table.recent_bytes:
             return self._get_recent(table, key)

@@ -93,6 +93,12 @@ class RecentTables:
             found = self._tables.setdefault(table, made)  # of two threads, one sets it
         return found
 
+    def version(self, table: StorageTable[Any]) -> int | None:
+        """A number that is the same as long as no row of the table is written; None: it is not known, or one is being
+        written."""
+        version = self.of(table).version
+        return None if version & 1 or not self._kept else version
+
     def end(self, written: Mapping[StorageTable[Any], Mapping[Key, Any]]) -> None:
         """A write has ended; `written`: the rows that it has committed."""
         for table, recent in list(self._tables.items()):

@@ -91,6 +91,7 @@ def test_what_sqlglot_overlooks_duckdb_does_not(db: Database, monkeypatch: pytes
     """Were a source hidden from the one parser, the other still finds it."""
     monkeypatch.setattr(selecting._SelectQuery, "_check_nodes", lambda self: None)
     monkeypatch.setattr(selecting, "_is_cte", lambda node: True)
+    monkeypatch.setattr(selecting, "_recent", selecting._RecentStatements())
     for source in ("orders", "duckdb_settings()", "pg_catalog.pg_class"):
         with pytest.raises(Invalid, match="cannot be read"):
             select(lambda request: db.execute(request), f"SELECT * FROM {source}")

@@ -16,9 +16,10 @@ from tailrace import Database
 from tailrace.command import Command
 from tailrace.errors import Invalid, NotFound, TooLarge
 from tailrace.sql import narrowing
+from tailrace.sql.access import SourceNeeds
 from tailrace.sql.result import Result
 from tailrace.sql.select import run, select
-from tailrace.sql.sources import CHANGE_COLUMNS, MESSAGE_COLUMNS, ReadBudget, SourceNeeds
+from tailrace.sql.sources import CHANGE_COLUMNS, MESSAGE_COLUMNS, ReadBudget
 from tailrace.storage.engine import Tx
 from tailrace.tables import definition as definitions
 from tailrace.tables.definition import Column
@@ -190,13 +191,13 @@ def test_a_limit_bounds_what_is_read(notes: Database, tail: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "SELECT count(*) FROM notes LIMIT 5",
+        "SELECT count(text) FROM notes LIMIT 5",
         "SELECT text FROM notes ORDER BY text LIMIT 5",
         "SELECT DISTINCT room FROM notes LIMIT 5",
         "SELECT text FROM notes WHERE text LIKE 'n%' LIMIT 5",
         "SELECT text FROM notes WHERE room = 'r1' OR at = 1 LIMIT 5",
         "SELECT text FROM notes WHERE at = 1 LIMIT 5",
-        "SELECT row_number() OVER () FROM notes LIMIT 5",
+        "SELECT row_number() OVER (), text FROM notes LIMIT 5",
         "SELECT list(text) FROM notes LIMIT 5",
         "SELECT text FROM notes GROUP BY text LIMIT 5",
         "SELECT a.text FROM notes a, notes b WHERE a.room = 'r1' AND b.room = 'r2' LIMIT 5",

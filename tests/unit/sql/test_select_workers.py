@@ -101,6 +101,10 @@ def test_a_worker_that_was_killed_is_replaced(pool: WorkerPool) -> None:
     with pool.worker() as worker:
         killed = worker.pid
     os.kill(killed, 9)
+    deadline_s = time.monotonic() + PATIENCE_S
+    while worker.alive:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
     with pool.worker() as worker:
         assert worker.pid != killed
         assert rows(worker, "SELECT 1 AS one") == [{"one": 1}]
