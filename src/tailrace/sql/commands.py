@@ -8,7 +8,7 @@ command compares the table's uuid to be sure that the table is still the same.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
@@ -25,7 +25,19 @@ from tailrace.tables.change import Capture, too_large
 from tailrace.tables.definition import TABLES, Column, Definition, decoded, find
 from tailrace.tables.value import Item
 
-Term: TypeAlias = Callable[[Item], Any]  # a compiled expression with its parameters: from a row to a plain value
+
+class RowTerm:
+    """A compiled expression with its parameters: from a row to a plain value. `source` is what it was compiled from, as
+    data (`table_statements.term_of`)."""
+
+    __slots__ = ("_evaluate", "source")
+
+    def __init__(self, evaluate: Callable[[Item], Any], source: tuple[Any, ...]) -> None:
+        self._evaluate = evaluate
+        self.source = source
+
+    def __call__(self, row: Item) -> Any:
+        return self._evaluate(row)
 
 
 class AllTables(Query[list[lifecycle.TableDescription]], frozen=True):
@@ -141,7 +153,7 @@ class RowCommand(RowsCommand, frozen=True):
     """A write to the row with a key, if it exists and meets all conditions."""
 
     key: Item
-    conditions: tuple[Term, ...] = ()
+    conditions: tuple[RowTerm, ...] = ()
 
     def plan(self, tx: Tx) -> tuple[write.WritePlan, Item | None]:
         """The row's plan, and the row if it exists and meets all conditions."""
@@ -158,7 +170,7 @@ class RowCommand(RowsCommand, frozen=True):
 class UpdateRow(RowCommand, frozen=True, kw_only=True):
     """Set columns of a row; every value is computed from the row as it was before."""
 
-    sets: tuple[tuple[str, Term], ...]
+    sets: tuple[tuple[str, RowTerm], ...]
 
     def run(self, tx: Tx) -> RowsWritten:
         plan, row = self.plan(tx)

@@ -17,7 +17,7 @@ from tailrace.jobs.queries import ListJobs
 from tailrace.scalar.problem import ExpressionError, TextOrigin
 from tailrace.scalar.reading import read
 from tailrace.sql import statements as ast
-from tailrace.sql.commands import AllTables, DefineTable, DeleteRow, InsertRows, Term, UpdateRow
+from tailrace.sql.commands import AllTables, DefineTable, DeleteRow, InsertRows, RowTerm, UpdateRow
 from tailrace.sql.result import Execute, Result, counted, done, table
 from tailrace.sql.values import KEY_TYPES, columns_of, row, typed, unknown
 from tailrace.tables import change_stream, lifecycle, schema
@@ -25,6 +25,9 @@ from tailrace.tables.definition import Attribute, Column, Definition
 from tailrace.tables.operations import FindTable
 from tailrace.tables.value import Item
 from tailrace.topics.topic import MODES, OPERATIONS
+
+# The kinds of sources of terms: a constant; a value expression; a condition.
+CONSTANT, VALUE, CONDITION = "constant", "value", "condition"
 
 # -- tables
 
@@ -170,7 +173,7 @@ def insert(execute: Execute, statement: ast.InsertStatement) -> Result:
 def update(execute: Execute, statement: ast.UpdateStatement) -> Result:
     definition = execute(FindTable(statement.table))
     columns = columns_of(definition)
-    sets: list[tuple[str, Term]] = []
+    sets: list[tuple[str, RowTerm]] = []
     for name, value in statement.sets:
         if name in definition.keys:
             raise Invalid(
@@ -200,7 +203,7 @@ def delete(execute: Execute, statement: ast.DeleteStatement) -> Result:
 
 def _where_key(
     definition: Definition, where: Sequence[ast.Conjunct], title: str
-) -> tuple[Item | None, tuple[Term, ...]]:
+) -> tuple[Item | None, tuple[RowTerm, ...]]:
     """The key in WHERE, None if no row can have it, and the remaining conditions."""
     columns = columns_of(definition)
     given: dict[str, ast.Value] = {}
@@ -239,26 +242,18 @@ def _constant_value(value: ast.Value) -> Any:
     return compiled.of(None, None, value.params)
 
 
-def _term(name: str, value: ast.Value, definition: Definition) -> Term:
-    """A function that computes the value of a column from a row."""
+def _term(name: str, value: ast.Value, definition: Definition) -> RowTerm:
+    """The term that computes the value of a column from a row."""
     if isinstance(value, ast.Constant):
-        constant = value.value
-        return lambda row: constant
-    compiled = scalar.exact_value(value.text, columns=definition.column_kinds, line=value.line, column=value.column)
+        return _constant_term(value.value)
+    columns = definition.column_kinds
+    compiled = scalar.exact_value(value.text, columns=columns, line=value.line, column=value.column)
     _check_sides(compiled, value)
-    of, params = compiled.of, value.params
-
-    def computed(row: Item) -> Any:
-        try:
-            return of(row, None, params)
-        except scalar.NoResult as error:
-            raise scalar.NoResult(f"column {name!r}: {error}; nothing was changed") from None
-
-    return computed
+    return _value_term(name, compiled, (VALUE, name, value.text, value.params, columns))
 
 
-def _condition(value: ast.Expression, definition: Definition) -> Term:
-    """A function that tells whether the condition is true for a row."""
+def _condition(value: ast.Expression, definition: Definition) -> RowTerm:
+    """The term that tells whether the condition is true for a row."""
     columns = definition.column_kinds
     try:
         compiled = _compiled(value.text, columns)
@@ -267,8 +262,43 @@ def _condition(value: ast.Expression, definition: Definition) -> Term:
         tree = read(value.text, origin)
         compiled = scalar.compile_condition(tree, columns=columns, line=value.line, column=value.column)
     _check_sides(compiled, value)
-    true, params = compiled.true, value.params
-    return lambda row: true(row, None, params)
+    return _condition_term(compiled, (CONDITION, value.text, value.params, columns))
+
+
+def term_of(source: Sequence[Any]) -> RowTerm:
+    """The term that was compiled from this, compiled again: in another process, for example."""
+    kind, *given = source
+    if kind == CONSTANT:
+        return _constant_term(given[0])
+    columns = None if given[-1] is None else tuple((name, kind) for name, kind in given[-1])
+    if kind == CONDITION:
+        text, params, _ = given
+        return _condition_term(_compiled(text, columns), (CONDITION, text, tuple(params), columns))
+    assert kind == VALUE, f"a term has no source of kind {kind!r}"
+    name, text, params, _ = given
+    compiled = scalar.exact_value(text, columns=columns)
+    return _value_term(name, compiled, (VALUE, name, text, tuple(params), columns))
+
+
+def _constant_term(constant: Any) -> RowTerm:
+    return RowTerm(lambda row: constant, (CONSTANT, constant))
+
+
+def _value_term(name: str, compiled: scalar.ValueExpression, source: tuple[Any, ...]) -> RowTerm:
+    of, params = compiled.of, source[-2]
+
+    def computed(row: Item) -> Any:
+        try:
+            return of(row, None, params)
+        except scalar.NoResult as error:
+            raise scalar.NoResult(f"column {name!r}: {error}; nothing was changed") from None
+
+    return RowTerm(computed, source)
+
+
+def _condition_term(compiled: scalar.Condition, source: tuple[Any, ...]) -> RowTerm:
+    true, params = compiled.true, source[-2]
+    return RowTerm(lambda row: true(row, None, params), source)
 
 
 @lru_cache(maxsize=1_024)

@@ -311,3 +311,8 @@ CREATE TABLE staged_entries (
   layout BLOB,
   sum INTEGER
 ) STRICT;
+
+CREATE TABLE sent (
+  server TEXT NOT NULL PRIMARY KEY,
+  upto INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
