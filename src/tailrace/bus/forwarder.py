@@ -307,7 +307,7 @@ class Forwarder:
     def _lost(self, lost: BusLink) -> None:
         if self._link is lost:
             self._link = None
-            if self._ready:
+            if self._ready and not self._closed:
                 self._lost_s = time.monotonic()
                 logger.warning("the connection to the writer is lost")
             self._ready = False

@@ -319,10 +319,11 @@ class Supervisor:
                 successor.tell(signal.SIGKILL)
                 self._leaving[successor.pid] = successor
                 return
+            logger.info("%s is up", successor)
+            self._children[successor.pid] = successor
             if self._children.pop(child.pid, None) is not None:
                 self._leaving[child.pid] = child
                 child.tell(signal.SIGTERM)
-            self._children[successor.pid] = successor
 
     # -- the end
 
