@@ -126,7 +126,7 @@ chromium:
 # The parts, the longest first. They run beside each other, JOBS at a time, each in one process: the output of a part is shown when
 # it ends, and at the end how long each took. A part that is run by itself, as in `make crash`, is divided among JOBS workers.
 # The tests of Spark are two parts, which do not begin together: each has a JVM, and the last part to end decides.
-PARTS := spark compiled unit views examples fuzz crash property integration clients console conformance types lowest layers
+PARTS := spark compiled unit views examples fuzz crash property integration clients console conformance messages types lowest layers
 # Directories below tests that `make unit` leaves to other parts, or to `make cluster-test`.
 SEPARATE := clients cluster conformance console crash examples fuzz integration property spark
 TIMES := $(STAMPS)/times
@@ -193,6 +193,14 @@ layers: $(STAMPS)/dev  ## Check that imports point one way (import-linter)
 unit: $(STAMPS)/dev  ## Run the unit tests, the engine's contract, the migrations and the house rules
 	$(call say,'units$(,) the engine$(,) migrations$(,) the house rules')
 	$(part) $(by_file) $(SEPARATE:%=--ignore tests/%) tests
+
+# Tests of commands, with every command, result, error and notice replaced by its decoded copy.
+MESSAGES_TESTS ?= tests/unit/bus $(addprefix tests/unit/,streams/test_commands.py tables/test_commands.py topics jobs/test_stages.py)
+
+.PHONY: messages
+messages: $(STAMPS)/dev  ## Run tests of commands as if each command came from another process
+	$(call say,'commands as messages')
+	$(part) -p tests.support.decoded -n $(WORKERS) $(MESSAGES_TESTS)
 
 # The parts that depend most on other packages' interfaces. The AWS SDK and its test server are left out: they need newer
 # versions. Without a package registry `make lowest` fails; `make test` reports it and goes on.

@@ -141,6 +141,30 @@ class Clock:
                 self._jumped_ms, self.seen_ms, self.lag_ms = None, None, max(0, behind)
 
 
+class FollowedClock(Clock):
+    """The clock of another process of this machine, which reports it now and then: all processes of a server must agree
+    on what has expired. The monotonic clock is the same in all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._following = False
+
+    def follow(self, now_ms: int, lag_ms: int) -> None:
+        """The other clock showed this a moment ago."""
+        _, monotonic_ms = self._read()
+        base_ms = now_ms - monotonic_ms
+        # Within an epoch of the writer it only moves ahead: a report takes a moment to arrive.
+        if not self._following or base_ms > self._base_ms or self._base_ms - base_ms > _JUMP_MS:
+            self._base_ms, self._following = base_ms, True
+        self.lag_ms = lag_ms
+
+    def now_ms(self) -> int:
+        return self._base_ms + time.monotonic_ns() // 1_000_000
+
+    def observe(self) -> None:
+        """The other process observes it."""
+
+
 class ManualClock(Clock):
     """A clock that moves only when the program moves it. For tests and simulations."""
 

@@ -13,7 +13,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -97,6 +97,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     webhook_allow_private: bool = (
         False  # allow webhooks to private addresses; http to loopback is always allowed in dev mode
     )
+    workers: int | Literal["auto"] = 1  # processes that serve HTTP; above 1 another one writes; auto: one per core
     log_format: str = "text"  # one of LOG_FORMATS
     log_level: str = "info"  # one of LOG_LEVELS
     http: HttpConfig = HttpConfig()
@@ -177,6 +178,10 @@ def _checked(config: Config) -> Config:
     for name, known in (("log_format", LOG_FORMATS), ("log_level", LOG_LEVELS)):
         if getattr(config, name) not in known:
             raise Invalid(f"{name} {getattr(config, name)!r} is unknown; use {', '.join(known)}")
+    if config.workers != "auto" and not 1 <= config.workers <= limits.WORKERS_MAX:
+        raise Invalid(
+            f"workers {config.workers} is out of range; use 1 to {limits.WORKERS_MAX}, or auto (one per core)"
+        )
     _check_http(config)
     _check_topics(config.topics)
     _check_cold_url(config.cold.url)

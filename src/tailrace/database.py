@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tailrace import limits
 from tailrace.access import SYSTEM, Principal
 from tailrace.auth.audit import admit
-from tailrace.clock import Clock, Jump
+from tailrace.auth.throttle import LoginThrottle
+from tailrace.clock import Clock, FollowedClock, Jump
 from tailrace.command import Command, Query
 from tailrace.completion import Completion
 from tailrace.config import Config
@@ -30,7 +31,7 @@ from tailrace.log.entry import Entry
 from tailrace.log.recent import RecentSegments
 from tailrace.log.tail import HOUSEKEEPING, Tail
 from tailrace.metrics import Metrics
-from tailrace.runner import Done, Followers, QueuedCommand, Runner
+from tailrace.runner import Done, Followers, Mark, QueuedCommand, Runner
 from tailrace.sql.result import Result
 from tailrace.storage.engine import Engine
 from tailrace.storage.sqlite import SqliteEngine
@@ -43,6 +44,7 @@ from tailrace.topics.router import route
 
 if TYPE_CHECKING:
     from tailrace.backup import BackupResult
+    from tailrace.bus.forwarder import Forwarder
 
 T = TypeVar("T")
 # In this order: entries that tables and topics let go of are removed by the last task of streams.
@@ -102,15 +104,24 @@ class Database(EmbeddedOperations):
         clock: Clock | None = None,
         housekeeping_s: float | None = 1.0,
         cold: ColdStorage | None = None,
+        forwarder: Callable[[Database], Forwarder] | None = None,
     ) -> None:
+        """`forwarder`: another process writes, and this makes the link to it."""
         self.clock = clock or Clock()
         self.cold = cold
         self.metrics = Metrics()
         self.tail = Tail()
+        self.recent = RecentSegments()
         self._engine = engine
-        self._recent = RecentSegments()
-        self._runner = Runner(engine, self.clock, self.tail, self.metrics, route, cold, self._recent)
-        self.exports = Exports(engine.scratch, self._runner, self.execute)
+        self.forwarder = None if forwarder is None else forwarder(self)
+        self._runner: Runner | Forwarder
+        if self.forwarder is None:
+            self._runner = runner = Runner(engine, self.clock, self.tail, self.metrics, route, cold, self.recent)
+            self.exports = Exports(engine.scratch, runner, self.execute)
+        else:
+            self._runner = self.forwarder
+            self.exports = self.forwarder.remote_exports(self.execute)
+        self.sharing = Sharing(self)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # the loop's
         self._attaching = threading.Lock()
@@ -124,6 +135,8 @@ class Database(EmbeddedOperations):
             after=(self._note_time,),
         )
         self._jump: Jump | None = None  # of the clock, as housekeeping has seen it last
+        if self.forwarder is not None:  # the writer's process does the rest
+            return
         try:
             self._noted = self.execute(LastTime()) or Noted(0)  # the time as it was recorded last
             self.clock.resume(self._noted.settled_ms or None, self._noted.seen_ms)
@@ -207,7 +220,7 @@ class Database(EmbeddedOperations):
         with self._engine.reader(self.clock.now_ms(), single=query.single) as reader:
             reader.lag_ms = self.clock.lag_ms
             reader.cold = self.cold
-            reader.recent = self._recent
+            reader.recent = self.recent
             reader.exports = self.exports
             return query.run(reader)
 
@@ -400,8 +413,9 @@ class Database(EmbeddedOperations):
         if self._loop is not None:
             self._runner.detach()
             self._loop = None
-        with suppress(Error):  # writes may be stopped: the next start then waits before it deletes by age
-            self._note_time()
+        if self.forwarder is None:
+            with suppress(Error):  # writes may be stopped: the next start then waits before it deletes by age
+                self._note_time()
         if self._cold_threads is not None:
             self._cold_threads.shutdown(wait=True, cancel_futures=True)
         self._runner.close()
@@ -465,6 +479,48 @@ class Database(EmbeddedOperations):
             self._provisioned = self._provision()
 
 
+class Sharing:
+    """The parts of a database that processes of one server share, or use in each other's name (`bus/`)."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        self._throttle: LoginThrottle | None = None
+
+    def login_throttle(self) -> LoginThrottle:
+        """The counts of login attempts, those of all processes."""
+        if self._throttle is None:
+            clock, forwarder = self._db.clock, self._db.forwarder
+            if forwarder is None:
+                self._throttle = LoginThrottle(clock.monotonic_s)
+            else:
+                self._throttle = forwarder.shared_throttle(clock.monotonic_s)
+        return self._throttle
+
+    def total_metrics(self) -> Metrics:
+        """The metrics of all processes. Not on the event loop's thread."""
+        self._db.metrics.queue = self._db.waiting
+        return self._db.metrics if self._db.forwarder is None else self._db.forwarder.total_metrics()
+
+    # -- for the process that writes
+
+    def queue(self, job: QueuedCommand) -> None:
+        """Run a command whose permission was checked; its `deliver` is called on the event loop."""
+        self._db._runner.queue(job)
+
+    def submit(self, command: Command[Any], done: Done) -> None:
+        """Run a command of the system; `done` is called on the event loop."""
+        self._db._runner.submit(command, done)
+
+    def mark_commits(self, mark: Mark) -> None:
+        """Let `mark` add rows to each transaction."""
+        assert isinstance(self._db._runner, Runner)
+        self._db._runner.mark = mark
+
+    def fetch_cold(self, missing: ColdMiss) -> Awaitable[None]:
+        """Fetch trimmed history that a command needs."""
+        return self._db._offload_cold(self._db._fetch, missing)
+
+
 def _running_loop() -> asyncio.AbstractEventLoop | None:
     """The event loop of this thread, if it is running."""
     try:
@@ -503,9 +559,36 @@ def open(
     return Database(SqliteEngine(path, accept_loss=accept_loss), cold=storage, **options)
 
 
+def open_worker(config: Config, connect: Callable[..., Any], server: str, version: str) -> Database:
+    """Open the database of a server whose other process writes: reads are its own, commands go over the link that
+    `connect` makes."""
+    from tailrace.bus.forwarder import Forwarder
+
+    clock = FollowedClock()
+
+    def forwarder(db: Database) -> Forwarder:
+        made = Forwarder(
+            connect,
+            server,
+            os.urandom(8).hex(),
+            version=version,
+            tail=db.tail,
+            metrics=db.metrics,
+            recent=db.recent,
+        )
+        made.set_time = clock.follow
+        return made
+
+    engine = SqliteEngine(config.data, read_only=True)
+    return Database(engine, clock=clock, housekeeping_s=None, cold=_cold_storage(config), forwarder=forwarder)
+
+
 def open_configured(config: Config, *, accept_loss: bool = False) -> Database:
     """Open the database of a server."""
+    return open(config.data, cold=_cold_storage(config), accept_loss=accept_loss)
+
+
+def _cold_storage(config: Config) -> ColdStorage:
     cold = config.cold
     url = cold.url if cold.url is not None else os.path.join(os.path.abspath(config.data), "cold")
-    storage = ColdStorage(url, options=cold.options, cache_bytes=cold.cache_bytes)
-    return open(config.data, cold=storage, accept_loss=accept_loss)
+    return ColdStorage(url, options=cold.options, cache_bytes=cold.cache_bytes)

@@ -20,6 +20,7 @@ NAMES: Final = {
     "batch.flushed": "the rows are in the transaction, COMMIT has not been called",
     "commit.synced": "the commit is durable, no caller has a response",
     "batch.answered": "the results are handed to the callers, waiters are not woken yet",
+    "bus.answering": "with workers: a commit is durable and its notices are sent, no worker has a result",
     "stages.fenced": "a commit of stages is noted as done, none of its rows is written yet",
     "stages.part": "some rows of a commit of stages are written, others are not yet",
     "stages.written": "all rows of a commit of stages are written, the stages are there still",

@@ -158,6 +158,7 @@ HOLD_BYTES: Final = 1024 * MiB  # how much a cursor keeps from being trimmed, by
 HOLD_BYTES_MAX: Final = 2**53 - 1  # and at most: exact in JavaScript
 
 # -- topics
+LEASE_SKEW_MS: Final = 5_000  # by which the clock of one process may be behind that of another that made a lease
 TOPICS_MAX: Final = 10_000
 PARTITIONS_MAX: Final = 1_024  # of one topic: each is a log of its own
 ROUTES_MAX: Final = 100  # of one table: each costs every write of it
@@ -297,6 +298,19 @@ EXPORT_IMAGES_BYTES: Final = 1024 * MiB  # old images kept for one export, on di
 CLOCK_JUMP_S: Final = 300.0  # after a larger forward step of the clock, deletion by age waits
 CLOCK_CONFIRM_S: Final = 3600.0  # how long the clock must keep the new time after a larger step until it is followed
 CLOCK_NOTE_S: Final = 60.0  # how often the time is recorded while there are writes, for comparison at the next start
+
+# -- workers: the bus between processes
+BUS_FRAME_BYTES: Final = 1 * MiB  # of commands in one frame
+BUS_FRAME_BYTES_MAX: Final = 512 * MiB  # a longer frame ends the link
+BUS_WAITING_MAX: Final = 16_384  # commands of one worker that are not answered; more is 503
+BUS_WAITING_BYTES_MAX: Final = 128 * MiB  # and their bytes
+BUS_WINDOW_BYTES: Final = 32 * MiB  # of one worker's commands that are not answered; then its link is not read from
+BUS_UNSENT_BYTES_MAX: Final = 128 * MiB  # that a worker has not read; then its link is cut off, and it connects again
+BUS_BEAT_S: Final = 0.5  # how often the writer tells workers its state
+BUS_TTL_S: Final = 3.0  # without a word from the writer, cached credentials are checked again
+BUS_RETRY_S: Final = 0.02  # before a lost link is made again
+WRITER_WAIT_S: Final = 15.0  # how long writes wait for a writer that is being replaced; then 503
+WORKERS_MAX: Final = 256  # processes that serve HTTP
 
 # -- the writer
 WRITE_QUEUE_MAX: Final = 16_384  # commands waiting for the next commit; more is 503

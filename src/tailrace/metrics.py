@@ -45,6 +45,10 @@ NAMES: Final = {
     "refusals": ("counter", "Requests and connections that the transport rejected with 4xx or 503."),
     "failures": ("counter", "Requests with status 500: bugs in Tailrace."),
     "readers_dropped": ("counter", "Live readers disconnected because they did not keep up."),
+    "workers": ("gauge", "Worker processes that are connected to the one that writes; 0 if one process does both."),
+    "forwarded": ("counter", "Commands that workers have sent to the process that writes."),
+    "resent": ("counter", "Of those, commands that were sent again because that process was replaced."),
+    "outcomes_unknown": ("counter", "Commands whose result was lost with that process, though they were committed."),
     "unsent_bytes": ("gauge", "Bytes of unsent responses."),
     "unsent_disconnects": (
         "counter",
@@ -132,5 +136,9 @@ class Metrics:
         self.refusals = 0
         self.failures = 0
         self.readers_dropped = 0
+        self.workers = 0
+        self.forwarded = 0
+        self.resent = 0
+        self.outcomes_unknown = 0
         self.unsent_bytes = 0
         self.unsent_disconnects = 0

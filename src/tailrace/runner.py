@@ -55,6 +55,7 @@ Done = Callable[[Any, BaseException | None], None]
 # Called on the loop's thread with the notices of a transaction that is about to be committed: the commands that wait
 # for them, each with its callback and principal. A command counts as begun when it is yielded.
 Followers = Callable[[Notices], Iterator[tuple[Command[Any], Done, str]]]
+Mark = Callable[[Tx, list["QueuedCommand"]], None]  # adds rows to the transaction of these commands
 logger = logging.getLogger("tailrace.runner")
 
 # Failures that left nothing written and may pass; any other stops the writer.
@@ -178,6 +179,7 @@ class Runner:
     ) -> None:
         self.exports: Mapping[int, Sequence[Any]] = {}  # as in a transaction; changed only `between` two transactions
         self.followers: list[Followers] = []  # changed only on the loop's thread
+        self.mark: Mark | None = None  # called with each transaction before it is flushed
         self._engine = engine
         self._router = router
         self._cold = cold
@@ -394,6 +396,9 @@ class Runner:
                     del jobs[number:]
             if until_s is not None and self.followers and tx.notices:
                 self._follow(batch, tx, until_s)
+            if self.mark is not None:
+                self.mark(tx, batch.jobs)
+                tx.keep()
             tx.flush()
             failpoints.hit("batch.flushed")
         except BaseException as error:

@@ -1,4 +1,5 @@
-"""The official Durable Streams conformance suite, all of it, against the real server and the ASGI adapter.
+"""The official Durable Streams conformance suite, all of it, against the real server, the same with two
+workers, and the ASGI adapter.
 
 The number is exact on purpose: a suite that quietly skipped half of itself would pass too.
 """
@@ -44,12 +45,15 @@ def run_suite(url: str, report: Path) -> str:
     return count
 
 
-@pytest.mark.parametrize("how", ["own transport", "uvicorn"])
+@pytest.mark.parametrize("how", ["own transport", "two workers", "uvicorn"])
 def test_every_conformance_test_passes(
     how: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     data = tmp_path / "data"
-    server = ServerProcess.tailrace(data) if how == "own transport" else ServerProcess.uvicorn(data)
+    if how == "uvicorn":
+        server = ServerProcess.uvicorn(data)
+    else:
+        server = ServerProcess.tailrace(data, "--workers", "2" if how == "two workers" else "1")
     with server.start():
         try:
             record_property("conformance", f"{how}: {run_suite(server.url, tmp_path / 'report.json')}")

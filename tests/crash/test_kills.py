@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(600)]
 
 ON_START = ("migration.step",)  # passed before the server listens
 ELSEWHERE = tuple(
-    name for name in failpoints.NAMES if name.startswith(("stages.", "views.", "seal.", "backup.", "rotation."))
+    name for name in failpoints.NAMES if name.startswith(("stages.", "views.", "seal.", "backup.", "rotation.", "bus."))
 )  # have tests of their own
 LATER = {
     "sweep.step": 4,

@@ -116,6 +116,10 @@ class LoginThrottle:
         self._counting = threading.Lock()  # signatures of large requests are verified in threads
         self._trusted: dict[str, dict[str, float]] = {}  # when a user last succeeded, by address
 
+    async def attempt(self, user: str, peer: str, *, known: bool = True) -> None:
+        """As `begin`, where the counts may be kept by another process."""
+        self.begin(user, peer, known=known)
+
     def begin(self, user: str, peer: str, *, known: bool = True) -> None:
         """Count an attempt, or raise `LoginThrottled` if it comes too soon. `known`: the user exists."""
         now_s, address = self._monotonic_s(), network(peer)

@@ -45,6 +45,7 @@ from tailrace.http import serve as server
     type=click.Choice(["debug", "info", "warning", "error"]),
     help="The lowest level that is logged (info).",
 )
+@click.option("--workers", help="Processes that serve HTTP (1); auto for one per core. With several, another writes.")
 @click.option("--accept-loss", is_flag=True, help="Open a damaged write-ahead log up to the damage; keeps a copy.")
 def serve(file: str | None, accept_loss: bool, **given: Any) -> None:
     """Serve a database over HTTP until interrupted."""
@@ -52,14 +53,19 @@ def serve(file: str | None, accept_loss: bool, **given: Any) -> None:
     config = settings.load(file, **given)
     set_up_logging(config.log_format, config.log_level)
 
-    def on_up(running: server.Running) -> None:
+    def on_up(running: Any) -> None:
         logging.getLogger("tailrace").info("version %s (%s)", __version__, build.describe())
         click.echo(f"listening on {running.url}")
         if config.dev:
             click.echo(_welcome(running.url, config.data))
 
     with _explained(config):
-        server.run(config, on_up, accept_loss=accept_loss)
+        if config.workers == 1:
+            server.run(config, on_up, accept_loss=accept_loss)
+        else:
+            from tailrace.http import supervisor
+
+            supervisor.run(config, on_up, accept_loss=accept_loss, reload=lambda: settings.load(file, **given))
     logging.getLogger("tailrace").info("stopped")
 
 

@@ -58,6 +58,7 @@ class App:
     """The handler of all requests."""
 
     def __init__(self, db: Database, config: Config) -> None:
+        """Webhooks are dispatched by the process that writes."""
         check_credentials_exist(db, config)
         self.db = db
         self._config = config
@@ -65,11 +66,12 @@ class App:
         self.services = Services(db, config)
         self._known = self.services.authenticator.known
         self._origins = OriginPolicy(config)
-        self._dispatcher = Dispatcher(db, config)
+        self._dispatcher = Dispatcher(db, config) if db.forwarder is None else None
 
     async def start(self) -> None:
         """Begin the work that runs beside requests."""
-        await self._dispatcher.start()
+        if self._dispatcher is not None:
+            await self._dispatcher.start()
         self.services.samples.start()
 
     def release(self) -> None:
@@ -80,7 +82,8 @@ class App:
         """End live reads, and the work that runs beside requests."""
         self.release()
         await self.services.close()
-        await self._dispatcher.stop()
+        if self._dispatcher is not None:
+            await self._dispatcher.stop()
 
     def __call__(self, request: Request) -> Work:
         try:

@@ -30,15 +30,14 @@ from tailrace.access import EVERYTHING, ROLES, Principal, roles
 from tailrace.auth import passwords, tokens
 from tailrace.auth.audit import record_outcome
 from tailrace.auth.sessions import FindSession
-from tailrace.auth.throttle import LoginThrottle
 from tailrace.auth.tokens import FindTokenKey, MakeTokenKey, TokenClaims, UnverifiedToken
-from tailrace.auth.users import RESERVED, AnyoneCanLogIn, LoadUser, User, UserChanged, access_of
+from tailrace.auth.users import RESERVED, AnyoneCanLogIn, LoadUser, User, access_of
 from tailrace.config import Config, IssuerConfig, check_token
 from tailrace.database import Database
 from tailrace.errors import Error, Invalid, LoginThrottled, TooMany, Unauthenticated, WrongToken
 from tailrace.http.issuers import Keyring
 from tailrace.http.message import Request
-from tailrace.log.tail import USERS_CHANGED
+from tailrace.log.tail import MISSED, USERS_CHANGED
 
 REMEMBERED_MAX: Final = 4_096  # verified credentials
 PEERS_MAX: Final = 10_000  # addresses that have shown the server's token
@@ -87,7 +86,8 @@ class Authenticator:
         self._token_peers: dict[str, None] = {}  # that have shown the server's token, the oldest first
         self._secret = secrets.token_bytes(32)
         self._token_key: bytes | None = None
-        self.throttle = LoginThrottle(db.clock.monotonic_s)
+        self.throttle = db.sharing.login_throttle()
+        self._forwarder = db.forwarder  # None: this process writes, and knows of every change
         self._verifying: dict[bytes, asyncio.Task[Principal]] = {}
         self._changes = 0  # how often a user has changed
         self._hashers = ThreadPoolExecutor(HASHERS, thread_name_prefix="tailrace-passwords")
@@ -114,7 +114,7 @@ class Authenticator:
             return None
         if self._token is not None and hmac.compare_digest(given, self._bearer):
             return TOKEN if request.peer in self._token_peers else self._by_server_token(request.peer)
-        if not self._remembered:
+        if not self._remembered or (self._forwarder is not None and not self._forwarder.fresh):
             return None
         found = self._remembered.get(self._digest(given, request.peer))
         if found is None or (found.expires_ms is not None and found.expires_ms <= self._db.clock.now_ms()):
@@ -177,7 +177,7 @@ class Authenticator:
         if len(name.encode("utf-8", "replace")) > limits.USER_NAME_BYTES_MAX:
             raise _wrong_password()
         user = await self._db.aexecute(LoadUser(name))
-        self.throttle.begin(name, peer, known=user is not None)
+        await self.throttle.attempt(name, peer, known=user is not None)
         while True:
             right = await self.offload(passwords.matches, password, None if user is None else user.password)
             before = user
@@ -328,11 +328,14 @@ class Authenticator:
             del self._remembered[next(iter(self._remembered))]
         self._remembered[digest] = VerifiedCredentials(principal, expires_ms, generation)
 
-    def _on_changed(self, changes: list[UserChanged]) -> None:
+    def _on_changed(self, changes: list[Any]) -> None:
         """Remove these users from the cache. A password that is still the user's stays, with the rights that the user
         has now: verifying it again takes long, and requests that wait must be checked at once."""
         self._changes += 1
         users: dict[str, User | None] = {}
+        if MISSED in changes:  # any user may have changed
+            self._remembered.clear()
+            return
         for change in changes:
             with suppress(Error):
                 users[change.name] = None

@@ -39,7 +39,7 @@ from tailrace.http.live import Turns, appended_bytes
 from tailrace.http.revocation import Caller
 from tailrace.log import segments
 from tailrace.log.log import Advanced, Ended
-from tailrace.log.tail import KEYS_CHANGED, USERS_CHANGED, Notices
+from tailrace.log.tail import KEYS_CHANGED, MISSED, USERS_CHANGED, Notices
 from tailrace.runner import Done
 from tailrace.topics.consuming import Consume, ConsumedMessages, Nack
 from tailrace.topics.group import OFFSET, GroupMoved, StartPoint, TopicChanged
@@ -106,6 +106,10 @@ class ConsumerQueue:
     def _notified(self, partition: int, notices: list[Any]) -> None:
         """A commit touched the log of a partition."""
         messages, deliverable = 0, False
+        if MISSED in notices:
+            self.news += 1
+            self.ring(sum(waiter.limit for waiter in self._waiting))
+            return
         for notice in notices:
             kind = type(notice)
             if kind is Advanced:

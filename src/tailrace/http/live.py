@@ -25,7 +25,7 @@ from tailrace.http.sse import HEARTBEAT, Encoding, SharedEvent, control
 from tailrace.log import segments
 from tailrace.log.entry import Entry
 from tailrace.log.log import Advanced, Ended
-from tailrace.log.tail import Tail
+from tailrace.log.tail import MISSED, Tail
 from tailrace.metrics import Metrics
 
 _HEARTBEAT: Final = Frame(HEARTBEAT)
@@ -109,6 +109,11 @@ class Channel:
         entries = [
             entry for notice in notices if isinstance(notice, Advanced) for entry in segments.entries(notice.segment)
         ]
+        if MISSED in notices:
+            for reader in self.readers:
+                reader.behind = limits.EVENT_BYTES
+                reader.end()
+            return
         ended = next((notice for notice in notices if isinstance(notice, Ended)), None)
         closed = ended is not None and not ended.gone
         now = cursors.current(self._clock.now_ms())

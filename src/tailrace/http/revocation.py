@@ -16,12 +16,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tailrace.access import Principal
-from tailrace.auth.users import UserChanged
 from tailrace.database import Database
 from tailrace.errors import Error
 from tailrace.http.authentication import EVERYONE, TOKEN, Authenticator
 from tailrace.http.message import LiveResponse, Request, ResponseSink
-from tailrace.log.tail import USERS_CHANGED
+from tailrace.log.tail import MISSED, USERS_CHANGED
 
 NEVER_S: Final = 86_400.0  # a timer that fires early only makes the credentials be checked again
 TIMER_S_MIN: Final = 0.01
@@ -153,7 +152,8 @@ class CallerRegistry:
         self._checks.add(task)
         task.add_done_callback(self._checks.discard)
 
-    def _on_changed(self, changes: list[UserChanged]) -> None:
-        for name in {change.name for change in changes}:
+    def _on_changed(self, changes: list[Any]) -> None:
+        names = self._followed if MISSED in changes else {change.name for change in changes}
+        for name in list(names):
             for caller in list(self._followed.get(name, ())):
                 caller.change()

@@ -59,7 +59,7 @@ class Running:
 
 async def start(config: Config, *, accept_loss: bool = False) -> Running:
     """Open the database and listen; `Invalid` if no credentials would be accepted."""
-    context = _tls(config)
+    context = tls_context(config)
     check_data_directory(config)
     db = open_configured(config, accept_loss=accept_loss)
     try:
@@ -125,7 +125,7 @@ async def _serve(config: Config, on_up: Callable[[Running], None], accept_loss: 
     await running.stop()
 
 
-def _tls(config: Config) -> ssl.SSLContext | None:
+def tls_context(config: Config) -> ssl.SSLContext | None:
     if config.tls_certificate is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

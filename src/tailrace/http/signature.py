@@ -43,6 +43,7 @@ class Signatures:
         self._authenticator = authenticator
         self._clock = clock or db.clock
         self._dev = dev
+        self._forwarder = db.forwarder  # as the authenticator's
         self._known: dict[str, tuple[str, Principal]] = {}  # secret and principal, by key id
         self._signing_keys = SigningKeys()
         self._unsubscribe = [db.tail.subscribe(number, self._on_changed) for number in (KEYS_CHANGED, USERS_CHANGED)]
@@ -72,7 +73,8 @@ class Signatures:
             return EVERYONE, None
         signature.check_scope(claim, headers)
         try:
-            secret, principal = self._known.get(claim.key_id) or self._find(claim.key_id)
+            trusted = self._forwarder is None or self._forwarder.fresh
+            secret, principal = (self._known.get(claim.key_id) if trusted else None) or self._find(claim.key_id)
         except Unauthenticated as error:
             raise self._authenticator.refusal(error, request.peer, claim.key_id) from None
         key = self._signing_keys.get(claim.key_id, secret, claim.scope)

@@ -127,13 +127,13 @@ class _Counters(Collector):
         self._db = db
 
     def collect(self) -> Iterator[Metric]:
-        self._db.metrics.queue = self._db.waiting
+        found = self._db.sharing.total_metrics()
         for name, (kind, text) in NAMES.items():
-            value = float(getattr(self._db.metrics, name))
+            value = float(getattr(found, name))
             family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
             yield family(f"tailrace_{name}", text, value=value)
         for name, text in HISTOGRAMS.items():
-            counted: Histogram = getattr(self._db.metrics, name)
+            counted: Histogram = getattr(found, name)
             yield HistogramMetricFamily(f"tailrace_{name}", text, _buckets(counted), counted.sum_s)
         yield from self._labelled()
 

@@ -8,7 +8,7 @@ raise.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 from tailrace.storage.engine import Notice
@@ -18,6 +18,7 @@ HOUSEKEEPING: Final = -1  # a commit has left work for housekeeping
 KEYS_CHANGED: Final = -2  # an access key was made, changed or deleted
 USERS_CHANGED: Final = -3  # a user was made, changed or dropped, or a session of theirs was ended
 
+MISSED: Final = "missed"  # the item of a notice: others may have been lost, so waiters must look for themselves
 Notices = list[Notice]
 Callback = Callable[[list[Any]], None]
 
@@ -28,6 +29,7 @@ class Tail:
     def __init__(self) -> None:
         self._waiters: dict[int, dict[int, Callback]] = {}
         self._watchers: list[Callable[[set[int]], None]] = []
+        self._relays: list[Callable[[Notices], None]] = []
         self._number = 0
         self._changing = threading.Lock()  # concurrent registrations must not be lost
 
@@ -51,8 +53,22 @@ class Tail:
         self._watchers.append(callback)
         return lambda: self._watchers.remove(callback)
 
-    def publish(self, notices: Iterable[Notice]) -> None:
+    def relay(self, callback: Callable[[Notices], None]) -> Callable[[], None]:
+        """Call back with the notices of each commit, before the waiters; returns a function that ends it."""
+        self._relays.append(callback)
+        return lambda: self._relays.remove(callback)
+
+    def missed(self) -> None:
+        """Notify all waiters that notices may have been lost."""
+        for log in list(self._waiters):
+            for callback in list(self._waiters.get(log, {}).values()):
+                callback([MISSED])
+
+    def publish(self, notices: list[Notice]) -> None:
         """Notify the waiters. The commit is durable."""
+        if self._relays:
+            for relay in self._relays:
+                relay(notices)
         if self._waiters:
             by_log: dict[int, list[Any]] = {}
             for notice in notices:

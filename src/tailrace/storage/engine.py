@@ -273,6 +273,11 @@ class Tx(ABC):
 
     # -- for the runner
 
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything to commit."""
+        return self.wrote or any(self._added.values()) or any(self._dirty.values())
+
     def keep(self) -> None:
         """The command succeeded: its writes stay."""
         if self._journal:

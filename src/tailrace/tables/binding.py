@@ -17,8 +17,10 @@ from tailrace.tables.value import NAME_BYTES_MAX, Item, Value
 
 Steps: TypeAlias = tuple[str | int, ...]
 Read: TypeAlias = Callable[[Item], Value | None]
+Source: TypeAlias = tuple[Any, ...]  # what an object was compiled from, as data: a kind, then texts and values
 
 
+EXPRESSION: Final = "expression"  # the kind of such a source
 _NAME: Final = re.compile(r"#[A-Za-z0-9_]+")
 _VALUE: Final = re.compile(r":[A-Za-z0-9_]+")
 
@@ -65,6 +67,10 @@ class Placeholders:
         if len(steps) > limits.EXPRESSION_PATH_STEPS_MAX:
             raise InvalidExpression(f"The document path has too many nesting levels; nesting levels: {len(steps)}")
         return steps
+
+    def source(self, text: str) -> Source:
+        """The source of an expression with this text and these placeholders."""
+        return EXPRESSION, text, self._names, self._values
 
     def check_used(self) -> None:
         """Raise if something was provided that no expression used."""

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from tailrace import limits
 from tailrace.tables import syntax, value
-from tailrace.tables.binding import Placeholders, Read, Steps, reader, written
+from tailrace.tables.binding import Placeholders, Read, Source, Steps, reader, written
 from tailrace.tables.syntax import InvalidExpression, wrong_type
 from tailrace.tables.value import Item, Value
 
@@ -36,14 +36,16 @@ _NOTHING: Final[Item] = {}
 
 
 class ItemCondition:
-    """A test of an item. `names` are the top-level attributes that it reads, `nested` those whose inside it reads."""
+    """A test of an item. `names` are the top-level attributes that it reads, `nested` those whose inside it reads;
+    `source` is what it was compiled from (`sources.py`), if that is known."""
 
-    __slots__ = ("_test", "names", "nested")
+    __slots__ = ("_test", "names", "nested", "source")
 
     def __init__(self, test: Test, names: frozenset[str], nested: frozenset[str] = frozenset()) -> None:
         self._test = test
         self.names = names
         self.nested = nested
+        self.source: Source | None = None
 
     def test(self, item: Item | None) -> bool:
         """Whether the condition holds; None is an item that does not exist."""

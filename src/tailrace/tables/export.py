@@ -137,6 +137,32 @@ class Export:
         """The first key that was not read yet."""
         return self._start
 
+    def page(self, reader: Reader) -> Packed | None:
+        """The next items, as `ReadExport`."""
+        row = reader.get(TABLES, self.table)
+        definition = None if row is None else decoded(row)
+        if definition is None or definition.space != self.space:
+            raise Gone(
+                f"table {self.table!r} was dropped while its items were read; the pages before this are complete"
+            )
+        start = self.start
+        found = reader.packed(
+            ITEMS, ("size",), "body", self.space, start=start, before=self.before, limit=limits.BULK_ENTRIES,
+            bytes_max=limits.EXPORT_PAGE_BYTES,
+        )  # fmt: skip
+        until: bytes | None = None
+        if found.sizes:
+            last = value.decode(found.body[-found.sizes[-1] :])
+            until = keys.key_of(definition, {name: last[name] for name in definition.keys})
+        images, whole = self.images(until)
+        if not whole:
+            until = images[-1][0]
+        if images:
+            rows = reader.scan(ITEMS, self.space, start=start, limit=len(found.sizes))
+            found = _merged([(row.key, row.body) for row in rows if until is None or row.key <= until], images)
+        self.passed(AFTER_ALL if until is None else until)
+        return found if found.sizes or until is not None else None
+
     def close(self) -> None:
         """Save no more images, and drop the saved ones. Idempotent."""
         with self._lock:
@@ -154,30 +180,7 @@ class ReadExport(Query[Packed | None], frozen=True):
     export: Export
 
     def run(self, reader: Reader) -> Packed | None:
-        export = self.export
-        row = reader.get(TABLES, export.table)
-        definition = None if row is None else decoded(row)
-        if definition is None or definition.space != export.space:
-            raise Gone(
-                f"table {export.table!r} was dropped while its items were read; the pages before this are complete"
-            )
-        start = export.start
-        found = reader.packed(
-            ITEMS, ("size",), "body", export.space, start=start, before=export.before, limit=limits.BULK_ENTRIES,
-            bytes_max=limits.EXPORT_PAGE_BYTES,
-        )  # fmt: skip
-        until: bytes | None = None
-        if found.sizes:
-            last = value.decode(found.body[-found.sizes[-1] :])
-            until = keys.key_of(definition, {name: last[name] for name in definition.keys})
-        images, whole = export.images(until)
-        if not whole:
-            until = images[-1][0]
-        if images:
-            rows = reader.scan(ITEMS, export.space, start=start, limit=len(found.sizes))
-            found = _merged([(row.key, row.body) for row in rows if until is None or row.key <= until], images)
-        export.passed(AFTER_ALL if until is None else until)
-        return found if found.sizes or until is not None else None
+        return self.export.page(reader)
 
 
 def _merged(rows: list[tuple[bytes, bytes]], images: list[tuple[bytes, bytes | None]]) -> Packed:

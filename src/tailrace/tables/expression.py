@@ -49,9 +49,11 @@ def condition(text: str, placeholders: Placeholders, parameter: str = "Condition
 
 def _condition(text: str, placeholders: Placeholders, parameter: str) -> ItemCondition:
     try:
-        return conditions.ConditionBinder(placeholders).condition(syntax.condition(text))
+        found = conditions.ConditionBinder(placeholders).condition(syntax.condition(text))
     except InvalidExpression as refused:
         raise _named(parameter, refused) from None
+    found.source = placeholders.source(text)
+    return found
 
 
 @lru_cache(limits.EXPRESSIONS_BOUND_MAX)
@@ -90,9 +92,11 @@ def _fixed_projection(text: str) -> Paths:
 def update(text: str, placeholders: Placeholders) -> ItemUpdate:
     """An UpdateExpression."""
     try:
-        return updates.UpdateBinder(placeholders).update(syntax.update(text))
+        found = updates.UpdateBinder(placeholders).update(syntax.update(text))
     except InvalidExpression as refused:
         raise _named("UpdateExpression", refused) from None
+    found.source = placeholders.source(text)
+    return found
 
 
 def _named(parameter: str, refused: InvalidExpression) -> Invalid:

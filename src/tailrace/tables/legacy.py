@@ -7,7 +7,7 @@ Their input is as on the wire: dicts whose types were checked, but whose values 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from tailrace.errors import Invalid
 from tailrace.tables import value
@@ -49,6 +49,10 @@ _TAKEN: Final = {  # the types that an operator accepts; other operators accept 
     "NOT_CONTAINS": _SINGLE,
 }
 _ACTIONS: Final = ("PUT", "ADD", "DELETE")
+COMPARISONS: Final = "comparisons"  # the kind of a source (`sources.py`)
+ACTIONS: Final = "actions"  # likewise
+Comparison: TypeAlias = tuple[str, str, list[Value]]  # the operator, the attribute, the operands
+AttributeAction: TypeAlias = tuple[str, str, Value | None]  # the action, the attribute, its operand
 
 
 # -- conditions
@@ -56,28 +60,33 @@ _ACTIONS: Final = ("PUT", "ADD", "DELETE")
 
 def expected(conditions: Mapping[str, Mapping[str, Any]], operator: str | None = None) -> ItemCondition:
     """Expected, whose conditions are joined by AND unless `operator` is OR."""
-    tests = [_expectation(name, condition) for name, condition in conditions.items()]
-    return _joined(tests, conditions, operator)
+    return joined([_expectation(name, condition) for name, condition in conditions.items()], operator)
 
 
 def query_filter(conditions: Mapping[str, Mapping[str, Any]], operator: str | None = None) -> ItemCondition:
     """QueryFilter or ScanFilter, whose conditions are joined by AND unless `operator` is OR."""
-    tests = []
+    comparisons: list[Comparison] = []
     for name, condition in conditions.items():
         op = condition["ComparisonOperator"]
         operands = _read_all(condition.get("AttributeValueList"))
         _check_operands(op, operands)
-        tests.append(_test(op, name, operands))
-    return _joined(tests, conditions, operator)
+        comparisons.append((op, name, operands))
+    return joined(comparisons, operator)
 
 
-def _joined(tests: Sequence[Test], names: Mapping[str, Any], operator: str | None) -> ItemCondition:
+def joined(comparisons: Sequence[Comparison], operator: str | None) -> ItemCondition:
+    """The condition of comparisons that were checked."""
+    tests = [_test(*comparison) for comparison in comparisons]
     if not tests:
-        return ItemCondition(lambda item: True, frozenset())
-    return ItemCondition(either(tests) if operator == "OR" else every(tests), frozenset(names))
+        found = ItemCondition(lambda item: True, frozenset())
+    else:
+        names = frozenset([name for _, name, _ in comparisons])
+        found = ItemCondition(either(tests) if operator == "OR" else every(tests), names)
+    found.source = (COMPARISONS, comparisons, operator)
+    return found
 
 
-def _expectation(name: str, condition: Mapping[str, Any]) -> Test:
+def _expectation(name: str, condition: Mapping[str, Any]) -> Comparison:
     op = condition.get("ComparisonOperator")
     listed = condition.get("AttributeValueList")
     single = condition.get("Value")
@@ -93,17 +102,17 @@ def _expectation(name: str, condition: Mapping[str, Any]) -> Test:
             )
         operands = _read_all(listed if single is None else [single])
         _check_operands(op, operands)
-        return _test(op, name, operands)
+        return op, name, operands
     if listed is not None:
         raise _invalid(f"AttributeValueList can only be used with a ComparisonOperator for Attribute: {name}")
     if exists is False:
         if single is not None:
             raise _invalid(f"Value cannot be used when Exists is false for Attribute: {name}")
-        return _test("NULL", name, [])
+        return "NULL", name, []
     if single is None:
         shown = "null" if exists is None else "true"
         raise _invalid(f"Value must be provided when Exists is {shown} for Attribute: {name}")
-    return _test("EQ", name, _read_all([single]))
+    return "EQ", name, _read_all([single])
 
 
 def _read_all(listed: Sequence[Any] | None) -> list[Value]:
@@ -191,8 +200,7 @@ def attributes_to_get(names: Sequence[str]) -> Paths:
 
 def attribute_updates(updates: Mapping[str, Mapping[str, Any]]) -> ItemUpdate:
     """AttributeUpdates: PUT, ADD or DELETE per top-level attribute."""
-    changes = []
-    types: dict[str, str] = {}
+    actions: list[AttributeAction] = []
     for name, update in updates.items():
         action = update.get("Action") or "PUT"
         raw = update.get("Value")
@@ -205,22 +213,29 @@ def attribute_updates(updates: Mapping[str, Mapping[str, Any]]) -> ItemUpdate:
         if operand is None:
             if action != "DELETE":
                 raise _invalid("Only DELETE action is allowed when no attribute value is specified")
-            changes.append(CompiledAction("REMOVE", (name,)))
-            continue
-        kind = kind_of(operand)
-        types[name] = kind
-        changes.append(_change(action, name, operand, kind))
-    return ItemUpdate(changes, types=types, bad_type=LEGACY_BAD_TYPE)
+        elif action == "DELETE":
+            if kind_of(operand) not in SETS:
+                raise _invalid(f"DELETE action with value is not supported for the type {kind_of(operand)}")
+        elif action == "ADD" and kind_of(operand) not in SETS and kind_of(operand) not in ("N", "L"):
+            raise _invalid(f"ADD action is not supported for the type {kind_of(operand)}")
+        actions.append((action, name, operand))
+    return update_of(actions)
 
 
-def _change(action: str, name: str, operand: Value, kind: str) -> CompiledAction:
+def update_of(actions: Sequence[AttributeAction]) -> ItemUpdate:
+    """The update of actions that were checked."""
+    changes = [_change(*action) for action in actions]
+    types = {name: kind_of(operand) for _, name, operand in actions if operand is not None}
+    found = ItemUpdate(changes, types=types, bad_type=LEGACY_BAD_TYPE)
+    found.source = (ACTIONS, actions)
+    return found
+
+
+def _change(action: str, name: str, operand: Value | None) -> CompiledAction:
+    if operand is None:
+        return CompiledAction("REMOVE", (name,))
     if action == "PUT":
         return CompiledAction("SET", (name,), evaluate=lambda item: operand)
-    if action == "DELETE":
-        if kind not in SETS:
-            raise _invalid(f"DELETE action with value is not supported for the type {kind}")
-    elif kind not in SETS and kind not in ("N", "L"):
-        raise _invalid(f"ADD action is not supported for the type {kind}")
     return CompiledAction(action, (name,), operand=operand)
 
 

@@ -14,7 +14,7 @@ from tailrace.command import Query
 from tailrace.errors import DuplicateItem, Invalid
 from tailrace.storage.engine import Reader, Tx
 from tailrace.tables import messages, partiql
-from tailrace.tables.binding import Placeholders
+from tailrace.tables.binding import Placeholders, Source
 from tailrace.tables.commands import CheckItem, DeleteItem, PutItem, UpdateItem
 from tailrace.tables.condition import ItemCondition
 from tailrace.tables.definition import TABLES, Definition, decoded, find
@@ -42,16 +42,19 @@ class FindTables(Query[dict[str, Definition]], frozen=True):
 
 
 class ItemWhere:
-    """The WHERE clause of a write. `within`: what an error is called that refuses a whole transaction."""
+    """The WHERE clause of a write. `within`: what an error is called that refuses a whole transaction. `source`: the
+    statement's text and parameters, and `within`."""
 
-    __slots__ = ("_given", "_statement", "_within")
+    __slots__ = ("_given", "_statement", "_within", "source")
 
     def __init__(
         self,
         statement: PartiQLUpdate | PartiQLDelete | PartiQLExists,
         given: Placeholders,
         within: str | None = None,
+        source: Source | None = None,
     ) -> None:
+        self.source = source
         self._statement = statement
         self._given = given
         self._within = within

@@ -15,7 +15,7 @@ import msgspec
 
 from tailrace.errors import Invalid
 from tailrace.tables import messages, number, syntax, value
-from tailrace.tables.binding import Paths, Placeholders, Steps, check_disjoint, reader
+from tailrace.tables.binding import Paths, Placeholders, Source, Steps, check_disjoint, reader
 from tailrace.tables.condition import check_arity, check_distinct, kind_of
 from tailrace.tables.syntax import InvalidExpression, wrong_type
 from tailrace.tables.value import Item, Value
@@ -69,9 +69,10 @@ class Updated:
 
 class ItemUpdate:
     """An update of an item. `names` are the top-level attributes that it changes; `nested` those whose inside it
-    changes or reads; `types` the types of top-level attributes after it, as far as they are known."""
+    changes or reads; `types` the types of top-level attributes after it, as far as they are known; `source` what it
+    was compiled from, as of an `ItemCondition`."""
 
-    __slots__ = ("_bad_type", "_changes", "creates", "names", "nested", "types")
+    __slots__ = ("_bad_type", "_changes", "creates", "names", "nested", "source", "types")
 
     def __init__(
         self,
@@ -83,6 +84,7 @@ class ItemUpdate:
     ) -> None:
         self._changes = changes
         self._bad_type = bad_type
+        self.source: Source | None = None
         self.names = frozenset([str(change.steps[0]) for change in changes])
         self.nested = nested
         self.types = types or {}

@@ -55,9 +55,10 @@ class LeasedRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     span_ms: int  # the duration of the lease
 
     def free(self, now_ms: int) -> bool:
-        """Whether it may be delivered again."""
+        """Whether it may be delivered again: the lease has ended, or was made by a clock that was far ahead. A little
+        more than its duration may be left: this process's clock may be behind that of the one that made it."""
         left = self.until_ms - now_ms
-        return left <= 0 or left > self.span_ms
+        return left <= 0 or left > self.span_ms + limits.LEASE_SKEW_MS
 
     def held_by(self, consumer: str, lease: int | None) -> bool:
         """Whether this consumer may still acknowledge, extend or return it."""

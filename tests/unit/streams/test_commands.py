@@ -294,7 +294,7 @@ def test_close(place: Place) -> None:
     place.do(CreateStream("a", TEXT))
     place.listen("a")
     assert place.do(Append("a", b"last", TEXT, close=True)) == Appended(4, True)
-    assert [notice if notice is CLOSED else type(notice) for notice in place.notices] == [Advanced, CLOSED]
+    assert [notice if notice == CLOSED else type(notice) for notice in place.notices] == [Advanced, CLOSED]
     assert place.describe("a").stream.closed == 1
     assert place.do(Append("a", close=True)) == Appended(4, True, True), "closing again does no harm"
     assert len(place.notices) == 2

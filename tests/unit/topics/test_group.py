@@ -106,6 +106,14 @@ def test_a_lease_that_would_outlast_its_span_has_run_out() -> None:
     assert not held(0, 5, until_ms=NOW + 60_000).free(NOW)
 
 
+def test_a_clock_that_is_a_little_behind_does_not_end_a_lease() -> None:
+    """Processes and machines do not agree to the millisecond: the lease was made at NOW, by another one's clock."""
+    fresh = held(0, 5, until_ms=NOW + 60_000)
+    assert not fresh.free(NOW - 1)
+    assert not fresh.free(NOW - limits.LEASE_SKEW_MS)
+    assert fresh.free(NOW - limits.LEASE_SKEW_MS - 1)
+
+
 def test_retention_takes_what_is_not_in_anybodys_hands() -> None:
     place = GroupProgress(10, (held(0, 2, until_ms=NOW), held(2, 4), held(5, 8, until_ms=NOW)))
     after, lost = group.overtaken(place, 6, NOW)

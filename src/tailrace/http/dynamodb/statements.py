@@ -32,7 +32,7 @@ from tailrace.http.dynamodb.shape import (
     table_name,
 )
 from tailrace.http.dynamodb.transactions import PAYLOAD_BYTES_MAX, TOO_LARGE
-from tailrace.tables import partiql, value
+from tailrace.tables import partiql, sources, value
 from tailrace.tables.binding import Placeholders
 from tailrace.tables.capacity import Capacity
 from tailrace.tables.commands import ItemCommand, TransactWrite
@@ -128,9 +128,10 @@ def _write(prepared: PreparedStatement, capacity: bool, within: str | None = Non
         item = partiql.item(statement, given)
         return InsertItem(table, item, value.item_size(item), **shared)
     assert not isinstance(statement, PartiQLSelect)
-    where = ItemWhere(statement, given, within)
+    where = ItemWhere(statement, given, within, (prepared.text, prepared.parameters, within))
     if isinstance(statement, PartiQLUpdate):
         update = partiql.update(statement, given)
+        update.source = (sources.STATEMENT, prepared.text, prepared.parameters)
         return UpdateWhere(table, {}, update, where=where, returns=statement.returns, **shared)
     if isinstance(statement, PartiQLDelete):
         return DeleteWhere(table, {}, where=where, returns=statement.returns, **shared)

@@ -1,0 +1,54 @@
+"""Which commands of each server are committed: a row per server, written in the transaction of its commands.
+
+A server that sends commands to the writer of another process numbers them. When the writer is replaced, the server asks
+how far the last one came, and sends again exactly the commands beyond that.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tailrace.access import Permission
+from tailrace.command import Command, Query
+from tailrace.storage.engine import Reader, Tx
+from tailrace.storage.table import StorageTable
+
+
+class SentRow(msgspec.Struct, frozen=True, gc=False):
+    """The number of the last committed command of a server in one of its lives."""
+
+    server: str  # its name, a slash, and the id of this life
+    upto: int
+
+
+SENT = StorageTable("sent", SentRow, key=("server",), cached=True)
+
+
+def life_name(server: str, life: str) -> str:
+    return f"{server}/{life}"
+
+
+class BeginLife(Command[int], frozen=True):
+    """A server connects: forget its earlier lives; the number of its last committed command in this one."""
+
+    permission = Permission.SYSTEM
+
+    server: str
+    life: str
+
+    def run(self, tx: Tx) -> int:
+        name = life_name(self.server, self.life)
+        for row in list(tx.scan(SENT)):
+            if row.server.rpartition("/")[0] == self.server and row.server != name:
+                tx.delete(SENT, row.server)
+        found = tx.get(SENT, name)
+        return 0 if found is None else found.upto
+
+
+class ListSent(Query[list[SentRow]], frozen=True):
+    """The last committed command of each server."""
+
+    permission = Permission.SYSTEM
+
+    def run(self, reader: Reader) -> list[SentRow]:
+        return list(reader.scan(SENT))

@@ -1,0 +1,353 @@
+"""The writer's side of the bus: it runs the commands of all servers, and passes on what each commit has changed.
+
+Theory of operation
+-------------------
+A server's commands go to the runner in the order of their numbers. Before a batch is committed, the number of the last
+command of each server in it is written in the same transaction (`mark`), unless the batch changes nothing: after a
+crash each server learns which of its commands were committed.
+
+After a commit, results are collected per link and its notices are encoded once for all links. Both are sent in the
+loop's next turn, the notices first. A commit that changes users or keys is special: its results wait until every link
+has confirmed the notices. A link that does not within BUS_TTL_S is cut off; by then its server does not trust what it
+has cached.
+
+No link can hold up the writer: one whose server does not read is cut off at BUS_UNSENT_BYTES_MAX, and one whose server
+sends more than BUS_WINDOW_BYTES that are not answered is not read from until they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from tailrace import failpoints, limits
+from tailrace.auth.throttle import LoginThrottle
+from tailrace.bus import asking, link, messages
+from tailrace.bus.asking import CountMetrics, LoginNoted
+from tailrace.bus.link import BusLink
+from tailrace.bus.remote_exports import ServedExports
+from tailrace.bus.server_commands import SENT, BeginLife, SentRow, life_name
+from tailrace.bus.shared_throttle import note
+from tailrace.bus.totals import MetricTotals
+from tailrace.errors import Error, Unavailable
+from tailrace.log.cold import ColdMiss
+from tailrace.log.tail import KEYS_CHANGED, USERS_CHANGED
+from tailrace.runner import QueuedCommand
+from tailrace.storage.engine import Notice, Tx
+
+REVOKING: Final = (USERS_CHANGED, KEYS_CHANGED)
+logger = logging.getLogger("tailrace.bus")
+
+
+class ServerLink:
+    """A connected server."""
+
+    def __init__(self, made: BusLink) -> None:
+        self.link = made
+        self.name = ""  # and life, since its hello
+        self.results: list[Any] = []  # to be sent
+        self.unanswered = 0  # bytes of commands
+        self.confirmed = 0  # the last batch that was confirmed
+        self.exports: dict[int, Any] = {}
+
+
+class RemoteCommand(QueuedCommand):
+    """A command of a server in another process."""
+
+    __slots__ = ("_bus", "_bytes", "_from", "number")
+
+    def __init__(self, bus: BusServer, server: ServerLink, number: int, command: Any, by: str, size: int) -> None:
+        super().__init__(command, by)
+        self._bus = bus
+        self._from = server
+        self._bytes = size
+        self.number = number
+
+    @property
+    def server(self) -> str:
+        return self._from.name
+
+    def deliver(self) -> None:
+        if isinstance(self.error, ColdMiss):
+            self._bus.fetch(self, self._from)
+            return
+        self._bus.answer(self._from, self.number, self._bytes, self.result, self.error)
+
+
+class BusServer:
+    """Serves the bus for a database that is open for writing. For the event loop's thread."""
+
+    def __init__(self, db: Any, throttle: LoginThrottle, version: str) -> None:
+        self._version = version
+        self.epoch = secrets.token_hex(8)
+        self._db = db
+        self._throttle = throttle
+        self._totals = MetricTotals(db.metrics)
+        self._exports = ServedExports(db.exports)
+        self._loop = asyncio.get_running_loop()
+        self._links: dict[BusLink, ServerLink] = {}
+        self._batch = 0
+        self._flushing = False
+        self._held: list[tuple[int, ServerLink, list[Any]]] = []  # results that wait for confirmations of a batch
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._server: asyncio.AbstractServer | None = None
+        self._beating: asyncio.TimerHandle | None = None
+        self._unrelay: Callable[[], None] = lambda: None
+
+    async def start(self, listen: Callable[[Callable[[], BusLink]], Any]) -> None:
+        """Accept links. `listen` starts the listener for the protocols that it is given."""
+        self._db.sharing.mark_commits(self.mark)
+        self._unrelay = self._db.tail.relay(self.publish)
+        self._server = await listen(self._accept)
+        self._beat()
+
+    async def stop(self) -> None:
+        """Send what is left, and end all links."""
+        if self._beating is not None:
+            self._beating.cancel()
+        if self._server is not None:
+            self._server.close()
+        self._unrelay()
+        self._flush()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.sleep(0)
+        for made in list(self._links):
+            made.finish()
+        await self._exports.close()
+
+    @property
+    def servers(self) -> int:
+        """How many servers are connected."""
+        return sum(bool(server.name) for server in self._links.values())
+
+    # -- links
+
+    def _accept(self) -> BusLink:
+        made = BusLink(self._receive, self._lost)
+        self._links[made] = ServerLink(made)
+        return made
+
+    def _lost(self, made: BusLink) -> None:
+        server = self._links.pop(made, None)
+        if server is None:
+            return
+        self._db.metrics.workers = self.servers
+        self._totals.gone(server.name)
+        if server.exports:
+            self._begin(self._exports.end_all(server.exports))
+        self._release_held()
+
+    def _receive(self, made: BusLink, message: list[Any]) -> None:
+        server = self._links.get(made)
+        if server is None:
+            return
+        kind = message[0]
+        if kind == link.HELLO:
+            self._greet(server, *message[1:5])
+        elif not server.name:
+            raise Unavailable("the first frame of a link must be a hello")
+        elif kind == link.RUN:
+            for number, tag, by, body in message[1]:
+                self._run(server, number, tag, by, body)
+        elif kind == link.CONFIRM:
+            server.confirmed = max(server.confirmed, message[1])
+            self._release_held()
+        elif kind == link.ASK:
+            self._begin(self._answer(server, *message[1:]))
+        elif kind == link.TELL:
+            self._hear(server, asking.decode(*message[1:]))
+
+    def _greet(self, server: ServerLink, protocol: int, version: str, name: str, life: str) -> None:
+        link.check_protocol(protocol, version)
+
+        def done(upto: Any, error: BaseException | None) -> None:
+            """Earlier commands of this life have run by now: they were before this one in the queue."""
+            if error is not None:
+                logger.error("server %s is refused: %s", name, error)
+                server.link.cut()
+                return
+            server.name = life_name(name, life)
+            server.confirmed = self._batch
+            server.link.send([link.HELLO, link.PROTOCOL, self._version, self.epoch, upto])
+            self._send_state(server)
+            self._db.metrics.workers = self.servers
+
+        self._db.sharing.submit(BeginLife(name, life), done)
+
+    # -- commands
+
+    def _run(self, server: ServerLink, number: int, tag: str, by: str, body: bytes) -> None:
+        size = len(body)
+        server.unanswered += size
+        if server.unanswered > limits.BUS_WINDOW_BYTES:
+            server.link.read_on(False)
+        try:
+            job = RemoteCommand(self, server, number, messages.decode_command(tag, body), by, size)
+        except Exception as error:
+            if not isinstance(error, Error):
+                logger.exception("a command %s could not be read", tag)
+            self.answer(server, number, size, None, error)
+            return
+        self._db.sharing.queue(job)
+
+    def mark(self, tx: Tx, jobs: Iterable[QueuedCommand]) -> None:
+        """Write how far each server's commands have come, with the commands of this transaction."""
+        if not tx.changed:
+            return
+        upto: dict[str, int] = {}
+        for job in jobs:
+            if type(job) is RemoteCommand and job.error is None and job.number > upto.get(job.server, 0):
+                upto[job.server] = job.number
+        for server, number in upto.items():
+            found = tx.get(SENT, server)
+            if found is None or found.upto < number:
+                tx.put(SENT, SentRow(server, number))
+
+    def answer(self, server: ServerLink, number: int, size: int, result: Any, error: BaseException | None) -> None:
+        """Send the outcome of a command in the loop's next turn."""
+        server.unanswered -= size
+        if server.unanswered < limits.BUS_WINDOW_BYTES // 2:
+            server.link.read_on(True)
+        if error is None:
+            try:
+                server.results.append((number, True, messages.encode_result(result)))
+            except Exception as broken:
+                logger.exception("a result could not be sent")
+                server.results.append((number, False, messages.encode_error(broken)))
+        else:
+            if not isinstance(error, Error):
+                logger.error("a command failed", exc_info=error)
+            server.results.append((number, False, messages.encode_error(error)))
+        self._flush_soon()
+
+    def fetch(self, job: RemoteCommand, server: ServerLink) -> None:
+        """Run a command again when the trimmed history that it needs is in memory."""
+        missing = job.error
+        assert isinstance(missing, ColdMiss)
+
+        async def again() -> None:
+            try:
+                await self._db.sharing.fetch_cold(missing)
+            except Error as error:
+                job.settle(None, error)
+                return
+            if server.link.open:  # otherwise its server sends it again
+                job.error = None
+                self._db.sharing.queue(job)
+
+        self._begin(again())
+
+    # -- after a commit
+
+    def publish(self, notices: list[Notice]) -> None:
+        """Pass the notices of a commit on to all servers."""
+        if not notices or not self._links:
+            return
+        self._batch += 1
+        confirm = any(notice.log in REVOKING for notice in notices)
+        frame = [link.BATCH, self._batch, confirm, messages.encode_notices(notices)]
+        for server in list(self._links.values()):
+            if server.name:
+                self._send(server, frame)
+        if confirm:
+            for server in self._links.values():
+                if server.results:
+                    self._held.append((self._batch, server, server.results))
+                    server.results = []
+            self._loop.call_later(limits.BUS_TTL_S + limits.BUS_BEAT_S, self._cut_silent, self._batch)
+            self._release_held()
+
+    def _send(self, server: ServerLink, frame: list[Any]) -> None:
+        if server.link.unsent_bytes > limits.BUS_UNSENT_BYTES_MAX:
+            logger.error("server %s does not read what it is sent, and is cut off", server.name)
+            server.link.cut()
+            return
+        server.link.send(frame)
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        failpoints.hit("bus.answering")
+        for server in list(self._links.values()):
+            if server.results:
+                results, server.results = server.results, []
+                self._send(server, [link.DONE, results])
+
+    def _release_held(self) -> None:
+        """Send the results that waited until all servers had confirmed a batch."""
+        if not self._held:
+            return
+        least = min((server.confirmed for server in self._links.values() if server.name), default=self._batch)
+        ready = [held for held in self._held if held[0] <= least]
+        self._held = [held for held in self._held if held[0] > least]
+        for _, server, results in ready:
+            if server.link.open:
+                self._send(server, [link.DONE, results])
+
+    def _cut_silent(self, batch: int) -> None:
+        """Cut off the servers that have not confirmed a batch in time."""
+        for server in list(self._links.values()):
+            if server.name and server.confirmed < batch:
+                logger.error("server %s has not confirmed a change of users or keys, and is cut off", server.name)
+                server.link.cut()
+
+    # -- questions and news
+
+    async def _answer(self, server: ServerLink, number: int, tag: str, body: bytes) -> None:
+        try:
+            question = asking.decode(tag, body)
+            answer, ok = asking.encode_answer(await self._find(server, question)), True
+        except Exception as error:
+            if not isinstance(error, Error):
+                logger.exception("a question could not be answered")
+            answer, ok = messages.encode_error(error), False
+        server.link.send([link.ANSWER, number, ok, answer])
+
+    async def _find(self, server: ServerLink, question: Any) -> Any:
+        if isinstance(question, asking.BeginLogin):
+            return self._throttle.begin(question.user, question.peer, known=question.known)
+        if isinstance(question, CountMetrics):
+            self._totals.count(server.name, question)
+            return self._totals.sum()
+        return await self._exports.answer(server.exports, question)
+
+    def _hear(self, server: ServerLink, news: Any) -> None:
+        if isinstance(news, CountMetrics):
+            self._totals.count(server.name, news)
+        elif isinstance(news, LoginNoted):
+            note(self._throttle, news)
+            for other in self._links.values():
+                if other is not server and other.name:
+                    self._send(other, [link.TELL, *asking.encode(news)])
+
+    def _begin(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- beats
+
+    def _beat(self) -> None:
+        self._beating = self._loop.call_later(limits.BUS_BEAT_S, self._beat)
+        for server in list(self._links.values()):
+            if server.name:
+                self._send_state(server)
+
+    def _send_state(self, server: ServerLink) -> None:
+        db = self._db
+        stopped, trouble = db.stopped, db.trouble
+        state = {
+            "now_ms": db.clock.now_ms(),
+            "lag_ms": db.clock.lag_ms,
+            "stopped": None if stopped is None else messages.encode_error(stopped),
+            "trouble": None if trouble is None else messages.encode_error(trouble),
+        }
+        self._send(server, [link.BEAT, state])
