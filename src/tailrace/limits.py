@@ -308,3 +308,13 @@ SWEEP_ENTRIES: Final = 5_000  # entries removed in one step, so that writers wai
 SWEEP_ITEMS: Final = 250  # items that one step deletes or adds to an index
 SWEEP_ROWS: Final = 2_000  # rows of a dropped table that one step removes
 METRIC_SERIES_MAX: Final = 2_000  # partitions, and groups in partitions, with metrics of their own
+
+# -- a database in PostgreSQL
+LEASE_TTL_S: Final = 3.0  # a leader that has not renewed its lease for so long is replaced
+STANDBY_LOOK_S: Final = 0.1  # how often a server that waits looks whether the leader is there
+STEP_DOWN_REST_S: Final = 5.0  # how long a server that has stepped down leaves the lease to others
+COMMIT_DECISION_S: Final = 30.0  # how long to try to find out what became of a commit whose answer was lost
+POSTGRES_CONNECT_S: Final = 3  # for each host of the URL
+POSTGRES_READERS_MAX: Final = 24  # connections that read
+POSTGRES_READER_WAIT_S: Final = 10.0  # for one of them; then 503
+SCAN_PAGE_BYTES: Final = 1 * MiB  # of rows that one statement of a scan fetches, approximately
