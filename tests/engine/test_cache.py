@@ -14,6 +14,7 @@ from tailrace.storage.sqlite import SqliteEngine
 from tests.engine.conftest import NOW_MS
 from tests.engine.tables import HOT, Hot
 from tests.engine.test_rows import write
+from tests.support import postgres
 
 
 def got(engine: Engine, *names: str) -> list[int | None]:
@@ -143,16 +144,8 @@ def _break_commit(engine: Any) -> Callable[[], None]:
     """Let the engine's COMMIT fail until the result is called. What that takes differs by engine: SQLite has a hook,
     PostgreSQL a trigger that is deferred."""
     if not isinstance(engine, SqliteEngine):
-        with engine._connect("test") as connection:
-            connection.execute(
-                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
-                "$$ BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = '53100'; END $$"
-            )
-            connection.execute(
-                "CREATE CONSTRAINT TRIGGER refuse AFTER UPDATE ON leader DEFERRABLE INITIALLY DEFERRED "
-                "FOR EACH ROW EXECUTE FUNCTION refuse()"
-            )
-        return lambda: engine.writer.execute("DROP FUNCTION refuse CASCADE")
+        postgres.refuse_commits(engine.url)
+        return lambda: postgres.accept_commits(engine.url)
     engine.writer.set_commit_hook(lambda: True)
     return lambda: engine.writer.set_commit_hook(None)
 

@@ -91,8 +91,7 @@ class PostgresServer:
         return self.url(name)
 
     def drop(self, url: str) -> None:
-        name = url.partition("///")[2].partition("?")[0]
-        self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        self.execute(f"DROP DATABASE IF EXISTS {name_of(url)} WITH (FORCE)")
 
     def _command(self, program: str, *arguments: str, input: str | None = None, beside: bool = True) -> None:  # noqa: A002
         command: Sequence[str] = [str(self._programs / program) if beside else program, *arguments]
@@ -139,5 +138,35 @@ def empty_database() -> str:
     """The URL of a migrated database with nothing in it: the same one each time, so that it is there at once. The key
     of its secrets is KEY."""
     url = _shared_database()
-    shared_server().execute(_EMPTY, url.partition("///")[2].partition("?")[0])
+    shared_server().execute(_EMPTY, name_of(url))
     return url
+
+
+def name_of(url: str) -> str:
+    """The name of a database."""
+    return url.partition("///")[2].partition("?")[0]
+
+
+def refuse_commits(url: str) -> None:
+    """Let every COMMIT of a leader fail, as on a full disk."""
+    shared_server().execute(
+        """
+        CREATE FUNCTION tailrace.refuse() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = '53100'; END $$;
+        CREATE CONSTRAINT TRIGGER refuse AFTER UPDATE OF batch ON tailrace.leader DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION tailrace.refuse()
+        """,
+        name_of(url),
+    )
+
+
+def accept_commits(url: str) -> None:
+    shared_server().execute("DROP FUNCTION tailrace.refuse CASCADE", name_of(url))
+
+
+def end_sessions(url: str) -> None:
+    """End the sessions of the leader, and wait until they are gone."""
+    leading = "application_name LIKE 'tailrace leader%' AND datname = current_database()"
+    shared_server().execute(
+        f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {leading}", name_of(url)
+    )
