@@ -312,15 +312,11 @@ class Database(EmbeddedOperations):
         from tailrace.backup import back_up
         from tailrace.cold.store import Store
 
-        if not isinstance(self._engine, SqliteEngine):
-            raise Invalid(
-                "a database in PostgreSQL is backed up by its own tools (pg_dump, pg_basebackup), or into a portable "
-                "archive by `tailrace export-database`",
-                code="OTHER_ENGINE",
-            )
-        assert self.cold is not None
+        if self.cold is None:
+            raise Invalid("a database is backed up with its cold storage; open it with `cold`")
         store = Store(self.cold.url, self.cold.options)
-        return back_up(self._engine, target, cold=store, keep=keep, deep=deep, on_progress=on_progress)
+        source: Any = self._engine
+        return back_up(source, target, cold=store, keep=keep, deep=deep, on_progress=on_progress)
 
     # -- opening and closing
 

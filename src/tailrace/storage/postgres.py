@@ -22,7 +22,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tailrace import limits
 from tailrace.errors import Invalid, Unavailable
-from tailrace.storage import modes, postgres_arrays, postgres_schema, vault
+from tailrace.storage import modes, portable, postgres_arrays, postgres_schema, vault
 from tailrace.storage.engine import closed
 from tailrace.storage.lease import NAME, Deposed, LeaderLease, led_by, look
 from tailrace.storage.migrations_list import refuse_other
@@ -263,6 +263,17 @@ class PostgresEngine:
         """Findings about the database itself."""
         with translated(), self._connect(_READING) as connection:
             return postgres_schema.integrity(connection)
+
+    def copy_to(self, path: Path, on_progress: Callable[[int, int], None] | None = None) -> None:
+        """Copy the database as it is at this moment into a new file of SQLite, while others write. `on_progress` gets
+        the tables done and their number."""
+        with translated(), self._connect(_READING) as connection:
+            portable.to_file(connection, path, on_progress)
+
+    def load_from(self, path: Path) -> None:
+        """Copy all rows of a file of SQLite into this database, which must be empty. Close it afterwards."""
+        with translated():
+            portable.from_file(path, self.writer, self.lease.epoch, self.vault)
 
     def reencrypt(self, fresh: vault.Vault) -> None:
         """Encrypt all secrets with another key, in one transaction. No other thread may use the engine meanwhile."""

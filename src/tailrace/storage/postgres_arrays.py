@@ -18,7 +18,7 @@ from psycopg.pq import Format
 from tailrace.storage.engine import unstorable
 from tailrace.storage.table import Key, StorageColumn, StorageTable
 
-_TYPES: Final = {"INTEGER": "bigint", "TEXT": "text", "BLOB": "bytea"}
+TYPES: Final = {"INTEGER": "bigint", "TEXT": "text", "BLOB": "bytea"}
 _HEAD: Final = struct.Struct(">iiiii").pack  # dimensions, whether there are NULLs, type, length, first index
 _LENGTH: Final = struct.Struct(">i").pack
 _INTEGER: Final = struct.Struct(">iq").pack
@@ -154,12 +154,12 @@ def select_any(table: StorageTable[Any], prefixed: int) -> str:
     names = ", ".join(column.name for column in table.stored)
     terms = [f"{name} = %b" for name in table.key[:prefixed]]
     last = table.columns[prefixed]
-    terms.append(f"{last.name} = ANY (%b::{_TYPES[last.kind]}[])")
+    terms.append(f"{last.name} = ANY (%b::{TYPES[last.kind]}[])")
     return f"SELECT {names} FROM {table.name} WHERE {' AND '.join(terms)}"
 
 
 def _unnested(columns: Sequence[StorageColumn]) -> str:
-    return f"unnest({', '.join(f'%b::{_TYPES[column.kind]}[]' for column in columns)})"
+    return f"unnest({', '.join(f'%b::{TYPES[column.kind]}[]' for column in columns)})"
 
 
 def _wanted(table: StorageTable[Any]) -> str:
