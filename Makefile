@@ -121,6 +121,11 @@ $(STAMPS)/%/node_modules: %/package-lock.json %/package.json
 chromium:
 	@tools/ensure-chromium >/dev/null || [ "$$?" = 69 ]
 
+# Without it, the tests of databases in PostgreSQL are skipped.
+.PHONY: postgres
+postgres:
+	@tools/ensure-postgres >/dev/null || [ "$$?" = 69 ]
+
 # -- tests: everything, then each part
 
 # The parts, the longest first. They run beside each other, JOBS at a time, each in one process: the output of a part is shown when
@@ -135,7 +140,7 @@ part = $(timed) $(TEST_ENV) $(PYTEST) -q
 by_file = -n $(WORKERS) --dist loadfile
 
 .PHONY: test
-test: $(STAMPS)/dev node-modules chromium lint  ## Run every check and every test
+test: $(STAMPS)/dev node-modules chromium postgres lint  ## Run every check and every test
 	$(call say,'$(words $(PARTS)) parts$(,) $(JOBS) at a time: $(PARTS)')
 	@rm -f $(TIMES); status=0; \
 	$(MAKE) --keep-going --jobs=$(JOBS) --output-sync=target WORKERS=0 OFFLINE=skip $(PARTS) || status=$$?; \
@@ -143,6 +148,7 @@ test: $(STAMPS)/dev node-modules chromium lint  ## Run every check and every tes
 	awk '{ printf "%-12s %3d min %2d s%s\n", $$1, $$3 / 60, $$3 % 60, $$2 ? "  failed" : "" }' $(TIMES); \
 	[ -e $(STAMPS)/lowest ] || echo 'Not tested: the lowest versions of dependencies; the package registry cannot be reached.'; \
 	tools/ensure-chromium --find >/dev/null || echo 'Not tested: the JavaScript client in a browser, and the web console; there is no Chromium, and it could not be installed.'; \
+	tools/ensure-postgres --find >/dev/null || echo 'Not tested: databases in PostgreSQL; it is missing, and could not be installed.'; \
 	[ -n "$$($(BIN)/python tools/compile --path)" ] || echo 'Not tested: the compiled build; there is no C compiler, or it failed.'; \
 	exit $$status
 	$(call say,'all tests passed')

@@ -45,7 +45,7 @@ def test_the_methods_of_a_database() -> None:
     public = {name for name, value in vars(Database).items() if not name.startswith("_")}
     assert public == {
         "execute", "aexecute", "submit", "add_followers", "sql", "stopped", "attach", "aclose", "close", "sweep",
-        "trouble", "waiting", "identity", "verify", "backup",
+        "trouble", "waiting", "identity", "verify", "backup", "blocking",
     }  # fmt: skip
     for_tables = {name for name in vars(TableOperations) if not name.startswith("_")}
     made = {"create_table", "table", "tables", "drop_table", "batch_write", "transact_write", "transact_get"}

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 
-from tailrace import limits
+from tailrace import extras, limits
 from tailrace.auth.check import check_secrets
 from tailrace.errors import Corrupt, Invalid
 from tailrace.jobs.check import check_jobs
@@ -59,12 +60,14 @@ def check_database(
     cold_options: Mapping[str, str] | None = None,
     deep: bool = False,
     without_key: bool = False,
+    database: str | None = None,
 ) -> Report:
     """Check the database in a directory, whether or not a server has it open, and its cold storage (by default the
-    directory `cold` in it). `deep`: read all files of cold storage. `without_key`: skip the secrets if their encryption
-    key is missing, which is an error otherwise. Raises `Corrupt` WAL_DAMAGED like `tailrace.open`."""
+    directory `cold` in it). `database`: the URL of one in PostgreSQL, whose key may be in the directory. `deep`: read
+    all files of cold storage. `without_key`: skip the secrets if their encryption key is missing, which is an error
+    otherwise. Raises `Corrupt` WAL_DAMAGED like `tailrace.open`."""
     advance = on_progress or (lambda what, done, total: None)
-    engine = SqliteEngine(path, read_only=True, accept_loss=accept_loss)
+    engine = _opened(path, database, accept_loss)
     try:
         if isinstance(engine.vault, LockedVault) and not without_key:
             raise engine.vault.error
@@ -91,6 +94,15 @@ def check_database(
         return report
     finally:
         engine.close()
+
+
+def _opened(path: str | os.PathLike[str], database: str | None, accept_loss: bool) -> Any:
+    if database is None:
+        return SqliteEngine(path, read_only=True, accept_loss=accept_loss)
+    extras.require("postgres")
+    from tailrace.storage.postgres import PostgresEngine  # an optional package
+
+    return PostgresEngine(database, path, read_only=True)
 
 
 def check_rows(reader: Reader, report: Report, on_progress: Progress) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from tailrace import limits
 from tailrace.access import ADMINISTRATIVE, Permission, Principal
-from tailrace.storage.engine import Reader, Tx
+from tailrace.storage.engine import Peek, Reader, Tx
 
 T = TypeVar("T")
 Subject = tuple[str, str]  # the kind, and the field with the name
@@ -38,6 +38,11 @@ class Command(msgspec.Struct, Generic[T], frozen=True, gc=False):
         if that would not be cheaper than one by one. Their results, rows and notices are those of `run`; none of them
         fails, nor depends on `tx.by` unless `signed`."""
         raise AssertionError(f"{cls.__name__} has no run_together()")
+
+    def prefetch(self, peek: Peek) -> None:
+        """Declare rows that it is going to get, by `peek(table, *key)`: where a read waits for another machine, those
+        of a whole batch are read at once, before any of it runs. A row that is in memory by then is returned, and may
+        name others; `reads` is called again when it has been read. Only for speed: `run` reads what is not declared."""
 
     def subjects(self) -> tuple[str, ...]:
         """The subjects it touches, as in ``tables/orders``, checked against the principal's grant. None: only for

@@ -23,6 +23,7 @@ from tailrace.access import ROLES
 from tailrace.errors import Invalid
 
 DEFAULT_PORT = 4437
+DATABASE_URLS = ("postgresql://", "postgres://")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -79,6 +80,9 @@ class ColdConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     data: str = "data"  # the directory of the database
+    database: str | None = (
+        None  # postgresql://...: the database is there, and the directory has its key and cold storage
+    )
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     dev: bool = False  # dev mode: authentication is off, loopback only
@@ -161,6 +165,7 @@ def _checked(config: Config) -> Config:
     if (config.tls_certificate is None) != (config.tls_key is None):
         raise Invalid("TLS needs both tls_certificate and tls_key; give the other one too")
     check_token(config.token)
+    check_database_url(config.database)
     if config.dev and config.host not in LOOPBACK:
         raise Invalid(
             f"in dev mode authentication is off, so the server listens on loopback only, not on {config.host!r}; "
@@ -197,6 +202,13 @@ def _checked(config: Config) -> Config:
     if len(set(names)) != len(names):
         raise Invalid("auth.issuers has the same issuer twice; remove one of them")
     return config
+
+
+def check_database_url(url: str | None) -> None:
+    """Raise `Invalid` unless it is None or the URL of a database in PostgreSQL."""
+    if url is not None and not url.startswith(DATABASE_URLS):
+        shown = url.partition("://")[0] if "://" in url else url[:80]
+        raise Invalid(f"database {shown!r} is not a URL that begins with postgresql://; for a directory use data")
 
 
 def _check_positive(name: str, value: float) -> None:

@@ -13,14 +13,14 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tailrace import limits
+from tailrace import extras, limits
 from tailrace.access import SYSTEM, Principal
 from tailrace.auth.audit import admit
 from tailrace.auth.throttle import LoginThrottle
 from tailrace.clock import Clock, FollowedClock, Jump
 from tailrace.command import Command, Query
 from tailrace.completion import Completion
-from tailrace.config import Config
+from tailrace.config import DATABASE_URLS, Config
 from tailrace.embedded import EmbeddedOperations
 from tailrace.errors import Error, Invalid, Unavailable
 from tailrace.housekeeping import Housekeeper
@@ -329,10 +329,11 @@ class Database(EmbeddedOperations):
         from tailrace.backup import back_up
         from tailrace.cold.store import Store
 
-        assert isinstance(self._engine, SqliteEngine), "other engines are backed up by their own tools"
-        assert self.cold is not None
+        if self.cold is None:
+            raise Invalid("a database is backed up with its cold storage; open it with `cold`")
         store = Store(self.cold.url, self.cold.options)
-        return back_up(self._engine, target, cold=store, keep=keep, deep=deep, on_progress=on_progress)
+        source: Any = self._engine
+        return back_up(source, target, cold=store, keep=keep, deep=deep, on_progress=on_progress)
 
     # -- opening and closing
 
@@ -351,6 +352,11 @@ class Database(EmbeddedOperations):
             logger.warning("the database is open, but cannot be written: %s", error)
             return False
         return True
+
+    @property
+    def blocking(self) -> bool:
+        """Whether a query may wait for another machine, so that it is not for an event loop's thread."""
+        return self._engine.blocking
 
     @property
     def stopped(self) -> Error | None:
@@ -540,9 +546,9 @@ def _not_found(missing: ColdMiss | None) -> Unavailable:
 def open(
     path: str | os.PathLike[str], *, cold: str | ColdStorage | None = None, accept_loss: bool = False, **options: Any
 ) -> Database:
-    """Open the database in a directory; it is created if it does not exist. `cold` is the URL of its cold storage, by
-    default the directory `cold` in it. `accept_loss`: a damaged write-ahead log is truncated where the damage begins,
-    and a copy of it is kept; otherwise it is an error (`Corrupt` WAL_DAMAGED).
+    """Open the database in a directory, or at postgresql://...; it is created if it does not exist. `cold` is the URL
+    of its cold storage, by default the directory `cold` in it. `accept_loss`: a damaged write-ahead log is truncated
+    where the damage begins, and a copy of it is kept; otherwise it is an error (`Corrupt` WAL_DAMAGED).
 
     >>> import tailrace
     >>> db = tailrace.open("data")
@@ -553,10 +559,26 @@ def open(
     >>> [change.event for change in orders.changes()]
     ['INSERT']
     """
+    if is_url(path):
+        storage = ColdStorage(cold) if isinstance(cold, str) else cold
+        return Database(open_postgres(str(path)), cold=storage, **options)
     if cold is None:
         cold = os.path.join(os.path.abspath(path), "cold")
     storage = cold if isinstance(cold, ColdStorage) else ColdStorage(cold)
     return Database(SqliteEngine(path, accept_loss=accept_loss), cold=storage, **options)
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether it names a database in PostgreSQL, and not a directory."""
+    return isinstance(path, str) and path.startswith(DATABASE_URLS)
+
+
+def open_postgres(url: str, directory: str | None = None, *, address: str = "") -> Any:
+    """The engine over a database in PostgreSQL, as its leader. `Unavailable` NOT_LEADER: another server leads."""
+    extras.require("postgres")
+    from tailrace.storage.postgres import PostgresEngine  # an optional package
+
+    return PostgresEngine(url, directory, address=address)
 
 
 def open_worker(config: Config, connect: Callable[..., Any], server: str, version: str) -> Database:
@@ -583,9 +605,14 @@ def open_worker(config: Config, connect: Callable[..., Any], server: str, versio
     return Database(engine, clock=clock, housekeeping_s=None, cold=_cold_storage(config), forwarder=forwarder)
 
 
-def open_configured(config: Config, *, accept_loss: bool = False) -> Database:
-    """Open the database of a server."""
-    return open(config.data, cold=_cold_storage(config), accept_loss=accept_loss)
+def open_configured(config: Config, *, accept_loss: bool = False, engine: Engine | None = None) -> Database:
+    """Open the database of a server; `engine`: which is open already."""
+    cold = _cold_storage(config)
+    if engine is None and config.database is not None:
+        engine = open_postgres(config.database, config.data)
+    if engine is not None:
+        return Database(engine, cold=cold)
+    return open(config.data, cold=cold, accept_loss=accept_loss)
 
 
 def _cold_storage(config: Config) -> ColdStorage:

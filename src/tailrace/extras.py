@@ -21,6 +21,7 @@ class Extra(NamedTuple):
 
 EXTRAS: Final = {
     "sql": Extra("SELECT", ("duckdb", "pyarrow")),
+    "postgres": Extra("a database in PostgreSQL", ("psycopg",)),
     "cold": Extra("cold storage, backup, a bulk read or a bulk write", ("deltalake", "pyarrow")),
 }
 

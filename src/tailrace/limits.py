@@ -361,3 +361,13 @@ UNDONE_RECORDS_MAX: Final = 50_000  # changes that a read of a table's past undo
 UNDONE_BYTES_MAX: Final = 32 * MiB  # and their bytes
 TRACED_MESSAGES: Final = 10_000  # messages that the trace of a write examines
 TRACED_RECORDS: Final = 100  # records and messages that it shows
+
+# -- a database in PostgreSQL
+LEASE_TTL_S: Final = 3.0  # a leader that has not renewed its lease for so long is replaced
+STANDBY_LOOK_S: Final = 0.1  # how often a server that waits looks whether the leader is there
+STEP_DOWN_REST_S: Final = 5.0  # how long a server that has stepped down leaves the lease to others
+COMMIT_DECISION_S: Final = 30.0  # how long to try to find out what became of a commit whose answer was lost
+POSTGRES_CONNECT_S: Final = 3  # for each host of the URL
+POSTGRES_READERS_MAX: Final = 24  # connections that read
+POSTGRES_READER_WAIT_S: Final = 10.0  # for one of them; then 503
+SCAN_PAGE_BYTES: Final = 1 * MiB  # of rows that one statement of a scan fetches, approximately

@@ -46,7 +46,7 @@ from tailrace.log.log import Advanced
 from tailrace.log.recent import RecentSegments
 from tailrace.log.tail import Notices, Tail
 from tailrace.metrics import Metrics
-from tailrace.storage.engine import UNSTORABLE, Engine, Notice, Tx, closed
+from tailrace.storage.engine import LOST, NOT_LEADER, UNSTORABLE, Engine, Notice, Tx, closed
 from tailrace.storage.presence import GONE
 from tailrace.storage.wal import DAMAGED
 
@@ -60,7 +60,7 @@ logger = logging.getLogger("tailrace.runner")
 
 # Failures that left nothing written and may pass; any other stops the writer.
 FULL = "DISK_FULL"
-PASSING = frozenset((FULL, "DATABASE_BUSY"))
+PASSING = frozenset((FULL, "DATABASE_BUSY", LOST))
 SURVIVABLE = PASSING | {UNSTORABLE}
 
 
@@ -382,6 +382,8 @@ class Runner:
             tx.cold = self._cold
             tx.recent = self._recent.committed
             failpoints.hit("batch.begun")
+            if self._engine.blocking:
+                tx.fetch_ahead([job.command.prefetch for job in batch.jobs])
             jobs, number, alone = batch.jobs, 0, 0
             while number < len(jobs):
                 ran = 0
@@ -533,9 +535,12 @@ class Runner:
         """Accept no more writes."""
         logger.critical("writes are stopped: %s", error, exc_info=error)
         reason = f"writes are stopped since the last commit failed ({error}); restart the server to recover"
+        code = "WRITES_STOPPED"
         if isinstance(error, Error) and error.code in (GONE, DAMAGED):
             reason = f"writes are stopped: {error}"
-        self._stopped = Unavailable(reason, code="WRITES_STOPPED")
+        elif isinstance(error, Error) and error.code == NOT_LEADER:
+            reason, code = str(error), NOT_LEADER
+        self._stopped = Unavailable(reason, code=code)
 
     def _raise_interrupt(self) -> None:
         """Raise a KeyboardInterrupt that arrived during a write, in its thread."""

@@ -1,4 +1,4 @@
-"""One contract, every engine. A second engine joins by one entry in ENGINES.
+"""One contract, every engine. Another engine joins by one entry in ENGINES.
 
 An entry opens an engine over a directory of the test's own (an engine that keeps its rows elsewhere derives a name from
 it) and can make the tables that only these tests have.
@@ -17,6 +17,7 @@ from tailrace.storage.engine import Engine
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.storage.table import StorageTable
 from tests.engine.tables import TABLES
+from tests.support import postgres
 
 NOW_MS = 1_700_000_000_000
 
@@ -37,7 +38,35 @@ def _create_in_sqlite(engine: SqliteEngine, table: StorageTable[Any]) -> None:
         engine.writer.execute(f"CREATE TABLE IF NOT EXISTS {table.name} ({', '.join(columns)}) STRICT, WITHOUT ROWID")
 
 
-ENGINES = {"sqlite": Kind(SqliteEngine, _create_in_sqlite)}
+_TYPES = {"INTEGER": "bigint", "TEXT": 'text COLLATE "C"', "BLOB": "bytea"}
+_databases: dict[Path, str] = {}
+_opened: list[Any] = []
+
+
+def _open_in_postgres(directory: Path) -> Engine:
+    """The database of a directory: there is one, which is emptied when another directory is used."""
+    from tailrace.storage.postgres import PostgresEngine
+
+    while _opened:  # an example that was given up has not closed its own
+        _opened.pop().close()
+    if directory not in _databases:
+        _databases.clear()
+        _databases[directory] = postgres.empty_database()
+    _opened.append(PostgresEngine(_databases[directory], environment={"TAILRACE_SECRET_KEY": postgres.KEY}))
+    found: Engine = _opened[0]
+    return found
+
+
+def _create_in_postgres(engine: Any, table: StorageTable[Any]) -> None:
+    columns = [
+        f"{column.name} {_TYPES[column.kind]}{'' if column.nullable else ' NOT NULL'}" for column in table.stored
+    ]
+    columns.append(f"PRIMARY KEY ({', '.join(table.key)})")
+    if engine.writer.execute("SELECT to_regclass(%s)", (table.name,)).fetchone()[0] is None:
+        engine.writer.execute(f"CREATE TABLE {table.name} ({', '.join(columns)})")
+
+
+ENGINES = {"sqlite": Kind(SqliteEngine, _create_in_sqlite), "postgres": Kind(_open_in_postgres, _create_in_postgres)}
 
 
 class Place:
@@ -67,6 +96,8 @@ class Place:
 
 @pytest.fixture(params=sorted(ENGINES))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "postgres":
+        postgres.shared_server()  # or the test is skipped
     place = Place(ENGINES[request.param], tmp_path / "engine")
     yield place
     place.close()

@@ -10,9 +10,11 @@ import pytest
 from tailrace import limits
 from tailrace.errors import Error
 from tailrace.storage.engine import Engine, Tx
+from tailrace.storage.sqlite import SqliteEngine
 from tests.engine.conftest import NOW_MS
 from tests.engine.tables import HOT, Hot
 from tests.engine.test_rows import write
+from tests.support import postgres
 
 
 def got(engine: Engine, *names: str) -> list[int | None]:
@@ -133,13 +135,17 @@ def test_after_a_commit_that_failed(warm: Engine) -> None:
     mend = _break_commit(warm)
     with pytest.raises(Error):
         tx.commit()
-    mend()
     tx.rollback()
+    mend()
     assert got(warm, "a", "b", "c") == committed(warm, "a", "b", "c") == [1, 1, None]
 
 
 def _break_commit(engine: Any) -> Callable[[], None]:
-    """Let the engine's COMMIT fail until the result is called. What that takes differs by engine: SQLite has a hook."""
+    """Let the engine's COMMIT fail until the result is called. What that takes differs by engine: SQLite has a hook,
+    PostgreSQL a trigger that is deferred."""
+    if not isinstance(engine, SqliteEngine):
+        postgres.refuse_commits(engine.url)
+        return lambda: postgres.accept_commits(engine.url)
     engine.writer.set_commit_hook(lambda: True)
     return lambda: engine.writer.set_commit_hook(None)
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.storage.engine import Engine
+from tailrace.storage.reading import SqliteReader
 from tailrace.storage.recent import BULK_ROWS, ROW_BYTES, RecentRows
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.tables.definition import ITEMS, ItemRow
@@ -45,11 +46,20 @@ def read(engine: Engine, *keys: bytes) -> list[int | None]:
     return found
 
 
+def trace(reader: Any, statements: list[Any]) -> None:
+    """List the statements of a reader, which is the only one."""
+    if isinstance(reader, SqliteReader):
+        reader.connection.set_exec_trace(lambda cursor, statement, bindings: statements.append(statement) is None)
+        return
+    execute = reader.execute
+    reader.execute = lambda statement, bound=(): (statements.append(statement), execute(statement, bound))[1]
+
+
 def test_rows_are_read_once_and_dropped_when_they_change(engine: SqliteEngine) -> None:
     write(engine, item(A, 1), item(B, 1))
     statements: list[Any] = []
     with engine.reader(single=True) as reader:
-        reader.connection.set_exec_trace(lambda cursor, statement, bindings: statements.append(statement) is None)
+        trace(reader, statements)
     engine.recent.of(ITEMS).begin_all()
     engine.recent.of(ITEMS).end()
     assert read(engine, A, B, A, B) == [1, 1, 1, 1]

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -33,6 +34,7 @@ from tailrace.storage.sqlite import SqliteEngine
 from tailrace.storage.table import META, MetaRow, StorageTable
 from tailrace.streams.producer import PRODUCERS, ProducerState
 from tailrace.streams.stream import DEADLINES, Deadline
+from tests.support import postgres
 from tests.support.directories import scratch_directory
 from tests.support.patience import PATIENCE_S
 from tests.support.soak import examples
@@ -169,8 +171,11 @@ class Engines(RuleBasedStateMachine):
         with self.engine.reader() as reader:
             self.engines = list(reader.scan(META))  # what the engine itself has written
 
+    def open_engine(self) -> Any:
+        return SqliteEngine(self.directory, vfs=self.disk.name)
+
     def open(self) -> None:
-        self.engine = SqliteEngine(self.directory, vfs=self.disk.name)
+        self.engine = self.open_engine()
         self.tail = Tail()
         self.runner = Runner(self.engine, self.clock, self.tail, Metrics())
         self.loop = Loop()
@@ -312,5 +317,46 @@ class Engines(RuleBasedStateMachine):
         shutil.rmtree(self.directory)
 
 
+class EnginesInPostgres(Engines):
+    """The same over PostgreSQL, whose disk is not ours to fill: there a commit fails by a trigger."""
+
+    def __init__(self) -> None:
+        self.url = postgres.empty_database()
+        super().__init__()
+
+    def open_engine(self) -> Any:
+        from tailrace.storage.postgres import PostgresEngine
+
+        return PostgresEngine(self.url, environment={"TAILRACE_SECRET_KEY": postgres.KEY})
+
+    def submit_on_a_full_disk(self, scripts: list[tuple[list[Step], bool]], kept: int) -> None:
+        before = self.rows
+        expected, notices = self.expect(scripts)
+        postgres.refuse_commits(self.url)
+        try:
+            answers = self.run(scripts)
+        finally:
+            postgres.accept_commits(self.url)
+        assert self.runner.stopped is None
+        if any(isinstance(error, Unavailable) for _, error in answers):
+            assert all(isinstance(error, Unavailable) and error.code == "DISK_FULL" for _, error in answers)
+            self.rows = before
+            self.settle_notices([])
+        else:
+            self.compare(answers, expected)
+            self.settle_notices(notices)
+
+    @rule(scripts=st.lists(SCRIPTS, min_size=1, max_size=3))
+    def submit_after_the_session_ended(self, scripts: list[tuple[list[Step], bool]]) -> None:
+        """The connection is noticed to be gone, and made anew."""
+        postgres.end_sessions(self.url)
+        self.submit(scripts)
+
+
 TestEngines = Engines.TestCase
 TestEngines.settings = settings(max_examples=examples(150), stateful_step_count=25)
+
+
+@pytest.mark.skipif(postgres.programs() is None, reason=postgres.NOT_TESTED)
+class TestEnginesInPostgres(EnginesInPostgres.TestCase):  # type: ignore[name-defined,misc]
+    settings = settings(max_examples=examples(10), stateful_step_count=20, deadline=None)

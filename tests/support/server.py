@@ -181,10 +181,10 @@ class ServerProcess:
         return f"command: {' '.join(self.command)}\nexit status: {self.returncode}\noutput:\n{self.output}"
 
 
-def check(data: Path) -> subprocess.CompletedProcess[str]:
+def check(data: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run `tailrace check` over a database that no server has open."""
     return subprocess.run(
-        [sys.executable, "-m", "tailrace.cli", "check", "--data", str(data)],
+        [sys.executable, "-m", "tailrace.cli", "check", "--data", str(data), *options],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -40,6 +40,9 @@ from tests.support.patience import PATIENCE_S
 class FakeTx:
     """A transaction that remembers what happened to it, and whose commit can be held."""
 
+    def fetch_ahead(self, declare: Any) -> None:
+        pass
+
     def __init__(self, engine: FakeEngine, now_ms: int) -> None:
         self.engine = engine
         self.now_ms = now_ms

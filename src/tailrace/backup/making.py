@@ -14,11 +14,11 @@ from functools import partial
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from tailrace import failpoints, limits
+from tailrace import extras, failpoints, limits
 from tailrace.backup import cold_files
 from tailrace.backup.archives import is_archive, must_be_new, pack_archive
 from tailrace.backup.manifest import (
@@ -52,9 +52,27 @@ Progress = Callable[[str, int, int], None]  # step, done, total
 SECRET_KEY: Final = "secret.key"  # beside the database, if its encryption key is in a file
 
 
-def open_source(data: str | os.PathLike[str]) -> SqliteEngine:
-    """Open the database in a directory for a backup; a server may have it open."""
-    return SqliteEngine(data, read_only=True)
+class BackupSource(Protocol):
+    """The engine of a database that is backed up."""
+
+    @property
+    def directory(self) -> Path | None:
+        """Where the key of its secrets is, if it is in a file."""
+
+    def copy_to(self, path: Path, on_progress: Callable[[int, int], None] | None = None) -> None:
+        """Copy the database as it is at this moment into a new file of SQLite, the portable form."""
+
+    def close(self) -> None: ...
+
+
+def open_source(data: str | os.PathLike[str], database: str | None = None) -> BackupSource:
+    """Open the database in a directory, or at a URL, for a backup; a server may have it open."""
+    if database is None:
+        return SqliteEngine(data, read_only=True)
+    extras.require("postgres")
+    from tailrace.storage.postgres import PostgresEngine  # an optional package
+
+    return PostgresEngine(database, data, read_only=True)
 
 
 class BackupResult(msgspec.Struct, frozen=True):
@@ -66,7 +84,7 @@ class BackupResult(msgspec.Struct, frozen=True):
 
 
 def back_up(
-    engine: SqliteEngine,
+    engine: BackupSource,
     target: str | os.PathLike[str],
     *,
     cold: Store,
@@ -102,7 +120,7 @@ def back_up(
 class _Backup:
     """A backup in progress."""
 
-    def __init__(self, engine: SqliteEngine, cold: Store, target: BackupTarget, deep: bool, advance: Progress) -> None:
+    def __init__(self, engine: BackupSource, cold: Store, target: BackupTarget, deep: bool, advance: Progress) -> None:
         self._engine, self._cold, self._target = engine, cold, target
         self._deep, self._advance = deep, advance
         self._written = 0
@@ -153,8 +171,8 @@ class _Backup:
                 "backup again",
                 code="BACKUP_DISK_FULL",
             ) from error
-        key = self._engine.directory / SECRET_KEY
-        if key.is_file():
+        key = (self._engine.directory or scratch) / SECRET_KEY
+        if self._engine.directory is not None and key.is_file():
             write_private(scratch / SECRET_KEY, key.read_bytes())  # the copy is checked with it
         failpoints.hit("backup.copied")
         tiered = self._check(scratch)

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pyarrow.fs
 
+from tailrace import extras
 from tailrace.backup.archives import is_archive, unpack_archive
 from tailrace.backup.making import SECRET_KEY, Progress, in_parallel, parts_of, read_part
 from tailrace.backup.manifest import COLD, DATABASE, BackupFile, Manifest, decode
@@ -52,10 +53,12 @@ def restore(
     cold: Store | None = None,
     as_copy: bool = False,
     deep: bool = False,
+    database: str | None = None,
     options: Mapping[str, str] | None = None,
     on_progress: Progress | None = None,
 ) -> RestoreResult:
-    """Restore a database into a new or empty directory; the newest generation, unless one is named.
+    """Restore a database into a new or empty directory; the newest generation, unless one is named. `database`: the URL
+    of an empty one in PostgreSQL, for the rows; the directory gets the rest.
 
     Cold storage is restored to the directory `cold` in it, or to `cold`, which must be empty. Every chunk is compared
     with its hash, and the database is checked, before the directory gets its name. `deep`: all of cold storage is read.
@@ -82,6 +85,10 @@ def restore(
             if as_copy:
                 _become_another(scratch, manifest, Store(scratch / "cold") if cold is None else cold, made)
             _check(scratch, manifest, cold, deep, advance)
+            if database is not None:
+                advance("filling PostgreSQL", 0, 1)
+                _load(scratch, database)
+                advance("filling PostgreSQL", 1, 1)
             with translated_disk_errors(str(path)):
                 _refuse_existing(path, str(data))
                 os.rename(scratch, path)  # onto an empty directory, if there is one
@@ -95,6 +102,17 @@ def restore(
     if manifest.cold_files:
         where = str(path / "cold") if cold is None else cold.url
     return RestoreResult(str(path), manifest, where)
+
+
+def _load(scratch: Path, database: str) -> None:
+    """Move the rows of the restored database to PostgreSQL."""
+    extras.require("postgres")
+    from tailrace.storage.postgres import PostgresEngine  # an optional package
+
+    with closing(PostgresEngine(database, scratch)) as engine:
+        engine.load_from(scratch / FILE)
+    for path in (*scratch.glob(f"{FILE}*"), scratch / "LOCK"):
+        path.unlink(missing_ok=True)
 
 
 def _refuse_existing(path: Path, named: str) -> None:

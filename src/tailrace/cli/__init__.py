@@ -110,6 +110,10 @@ _SERVER: Final = {
     "status": CommandEntry("server:status", "Show whether a server is up and accepts writes."),
     "metrics": CommandEntry("server:metrics", "Print the metrics of a server."),
 }
+_CLUSTER: Final = {
+    "status": CommandEntry("cluster:status", "Show which server leads, and which wait."),
+    "step-down": CommandEntry("cluster:step_down", "Let another server take over."),
+}
 TREE: Final[Mapping[str, TreeEntry]] = {
     "serve": CommandEntry("serve:serve", "Serve a database over HTTP until interrupted."),
     "sql": CommandEntry("sql:sql", "Run SQL statements or files, or open a shell."),
@@ -129,6 +133,7 @@ TREE: Final[Mapping[str, TreeEntry]] = {
     "users": GroupEntry("Users, their roles and passwords.", _USERS),
     "keys": GroupEntry("Access keys for AWS SDKs; keys that sign and encrypt.", _KEYS),
     "server": GroupEntry("The status and metrics of a server.", _SERVER),
+    "cluster": GroupEntry("The servers over one database in PostgreSQL.", _CLUSTER),
 }
 SETTINGS: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 

@@ -28,6 +28,14 @@ config_option = click.option(
 )
 
 
+database_option = click.option(
+    "--database",
+    metavar="URL",
+    envvar="TAILRACE_DATABASE",
+    help="The database, if it is in PostgreSQL: postgresql://...",
+)
+
+
 def cold_of(cold: str | None, file: str | None) -> tuple[str | None, dict[str, str]]:
     """The URL of cold storage by the option or the settings, and its options; None: in the data directory."""
     configured = settings.load(file).cold
@@ -43,14 +51,18 @@ def cold_of(cold: str | None, file: str | None) -> tuple[str | None, dict[str, s
     "--keep", type=click.IntRange(min=1), metavar="N", help="Keep the newest N backups, and delete the others."
 )
 @click.option("--deep", is_flag=True, help="Read all of cold storage, and read back everything stored.")
-def backup(target: str, data: str, cold: str | None, file: str | None, keep: int | None, deep: bool) -> None:
+@database_option
+def backup(
+    target: str, data: str, cold: str | None, file: str | None, keep: int | None, deep: bool, database: str | None
+) -> None:
     """Back up the database in a directory, with its cold storage, to TARGET: a directory, an archive (.tar, .tar.gz,
     .tar.zst) or s3://bucket/prefix. A server may be running on it. Files that TARGET already has are not stored again.
     The copy is verified before the backup is complete."""
     from tailrace.backup import back_up, open_source
 
     where, options = cold_of(cold, file)
-    with closing(open_source(data)) as engine, _progress() as advance:
+    source = open_source(data, database or settings.load(file).database)
+    with closing(source) as engine, _progress() as advance:
         made = back_up(
             engine,
             target,
@@ -78,6 +90,7 @@ def backup(target: str, data: str, cold: str | None, file: str | None, keep: int
 @click.option("--as-copy", is_flag=True, help="Give the copy an identity of its own, beside the original.")
 @config_option
 @click.option("--deep", is_flag=True, help="Read all of cold storage after restoring it.")
+@click.option("--database", metavar="URL", help="An empty one in PostgreSQL, for the rows: postgresql://...")
 def restore(
     source: str,
     data: str | None,
@@ -87,6 +100,7 @@ def restore(
     as_copy: bool,
     file: str | None,
     deep: bool,
+    database: str | None,
 ) -> None:
     """Restore a whole database from a backup into the directory DATA, which must be empty or missing. (`tailrace
     pipeline restore` rebuilds one table as of an earlier time.)"""
@@ -108,6 +122,7 @@ def restore(
             cold=store,
             as_copy=as_copy,
             deep=deep,
+            database=database,
             options=options,
             on_progress=advance,
         )

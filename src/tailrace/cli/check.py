@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from tailrace import config as settings
 from tailrace.check import Report, check_database
 from tailrace.cli.backup import cold_of
 from tailrace.errors import Corrupt
@@ -17,13 +18,19 @@ from tailrace.errors import Corrupt
 
 @click.command()
 @click.option("--data", type=click.Path(), default="data", show_default=True, help="The data directory.")
+@click.option(
+    "--database",
+    metavar="URL",
+    envvar="TAILRACE_DATABASE",
+    help="The database, if it is in PostgreSQL: postgresql://...",
+)
 @click.option("--cold", metavar="URL", help="Its cold storage, if not that of the settings: a directory, or s3://...")
 @click.option(
     "--config", "file", type=click.Path(dir_okay=False), help="The settings (default: tailrace.toml, if it exists)."
 )
 @click.option("--deep", is_flag=True, help="Read all of cold storage.")
 @click.option("--accept-loss", is_flag=True, help="Open a damaged write-ahead log up to the damage; keeps a copy.")
-def check(data: str, cold: str | None, file: str | None, deep: bool, accept_loss: bool) -> None:
+def check(data: str, database: str | None, cold: str | None, file: str | None, deep: bool, accept_loss: bool) -> None:
     """Check every invariant of the database in a directory, and its cold storage. Reads only; a server may be running
     on it."""
     where, options = cold_of(cold, file)
@@ -44,6 +51,7 @@ def check(data: str, cold: str | None, file: str | None, deep: bool, accept_loss
                 cold=where,
                 cold_options=options,
                 deep=deep,
+                database=database or settings.load(file).database,
             )
         )
     for finding in report.findings:

@@ -27,6 +27,9 @@ from tailrace.http import serve as server
     "--config", "file", type=click.Path(dir_okay=False), help="The settings (default: tailrace.toml, if it exists)."
 )
 @click.option("--data", type=click.Path(file_okay=False), help="The data directory (./data).")
+@click.option(
+    "--database", metavar="URL", help="The database, in PostgreSQL: postgresql://... (none: in the data directory)."
+)
 @click.option("--host", help="The address to listen on (127.0.0.1).")
 @click.option("--port", type=int, help="The port to listen on (4437); 0 for any free one.")
 @click.option("--dev", is_flag=True, default=None, help="Dev mode: no authentication, loopback only.")
@@ -57,7 +60,7 @@ def serve(file: str | None, accept_loss: bool, **given: Any) -> None:
         logging.getLogger("tailrace").info("version %s (%s)", __version__, build.describe())
         click.echo(f"listening on {running.url}")
         if config.dev:
-            click.echo(_welcome(running.url, config.data))
+            click.echo(_welcome(running.url, "PostgreSQL" if config.database else config.data))
 
     with _explained(config):
         if config.workers == 1:

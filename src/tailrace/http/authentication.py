@@ -357,7 +357,8 @@ def check_credentials_exist(db: Database, config: Config) -> None:
 def check_data_directory(config: Config) -> None:
     """The same check where there is no database yet, so that none is created; and the server's token must be valid."""
     check_token(config.token)
-    if not (config.dev or config.token or config.auth.issuers or Path(config.data).is_dir()):
+    there = config.database is not None or Path(config.data).is_dir()
+    if not (config.dev or config.token or config.auth.issuers or there):
         raise Invalid(NO_CREDENTIALS)
 
 

@@ -7,15 +7,18 @@ import gc
 import logging
 import resource
 import signal
+import socket
 import ssl
 import sys
 from collections.abc import Callable
-from typing import Final
+from functools import partial
+from typing import Any, Final, Protocol
 
 from tailrace import limits
 from tailrace.config import Config
 from tailrace.database import Database, open_configured
 from tailrace.errors import Invalid
+from tailrace.http import standby
 from tailrace.http.app import COMMON, App
 from tailrace.http.authentication import check_data_directory
 from tailrace.http.shared import TransportLimits
@@ -28,6 +31,13 @@ STOP_SHARE: Final = 0.95  # of SHUTDOWN_S, for all but closing the database
 FILES_KEPT: Final = 64  # descriptors that are not connections: the database, webhooks, logs
 
 logger = logging.getLogger("tailrace.http")
+
+
+class Up(Protocol):
+    """A server that listens, whether it serves or waits."""
+
+    @property
+    def url(self) -> str: ...
 
 
 class Running:
@@ -57,11 +67,14 @@ class Running:
             await self.db.aclose()
 
 
-async def start(config: Config, *, accept_loss: bool = False) -> Running:
-    """Open the database and listen; `Invalid` if no credentials would be accepted."""
+async def start(
+    config: Config, *, accept_loss: bool = False, engine: Any = None, sock: socket.socket | None = None
+) -> Running:
+    """Open the database and listen; `Invalid` if no credentials would be accepted. `engine`: of a database that is open
+    already. `sock`: a socket that listens already."""
     context = tls_context(config)
     check_data_directory(config)
-    db = open_configured(config, accept_loss=accept_loss)
+    db = open_configured(config, accept_loss=accept_loss, engine=engine)
     try:
         db.attach(asyncio.get_running_loop())
         app = App(db, config)
@@ -74,7 +87,7 @@ async def start(config: Config, *, accept_loss: bool = False) -> Running:
         server = Server(app, common=COMMON, limits=bounds, stats=db.metrics)
         app.services.connections = lambda: server.connections
         try:
-            await server.start(config.host, config.port, ssl_context=context)
+            await server.start(config.host, config.port, ssl_context=context, sock=sock)
         except OSError as error:
             raise Invalid(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from error
     except BaseException:
@@ -83,7 +96,7 @@ async def start(config: Config, *, accept_loss: bool = False) -> Running:
     return Running(db, app, server, config)
 
 
-def run(config: Config, on_up: Callable[[Running], None], *, accept_loss: bool = False) -> None:
+def run(config: Config, on_up: Callable[[Up], None], *, accept_loss: bool = False) -> None:
     """Serve in the foreground until SIGINT or SIGTERM."""
     import uvloop
 
@@ -114,15 +127,29 @@ def allow_open_files(connections_max: int) -> None:
         )  # fmt: skip
 
 
-async def _serve(config: Config, on_up: Callable[[Running], None], accept_loss: bool) -> None:
-    running = await start(config, accept_loss=accept_loss)
+async def _serve(config: Config, on_up: Callable[[Up], None], accept_loss: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    if config.database is not None:
+        check_data_directory(config)
+        _on_signals(loop, stop)
+        begin = partial(_begin, config)
+        await standby.serve(config, tls_context(config), stop, on_up, begin)
+        return
+    running = await start(config, accept_loss=accept_loss)
+    _on_signals(loop, stop)
     on_up(running)
     await stop.wait()
     await running.stop()
+
+
+def _on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+
+
+async def _begin(config: Config, engine: Any, sock: socket.socket) -> Running:
+    return await start(config, engine=engine, sock=sock)
 
 
 def tls_context(config: Config) -> ssl.SSLContext | None:

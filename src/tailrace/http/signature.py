@@ -7,6 +7,7 @@ committed, and so are the keys of a user that is disabled.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
@@ -45,6 +46,7 @@ class Signatures:
         self._dev = dev
         self._forwarder = db.forwarder  # as the authenticator's
         self._known: dict[str, tuple[str, Principal]] = {}  # secret and principal, by key id
+        self._changes = 0  # of keys and users
         self._signing_keys = SigningKeys()
         self._unsubscribe = [db.tail.subscribe(number, self._on_changed) for number in (KEYS_CHANGED, USERS_CHANGED)]
 
@@ -72,13 +74,27 @@ class Signatures:
         if self._dev:
             return EVERYONE, None
         signature.check_scope(claim, headers)
-        try:
-            trusted = self._forwarder is None or self._forwarder.fresh
-            secret, principal = (self._known.get(claim.key_id) if trusted else None) or self._find(claim.key_id)
-        except Unauthenticated as error:
-            raise self._authenticator.refusal(error, request.peer, claim.key_id) from None
+        trusted = self._forwarder is None or self._forwarder.fresh
+        found = self._known.get(claim.key_id) if trusted else None
+        if found is None:
+            if self._db.blocking:
+                return self._found_elsewhere(request, claim)
+            found = self._find_for(request, claim)
+        return self._signed(request, claim, *found)
+
+    def _signed(self, request: Request, claim: SignatureClaim, secret: str, principal: Principal) -> Claimed:
         key = self._signing_keys.get(claim.key_id, secret, claim.scope)
         return principal, partial(self._verify, request, claim, key)
+
+    async def _found_elsewhere(self, request: Request, claim: SignatureClaim) -> Claimed:
+        """The key is in a database on another machine."""
+        return self._signed(request, claim, *await asyncio.to_thread(self._find_for, request, claim))
+
+    def _find_for(self, request: Request, claim: SignatureClaim) -> tuple[str, Principal]:
+        try:
+            return self._find(claim.key_id)
+        except Unauthenticated as error:
+            raise self._authenticator.refusal(error, request.peer, claim.key_id) from None
 
     def _verify(self, request: Request, claim: SignatureClaim, key: bytes) -> None:
         try:
@@ -98,6 +114,7 @@ class Signatures:
         return await self._authenticator.find(request), None
 
     def _find(self, key_id: str) -> tuple[str, Principal]:
+        changes = self._changes
         row = self._db.execute(FindAccessKey(key_id))
         if row is None:
             raise signature.unrecognized_client()
@@ -110,10 +127,13 @@ class Signatures:
             principal = Principal(row.principal, self._authenticator.permissions_of(row.role), row.role)
         if len(self._known) >= REMEMBERED_MAX:
             self._known.clear()
-        found = self._known[key_id] = row.secret, principal
+        found = row.secret, principal
+        if changes == self._changes:  # it may be found in a thread, while it is revoked
+            self._known[key_id] = found
         return found
 
     def _on_changed(self, changes: list[Any]) -> None:
+        self._changes += 1
         self._known.clear()
         self._signing_keys.clear()
 

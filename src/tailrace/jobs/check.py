@@ -11,6 +11,7 @@ from tailrace.jobs.stage import KINDS, STAGE_CHUNKS, STAGES, StagedTotals, stage
 from tailrace.log.cold import COLD_RANGES, COLD_TABLES
 from tailrace.log.entry import LOGS
 from tailrace.storage.engine import Reader
+from tailrace.storage.sql import size_of
 
 
 def check_jobs(reader: Reader) -> list[str]:
@@ -36,7 +37,7 @@ def _check_positions(reader: Reader) -> Iterator[str]:
 
 def _check_stages(reader: Reader) -> Iterator[str]:
     held: dict[str, tuple[int, int]] = {}  # chunks and bytes, by stage
-    for stage, number, size in reader.values(STAGE_CHUNKS, "stage, number, length(body)"):
+    for stage, number, size in reader.values(STAGE_CHUNKS, f"stage, number, {size_of('body')}"):
         count, total = held.get(stage, (0, 0))
         if number != count:
             yield f"stage {stage}: chunk {number} where {count} is expected"

@@ -24,6 +24,7 @@ from tailrace.log.notices import LogPage as LogPage
 from tailrace.log.position import offset
 from tailrace.log.segments import SEGMENTS
 from tailrace.storage.engine import Reader, Tx
+from tailrace.storage.sql import size_of
 
 
 def create(tx: Tx, owner: str) -> Log:
@@ -311,7 +312,7 @@ def reclaim(tx: Tx, number: int) -> bool:
         tx.delete(GARBAGE, number)
         return True
     end = log.next if log.dropped else log.start
-    rows = tx.values(SEGMENTS, "next, length(body)", number, limit=limits.SWEEP_ENTRIES)
+    rows = tx.values(SEGMENTS, f"next, {size_of('body')}", number, limit=limits.SWEEP_ENTRIES)
     step = [(following, size) for following, size in rows if following <= end]  # a segment goes when all of it is due
     count, left = 0, limits.SWEEP_BYTES
     for _, size in step:  # the first segment however large it is, then as many as fit SWEEP_BYTES

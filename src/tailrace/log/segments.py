@@ -29,6 +29,7 @@ from tailrace import limits
 from tailrace.errors import Corrupt
 from tailrace.log.entry import Entry, Segment, StagedSegment
 from tailrace.storage.engine import Reader, Tx
+from tailrace.storage.sql import head_of, size_of
 from tailrace.storage.table import StorageTable
 
 SIZED: Final = 0
@@ -415,7 +416,7 @@ def scan(
 
 def outlines(reader: Reader | Tx, log: int, start: int, limit: int) -> Iterator[tuple[int, int, int, int]]:
     """Position, end, time and size of the entries that begin at `start` or after it, without reading them."""
-    columns = "position, next, at_ms, length(body), layout"
+    columns = f"position, next, at_ms, {size_of('body')}, layout"
     while limit > 0:
         wanted = min(limit + 1, _ROWS)
         rows = reader.values(SEGMENTS, columns, log, covering=start, limit=wanted)
@@ -447,7 +448,7 @@ def outline(reader: Reader | Tx, log: int, start: int) -> tuple[int, int, int, i
 def head(reader: Reader | Tx, log: int, start: int, size: int) -> tuple[int, int, int, bytes] | None:
     """Position, end and time of the first entry that begins at `start` or after it, and the first bytes of its body. A
     body that is alone in its row is not read."""
-    columns = f"position, next, at_ms, layout, substr(body, 1, {size})"
+    columns = f"position, next, at_ms, layout, {head_of('body', size)}"
     for origin, following, at_ms, layout, begin in reader.values(SEGMENTS, columns, log, covering=start, limit=2):
         if layout is None:
             if origin >= start:

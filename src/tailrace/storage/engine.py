@@ -28,7 +28,10 @@ if TYPE_CHECKING:  # it imports SQLite, which most CLI commands do not need
 
 _ABSENT: Final[Any] = object()
 _DELETED: Final[Any] = None
+Peek = Callable[..., Any]  # of a table and a key: the row, if it is in memory; otherwise it will be read
 UNSTORABLE: Final = "UNSTORABLE"  # the code of a flush that failed for a value, not for the storage
+LOST: Final = "DATABASE_LOST"  # the code of an error where the database was not reached, and nothing was written
+NOT_LEADER: Final = "NOT_LEADER"  # the code of a server that may not write, since another one does
 
 
 def closed() -> Unavailable:
@@ -277,6 +280,10 @@ class Tx(ABC):
     def changed(self) -> bool:
         """Whether there is anything to commit."""
         return self.wrote or any(self._added.values()) or any(self._dirty.values())
+
+    def fetch_ahead(self, declare: Sequence[Callable[[Peek], None]]) -> None:  # noqa: B027 - most need none
+        """Read the rows that a batch of commands is going to get, as they declare (`Command.prefetch`), all at once. An
+        engine that is not `blocking` does nothing: its reads are cheap."""
 
     def keep(self) -> None:
         """The command succeeded: its writes stay."""

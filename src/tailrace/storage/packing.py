@@ -33,9 +33,10 @@ def read(
     before: Any,
     limit: int,
     bytes_max: int,
+    joining: sql.Joining = sql.GROUP_CONCAT,
 ) -> Packed:
     """The rows of `Reader.packed`."""
-    listing, bodies = sql.packed(table, numbers, body, len(prefix), mark)
+    listing, bodies = sql.packed(table, numbers, body, len(prefix), mark, joining)
     bound = (*prefix, start, before)
     # The row's header has the length of its bytes: rows beyond `bytes_max` are not read.
     ((*texts, sizes),) = execute(listing, (*bound, limit)).fetchall()

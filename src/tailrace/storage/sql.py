@@ -12,6 +12,7 @@ from tailrace.storage.table import UNKNOWN, Key, StorageTable
 
 KEYS_AT_ONCE: Final = 100  # in one statement, which is prepared once for each number of them
 _COVERING: Final = "covering"  # among the bounds of a scan
+_BEYOND: Final = "beyond"  # likewise: after a row, in the order of the scan
 
 
 @cache
@@ -97,6 +98,10 @@ def _scan(
             last = " AND ".join([*terms[:prefixed], f"{keys[prefixed]} <= {mark}"])
             found = f"(SELECT max({keys[prefixed]}) FROM {table.name} WHERE {last})"
             terms.append(f"{keys[prefixed]} >= coalesce({found}, {mark})")
+        elif sign == _BEYOND:
+            rest = keys[prefixed:]
+            marks = ", ".join([mark] * len(rest))
+            terms.append(f"({', '.join(rest)}) {'<' if reverse else '>'} ({marks})")
         else:
             terms.append(f"{keys[prefixed]} {sign} {mark}")
     where = f" WHERE {' AND '.join(terms)}" if terms else ""
@@ -118,8 +123,10 @@ def scan(
     mark: str,
     columns: str = "",
     covering: Any = None,
+    beyond: Key = (),
 ) -> tuple[str, Key]:
-    """The statement of `Reader.scan` and its parameters."""
+    """The statement of `Reader.scan` and its parameters. `beyond`: only what comes after the row with these values of
+    the key columns after the prefix."""
     bounds, bound = "", prefix
     if covering is not None:
         bounds += f"{_COVERING} "
@@ -128,13 +135,34 @@ def scan(
         if value is not None:
             bounds += sign
             bound += (value,)
+    if beyond:
+        bounds += f"{_BEYOND} "
+        bound += beyond
     if limit is not None:
         bound += (limit,)
     return _scan(table, columns, len(prefix), bounds, reverse, limit is not None, mark), bound
 
 
+def size_of(column: str) -> str:
+    """For `Reader.values`: the size of the bytes in a column, which are not read."""
+    return f"length({column})"
+
+
+def head_of(column: str, size: int) -> str:
+    """For `Reader.values`: the first bytes in a column."""
+    return f"substr({column}, 1, {size})"
+
+
+# How an engine concatenates numbers with commas, and bytes.
+Joining = tuple[str, str]
+GROUP_CONCAT: Final[Joining] = ("group_concat({})", "CAST(group_concat({}, '') AS BLOB)")
+STRING_AGG: Final[Joining] = ("string_agg({}::text, ',')", "string_agg({}, ''::bytea)")
+
+
 @cache
-def packed(table: StorageTable[Any], numbers: tuple[str, ...], body: str, prefixed: int, mark: str) -> tuple[str, str]:
+def packed(
+    table: StorageTable[Any], numbers: tuple[str, ...], body: str, prefixed: int, mark: str, joining: Joining
+) -> tuple[str, str]:
     """The statements of `Reader.packed`: one for the numbers of some rows, with the bytes' sizes, as texts with commas;
     one for their bytes. Both are bound to the prefix, the two bounds and a limit. Of a table with checksums the first
     also has what `others` names, their sizes if they are bytes, and the sums; the second the bytes of those."""
@@ -145,11 +173,11 @@ def packed(table: StorageTable[Any], numbers: tuple[str, ...], body: str, prefix
         listed.append(f"coalesce(sum, {UNKNOWN}) AS sum")
     listed.append(f"length({body}) AS packed_size")
     inner = _scan(table, ", ".join(listed), prefixed, ">= < ", False, True, mark)
-    texts = ", ".join(f"group_concat({name.split(' AS ')[-1]})" for name in listed)
+    texts = ", ".join(joining[0].format(name.split(" AS ")[-1]) for name in listed)
     blobs = [body, *(name for name, kind in extra if kind == "BLOB")]
     bodies = _scan(table, ", ".join(blobs), prefixed, ">= < ", False, True, mark)
-    joined = ", ".join(f"CAST(group_concat({name}, '') AS BLOB)" for name in blobs)
-    return f"SELECT {texts} FROM ({inner})", f"SELECT {joined} FROM ({bodies})"
+    joined = ", ".join(joining[1].format(name) for name in blobs)
+    return f"SELECT {texts} FROM ({inner}) AS chosen", f"SELECT {joined} FROM ({bodies}) AS chosen"
 
 
 @cache

@@ -13,7 +13,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
-from importlib import resources
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -24,6 +23,9 @@ from tailrace.errors import Corrupt, Invalid, Unavailable
 from tailrace.storage import modes, pages, reserve, vault, wal
 from tailrace.storage.checkpoints import Checkpoints, leave_log
 from tailrace.storage.engine import closed
+from tailrace.storage.migrations_list import ENCRYPTED_SINCE as ENCRYPTED_SINCE
+from tailrace.storage.migrations_list import migrations as migrations
+from tailrace.storage.migrations_list import refuse_other
 from tailrace.storage.presence import Presence, locked_directory, sync_directory
 from tailrace.storage.reading import SqliteReader
 from tailrace.storage.recent import RecentTables
@@ -35,7 +37,6 @@ from tailrace.storage.translation import translate, translated
 from tailrace.storage.writing import SqliteTx
 
 FILE: Final = "tailrace.db"
-ENCRYPTED_SINCE: Final = 6  # the migration that encrypts what was in clear text
 BUSY_MS: Final = 250  # how long to wait for another program's lock on the file; the event loop waits too
 _CHECKPOINT_PAGES: Final = 1000  # in the WAL before it is moved into the file; fewer on a small disk
 _WAL_BYTES_KEPT: Final = 64 * limits.MiB  # a WAL that a long reader made larger is truncated to this
@@ -401,7 +402,7 @@ class SqliteEngine:
         execute = self.writer.execute
         if self.read_only:
             execute("PRAGMA query_only = ON")
-            _refuse_other(self.version())
+            refuse_other(self.version())
             try:
                 self.vault = self._open_vault()
             except Invalid as error:  # the rest is readable without the key
@@ -427,7 +428,7 @@ class SqliteEngine:
         version = self.version()
         steps = migrations()
         if version > len(steps):
-            _refuse_other(version)
+            refuse_other(version)
         self.vault = self._open_vault()
         for number, statements in enumerate(steps[version:], start=version + 1):
             self.writer.execute("BEGIN IMMEDIATE")
@@ -470,26 +471,3 @@ class SqliteEngine:
         self.examine()
         self.verify()
         self.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-
-
-def migrations() -> list[str]:
-    """The numbered steps from nothing to the current schema."""
-    folder = resources.files("tailrace.storage") / "migrations"
-    names = sorted(path.name for path in folder.iterdir() if path.name[:4].isdigit())
-    assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1)), f"migrations have a gap: {names}"
-    return [(folder / name).read_text() for name in names]
-
-
-def _refuse_other(version: int) -> None:
-    known = len(migrations())
-    if version > known:
-        raise Invalid(
-            f"the database has schema version {version}, this Tailrace supports up to {known}; upgrade to open it",
-            code="DATABASE_TOO_NEW",
-        )
-    if version < known:
-        raise Invalid(
-            f"the database has schema version {version}, this Tailrace needs {known}; "
-            f"open it once for writing (tailrace serve) to migrate it",
-            code="DATABASE_TOO_OLD",
-        )

@@ -164,7 +164,9 @@ def reencrypt(execute: Execute, old: Vault, new: Vault) -> None:
 
 def _write_check(execute: Execute, vault: Vault) -> None:
     sealed = vault.seal(_meta(CHECK), b"")
-    execute("INSERT OR REPLACE INTO meta (name, value) VALUES (?, ?)", (CHECK, sealed))
+    # In words that every engine understands.
+    execute("DELETE FROM meta WHERE name = ?", (CHECK,))
+    execute("INSERT INTO meta (name, value) VALUES (?, ?)", (CHECK, sealed))
 
 
 def _meta(name: str) -> str:

@@ -12,7 +12,7 @@ from tailrace.errors import Closed, Conflict, Gone, Invalid, NotFound, Trimmed
 from tailrace.log import log as logs
 from tailrace.log.entry import LOGS, Log
 from tailrace.log.position import offset
-from tailrace.storage.engine import Reader, Tx
+from tailrace.storage.engine import Peek, Reader, Tx
 from tailrace.streams import json_mode
 from tailrace.streams.producer import PRODUCERS, ProducerClaim, ProducerState, is_new, is_retry
 from tailrace.streams.stream import (
@@ -200,6 +200,13 @@ class Append(Command[Appended], frozen=True, gc=False):
 
     def heavy(self) -> bool:
         return len(self.body) > limits.LOOP_BYTES
+
+    def prefetch(self, peek: Peek) -> None:
+        stream = peek(STREAMS, self.path)
+        if stream is not None:
+            peek(LOGS, stream.log)
+            if self.claim is not None:
+                peek(PRODUCERS, stream.log, self.claim.id)
 
     @classmethod
     def run_together(cls, tx: Tx, commands: list[Append]) -> list[Appended]:

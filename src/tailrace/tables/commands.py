@@ -12,13 +12,33 @@ import msgspec
 
 from tailrace import limits
 from tailrace.command import Command
-from tailrace.errors import ConditionFailed, Invalid, TableNotFound, TokenMismatch, TooLarge, TransactionCanceled
-from tailrace.storage.engine import Tx
+from tailrace.errors import (
+    ConditionFailed,
+    Error,
+    Invalid,
+    TableNotFound,
+    TokenMismatch,
+    TooLarge,
+    TransactionCanceled,
+)
+from tailrace.storage.engine import Peek, Tx
 from tailrace.tables import key as keys
 from tailrace.tables import messages, value, write
 from tailrace.tables.capacity import Capacity, read_units
 from tailrace.tables.change import SEQUENCE, Capture, too_large
-from tailrace.tables.definition import ITEMS, TOKEN_AGES, TOKENS, Definition, ItemRow, TokenAgeRow, TokenRow, find
+from tailrace.tables.definition import (
+    COUNTS,
+    ITEMS,
+    TABLES,
+    TOKEN_AGES,
+    TOKENS,
+    Definition,
+    ItemRow,
+    TokenAgeRow,
+    TokenRow,
+    decoded,
+    find,
+)
 from tailrace.tables.expression import ItemCondition, ItemUpdate, Updated, check_scalars
 from tailrace.tables.value import Item
 from tailrace.tables.write import WritePlan, WrittenItem
@@ -43,6 +63,18 @@ class ItemCommand(Command[WrittenItem], frozen=True, kw_only=True, gc=False):
 
     def size(self) -> int:
         return self.request_bytes
+
+    def prefetch(self, peek: Peek) -> None:
+        row = peek(TABLES, getattr(self, self.subject[1]))
+        if row is None:
+            return
+        definition = decoded(row)
+        try:
+            key = keys.item_key(definition, self.named(definition))
+        except Error:  # `run` will raise it
+            return
+        peek(ITEMS, definition.space, key)
+        peek(COUNTS, definition.space)
 
     def plan(self, tx: Tx) -> WritePlan:
         raise AssertionError(f"{type(self).__name__} has no plan()")
@@ -283,6 +315,10 @@ class BatchWrite(Command[BatchWritten], frozen=True):
     atomic: bool = True
     capacity: bool = False
 
+    def prefetch(self, peek: Peek) -> None:
+        for action in self.writes:
+            action.prefetch(peek)
+
     def size(self) -> int:
         return sum([action.size() for action in self.writes])
 
@@ -407,6 +443,12 @@ class TransactWrite(Command[BatchWritten], frozen=True):
     capacity: bool = False
     bytes_max: int = limits.TRANSACTION_BYTES_MAX  # the sum over all items of the larger of the old and new size
     statements: bool = False  # the actions are PartiQL statements: each has its own reason, also a missing table
+
+    def prefetch(self, peek: Peek) -> None:
+        if self.token is not None:
+            peek(TOKENS, self.token)
+        for action in self.actions:
+            action.prefetch(peek)
 
     def size(self) -> int:
         return sum([action.size() for action in self.actions])

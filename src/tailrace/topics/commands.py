@@ -15,7 +15,7 @@ from tailrace.errors import Conflict, InUse, Invalid, LimitExceeded, NotFound, T
 from tailrace.log import cold
 from tailrace.log import log as logs
 from tailrace.log.entry import LOGS
-from tailrace.storage.engine import Tx
+from tailrace.storage.engine import Peek, Tx
 from tailrace.streams.producer import PRODUCERS, ProducerClaim, ProducerState, is_new
 from tailrace.tables import definition as tables
 from tailrace.tables.definition import TABLES, Definition, TopicRoute
@@ -415,6 +415,12 @@ class Publish(Command[PublishedMessages], frozen=True, gc=False):
 
     def heavy(self) -> bool:
         return len(self.messages) > limits.LOOP_MESSAGES or self.size() > limits.LOOP_BYTES
+
+    def prefetch(self, peek: Peek) -> None:
+        name = peek(TOPIC_NAMES, self.topic)
+        topic = None if name is None else peek(TOPICS, name.topic)
+        if topic is not None and self.claim is not None:
+            peek(PRODUCERS, topic.first_log, self.claim.id)
 
     @classmethod
     def run_together(cls, tx: Tx, commands: list[Publish]) -> list[PublishedMessages]:
