@@ -27,9 +27,7 @@ from tailrace.log.entry import Log, Segment
 from tailrace.log.notices import CLOSED, Advanced
 from tailrace.log.tail import HOUSEKEEPING
 from tailrace.scalar import ExpressionError
-from tailrace.sql import statements as ast
-from tailrace.sql import table_statements
-from tailrace.sql.commands import UpdateRow
+from tailrace.sql.commands import RowExpression, UpdateRows
 from tailrace.storage.notice import Notice
 from tailrace.streams.commands import Append
 from tailrace.tables import expression, legacy, partiql, sources
@@ -157,19 +155,22 @@ def test_nested_commands_keep_their_classes() -> None:
         ("coalesce(missing, ?)", (b"\xff",), b"\xff"),
     ],
 )
-def test_sql_terms_are_compiled_again(text: str, params: tuple[Any, ...], expected: Any) -> None:
+def test_sql_expressions_keep_their_parameters(text: str, params: tuple[Any, ...], expected: Any) -> None:
     class Anything:
         column_kinds = None
 
-    term = table_statements._term("c", ast.Expression(text, 1, 1, params), Anything())  # type: ignore[arg-type]
-    constant = table_statements._term("d", ast.Constant(Decimal("0.1")), Anything())  # type: ignore[arg-type]
-    condition = table_statements._condition(ast.Expression("n = ?", 1, 1, (2,)), Anything())  # type: ignore[arg-type]
-    there = journey(UpdateRow("t", "uuid", {"id": {"S": "a"}}, (condition,), sets=(("c", term), ("d", constant))))
-    row = {"id": {"S": "a"}, "n": {"N": "2"}}
-    assert there.conditions[0](row) is True
-    found = there.sets[0][1](row)
+    there = journey(
+        UpdateRows(
+            "t", "uuid", ({"id": {"S": "a"}},), (RowExpression("n = ?", (2,)),),
+            sets=(("c", RowExpression(text, params)), ("d", RowExpression("?", (Decimal("0.1"),)))),
+        )
+    )  # fmt: skip
+    row: Any = {"id": {"S": "a"}, "n": {"N": "2"}}
+    condition = there.where[0]
+    assert condition.condition(Anything()).true(row, None, condition.params) is True
+    found, constant = (each.value(Anything()).of(row, None, each.params) for _, each in there.sets)
     assert found == expected and type(found) is type(expected)
-    assert there.sets[1][1](row) == Decimal("0.1")
+    assert constant == Decimal("0.1")
 
 
 @pytest.mark.parametrize(
