@@ -279,7 +279,7 @@ def _small(
     rows, size = limits.SELECT_SLICE_ROWS, limits.SELECT_SLICE_BYTES
     pointers, pointed = limits.SELECT_POINTERS_MAX, limits.SELECT_POINTED_BYTES
     for reference, path in zip(references, paths, strict=True):
-        if counts_only(reference, path):
+        if counts_only(reference, path) and _committed(reader):
             found.append(counted(reader, path.definition.space).items)
             continue
         cached = _cached(reader, reference, path, settled)
@@ -301,11 +301,17 @@ def _small(
     return found
 
 
+def _committed(reader: Reader) -> bool:
+    """Whether it shows committed rows alone: within a transaction, counts and the cache lack the rows that it has
+    written, and what it reads is recorded row by row."""
+    return isinstance(reader.exports, Exports)
+
+
 def _cached(
     reader: Reader, reference: Reference, path: AccessPath, settled: bool
 ) -> CachedColumns | ChangedRows | None:
     """The columns of a whole table that are in the cache, and what has changed since."""
-    if not path.whole or path.limit is not None or reader.exports is None:
+    if not path.whole or path.limit is not None or not _committed(reader):
         return None
     entry = cache_of(reader.exports).get(path.definition)
     version = version_of(reader, path.definition) if entry is not None else None

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import tailrace
 from tailrace import limits
 from tailrace.check import check_database
 from tailrace.database import Database
@@ -163,3 +164,16 @@ def test_what_is_too_large_is_refused(db: Database, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(limits, "TRANSACTION_OPERATIONS_MAX", 9)
     with pytest.raises(TooLarge):
         db.sql(f"BEGIN; INSERT INTO lines (o, n) VALUES {values.replace('o', 'p')}; COMMIT")
+
+
+def test_statements_with_any_condition_see_the_rows_of_their_transaction(tmp_path: Path) -> None:
+    with tailrace.open(tmp_path / "any") as db:
+        db.sql("CREATE TABLE t (id TEXT PRIMARY KEY, n BIGINT, k TEXT)")
+        db.sql("INSERT INTO t VALUES ('a', 1, 'x'), ('b', 2, 'x'), ('c', 3, 'y')")
+        db.sql("SELECT * FROM t")  # now its columns are in the cache, without what the transaction writes
+        found = db.sql("""
+            BEGIN; INSERT INTO t VALUES ('d', 4, 'x'); UPDATE t SET n = n + 100 WHERE k = 'x';
+            DELETE FROM t WHERE n > 102 RETURNING id; SELECT count(*) AS n FROM t; SELECT sum(n) AS n FROM t; COMMIT""")
+        rows = [each.rows for each in found.results]
+        assert (rows[3], rows[4], rows[5]) == ([{"id": "d"}], [{"n": 3}], [{"n": 206}])
+        assert db.sql("SELECT sum(n) AS n, count(*) AS c FROM t").rows == [{"n": 206, "c": 3}]
