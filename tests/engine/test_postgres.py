@@ -307,7 +307,9 @@ def test_the_rows_of_a_batch_are_read_at_once(make: Callable[..., PostgresEngine
 # -- operators
 
 
-def test_the_status_of_a_cluster_and_stepping_down(make: Callable[..., PostgresEngine], url: str) -> None:
+def test_the_status_of_a_cluster_and_stepping_down(
+    make: Callable[..., PostgresEngine], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = make("http://first", ttl_s=1.0)
     write(engine, "n1")
     found = cluster_status(url)
@@ -316,6 +318,9 @@ def test_the_status_of_a_cluster_and_stepping_down(make: Callable[..., PostgresE
     with pytest.raises(Unavailable, match="no other server waits"):
         step_down(url, 1)
     candidate = Candidate(url, "unused", "http://second")
+    with pytest.raises(Invalid, match="no key"):  # when it starts, and not when it takes over
+        candidate.attempt()
+    monkeypatch.setenv("TAILRACE_SECRET_KEY", postgres.KEY)
     assert candidate.attempt() is None
     assert "http://first" in str(candidate.reason)
     assert cluster_status(url).standbys == ["http://second"]
