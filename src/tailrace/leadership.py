@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from tailrace import extras, limits
-from tailrace.errors import Error, Unavailable
+from tailrace.errors import Error, Invalid, Unavailable
 from tailrace.storage.engine import NOT_LEADER
 
 
@@ -41,6 +41,7 @@ class Candidate:
         self._address = address
         self._connection: Any = None
         self._rest_until_s = 0.0
+        self._checked = False  # whether the key of the secrets fits
         self._closed = threading.Event()
         self.leader: str | None = None  # the address of the leader, as it was last seen
         self.reason: Error = Unavailable("the server has not looked yet who leads; try again", code=NOT_LEADER)
@@ -53,6 +54,7 @@ class Candidate:
         try:
             state = self._look()
             if state is not None and not state.vacant:
+                self._check_key()
                 self.leader = state.address
                 self.reason = Unavailable(f"{led_by(state)}; send the request there", code=NOT_LEADER)
                 return None
@@ -67,6 +69,19 @@ class Candidate:
         self.leader = self._address
         self._disconnect()
         return engine
+
+    def _check_key(self) -> None:
+        """A server that could not decrypt the secrets is told so when it starts, and not when it takes over."""
+        from tailrace.storage.postgres import PostgresEngine
+
+        if not self._checked:
+            try:
+                with closing(PostgresEngine(self._url, self._directory, read_only=True)) as engine:
+                    engine.check_key()
+            except Invalid as error:
+                if error.code != "DATABASE_TOO_OLD":  # it will be migrated by this server
+                    raise
+            self._checked = True
 
     def _look(self) -> Any:
         """The leader's row; None if there is no database yet."""

@@ -23,6 +23,7 @@ from tests.support import postgres
 from tests.support.patience import PATIENCE_S
 from tests.support.postgres import PostgresServer
 from tests.support.server import ServerProcess, check
+from tests.support.soak import rounds
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -205,7 +206,7 @@ def test_no_acknowledged_append_is_lost_or_doubled(pair: Pair) -> None:
         assert created.status_code == 201, created.text
         appender.start()
     try:
-        for fault in FAULTS:
+        for fault in FAULTS * rounds(1):
             progress(appenders)
             fault(pair)
         progress(appenders)

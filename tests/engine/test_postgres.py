@@ -147,6 +147,35 @@ def test_a_late_waiter_does_not_depose_the_next_leader(make: Callable[..., Postg
     write(second, "n1")
 
 
+def test_time_does_not_go_back_from_one_leader_to_the_next(make: Callable[..., PostgresEngine]) -> None:
+    first = make()
+    later = begun(first, "n1")
+    later.now_ms = NOW_MS + 3_600_000  # its clock is an hour ahead
+    later.commit()
+    first.close()
+    second = make("http://second")
+    tx = second.begin(NOW_MS)
+    assert tx.now_ms == NOW_MS + 3_600_000
+    tx.rollback()
+    with second.reader(NOW_MS) as reader:
+        assert reader.now_ms == NOW_MS + 3_600_000
+
+
+def test_rows_in_memory_are_used_only_while_the_lease_is_fresh(make: Callable[..., PostgresEngine]) -> None:
+    engine = make()
+    write(engine, "n1")
+    engine.cache[META]["n1",] = MetaRow("n1", b"in memory")
+    with engine.reader(single=True) as reader:
+        assert reader.get(META, "n1") == MetaRow("n1", b"in memory")
+        engine.lease._renewed_s -= 2 * LONG_S  # it was frozen, and another server may lead by now
+        assert reader.get(META, "n1") == MetaRow("n1", b"")
+    tx = engine.begin(NOW_MS)
+    number = engine.lease._number
+    tx.commit()
+    assert engine.lease._number == number + 1, "a commit without rows asks the database who leads"
+    assert engine.lease.fresh
+
+
 # -- outcomes
 
 
@@ -307,7 +336,9 @@ def test_the_rows_of_a_batch_are_read_at_once(make: Callable[..., PostgresEngine
 # -- operators
 
 
-def test_the_status_of_a_cluster_and_stepping_down(make: Callable[..., PostgresEngine], url: str) -> None:
+def test_the_status_of_a_cluster_and_stepping_down(
+    make: Callable[..., PostgresEngine], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = make("http://first", ttl_s=1.0)
     write(engine, "n1")
     found = cluster_status(url)
@@ -316,6 +347,9 @@ def test_the_status_of_a_cluster_and_stepping_down(make: Callable[..., PostgresE
     with pytest.raises(Unavailable, match="no other server waits"):
         step_down(url, 1)
     candidate = Candidate(url, "unused", "http://second")
+    with pytest.raises(Invalid, match="no key"):  # when it starts, and not when it takes over
+        candidate.attempt()
+    monkeypatch.setenv("TAILRACE_SECRET_KEY", postgres.KEY)
     assert candidate.attempt() is None
     assert "http://first" in str(candidate.reason)
     assert cluster_status(url).standbys == ["http://second"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -57,7 +58,14 @@ class AdminTarget:
         return Client(self.url, **self.credentials)
 
     def execute(self, command: Command[T] | Query[T], *, create: bool = False) -> T:
-        """Run a command on the database in the directory; with `create`, the directory may be missing."""
+        """Run a command on the database in the directory, or in PostgreSQL if TAILRACE_DATABASE names it; with
+        `create`, the directory may be missing."""
+        database = os.environ.get("TAILRACE_DATABASE")
+        if database:
+            from tailrace.database import Database, open_postgres
+
+            with closing(Database(open_postgres(database, self._data), housekeeping_s=None)) as there:
+                return there.execute(command)
         import tailrace
 
         if not create and not Path(self._data).is_dir():

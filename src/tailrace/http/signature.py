@@ -79,8 +79,12 @@ class Signatures:
         if found is None:
             if self._db.blocking:
                 return self._found_elsewhere(request, claim)
-            found = self._find_for(request, claim)
-        return self._signed(request, claim, *found)
+            try:
+                found = self._find(claim.key_id)
+            except Unauthenticated as error:
+                raise self._authenticator.refusal(error, request.peer, claim.key_id) from None
+        secret, principal = found
+        return self._signed(request, claim, secret, principal)
 
     def _signed(self, request: Request, claim: SignatureClaim, secret: str, principal: Principal) -> Claimed:
         key = self._signing_keys.get(claim.key_id, secret, claim.scope)
@@ -88,13 +92,11 @@ class Signatures:
 
     async def _found_elsewhere(self, request: Request, claim: SignatureClaim) -> Claimed:
         """The key is in a database on another machine."""
-        return self._signed(request, claim, *await asyncio.to_thread(self._find_for, request, claim))
-
-    def _find_for(self, request: Request, claim: SignatureClaim) -> tuple[str, Principal]:
         try:
-            return self._find(claim.key_id)
+            secret, principal = await asyncio.to_thread(self._find, claim.key_id)
         except Unauthenticated as error:
             raise self._authenticator.refusal(error, request.peer, claim.key_id) from None
+        return self._signed(request, claim, secret, principal)
 
     def _verify(self, request: Request, claim: SignatureClaim, key: bytes) -> None:
         try:

@@ -109,12 +109,19 @@ async def _serve(
                 return
         ended = asyncio.Event()
         engine.lease.on_end = lambda ended=ended: _set(loop, ended)
-        serving = await begin(engine, listening.dup())
-        logger.info("leading %s, epoch %d", "the database", engine.lease.epoch)
+        sock = listening.dup()
+        try:
+            serving = await begin(engine, sock)
+        except Unavailable as error:  # the database went away again, and the engine is closed
+            sock.close()
+            logger.warning("cannot lead: %s", error)
+            await asyncio.to_thread(candidate.wait)
+            continue
+        logger.info("leading the database, epoch %d", engine.lease.epoch)
         if not up:
             up = True
             on_up(standby)
-        if engine.lease.lost is not None:
+        if engine.lease.lost is not None or engine.lease.asked:  # before anybody listened
             ended.set()
         await _first(stop, ended)
         if engine.lease.asked:

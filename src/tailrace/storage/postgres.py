@@ -112,7 +112,7 @@ class PostgresEngine:
             state = look(connection)
         if self.lease.acquire(state) is None:
             raise Deposed(f"{led_by(state)}; talk to it, or stop it")
-        postgres_schema.migrate(self.writer, self.lease.epoch, self._new_vault)
+        postgres_schema.migrate(self.writer, self.lease.epoch, self.lease.ttl_s, self._new_vault)
         self.vault = self._open_vault(self.writer)
         self.lease.start()
 
@@ -128,23 +128,36 @@ class PostgresEngine:
                 self.vault = vault.LockedVault(error)
 
     def _new_vault(self) -> vault.Vault:
-        return vault.open_vault(self._key_directory(), None, self._environment, writable=True)
+        return self._vault_for(None)
 
     def _open_vault(self, connection: Any) -> vault.Vault:
-        check = postgres_schema.read_check(connection)
-        return vault.open_vault(self._key_directory(), check, self._environment, writable=not self.read_only)
+        return self._vault_for(postgres_schema.read_check(connection))
 
-    def _key_directory(self) -> Path:
-        if self.directory is None:
-            if vault.ENVIRONMENT not in self._environment:
-                raise Invalid(
-                    f"the key of the secrets has no place; set {vault.ENVIRONMENT}, or name a directory (--data)",
-                    code="SECRET_KEY_MISSING",
-                )
-            return Path(os.devnull).parent
-        if not self.read_only:
-            modes.claim_directory(self.directory.absolute(), (vault.FILE,))
-        return self.directory
+    def _vault_for(self, check: bytes | None) -> vault.Vault:
+        """The vault of the database with this row; None: nothing is encrypted yet."""
+        if self.directory is not None:
+            if not self.read_only:
+                modes.claim_directory(self.directory.absolute(), (vault.FILE,))
+            return vault.open_vault(self.directory, check, self._environment, writable=not self.read_only)
+        text = self._environment.get(vault.ENVIRONMENT)
+        if text is None:
+            raise Invalid(
+                f"the key of the secrets has no place; set {vault.ENVIRONMENT}, or name a directory (--data)",
+                code="SECRET_KEY_MISSING",
+            )
+        found = vault.Vault(vault.parse_key(text, f"the environment variable {vault.ENVIRONMENT}"))
+        if check is not None and not found.fits(check):
+            raise Invalid(
+                f"{vault.ENVIRONMENT} does not decrypt the secrets of this database; set the key that it was encrypted "
+                "with",
+                code="SECRET_KEY_WRONG",
+            )
+        return found
+
+    def check_key(self) -> None:
+        """Raise `Invalid` if the key of the secrets is missing or wrong."""
+        if isinstance(self.vault, vault.LockedVault):
+            raise self.vault.error
 
     # -- as every engine
 

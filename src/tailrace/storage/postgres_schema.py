@@ -88,13 +88,15 @@ def translate(script: str) -> str:
     return _STRICT.sub(");", script)
 
 
-def migrate(connection: Any, epoch: int, open_vault: Callable[[], vault.Vault]) -> None:
+def migrate(connection: Any, epoch: int, ttl_s: float, open_vault: Callable[[], vault.Vault]) -> None:
     """Bring the schema to the current version, as the leader of `epoch`."""
     present = version(connection)
     assert present is not None
     steps = migrations()
     if present > len(steps):
         refuse_other(present)
+    if present < len(steps):  # a step may take longer than the lease, and keeps it from being renewed
+        connection.execute("UPDATE leader SET ttl = interval '1 day' WHERE epoch = %s", (epoch,))
     for number, script in enumerate(steps[present:], start=present + 1):
         with connection.transaction():
             leads = connection.execute("SELECT 1 FROM leader WHERE epoch = %s FOR UPDATE", (epoch,)).fetchone()
@@ -107,6 +109,10 @@ def migrate(connection: Any, epoch: int, open_vault: Callable[[], vault.Vault]) 
                 _lay_out(connection)
             failpoints.hit("migration.step")
             connection.execute("UPDATE schema_version SET version = %s", (number,))
+    if present < len(steps):
+        connection.execute(
+            "UPDATE leader SET ttl = %s * interval '1 s', renewed = clock_timestamp() WHERE epoch = %s", (ttl_s, epoch)
+        )
 
 
 def read_check(connection: Any) -> bytes:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tailrace.storage.postgres import PostgresEngine
 
 _ROUNDS: Final = 3  # of `fetch_ahead`: a row may say which others are read
+_ENDING: Final = ("57P", "08")  # classes of errors that end the connection
 _ABSENT: Final[Any] = object()
 
 
@@ -102,9 +103,9 @@ class PostgresTx(Tx):
         """Whether the server has answered, so that nothing is committed."""
         if not isinstance(error, psycopg.Error) or self._lease.warned or self._connection.closed:
             return False
-        return (
-            bool(self._connection.info.transaction_status != TransactionStatus.UNKNOWN) and error.sqlstate is not None
-        )
+        # Of a server that shuts down it is not known what it did before.
+        told = error.sqlstate is not None and not error.sqlstate.startswith(_ENDING)
+        return told and bool(self._connection.info.transaction_status != TransactionStatus.UNKNOWN)
 
     def _succeed(self) -> None:
         self._ended = True
