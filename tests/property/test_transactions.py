@@ -65,6 +65,11 @@ class ModelTransaction:
         return after if all(write(after) for write in self.writes) else None
 
 
+def stored(state: State, key: Key, number: int) -> bool:
+    state[key] = number
+    return True
+
+
 def item(key: Key, number: int) -> dict[str, Any]:
     return {"p": key[0], "s": key[1], "n": number}
 
@@ -122,11 +127,11 @@ class Run:
 
     def put(self, which: int, tx: Any, model: ModelTransaction, key: Key, number: int) -> None:
         tx.put("t", item(key, number))
-        model.writes.append(lambda state: state.__setitem__(key, number) is None)
+        model.writes.append(lambda state: stored(state, key, number))
 
     def add(self, which: int, tx: Any, model: ModelTransaction, key: Key) -> None:
         tx.update("t", key, "ADD n :one", values={"one": 1})
-        model.writes.append(lambda state: state.__setitem__(key, state.get(key, 0) + 1) is None)
+        model.writes.append(lambda state: stored(state, key, state.get(key, 0) + 1))
 
     def delete(self, which: int, tx: Any, model: ModelTransaction, key: Key) -> None:
         tx.delete("t", key)
