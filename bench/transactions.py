@@ -102,7 +102,7 @@ def _postgres(place: Place) -> Any:
 class TransactionRow(Row[Queue]):
     """Transactions of eight workers."""
 
-    group = "topics"
+    group = "transactions"
     contenders = ("tailrace", "postgresql")
     shared: ClassVar[bool] = False
 

@@ -128,6 +128,14 @@ def test_everything_in_one_request(server: ServerProcess, client: Client, names:
         ({"query": {"table": "no-such-table", "partition": {"a": 1}}}, "/read", 400),
         ({"query": {"table": "no-such-table", "partition": 1, "limit": 0}}, "/read", 400),
         ({"scan": {"table": "no-such-table"}}, "/read", 404),
+        ({"query": {"table": "t", "partition": 1, "sort": [{"op": "BETWEEN", "operands": [1]}]}}, "/read", 400),
+        ({"query": {"table": "t", "partition": 1, "sort": [{"op": "=", "operands": [1, 2]}]}}, "/read", 400),
+        ({"query": {"table": "t", "partition": 1, "sort": [{"op": "begins_with", "operands": [1]}]}}, "/read", 400),
+        (
+            {"operations": [{"op": "update", "table": "t", "key": 1, "expression": "REMOVE #a", "names": {"a": ""}}]},
+            "",
+            400,
+        ),
     ],
 )
 def test_bad_requests_say_so(server: ServerProcess, body: Any, path: str, status: int) -> None:
