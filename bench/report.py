@@ -31,6 +31,7 @@ GROUPS: Final = {  # the tables of a report: what each is called, and who stands
     "embedded": ("Tables from Python, beside the bare sqlite3 module", ("sqlite3", "sqlite3+json")),
     "tables": ("Tables over HTTP, beside other servers of the DynamoDB API", PEERS),
     "topics": ("Topics over HTTP, beside Redis Streams and a queue in PostgreSQL", QUEUE_PEERS),
+    "transactions": ("Transactions over HTTP, beside PostgreSQL at SERIALIZABLE", ("postgresql",)),
     "routes": ("Routes from tables to topics", ("duckdb",)),
     "pipeline": ("The pipeline on Spark, beside Spark's own Parquet reader", ("parquet",)),
 }

@@ -640,6 +640,128 @@ export class Consumer {
     #private;
 }
 /**
+ * @typedef {object} Committed  A transaction that was committed.
+ * @property {boolean} replayed  whether it had been committed by an earlier request, which has the other values
+ * @property {number | null} sequence  of its change records
+ * @property {number} acknowledged  messages
+ * @property {Published[][]} published  of each publish
+ * @property {string[]} appended  the tail offset after each append
+ */
+/** @typedef {Pick<WriteOptions, "condition" | "names" | "values">} OperationOptions */
+/** @typedef {any} Key  the value of a key, an array of its values, or an object with its attributes */
+/** @typedef {{ op: "=" | "<" | "<=" | ">" | ">=" | "BETWEEN" | "begins_with", operands: any[] }} SortCondition */
+/**
+ * A transaction: reads see its own writes, and nothing is written before `commit`, which writes all of it or nothing.
+ * It holds no lock. If something that it has read was changed by others, `commit` or the next read rejects with the
+ * code `TRANSACTION_CONFLICT`; `client.transaction` then runs it again.
+ */
+export class Transaction {
+    /** @param {Connection} connection */
+    constructor(connection: Connection);
+    /** Whether it was committed or rolled back. */
+    get ended(): boolean;
+    /**
+     * An item; undefined if there is none.
+     * @param {string} table
+     * @param {Key} key
+     * @param {{ projection?: string, names?: Record<string, string>, signal?: AbortSignal }} [options]
+     * @returns {Promise<Item | undefined>}
+     */
+    get(table: string, key: Key, { projection, names, signal }?: {
+        projection?: string;
+        names?: Record<string, string>;
+        signal?: AbortSignal;
+    }): Promise<Item | undefined>;
+    /**
+     * The items with a partition key, in the order of the sort key.
+     * @param {string} table
+     * @param {any} partition
+     * @param {{ sort?: SortCondition, index?: string, descending?: boolean, limit?: number, signal?: AbortSignal }} [options]
+     * @returns {Promise<Item[]>}
+     */
+    query(table: string, partition: any, { sort, index, descending, limit, signal }?: {
+        sort?: SortCondition;
+        index?: string;
+        descending?: boolean;
+        limit?: number;
+        signal?: AbortSignal;
+    }): Promise<Item[]>;
+    /**
+     * The tail offset of a stream; undefined if there is none.
+     * @param {string} stream
+     * @param {Abortable} [options]
+     * @returns {Promise<string | undefined>}
+     */
+    tail(stream: string, { signal }?: Abortable): Promise<string | undefined>;
+    /**
+     * Put an item.
+     * @param {string} table
+     * @param {Item} item
+     * @param {OperationOptions} [options]
+     */
+    put(table: string, item: Item, options?: OperationOptions): void;
+    /**
+     * Change attributes of an item. The expression is evaluated by the commit.
+     * @param {string} table
+     * @param {Key} key
+     * @param {string} expression
+     * @param {OperationOptions} [options]
+     */
+    update(table: string, key: Key, expression: string, options?: OperationOptions): void;
+    /**
+     * Delete an item, if there is one.
+     * @param {string} table
+     * @param {Key} key
+     * @param {OperationOptions} [options]
+     */
+    delete(table: string, key: Key, options?: OperationOptions): void;
+    /**
+     * Let the transaction fail unless a condition holds for an item.
+     * @param {string} table
+     * @param {Key} key
+     * @param {string} condition
+     * @param {Omit<OperationOptions, "condition">} [options]
+     */
+    check(table: string, key: Key, condition: string, options?: Omit<OperationOptions, "condition">): void;
+    /**
+     * Publish a message.
+     * @param {string} topic
+     * @param {any} payload  bytes, text, or a value that becomes JSON
+     * @param {{ key?: string, partition?: number }} [options]
+     */
+    publish(topic: string, payload: any, { key, partition }?: {
+        key?: string;
+        partition?: number;
+    }): void;
+    /**
+     * Append to a stream.
+     * @param {string} stream
+     * @param {any} message  bytes, text, or a value that becomes JSON
+     */
+    append(stream: string, message: any): void;
+    /**
+     * Acknowledge messages that a consumer holds. The transaction fails with `LEASE_LOST` unless it holds them then.
+     * @param {string} topic
+     * @param {string} group
+     * @param {{ offsets: number[], partition?: number, consumer?: string, lease?: string }} messages
+     */
+    ack(topic: string, group: string, { offsets, partition, consumer, lease }: {
+        offsets: number[];
+        partition?: number;
+        consumer?: string;
+        lease?: string;
+    }): void;
+    /**
+     * Write everything, or nothing.
+     * @param {Abortable} [options]
+     * @returns {Promise<Committed>}
+     */
+    commit({ signal }?: Abortable): Promise<Committed>;
+    /** Drop everything. */
+    rollback(): void;
+    #private;
+}
+/**
  * @typedef {object} ClientOptions
  * @property {string | (() => string | Promise<string>)} [token]  the server's token or one of your identity provider; a
  *   function is called for each request, and again after a 401
@@ -707,6 +829,20 @@ export class Client {
      * @param {string} name
      */
     table(name: string): Table;
+    /**
+     * Run a function with a transaction, and commit it; again after a conflict, up to `attempts` times (10). The function
+     * should have no effects but those of its transaction. Resolves to its result.
+     * @template T
+     * @param {(transaction: Transaction) => T | Promise<T>} run
+     * @param {{ attempts?: number, signal?: AbortSignal }} [options]
+     * @returns {Promise<T>}
+     */
+    transaction<T>(run: (transaction: Transaction) => T | Promise<T>, { attempts, signal }?: {
+        attempts?: number;
+        signal?: AbortSignal;
+    }): Promise<T>;
+    /** A transaction that the caller commits. */
+    begin(): Transaction;
     /**
      * A topic.
      * @param {string} name  or its alias
@@ -1220,6 +1356,40 @@ export type ConsumerOptions = {
      * when the server is unavailable; by default it writes to the console
      */
     onError?: ((error: unknown, message?: Message) => void) | undefined;
+};
+/**
+ * A transaction that was committed.
+ */
+export type Committed = {
+    /**
+     * whether it had been committed by an earlier request, which has the other values
+     */
+    replayed: boolean;
+    /**
+     * of its change records
+     */
+    sequence: number | null;
+    /**
+     * messages
+     */
+    acknowledged: number;
+    /**
+     * of each publish
+     */
+    published: Published[][];
+    /**
+     * the tail offset after each append
+     */
+    appended: string[];
+};
+export type OperationOptions = Pick<WriteOptions, "condition" | "names" | "values">;
+/**
+ * the value of a key, an array of its values, or an object with its attributes
+ */
+export type Key = any;
+export type SortCondition = {
+    op: "=" | "<" | "<=" | ">" | ">=" | "BETWEEN" | "begins_with";
+    operands: any[];
 };
 export type ClientOptions = {
     /**

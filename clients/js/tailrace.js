@@ -2508,6 +2508,231 @@ function sqlParameter(value) {
   return jsonText(value)
 }
 
+// -- transactions
+
+const TRANSACTION = "/v1/api/transaction"
+const TRANSACTION_ATTEMPTS = 10
+const CONFLICT = "TRANSACTION_CONFLICT"
+const CONFLICT_PAUSE_MS_MAX = 1_000
+
+/**
+ * @typedef {object} Committed  A transaction that was committed.
+ * @property {boolean} replayed  whether it had been committed by an earlier request, which has the other values
+ * @property {number | null} sequence  of its change records
+ * @property {number} acknowledged  messages
+ * @property {Published[][]} published  of each publish
+ * @property {string[]} appended  the tail offset after each append
+ */
+
+/** @typedef {Pick<WriteOptions, "condition" | "names" | "values">} OperationOptions */
+
+/** @typedef {any} Key  the value of a key, an array of its values, or an object with its attributes */
+
+/** @typedef {{ op: "=" | "<" | "<=" | ">" | ">=" | "BETWEEN" | "begins_with", operands: any[] }} SortCondition */
+
+/**
+ * A transaction: reads see its own writes, and nothing is written before `commit`, which writes all of it or nothing.
+ * It holds no lock. If something that it has read was changed by others, `commit` or the next read rejects with the
+ * code `TRANSACTION_CONFLICT`; `client.transaction` then runs it again.
+ */
+export class Transaction {
+  #connection
+  /** @type {Array<Record<string, any>>} */
+  #operations = []
+  /** @type {string[]} */
+  #reads = []
+  #ended = false
+  #token = randomName()
+
+  /** @param {Connection} connection */
+  constructor(connection) {
+    this.#connection = connection
+  }
+
+  /** Whether it was committed or rolled back. */
+  get ended() {
+    return this.#ended
+  }
+
+  /**
+   * An item; undefined if there is none.
+   * @param {string} table
+   * @param {Key} key
+   * @param {{ projection?: string, names?: Record<string, string>, signal?: AbortSignal }} [options]
+   * @returns {Promise<Item | undefined>}
+   */
+  async get(table, key, { projection, names, signal } = {}) {
+    const { items } = await this.#read({ get: { table, key: keyValues(key), projection, names } }, signal)
+    return items.length > 0 ? fromAttributes(items[0]) : undefined
+  }
+
+  /**
+   * The items with a partition key, in the order of the sort key.
+   * @param {string} table
+   * @param {any} partition
+   * @param {{ sort?: SortCondition, index?: string, descending?: boolean, limit?: number, signal?: AbortSignal }} [options]
+   * @returns {Promise<Item[]>}
+   */
+  async query(table, partition, { sort, index, descending = false, limit, signal } = {}) {
+    const conditions = sort ? [{ op: sort.op, operands: sort.operands.map(toAttribute) }] : []
+    const query = { table, partition: [toAttribute(partition)], sort: conditions, reverse: descending, index }
+    /** @type {Item[]} */
+    const found = []
+    let after
+    do {
+      const left = limit === undefined ? undefined : limit - found.length
+      const page = await this.#read({ query: { ...query, limit: left, after } }, signal)
+      found.push(...page.items.map(fromAttributes))
+      after = page.cursor ?? undefined
+    } while (after !== undefined && (limit === undefined || found.length < limit))
+    return found
+  }
+
+  /**
+   * The tail offset of a stream; undefined if there is none.
+   * @param {string} stream
+   * @param {Abortable} [options]
+   * @returns {Promise<string | undefined>}
+   */
+  async tail(stream, { signal } = {}) {
+    return (await this.#read({ tail: stream }, signal)).offset ?? undefined
+  }
+
+  /**
+   * Put an item.
+   * @param {string} table
+   * @param {Item} item
+   * @param {OperationOptions} [options]
+   */
+  put(table, item, options = {}) {
+    this.#add({ op: "put", table, item: toAttributes(item), ...expressions(options) })
+  }
+
+  /**
+   * Change attributes of an item. The expression is evaluated by the commit.
+   * @param {string} table
+   * @param {Key} key
+   * @param {string} expression
+   * @param {OperationOptions} [options]
+   */
+  update(table, key, expression, options = {}) {
+    this.#add({ op: "update", table, key: keyValues(key), expression, ...expressions(options) })
+  }
+
+  /**
+   * Delete an item, if there is one.
+   * @param {string} table
+   * @param {Key} key
+   * @param {OperationOptions} [options]
+   */
+  delete(table, key, options = {}) {
+    this.#add({ op: "delete", table, key: keyValues(key), ...expressions(options) })
+  }
+
+  /**
+   * Let the transaction fail unless a condition holds for an item.
+   * @param {string} table
+   * @param {Key} key
+   * @param {string} condition
+   * @param {Omit<OperationOptions, "condition">} [options]
+   */
+  check(table, key, condition, options = {}) {
+    this.#add({ op: "check", table, key: keyValues(key), ...expressions({ ...options, condition }) })
+  }
+
+  /**
+   * Publish a message.
+   * @param {string} topic
+   * @param {any} payload  bytes, text, or a value that becomes JSON
+   * @param {{ key?: string, partition?: number }} [options]
+   */
+  publish(topic, payload, { key, partition } = {}) {
+    const message = { payload: toBase64(payloadBytes(payload)), key, partition_id: partition }
+    this.#add({ op: "publish", topic, messages: [message] })
+  }
+
+  /**
+   * Append to a stream.
+   * @param {string} stream
+   * @param {any} message  bytes, text, or a value that becomes JSON
+   */
+  append(stream, message) {
+    this.#add({ op: "append", stream, payload: toBase64(payloadBytes(message)) })
+  }
+
+  /**
+   * Acknowledge messages that a consumer holds. The transaction fails with `LEASE_LOST` unless it holds them then.
+   * @param {string} topic
+   * @param {string} group
+   * @param {{ offsets: number[], partition?: number, consumer?: string, lease?: string }} messages
+   */
+  ack(topic, group, { offsets, partition = 0, consumer, lease }) {
+    const held = { partition_id: partition, consumer_id: consumer, lease_id: lease }
+    this.#add({ op: "ack", topic, group_id: group, offsets, ...held })
+  }
+
+  /**
+   * Write everything, or nothing.
+   * @param {Abortable} [options]
+   * @returns {Promise<Committed>}
+   */
+  async commit({ signal } = {}) {
+    this.#checkOpen()
+    this.#ended = true
+    const json = { ...this.#collected(), token: this.#token }
+    const done = await this.#connection.json("POST", TRANSACTION, { json, repeatable: true, signal })
+    /** @type {Published[][]} */
+    const published = done.published.map((/** @type {any[]} */ messages) =>
+      messages.map((each) => ({ partition: each.partition_id, offset: each.offset })),
+    )
+    return { ...done, published }
+  }
+
+  /** Drop everything. */
+  rollback() {
+    this.#checkOpen()
+    this.#ended = true
+  }
+
+  /** @param {Record<string, any>} operation */
+  #add(operation) {
+    this.#checkOpen()
+    this.#operations.push(operation)
+  }
+
+  #checkOpen() {
+    if (this.#ended) throw new TailraceError("this transaction has ended; begin another one", { code: "TRANSACTION_ENDED" })
+  }
+
+  #collected() {
+    return { values: "typed", operations: this.#operations, reads: this.#reads }
+  }
+
+  /**
+   * @param {Record<string, any>} wanted
+   * @param {AbortSignal} [signal]
+   */
+  async #read(wanted, signal) {
+    this.#checkOpen()
+    const json = { ...this.#collected(), ...wanted }
+    const found = await this.#connection.json("POST", `${TRANSACTION}/read`, { json, repeatable: true, signal })
+    this.#reads.push(...found.reads)
+    return found
+  }
+}
+
+/** @param {Key} key */
+function keyValues(key) {
+  if (Array.isArray(key)) return key.map(toAttribute)
+  const plain = typeof key === "object" && key !== null && Object.getPrototypeOf(key) === Object.prototype
+  return plain ? toAttributes(key) : [toAttribute(key)]
+}
+
+/** @param {OperationOptions} options */
+function expressions({ condition, names, values }) {
+  return { condition, names, values: values && toAttributes(values) }
+}
+
 // -- the client
 
 /**
@@ -2600,6 +2825,35 @@ export class Client {
    */
   table(name) {
     return new Table(this.#connection, name)
+  }
+
+  /**
+   * Run a function with a transaction, and commit it; again after a conflict, up to `attempts` times (10). The function
+   * should have no effects but those of its transaction. Resolves to its result.
+   * @template T
+   * @param {(transaction: Transaction) => T | Promise<T>} run
+   * @param {{ attempts?: number, signal?: AbortSignal }} [options]
+   * @returns {Promise<T>}
+   */
+  async transaction(run, { attempts = TRANSACTION_ATTEMPTS, signal } = {}) {
+    for (let attempt = 1; ; attempt++) {
+      const transaction = new Transaction(this.#connection)
+      try {
+        const result = await run(transaction)
+        if (!transaction.ended) await transaction.commit({ signal })
+        return result
+      } catch (error) {
+        const conflict = error instanceof TailraceError && error.code === CONFLICT
+        if (!conflict || attempt >= attempts) throw error
+        const pauseMs = Math.min(2 ** attempt, CONFLICT_PAUSE_MS_MAX)
+        await sleep(pauseMs * (0.5 + Math.random() / 2), signal)
+      }
+    }
+  }
+
+  /** A transaction that the caller commits. */
+  begin() {
+    return new Transaction(this.#connection)
   }
 
   /**

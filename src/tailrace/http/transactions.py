@@ -23,6 +23,7 @@ from tailrace.http.topics import MessageBody, ProducerBody, PublishedOffset, out
 from tailrace.log.position import offset
 from tailrace.streams.producer import ProducerClaim
 from tailrace.tables import operations, plain, value
+from tailrace.tables.binding import placeholders
 from tailrace.tables.plain import Sort
 from tailrace.topics.commands import Outgoing
 from tailrace.transactions.commands import ReadInTransaction, ReadTail, Transact, Transacted, WholePage
@@ -291,10 +292,12 @@ def _made(body: OperationBody, values: _Values) -> TransactionOperation:
         return AppendOperation(
             path=body.stream, body=_content(body), content_type=body.content_type, claim=_claim(body.producer)
         )
+    names = {_marked("#", name): held for name, held in body.names.items()} if body.names else None
+    placeholders(names, None)  # raises if one cannot be a placeholder, or the name of an attribute
     given: dict[str, Any] = {
         "table": body.table,
         "condition": body.condition,
-        "names": {_marked("#", name): held for name, held in body.names.items()} if body.names else None,
+        "names": names,
         "values": values.values(body.values),
     }
     if isinstance(body, PutBody):
@@ -377,6 +380,15 @@ def _answered(services: Services, body: _ReadOutline, principal: Principal) -> R
     return json_response(TransactionReadResponse([to_text(step.reads)], found, cursor))
 
 
+def _condition(body: SortBody, values: _Values) -> Sort:
+    operands = tuple([values.plain(operand) for operand in body.operands])
+    if len(operands) != (2 if body.op == "BETWEEN" else 1):
+        raise Invalid(f"{body.op} has {len(operands)} operands; BETWEEN has two, the others have one")
+    if body.op == "begins_with" and not isinstance(operands[0], str | bytes):
+        raise Invalid("the operand of begins_with is text or binary")
+    return Sort(body.op, operands)
+
+
 def _page(body: ScanBody, values: _Values) -> WholePage:
     reading = operations.ReadOptions(
         index=body.index,
@@ -393,5 +405,5 @@ def _page(body: ScanBody, values: _Values) -> WholePage:
     if isinstance(key, dict):
         raise Invalid("partition is the value of the partition key, or a list of its values; not an object")
     hashes = tuple([value.to_plain(part) for part in key])
-    sort = tuple([Sort(each.op, tuple([values.plain(operand) for operand in each.operands])) for each in body.sort])
+    sort = tuple([_condition(each, values) for each in body.sort])
     return WholePage(operations.query(body.table, hashes, sort or None, body.reverse, reading))

@@ -466,3 +466,67 @@ test("where a group starts: latest, an offset, a time", { timeout }, async () =>
   await running
   assert.deepEqual(seen, [3])
 })
+
+test("a transaction over a table, a topic and a stream", { timeout }, async () => {
+  const done = await topic()
+  const table = fresh("accounts").replaceAll("/", "-")
+  await client.sql(`CREATE TABLE "${table}" (o TEXT, n BIGINT, PRIMARY KEY (o, n))`)
+  const audit = client.stream(fresh("audit"), { contentType: "text/plain" })
+  await audit.create()
+  const result = await client.transaction(async (tx) => {
+    assert.equal(await tx.get(table, ["x", 1]), undefined)
+    for (const n of range(0, 5)) tx.put(table, { o: "x", n, raw: new Uint8Array([n]) })
+    tx.update(table, { o: "x", n: 1 }, "SET v = :v", { values: { ":v": "new" } })
+    tx.delete(table, ["x", 2])
+    assert.deepEqual(await tx.get(table, ["x", 1]), { o: "x", n: 1, raw: new Uint8Array([1]), v: "new" })
+    assert.deepEqual((await tx.query(table, "x", { descending: true, limit: 3 })).map((item) => item.n), [4, 3, 1])
+    const sort = { op: "BETWEEN", operands: [1, 3] }
+    assert.deepEqual((await tx.query(table, "x", { sort })).map((item) => item.n), [1, 3])
+    tx.publish(done.name, { n: 1 }, { key: "k" })
+    tx.append(await tx.tail(audit.path) && audit.path, "moved")
+    return "result"
+  })
+  assert.equal(result, "result")
+  assert.equal((await audit.read()).text, "moved")
+  assert.equal((await client.table(table).get({ o: "x", n: 1 })).v, "new")
+  assert.equal((await done.read()).messages.length, 1)
+})
+
+test("a transaction that conflicts runs again; one that fails writes nothing", { timeout }, async () => {
+  const table = fresh("counters").replaceAll("/", "-")
+  await client.sql(`CREATE TABLE "${table}" (id TEXT PRIMARY KEY)`)
+  let calls = 0
+  const add = async (tx) => {
+    calls++
+    const found = (await tx.get(table, "a")) ?? { id: "a", n: 0 }
+    tx.put(table, { ...found, n: found.n + 1 })
+  }
+  await Promise.all(range(0, 6).map(() => client.transaction(add, { attempts: 100 })))
+  assert.equal((await client.table(table).get({ id: "a" })).n, 6)
+  assert.ok(calls > 6)
+  const [first, second] = [client.begin(), client.begin()]
+  for (const tx of [first, second]) await add(tx)
+  assert.equal((await first.commit()).replayed, false)
+  await rejects(second.commit(), { status: 409, code: "TRANSACTION_CONFLICT" })
+  await rejects(second.commit(), { code: "TRANSACTION_ENDED" })
+  const failing = client.transaction((tx) => {
+    tx.put(table, { id: "b" })
+    tx.check(table, "c", "attribute_exists(id)")
+  })
+  await rejects(failing, { status: 409, code: "CONDITION_FAILED" })
+  await assert.rejects(client.transaction(() => Promise.reject(new Error("no"))), /no/)
+  await client.transaction((tx) => (tx.put(table, { id: "b" }), tx.rollback()))
+  assert.equal(await client.table(table).get({ id: "b" }), undefined)
+})
+
+test("a transaction acknowledges messages, if they are still held", { timeout }, async () => {
+  const news = await topic()
+  await news.publishMany([{ payload: 1 }, { payload: 2 }])
+  const body = { topic: news.name, group_id: "g", consumer_id: "w", timeout_seconds: 0 }
+  const got = await client.request("POST", "/v1/api/topics/consume", { json: body })
+  const held = { offsets: [0, 1], consumer: "w", lease: got.lease_id }
+  await rejects(client.transaction((tx) => tx.ack(news.name, "g", { ...held, consumer: "other" })), { code: "LEASE_LOST" })
+  const tx = client.begin()
+  tx.ack(news.name, "g", held)
+  assert.equal((await tx.commit()).acknowledged, 2)
+})

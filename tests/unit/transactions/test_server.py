@@ -98,9 +98,9 @@ def test_everything_in_one_request(server: ServerProcess, client: Client, names:
     assert post(server, {"operations": [changed], "reads": read["reads"]})["sequence"]
     refused = post(server, {"operations": [changed], "reads": read["reads"]}, 409)
     assert refused["error"]["code"] == "TRANSACTION_CONFLICT"
-    refused = post(server, {"operations": [changed, {**body["operations"][0], "token": 1}]}, 400)  # type: ignore[dict-item, index]
+    refused = post(server, {"operations": [changed, {**body["operations"][0], "token": 1}]}, 400)  # type: ignore[dict-item]
     assert "operations[1]" in refused["error"]["message"]
-    refused = post(server, {"operations": [changed, body["operations"][0]]}, 409)  # type: ignore[index]
+    refused = post(server, {"operations": [changed, body["operations"][0]]}, 409)
     assert (refused["error"]["code"], refused["error"]["operation"]) == ("CONDITION_FAILED", 1)
 
 
@@ -128,6 +128,14 @@ def test_everything_in_one_request(server: ServerProcess, client: Client, names:
         ({"query": {"table": "no-such-table", "partition": {"a": 1}}}, "/read", 400),
         ({"query": {"table": "no-such-table", "partition": 1, "limit": 0}}, "/read", 400),
         ({"scan": {"table": "no-such-table"}}, "/read", 404),
+        ({"query": {"table": "t", "partition": 1, "sort": [{"op": "BETWEEN", "operands": [1]}]}}, "/read", 400),
+        ({"query": {"table": "t", "partition": 1, "sort": [{"op": "=", "operands": [1, 2]}]}}, "/read", 400),
+        ({"query": {"table": "t", "partition": 1, "sort": [{"op": "begins_with", "operands": [1]}]}}, "/read", 400),
+        (
+            {"operations": [{"op": "update", "table": "t", "key": 1, "expression": "REMOVE #a", "names": {"a": ""}}]},
+            "",
+            400,
+        ),
     ],
 )
 def test_bad_requests_say_so(server: ServerProcess, body: Any, path: str, status: int) -> None:
@@ -200,7 +208,8 @@ def test_a_clients_errors_have_their_classes(client: Client, names: Names) -> No
 
 
 def test_a_lost_response_is_asked_for_again(client: Client, names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
-    send, lost = Client._send, []
+    send = Client._send
+    lost: list[str] = []
 
     def lossy(self: Client, method: str, target: str, **options: Any) -> Any:
         response = send(self, method, target, **options)
