@@ -294,7 +294,7 @@ cluster-test: $(STAMPS)/dev  ## Run jobs on a real Spark cluster, and kill drive
 # -- measurements
 
 .PHONY: bench
-bench: $(STAMPS)/dev  ## Measure beside other servers; BENCH='--quick' for a short look
+bench: $(STAMPS)/dev $(STAMPS)/examples/editor/node_modules  ## Measure beside other servers; BENCH='--quick' for a short look
 	@tools/ensure-node
 	@tools/ensure-queues
 	@tools/ensure-rust-servers
