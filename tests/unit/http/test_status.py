@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tailrace import __version__, limits
-from tailrace.http.samples import COLUMNS, percentiles_ms
+from tailrace.http.samples import COLUMNS, Samples, percentiles_ms
 from tailrace.topics.commands import CreateTopic
 from tailrace.topics.overview import CountObjects
+from tests.support.patience import PATIENCE_S
 from tests.unit.http.inprocess import Up, serve
 
 
@@ -74,6 +75,22 @@ def test_samples_are_a_ring_of_columns(data_dir: Path, monkeypatch: pytest.Monke
         assert one is not None
         for wrong in ("since=x", "since=-1", "step_s=0", "step_s=99999999", "other=1"):
             assert (await up.http.get(f"/v1/status/samples?{wrong}")).status_code == 400
+
+    serve(data_dir, scenario)
+
+
+def test_samples_are_taken_by_a_timer_until_the_server_stops(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        samples = Samples(up.db, str(data_dir), lambda: 3, interval_s=0.01)
+        samples.start()
+        end = asyncio.get_running_loop().time() + PATIENCE_S
+        while len(samples.copied().times) < 3 and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.01)
+        await samples.stop()
+        taken = samples.copied()
+        assert len(taken.times) >= 3 and set(taken.columns["connections"]) == {3.0}
+        assert taken.columns["database_bytes"][-1] > 0 and taken.columns["memory_bytes"][-1] > 0
+        await samples.stop()
 
     serve(data_dir, scenario)
 
