@@ -7,13 +7,20 @@
 // and it takes requests of its own pages only.
 import { createReadStream } from "node:fs"
 import { createServer, request } from "node:http"
-import { dirname, extname, join, normalize } from "node:path"
+import { dirname, join } from "node:path"
 import { fileURLToPath } from "node:url"
 import { parseArgs } from "node:util"
 import { YjsServer } from "@durable-streams/y-durable-streams/server"
 
-const TYPES = { ".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css" }
-const POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'"
+const FILES = {
+  "/": ["index.html", "text/html; charset=utf-8"],
+  "/editor.js": ["editor.js", "text/javascript"],
+  "/style.css": ["style.css", "text/css"],
+}
+const POLICY =
+  "default-src 'self'; connect-src 'self' http://*.localhost:*; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'"
+// The page itself, and a name for each of its windows: a browser has six connections to a host, and a window needs two.
+const HOST = /^(127\.0\.0\.1|localhost|w\d+\.localhost|\[::1\]):(\d+)$/
 const credentials = () => (process.env.TAILRACE_TOKEN ? { authorization: `Bearer ${process.env.TAILRACE_TOKEN}` } : {})
 
 /** The Yjs server over a Tailrace server. */
@@ -26,12 +33,13 @@ export async function startYjs(tailrace, options = {}) {
 /** The origin of the page: files, and the two servers behind it. */
 export async function startPage({ tailrace, yjs, directory, port = 0 }) {
   const server = createServer((incoming, outgoing) => {
-    const host = incoming.headers.host ?? ""
-    const { origin } = incoming.headers
-    if (!/^(127\.0\.0\.1|localhost|\[::1\]):\d+$/.test(host) || (origin !== undefined && origin !== `http://${host}`)) {
+    const { host = "", origin } = incoming.headers
+    const port = HOST.exec(host)?.[2]
+    const own = [`http://${host}`, `http://127.0.0.1:${port}`, `http://localhost:${port}`]
+    if (port === undefined || (origin !== undefined && !own.includes(origin))) {
       outgoing.writeHead(403).end("only pages of this server may use it\n")
     } else if (incoming.url.startsWith("/v1/yjs/")) {
-      forward(incoming, outgoing, yjs)
+      forward(incoming, outgoing, yjs, {}, { "access-control-expose-headers": "*" })
     } else if (incoming.url.startsWith("/v1/")) {
       forward(incoming, outgoing, tailrace, credentials())
     } else {
@@ -42,10 +50,12 @@ export async function startPage({ tailrace, yjs, directory, port = 0 }) {
   return server
 }
 
-function forward(incoming, outgoing, base, more = {}) {
-  const { host, origin, referer, ...headers } = incoming.headers // the page is of this origin, and that server of another
+function forward(incoming, outgoing, base, more = {}, added = {}) {
+  // Where the request comes from was checked here; behind this, it comes from this server.
+  const own = /^(host|origin|referer|sec-fetch-.*)$/
+  const headers = Object.fromEntries(Object.entries(incoming.headers).filter(([name]) => !own.test(name)))
   const made = request(new URL(incoming.url, base), { method: incoming.method, headers: { ...headers, ...more } }, (answer) => {
-    outgoing.writeHead(answer.statusCode, answer.headers)
+    outgoing.writeHead(answer.statusCode, { ...answer.headers, ...added })
     outgoing.flushHeaders()
     answer.pipe(outgoing)
     answer.on("error", () => outgoing.destroy())
@@ -60,13 +70,12 @@ function forward(incoming, outgoing, base, more = {}) {
 }
 
 function sendFile(incoming, outgoing, directory) {
-  const { pathname } = new URL(incoming.url, "http://page")
-  const name = pathname === "/" ? "index.html" : normalize(decodeURIComponent(pathname)).replace(/^(\.\.[/\\])+/, "")
-  const type = TYPES[extname(name)]
+  const found = FILES[incoming.url.split("?")[0]]
+  if (found === undefined) return outgoing.writeHead(404).end("there is no such page\n")
+  const [name, type] = found
   const file = createReadStream(join(directory, name))
-  file.on("error", () => outgoing.writeHead(404).end("there is no such file; build the page with: npm run build\n"))
+  file.on("error", () => outgoing.writeHead(404).end("the page is not there yet; build it with: npm run build\n"))
   file.on("open", () => {
-    if (type === undefined) return file.destroy(new Error("of an unknown type"))
     const fields = { "content-type": type, "cache-control": "no-cache", "content-security-policy": POLICY }
     outgoing.writeHead(200, { ...fields, "x-content-type-options": "nosniff" })
     file.pipe(outgoing)

@@ -11,6 +11,16 @@ const BYTES = "application/octet-stream"
 
 export const client = new Client()
 
+/**
+ * Where this window keeps its event streams: a browser has six connections to a host, and each window needs two. Names
+ * below `localhost` are this machine in most browsers; in others, three windows are the most.
+ */
+export const liveOrigin = await (async () => {
+  const apart = `http://w${Math.floor(Math.random() * 1e9)}.localhost:${location.port}`
+  if (!/^(127\.0\.0\.1|localhost)$/.test(location.hostname)) return location.origin
+  return fetch(`${apart}/style.css`, { mode: "no-cors" }).then(() => apart, () => location.origin)
+})()
+
 /** The stream with the updates of a document. The official Yjs server names it so. */
 export const updatesOf = (name) => client.stream(`${PREFIX}${name}${UPDATES}`, { contentType: BYTES })
 

@@ -3,7 +3,7 @@ import { YjsProvider } from "@durable-streams/y-durable-streams"
 import { IndexeddbPersistence } from "y-indexeddb"
 import { Awareness } from "y-protocols/awareness"
 import * as Y from "yjs"
-import { SERVICE, repair, updatesOf } from "./log.js"
+import { SERVICE, liveOrigin, repair, updatesOf } from "./log.js"
 
 const PING_MS = 2_000
 const RETRY_MS_MIN = 250
@@ -35,7 +35,7 @@ export class Session extends EventTarget {
     this.#provider = new YjsProvider({
       doc: this.doc,
       awareness: this.awareness,
-      baseUrl: `${location.origin}/v1/yjs/${SERVICE}`,
+      baseUrl: `${liveOrigin}/v1/yjs/${SERVICE}`,
       docId: name,
       connect: false,
     })

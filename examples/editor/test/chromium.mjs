@@ -31,12 +31,12 @@ export class Chromium {
     return made
   }
 
-  /** A window of its own, with storage of its own. */
-  async window(url, { width = 1280, height = 800 } = {}) {
-    const { browserContextId } = await this.send("Target.createBrowserContext")
-    const { targetId } = await this.send("Target.createTarget", { url: "about:blank", browserContextId, width, height })
+  /** A window: with storage and connections of its own, or those of another window. */
+  async window(url, { width = 1280, height = 800, beside } = {}) {
+    const browserContextId = beside?.context ?? (await this.send("Target.createBrowserContext")).browserContextId
+    const { targetId } = await this.send("Target.createTarget", { url: "about:blank", browserContextId, newWindow: true })
     const { sessionId } = await this.send("Target.attachToTarget", { targetId, flatten: true })
-    const page = new Page(this, sessionId)
+    const page = new Page(this, sessionId, browserContextId)
     await page.send("Page.enable")
     await page.send("Runtime.enable")
     await page.send("Emulation.setDeviceMetricsOverride", { width, height, deviceScaleFactor: 1, mobile: false })
@@ -78,8 +78,9 @@ class Page {
   /** Errors that no handler of the page has caught. */
   errors = []
 
-  constructor(browser, sessionId) {
+  constructor(browser, sessionId, context) {
     this.browser = browser
+    this.context = context
     this.sessionId = sessionId
     browser.listen(({ method, params, sessionId: of }) => {
       if (of !== sessionId) return
@@ -100,7 +101,7 @@ class Page {
   }
 
   /** Wait until an expression is true. */
-  async until(expression, timeoutMs = 20_000) {
+  async until(expression, timeoutMs = 60_000) {
     const end = Date.now() + timeoutMs
     while (!(await this.evaluate(`Boolean(${expression})`).catch(() => false))) {
       if (Date.now() > end) throw new Error(`this never came: ${expression}`)

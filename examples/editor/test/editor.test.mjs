@@ -55,7 +55,7 @@ async function gate() {
 }
 
 async function join_(name, user, options) {
-  const way = await gate()
+  const way = options?.beside?.gate ?? (await gate())
   const page = await browser.window(`http://127.0.0.1:${way.port}/?name=${user}#${name}`, options)
   page.gate = way
   await page.until(`window.editor?.session?.state === "online"`)
@@ -120,6 +120,19 @@ test("edits of both sides of a network loss are merged", { timeout }, async () =
   }
   const late = await join_(name, "Cyd")
   assert.equal(await converged(ann, ben, late), await textOf(ann))
+})
+
+test("four windows of one browser: more than it has connections to one host", { timeout }, async () => {
+  const name = fresh("many")
+  const first = await join_(name, "Ann")
+  const all = [first]
+  for (const user of ["Ben", "Cyd", "Dan"]) all.push(await join_(name, user, { beside: first }))
+  for (const [number, page] of all.entries()) {
+    await page.type(`${number} `)
+    await state(page, "online")
+  }
+  for (const page of all) await page.until(`/^(\\d ){4}$/.test(window.editor.session.text.toString())`)
+  await converged(...all)
 })
 
 test("any version of the past is shown, and can be restored", { timeout }, async () => {

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tailrace import __version__, limits
-from tailrace.http.samples import COLUMNS, percentiles_ms
+from tailrace.http.samples import COLUMNS, Samples, percentiles_ms
 from tailrace.topics.commands import CreateTopic
 from tailrace.topics.overview import CountObjects
+from tests.support.patience import PATIENCE_S
 from tests.unit.http.inprocess import Up, serve
 
 
@@ -65,15 +66,31 @@ def test_samples_are_a_ring_of_columns(data_dir: Path, monkeypatch: pytest.Monke
         found = (await up.http.get("/v1/status/samples?step_s=1")).json()["columns"]
         assert set(found) == {"at_ms", *COLUMNS}
         assert {len(column) for column in found.values()} <= {1, 2, 3, 4}
-        whole = samples.since(0, 1)
+        whole = samples.copied().since(0, 1)
         assert whole["at_ms"] == sorted(at for at in whole["at_ms"] if at is not None)
         assert samples._columns["commits"][samples._first - 1] > 0, "the newest is the last"
         assert len(samples._times) == 4
         assert (await up.http.get(f"/v1/status/samples?since={whole['at_ms'][-1]}")).json()["columns"]["lag"] == []
-        (one,) = samples.since(0, 24 * 3600)["entries"]
+        (one,) = samples.copied().since(0, 24 * 3600)["entries"]
         assert one is not None
         for wrong in ("since=x", "since=-1", "step_s=0", "step_s=99999999", "other=1"):
             assert (await up.http.get(f"/v1/status/samples?{wrong}")).status_code == 400
+
+    serve(data_dir, scenario)
+
+
+def test_samples_are_taken_by_a_timer_until_the_server_stops(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        samples = Samples(up.db, str(data_dir), lambda: 3, interval_s=0.01)
+        samples.start()
+        end = asyncio.get_running_loop().time() + PATIENCE_S
+        while len(samples.copied().times) < 3 and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.01)
+        await samples.stop()
+        taken = samples.copied()
+        assert len(taken.times) >= 3 and set(taken.columns["connections"]) == {3.0}
+        assert taken.columns["database_bytes"][-1] > 0 and taken.columns["memory_bytes"][-1] > 0
+        await samples.stop()
 
     serve(data_dir, scenario)
 
@@ -83,7 +100,7 @@ def test_steps_are_means_and_the_worst_latency(data_dir: Path) -> None:
         samples = up.running.app.services.samples
         for at_s, queries, p99 in ((100, 2.0, 5.0), (109, 4.0, math.nan), (110, 9.0, 7.0)):
             samples._add(at_s * 1000, {**dict.fromkeys(COLUMNS, None), "queries": queries, "commit_p99_ms": p99})
-        found = samples.since(0, 10)
+        found = samples.copied().since(0, 10)
         assert found["at_ms"] == [109_000, 110_000]
         assert found["queries"] == [3, 9] and found["commit_p99_ms"] == [5, 7]
         assert found["lag"] == [None, None]
