@@ -303,7 +303,7 @@ cluster-test: $(STAMPS)/dev  ## Run jobs on a real Spark cluster, and kill drive
 # -- measurements
 
 .PHONY: bench
-bench: $(STAMPS)/dev  ## Measure beside other servers; BENCH='--quick' for a short look
+bench: $(STAMPS)/dev $(STAMPS)/examples/editor/node_modules  ## Measure beside other servers; BENCH='--quick' for a short look
 	@tools/ensure-node
 	@tools/ensure-queues
 	@tools/ensure-rust-servers
@@ -351,5 +351,5 @@ lock: $(STAMPS)/dev  ## Write the lock files; UPGRADE=1 moves to the newest vers
 .PHONY: clean
 clean:  ## Remove everything that make created, except ./data
 	@rm -rf $(VENV) $(LOWEST) $(STAMPS) .site dist build $(NODE_PROJECTS:%=%/node_modules) bench/node_modules bench/.cargo \
-		.pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+		examples/editor/dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find src tests $(wildcard bench examples) -name __pycache__ -type d -prune -exec rm -rf {} +

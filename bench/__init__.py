@@ -3,6 +3,7 @@
     machine.py   what the run stands on: processor, disk, how much of a core others took
     servers.py   the servers as child processes, pinned to one core
     rows.py      what is measured of streams, one class per row
+    editor.py    what is measured of collaborative editing
     growth.py    what becomes of it with more streams and more entries
     embedded.py  what is measured of tables from Python, beside the bare sqlite3 module
     tables.py    what is measured of tables over HTTP, beside other servers of the DynamoDB API

@@ -5,8 +5,8 @@
 
 `serve` starts a server over ./data, unless it is given the URL of one that allows the origin of the page, such as
 `tailrace serve --dev --allow-origin http://127.0.0.1:8081`. A message is a row of the table chat.room; a route sends
-the questions among them to the topic chat.questions, in the same transaction; the worker consumes the topic, and writes its
-reply into the row `re:<id>`, a word at a time. The page follows the changes of the table.
+the questions among them to the topic chat.questions, in the same transaction; the worker consumes the topic, and
+writes its reply into the row `re:<id>`, a word at a time. The page follows the changes of the table.
 """
 
 import argparse

@@ -7,12 +7,16 @@
 // and it takes requests of its own pages only.
 import { createReadStream } from "node:fs"
 import { createServer, request } from "node:http"
-import { dirname, extname, join, normalize } from "node:path"
+import { dirname, join } from "node:path"
 import { fileURLToPath } from "node:url"
 import { parseArgs } from "node:util"
 import { YjsServer } from "@durable-streams/y-durable-streams/server"
 
-const TYPES = { ".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css" }
+const FILES = {
+  "/": ["index.html", "text/html; charset=utf-8"],
+  "/editor.js": ["editor.js", "text/javascript"],
+  "/style.css": ["style.css", "text/css"],
+}
 const POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'"
 const credentials = () => (process.env.TAILRACE_TOKEN ? { authorization: `Bearer ${process.env.TAILRACE_TOKEN}` } : {})
 
@@ -60,13 +64,12 @@ function forward(incoming, outgoing, base, more = {}) {
 }
 
 function sendFile(incoming, outgoing, directory) {
-  const { pathname } = new URL(incoming.url, "http://page")
-  const name = pathname === "/" ? "index.html" : normalize(decodeURIComponent(pathname)).replace(/^(\.\.[/\\])+/, "")
-  const type = TYPES[extname(name)]
+  const found = FILES[incoming.url.split("?")[0]]
+  if (found === undefined) return outgoing.writeHead(404).end("there is no such page\n")
+  const [name, type] = found
   const file = createReadStream(join(directory, name))
-  file.on("error", () => outgoing.writeHead(404).end("there is no such file; build the page with: npm run build\n"))
+  file.on("error", () => outgoing.writeHead(404).end("the page is not there yet; build it with: npm run build\n"))
   file.on("open", () => {
-    if (type === undefined) return file.destroy(new Error("of an unknown type"))
     const fields = { "content-type": type, "cache-control": "no-cache", "content-security-policy": POLICY }
     outgoing.writeHead(200, { ...fields, "x-content-type-options": "nosniff" })
     file.pipe(outgoing)

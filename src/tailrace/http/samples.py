@@ -15,7 +15,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -92,6 +92,7 @@ class Samples:
         self._columns = {name: array("d" if name in _LARGE else "f") for name in COLUMNS}
         self._first = 0
         self._task: asyncio.Task[None] | None = None
+        self._measuring: asyncio.Future[Any] | None = None  # in a thread, on the database
         self._counters = self._count()
         self._counted_s = time.monotonic()
         self._cpu_s = time.process_time()
@@ -106,7 +107,7 @@ class Samples:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            await asyncio.wait((task,))
+            await asyncio.wait((task,) if self._measuring is None else (task, self._measuring))
 
     async def _run(self) -> None:
         while True:
@@ -120,7 +121,9 @@ class Samples:
 
     async def take(self) -> None:
         """Take a sample now."""
-        disk, lag, in_flight, memory = await asyncio.to_thread(self._measure)
+        self._measuring = asyncio.get_running_loop().run_in_executor(None, self._measure)
+        disk, lag, in_flight, memory = await asyncio.shield(self._measuring)
+        self._measuring = None
         metrics, now_s = self._db.metrics, time.monotonic()
         counters, cpu_s, elapsed_s = self._count(), time.process_time(), max(now_s - self._counted_s, 1e-3)
         numbers = {name: (counters[name] - self._counters[name]) / elapsed_s for name in RATES}
@@ -182,20 +185,30 @@ class Samples:
             found = self._columns["commit_p50_ms"][last], self._columns["commit_p99_ms"][last]
         return {name: _shown(value) for name, value in zip(LATENCIES, found, strict=True)}
 
+    def copied(self) -> SampleColumns:
+        """The samples in the order of their times; to be read in a thread."""
+        first = self._first
+        columns = {name: ring[first:] + ring[:first] for name, ring in self._columns.items()}
+        return SampleColumns(self._times[first:] + self._times[:first], columns)
+
+
+class SampleColumns(msgspec.Struct, frozen=True):
+    """Columns of numbers, all of one length; NaN where a number is unknown."""
+
+    times: array[int]  # in milliseconds since 1970
+    columns: dict[str, array[float]]
+
     def since(self, at_ms: int, step_s: int) -> dict[str, list[float | None]]:
         """The samples after a time, each `step_s` seconds of them as one, by column."""
-        times = self._times[self._first :] + self._times[: self._first]
-        begin = bisect_right(times, at_ms)
-        step_ms = step_s * 1000
+        times, step_ms = self.times, step_s * 1000
         bounds: list[int] = []  # where each step begins
-        for at in range(begin, len(times)):
+        for at in range(bisect_right(times, at_ms), len(times)):
             if not bounds or times[at] // step_ms != times[at - 1] // step_ms:
                 bounds.append(at)
         bounds.append(len(times))
         spans = [(low, high) for low, high in pairwise(bounds) if low < high]
         found: dict[str, list[float | None]] = {"at_ms": [times[high - 1] for _, high in spans]}
-        for name, ring in self._columns.items():
-            column = ring[self._first :] + ring[: self._first]
+        for name, column in self.columns.items():
             together = _largest if name in _WORST else _mean
             found[name] = [_shown(together(column[low:high])) for low, high in spans]
         return found

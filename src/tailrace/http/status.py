@@ -108,9 +108,10 @@ async def get_samples(services: Services, request: Request, principal: Principal
     given = parameters_of(request)
     since_ms = whole_number(given, "since", 0, 0, _AT_MS_MAX)
     step_s = whole_number(given, "step_s", round(limits.SAMPLE_S), 1, STEP_S_MAX)
+    samples = services.samples.copied()
 
     def work() -> Response:
-        return json_response(SamplesResponse(step_s, services.samples.since(since_ms, step_s)))
+        return json_response(SamplesResponse(step_s, samples.since(since_ms, step_s)))
 
     return await asyncio.to_thread(work)
 

@@ -17,8 +17,8 @@ from tailrace.storage.engine import Reader
 from tailrace.storage.table import StorageTable
 from tailrace.streams.stream import STREAMS
 from tailrace.tables.definition import TABLES
-from tailrace.topics.queries import GroupInfo, ListGroups
-from tailrace.topics.topic import TOPICS
+from tailrace.topics.queries import GroupInfo, group_info
+from tailrace.topics.topic import GROUPS, PARTITIONS, TOPICS
 
 _COUNTED: Final[dict[str, StorageTable[Any]]] = {"streams": STREAMS, "tables": TABLES, "topics": TOPICS}
 
@@ -71,16 +71,20 @@ class FindLag(Query[GroupLag], frozen=True):
     limit: int = limits.STATUS_GROUPS
 
     def run(self, reader: Reader) -> GroupLag:
-        rows = ListGroups(limit=limits.METRIC_SERIES_MAX + 1).run(reader)
+        rows = list(reader.scan(GROUPS, limit=limits.METRIC_SERIES_MAX + 1))
         by_group: dict[tuple[str, str], list[GroupInfo]] = {}
         for row in rows[: limits.METRIC_SERIES_MAX]:
-            by_group.setdefault((row.topic.name, row.group), []).append(row)
+            partition, log = reader.get(PARTITIONS, row.log), reader.get(LOGS, row.log)
+            topic = None if partition is None else reader.get(TOPICS, partition.topic)
+            if partition is not None and topic is not None and log is not None:
+                found = group_info(reader, topic, partition.number, log, row)
+                by_group.setdefault((topic.name, row.name), []).append(found)
         lags = {name: sum(part.lag for part in parts) for name, parts in by_group.items()}
         worst = sorted(lags, key=lambda name: (-lags[name], name))[: self.limit]
         return GroupLag(
             len(lags),
             sum(lags.values()),
-            sum(row.in_flight for row in rows),
+            sum(part.in_flight for parts in by_group.values() for part in parts),
             [_lagging(reader, name, by_group[name]) for name in worst],
             len(rows) > limits.METRIC_SERIES_MAX,
         )

@@ -273,10 +273,11 @@ def _groups(reader: Reader, topic: Topic) -> Iterator[GroupInfo]:
         log = reader.get(LOGS, topic.log_of(partition))
         assert log is not None
         for row in list(reader.scan(GROUPS, log.id)):
-            yield _group_info(reader, topic, partition, log, row)
+            yield group_info(reader, topic, partition, log, row)
 
 
-def _group_info(reader: Reader, topic: Topic, partition: int, log: Log, row: GroupRow) -> GroupInfo:
+def group_info(reader: Reader, topic: Topic, partition: int, log: Log, row: GroupRow) -> GroupInfo:
+    """The state of a group in a partition."""
     now_ms, start = reader.now_ms, cold.earliest(reader, log)
     progress, gone = rules.overtaken(GroupProgress(row.cursor, rules.unpacked(row.ranges)), start, now_ms)
     held = [each for each in progress.ranges if each.lease and not each.free(now_ms)]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
 from tailrace.auth import passwords
 from tailrace.auth.users import CreateUser
+from tailrace.bulk.queries import LogSelector
 from tailrace.jobs.commands import PinPositions, RegisterJob
+from tests.support.cold import Trim, tier
 from tests.unit.http.inprocess import Up, serve
 
 PASSWORD = "correct horse"
@@ -146,3 +149,26 @@ def test_grants_restrict_what_a_trace_shows(data_dir: Path) -> None:
             assert [each["topic"] for each in answer.json()["messages"]] == topics
 
     serve(data_dir, scenario, token="s3cret-s3cret-s3cret")
+
+
+def test_history_in_cold_storage_is_found_with_its_files(data_dir: Path) -> None:
+    async def scenario(up: Up) -> None:
+        first, second, update, _ = await prepare(up)
+        which = LogSelector("table", "orders")
+        (file,) = await asyncio.to_thread(tier, up.db, which, 3)
+        (log,) = (await up.http.get("/v1/logs?table=orders")).json()["partitions"]
+        await up.db.aexecute(Trim(log["log"], second + 1))
+        trace = await got(up, f"writes/{first}")
+        assert not trace["kept"]["hot"] and trace["kept"]["cold_table"] == "tables/orders"
+        assert trace["kept"]["files"] == [file.name] and trace["records"][0]["new"] == {"id": "a", "total": 2}
+        (message,) = trace["messages"]
+        assert message["kept"] == {**message["kept"], "hot": True, "cold_table": None, "files": []}
+        both = (await got(up, f"writes/{update}"))["kept"]
+        assert both["hot"] and both["files"] == [file.name], "it is in both"
+        found = await got(up, "items/history", key='{"id":"a"}')
+        assert [each["where"] for each in found["versions"]] == ["hot", "cold"] and found["next"] is None
+        assert len((await got(up, "at", sequence=str(first)))["items"]) == 1
+        await asyncio.to_thread(shutil.rmtree, file.parent)
+        assert (await got(up, f"writes/{update}"))["kept"]["files"] in (None, [])
+
+    serve(data_dir, scenario, cold_files=False)

@@ -65,12 +65,12 @@ def test_samples_are_a_ring_of_columns(data_dir: Path, monkeypatch: pytest.Monke
         found = (await up.http.get("/v1/status/samples?step_s=1")).json()["columns"]
         assert set(found) == {"at_ms", *COLUMNS}
         assert {len(column) for column in found.values()} <= {1, 2, 3, 4}
-        whole = samples.since(0, 1)
+        whole = samples.copied().since(0, 1)
         assert whole["at_ms"] == sorted(at for at in whole["at_ms"] if at is not None)
         assert samples._columns["commits"][samples._first - 1] > 0, "the newest is the last"
         assert len(samples._times) == 4
         assert (await up.http.get(f"/v1/status/samples?since={whole['at_ms'][-1]}")).json()["columns"]["lag"] == []
-        (one,) = samples.since(0, 24 * 3600)["entries"]
+        (one,) = samples.copied().since(0, 24 * 3600)["entries"]
         assert one is not None
         for wrong in ("since=x", "since=-1", "step_s=0", "step_s=99999999", "other=1"):
             assert (await up.http.get(f"/v1/status/samples?{wrong}")).status_code == 400
@@ -83,7 +83,7 @@ def test_steps_are_means_and_the_worst_latency(data_dir: Path) -> None:
         samples = up.running.app.services.samples
         for at_s, queries, p99 in ((100, 2.0, 5.0), (109, 4.0, math.nan), (110, 9.0, 7.0)):
             samples._add(at_s * 1000, {**dict.fromkeys(COLUMNS, None), "queries": queries, "commit_p99_ms": p99})
-        found = samples.since(0, 10)
+        found = samples.copied().since(0, 10)
         assert found["at_ms"] == [109_000, 110_000]
         assert found["queries"] == [3, 9] and found["commit_p99_ms"] == [5, 7]
         assert found["lag"] == [None, None]
