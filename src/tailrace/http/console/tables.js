@@ -155,7 +155,7 @@ async function items(app, info, place) {
     const fixed = name !== undefined
     const attribute = fixed ? h("input", { value: name, readonly: true, "aria-label": "Attribute" }) : h("input", { value: given.name ?? "", placeholder: "attribute", "aria-label": "Attribute", list: "attributes" })
     const operator = select(operators, given.operator ?? operators[0], { "aria-label": "Comparison" })
-    const value = h("input", { value: given.value ?? "", placeholder: type ? `${{ S: "text", N: "number", B: "base64" }[type]}` : "value", "aria-label": `Value of ${name ?? "the attribute"}` })
+    const value = h("input", { value: given.value ?? "", placeholder: type ? `${{ S: "text", N: "number", B: "base64" }[type]}` : "value", "aria-label": `Value of ${name ?? "the attribute"}`, title: type ? undefined : "Text, or JSON: 12, true, null, \"12\"" })
     const upper = h("input", { value: given.upper ?? "", placeholder: "and", "aria-label": "Upper bound", hidden: operator.value !== "between" })
     operator.addEventListener("change", () => {
       upper.hidden = operator.value !== "between"
