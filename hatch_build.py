@@ -1,7 +1,8 @@
-"""The build hook of wheels: TAILRACE_COMPILE=1 adds the compiled modules (`tools/compiling.py`).
+"""The build hook of wheels: adds the JavaScript client to the files of the web console, which uses it.
 
-Without it a wheel is pure Python and fits every platform. An editable install is never compiled: an extension module
-would take precedence over the source that is edited.
+TAILRACE_COMPILE=1 adds the compiled modules, too (`tools/compiling.py`). Without it a wheel is pure Python and fits every
+platform. An editable install is never compiled: an extension module would take precedence over the source that is
+edited. It reads the client from the checkout.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ class CompiledBuild(BuildHookInterface[Any]):
         return ["mypy[mypyc]>=1.13", *self.metadata.core.dependencies] if self._wanted() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if version == "editable" or not self._wanted():
+        if version == "editable":
+            return
+        build_data["force_include"]["clients/js/tailrace.js"] = "tailrace/http/console/tailrace.js"
+        if not self._wanted():
             return
         sys.path.insert(0, str(Path(self.root) / "tools"))
         import compiling

@@ -354,6 +354,7 @@ STATUS_COUNT_MAX: Final = 10_000  # streams, tables or topics that the status co
 STATUS_GROUPS: Final = 10  # groups with the largest lag that the status has
 SAMPLE_S: Final = 10.0  # between two samples of the server's state
 SAMPLES_MAX: Final = 8_640  # of them kept in memory: 24 hours
+AUDIT_LINES_MAX: Final = 1_000  # lines of the audit log that are kept in memory
 HISTORY_ENTRIES: Final = 20_000  # transactions that one page of an item's history examines; the next one goes on
 HISTORY_BYTES: Final = 16 * MiB  # and their bytes
 HISTORY_VERSIONS_MAX: Final = 1_000  # versions of an item in one page

@@ -47,6 +47,16 @@ class Shop:
         """Everything that a page can show."""
         self.tables(orders)
         self.topics()
+        self.pipeline()
+        users = (
+            ("ann", "dba", None),
+            ("shop", "service", None),
+            ("cashier", "user", ["tables/orders", "streams/logs/*"]),
+        )
+        for name, role, access in users:
+            answer = self.http.post("/v1/admin/users", json={"name": name, "role": role, "access": access})
+            assert answer.status_code == 201, answer.text
+        assert self.http.post("/v1/admin/keys", json={"principal": "shop"}).status_code == 201
         for number in range(3):
             place = {"host": f"web-{number}", "path": "/cart", "status": 200, "ms": 12.5 + number}
             self.stream(f"logs/web-{number}", *({**place, "request": each} for each in range(8)))
@@ -57,11 +67,19 @@ class Shop:
 
     def tables(self, orders: int) -> None:
         self.sql(
-            "CREATE TABLE customers (id TEXT PRIMARY KEY, name TEXT, city TEXT);"
             "CREATE TABLE orders (id TEXT PRIMARY KEY, customer TEXT, status TEXT, total DECIMAL, lines JSON)"
             " WITH (stream = 'NEW_AND_OLD_IMAGES');"
             "CREATE TABLE empty (id TEXT PRIMARY KEY)"
         )
+        text = [{"AttributeName": name, "AttributeType": "S"} for name in ("id", "city")]
+        by_city = [{"AttributeName": "city", "KeyType": "HASH"}, {"AttributeName": "id", "KeyType": "RANGE"}]
+        self.dynamodb(
+            "CreateTable", TableName="customers", AttributeDefinitions=text, BillingMode="PAY_PER_REQUEST",
+            KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
+            GlobalSecondaryIndexes=[
+                {"IndexName": "by_city", "KeySchema": by_city, "Projection": {"ProjectionType": "ALL"}}
+            ],
+        )  # fmt: skip
         self.sql("CREATE TOPIC shop.failed")
         self.sql("CREATE TOPIC shop.new_orders PARTITIONS 2 WITH (max_attempts = 1, dead_letter = shop.failed)")
         self.sql("CREATE TOPIC shop.large_orders")
@@ -70,7 +88,9 @@ class Shop:
             "ALTER TOPIC shop.large_orders ADD SOURCE orders ON INSERT WHERE (total >= 300) WITH (payload = 'full')"
         )
         for name in CUSTOMERS:
-            self.sql(f"INSERT INTO customers VALUES ('{name}', '{name.title()}', 'Basel')")
+            city = "Basel" if name < "cyd" else "Ulm"
+            item = {"id": {"S": name}, "name": {"S": name.title()}, "city": {"S": city}}
+            self.dynamodb("PutItem", TableName="customers", Item=item)
         for number in range(orders):
             self.put_order(number)
         for state in STATES[1:]:
@@ -83,6 +103,14 @@ class Shop:
             "total": {"N": str(total)}, "lines": {"L": [{"M": {"sku": {"S": f"sku-{number % 9}"}, "n": {"N": "2"}}}]},
         }  # fmt: skip
         self.dynamodb("PutItem", TableName="orders", Item={**item, **more})
+
+    def pipeline(self) -> None:
+        """A job as its driver would register it, and a view that no job has filled yet."""
+        self.sql("CREATE MATERIALIZED VIEW totals AS SELECT status, count(*) AS n FROM orders GROUP BY status")
+        job = {"kind": "tier", "source": "orders", "target": "cold storage"}
+        assert self.http.put("/v1/jobs/tier", json=job).status_code == 200
+        report = {"state": "running", "rows": 63, "message": "63 entries of 1 log"}
+        assert self.http.post("/v1/jobs/tier/report", json=report).status_code == 200
 
     def topics(self) -> None:
         """The group `mail` is behind; `billing` has failed on one message."""

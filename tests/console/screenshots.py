@@ -17,7 +17,7 @@ from tests.support.chromium import Chromium, Tab, chromium, executable
 from tests.support.server import ServerProcess
 
 SHOWN = ("streams", "stream", "forks", "tables", "table", "past", "item", "topics", "topic", "dead-letters",
-         "follow", "sql", "pipeline", "users")  # fmt: skip
+         "follow", "sql", "pipeline", "views", "users", "audit")  # fmt: skip
 DARK = ("item", "sql")
 PHONE = ("overview", "table", "item")
 BYTES_MAX = 150_000

@@ -180,6 +180,12 @@ def test_items_are_found_by_query_index_and_filter(browser: Chromium, shop: Shop
     tab.click("button.primary", "Run")
     tab.until("document.querySelectorAll('tbody tr').length === 1")
     tab.sees('Query id = "o-0003"')
+    tab.open(f"{console}#/tables/customers")
+    tab.fill("select[aria-label=Read]", "by_city")
+    tab.fill(".term input[aria-label='Value of city']", "Basel")
+    tab.click("button.primary", "Run")
+    tab.sees('Query city = "Basel"')
+    tab.until("[...document.querySelectorAll('tbody tr')].every(row => row.innerText.includes('Basel'))")
     assert not tab.errors
 
 

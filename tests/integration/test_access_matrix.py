@@ -210,6 +210,7 @@ TABLE: tuple[Row, ...] = (
     ),
     dynamodb("ListStreams", READ),
     # access
+    Row("GET", "/v1/admin/audit", ADMIN),
     Row("GET", "/v1/admin/keys", ADMIN),
     Row("POST", "/v1/admin/keys", ADMIN, {"principal": "app"}),
     Row("PATCH", "/v1/admin/keys/TRKMISSING", ADMIN, {"disabled": True}),

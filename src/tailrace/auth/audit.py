@@ -8,10 +8,13 @@ contain the hash of a password.
 from __future__ import annotations
 
 import logging
+import time
+from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
+from tailrace import limits
 from tailrace.access import ADMINISTRATIVE, SYSTEM, Principal
 from tailrace.command import Command, Query
 from tailrace.errors import Error, Forbidden
@@ -21,6 +24,9 @@ Done = Callable[[Any, BaseException | None], None]
 SUBJECTS_MAX: int = 10  # in one line
 
 logger = logging.getLogger("tailrace.audit")
+
+# The last lines of this process, for administrators who cannot read its log: times in milliseconds, and facts.
+recent: deque[tuple[int, dict[str, str]]] = deque(maxlen=limits.AUDIT_LINES_MAX)
 
 
 class Audit:
@@ -59,6 +65,7 @@ class Audit:
 def record_outcome(who: str, what: str, subject: str, outcome: str, **more: str) -> None:
     """Write an audit line. Names are quoted, so that a name cannot forge a line."""
     facts = {"who": who, "what": what, "subject": subject, "outcome": outcome, **more}
+    recent.append((time.time_ns() // 1_000_000, facts))
     text = " ".join(f"{name}={value!r}" for name, value in facts.items() if value)
     logger.info("%s", text, extra={"facts": facts})
 

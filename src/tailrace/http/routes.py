@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tailrace.access import Permission, Principal
 from tailrace.http import (
+    audit,
     bulk,
     codec,
     cold,
@@ -516,6 +517,10 @@ ROUTES: Final[tuple[Route, ...]] = (
         "POST", "/v1/admin/signing-keys/rotate", "Sign webhooks with a new key from now on.", "access",
         parse=signing_keys.parse_rotate, render=signing_keys.render_rotated, permissions=ADMIN,
         response=signing_keys.SigningKeyResponse, status=201,
+    ),
+    _row(
+        "GET", "/v1/admin/audit", "List the last lines of the audit log.", "access", also=("/v1/admin/audit/",),
+        answer=audit.get_recent, permissions=ADMIN, response=audit.AuditResponse,
     ),
     # -- the server
     _row(

@@ -8,9 +8,9 @@ export default async function access(app) {
   const admin = app.can("admin")
   const tab = app.query.tab ?? (admin ? "users" : "me")
   const place = h("div", { class: "page" })
-  const names = [admin && ["users", "Users"], admin && ["keys", "Access keys"], admin && ["signing", "Signing keys"], ["me", "You"]].filter(Boolean)
+  const names = [admin && ["users", "Users"], admin && ["keys", "Access keys"], admin && ["signing", "Signing keys"], admin && app.me.access === null && ["audit", "Audit log"], ["me", "You"]].filter(Boolean)
   app.put(h("div", { class: "head" }, h("h1", {}, "Access")), tabs(["access"], {}, names, tab, "Parts of access"), place)
-  await show(place, () => ({ users, keys, signing, me })[tab](app, place), app.signal)
+  await show(place, () => ({ users, keys, signing, audit, me })[tab](app, place), app.signal)
 }
 
 const lines = (text) => text.split(/[\s,]+/).filter(Boolean)
@@ -47,7 +47,7 @@ async function users(app) {
       { name: "Created", value: (row) => time(row.created_at) },
       { name: "", value: (row) => row.disabled && badge("disabled", "bad") },
       { name: "", value: (row) => h("div", { class: "bar" }, button("Change", () => change(row), { class: "small" }), button(row.disabled ? "Enable" : "Disable", () => alter(row, { disabled: !row.disabled }, row.disabled ? "Enabled" : "Disabled"), { class: "small" }), button("Drop", () => drop(row), { class: "small danger" })) },
-    ], rows, { label: "Users", empty: "There are no users. Create one, or `tailrace users add`." }),
+    ], rows, { label: "Users", empty: "There are no users yet." }),
   ]
 }
 
@@ -87,6 +87,21 @@ async function signing(app) {
     app.reload()
   }
   return [h("div", { class: "bar" }, button("Rotate", rotate)), grid(Object.keys(rows[0] ?? {}).map((name) => ({ name: name.replaceAll("_", " "), value: (row) => (/_at$/.test(name) ? time(row[name]) : String(row[name] ?? "–")) })), rows, { label: "Signing keys", empty: "No webhook was signed yet." })]
+}
+
+async function audit(app) {
+  const { lines } = await app.client.request("GET", "/v1/admin/audit", { signal: app.signal })
+  return [
+    dim("The last lines since the server started, up to 1,000. All of them are in its log (tailrace.audit)."),
+    grid([
+      { name: "Time", value: (row) => time(row.at) },
+      { name: "Who", value: (row) => row.who },
+      { name: "What", value: (row) => row.what },
+      { name: "Object", class: "wrap", value: (row) => row.subject || dim("–") },
+      { name: "Outcome", value: (row) => badge(row.outcome, row.outcome === "done" ? "good" : "bad") },
+      { name: "From", value: (row) => row.peer ?? dim("–") },
+    ], lines, { label: "Audit log", empty: "No administrative command has run since the server started." }),
+  ]
 }
 
 function me({ me: { name, role, permissions, access: grants } }) {

@@ -11,7 +11,7 @@ const rate = (value) => (value === null ? "–" : `${compact(value)}/s`)
 const CHARTS = [
   ["Writes", rate, [["commands", "writes"], ["commits", "commits"]]],
   ["Commit latency", (value) => ms(value), [["commit_p99_ms", "p99"], ["commit_p50_ms", "p50"]]],
-  ["Messages", rate, [["consumed", "consumed"], ["acked", "acked"], ["published", "published"]]],
+  ["Messages", rate, [["consumed", "consumed"], ["published", "published"]]],
   ["Reads", rate, [["queries", "reads"], ["requests", "requests"]]],
   ["Lag", (value) => compact(value), [["lag", "messages"], ["in_flight", "in flight"]]],
   ["Connections", (value) => number(value === null ? null : Math.round(value)), [["connections", "open"], ["live_readers", "live readers"]]],

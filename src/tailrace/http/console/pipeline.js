@@ -45,7 +45,7 @@ async function jobs(client, signal, rates) {
       { name: "Rate", class: "num", value: perSecond },
       { name: "Last report", value: (row) => ago(row.updated_at) },
       { name: "Message", class: "wrap", value: (row) => (row.message ? h("span", { class: row.state === "failed" ? "error" : "dim" }, row.message.slice(0, 300)) : "") },
-    ], rows, { label: "Jobs", onrow: detail, empty: "No jobs are registered. `tailrace pipeline run` starts those of pipeline.toml." }),
+    ], rows, { label: "Jobs", onrow: detail, empty: "No jobs are registered: tailrace pipeline run starts those of pipeline.toml." }),
     rows.length > 0 && dim("Jobs run outside of the server: the program that runs them pauses and stops them."),
   ]
 }

@@ -155,7 +155,7 @@ async function items(app, info, place) {
     const fixed = name !== undefined
     const attribute = fixed ? h("input", { value: name, readonly: true, "aria-label": "Attribute" }) : h("input", { value: given.name ?? "", placeholder: "attribute", "aria-label": "Attribute", list: "attributes" })
     const operator = select(operators, given.operator ?? operators[0], { "aria-label": "Comparison" })
-    const value = h("input", { value: given.value ?? "", placeholder: type ? `${{ S: "text", N: "number", B: "base64" }[type]}` : "value", "aria-label": `Value of ${name ?? "the attribute"}` })
+    const value = h("input", { value: given.value ?? "", placeholder: type ? `${{ S: "text", N: "number", B: "base64" }[type]}` : "value", "aria-label": `Value of ${name ?? "the attribute"}`, title: type ? undefined : "Text, or JSON: 12, true, null, \"12\"" })
     const upper = h("input", { value: given.upper ?? "", placeholder: "and", "aria-label": "Upper bound", hidden: operator.value !== "between" })
     operator.addEventListener("change", () => {
       upper.hidden = operator.value !== "between"
@@ -221,7 +221,7 @@ async function items(app, info, place) {
     }, app.signal)
   }
   const builder = h("form", { class: "card", onsubmit: run },
-    h("div", { class: "bar" }, h("span", { class: "dim" }, "Read"), source, h("label", { class: "check", for: "descending" }, descending, "descending"), button("Add filter", () => filters.append(term(undefined, OPERATORS))), h("span", { class: "grow" }), h("button", { class: "primary" }, "Run")),
+    h("div", { class: "bar center" }, h("span", { class: "dim" }, "Read"), source, h("label", { class: "check", for: "descending" }, descending, "descending"), button("Add filter", () => filters.append(term(undefined, OPERATORS))), h("span", { class: "grow" }), h("button", { class: "primary" }, "Run")),
     keys, filters, made, attributes)
   place.append(builder, found)
   await run()
@@ -392,7 +392,7 @@ async function timeline(app, info, key, changed) {
       return h("li", { class: version.event === "REMOVE" ? "removed" : "" },
         h("header", {}, badge(version.event, EVENTS[version.event]), time(version.at), h("span", {}, "by ", h("b", {}, version.by || "–")), badge(version.where, version.where === "hot" ? "warn" : "accent"), dim(`sequence ${version.sequence}`)),
         h("div", { class: "body" }, version.old || version.new ? diff(version.old, version.new) : h("div", { class: "diff empty" }, `The change stream keeps keys only (${info.stream.view}).`),
-          h("div", { class: "bar" }, link(["follow"], "Follow this write", { table: info.name, sequence: version.sequence, key: itemJson(key) }), link(["tables", info.name], "Table at this moment", { tab: "at", sequence: version.sequence }), back)))
+          h("div", { class: "bar center" }, link(["follow"], "Follow this write", { table: info.name, sequence: version.sequence, key: itemJson(key) }), link(["tables", info.name], "Table at this moment", { tab: "at", sequence: version.sequence }), back)))
     }
     place.replaceChildren(h("header", {}, h("h2", {}, "History"), dim(`${number(versions.length)} versions${before ? ", and older ones" : ""}`)),
       versions.length ? h("ol", { class: "timeline" }, versions.map(entry)) : state("No version of this item is in the history."),

@@ -277,6 +277,8 @@ async function reset(app, info, group, ends, changed) {
   for (const input of [to, offset, moment]) input.addEventListener("input", draw)
   draw()
   const done = await form(`Reset ${group.group_id}`, [h("div", { class: "bar" }, field("Continue at", to), offset, moment), preview], "Reset", async () => {
+    if (to.value === "OFFSET" && !/^\d+$/.test(offset.value)) throw new Error("Give the offset of a message, a whole number.")
+    if (to.value === "TIMESTAMP" && !moment.value) throw new Error("Give a time.")
     const where = to.value === "OFFSET" ? `OFFSET ${Number(offset.value)}` : to.value === "TIMESTAMP" ? `TIMESTAMP ${new Date(moment.value).getTime()}` : to.value
     await app.client.sql(`RESET CONSUMER GROUP ${quoted(group.group_id)} ON ${named(info.name)} TO ${where}`)
   })
