@@ -31,10 +31,12 @@ from tailrace.log.recent import RecentSegments
 from tailrace.log.tail import HOUSEKEEPING, Tail
 from tailrace.metrics import Metrics
 from tailrace.runner import Done, Followers, QueuedCommand, Runner
+from tailrace.sql import checks
 from tailrace.sql.result import Result
 from tailrace.storage.engine import Engine
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.streams import sweep as streams
+from tailrace.tables import constraints
 from tailrace.tables import sweep as tables
 from tailrace.tables.export import Exports
 from tailrace.topics import sweep as topics
@@ -108,6 +110,7 @@ class Database(EmbeddedOperations):
         self.tail = Tail()
         self._engine = engine
         self._recent = RecentSegments()
+        constraints.use(checks.fails)
         self._runner = Runner(engine, self.clock, self.tail, self.metrics, route, cold, self._recent)
         self.exports = Exports(engine.scratch, self._runner, self.execute)
         self._loop: asyncio.AbstractEventLoop | None = None
