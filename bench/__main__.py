@@ -14,7 +14,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from bench import embedded, generator, growth, routes, rows, tables, topics
+from bench import embedded, generator, growth, routes, rows, selects, tables, topics
 from bench import report as reports
 from bench.load import Failed
 from bench.machine import describe, probe
@@ -36,7 +36,16 @@ from bench.servers import (
 )
 from tailrace.errors import Error
 
-ROWS = [*rows.ROWS, *growth.ROWS, *embedded.ROWS, *tables.ROWS, *topics.ROWS, *routes.ROWS, *pipeline.ROWS]
+ROWS = [
+    *rows.ROWS,
+    *growth.ROWS,
+    *embedded.ROWS,
+    *tables.ROWS,
+    *topics.ROWS,
+    *routes.ROWS,
+    *selects.ROWS,
+    *pipeline.ROWS,
+]
 OURS = "tailrace"
 NODE_SERVERS = {"reference", "dynalite", "dynamodb-local"}  # what `npm ci` installs
 
