@@ -14,7 +14,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from bench import editor, embedded, generator, growth, routes, rows, tables, topics, transactions
+from bench import editor, embedded, generator, growth, routes, rows, selects, tables, topics, transactions
 from bench import report as reports
 from bench.load import Failed
 from bench.machine import describe, probe
@@ -45,6 +45,7 @@ ROWS = [
     *topics.ROWS,
     *transactions.ROWS,
     *routes.ROWS,
+    *selects.ROWS,
     *pipeline.ROWS,
 ]
 OURS = "tailrace"

@@ -33,6 +33,7 @@ GROUPS: Final = {  # the tables of a report: what each is called, and who stands
     "topics": ("Topics over HTTP, beside Redis Streams and a queue in PostgreSQL", QUEUE_PEERS),
     "transactions": ("Transactions over HTTP, beside PostgreSQL at SERIALIZABLE", ("postgresql",)),
     "routes": ("Routes from tables to topics", ("duckdb",)),
+    "select": ("SELECT, beside DuckDB over SQLite and Parquet", ("duckdb+sqlite", "duckdb+parquet", "sqlite3")),
     "pipeline": ("The pipeline on Spark, beside Spark's own Parquet reader", ("parquet",)),
 }
 BEGIN: Final = "<!-- bench: begin; written by `python -m bench --markdown`, do not edit -->"

@@ -32,11 +32,12 @@ from tailrace.log.recent import RecentSegments
 from tailrace.log.tail import HOUSEKEEPING, Tail
 from tailrace.metrics import Metrics
 from tailrace.runner import Done, Followers, Mark, QueuedCommand, Runner
+from tailrace.sql import checks
 from tailrace.sql.result import Result
 from tailrace.storage.engine import Engine
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.streams import sweep as streams
-from tailrace.tables import copying
+from tailrace.tables import constraints, copying
 from tailrace.tables import sweep as tables
 from tailrace.tables.export import Exports
 from tailrace.topics import sweep as topics
@@ -113,6 +114,7 @@ class Database(EmbeddedOperations):
         self.tail = Tail()
         self.recent = RecentSegments()
         self._engine = engine
+        constraints.use(checks.fails)
         self.forwarder = None if forwarder is None else forwarder(self)
         self._runner: Runner | Forwarder
         if self.forwarder is None:

@@ -32,6 +32,7 @@ OPENINGS: Final = (
     "CREATE TABLE", "CREATE TABLE IF NOT EXISTS", "CREATE TOPIC", "CREATE TOPIC IF NOT EXISTS", "CREATE USER",
     "CREATE MATERIALIZED VIEW", "CREATE MATERIALIZED VIEW IF NOT EXISTS",
     "ALTER TABLE", "ALTER TOPIC", "ALTER USER", "ALTER MATERIALIZED VIEW",
+    "CREATE INDEX", "DROP INDEX",
     "DROP TABLE", "DROP TABLE IF EXISTS", "DROP TOPIC", "DROP TOPIC IF EXISTS", "DROP USER", "DROP CONSUMER GROUP",
     "DROP MATERIALIZED VIEW", "DROP MATERIALIZED VIEW IF EXISTS", "EXPLAIN", "EXPLAIN MATERIALIZED VIEW",
     "CLEAR TOPIC", "PUBLISH TO", "CONSUME FROM", "ACK", "NACK", "EXTEND", "RESET CONSUMER GROUP",
@@ -50,8 +51,9 @@ CLAUSES: Final[dict[str, tuple[str, ...]]] = {  # by how a statement begins, wha
     "UPDATE": ("SET", "WHERE", "AND", "OR", "NULL", "TRUE", "FALSE", "RETURNING"),
     "DELETE": ("WHERE", "AND", "OR", "RETURNING"),
     "CREATE TABLE": (
-        "TEXT", "BIGINT", "DOUBLE", "DECIMAL", "BOOLEAN", "BLOB", "JSON", "PRIMARY KEY", "NOT NULL", "WITH (", "stream",
-        "ttl",
+        "TEXT", "BIGINT", "DOUBLE", "DECIMAL", "BOOLEAN", "BLOB", "JSON", "TIMESTAMP", "DATE", "UUID", "PRIMARY KEY",
+        "NOT NULL", "DEFAULT", "CHECK (", "CONSTRAINT", "WITH (", "stream", "ttl", "retention_seconds",
+        "retention_records",
     ),
     "CREATE TOPIC": (
         "PARTITIONS", "WITH (", "alias", "retention_seconds", "retention_max_bytes", "max_attempts", "dead_letter",

@@ -43,10 +43,22 @@ RESET CONSUMER GROUP <group> ON <topic> [PARTITION <partition>] TO { EARLIEST | 
     "DESCRIBE TOPIC": "DESCRIBE TOPIC <topic>",
     "CREATE TABLE": """\
 CREATE TABLE [IF NOT EXISTS] <table> (<column> { <type> PRIMARY KEY | <type> NOT NULL PRIMARY KEY }
-    [, <another column> <type> [NOT NULL]]) [WITH (<table settings>)]
+    [, <another column> <type> [NOT NULL] [DEFAULT <constant>] [CHECK (<row condition>)]]) [WITH
+    (<table settings>)]
 CREATE TABLE <table> (<column> <type>, <another column> <type>, PRIMARY KEY (<column> [, <another
-    column>]))""",
+    column>]) [, [CONSTRAINT <constraint>] CHECK (<row condition>)])""",
     "DROP TABLE": "DROP TABLE [IF EXISTS] <table>",
+    "ALTER TABLE ADD COLUMN": """\
+ALTER TABLE <table> ADD [COLUMN] [IF NOT EXISTS] <another column> <type> [NOT NULL] [DEFAULT
+    <constant>] [CHECK (<row condition>)]""",
+    "ALTER TABLE DROP COLUMN": "ALTER TABLE <table> DROP [COLUMN] [IF EXISTS] <another column>",
+    "ALTER TABLE RENAME COLUMN": "ALTER TABLE <table> RENAME [COLUMN] <another column> TO <column>",
+    "ALTER TABLE CONSTRAINT": """\
+ALTER TABLE <table> ADD [CONSTRAINT <constraint>] CHECK (<row condition>)
+ALTER TABLE <table> DROP CONSTRAINT [IF EXISTS] <constraint>""",
+    "ALTER TABLE SET": "ALTER TABLE <table> SET (<table settings>)",
+    "CREATE INDEX": "CREATE INDEX [IF NOT EXISTS] <name> ON <table> (<column> [, <another column>])",
+    "DROP INDEX": "DROP INDEX [IF EXISTS] <name> ON <table>",
     "ALTER TABLE ENABLE STREAM": """\
 ALTER TABLE <table> ENABLE STREAM [WITH (view = { 'NEW_AND_OLD_IMAGES' | 'NEW_IMAGE' | 'OLD_IMAGE' |
     'KEYS_ONLY' })]""",

@@ -17,6 +17,7 @@ import msgspec
 
 from tailrace import limits
 from tailrace.errors import Invalid
+from tailrace.sql.values import moment_text
 from tailrace.tables import key as keys
 from tailrace.tables import number
 from tailrace.tables.definition import ACTIVE, Definition, IndexDefinition
@@ -203,12 +204,12 @@ def _equal(definition: Definition, name: str, where: Sequence[Comparison]) -> tu
     """The number of the condition that gives an attribute one of some values, and these."""
     if not _alike(definition, name):
         return None
-    kind = definition.kinds[name]
+    kind, time = definition.kinds[name], _moment(definition, name)
     fewest: tuple[int, list[Value]] | None = None
     for at, each in enumerate(where):
         if each.column != name.lower() or each.op not in (EQUAL, IN):
             continue
-        values = [_operand(kind, one) for one in (each.value if each.op == IN else (each.value,))]
+        values = [_operand(kind, one, time) for one in (each.value if each.op == IN else (each.value,))]
         known = [one for one in values if one is not None]
         if len(known) == len(values) and (fewest is None or len(known) < len(fewest[1])):
             fewest = at, known
@@ -219,11 +220,11 @@ def _bounds(definition: Definition, name: str, where: Sequence[Comparison]) -> I
     """The conditions that bound an attribute: their numbers, operators and values."""
     if not _alike(definition, name):
         return
-    kind = definition.kinds[name]
+    kind, time = definition.kinds[name], _moment(definition, name)
     for at, each in enumerate(where):
         op = _BOUNDING.get(each.op)
-        if each.column == name.lower() and op is not None and (each.op != PREFIX or kind == "S"):
-            value = _operand(kind, each.value)
+        if each.column == name.lower() and op is not None and (each.op != PREFIX or (kind == "S" and not time)):
+            value = _operand(kind, each.value, time)
             if value is not None:
                 yield at, op, value
 
@@ -234,8 +235,16 @@ def _alike(definition: Definition, name: str) -> bool:
     return declared is None or declared in _DECLARED_ALIKE[definition.kinds[name]]
 
 
-def _operand(kind: str, constant: Any) -> Value | None:
-    """The constant as a key value; None if it cannot be one."""
+def _moment(definition: Definition, name: str) -> str | None:
+    """The kind of a column that is a time, which is stored in one form and may be written in others."""
+    kind = next((column.kind for column in definition.columns if column.name == name), None)
+    return kind if kind in ("TIMESTAMP", "DATE") else None
+
+
+def _operand(kind: str, constant: Any, time: str | None = None) -> Value | None:
+    """The constant as a key value; None if it cannot be one. `time`: the key is a TIMESTAMP or a DATE."""
+    if time is not None:
+        constant = moment_text(time, constant)
     if kind == "N":
         if type(constant) is int or (isinstance(constant, Decimal) and constant.is_finite()):
             try:

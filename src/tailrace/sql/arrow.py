@@ -49,8 +49,9 @@ _JSON: Final = "JSON"  # the kind of a column of documents, or of values of seve
 _STORED: Final = {**_SCALARS, "N": TEXT, _JSON: TEXT}  # the Arrow type while values are collected
 _DECLARED: Final = {
     "TEXT": TEXT, "BIGINT": BIGINT, "DOUBLE": pa.float64(), "DECIMAL": pa.decimal128(DIGITS_MAX, 0),
-    "BOOLEAN": BOOLEAN, "BLOB": BLOB, "JSON": TEXT,
+    "BOOLEAN": BOOLEAN, "BLOB": BLOB, "JSON": TEXT, "TIMESTAMP": pa.timestamp("us"), "DATE": pa.date32(), "UUID": TEXT,
 }  # fmt: skip
+_TIMES: Final = ("TIMESTAMP", "DATE")
 _NAMES: Final = {BIGINT: "BIGINT", TEXT: "VARCHAR", BOOLEAN: "BOOLEAN", BLOB: "BLOB", MOMENT: "TIMESTAMPTZ"}
 
 Spend = Callable[[int], None]
@@ -272,6 +273,8 @@ class _Column:
             self._chunks.append(pa.nulls(count - self.packed, stored))
         held = pa.chunked_array(self._chunks, stored)
         self._chunks = []
+        if kind == "S" and known.declared in _TIMES:
+            return _times(held, _DECLARED[known.declared], spend)
         return _numbers(held, known.declared, spend) if kind == "N" else held
 
 
@@ -327,6 +330,16 @@ def _size(held: Value) -> int:
 
 def _json_text(held: Value) -> str:
     return _json(value.to_json(held)).decode()
+
+
+def _times(texts: pa.ChunkedArray, type_: pa.DataType, spend: Spend) -> pa.ChunkedArray:
+    """Texts as times; as they are, if one is none."""
+    try:
+        made = texts.cast(type_)
+    except pa.ArrowInvalid:
+        return texts
+    spend(int(made.nbytes))
+    return made
 
 
 def _numbers(texts: pa.ChunkedArray, declared: str | None, spend: Spend) -> pa.ChunkedArray:

@@ -1,4 +1,4 @@
-"""The commands behind INSERT, UPDATE, DELETE and CREATE TABLE, and the queries behind SHOW TABLES and WHERE.
+"""The commands behind INSERT, UPDATE and DELETE, and the queries behind SHOW TABLES and WHERE.
 
 Like every write of an item they plan with `tables.write` and then apply the plan, so that a row, its change record and
 its messages are one transaction. A statement is checked against the table's definition before its command runs; the
@@ -25,15 +25,13 @@ from tailrace.scalar.reading import read
 from tailrace.sql.access import Comparison, SourceNeeds, access_path
 from tailrace.sql.values import columns_of, typed
 from tailrace.storage.engine import Reader, Tx
-from tailrace.tables import definition as definitions
 from tailrace.tables import key as keys
-from tailrace.tables import lifecycle, messages, schema, value, write
+from tailrace.tables import lifecycle, messages, value, write
 from tailrace.tables.change import Capture, too_large
 from tailrace.tables.definition import (
     INDEX_ENTRIES,
     ITEMS,
     TABLES,
-    Column,
     Definition,
     IndexDefinition,
     ItemRow,
@@ -55,38 +53,6 @@ class AllTables(Query[list[lifecycle.TableDescription]], frozen=True):
     def run(self, reader: Reader) -> list[lifecycle.TableDescription]:
         rows = list(reader.scan(TABLES, after=self.after, limit=self.limit))
         return [lifecycle.describe(reader, decoded(row)) for row in rows]
-
-
-class DefinedTable(msgspec.Struct, frozen=True):
-    """The table that CREATE TABLE created, or found if `created` is false."""
-
-    definition: Definition
-    created: bool
-
-
-class DefineTable(Command[DefinedTable], frozen=True):
-    """Create a table with declared columns."""
-
-    permission = Permission.ADMIN
-
-    spec: schema.TableSpec
-    columns: tuple[Column, ...]
-    ttl: str | None = None
-    if_not_exists: bool = False
-
-    def subjects(self) -> tuple[str, ...]:
-        return (f"tables/{self.spec.name}",)
-
-    def run(self, tx: Tx) -> DefinedTable:
-        there = tx.get(TABLES, self.spec.name)
-        if there is not None and self.if_not_exists:
-            return DefinedTable(decoded(there), False)
-        lifecycle.CreateTable(self.spec).run(tx)
-        if self.ttl is not None:
-            lifecycle.SetTimeToLive(self.spec.name, self.ttl, True).run(tx)
-        definition = msgspec.structs.replace(find(tx, self.spec.name), columns=self.columns)
-        definitions.save(tx, definition)
-        return DefinedTable(definition, True)
 
 
 class RowExpression(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from tailrace.sql import column_grammar as schemas
 from tailrace.sql import statements as ast
 from tailrace.sql import table_grammar as tables
 from tailrace.sql import topic_grammar as topics
@@ -116,7 +117,8 @@ _STARTS: Final[dict[str, Rule]] = {
     "CREATE": _choice(
         {
             "TOPIC": topics.create_topic,
-            "TABLE": tables.create_table,
+            "TABLE": schemas.create_table,
+            "INDEX": schemas.create_index,
             "USER": users.create_user,
             "MATERIALIZED": views.create_view,
         }
@@ -124,7 +126,7 @@ _STARTS: Final[dict[str, Rule]] = {
     "ALTER": _choice(
         {
             "TOPIC": topics.alter_topic,
-            "TABLE": tables.alter_table,
+            "TABLE": schemas.alter_table,
             "USER": users.alter_user,
             "MATERIALIZED": views.alter_view,
         }
@@ -132,7 +134,8 @@ _STARTS: Final[dict[str, Rule]] = {
     "DROP": _choice(
         {
             "TOPIC": topics.drop_topic,
-            "TABLE": tables.drop_table,
+            "TABLE": schemas.drop_table,
+            "INDEX": schemas.drop_index,
             "USER": users.drop_user,
             "CONSUMER": _drop_group,
             "MATERIALIZED": views.drop_view,

@@ -51,7 +51,7 @@ from tailrace.sql.sources import (
     Reference,
     load,
 )
-from tailrace.sql.system import SYSTEM_TABLES
+from tailrace.sql.system import INFORMATION, INFORMATION_TABLES, SYSTEM_TABLES
 from tailrace.sql.workers import POOL, DuckDBError, QueryInterrupted, SelectWorker
 
 TEXT_CHARACTERS_MAX: Final = 100_000  # of a statement; it is parsed twice
@@ -175,8 +175,8 @@ def explained(
 
 
 def _log_reads(reference: Reference) -> str:
-    if reference.kind == SYSTEM:
-        return f"all of {SYSTEM}.{reference.name}"
+    if reference.kind in (SYSTEM, INFORMATION):
+        return f"all of {reference.kind}.{reference.name}"
     ranges = sorted({each.column for each in reference.needs.where})
     what = "changes of table" if reference.kind == CHANGES else "messages of topic"
     return f"{what} {reference.name}" + (f" by {', '.join(ranges)}" if ranges else "")
@@ -392,16 +392,18 @@ class _SelectQuery:
         return _NamedSource(Reference(kind, given), start, closed.end + 1, alias, aliased, kept)
 
     def _named(self, parts: list[exp.Identifier], name: str, start: int) -> Reference:
-        if parts[0].name.lower() != SYSTEM or len(parts) == 1:
+        kind = parts[0].name.lower()
+        if kind not in (SYSTEM, INFORMATION) or len(parts) == 1:
             return Reference(TABLE, name)
         rest = ".".join(part.name for part in parts[1:]).lower()
-        if rest not in SYSTEM_TABLES:
+        known = SYSTEM_TABLES if kind == SYSTEM else INFORMATION_TABLES
+        if rest not in known:
             raise self.error(
                 start,
-                f"system table {name[:80]!r} does not exist; the system tables are {', '.join(SYSTEM_TABLES)}",
+                f"system table {name[:80]!r} does not exist; the system tables are {', '.join(known)}",
                 "NO_SYSTEM_TABLE",
             )
-        return Reference(SYSTEM, rest)
+        return Reference(kind, rest)
 
     def _with_aliases(self, sources: list[_NamedSource]) -> list[_NamedSource]:
         """Two sources with the same last part of their names get their full names as aliases."""
@@ -580,8 +582,8 @@ _ONLY: Final = (
 def _full(source: _NamedSource) -> str:
     """The full name of a source."""
     reference = source.reference
-    if reference.kind == SYSTEM:
-        return f"{SYSTEM}.{reference.name}"
+    if reference.kind in (SYSTEM, INFORMATION):
+        return f"{reference.kind}.{reference.name}"
     return reference.name if reference.kind == TABLE else reference.kind
 
 

@@ -15,8 +15,8 @@ from tailrace import extras, limits
 from tailrace.access import SYSTEM
 from tailrace.errors import Error, Invalid, TooLarge
 from tailrace.scalar.problem import ExpressionError
+from tailrace.sql import schema_statements, table_statements, topic_statements, user_statements, view_statements
 from tailrace.sql import statements as ast
-from tailrace.sql import table_statements, topic_statements, user_statements, view_statements
 from tailrace.sql.error import SqlError, character_at, excerpt, mark, marked, secret
 from tailrace.sql.parser import parse
 from tailrace.sql.result import ColumnInfo, Execute, Result
@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ColumnInfo", "Execute", "Result", "Session", "SqlError", "marked", "selects"]
 
-_RUN: Final = {**topic_statements.RUN, **table_statements.RUN, **user_statements.RUN, **view_statements.RUN}
+_RUN: Final = {
+    **topic_statements.RUN,
+    **table_statements.RUN,
+    **schema_statements.RUN,
+    **user_statements.RUN,
+    **view_statements.RUN,
+}
 
 
 class Session:

@@ -47,7 +47,7 @@ from tailrace.sql.column_cache import (
 )
 from tailrace.sql.result import Execute
 from tailrace.sql.stored import packed_array
-from tailrace.sql.system import SYSTEM_TABLES
+from tailrace.sql.system import INFORMATION, INFORMATION_TABLES, SYSTEM_TABLES, SystemTable
 from tailrace.storage.engine import Packed, Reader
 from tailrace.tables.change_info import DescribeChangeStream
 from tailrace.tables.change_reading import ReadChanges
@@ -82,7 +82,7 @@ MESSAGE_COLUMNS: Final = (
 class Reference(msgspec.Struct, frozen=True):
     """A source that a statement names."""
 
-    kind: str  # SYSTEM, TABLE, CHANGES or TOPIC
+    kind: str  # SYSTEM, INFORMATION, TABLE, CHANGES or TOPIC
     name: str
     needs: SourceNeeds = SourceNeeds()
 
@@ -147,8 +147,9 @@ def load(execute: Execute, references: Sequence[Reference], budget: ReadBudget) 
 
 def _load(execute: Execute, reference: Reference, budget: ReadBudget) -> pa.Table:
     try:
-        if reference.kind == SYSTEM:
-            return _system(execute, reference.name, budget)
+        if reference.kind in (SYSTEM, INFORMATION):
+            known = SYSTEM_TABLES if reference.kind == SYSTEM else INFORMATION_TABLES
+            return _system(execute, known[reference.name], budget)
         if reference.kind == CHANGES:
             return _changes(execute, reference, budget)
         return _messages(execute, reference, budget)
@@ -162,8 +163,7 @@ def about(error: Error, reference: Reference) -> Error:
     return error
 
 
-def _system(execute: Execute, name: str, budget: ReadBudget) -> pa.Table:
-    system = SYSTEM_TABLES[name]
+def _system(execute: Execute, system: SystemTable, budget: ReadBudget) -> pa.Table:
     rows = RowTableBuilder(system.columns, budget.take)
     for row in system.rows(execute):
         rows.add(row)

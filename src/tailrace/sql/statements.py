@@ -243,10 +243,29 @@ class DescribeTopicStatement(Statement, frozen=True, kw_only=True):
 # -- tables
 
 
+class CheckSpec(msgspec.Struct, frozen=True):
+    """A CHECK; without a name it gets one."""
+
+    name: str
+    condition: Expression
+
+
+class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of WITH and SET; None resets one."""
+
+    stream: str | UnsetType | None = UNSET  # the view
+    ttl: str | UnsetType | None = UNSET
+    retention_seconds: int | UnsetType | None = UNSET
+    retention_records: int | UnsetType | None = UNSET
+
+
 class ColumnSpec(msgspec.Struct, frozen=True):
     name: str
-    kind: str  # TEXT, BIGINT, DOUBLE, DECIMAL, BOOLEAN, BLOB or JSON
+    kind: str  # TEXT, BIGINT, DOUBLE, DECIMAL, BOOLEAN, BLOB, JSON, TIMESTAMP, DATE or UUID
     required: bool = False
+    length: int | None = None
+    default: Expression | None = None
+    checks: tuple[CheckSpec, ...] = ()
 
 
 class CreateTableStatement(Statement, frozen=True, kw_only=True):
@@ -256,14 +275,73 @@ class CreateTableStatement(Statement, frozen=True, kw_only=True):
     columns: tuple[ColumnSpec, ...]
     key: tuple[str, ...]
     if_not_exists: bool = False
-    stream: str | None = None  # the view
-    ttl: str | None = None
+    settings: TableSettings = TableSettings()
+    checks: tuple[CheckSpec, ...] = ()
 
 
 class DropTableStatement(Statement, frozen=True, kw_only=True):
     title = "DROP TABLE"
 
     name: str
+    if_exists: bool = False
+
+
+class AddColumnStatement(Statement, frozen=True, kw_only=True):
+    title = "ALTER TABLE ADD COLUMN"
+
+    table: str
+    added: ColumnSpec
+    if_not_exists: bool = False
+
+
+class DropColumnStatement(Statement, frozen=True, kw_only=True):
+    title = "ALTER TABLE DROP COLUMN"
+
+    table: str
+    name: str
+    if_exists: bool = False
+
+
+class RenameColumnStatement(Statement, frozen=True, kw_only=True):
+    title = "ALTER TABLE RENAME COLUMN"
+
+    table: str
+    name: str
+    to: str
+
+
+class ConstraintStatement(Statement, frozen=True, kw_only=True):
+    """ADD CONSTRAINT, with a condition; else DROP CONSTRAINT."""
+
+    title = "ALTER TABLE CONSTRAINT"
+
+    table: str
+    name: str
+    condition: Expression | None = None
+    if_exists: bool = False
+
+
+class SetTableStatement(Statement, frozen=True, kw_only=True):
+    title = "ALTER TABLE SET"
+
+    table: str
+    settings: TableSettings
+
+
+class CreateIndexStatement(Statement, frozen=True, kw_only=True):
+    title = "CREATE INDEX"
+
+    name: str
+    table: str
+    columns: tuple[str, ...]
+    if_not_exists: bool = False
+
+
+class DropIndexStatement(Statement, frozen=True, kw_only=True):
+    title = "DROP INDEX"
+
+    name: str
+    table: str
     if_exists: bool = False
 
 

@@ -21,8 +21,10 @@ from tailrace.log.entry import LOGS, Log
 from tailrace.sql.arrow import BIGINT, BOOLEAN, MOMENT, TEXT, json_text
 from tailrace.sql.commands import AllTables
 from tailrace.sql.result import Execute
+from tailrace.sql.values import columns_of
 from tailrace.storage.engine import Reader
 from tailrace.streams.stream import STREAMS, StreamRow, expired
+from tailrace.tables.definition import Definition
 from tailrace.topics.queries import ListGroups, ListPartitions, ListRoutes, ListTopics, RouteInfo
 from tailrace.topics.topic import MODES, OPERATIONS
 
@@ -160,6 +162,34 @@ def _pipelines(execute: Execute) -> Iterator[Row]:
         )  # fmt: skip
 
 
+# -- information_schema
+
+
+def _listed(execute: Execute) -> Iterator[Definition]:
+    after: str | None = None
+    while page := execute(AllTables(after)):
+        yield from (description.definition for description in page)
+        after = page[-1].definition.name
+
+
+def _schema_tables(execute: Execute) -> Iterator[Row]:
+    for definition in _listed(execute):
+        yield CATALOG, CATALOG, definition.name, "BASE TABLE"
+
+
+def _schema_columns(execute: Execute) -> Iterator[Row]:
+    for definition in _listed(execute):
+        for number, column in enumerate(columns_of(definition).values(), start=1):
+            type_ = "VARCHAR" if column.kind == "TEXT" else column.kind
+            nullable = "NO" if column.required else "YES"
+            yield (
+                CATALOG, CATALOG, definition.name, column.name, number, column.default, nullable, type_, column.length,
+            )  # fmt: skip
+
+
+CATALOG: Final = "tailrace"  # the name of the only catalog, and of its only schema
+INFORMATION: Final = "information_schema"
+
 SYSTEM_TABLES: Final[dict[str, SystemTable]] = {
     "topics": SystemTable(
         (
@@ -228,5 +258,18 @@ SYSTEM_TABLES: Final[dict[str, SystemTable]] = {
             ("updated_at", MOMENT), ("rows", BIGINT), ("lag", BIGINT), ("message", TEXT), ("created_at", MOMENT),
         ),
         _pipelines,
+    ),
+}  # fmt: skip
+INFORMATION_TABLES: Final[dict[str, SystemTable]] = {
+    "tables": SystemTable(
+        (("table_catalog", TEXT), ("table_schema", TEXT), ("table_name", TEXT), ("table_type", TEXT)), _schema_tables
+    ),
+    "columns": SystemTable(
+        (
+            ("table_catalog", TEXT), ("table_schema", TEXT), ("table_name", TEXT), ("column_name", TEXT),
+            ("ordinal_position", BIGINT), ("column_default", TEXT), ("is_nullable", TEXT), ("data_type", TEXT),
+            ("character_maximum_length", BIGINT),
+        ),
+        _schema_columns,
     ),
 }  # fmt: skip

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from tailrace.sql import statements as ast
+from tailrace.sql.column_grammar import COLUMNS_MAX
 from tailrace.sql.error import SqlError
 from tailrace.sql.lexer import END, PARAMETER, QUOTED, WORD
 from tailrace.sql.tokens import DEPTH_MAX, Location, Tokens, absent
-from tailrace.sql.topic_grammar import settings
 
-COLUMNS_MAX: Final = 1_000  # of a table
 ROWS_MAX: Final = 10_000  # of one INSERT
 CONJUNCTS_MAX: Final = 100  # conditions joined by AND
 CONDITION_TOKENS_MAX: Final = 5_000  # of one condition
-BOTH: Final = "NEW_AND_OLD_IMAGES"
-VIEWS: Final = (BOTH, "NEW_IMAGE", "OLD_IMAGE", "KEYS_ONLY")
 
-_KINDS: Final = {
-    "TEXT": "TEXT VARCHAR STRING CHAR",
-    "BIGINT": "BIGINT INT INTEGER SMALLINT INT8 INT4",
-    "DOUBLE": "DOUBLE FLOAT REAL FLOAT8",
-    "DECIMAL": "DECIMAL NUMERIC NUMBER",
-    "BOOLEAN": "BOOLEAN BOOL",
-    "BLOB": "BLOB BYTEA BINARY VARBINARY BYTES",
-    "JSON": "JSON JSONB",
-}
-KINDS: Final = {alias: kind for kind, aliases in _KINDS.items() for alias in aliases.split()}
 # Operators that make `column = value …` more than a plain equality.
 _JOINING: Final = frozenset(
     ("=", "<", ">", "!", "~", "AND", "OR", "NOT", "IS", "IN", "LIKE", "ILIKE", "BETWEEN", "SIMILAR", "GLOB", "ISNULL")
@@ -37,121 +24,6 @@ _QUERIES: Final = frozenset(("SELECT", "WITH", "FROM"))
 _RETURNING: Final = "RETURNING"
 _OPENED: Final = frozenset("([{")
 _CLOSED: Final = frozenset(")]}")
-
-
-# -- tables
-
-
-def create_table(tokens: Tokens, location: Location) -> ast.Statement:
-    fresh = tokens.accept("IF", "NOT", "EXISTS")
-    name = tokens.name("the name of the table")
-    tokens.expect("(")
-    columns: dict[str, ast.ColumnSpec] = {}
-    key: tuple[str, ...] = ()
-    while True:
-        token = tokens.next
-        if tokens.sees("PRIMARY", "KEY", "("):
-            named = _primary_key(tokens)
-            missing = [each for each in named if each not in columns]
-            if missing:
-                raise tokens.error(f"key column {missing[0]!r} must be declared before PRIMARY KEY", token)
-        else:
-            column, named = _column(tokens)
-            if column.name in columns:
-                raise tokens.error(f"column {column.name!r} is declared twice", token)
-            if len(columns) >= COLUMNS_MAX:
-                raise tokens.error(f"a table can have at most {COLUMNS_MAX} columns")
-            columns[column.name] = column
-        if named and key:
-            raise tokens.error(
-                "the table already has a primary key; for a key of two columns, write PRIMARY KEY (a, b)", token
-            )
-        key = named or key
-        if not tokens.accept(","):
-            break
-    if tokens.next.key != ")":
-        tokens.fail("','", "')'")
-    closing = tokens.take()
-    if not key:
-        raise tokens.error(
-            "the table has no primary key; write PRIMARY KEY after the column that identifies a row", closing
-        )
-    given = _table_settings(tokens) if tokens.accept("WITH") else {}
-    return ast.CreateTableStatement(
-        name=name, columns=tuple(columns.values()), key=key, if_not_exists=fresh, **given, **location
-    )
-
-
-def _column(tokens: Tokens) -> tuple[ast.ColumnSpec, tuple[str, ...]]:
-    """A column, and its name as the key if it is declared PRIMARY KEY."""
-    name = tokens.identifier("the name of a column")
-    kind = KINDS.get(tokens.next.key) if tokens.next.kind == WORD else None
-    if kind is None:
-        tokens.fail(f"the type of column {name!r}: {', '.join(_KINDS)}")
-    tokens.take()
-    if kind == "DOUBLE":
-        tokens.accept("PRECISION")
-    if tokens.next.key == "(":
-        raise tokens.error(f"column types have no length or precision; write {kind} alone")
-    key, required = False, False
-    while True:
-        if tokens.accept("PRIMARY"):
-            tokens.expect("KEY")
-            key = True
-        elif tokens.accept("NOT"):
-            tokens.expect("NULL")
-            required = True
-        elif not tokens.accept("NULL"):
-            return ast.ColumnSpec(name, kind, required or key), (name,) if key else ()
-
-
-def _primary_key(tokens: Tokens) -> tuple[str, ...]:
-    tokens.expect("PRIMARY", "KEY", "(")
-    names = [tokens.identifier("the name of a column")]
-    while tokens.accept(","):
-        token = tokens.next
-        names.append(tokens.identifier("the name of a column"))
-        if len(names) > 2 or names[0] == names[1]:
-            raise tokens.error("a key has one or two columns: the partition key and, optionally, the sort key", token)
-    tokens.expect(")")
-    return tuple(names)
-
-
-def _table_settings(tokens: Tokens) -> dict[str, Any]:
-    def stream() -> str | None:
-        if tokens.accept("TRUE"):
-            return BOTH
-        if tokens.accept("FALSE") or tokens.accept("NULL"):
-            return None
-        return _view(tokens)
-
-    def ttl() -> str | None:
-        return None if tokens.accept("NULL") else tokens.name("the column with the expiry time of a row")
-
-    return settings(tokens, {"stream": stream, "ttl": ttl})
-
-
-def _view(tokens: Tokens) -> str:
-    token = tokens.next
-    view = tokens.word_or_string("the view").upper()
-    if view not in VIEWS:
-        raise tokens.error(f"unknown stream view {view[:40]!r}; use {', '.join(VIEWS)}", token)
-    return view
-
-
-def drop_table(tokens: Tokens, location: Location) -> ast.Statement:
-    quiet = tokens.accept("IF", "EXISTS")
-    return ast.DropTableStatement(name=tokens.name("the name of the table"), if_exists=quiet, **location)
-
-
-def alter_table(tokens: Tokens, location: Location) -> ast.Statement:
-    table = tokens.name("the name of the table")
-    enable = tokens.one_of("ENABLE", "DISABLE") == "ENABLE"
-    tokens.expect("STREAM")
-    if not enable:
-        return ast.DisableStreamStatement(table=table, **location)
-    view = settings(tokens, {"view": lambda: _view(tokens)})["view"] if tokens.accept("WITH") else BOTH
-    return ast.EnableStreamStatement(table=table, view=view, **location)
 
 
 # -- rows

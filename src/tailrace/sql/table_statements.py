@@ -12,16 +12,13 @@ from time import monotonic
 from typing import Any, Final
 
 from tailrace import extras, limits, scalar
-from tailrace.errors import Invalid, TableNotFound, TooLarge, Unavailable
-from tailrace.jobs import view as views
-from tailrace.jobs.queries import ListJobs
+from tailrace.errors import Invalid, TooLarge, Unavailable
 from tailrace.scalar.problem import ExpressionError, TextOrigin
 from tailrace.scalar.reading import read
 from tailrace.sql import statements as ast
 from tailrace.sql.access import Comparison, SourceNeeds, access_path
 from tailrace.sql.commands import (
     AllTables,
-    DefineTable,
     DeleteRows,
     FindRows,
     InsertRows,
@@ -32,9 +29,9 @@ from tailrace.sql.commands import (
 from tailrace.sql.lexer import PARAMETER, WORD, lex
 from tailrace.sql.result import ColumnInfo, Execute, Result, counted, distinct_names, done, shown, table
 from tailrace.sql.table_grammar import ROWS_MAX
-from tailrace.sql.values import KEY_TYPES, columns_of, row, typed, unknown
-from tailrace.tables import change_stream, lifecycle, schema
-from tailrace.tables.definition import Attribute, Column, Definition
+from tailrace.sql.values import columns_of, resolved, row, type_of, typed, unknown
+from tailrace.tables import lifecycle
+from tailrace.tables.definition import Definition
 from tailrace.tables.operations import FindTable
 from tailrace.tables.value import Item, to_plain
 from tailrace.topics.topic import MODES, OPERATIONS
@@ -43,63 +40,6 @@ _SHOWN_KINDS: Final = {"TEXT": "VARCHAR", "JSON": "VARCHAR"}  # as SELECT shows 
 
 
 # -- tables
-
-
-def create_table(execute: Execute, statement: ast.CreateTableStatement) -> Result:
-    kinds = {column.name: column.kind for column in statement.columns}
-    for name in statement.key:
-        if kinds[name] not in KEY_TYPES:
-            raise Invalid(
-                f"key column {name!r} is {kinds[name]}; a key column must be {', '.join(KEY_TYPES)}", code="WRONG_TYPE"
-            )
-    if statement.ttl is not None and kinds.get(statement.ttl) not in ("BIGINT", "DECIMAL"):
-        raise Invalid(
-            f"ttl = {statement.ttl!r} must name a BIGINT column with the time a row expires, in seconds since 1970",
-            code="UNKNOWN_COLUMN" if statement.ttl not in kinds else "WRONG_TYPE",
-        )
-    spec = schema.TableSpec(
-        name=statement.name,
-        attributes=tuple(Attribute(name, KEY_TYPES[kinds[name]]) for name in statement.key),
-        keys=tuple(
-            schema.KeyElement(name, role)
-            for name, role in zip(statement.key, (schema.HASH, schema.RANGE), strict=False)
-        ),
-        billing=schema.PAY_PER_REQUEST,
-        stream=None if statement.stream is None else schema.StreamSpec(True, statement.stream),
-    )
-    columns = tuple(
-        Column(column.name, column.kind, column.required or column.name in statement.key)
-        for column in statement.columns
-    )
-    made = execute(DefineTable(spec, columns, statement.ttl, statement.if_not_exists))
-    message = f"table {statement.name} created" if made.created else f"table {statement.name} already exists"
-    return done(statement.title, message, created=made.created)
-
-
-def drop_table(execute: Execute, statement: ast.DropTableStatement) -> Result:
-    try:
-        execute(lifecycle.DeleteTable(statement.name))
-    except TableNotFound:
-        if not statement.if_exists:
-            raise
-        return done(statement.title, f"table {statement.name} does not exist", dropped=False)
-    except Invalid:  # protected against deletion
-        name = statement.name
-        if any(status.job.name == name and status.job.kind == views.KIND for status in execute(ListJobs())):
-            problem = f"table {statement.name} belongs to a materialized view"
-            raise Invalid(f"{problem}; use DROP MATERIALIZED VIEW {name}") from None
-        raise
-    return done(statement.title, f"table {statement.name} dropped", dropped=True)
-
-
-def enable_stream(execute: Execute, statement: ast.EnableStreamStatement) -> Result:
-    stream = execute(change_stream.EnableStream(statement.table, statement.view))
-    return done(statement.title, f"change stream of table {statement.table} enabled", label=stream.label)
-
-
-def disable_stream(execute: Execute, statement: ast.DisableStreamStatement) -> Result:
-    execute(change_stream.DisableStream(statement.table))
-    return done(statement.title, f"change stream of table {statement.table} disabled; its records remain readable")
 
 
 def show_tables(execute: Execute, statement: ast.ShowTablesStatement) -> Result:
@@ -122,7 +62,7 @@ def describe_table(execute: Execute, statement: ast.DescribeTableStatement) -> R
     definition = description.definition
     roles = dict(zip(definition.keys, ("PARTITION", "SORT"), strict=False))
     rows = [
-        (column.name, column.kind, not column.required, roles.get(column.name))
+        (column.name, type_of(column), not column.required, roles.get(column.name))
         for column in columns_of(definition).values()
     ]
     counts = description.counts[definition.space]
@@ -138,6 +78,8 @@ def describe_table(execute: Execute, statement: ast.DescribeTableStatement) -> R
         status=description.status,
         stream=None if definition.stream is None else definition.stream.view,
         ttl=definition.ttl,
+        defaults={column.name: column.default for column in definition.columns if column.default is not None},
+        checks=dict(definition.checks),
         indexes=[index.name for index in definition.indexes],
         sources=[
             {"topic_id": str(route.topic), "op": OPERATIONS[route.event], "payload_mode": MODES[route.mode]}
@@ -365,7 +307,7 @@ def _sets(
     columns = columns_of(definition)
     made: list[tuple[str, RowExpression]] = []
     for given, value in sets:
-        name = _resolved(definition, given)
+        name = resolved(definition, given)
         if name in definition.keys:
             raise Invalid(
                 f"column {name!r} is part of the key and cannot be set; delete the row and insert another",
@@ -441,7 +383,7 @@ def _given_key(definition: Definition, where: Sequence[ast.Conjunct]) -> tuple[I
     given: dict[str, ast.Value] = {}
     for conjunct in where:
         if conjunct.column is not None and conjunct.value is not None:
-            given.setdefault(_resolved(definition, conjunct.column), conjunct.value)
+            given.setdefault(resolved(definition, conjunct.column), conjunct.value)
     if any(name not in given for name in definition.keys):
         return None
     key: Item = {}
@@ -499,20 +441,11 @@ def _numbered(text: str) -> str:
 
 
 def _resolved_each(definition: Definition, names: Sequence[str]) -> tuple[str, ...]:
-    resolved = tuple(_resolved(definition, name) for name in names)
-    for at, name in enumerate(resolved):
-        if name in resolved[:at]:
+    found = tuple(resolved(definition, name) for name in names)
+    for at, name in enumerate(found):
+        if name in found[:at]:
             raise Invalid(f"column {name!r} is named twice; name it once")
-    return resolved
-
-
-def _resolved(definition: Definition, name: str) -> str:
-    """The column that a name means: the one of that name, else the only one that differs in case alone."""
-    columns = columns_of(definition)
-    if name in columns:
-        return name
-    alike = [each for each in columns if each.lower() == name.lower()]
-    return alike[0] if len(alike) == 1 else name
+    return found
 
 
 def _constant_value(value: ast.Value) -> Any:
@@ -524,10 +457,6 @@ def _constant_value(value: ast.Value) -> Any:
 
 
 RUN: Final[dict[type[ast.Statement], Callable[[Execute, Any], Result]]] = {
-    ast.CreateTableStatement: create_table,
-    ast.DropTableStatement: drop_table,
-    ast.EnableStreamStatement: enable_stream,
-    ast.DisableStreamStatement: disable_stream,
     ast.InsertStatement: insert,
     ast.UpdateStatement: update,
     ast.DeleteStatement: delete,

@@ -7,11 +7,14 @@ digits in columns of any numeric type, DOUBLE included.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, Final
+from uuid import UUID
 
 import msgspec
 
+from tailrace import scalar
 from tailrace.errors import Invalid
 from tailrace.tables import value as typing
 from tailrace.tables.definition import Column, Definition
@@ -21,7 +24,9 @@ BIGINT_MAX: Final = 2**63 - 1
 BIGINT_DIGITS_MAX: Final = 19
 SHOWN_CHARACTERS_MAX: Final = 60
 KEY_KINDS: Final = {"S": "TEXT", "N": "DECIMAL", "B": "BLOB"}
-KEY_TYPES: Final = {"TEXT": "S", "BIGINT": "N", "DOUBLE": "N", "DECIMAL": "N", "BLOB": "B"}
+KEY_TYPES: Final = {
+    "TEXT": "S", "BIGINT": "N", "DOUBLE": "N", "DECIMAL": "N", "BLOB": "B", "TIMESTAMP": "S", "DATE": "S", "UUID": "S",
+}  # fmt: skip
 UNKNOWN_COLUMN: Final = "UNKNOWN_COLUMN"
 
 _json: Final = msgspec.json.Decoder(float_hook=Decimal)
@@ -32,6 +37,27 @@ def columns_of(definition: Definition) -> dict[str, Column]:
     if definition.columns:
         return {column.name: column for column in definition.columns}
     return {name: Column(name, KEY_KINDS[definition.kinds[name]], True) for name in definition.keys}
+
+
+def resolved(definition: Definition, name: str) -> str:
+    """The column that a name means: the one of that name, else the only one that differs in case alone."""
+    columns = columns_of(definition)
+    if name in columns:
+        return name
+    alike = [each for each in columns if each.lower() == name.lower()]
+    return alike[0] if len(alike) == 1 else name
+
+
+def type_of(column: Column) -> str:
+    """The declared type of a column, as it is written."""
+    return column.kind if column.length is None else f"VARCHAR({column.length})"
+
+
+def default_value(column: Column) -> Any:
+    """The plain value of a column's default."""
+    if column.default is None:
+        return None
+    return scalar.exact_value(column.default, columns=()).of(None)
 
 
 def unknown(table: str, name: str, columns: dict[str, Column]) -> Invalid:
@@ -49,7 +75,13 @@ def typed(column: Column | None, name: str, given: Any) -> Value | None:
     try:
         if column is None:
             return typing.from_plain(_decimal(given))
-        return _READERS[column.kind](given)
+        stored = _READERS[column.kind](given)
+        if column.length is not None and len(stored["S"]) > column.length:
+            raise Invalid(
+                f"it is VARCHAR({column.length}) and cannot hold a text of {len(stored['S'])} characters; shorten it",
+                code="WRONG_TYPE",
+            )
+        return stored
     except _Unfit:
         assert column is not None
         raise Invalid(
@@ -71,6 +103,10 @@ def row(definition: Definition, columns: dict[str, Column], given: dict[str, Any
         if stored is not None:
             item[name] = stored
     for name, column in columns.items():
+        if column.default is not None and name not in given:
+            stored = typed(column, name, default_value(column))
+            if stored is not None:
+                item[name] = stored
         if column.required and name not in item:
             raise Invalid(f"column {name!r} is NOT NULL and is given no value; give it one", code="NULL_VALUE")
     return item
@@ -117,6 +153,49 @@ def _blob(given: Any) -> Value:
     return typing.from_plain(given)
 
 
+def _timestamp(given: Any) -> Value:
+    """In UTC, with six digits of the second, so that texts sort like times."""
+    try:
+        moment = datetime.fromisoformat(given) if isinstance(given, str) else given
+        if isinstance(moment, date) and not isinstance(moment, datetime):
+            moment = datetime(moment.year, moment.month, moment.day)  # noqa: DTZ001
+        if not isinstance(moment, datetime):
+            raise _Unfit
+        if moment.tzinfo is not None:
+            moment = moment.astimezone(UTC).replace(tzinfo=None)
+        return typing.from_plain(moment.isoformat(timespec="microseconds"))
+    except (ValueError, OverflowError):
+        raise _Unfit from None
+
+
+def _date(given: Any) -> Value:
+    try:
+        day = date.fromisoformat(given) if isinstance(given, str) else given
+    except ValueError:
+        raise _Unfit from None
+    if not isinstance(day, date) or isinstance(day, datetime):
+        raise _Unfit
+    return typing.from_plain(day.isoformat())
+
+
+def _uuid(given: Any) -> Value:
+    try:
+        known = UUID(given) if isinstance(given, str) else given
+    except ValueError:
+        raise _Unfit from None
+    if not isinstance(known, UUID):
+        raise _Unfit
+    return typing.from_plain(str(known))
+
+
+def moment_text(kind: str, given: Any) -> str | None:
+    """A constant as a TIMESTAMP or DATE column stores it; None if it is none."""
+    try:
+        return str(_READERS[kind](given)["S"])
+    except _Unfit:
+        return None
+
+
 def _document(given: Any) -> Value:
     if isinstance(given, str):
         try:
@@ -134,11 +213,17 @@ _READERS: Final[dict[str, Callable[[Any], Value]]] = {
     "BOOLEAN": _boolean,
     "BLOB": _blob,
     "JSON": _document,
+    "TIMESTAMP": _timestamp,
+    "DATE": _date,
+    "UUID": _uuid,
 }
 _HINTS: Final = {
     "TEXT": "; write a text in single quotes",
     "BIGINT": "; write a whole number of up to 64 bits",
     "BLOB": "; write bytes as X'00ff', or give them as a parameter",
+    "TIMESTAMP": "; write a time such as '2026-01-28 12:00:00'",
+    "DATE": "; write a day such as '2026-01-28'",
+    "UUID": "; write a UUID such as '123e4567-e89b-12d3-a456-426614174000'",
     "JSON": "; write JSON as a text: '{\"a\": 1}', or '\"a\"' for a string",
 }
 

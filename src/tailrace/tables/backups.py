@@ -236,6 +236,7 @@ def _made(tx: Tx, source: Definition, name: str, settings: RestoreSettings) -> D
         table_class=source.table_class,
         encryption=source.encryption,
         columns=source.columns,
+        checks=source.checks,
     )
 
 

@@ -22,6 +22,9 @@ CREATING: Final = "CREATING"
 ACTIVE: Final = "ACTIVE"
 
 
+TEXTS: Final = {"TIMESTAMP": "TEXT", "DATE": "TEXT", "UUID": "TEXT"}  # declared kinds that are stored as text
+
+
 class Attribute(msgspec.Struct, frozen=True):
     """A key attribute of the table or of an index."""
 
@@ -76,11 +79,14 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A column declared in SQL. Writes through other APIs are not checked against it."""
+    """A column declared in SQL. Writes of every API are checked against its constraints (`constraints.py`), and only
+    those of SQL against other types."""
 
     name: str
-    kind: str  # TEXT, BIGINT, DOUBLE, DECIMAL, BOOLEAN, BLOB or JSON
+    kind: str  # TEXT, BIGINT, DOUBLE, DECIMAL, BOOLEAN, BLOB, JSON, TIMESTAMP, DATE or UUID
     required: bool = False  # NOT NULL
+    length: int | None = None  # of TEXT, at most; in characters
+    default: str | None = None  # an expression, for rows that SQL inserts without a value
 
 
 class TopicRoute(msgspec.Struct, frozen=True, dict=True):
@@ -119,6 +125,7 @@ class Definition(msgspec.Struct, frozen=True, dict=True):
     tags: dict[str, str] = {}
     columns: tuple[Column, ...] = ()  # none: any attribute is allowed
     routes: tuple[TopicRoute, ...] = ()
+    checks: tuple[tuple[str, str], ...] = ()  # CHECK constraints: their names and conditions
     partials_space: int | None = None  # of a view: the partial aggregates of its groups, under the keys of its rows
     copies: tuple[int, ...] = ()  # the spaces of copies that are being made of the table
     recovery: Recovery | None = None
@@ -149,13 +156,23 @@ class Definition(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def column_kinds(self) -> tuple[tuple[str, str], ...] | None:
-        """The declared columns by name and kind; None: none were declared, and any attribute is allowed."""
-        return tuple((column.name, column.kind) for column in self.columns) or None
+        """The declared columns by name and the kind of their values; None: none are declared, any attribute is
+        allowed."""
+        return tuple((column.name, TEXTS.get(column.kind, column.kind)) for column in self.columns) or None
 
     @cached_property
     def plain(self) -> bool:
-        """Whether a write touches only the item: there is no index and no expiry, and no copy is being made."""
-        return not self.indexes and self.ttl_space is None and not self.copies
+        """Whether a write touches only the item: there is no index, no expiry and no constraint, and no copy is being
+        made."""
+        return not self.indexes and self.ttl_space is None and not self.constrained and not self.copies
+
+    @cached_property
+    def constrained(self) -> bool:
+        """Whether an item may violate a constraint."""
+        return bool(self.checks) or any(
+            column.length is not None or column.kind in TEXTS or (column.required and column.name not in self.keys)
+            for column in self.columns
+        )
 
 
 class TableRow(msgspec.Struct, frozen=True, gc=False):

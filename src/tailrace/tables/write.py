@@ -15,8 +15,8 @@ import msgspec
 from tailrace import failpoints, limits
 from tailrace.errors import Invalid
 from tailrace.storage.engine import Tx
+from tailrace.tables import constraints, value
 from tailrace.tables import key as keys
-from tailrace.tables import value
 from tailrace.tables.capacity import Capacity, IndexCapacity, write_units
 from tailrace.tables.change import TTL, Capture, StoredRecord, append, made
 from tailrace.tables.copies import keep_old
@@ -334,6 +334,8 @@ def _named(definition: Definition, key: bytes, attributes: Item) -> tuple[Item, 
 def _move(tx: Tx, plan: WritePlan, capture: Capture) -> None:
     """Update the item's entries in each index, and in the expiry order."""
     definition, key, old, new = plan.definition, plan.key, plan.old, plan.new
+    if definition.constrained and new is not None and not plan.lenient:
+        constraints.check(definition, new)
     if definition.copies:
         keep_old(tx, plan)
     for index in definition.indexes:

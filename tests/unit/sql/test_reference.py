@@ -11,7 +11,7 @@ import pytest
 
 import tailrace
 from tailrace import limits
-from tailrace.sql import lexer, parser, statements, table_grammar, tokens
+from tailrace.sql import column_grammar, lexer, parser, statements, table_grammar, tokens
 from tailrace.sql.parser import parse
 from tailrace.sql.session import Session
 
@@ -25,6 +25,7 @@ SAMPLES = {
     "another column": '"the body"', "type": "TEXT", "table settings": "stream = true, ttl = 'expires'",
     "columns": "id, body", "values": "'a', upper('b') || 'c'", "key": "id = 'a' AND day = 3",
     "query": "1, (2 + 3) AS n", "row condition": "id = 'a' OR day > 3 AND body IS NULL",
+    "constant": "'none'", "constraint": "local",
     "returned": "*, upper(body) AS loud",
     "select": "SELECT 1 AS n",
     "events": "INSERT, UPDATE", "source settings": "payload = 'full', backfill = true", "alias": "app.old",
@@ -147,14 +148,14 @@ def test_every_word_that_begins_a_statement_is_on_the_page() -> None:
 def test_the_limits_are_those_of_the_page() -> None:
     numbers = {
         lexer.TEXT_CHARACTERS_MAX, lexer.TOKENS_MAX, parser.STATEMENTS_MAX, parser.PARAMETERS_MAX, tokens.DEPTH_MAX,
-        tokens.EXPRESSIONS_MAX, table_grammar.ROWS_MAX, table_grammar.COLUMNS_MAX, limits.PUBLISH_MESSAGES_MAX,
+        tokens.EXPRESSIONS_MAX, table_grammar.ROWS_MAX, column_grammar.COLUMNS_MAX, limits.PUBLISH_MESSAGES_MAX,
         limits.CONSUME_MESSAGES_MAX,
     }  # fmt: skip
     assert {f"{number:,}" for number in numbers} <= set(re.findall(r"[\d,]*\d", PAGE))
 
 
 def test_the_types_are_those_of_the_page() -> None:
-    assert {kind for kind in table_grammar.KINDS.values() if f"`{kind}`" not in PAGE} == set()
+    assert {kind for kind in column_grammar.KINDS.values() if f"`{kind}`" not in PAGE} == set()
 
 
 def test_the_examples_run(data_dir: Path) -> None:
