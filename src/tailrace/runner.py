@@ -108,7 +108,7 @@ class QueuedCommand:
             self.latch.release()
 
 
-class _CalledBack(QueuedCommand):
+class CalledBack(QueuedCommand):
     """A command whose outcome is passed to a function."""
 
     __slots__ = ("_done",)
@@ -119,6 +119,31 @@ class _CalledBack(QueuedCommand):
 
     def deliver(self) -> None:
         self._done(self.result, self.error)
+
+
+class CarriedCommand(QueuedCommand):
+    """A command of another process: where it came from, and its number there. It is passed to a function when it is
+    finished. Here, and not in `bus/`, because classes of this module are compiled and cannot be extended elsewhere."""
+
+    __slots__ = ("_done", "bytes", "number", "origin")
+
+    def __init__(
+        self,
+        command: Command[Any],
+        by: str,
+        origin: Any,
+        number: int,
+        size: int,
+        done: Callable[[CarriedCommand], None],
+    ) -> None:
+        super().__init__(command, by)
+        self.origin = origin
+        self.number = number
+        self.bytes = size  # of the message that it came in
+        self._done = done
+
+    def deliver(self) -> None:
+        self._done(self)
 
 
 class _Batch:
@@ -262,7 +287,7 @@ class Runner:
 
     def submit(self, command: Command[Any], done: Done, by: str = "system") -> None:
         """Run a command for `by`; call `done(result, error)` once it is durable. On the attached loop's thread."""
-        self.queue(_CalledBack(command, by, done))
+        self.queue(CalledBack(command, by, done))
 
     def queue(self, job: QueuedCommand) -> None:
         """Run a command; call its `deliver` once it is durable. On the attached loop's thread."""
@@ -446,7 +471,7 @@ class Runner:
         notices = tx.notices[:]  # those of followers concern nobody here
         for followers in self.followers:
             for command, done, by in followers(notices):
-                job = _CalledBack(command, by, done)
+                job = CalledBack(command, by, done)
                 batch.jobs.append(job)
                 self._run_one(tx, job)
                 if len(batch.jobs) >= limits.BATCH_COMMANDS_MAX or self._clock.monotonic_s() >= until_s:

@@ -37,7 +37,7 @@ from tailrace.log.notices import Advanced
 from tailrace.log.recent import RecentSegments
 from tailrace.log.tail import Tail
 from tailrace.metrics import Metrics
-from tailrace.runner import Done, Followers, QueuedCommand
+from tailrace.runner import CalledBack, Done, Followers, QueuedCommand
 from tailrace.storage.engine import closed
 from tailrace.tables.export import Exports
 
@@ -54,33 +54,6 @@ class WriterState:
     def __init__(self) -> None:
         self.stopped: Error | None = None
         self.trouble: Error | None = None
-
-
-class _FromThread(QueuedCommand):
-    """A command for which a thread waits."""
-
-    __slots__ = ("done",)
-
-    def __init__(self, command: Command[Any], by: str) -> None:
-        super().__init__(command, by)
-        self.done = threading.Event()
-
-    def deliver(self) -> None:
-        self.finished = True
-        self.done.set()
-
-
-class _CallsBack(QueuedCommand):
-    """A command whose outcome is passed to a function."""
-
-    __slots__ = ("_done",)
-
-    def __init__(self, command: Command[Any], by: str, done: Done) -> None:
-        super().__init__(command, by)
-        self._done = done
-
-    def deliver(self) -> None:
-        self._done(self.result, self.error)
 
 
 class Forwarder:
@@ -162,16 +135,17 @@ class Forwarder:
         assert self._thread != threading.get_ident(), "the loop's thread cannot wait for the writer"
         if self._loop is None or self._closed:
             raise closed()
-        job = _FromThread(command, by)
+        done = threading.Event()
+        job = CalledBack(command, by, lambda result, error: done.set())
         self._loop.call_soon_threadsafe(self.queue, job)
-        job.done.wait()
+        done.wait()
         if job.error is not None:
             raise job.error
         return job.result  # type: ignore[no-any-return]
 
     def submit(self, command: Command[Any], done: Done, by: str = "system") -> None:
         """Run a command for `by`; call `done(result, error)` once it is durable. On the attached loop's thread."""
-        self.queue(_CallsBack(command, by, done))
+        self.queue(CalledBack(command, by, done))
 
     def queue(self, job: QueuedCommand) -> None:
         """Run a command; call its `deliver` once it is durable. On the attached loop's thread."""

@@ -35,7 +35,7 @@ from tailrace.bus.totals import MetricTotals
 from tailrace.errors import Error, Unavailable
 from tailrace.log.cold import ColdMiss
 from tailrace.log.tail import KEYS_CHANGED, USERS_CHANGED
-from tailrace.runner import QueuedCommand
+from tailrace.runner import CarriedCommand, QueuedCommand
 from tailrace.storage.engine import Notice, Tx
 
 REVOKING: Final = (USERS_CHANGED, KEYS_CHANGED)
@@ -52,29 +52,6 @@ class ServerLink:
         self.unanswered = 0  # bytes of commands
         self.confirmed = 0  # the last batch that was confirmed
         self.exports: dict[int, Any] = {}
-
-
-class RemoteCommand(QueuedCommand):
-    """A command of a server in another process."""
-
-    __slots__ = ("_bus", "_bytes", "_from", "number")
-
-    def __init__(self, bus: BusServer, server: ServerLink, number: int, command: Any, by: str, size: int) -> None:
-        super().__init__(command, by)
-        self._bus = bus
-        self._from = server
-        self._bytes = size
-        self.number = number
-
-    @property
-    def server(self) -> str:
-        return self._from.name
-
-    def deliver(self) -> None:
-        if isinstance(self.error, ColdMiss):
-            self._bus.fetch(self, self._from)
-            return
-        self._bus.answer(self._from, self.number, self._bytes, self.result, self.error)
 
 
 class BusServer:
@@ -186,7 +163,7 @@ class BusServer:
         if server.unanswered > limits.BUS_WINDOW_BYTES:
             server.link.read_on(False)
         try:
-            job = RemoteCommand(self, server, number, messages.decode_command(tag, body), by, size)
+            job = CarriedCommand(messages.decode_command(tag, body), by, server, number, size, self._delivered)
         except Exception as error:
             if not isinstance(error, Error):
                 logger.exception("a command %s could not be read", tag)
@@ -200,12 +177,20 @@ class BusServer:
             return
         upto: dict[str, int] = {}
         for job in jobs:
-            if type(job) is RemoteCommand and job.error is None and job.number > upto.get(job.server, 0):
-                upto[job.server] = job.number
-        for server, number in upto.items():
-            found = tx.get(SENT, server)
+            if type(job) is CarriedCommand and job.error is None:
+                server: ServerLink = job.origin
+                upto[server.name] = max(job.number, upto.get(server.name, 0))
+        for name, number in upto.items():
+            found = tx.get(SENT, name)
             if found is None or found.upto < number:
-                tx.put(SENT, SentRow(server, number))
+                tx.put(SENT, SentRow(name, number))
+
+    def _delivered(self, job: CarriedCommand) -> None:
+        """A command is committed, or has failed."""
+        if isinstance(job.error, ColdMiss):
+            self._fetch(job, job.error)
+        else:
+            self.answer(job.origin, job.number, job.bytes, job.result, job.error)
 
     def answer(self, server: ServerLink, number: int, size: int, result: Any, error: BaseException | None) -> None:
         """Send the outcome of a command in the loop's next turn."""
@@ -224,10 +209,8 @@ class BusServer:
             server.results.append((number, False, messages.encode_error(error)))
         self._flush_soon()
 
-    def fetch(self, job: RemoteCommand, server: ServerLink) -> None:
+    def _fetch(self, job: CarriedCommand, missing: ColdMiss) -> None:
         """Run a command again when the trimmed history that it needs is in memory."""
-        missing = job.error
-        assert isinstance(missing, ColdMiss)
 
         async def again() -> None:
             try:
@@ -235,7 +218,7 @@ class BusServer:
             except Error as error:
                 job.settle(None, error)
                 return
-            if server.link.open:  # otherwise its server sends it again
+            if job.origin.link.open:  # otherwise its server sends it again
                 job.error = None
                 self._db.sharing.queue(job)
 

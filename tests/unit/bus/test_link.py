@@ -1,0 +1,342 @@
+"""Frames, and what the two sides of a link do: over a real Unix socket, both in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace import limits
+from tailrace.auth.users import AlterUser, CreateUser
+from tailrace.bus import link
+from tailrace.bus.link import BusLink, FrameReader, framed
+from tailrace.bus.server_commands import ListSent
+from tailrace.bus.writer import BusServer
+from tailrace.config import Config
+from tailrace.database import Database, open_configured, open_worker
+from tailrace.errors import Invalid, LoginThrottled, NotFound, Unavailable
+from tailrace.streams.commands import Append, CreateStream
+from tailrace.streams.queries import DescribeStream
+from tailrace.tables import commands, schema
+from tailrace.tables.definition import Attribute
+from tailrace.tables.export import ReadExport
+from tailrace.tables.lifecycle import CreateTable
+from tests.support.patience import PATIENCE_S
+
+TEXT = "text/plain"
+
+
+# -- frames
+
+
+def test_frames_are_cut_wherever_they_break() -> None:
+    sent = [["run", [[1, "Append", "ann", b"\x00" * 100]]], ["confirm", 3], ["beat", {"now_ms": 1}]]
+    data = b"".join(map(framed, sent))
+    for size in (1, 3, 7, len(data)):
+        reader, found = FrameReader(), []
+        for at in range(0, len(data), size):
+            found += reader.feed(data[at : at + size])
+        assert found == sent
+
+
+def test_a_frame_that_is_too_long_is_refused() -> None:
+    with pytest.raises(Invalid, match="longer than"):
+        FrameReader().feed(struct.pack(">I", limits.BUS_FRAME_BYTES_MAX + 1))
+
+
+def test_the_previous_protocol_is_accepted() -> None:
+    link.check_protocol(link.PROTOCOL, "0.2.0")
+    link.check_protocol(link.PROTOCOL - 1, "0.1.0")
+    for other in (link.PROTOCOL + 1, link.PROTOCOL - 2):
+        with pytest.raises(Invalid, match="one version at a time"):
+            link.check_protocol(other, "9")
+
+
+# -- a writer and workers
+
+
+class Server:
+    """A writer, and workers of it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.config = Config(data=str(directory / "data"))
+        self.path = str(directory / "bus")
+        self.db: Database = None  # type: ignore[assignment]
+        self.bus: BusServer = None  # type: ignore[assignment]
+        self.workers: list[Database] = []
+
+    async def start_writer(self) -> None:
+        self.db = open_configured(self.config)
+        self.db.attach(asyncio.get_running_loop())
+        self.bus = BusServer(self.db, self.db.sharing.login_throttle(), "0")
+        await self.bus.start(self._listen)
+
+    async def _listen(self, protocol: Callable[[], BusLink]) -> asyncio.AbstractServer:
+        if os.path.exists(self.path):
+            os.unlink(self.path)
+        return await asyncio.get_running_loop().create_unix_server(protocol, self.path)
+
+    async def add_worker(self) -> Database:
+        async def connect(loop: asyncio.AbstractEventLoop, protocol: Callable[[], BusLink]) -> None:
+            await loop.create_unix_connection(protocol, self.path)
+
+        db = open_worker(self.config, connect, f"worker-{len(self.workers)}", "0")
+        self.workers.append(db)
+        db.attach(asyncio.get_running_loop())
+        await until(lambda: forwarder(db).welcomed.is_set())
+        return db
+
+    async def stop_writer(self) -> None:
+        await self.bus.stop()
+        await self.db.aclose()
+
+    async def stop(self) -> None:
+        for worker in self.workers:
+            await worker.aclose()
+        await self.stop_writer()
+
+
+def forwarder(db: Database) -> Any:
+    assert db.forwarder is not None
+    return db.forwarder
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def on_server(test: Callable[[Server], Awaitable[None]], directory: Path) -> None:
+    async def run() -> None:
+        server = Server(directory)
+        await server.start_writer()
+        try:
+            await test(server)
+        finally:
+            await server.stop()
+
+    asyncio.run(run())
+
+
+def test_a_write_by_one_worker_is_read_by_another(tmp_path: Path) -> None:
+    async def test(server: Server) -> None:
+        one, two = await server.add_worker(), await server.add_worker()
+        await one.aexecute(CreateStream("a", TEXT))
+        for number in range(20):
+            writer, reader = (one, two) if number % 2 else (two, one)
+            appended = await writer.aexecute(Append("a", b"x", TEXT))
+            found = await reader.aexecute(DescribeStream("a"))
+            assert found.log.next == appended.tail == number + 1
+        with pytest.raises(NotFound):
+            await two.aexecute(Append("nowhere", b"x", TEXT))
+        assert await asyncio.to_thread(two.execute, Append("a", b"from a thread", TEXT))
+
+    on_server(test, tmp_path)
+
+
+def test_notices_are_applied_before_the_result(tmp_path: Path) -> None:
+    async def test(server: Server) -> None:
+        one, two = await server.add_worker(), await server.add_worker()
+        await one.aexecute(CreateStream("a", TEXT))
+        number = (await one.aexecute(DescribeStream("a"))).log.id
+        seen: list[str] = []
+        one.tail.subscribe(number, lambda notices: seen.append("one"))
+        two.tail.subscribe(number, lambda notices: seen.append("two"))
+        await one.aexecute(Append("a", b"x", TEXT))
+        assert "one" in seen
+        await until(lambda: "two" in seen)
+
+    on_server(test, tmp_path)
+
+
+def test_what_was_not_committed_is_sent_again(tmp_path: Path) -> None:
+    """The writer ends with commands in all states: answered, committed without an answer, and not seen at all."""
+
+    async def test(server: Server) -> None:
+        worker = await server.add_worker()
+        await worker.aexecute(CreateStream("a", TEXT))
+        await worker.aexecute(Append("a", b"answered;", TEXT))
+        server.bus._flush = lambda: None  # type: ignore[method-assign]
+        committed = worker.aexecute(Append("a", b"committed;", TEXT))
+        await until(lambda: any(row.upto == 3 for row in server.db.execute(ListSent())))
+        await server.stop_writer()
+        assert isinstance(worker.trouble, Unavailable)
+        waiting = worker.aexecute(Append("a", b"waiting;", TEXT))
+        await server.start_writer()
+        with pytest.raises(Unavailable) as unknown:
+            await committed
+        assert unknown.value.code == "OUTCOME_UNKNOWN"
+        assert (await waiting).tail == len(b"answered;committed;waiting;")
+        assert worker.metrics.resent == 1
+        assert worker.metrics.outcomes_unknown == 1
+        assert worker.trouble is None
+
+    on_server(test, tmp_path)
+
+
+def test_a_lost_link_alone_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    async def test(server: Server) -> None:
+        worker = await server.add_worker()
+        await worker.aexecute(CreateStream("a", TEXT))
+        results = []
+        for number in range(40):
+            results.append(worker.aexecute(Append("a", b"%02d" % number, TEXT)))
+            if number % 10 == 5:
+                await until(lambda: worker.trouble is None)
+                forwarder(worker)._link.cut()
+        outcomes = await asyncio.gather(*results, return_exceptions=True)
+        unknown = [each for each in outcomes if isinstance(each, BaseException)]
+        assert all(isinstance(each, Unavailable) and each.code == "OUTCOME_UNKNOWN" for each in unknown)
+        assert (await worker.aexecute(DescribeStream("a"))).log.next == 2 * 40  # each once
+
+    on_server(test, tmp_path)
+
+
+def test_too_many_commands_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(server: Server) -> None:
+        worker = await server.add_worker()
+        await worker.aexecute(CreateStream("a", TEXT))
+        monkeypatch.setattr(limits, "BUS_WAITING_MAX", 3)
+        results = [worker.aexecute(Append("a", b"x", TEXT)) for _ in range(5)]
+        outcomes = await asyncio.gather(*results, return_exceptions=True)
+        assert [getattr(each, "code", None) for each in outcomes] == [None] * 3 + ["QUEUE_FULL"] * 2
+        await worker.aexecute(Append("a", b"x", TEXT))
+
+    on_server(test, tmp_path)
+
+
+def test_without_a_writer_commands_are_refused_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(server: Server) -> None:
+        worker = await server.add_worker()
+        monkeypatch.setattr(limits, "WRITER_WAIT_S", 0.2)
+        await server.stop_writer()
+        await until(lambda: worker.trouble is not None)
+        with pytest.raises(Unavailable):
+            await worker.aexecute(CreateStream("a", TEXT))
+        await server.start_writer()
+        await until(lambda: worker.trouble is None)
+        await worker.aexecute(CreateStream("a", TEXT))
+
+    on_server(test, tmp_path)
+
+
+def test_a_change_of_a_user_is_acknowledged_when_all_have_confirmed_it(tmp_path: Path) -> None:
+    async def test(server: Server) -> None:
+        one, two = await server.add_worker(), await server.add_worker()
+        await one.aexecute(CreateUser(name="ann", role="user"))
+        seen: list[Any] = []
+        apply, forwarder(two)._apply = forwarder(two)._apply, lambda *given: seen.append(given)
+        changed = one.aexecute(AlterUser(name="ann", disabled=True))
+        await until(lambda: bool(seen))
+        for _ in range(50):  # whatever one is sent arrives by then
+            await asyncio.sleep(0.001)
+        assert not changed.done()  # type: ignore[attr-defined]
+        apply(*seen[0])
+        assert (await changed).disabled
+
+    on_server(test, tmp_path)
+
+
+def test_a_worker_that_does_not_confirm_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(server: Server) -> None:
+        one, two = await server.add_worker(), await server.add_worker()
+        monkeypatch.setattr(limits, "BUS_TTL_S", 0.3)
+        forwarder(two)._apply = lambda *given: None  # it does not read what it gets
+        lost = [made for made, each in server.bus._links.items() if each.name.startswith("worker-1")]
+        await one.aexecute(CreateUser(name="ann", role="user"))
+        assert not lost[0].open
+        assert forwarder(one).fresh
+
+    on_server(test, tmp_path)
+
+
+def test_without_beats_caches_are_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(server: Server) -> None:
+        worker = await server.add_worker()
+        assert forwarder(worker).fresh
+        monkeypatch.setattr(limits, "BUS_TTL_S", 0.0)
+        assert not forwarder(worker).fresh
+
+    on_server(test, tmp_path)
+
+
+def test_logins_are_counted_together(tmp_path: Path) -> None:
+    async def test(server: Server) -> None:
+        one, two = await server.add_worker(), await server.add_worker()
+        throttles = [each.sharing.login_throttle() for each in (one, two)]
+        with pytest.raises(LoginThrottled):
+            for number in range(2 * limits.LOGIN_USER_FREE + 2):
+                await throttles[number % 2].attempt("ann", "192.0.2.1")
+        for _ in range(limits.LOGIN_PEER_FREE + 1):
+            throttles[0].failed("192.0.2.9")
+
+        def refused() -> bool:
+            try:
+                throttles[1].check_peer("", "192.0.2.9")
+            except LoginThrottled:
+                return True
+            return False
+
+        await until(refused)
+
+    on_server(test, tmp_path)
+
+
+def test_metrics_are_added_up(tmp_path: Path) -> None:
+    async def test(server: Server) -> None:
+        one, two = await server.add_worker(), await server.add_worker()
+        one.metrics.requests, two.metrics.requests = 3, 4
+        await asyncio.to_thread(one.sharing.total_metrics)
+        found = await asyncio.to_thread(two.sharing.total_metrics)
+        assert found.requests == 7
+        assert found.workers == 2
+        await one.aclose()
+        server.workers.remove(one)
+        await until(lambda: server.bus.servers == 1)
+        found = await asyncio.to_thread(two.sharing.total_metrics)
+        assert (found.requests, found.workers) == (7, 1)  # a counter does not go back
+
+    on_server(test, tmp_path)
+
+
+def test_an_export_is_of_one_moment(tmp_path: Path) -> None:
+    async def test(server: Server) -> None:
+        worker = await server.add_worker()
+        keys = (schema.KeyElement("id", "HASH"),)
+        await worker.aexecute(
+            CreateTable(
+                schema.TableSpec(
+                    name="things", attributes=(Attribute("id", "S"),), keys=keys, billing=schema.PAY_PER_REQUEST
+                )
+            )
+        )
+        for number in range(3):
+            await worker.aexecute(commands.PutItem("things", {"id": {"S": f"{number}"}}, 3))
+        export = await asyncio.to_thread(worker.exports.begin, "things")
+        await worker.aexecute(commands.DeleteItem("things", {"id": {"S": "1"}}))
+        page = await asyncio.to_thread(worker.execute, ReadExport(export))
+        assert page is not None
+        assert len(page.sizes) == 3
+        await asyncio.to_thread(worker.exports.end, export)
+        with pytest.raises(Unavailable, match="closed"):
+            await asyncio.to_thread(worker.execute, ReadExport(export))
+
+    on_server(test, tmp_path)
+
+
+def test_a_stranger_is_cut_off(tmp_path: Path) -> None:
+    async def test(server: Server) -> None:
+        for first in (["run", []], ["hello", link.PROTOCOL + 7, "9", "x", "y"]):
+            reader, writer = await asyncio.open_unix_connection(server.path)
+            writer.write(framed(first))
+            async with asyncio.timeout(PATIENCE_S):
+                assert await reader.read() == b""
+            writer.close()
+
+    on_server(test, tmp_path)
