@@ -51,10 +51,6 @@ CREATE TABLE IF NOT EXISTS {SCHEMA}.epochs (
   batches bigint NOT NULL,            -- its last commit
   ended timestamptz NOT NULL
 );
-CREATE TABLE IF NOT EXISTS {SCHEMA}.sent (
-  server text PRIMARY KEY,
-  upto bigint NOT NULL                -- the last of its commands that is committed
-);
 """
 _LOCK: Final = 7421  # the class of the advisory locks, here with 0; with an epoch they are the leader's
 
@@ -67,7 +63,7 @@ def prepare(connection: Any) -> None:
             f"the PostgreSQL database has the encoding {encoding}, and texts need {ENCODING}; create one with "
             f"CREATE DATABASE name ENCODING '{ENCODING}' TEMPLATE template0"
         )
-    if connection.execute("SELECT to_regclass(%s)", (f"{SCHEMA}.sent",)).fetchone()[0] is not None:
+    if connection.execute("SELECT to_regclass(%s)", (f"{SCHEMA}.epochs",)).fetchone()[0] is not None:
         return
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (_LOCK,))
