@@ -36,7 +36,7 @@ class FeedSlice(msgspec.Struct, frozen=True):
     content_type: str
     encoding: Encoding
     position: int
-    bodies: list[bytes]  # of the entries, one each; or of several, where nothing separates them
+    bodies: list[bytes]  # of the entries, one each; or of several, with what separates them
     next: int
     tail: int
     closed: bool  # the log takes no more
@@ -138,9 +138,10 @@ class Reading:
         piece = await feed.read(position, min(feed.slice_bytes, self._page_bytes))
         if piece.at_tail:
             return piece
-        bodies = list(piece.bodies)
-        left = self._page_bytes - sum(map(len, bodies))
-        while left > 0 and len(bodies) < limits.PAGE_ENTRIES and not piece.at_tail:
+        left = self._page_bytes - sum(map(len, piece.bodies))
+        entries = len(piece.bodies)
+        bodies = piece.encoding.together(piece.bodies)
+        while left > 0 and entries < limits.PAGE_ENTRIES and not piece.at_tail:
             await asyncio.sleep(0)
             try:
                 more = await feed.read(piece.next, min(feed.slice_bytes, left))
@@ -149,7 +150,8 @@ class Reading:
             size = sum(map(len, more.bodies))
             if more.log != piece.log or size > left:
                 break
-            bodies += more.bodies
+            bodies += more.encoding.together(more.bodies)
+            entries += len(more.bodies)
             left -= size
             piece = msgspec.structs.replace(more, position=piece.position)
         return msgspec.structs.replace(piece, bodies=bodies)
