@@ -36,7 +36,7 @@ class FeedSlice(msgspec.Struct, frozen=True):
     content_type: str
     encoding: Encoding
     position: int
-    bodies: list[bytes]  # of the entries, one each; or of several, where nothing separates them
+    bodies: list[bytes]  # of the entries, one each; or of several, with what separates them
     next: int
     tail: int
     closed: bool  # the log takes no more
@@ -138,10 +138,11 @@ class Reading:
         piece = await feed.read(position, min(feed.slice_bytes, self._page_bytes))
         if piece.at_tail:
             return piece
-        bodies = list(piece.bodies)
-        left = self._page_bytes - sum(map(len, bodies))
+        left = self._page_bytes - sum(map(len, piece.bodies))
+        entries = len(piece.bodies)
+        bodies = piece.encoding.together(piece.bodies)
         slices = limits.FEED_FILTER_SLICES if piece.encoding.sparse else limits.PAGE_ENTRIES
-        while left > 0 and len(bodies) < limits.PAGE_ENTRIES and slices > 0 and not piece.at_tail:
+        while left > 0 and entries < limits.PAGE_ENTRIES and slices > 0 and not piece.at_tail:
             slices -= 1
             await asyncio.sleep(0)
             try:
@@ -151,7 +152,8 @@ class Reading:
             size = sum(map(len, more.bodies))
             if more.log != piece.log or size > left:
                 break
-            bodies += more.bodies
+            bodies += more.encoding.together(more.bodies)
+            entries += len(more.bodies)
             left -= size
             piece = msgspec.structs.replace(more, position=piece.position)
         return msgspec.structs.replace(piece, bodies=bodies)

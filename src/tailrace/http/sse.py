@@ -44,10 +44,18 @@ class Encoding:
     def body(self, bodies: list[bytes]) -> bytes:
         return bodies[0] if len(bodies) == 1 else b"".join(bodies)
 
+    def together(self, bodies: list[bytes]) -> list[bytes]:
+        """The bodies of a slice as a page takes them: joined here if they must be, while the loop can turn between two
+        slices."""
+        return list(bodies)
+
     def parts(self, bodies: list[bytes]) -> list[bytes]:
         """`body` in parts, where to join them would cost more than to send them one by one."""
-        if self.separator or sum(map(len, bodies)) < limits.PAGE_PART_BYTES * max(len(bodies), 2):
+        if sum(map(len, bodies)) < limits.PAGE_PART_BYTES * max(len(bodies), 2):
             return [self.body(bodies)]
+        return self._apart(bodies)
+
+    def _apart(self, bodies: list[bytes]) -> list[bytes]:
         return list(filter(None, bodies))
 
     def event(self, bodies: list[bytes]) -> bytes:
@@ -93,6 +101,13 @@ class JsonEncoding(TextEncoding):
 
     def body(self, bodies: list[bytes]) -> bytes:
         return json_mode.array(bodies)
+
+    def together(self, bodies: list[bytes]) -> list[bytes]:
+        return [self.separator.join(bodies)] if bodies else []
+
+    def _apart(self, bodies: list[bytes]) -> list[bytes]:
+        parts = [part for body in bodies for part in (self.separator, body) if part]
+        return [b"[", *parts[1:], b"]"]
 
 
 class SharedEvent(Held):

@@ -187,4 +187,4 @@ def check(entry: bytes) -> None:
 
 def array(bodies: list[bytes]) -> bytes:
     """Entries as one JSON array."""
-    return b"[" + b",".join(bodies) + b"]"
+    return b"[%b]" % b",".join(bodies)
