@@ -200,6 +200,18 @@ class Plant:
             spark.ask("noop", path=made)
             spark.ask("parquet", into=again, path=made)
 
+    def chain_s(self) -> float:
+        """Processor time of the server and of Spark so far."""
+        return self.server.cpu_s() + self.spark(2).cpu_s()
+
+    def parquet(self) -> Path:
+        """All changes as Parquet that Spark wrote."""
+        made = self.data / "changes.parquet"
+        if not (made / "_SUCCESS").exists():
+            say("writing all changes as Parquet, for Spark alone")
+            self.spark(2).ask("parquet", into=str(made), until=self.until(self.count))
+        return made
+
     # -- cold storage
 
     def tiered(self) -> dict[str, Any]:

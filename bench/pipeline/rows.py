@@ -36,6 +36,11 @@ PARQUET: Final = "parquet"  # Spark's own reader, over the same rows
 HOT_SHARE: Final = 0.7  # of its rate, where both write Parquet
 COLD_SHARE: Final = 0.95
 SOURCE_CPU_US: Final = 5.0  # a row: server, and Python in Spark
+ADDITIVE_RATE: Final = 150_000  # changes a second of views that only add up
+VIEW_RATE: Final = 40_000  # of the others
+SINK_RATE: Final = 80_000  # rows a second into a table
+SINK_CPU_US: Final = 12.0  # of the server, a row
+TIER_RATE: Final = 300_000
 APPEND_SHARE: Final = 0.7  # of the rate without a bulk read
 CHANGE: Final = (
     "offset", "next_offset", "sequence", "index", "last", "timestamp", "event", "principal", "keys", "before", "after",
@@ -382,14 +387,39 @@ class AppendsMeanwhile(PipelineRow):
 class LapRow(PipelineRow):
     """A job that says how far it is: its rate up to each of the sizes."""
 
-    what: ClassVar[str] = "rows"
+    contenders = ("tailrace", PARQUET)
+    goal: ClassVar[float]
 
     def lines(self) -> list[Line]:
-        lines = [Line(f"rate {size}", f"the first {millions(size)}", "/s") for size in self.sizes]
-        return [*lines, *self.more(), self.others()]
+        lines = [
+            Line(
+                f"rate {size}", f"the first {millions(size)}", "/s", at_least=self.goal if size == self.most else None
+            )
+            for size in self.sizes
+        ]  # fmt: skip
+        cpu = Line("cpu", "CPU of server and Spark per change", "µs", higher=False)
+        return [*lines, cpu, *self.more(), self.others()]
 
     def more(self) -> list[Line]:
         return []
+
+    def work(self, server: Part, sample: Sample) -> None:
+        before_s = self.plant.chain_s()
+        if server.name == PARQUET:
+            for size in self.sizes:
+                sample.figures[f"rate {size}"] = size / self.native(size)
+        else:
+            self.note(sample, self.ours(sample))
+        spent = sum(self.sizes) if server.name == PARQUET else self.most
+        sample.figures["cpu"] = (self.plant.chain_s() - before_s) / spent * 1e6
+
+    def ours(self, sample: Sample) -> dict[str, Any]:
+        """Run the job; what it took."""
+        raise NotImplementedError
+
+    def native(self, size: int) -> float:
+        """The seconds that Spark takes for the like over so many changes as Parquet."""
+        raise NotImplementedError
 
     def note(self, sample: Sample, done: dict[str, Any]) -> None:
         for size, (rows, seconds) in zip(self.sizes, done["laps"], strict=False):
@@ -402,54 +432,77 @@ class Views(LapRow):
     """A view that was made before the first change, brought up to the last one."""
 
     name = "pipeline-view"
+    goal = ADDITIVE_RATE
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.title = f"view job over {self.most:,} hot changes: {orders.VIEW_SQL}"
+        self.title = (
+            f"view job over {self.most:,} hot changes: {orders.VIEW_SQL}; beside it Spark's SELECT over Parquet, once"
+        )
 
     def ready(self) -> None:
         self.plant.spark(2)
+        self.plant.parquet()
 
-    def work(self, server: Part, sample: Sample) -> None:
-        self.note(sample, self.plant.spark(2).ask("view", name=orders.VIEW, marks=list(self.sizes)))
+    def ours(self, sample: Sample) -> dict[str, Any]:
+        return self.plant.spark(2).ask("view", name=orders.VIEW, marks=list(self.sizes))
+
+    def native(self, size: int) -> float:
+        return selected_s(self.plant, orders.VIEW, size)
 
     def verify(self, server: Part, sample: Sample) -> None:
+        if server.name == PARQUET:
+            return
         with self.plant.client() as client:
             rows = client.sql(f"SELECT status, n, total FROM {orders.VIEW}")[-1].rows
         found = {each["status"]: (int(each["n"]), int(each["total"])) for each in rows}
         compare(sample, "the view", found, self.plant.model(self.most).groups)
 
 
+def selected_s(plant: Plant, view: str, size: int) -> float:
+    """The seconds of the SELECT of a view, run by Spark over so many changes as Parquet."""
+    done = plant.spark(2).ask(
+        "select", path=str(plant.parquet()), sql=orders.VIEWS[view][0], until=plant.until(size)
+    )  # fmt: skip
+    return float(done["seconds"])
+
+
 class OtherViews(PipelineRow):
     """Views of other kinds, each from the first change to the last, by a job that starts for it."""
 
     name = "pipeline-views"
+    contenders = ("tailrace", PARQUET)
     views: ClassVar[tuple[str, ...]] = tuple(name for name in orders.VIEWS if name != orders.VIEW)
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.title = f"view jobs over {self.most:,} hot changes, with their start"
+        self.title = f"view jobs over {self.most:,} hot changes, with their start; beside it Spark over Parquet"
 
     def lines(self) -> list[Line]:
         found = []
         for view in self.views:
-            found.append(Line(f"rate {view}", f"{view}: {orders.VIEWS[view][0]}", "/s"))
+            goal = ADDITIVE_RATE if view in orders.ADDITIVE else VIEW_RATE
+            found.append(Line(f"rate {view}", f"{view}: {orders.VIEWS[view][0]}", "/s", at_least=goal))
             found.append(Line(f"cpu {view}", f"{view}, CPU of server and Spark per change", "µs", higher=False))
         return [*found, self.others()]
 
     def ready(self) -> None:
         self.plant.spark(2)
+        self.plant.parquet()
 
     def work(self, server: Part, sample: Sample) -> None:
-        spark = self.plant.spark(2)
         for view in self.views:
-            before_s = self.plant.server.cpu_s() + spark.cpu_s()
-            done = spark.ask("view", name=view, marks=[self.most])
-            sample.figures[f"rate {view}"] = self.most / done["seconds"]
-            spent_s = self.plant.server.cpu_s() + spark.cpu_s() - before_s
-            sample.figures[f"cpu {view}"] = spent_s / self.most * 1e6
+            before_s = self.plant.chain_s()
+            if server.name == PARQUET:
+                took_s = selected_s(self.plant, view, self.most)
+            else:
+                took_s = self.plant.spark(2).ask("view", name=view, marks=[self.most])["seconds"]
+            sample.figures[f"rate {view}"] = self.most / took_s
+            sample.figures[f"cpu {view}"] = (self.plant.chain_s() - before_s) / self.most * 1e6
 
     def verify(self, server: Part, sample: Sample) -> None:
+        if server.name == PARQUET:
+            return
         model = self.plant.model(self.most)
         with self.plant.client() as client:
 
@@ -468,10 +521,13 @@ class Tiers(LapRow):
     """All of the history into cold storage."""
 
     name = "pipeline-tier"
+    goal = TIER_RATE
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.title = f"tier job, {self.most:,} changes into Delta files on the same disk"
+        self.title = (
+            f"tier job, {self.most:,} changes into Delta files on the same disk; beside it Spark copies Parquet of them"
+        )
 
     def more(self) -> list[Line]:
         return [
@@ -481,13 +537,22 @@ class Tiers(LapRow):
 
     def ready(self) -> None:
         self.plant.spark(2)
+        self.plant.parquet()
 
-    def work(self, server: Part, sample: Sample) -> None:
+    def ours(self, sample: Sample) -> dict[str, Any]:
         done = self.plant.tiered()
-        self.note(sample, done)
         sample.figures |= {"bytes": done["bytes"] / self.most, "commits": done["commits"]}
+        return done
+
+    def native(self, size: int) -> float:
+        into = str(self.settings.data / self.name / f"copied-{size}")
+        until = self.plant.until(size)
+        done = self.plant.spark(2).ask("parquet", into=into, path=str(self.plant.parquet()), until=until)
+        return float(done["seconds"])
 
     def verify(self, server: Part, sample: Sample) -> None:
+        if server.name == PARQUET:
+            return
         with self.plant.client() as client:
             (part,) = client.logs(table=orders.TABLE)["partitions"]
         compare(sample, "the tiered mark", part["tiered"], self.plant.until(self.most))
@@ -545,24 +610,38 @@ def delta(plant: Plant, place: str, columns: str) -> tuple[int, ...]:
 class Sinks(PipelineRow):
     """Rows that Spark makes up as it goes, written as batches; a figure is of all up to there."""
 
+    contenders = ("tailrace", PARQUET)
     kind: ClassVar[str] = "stream"
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         what = {"stream": "a JSON stream", "topic": "a topic", "table": "a table without a change stream"}[self.kind]
-        self.title = f"sink, small rows into {what}, Spark local[2]"
+        self.title = f"sink, small rows into {what}, Spark local[2]; beside it the same rows written as Parquet"
         self.target = "bench/sink" if self.kind == "stream" else "sunk"
+        self._made = False
 
     def lines(self) -> list[Line]:
         return [
-            *(Line(f"rate {size}", f"the first {millions(size)}", "/s") for size in self.sizes),
-            Line("server_us", "server CPU per row", "µs", higher=False),
+            *(
+                Line(f"rate {size}", f"the first {millions(size)}", "/s", at_least=self._goal(size, SINK_RATE))
+                for size in self.sizes
+            ),
+            Line(
+                "server_us", "server CPU per row", "µs", higher=False, at_most=self._goal(self.most, SINK_CPU_US),
+                compared=False,
+            ),
             Line("spark_us", "Spark CPU per row", "µs", higher=False),
             self.others(),
-        ]
+        ]  # fmt: skip
+
+    def _goal(self, size: int, goal: float) -> float | None:
+        return goal if self.kind == "table" and size == self.most else None
 
     def ready(self) -> None:
         self.plant.spark(2)
+        if self._made:
+            return
+        self._made = True
         with self.plant.client() as client:
             match self.kind:
                 case "stream":
@@ -584,14 +663,19 @@ class Sinks(PipelineRow):
         server_s, spark_s = self.plant.server.cpu_s(), spark.cpu_s()
         for size in self.sizes:
             parameters = {"kind": self.kind, "name": self.target, "first": first, "until": size}
+            if server.name == PARQUET:
+                parameters |= {"kind": "parquet", "name": str(self.settings.data / self.name / "rows")}
             spent += spark.ask("sink", **parameters)["seconds"]
             sample.figures[f"rate {size}"] = size / spent
             first = size
             say(f"{self.name}: {size:,} rows in {spent:.0f} s")
-        sample.figures["server_us"] = (self.plant.server.cpu_s() - server_s) / self.most * 1e6
+        if server.name != PARQUET:
+            sample.figures["server_us"] = (self.plant.server.cpu_s() - server_s) / self.most * 1e6
         sample.figures["spark_us"] = (spark.cpu_s() - spark_s) / self.most * 1e6
 
     def verify(self, server: Part, sample: Sample) -> None:
+        if server.name == PARQUET:
+            return
         if self.kind != "table":
             held = self.plant.spark(2).ask("held", kind=self.kind, name=self.target)
             compare(sample, "rows", held["rows"], self.most)

@@ -63,7 +63,8 @@ class Work:
         import tailrace.spark as ts
 
         if path is not None:
-            return self._spark.read.parquet(path)
+            found = self._spark.read.parquet(path)
+            return found if until is None else found.where(f"offset < {until}")
         assert until is not None
         parameters = {
             "url": self._url,
@@ -103,10 +104,25 @@ class Work:
         del done["view"]
         return done | {"laps": laps.done, "rows": laps.rows}
 
+    def select(self, path: str, sql: str, until: int) -> dict[str, Any]:
+        """Run the SELECT of a view over Parquet of changes, once, its rows into nothing. A row is the new image
+        of a change: this is less than the work of a view, which has old images too, and stores its rows."""
+        from pyspark.sql import functions as f
+
+        self._spark.read.parquet(path).where(f"offset < {until}").select("after.*").createOrReplaceTempView(TABLE)
+        customers = self._spark.range(CUSTOMERS).select(
+            f.concat(f.lit("c"), f.lpad(f.col("id").cast("string"), 5, "0")).alias("id"), f.lit("gold").alias("tier")
+        )
+        customers.createOrReplaceTempView("customers")
+        prices = [(each, len(each)) for each in STATUSES]
+        self._spark.createDataFrame(prices, "id string, price bigint").createOrReplaceTempView("products")
+        return timed(lambda: self._spark.sql(sql).write.format("noop").mode("overwrite").save())
+
     # -- the sink
 
     def sink(self, kind: str, name: str, first: int, until: int) -> dict[str, Any]:
-        """Write the orders [first, until), which Spark makes up as it goes, to a table, a topic or a stream."""
+        """Write the orders [first, until), which Spark makes up as it goes, to a table, a topic or a stream, or as
+        Parquet."""
         from pyspark.sql import functions as f
 
         number, statuses = f.col("number"), f.array(*map(f.lit, STATUSES))
@@ -123,6 +139,8 @@ class Work:
                 frame = frame.select(f.col("id").alias("key"), item.alias("payload"))
             case "stream":
                 frame = frame.select(item.alias("value"))
+            case "parquet":
+                return timed(lambda: frame.write.mode("append").parquet(name))
         writer = frame.write.format("tailrace").mode("append").options(**{"url": self._url, kind: name})
         return timed(writer.save)
 

@@ -30,7 +30,8 @@ from tailrace.spark.jobs.replicas import postgres as postgres_module
 from tailrace.spark.jobs.replicas.delta import DeltaReplica
 from tailrace.spark.jobs.replicas.postgres import PostgresReplica
 from tailrace.spark.jobs.replicate import replicate
-from tailrace.spark.jobs.state import changes
+from tailrace.spark.jobs.state import change_stream_info, changes
+from tailrace.spark.options import ServerAccess
 from tests.spark.states import History, key_of, live, postgres, same_item, same_items
 from tests.support.patience import PATIENCE_S
 from tests.support.server import ServerProcess
@@ -265,6 +266,30 @@ def test_a_first_copy_of_a_table_with_items(
     history.run(3, note=False)
     assert replicate(spark, table=table, to=target.to(table), url=server.url, once=True).backfilled
     assert target.items(table) == same_items(history.items)
+
+
+def test_items_of_different_moments_need_recorded_changes(
+    spark: Spark, server: ServerProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "SPLIT_ROWS", 1)
+    monkeypatch.setattr(copies, "parallelism", lambda spark: 3)
+    history = History(client, "unrecorded", 60)
+    history.run(20, note=False)
+    access = ServerAccess(server.url, None, None, None)
+
+    def copied() -> tuple[TableCopy, int]:
+        copy = TableCopy(spark, client, change_stream_info(client, "unrecorded"), access)
+        found: Any = copy.items()
+        return copy, found._segments
+
+    copy, segments = copied()
+    assert segments == 3
+    history.disable()
+    with pytest.raises(Conflict, match="was disabled while it was copied"):
+        copy.changes()
+    copy, segments = copied()
+    assert segments == 1, "one task reads all of it, at one moment"
+    assert copy.changes()[0].rows == 0
 
 
 def test_a_first_copy_that_died_is_restarted(

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 import tailrace.spark
 from tailrace.errors import Unavailable
-from tailrace.spark import java
+from tailrace.spark import daemon, java
 from tailrace.spark.session import available_cores, check_version, local, packed
 from tailrace.spark.views.catalyst import empty_frame
 from tests.support.server import ROOT
@@ -131,6 +131,36 @@ def test_a_local_run_keeps_to_itself(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
     assert spark.conf.get("spark.sql.shuffle.partitions") == "1"  # what is given wins
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are Spark's own")
+def test_workers_are_forked_from_a_process_with_what_they_need(spark: SparkSession) -> None:
+    assert spark.sparkContext.getConf().get("spark.python.daemon.module") == daemon.__name__
+    code = (
+        "import sys; from tailrace.spark import daemon; daemon.load(); "
+        "print(daemon.threads(), *(name in sys.modules for name in daemon.MODULES))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    threads, *loaded = done.stdout.split()
+    assert threads == "1", "a fork copies only one"
+    assert set(loaded) == {"True"}
+
+
+def test_another_thread_makes_way_for_the_daemon_of_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[list[str], dict[str, str]]] = []
+
+    def execve(path: str, arguments: list[str], environment: dict[str, str]) -> None:
+        ran.append((arguments, environment))
+        raise SystemExit
+
+    monkeypatch.setattr(os, "execve", execve)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys, "argv", ["daemon", "pyspark.worker"])
+    monkeypatch.setattr(daemon, "threads", lambda: 2)
+    before = dict(os.environ)
+    with pytest.raises(SystemExit):
+        daemon.main()
+    assert ran == [([sys.executable, "-m", "pyspark.daemon", "pyspark.worker"], before)]
 
 
 def test_partitions_follow_the_cores() -> None:

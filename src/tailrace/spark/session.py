@@ -126,7 +126,9 @@ def _environment(spark: SparkSession, more: dict[str, str]) -> Iterator[None]:
 def local(master: str) -> dict[str, str]:
     """The settings for a run on one machine."""
     cores = _cores(master)
-    return {
+    # Workers are forked from a process that has imported what they need (`daemon.py`).
+    forked = {"spark.python.daemon.module": "tailrace.spark.daemon"} if sys.platform == "linux" else {}
+    return forked | {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": f"{_heap_bytes() >> 20}m",

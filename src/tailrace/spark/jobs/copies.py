@@ -99,11 +99,21 @@ class SparkChanges:
 class SparkItems:
     """The items of a table, which tasks read by segments. `sequence` is that of all rows."""
 
-    def __init__(self, spark: SparkSession, access: ServerAccess, table: str, found: dict[str, Any], sequence: int):
+    def __init__(
+        self,
+        spark: SparkSession,
+        access: ServerAccess,
+        table: str,
+        found: dict[str, Any],
+        sequence: int,
+        *,
+        whole: bool = False,
+    ) -> None:
+        """`found` is the description of the table; `whole`: one task reads all of it, at one moment."""
         self._spark = spark
         self.rows, self.size = int(found["ItemCount"]), int(found["TableSizeBytes"])
         self._cores = parallelism(spark)
-        self._segments = tasks_for(self.rows, self.size, self._cores)
+        self._segments = 1 if whole else tasks_for(self.rows, self.size, self._cores)
         self._read = ItemSegments(access, table, self._segments, sequence)
 
     def each(self, work: RowsFunction) -> Iterator[bytes]:
@@ -151,15 +161,24 @@ class TableCopy:
 
     def __init__(self, spark: SparkSession, client: Client, known: ChangeStreamInfo, access: ServerAccess) -> None:
         self._spark, self._client, self._known, self._access = spark, client, known, access
+        self._recorded = False
 
     def items(self) -> CopyRows:
-        return items_of(self._spark, self._client, self._access, self._known.table, self._known.next - 1)
+        table = self._known.table
+        found = _described(self._client, table)
+        # Where changes are not recorded, there are none to lay over items of different moments.
+        self._recorded = _is_recorded(found)
+        return SparkItems(
+            self._spark, self._access, table, found, self._known.next - 1, whole=not self._recorded
+        )  # fmt: skip
 
     def changes(self) -> tuple[CopyRows, int]:
         known = self._known
         now = change_stream_info(self._client, known.table)
         if now.log != known.log:
             raise Conflict(f"the change stream of table {known.table!r} was just recreated; start again")
+        if self._recorded and not _is_recorded(_described(self._client, known.table)):
+            raise Conflict(f"the change stream of table {known.table!r} was disabled while it was copied; start again")
         if now.earliest > known.next:
             raise Unavailable(
                 f"changes of table {known.table!r} were removed while it was copied; keep them for longer and try again"
@@ -198,10 +217,19 @@ class NoRows:
 
 def items_of(spark: SparkSession, client: Client, access: ServerAccess, table: str, sequence: int) -> SparkItems:
     """The items of a table."""
+    return SparkItems(spark, access, table, _described(client, table), sequence)
+
+
+def _described(client: Client, table: str) -> dict[str, Any]:
     found = described(client, table)
     if found is None:
         raise NotFound(f"table {table!r} was dropped while its items were read; start again")
-    return SparkItems(spark, access, table, found, sequence)
+    return found
+
+
+def _is_recorded(table: dict[str, Any]) -> bool:
+    """Whether changes are recorded now: the change stream may be one that was disabled."""
+    return bool(table.get("StreamSpecification", {}).get("StreamEnabled"))
 
 
 def clustered_files(first: FirstCopy, store: Store, place: str) -> tuple[list[WrittenFile], int]:
