@@ -71,7 +71,7 @@ class Candidate:
         return engine
 
     def _check_key(self) -> None:
-        """A server that could not decrypt the secrets is told so when it starts, and not when it takes over."""
+        """A server that could not decrypt the secrets fails when it starts, and not when it takes over."""
         from tailrace.storage.postgres import PostgresEngine
 
         if not self._checked:

@@ -14,6 +14,7 @@ from tailrace.check import check_database
 from tailrace.cold.store import Store
 from tailrace.database import Database
 from tailrace.errors import Invalid
+from tailrace.secret_key import rotate_secret_key
 from tailrace.storage.postgres import PostgresEngine
 from tailrace.storage.sqlite import SqliteEngine
 from tests.migration.test_schema import declared
@@ -85,6 +86,22 @@ def test_a_text_that_postgresql_does_not_store_is_named(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match=r"retained.*U\+0000"):
         restore(tmp_path / "a.tar", tmp_path / "b", database=postgres.empty_database())
     assert not (tmp_path / "b").exists()
+
+
+def test_the_key_of_the_secrets_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TAILRACE_SECRET_KEY")
+    shared = postgres.shared_server()
+    url = shared.create()
+    PostgresEngine(url, tmp_path / "data").close()
+    before = (tmp_path / "data" / "secret.key").read_text()
+    assert rotate_secret_key(tmp_path / "data", url) == str(tmp_path / "data" / "secret.key")
+    assert (tmp_path / "data" / "secret.key").read_text() != before
+    PostgresEngine(url, tmp_path / "data").close()
+    (tmp_path / "data" / "secret.key").write_text(before)
+    with pytest.raises(Invalid) as refused:
+        PostgresEngine(url, tmp_path / "data")
+    assert refused.value.code == "SECRET_KEY_WRONG"
+    shared.drop(url)
 
 
 def test_a_backup_with_another_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

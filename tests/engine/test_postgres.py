@@ -206,7 +206,7 @@ def cut(tx: Any, *, after: bool) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_an_outcome_that_was_not_told_is_decided(make: Callable[..., PostgresEngine], url: str, after: bool) -> None:
+def test_an_outcome_without_an_answer_is_decided(make: Callable[..., PostgresEngine], url: str, after: bool) -> None:
     engine = make()
     write(engine, "n1")
     tx = begun(engine, "n2")

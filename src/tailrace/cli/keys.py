@@ -6,6 +6,7 @@ itself; then the same is requested over HTTP.
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -121,7 +122,8 @@ def rotate_secret(data: str) -> None:
     the file."""
     from tailrace.secret_key import rotate_secret_key
 
-    click.echo(f"the secrets are encrypted with the key in {rotate_secret_key(Path(data))}")
+    where = rotate_secret_key(Path(data), os.environ.get("TAILRACE_DATABASE") or None)
+    click.echo(f"the secrets are encrypted with the key in {where}")
 
 
 def _switch(target: AdminTarget, key_id: str, *, disabled: bool) -> None:

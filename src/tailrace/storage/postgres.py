@@ -291,7 +291,7 @@ class PostgresEngine:
     def reencrypt(self, fresh: vault.Vault) -> None:
         """Encrypt all secrets with another key, in one transaction. No other thread may use the engine meanwhile."""
         with translated():
-            postgres_schema.reencrypt(self.writer, self.vault, fresh)
+            postgres_schema.reencrypt(self.writer, self.lease.epoch, self.vault, fresh)
         self.vault = fresh
         self.cache.clear()
 

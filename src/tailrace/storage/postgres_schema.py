@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tailrace import failpoints
-from tailrace.errors import Corrupt, Invalid
+from tailrace.errors import Corrupt, Invalid, Unavailable
 from tailrace.storage import vault
+from tailrace.storage.engine import NOT_LEADER
 from tailrace.storage.migrations_list import ENCRYPTED_SINCE, migrations, refuse_other
 
 SCHEMA: Final = "tailrace"
@@ -95,9 +96,7 @@ def migrate(connection: Any, epoch: int, ttl_s: float, open_vault: Callable[[], 
         connection.execute("UPDATE leader SET ttl = interval '1 day' WHERE epoch = %s", (epoch,))
     for number, script in enumerate(steps[present:], start=present + 1):
         with connection.transaction():
-            leads = connection.execute("SELECT 1 FROM leader WHERE epoch = %s FOR UPDATE", (epoch,)).fetchone()
-            if leads is None:
-                raise Invalid("another server leads, and migrates the database; start again", code="NOT_LEADER")
+            _lock_leader(connection, epoch)
             connection.execute(translate(script), prepare=False)  # several statements
             if number == ENCRYPTED_SINCE:
                 vault.encrypt_existing(_marked(connection), open_vault())
@@ -111,6 +110,12 @@ def migrate(connection: Any, epoch: int, ttl_s: float, open_vault: Callable[[], 
         )
 
 
+def _lock_leader(connection: Any, epoch: int) -> None:
+    """Keep other servers from taking over until the end of the transaction; raises if one has done so already."""
+    if connection.execute("SELECT 1 FROM leader WHERE epoch = %s FOR UPDATE", (epoch,)).fetchone() is None:
+        raise Unavailable("another server leads the database by now; nothing was changed", code=NOT_LEADER)
+
+
 def read_check(connection: Any) -> bytes:
     """The row by which a wrong key of the secrets is noticed."""
     row = connection.execute("SELECT value FROM meta WHERE name = %s", (vault.CHECK,)).fetchone()
@@ -119,9 +124,10 @@ def read_check(connection: Any) -> bytes:
     return bytes(row[0])
 
 
-def reencrypt(connection: Any, old: vault.Vault, new: vault.Vault) -> None:
-    """Encrypt all secrets with another key, in one transaction."""
+def reencrypt(connection: Any, epoch: int, old: vault.Vault, new: vault.Vault) -> None:
+    """Encrypt all secrets with another key, in one transaction, as the leader of `epoch`."""
     with connection.transaction():
+        _lock_leader(connection, epoch)
         vault.reencrypt(_marked(connection), old, new)
 
 

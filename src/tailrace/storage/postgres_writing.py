@@ -104,8 +104,8 @@ class PostgresTx(Tx):
         if not isinstance(error, psycopg.Error) or self._lease.warned or self._connection.closed:
             return False
         # Of a server that shuts down it is not known what it did before.
-        told = error.sqlstate is not None and not error.sqlstate.startswith(_ENDING)
-        return told and bool(self._connection.info.transaction_status != TransactionStatus.UNKNOWN)
+        answered = error.sqlstate is not None and not error.sqlstate.startswith(_ENDING)
+        return answered and bool(self._connection.info.transaction_status != TransactionStatus.UNKNOWN)
 
     def _succeed(self) -> None:
         self._ended = True
