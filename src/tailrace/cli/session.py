@@ -41,6 +41,10 @@ class SqlSession(Protocol):
     def look(self, text: str) -> list[StatementResult]:
         """The same, outside of the transaction that is open."""
 
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open."""
+
     def close(self) -> None: ...
 
 
@@ -60,6 +64,10 @@ class RemoteSession:
 
     def look(self, text: str) -> list[StatementResult]:
         return [_result(each) for each in self._client.sql(text)]
+
+    @property
+    def in_transaction(self) -> bool:
+        return bool(self._session.transaction)
 
     def close(self) -> None:
         self._client.close()
@@ -93,6 +101,10 @@ class EmbeddedSession:
 
     def look(self, text: str) -> list[StatementResult]:
         return [_result(each) for each in self._db.sql(text).results]
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._session.transaction is not None
 
     def close(self) -> None:
         self._db.close()

@@ -212,6 +212,11 @@ def sql(
                     run_text(session, *read_text(text), output)
             for path in files:
                 run_text(session, *read_text(path), output)
+            if session.in_transaction:
+                raise Invalid(
+                    "the statements end within a transaction, which was rolled back; end it with COMMIT",
+                    code="TRANSACTION_OPEN",
+                )
     finally:
         session.close()
 

@@ -44,6 +44,7 @@ class Services:
         self.arrow = ArrowLoader(db)
         self.change_workers = OffloadPool()
         self.stage_workers = OffloadPool()
+        self.transaction_workers = OffloadPool()
         self.sql = SqlHandler(db)
         self.signatures = Signatures(db, self.authenticator, dev=config.dev)
         self.dynamodb = DynamoHandler(db, config, self.signatures.claimed)
@@ -59,5 +60,6 @@ class Services:
         self.callers.close()
         await self.samples.stop()
         await self.authenticator.close()
-        for part in (self.dynamodb, self.change_workers, self.arrow, self.stage_workers, self.sql):
+        pools = self.change_workers, self.stage_workers, self.transaction_workers
+        for part in (self.dynamodb, self.arrow, *pools, self.sql):
             await asyncio.to_thread(part.close)

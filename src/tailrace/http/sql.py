@@ -72,6 +72,7 @@ class SqlResponse(msgspec.Struct):
     status: str
     results: list[SqlResultResponse]
     took_ms: float
+    transaction: str | None = None  # the one that is open, if the request had this field
 
 
 _decoder: Final = msgspec.json.Decoder(SqlBody, float_hook=Decimal)  # numbers keep all their digits

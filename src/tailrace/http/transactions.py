@@ -251,7 +251,7 @@ def render_transacted(done: Transacted) -> Response:
 async def _offloaded(services: Services, request: Request, work: Callable[[], T]) -> T:
     if len(request.body) <= INLINE_BYTES_MAX:
         return work()
-    return await services.stage_workers.run(work, len(request.body))
+    return await services.transaction_workers.run(work, len(request.body))
 
 
 def _reads(texts: list[str]) -> tuple[TransactionRead, ...]:
@@ -347,7 +347,7 @@ async def read(services: Services, request: Request, principal: Principal) -> Re
         services, request, partial(json_body, request, _read_outline, limits.TRANSACTION_BODY_BYTES_MAX)
     )
     work = partial(_answered, services, body, principal)
-    return await services.stage_workers.run(work, len(request.body))
+    return await services.transaction_workers.run(work, len(request.body))
 
 
 def _answered(services: Services, body: _ReadOutline, principal: Principal) -> Response:

@@ -149,6 +149,8 @@ class TransactionSession:
             tried = self._execute(TryInTransaction(request, current.writes, current.reads))
             current.writes = tried.writes
             current.reads = (*current.reads, *tried.reads)
+            if hasattr(tried.result, "sequence"):  # that of the commit, which is to come
+                return msgspec.structs.replace(tried.result, sequence=None)  # type: ignore[type-var]
             return tried.result
         if not any(subject.startswith("tables/") for subject in request.subjects()):
             return self._execute(request)

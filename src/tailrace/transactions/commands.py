@@ -158,6 +158,10 @@ class ReadInTransaction(Query[TransactionStep[T]], Generic[T], frozen=True):
     def subjects(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*self.query.subjects(), *_subjects(self.operations, self.reads)]))
 
+    def rows(self) -> int:
+        """The rows that are looked up before the query runs."""
+        return len(self.operations) + sum([read.rows() for read in self.reads])
+
     def run(self, reader: Reader) -> TransactionStep[T]:
         recorder, overlay = _begun(reader, self.operations, self.reads)
         result = self.query.run(overlay)

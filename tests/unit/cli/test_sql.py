@@ -18,6 +18,7 @@ from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from fcntl import ioctl
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,6 +31,7 @@ from prompt_toolkit.output import DummyOutput
 from rich.cells import cell_len
 from rich.console import Console
 
+from tailrace import database
 from tailrace.cli import drawing, shell, sql_completion
 from tailrace.cli.meta import HELP, MetaCommands
 from tailrace.cli.script import complete, located, pointed, statements
@@ -42,6 +44,7 @@ from tailrace.sql.error import SqlError
 from tailrace.sql.parser import STARTS
 from tailrace.sql.session import Session
 from tailrace.sql.system import SYSTEM_TABLES
+from tests.support.server import ServerProcess
 from tests.unit.cli.test_tables_cli import Done, tailrace
 from tests.unit.threaded import PATIENCE_S, Served
 
@@ -606,6 +609,22 @@ def test_a_server_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert done.status == 1 and "cannot reach" in done.err and len(done.err.splitlines()) == 1
 
 
+def test_a_transaction_spans_statements(tmp_path: Path, server: ServerProcess) -> None:
+    """They are sent one by one; the client holds the transaction meanwhile."""
+    database.open(tmp_path / "data").close()
+    for where in (("--data", str(tmp_path / "data")), ("--url", server.url)):
+        run = partial(tailrace, "sql", *where)
+        assert run("CREATE TABLE IF NOT EXISTS moved (id TEXT PRIMARY KEY, n BIGINT)").status == 0
+        text = "INSERT INTO moved VALUES ('a', 1); UPDATE moved SET n = n + 1 WHERE id = 'a'; SELECT n FROM moved"
+        done = run("--json", f"BEGIN; {text}; ROLLBACK")
+        assert done.status == 0 and '{"n":2}' in done.out.replace(" ", ""), done
+        left = run(f"BEGIN; {text}")
+        assert left.status == 1 and "COMMIT" in left.err
+        assert run("BEGIN;", f"{text};", "COMMIT;").status == 0
+        assert run(f"BEGIN; DELETE FROM moved WHERE id = 'a'; {text}; INSERT INTO moved VALUES ('a', 1)").status == 1
+        assert '{"n":2}' in run("--json", "SELECT n FROM moved").out.replace(" ", "")
+
+
 # -- the shell
 
 
@@ -617,6 +636,8 @@ class Scripted:
 
     def __init__(self) -> None:
         self.statements: list[str] = []
+
+    in_transaction = False
 
     def look(self, text: str) -> list[StatementResult]:
         return self.run(text)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from tailrace import limits
+from tailrace.embedded.async_primitives import ASYNC
 from tailrace.embedded.running import Executor
 from tailrace.embedded.transactions import (
     FoundItems,
@@ -26,7 +28,19 @@ from tailrace.log.position import offset
 from tailrace.tables import operations, plain
 from tailrace.tables.operations import FindTable, ReadOptions
 from tailrace.tables.plain import Plain
-from tailrace.transactions.commands import ReadInTransaction, ReadTail, Transact, Transacted, WholePage
+from tailrace.transactions.commands import (
+    ReadInTransaction,
+    ReadTail,
+    Transact,
+    Transacted,
+    TransactionStep,
+    WholePage,
+)
+
+if ASYNC:
+    from tailrace.embedded.async_primitives import in_thread
+
+T = TypeVar("T")
 
 
 class AsyncTransactionSource(Protocol):
@@ -173,7 +187,7 @@ class AsyncEmbeddedTransactions:
         """Read an item within a transaction."""
         definition = await self._db.aexecute(FindTable(wanted.table))
         query = operations.get_item(definition, wanted.key, wanted.projection, wanted.names)
-        step = await self._db.aexecute(ReadInTransaction(query, request.operations, request.reads))
+        step = await self._step(ReadInTransaction(query, request.operations, request.reads))
         item = plain.plain(step.result.item)
         return FoundItems([] if item is None else [item], step.reads)
 
@@ -184,9 +198,15 @@ class AsyncEmbeddedTransactions:
             if wanted.whole
             else operations.query(wanted.table, wanted.partition, wanted.sort, wanted.reverse, wanted.reading)
         )
-        step = await self._db.aexecute(ReadInTransaction(query, request.operations, request.reads))
+        step = await self._step(ReadInTransaction(query, request.operations, request.reads))
         page = operations.plain_page(step.result)
         return FoundItems(page.items, step.reads, page.cursor)
+
+    async def _step(self, query: ReadInTransaction[T]) -> TransactionStep[T]:
+        """Run a query. It reads again what was read before: in a thread, if that is much."""
+        if ASYNC and query.rows() > limits.TRANSACTION_LOOP_READS:
+            return await in_thread(self._db.execute, query)
+        return await self._db.aexecute(query)
 
     async def send_tail_read(self, path: str, request: TransactionRequest) -> FoundTail:
         """Read the tail of a stream within a transaction."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -27,7 +27,16 @@ from tailrace.log.position import offset
 from tailrace.tables import operations, plain
 from tailrace.tables.operations import FindTable, ReadOptions
 from tailrace.tables.plain import Plain
-from tailrace.transactions.commands import ReadInTransaction, ReadTail, Transact, Transacted, WholePage
+from tailrace.transactions.commands import (
+    ReadInTransaction,
+    ReadTail,
+    Transact,
+    Transacted,
+    TransactionStep,
+    WholePage,
+)
+
+T = TypeVar("T")
 
 
 class TransactionSource(Protocol):
@@ -172,7 +181,7 @@ class EmbeddedTransactions:
         """Read an item within a transaction."""
         definition = self._db.execute(FindTable(wanted.table))
         query = operations.get_item(definition, wanted.key, wanted.projection, wanted.names)
-        step = self._db.execute(ReadInTransaction(query, request.operations, request.reads))
+        step = self._step(ReadInTransaction(query, request.operations, request.reads))
         item = plain.plain(step.result.item)
         return FoundItems([] if item is None else [item], step.reads)
 
@@ -183,9 +192,13 @@ class EmbeddedTransactions:
             if wanted.whole
             else operations.query(wanted.table, wanted.partition, wanted.sort, wanted.reverse, wanted.reading)
         )
-        step = self._db.execute(ReadInTransaction(query, request.operations, request.reads))
+        step = self._step(ReadInTransaction(query, request.operations, request.reads))
         page = operations.plain_page(step.result)
         return FoundItems(page.items, step.reads, page.cursor)
+
+    def _step(self, query: ReadInTransaction[T]) -> TransactionStep[T]:
+        """Run a query. It reads again what was read before: in a thread, if that is much."""
+        return self._db.execute(query)
 
     def send_tail_read(self, path: str, request: TransactionRequest) -> FoundTail:
         """Read the tail of a stream within a transaction."""
