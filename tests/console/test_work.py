@@ -70,6 +70,13 @@ def test_a_message_is_appended_and_shown(browser: Chromium, shop: Shop, console:
     tab.sees("9 shown")
     tab.click(".v-row", "hand")
     tab.until("document.querySelector('.detail pre').innerText.includes('hand')")
+    for start, field, value, count in (
+        ("time", "Time", "2020-01-01T00:00:00", 9), ("time", "Time", "2099-01-01T00:00:00", 0),
+        ("offset", "Offset", "-1", 9),
+    ):  # fmt: skip
+        tab.fill("select[aria-label='Start at']", start)
+        tab.fill(f"input[aria-label={field}]", value)
+        tab.sees(f"{count} shown")
     assert not tab.errors
 
 
@@ -225,6 +232,11 @@ def test_a_group_is_reset_after_a_preview(browser: Chromium, shop: Shop, console
     tab.sees("messages are skipped.")
     tab.fill("dialog select", "OFFSET")
     tab.fill("dialog input[name=offset]", "5")
+    tab.sees("15 acknowledged messages are delivered again.")
+    tab.fill("dialog select", "TIMESTAMP")
+    tab.fill("dialog input[name=time]", "2020-01-01T00:00:00")
+    tab.sees("20 acknowledged messages are delivered again.")
+    tab.fill("dialog select", "OFFSET")
     tab.sees("15 acknowledged messages are delivered again.")
     tab.sees("5 messages are skipped.")  # of the partition that the group has not consumed from
     assert lag(shop, "mail") == 10  # nothing has moved yet

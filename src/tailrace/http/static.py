@@ -33,7 +33,7 @@ _FIELDS: Final[Headers] = [
     (b"vary", b"accept-encoding"),
     (
         b"content-security-policy",
-        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
         b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     ),
     (b"referrer-policy", b"no-referrer"),
@@ -48,7 +48,7 @@ class StaticFile:
     def __init__(self, path: Path) -> None:
         self.content: Final = path.read_bytes()
         self.compressed: Final = gzip.compress(self.content, mtime=0)
-        self.tag: Final = b'"%b"' % hashlib.sha256(self.content).hexdigest()[:20].encode()
+        self.tag: Final = b'W/"%b"' % hashlib.sha256(self.content).hexdigest()[:20].encode()
         self.fields: Final[Headers] = [(b"content-type", _TYPES[path.suffix]), (b"etag", self.tag), *_FIELDS]
 
 
@@ -69,11 +69,16 @@ def _load(name: str) -> StaticFile:
 
 
 def get_console(services: Services, request: Request, principal: Principal) -> Response:
-    return page(request)
+    return _moved() if request.path.endswith(b"/") else page(request)
 
 
 def get_file(services: Services, request: Request, principal: Principal, name: str) -> Response:
-    return _response(request, _load(name or PAGE))
+    return _moved() if name == PAGE else _response(request, _load(name))
+
+
+def _moved() -> Response:
+    """The page is at `/console`, and names its files relative to that: the server may be mounted below a path."""
+    return Response(308, [(b"location", b"../console"), (b"cache-control", b"no-cache")])
 
 
 def page(request: Request) -> Response:

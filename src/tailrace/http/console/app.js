@@ -38,7 +38,8 @@ function connect({ session, token }) {
     if (!now && app.me) start()
   }
   // A page says soon that the server is gone; it asks again by itself.
-  app.client = new Client(undefined, token ? { token, retryForMs: 4_000 } : { session, onSession, retryForMs: 4_000 })
+  const url = new URL("..", import.meta.url).href // the server may be mounted below a path
+  app.client = new Client(url, token ? { token, retryForMs: 4_000 } : { session, onSession, retryForMs: 4_000 })
 }
 
 async function start() {

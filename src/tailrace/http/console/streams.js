@@ -141,9 +141,9 @@ async function messages(app, info, place) {
     if (from.value === "time" && !moment.value) return moment.focus()
     counted = 0
     await act(undefined, async () => {
-      if (from.value === "recent") return tail.start(info.bytes === null || info.bytes <= SMALL_BYTES ? "-1" : await offsetAt(app, info.path, Date.parse(info.appended_at) - RECENT_MS), !info.closed)
+      if (from.value === "recent") return tail.start(info.bytes === null || info.bytes <= SMALL_BYTES ? "-1" : offsetAt(app, info.path, Date.parse(info.appended_at) - RECENT_MS).catch(() => "now"), !info.closed)
       if (from.value === "offset") return tail.start(exact.value.trim(), false)
-      if (from.value === "time") return tail.start(await offsetAt(app, info.path, new Date(moment.value).getTime()), false)
+      if (from.value === "time") return tail.start(offsetAt(app, info.path, new Date(moment.value).getTime()), false)
       return tail.start(from.value, from.value === "now")
     })
   }

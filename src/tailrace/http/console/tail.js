@@ -9,6 +9,7 @@ import { VirtualList, button, failure, h, jsonView, number, state } from "./ui.j
 export class Tail {
   #stop
   #recent = []
+  turn = 0
   #timer
 
   constructor({ read, follow, cells, text, detail, columns, label, signal }) {
@@ -37,12 +38,15 @@ export class Tail {
     })
   }
 
-  /** Begin at an offset: live, or with one page. */
+  /** Begin at an offset, or at the one that a promise has: live, or with one page. The last start is the one that counts. */
   async start(offset, live) {
+    const turn = ++this.turn
     this.stop()
     this.list.clear()
+    const found = await offset
+    if (turn !== this.turn || this.outer.aborted) return
     this.list.follow = live
-    this.offset = offset
+    this.offset = found
     if (live) this.live()
     else {
       await this.page()
@@ -51,18 +55,21 @@ export class Tail {
   }
 
   async page() {
+    const { turn } = this
     this.stop()
     this.error.replaceChildren()
     this.more.disabled = true
     try {
       const page = await this.read(this.offset)
+      if (turn !== this.turn) return
       this.#add(page)
       this.more.hidden = page.upToDate
       if (page.upToDate) this.count.title = "This is the end; Live shows what comes next."
     } catch (error) {
-      this.error.replaceChildren(failure(error, () => this.page()))
+      if (turn === this.turn && !this.outer.aborted) this.error.replaceChildren(failure(error, () => this.page()))
+    } finally {
+      this.more.disabled = false
     }
-    this.more.disabled = false
   }
 
   async live() {

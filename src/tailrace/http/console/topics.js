@@ -155,8 +155,8 @@ async function messages(app, info, place, origin) {
     if (from.value === "recent") return tail.start(Math.max(here.start_offset, here.next_offset - 500), true)
     if (from.value === "offset") return tail.start(Number(exact.value), false)
     if (from.value === "time") {
-      const { offsets } = await app.client.request("GET", "/v1/logs/at", { query: { topic: info.name, timestamp: new Date(moment.value).getTime() }, signal: app.signal })
-      return tail.start(offsets[partition.value] ?? 0, false)
+      const query = { topic: info.name, timestamp: new Date(moment.value).getTime() }
+      return tail.start(app.client.request("GET", "/v1/logs/at", { query, signal: app.signal }).then(({ offsets }) => offsets[partition.value] ?? 0), false)
     }
     return tail.start(from.value, from.value === "now")
   })
