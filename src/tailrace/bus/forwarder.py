@@ -122,8 +122,8 @@ class Forwarder:
 
     @property
     def fresh(self) -> bool:
-        """Whether notices up to now were applied here, or BUS_TTL_S has not passed since: caches may be trusted."""
-        return time.monotonic() - self._received_s < limits.BUS_TTL_S
+        """Whether caches may be trusted: there is a link, and the last message over it is younger than BUS_TTL_S."""
+        return self._ready and time.monotonic() - self._received_s < limits.BUS_TTL_S
 
     def verify(self) -> None:
         """As a runner's: the writer looks after the files."""
