@@ -335,11 +335,12 @@ class BusServer:
 
     def _send_state(self, server: ServerLink) -> None:
         db = self._db
-        stopped, trouble = db.stopped, db.trouble
+        stopped, trouble, damage = db.stopped, db.trouble, db.sharing.damage
         state = {
             "now_ms": db.clock.now_ms(),
             "lag_ms": db.clock.lag_ms,
             "stopped": None if stopped is None else messages.encode_error(stopped),
             "trouble": None if trouble is None else messages.encode_error(trouble),
+            "damage": None if damage is None else messages.encode_error(damage),
         }
         self._send(server, [link.BEAT, state])
