@@ -201,7 +201,7 @@ unit: $(STAMPS)/dev  ## Run the unit tests, the engine's contract, the migration
 	$(part) $(by_file) $(SEPARATE:%=--ignore tests/%) tests
 
 # Tests of commands, with every command, result, error and notice replaced by its decoded copy.
-MESSAGES_TESTS ?= tests/unit/bus $(addprefix tests/unit/,streams/test_commands.py tables/test_commands.py topics jobs/test_stages.py)
+MESSAGES_TESTS ?= $(addprefix tests/unit/,bus/test_messages.py streams/test_commands.py tables/test_commands.py topics/test_topics.py sql/test_rows.py)
 
 .PHONY: messages
 messages: $(STAMPS)/dev  ## Run tests of commands as if each command came from another process

@@ -509,7 +509,19 @@ class Sharing:
         self._db.metrics.queue = self._db.waiting
         return self._db.metrics if self._db.forwarder is None else self._db.forwarder.total_metrics()
 
+    def refuse_reads(self, damage: Error | None) -> None:
+        """The process that writes has found damage, or none: no page of the write-ahead log may be used then."""
+        engine = self._db._engine
+        if isinstance(engine, SqliteEngine):
+            engine.reported = damage
+
     # -- for the process that writes
+
+    @property
+    def damage(self) -> Error | None:
+        """The damage that was found in the files, for which all reads are refused."""
+        engine = self._db._engine
+        return engine.damage if isinstance(engine, SqliteEngine) else None
 
     def queue(self, job: QueuedCommand) -> None:
         """Run a command whose permission was checked; its `deliver` is called on the event loop."""
@@ -601,6 +613,7 @@ def open_worker(config: Config, connect: Callable[..., Any], server: str, versio
             recent=db.recent,
         )
         made.set_time = clock.follow
+        made.set_damage = lambda damage: db.sharing.refuse_reads(damage)
         return made
 
     engine = SqliteEngine(config.data, read_only=True)

@@ -79,6 +79,7 @@ class Forwarder:
         self.writer = WriterState()
         self.news: Callable[[Any], None] = lambda news: None  # called with what the writer tells
         self.set_time: Callable[[int, int], None] = lambda now_ms, lag_ms: None  # with the writer's clock
+        self.set_damage: Callable[[Error | None], None] = lambda damage: None  # that the writer has found in the files
         self.welcomed = threading.Event()  # the first writer has answered
         self._connect = connect
         self._tail = tail
@@ -122,8 +123,8 @@ class Forwarder:
 
     @property
     def fresh(self) -> bool:
-        """Whether notices up to now were applied here, or BUS_TTL_S has not passed since: caches may be trusted."""
-        return time.monotonic() - self._received_s < limits.BUS_TTL_S
+        """Whether caches may be trusted: there is a link, and the last message over it is younger than BUS_TTL_S."""
+        return self._ready and time.monotonic() - self._received_s < limits.BUS_TTL_S
 
     def verify(self) -> None:
         """As a runner's: the writer looks after the files."""
@@ -388,8 +389,9 @@ class Forwarder:
 
     def _beat(self, state: dict[str, Any]) -> None:
         self.set_time(state["now_ms"], state["lag_ms"])
-        self.writer.stopped = None if state["stopped"] is None else _error(messages.decode_error(state["stopped"]))
-        self.writer.trouble = None if state["trouble"] is None else _error(messages.decode_error(state["trouble"]))
+        self.writer.stopped = _error(state["stopped"])
+        self.writer.trouble = _error(state["trouble"])
+        self.set_damage(_error(state.get("damage")))
 
     def _welcome(self, made: BusLink, protocol: int, version: str, epoch: str, upto: int) -> None:
         """There is a writer: it has committed our commands up to this number."""
@@ -420,7 +422,10 @@ class _Greeting(BusLink):
         self._greet(self)
 
 
-def _error(error: BaseException) -> Error:
+def _error(body: bytes | None) -> Error | None:
+    if body is None:
+        return None
+    error = messages.decode_error(body)
     return error if isinstance(error, Error) else Unavailable(str(error))
 
 

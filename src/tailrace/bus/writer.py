@@ -9,7 +9,7 @@ crash each server learns which of its commands were committed.
 After a commit, results are collected per link and its notices are encoded once for all links. Both are sent in the
 loop's next turn, the notices first. A commit that changes users or keys is special: its results wait until every link
 has confirmed the notices. A link that does not within BUS_TTL_S is cut off; by then its server does not trust what it
-has cached.
+has cached. After a link is lost, or a writer was replaced, such results wait for as long.
 
 No link can hold up the writer: one whose server does not read is cut off at BUS_UNSENT_BYTES_MAX, and one whose server
 sends more than BUS_WINDOW_BYTES that are not answered is not read from until they are.
@@ -57,7 +57,8 @@ class ServerLink:
 class BusServer:
     """Serves the bus for a database that is open for writing. For the event loop's thread."""
 
-    def __init__(self, db: Any, throttle: LoginThrottle, version: str) -> None:
+    def __init__(self, db: Any, throttle: LoginThrottle, version: str, *, replaces: bool = False) -> None:
+        """`replaces`: there was a writer before, whose servers may still trust what they have cached."""
         self._version = version
         self.epoch = secrets.token_hex(8)
         self._db = db
@@ -69,6 +70,8 @@ class BusServer:
         self._batch = 0
         self._flushing = False
         self._held: list[tuple[int, ServerLink, list[Any]]] = []  # results that wait for confirmations of a batch
+        # Until then a server that has lost its link may not have noticed, and may trust what it has cached.
+        self._doubt_until = self._loop.time() + limits.BUS_TTL_S if replaces else 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._server: asyncio.AbstractServer | None = None
         self._beating: asyncio.TimerHandle | None = None
@@ -112,6 +115,8 @@ class BusServer:
         server = self._links.pop(made, None)
         if server is None:
             return
+        if server.name:
+            self._doubt_until = self._loop.time() + limits.BUS_TTL_S
         self._db.metrics.workers = self.servers
         self._totals.gone(server.name)
         if server.exports:
@@ -268,6 +273,10 @@ class BusServer:
         """Send the results that waited until all servers had confirmed a batch."""
         if not self._held:
             return
+        doubt_s = self._doubt_until - self._loop.time()
+        if doubt_s > 0:
+            self._loop.call_later(doubt_s, self._release_held)
+            return
         least = min((server.confirmed for server in self._links.values() if server.name), default=self._batch)
         ready = [held for held in self._held if held[0] <= least]
         self._held = [held for held in self._held if held[0] > least]
@@ -326,11 +335,12 @@ class BusServer:
 
     def _send_state(self, server: ServerLink) -> None:
         db = self._db
-        stopped, trouble = db.stopped, db.trouble
+        stopped, trouble, damage = db.stopped, db.trouble, db.sharing.damage
         state = {
             "now_ms": db.clock.now_ms(),
             "lag_ms": db.clock.lag_ms,
             "stopped": None if stopped is None else messages.encode_error(stopped),
             "trouble": None if trouble is None else messages.encode_error(trouble),
+            "damage": None if damage is None else messages.encode_error(damage),
         }
         self._send(server, [link.BEAT, state])

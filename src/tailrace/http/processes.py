@@ -92,15 +92,20 @@ def _report(handle: int, message: bytes) -> None:
 
 
 async def write(
-    up: Callable[[], Awaitable[None]], *, config: Config, bus: socket.socket, accept_loss: bool = False
+    up: Callable[[], Awaitable[None]],
+    *,
+    config: Config,
+    bus: socket.socket,
+    accept_loss: bool = False,
+    replaces: bool = False,
 ) -> None:
-    """The process that writes."""
+    """The process that writes; `replaces`: it is not the first."""
     db = open_configured(config, accept_loss=accept_loss)
     try:
         db.attach(asyncio.get_running_loop())
         check_credentials_exist(db, config)
         dispatcher = Dispatcher(db, config)
-        server = BusServer(db, db.sharing.login_throttle(), __version__)
+        server = BusServer(db, db.sharing.login_throttle(), __version__, replaces=replaces)
         await dispatcher.start()
         try:
             await server.start(partial(_listen, bus))

@@ -63,6 +63,8 @@ def run(
     reload: Callable[[], Config] | None = None,
 ) -> None:
     """Serve with several processes in the foreground until SIGINT or SIGTERM. `reload` reads the configuration."""
+    if not hasattr(signal, "sigtimedwait"):
+        raise Invalid("several workers need a system with sigtimedwait, such as Linux; use --workers 1")
     serve.tls_context(config)
     check_data_directory(config)
     count = worker_count(config)
@@ -240,7 +242,14 @@ class Supervisor:
 
     def _main(self, slot: int) -> Any:
         if slot == WRITER:
-            return partial(processes.write, config=self._config, bus=self._bus, accept_loss=self._accept_loss)
+            replaces = WRITER in self._failures
+            return partial(
+                processes.write,
+                config=self._config,
+                bus=self._bus,
+                accept_loss=self._accept_loss,
+                replaces=replaces,
+            )
         count = len(self._sockets)
         sock = self._sockets[slot]
         return partial(processes.work, config=self._config, slot=slot, count=count, bus=self._bus_path, sock=sock)

@@ -19,7 +19,7 @@ from typing import IO, Any, Final
 import apsw
 
 from tailrace import failpoints, limits
-from tailrace.errors import Corrupt, Invalid, Unavailable
+from tailrace.errors import Corrupt, Error, Invalid, Unavailable
 from tailrace.storage import modes, pages, reserve, vault, wal
 from tailrace.storage.checkpoints import Checkpoints, leave_log
 from tailrace.storage.engine import closed
@@ -74,6 +74,7 @@ class SqliteEngine:
         self._presence: Presence | None = None
         self._reserve: Reserve | None = None
         self._checkpoints: Checkpoints | None = None
+        self.reported: Error | None = None  # damage that another process has found, which writes and verifies
         if read_only:
             if not (self.directory / FILE).is_file():
                 raise Invalid(f"there is no database in {str(self.directory)!r}; name the directory of --data")
@@ -184,8 +185,16 @@ class SqliteEngine:
         return self._checkpoints is not None and not self._checkpoints.near()
 
     def _refuse_damage(self) -> None:
-        if self._checkpoints is not None and self._checkpoints.damage is not None:
-            raise self._checkpoints.damage
+        if self._checkpoints is not None:
+            if self._checkpoints.damage is not None:
+                raise self._checkpoints.damage
+        elif self.reported is not None:
+            raise self.reported
+
+    @property
+    def damage(self) -> Error | None:
+        """The damage of the write-ahead log that was found, if any."""
+        return self.reported if self._checkpoints is None else self._checkpoints.damage
 
     def make_room(self, freeing: bool) -> None:
         """As `Engine.make_room`."""

@@ -19,7 +19,7 @@ from tailrace.bus.server_commands import ListSent
 from tailrace.bus.writer import BusServer
 from tailrace.config import Config
 from tailrace.database import Database, open_configured, open_worker
-from tailrace.errors import Invalid, LoginThrottled, NotFound, Unavailable
+from tailrace.errors import Corrupt, Invalid, LoginThrottled, NotFound, Unavailable
 from tailrace.streams.commands import Append, CreateStream
 from tailrace.streams.queries import DescribeStream
 from tailrace.tables import commands, schema
@@ -262,6 +262,27 @@ def test_without_beats_caches_are_not_trusted(tmp_path: Path, monkeypatch: pytes
         assert forwarder(worker).fresh
         monkeypatch.setattr(limits, "BUS_TTL_S", 0.0)
         assert not forwarder(worker).fresh
+
+    on_server(test, tmp_path)
+
+
+def test_damage_that_the_writer_finds_ends_reads_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(server: Server) -> None:
+        monkeypatch.setattr(limits, "BUS_BEAT_S", 0.02)
+        worker = await server.add_worker()
+        await worker.aexecute(CreateStream("a", TEXT))
+        engine: Any = server.db._engine
+        engine._checkpoints.damage = Corrupt("a page is not what was written", code="WAL_DAMAGED")
+
+        def refused() -> bool:
+            try:
+                worker._query(DescribeStream("a"))
+            except Corrupt:
+                return True
+            return False
+
+        await until(refused)
+        engine._checkpoints.damage = None
 
     on_server(test, tmp_path)
 
