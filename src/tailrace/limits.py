@@ -259,6 +259,7 @@ SELECT_WORKERS_MAX: Final = 4  # processes that run SELECT, each one statement a
 SELECT_WORKER_BYTES_MAX: Final = 1024 * MiB  # memory of one of them, as the operating system counts it; more is 413
 SELECT_DUCKDB_BYTES_MAX: Final = 512 * MiB  # of that, DuckDB's own memory limit
 SELECT_WORKER_KEPT_BYTES: Final = 512 * MiB  # memory of a worker after a statement; a larger one is replaced
+SELECT_WORKER_HELD_BYTES: Final = 64 * MiB  # of cached columns that a worker keeps for the next statement
 SELECT_WORKER_IDLE_S: Final = 60.0  # how long an idle worker stays; one always stays
 SELECT_SLICE_ROWS: Final = 1_000  # of tables that a SELECT reads in one transaction; more are read in pages
 SELECT_SLICE_BYTES: Final = 2 * MiB  # likewise

@@ -30,6 +30,7 @@ Row = dict[str, Any]
 def db(data_dir: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
     if request.param == "pages":  # large tables: read in pages, and kept in the cache
         monkeypatch.setattr(limits, "SELECT_SLICE_ROWS", 20)
+        monkeypatch.setattr("tailrace.sql.arrow.SHAPED_ROWS_MIN", 1)
     with tailrace.open(data_dir, housekeeping_s=None) as opened:
         yield opened
 

@@ -34,6 +34,8 @@ DIGITS_MAX: Final = 38  # of a DECIMAL
 VALUE_BYTES: Final = 64  # Python's overhead of a value, approximately
 CHUNK_BYTES: Final = 256  # the overhead of an Arrow array, approximately
 NULL_BYTES: Final = 5  # the size of a null in a text column: an offset and a bit
+SHAPED_ROWS_MIN: Final = 256  # fewer items are decoded faster one by one
+FEW_ROWS: Final = 64  # whose digits are counted faster one by one
 PACK_BYTES: Final = 4 * limits.MiB  # of Python values collected before they are converted to Arrow
 PACK_ROWS: Final = 1_024  # likewise; a column that first appears in a later row has a null for each row before
 _BIGINT_DIGITS: Final = 18  # any number with at most this many digits fits in 64 bits
@@ -112,7 +114,7 @@ class ItemTableBuilder:
 
     def add_stored(self, bodies: pa.Array) -> None:
         """Add items as they are stored: those of common shapes together, the others one by one."""
-        found = shaped(bodies, self._keep) if NUMPY else None
+        found = shaped(bodies, self._keep) if NUMPY and len(bodies) >= SHAPED_ROWS_MIN else None
         if found is None:
             for chunk in decoded(bodies):
                 for item, size in chunk:
@@ -348,12 +350,7 @@ def _numbers(texts: pa.ChunkedArray, declared: str | None, spend: Spend) -> pa.C
     if declared == "DOUBLE":
         spend(8 * len(texts))
         return texts.cast(pa.float64())
-    sizes = pc.binary_length(texts)
-    points = pc.find_substring(texts, ".")
-    signs = pc.if_else(pc.starts_with(texts, "-"), 1, 0)
-    fractions = pc.if_else(pc.less(points, 0), 0, pc.subtract(pc.subtract(sizes, points), 1))
-    wholes = pc.subtract(pc.if_else(pc.less(points, 0), sizes, points), signs)
-    whole, fraction = pc.max(wholes).as_py() or 0, pc.max(fractions).as_py() or 0
+    whole, fraction = _digits(texts)
     if not fraction and declared != "DECIMAL" and whole <= _BIGINT_DIGITS + 1:
         spend(8 * len(texts))
         try:
@@ -364,6 +361,19 @@ def _numbers(texts: pa.ChunkedArray, declared: str | None, spend: Spend) -> pa.C
         return texts
     spend(16 * len(texts))
     return texts.cast(pa.decimal128(DIGITS_MAX, fraction))
+
+
+def _digits(texts: pa.ChunkedArray) -> tuple[int, int]:
+    """The most digits of numbers before the point, and after it."""
+    if len(texts) <= FEW_ROWS:
+        parts = [text.lstrip("-").partition(".") for text in texts.to_pylist() if text is not None]
+        return max([len(part[0]) for part in parts], default=0), max([len(part[2]) for part in parts], default=0)
+    sizes = pc.binary_length(texts)
+    points = pc.find_substring(texts, ".")
+    signs = pc.if_else(pc.starts_with(texts, "-"), 1, 0)
+    fractions = pc.if_else(pc.less(points, 0), 0, pc.subtract(pc.subtract(sizes, points), 1))
+    wholes = pc.subtract(pc.if_else(pc.less(points, 0), sizes, points), signs)
+    return pc.max(wholes).as_py() or 0, pc.max(fractions).as_py() or 0
 
 
 # -- in: rows of a fixed shape

@@ -15,6 +15,7 @@ Entries are immutable. The memory of all of them is bounded, and the least recen
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections import OrderedDict
@@ -28,6 +29,7 @@ import pyarrow.compute as pc
 from tailrace import limits
 from tailrace.log.entry import LOGS
 from tailrace.sql.arrow import BuiltColumn, ItemTableBuilder, KnownColumn, distinct
+from tailrace.sql.workers import TOKEN
 from tailrace.storage.engine import Reader
 from tailrace.tables import change, key
 from tailrace.tables.change_reading import entries_from
@@ -47,6 +49,7 @@ class CachedColumns(msgspec.Struct, frozen=True):
     covered: frozenset[str] | None
     columns: dict[str, BuiltColumn]
     rows: int
+    number: int = msgspec.field(default_factory=itertools.count().__next__)  # never that of other rows
 
     @property
     def bytes(self) -> int:
@@ -68,7 +71,8 @@ class CachedColumns(msgspec.Struct, frozen=True):
             if name.lower() not in there:
                 there.add(name.lower())
                 columns[name] = pa.nulls(self.rows)
-        return pa.Table.from_arrays(list(columns.values()), names=distinct(columns))
+        made = pa.Table.from_arrays(list(columns.values()), names=distinct(columns))
+        return made.replace_schema_metadata({TOKEN: f"{self.number} {sorted(names or ())} {list(columns)}"})
 
 
 class ChangedRows(msgspec.Struct, frozen=True):
@@ -198,6 +202,14 @@ def advanced(changes: ChangedRows, known: list[KnownColumn]) -> CachedColumns | 
             return None
         columns[name] = merged
     return CachedColumns(base.definition, changes.version, base.covered, columns, left + builder.count)
+
+
+def joined(columns: dict[str, BuiltColumn]) -> dict[str, BuiltColumn]:
+    """The columns with all their chunks in one."""
+    for name, column in columns.items():
+        if column.array.num_chunks > 1:
+            columns[name] = BuiltColumn(column.kind, pa.chunked_array([column.array.combine_chunks()]))
+    return columns
 
 
 def _unspent(size: int) -> None:

@@ -124,12 +124,16 @@ class Session:
 
 
 def selects(statements: Sequence[ast.Statement]) -> bool:
-    """Whether one of the statements is a SELECT, or has one, which may take long."""
-    return any(
-        isinstance(each, ast.SelectStatement | ast.ExplainStatement)
-        or (isinstance(each, ast.InsertStatement) and each.select is not None)
-        for each in statements
-    )
+    """Whether one of the statements may take long: a SELECT, or one that may have to search the whole table."""
+    return any(map(_searches, statements))
+
+
+def _searches(statement: ast.Statement) -> bool:
+    if isinstance(statement, ast.InsertStatement):
+        return statement.select is not None
+    if isinstance(statement, ast.UpdateStatement | ast.DeleteStatement):
+        return any(each.column is None for each in statement.where)  # else it is most likely the key
+    return isinstance(statement, ast.SelectStatement | ast.ExplainStatement | ast.TruncateStatement)
 
 
 def _sql_error(text: str, error: ExpressionError) -> SqlError:

@@ -43,6 +43,7 @@ from tailrace.sql.column_cache import (
     advanced,
     cache_of,
     changes_since,
+    joined,
     version_of,
 )
 from tailrace.sql.result import Execute
@@ -390,7 +391,9 @@ class _TableLoader:
     def columns(self, version: TableVersion) -> CachedColumns:
         """All columns, for the cache."""
         try:
-            return CachedColumns(self._path.definition, version, self._keep, self._columns.built(), self._columns.count)
+            return CachedColumns(
+                self._path.definition, version, self._keep, joined(self._columns.built()), self._columns.count
+            )
         except Error as error:
             raise about(error, self._reference) from None
 

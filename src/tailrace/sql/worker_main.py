@@ -111,6 +111,7 @@ class WorkerProgram:
         self.engine.execute("SELECT 1").fetchall()
         self.schemas: dict[str, Any] = {}
         self.batches: dict[str, list[Any]] = {}
+        self.held: dict[str, tuple[Any, list[Any]]] = {}  # sources that a later statement may use again
 
     def send(self, header: dict[str, Any], body: Any = b"", *, more: bool = False) -> None:
         """Send a message; `more` follow soon, and small ones are sent together."""
@@ -153,6 +154,13 @@ class WorkerProgram:
         if op == "schema":
             self.schemas[header["name"]] = self.pa.ipc.read_schema(self.pa.py_buffer(body))
             self.batches[header["name"]] = []
+            if header["token"]:
+                self.held[header["token"]] = self.schemas[header["name"]], self.batches[header["name"]]
+        elif op == "use":
+            self.schemas[header["name"]], self.batches[header["name"]] = self.held[header["token"]]
+        elif op == "drop":
+            for token in list(self.held) if header["tokens"] is None else header["tokens"]:
+                self.held.pop(token, None)
         elif op == "batch":
             schema = self.schemas[header["name"]]
             self.batches[header["name"]].append(self.pa.ipc.read_record_batch(self.pa.py_buffer(body), schema))

@@ -4,7 +4,9 @@ Theory of operation. DuckDB's own memory limit is not reliable (docs/why/0017), 
 memory the operating system limits (`worker_main.py`). A message is a JSON header and a body:
 
     check  number, text                  -> kinds, and the query as a tree (body: JSON)
-    schema name; batch name              (bodies: Arrow IPC) the sources of the next run; no response
+    schema name, token; batch name       (bodies: Arrow IPC) the sources of the next run; no response
+    use    name, token                   a source that was sent before, with this token
+    drop   tokens                        sources that are not kept any more; null: all
     run    number, text, caller (body: params)  -> columns, then any number of rows (body: Arrow IPC), then end
     stop   number                        interrupts the run with that number, which ends with an error
     ping                                 -> ready
@@ -28,6 +30,7 @@ import subprocess
 import sys
 import threading
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -41,6 +44,7 @@ from tailrace import limits
 from tailrace.errors import Invalid, TooLarge, Unavailable
 from tailrace.sql.worker_main import HEAD
 
+TOKEN: Final = b"tailrace.token"  # in the metadata of a source: equal tokens are equal rows
 THREADS: Final = 2  # of DuckDB in one worker
 _CONFIG: Final[dict[str, Any]] = {
     "threads": THREADS,
@@ -120,6 +124,7 @@ class SelectWorker:
         ours.settimeout(_WATCH_S)
         self._sock = ours
         self._number = 0
+        self._held: OrderedDict[str, int] = OrderedDict()  # sources that the process has kept, and their bytes
         self._queued = bytearray()  # messages to send with the next one
         self._used_s = 0.0  # when it answered last
         self._torn = False  # a message was sent or received only in part
@@ -178,11 +183,12 @@ class SelectWorker:
         `sources` is emptied, to free its memory as it is sent. `caller` is the value of current_user."""
         bound = pickle.dumps([_parameter(at, each) for at, each in enumerate(params, start=1)])
         with self._stopping():
+            held, self._held = self._held, OrderedDict()  # none, if this fails
+            if not held:
+                self._queue({"op": "drop", "tokens": None}, b"", over)
             while sources:
                 name, table = sources.pop()
-                self._queue({"op": "schema", "name": name}, table.schema.serialize(), over)
-                for batch in table.to_batches():
-                    self._queue({"op": "batch", "name": name}, batch.serialize(), over)
+                self._source(name, table, held, over)
                 del table
             self._send({"op": "run", "number": self._next(), "text": text, "caller": caller}, bound, over)
             header, _ = self._answer(over)
@@ -191,9 +197,31 @@ class SelectWorker:
             while True:
                 header, body = self._answer(over, left)
                 if "end" in header:
+                    self._held = held
                     return
                 left -= len(body)
                 yield from pa.ipc.open_stream(pa.py_buffer(body))
+
+    def _source(self, name: str, table: pa.Table, held: OrderedDict[str, int], over: Over) -> None:
+        """Send a source of the next run, unless the worker still has it from an earlier one. What has a token is kept
+        there, up to a limit."""
+        token = (table.schema.metadata or {}).get(TOKEN, b"").decode()
+        if token in held:
+            held.move_to_end(token)
+            self._queue({"op": "use", "name": name, "token": token}, b"", over)
+            return
+        size = int(table.nbytes)
+        kept = token if token and size <= limits.SELECT_WORKER_HELD_BYTES else ""
+        if kept:
+            held[kept] = size
+            dropped = []
+            while sum(held.values()) > limits.SELECT_WORKER_HELD_BYTES:
+                dropped.append(held.popitem(last=False)[0])
+            if dropped:
+                self._queue({"op": "drop", "tokens": dropped}, b"", over)
+        self._queue({"op": "schema", "name": name, "token": kept}, table.schema.serialize(), over)
+        for batch in table.to_batches():
+            self._queue({"op": "batch", "name": name}, batch.serialize(), over)
 
     def _next(self) -> int:
         self._number += 1

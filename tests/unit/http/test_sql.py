@@ -116,7 +116,7 @@ def test_an_error_says_where_and_what_was_done(data_dir: Path) -> None:
         status, answer = await ask("CREATE TOPIC d; CREATE TPIC e")
         assert (status, answer["error"]["code"]) == (400, "SQL_SYNTAX")
         assert (answer["error"]["line"], answer["error"]["column"], answer["results"]) == (1, 24, [])
-        assert "found 'TPIC', expected TOPIC, TABLE, USER or MATERIALIZED" in answer["error"]["message"]
+        assert "found 'TPIC', expected TOPIC, TABLE, INDEX, USER or MATERIALIZED" in answer["error"]["message"]
         (shown,) = await ask.done("SHOW TOPICS")
         assert [row["name"] for row in shown["rows"]] == ["a"]
 

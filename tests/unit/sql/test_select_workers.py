@@ -208,3 +208,36 @@ def test_a_python_that_cannot_start_a_worker_is_reported(monkeypatch: pytest.Mon
         monkeypatch.setattr(workers.sys, "executable", executable)
         with pytest.raises(Unavailable, match=message):
             SelectWorker(0.0)
+
+
+# -- sources that a worker keeps
+
+
+def kept_rows(worker: SelectWorker, token: str, *values: int) -> list[Any]:
+    table = pa.table({"n": list(values)}).replace_schema_metadata({workers.TOKEN: token})
+    found = worker.run("SELECT sum(n) AS s FROM held", (), [("held", table)], lambda: False)
+    next(found)
+    return [row["s"] for batch in found for row in batch.to_pylist()]
+
+
+def test_a_source_with_a_token_is_sent_once(pool: WorkerPool) -> None:
+    with pool.worker() as worker:
+        assert kept_rows(worker, "a", 1, 2) == [3]
+        assert kept_rows(worker, "a", 50) == [3], "the worker has it still"
+        assert kept_rows(worker, "b", 50) == [50]
+        with pytest.raises(DuckDBError):
+            list(worker.run("SELECT nope FROM held", (), [("held", pa.table({"n": [1]}))], lambda: False))
+        assert kept_rows(worker, "a", 60) == [60], "after a failure nothing is taken for granted"
+        with pytest.raises(DuckDBError):
+            list(worker.run("SELECT n FROM held", (), [], lambda: False))
+
+
+def test_what_a_worker_keeps_is_bounded(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SELECT_WORKER_HELD_BYTES", 16)
+    with pool.worker() as worker:
+        assert kept_rows(worker, "a", 1) + kept_rows(worker, "b", 2) == [1, 2]
+        assert kept_rows(worker, "a", 10) == [1]
+        assert kept_rows(worker, "c", 3) == [3]  # in place of b
+        assert kept_rows(worker, "b", 20) == [20]
+        assert kept_rows(worker, "d", 1, 2, 3) == [6]  # too large to be kept
+        assert kept_rows(worker, "d", 1) == [1]
