@@ -605,7 +605,7 @@ def test_what_is_committed_is_read_from_memory_and_what_is_undone_is_not(house: 
     with pytest.raises(Conflict):
         house.do(_AppendThenFail("a"))
     (log,) = house.rows(LOGS)
-    recent = house.db._recent
+    recent = house.db.recent
     held = recent.covering(log.id, 0)
     assert held is not None
     assert held.body == b"kept"

@@ -29,6 +29,7 @@ from tailrace.jobs import sweep as jobs_sweep
 from tailrace.log import notices
 from tailrace.sql import commands as sql
 from tailrace.sql import error as _sql_errors  # noqa: F401 - its errors are among the types
+from tailrace.sql import schema_commands
 from tailrace.sql.commands import InsertRows, KeyedRows, RowExpression, UpdateRows
 from tailrace.storage.notice import Notice
 from tailrace.streams import commands as streams
@@ -60,7 +61,7 @@ from tailrace.transactions import commands as transactions
 UNSENDABLE: Final = "UNSENDABLE"
 _HOMES: Final = (
     apply, backfill, backups, change_stream, change_trimming, consuming, copying, cursors, dispatch, identity,
-    jobs, jobs_sweep, keys, lifecycle, operations, partiql_commands, partitions, seal, server_commands,
+    jobs, jobs_sweep, keys, lifecycle, operations, partiql_commands, partitions, schema_commands, seal, server_commands,
     sessions, signing, sql, streams, streams_sweep, subscriptions, tables, tables_sweep, tiering, tokens,
     topics, topics_sweep, transactions, users, view, view_fill,
 )  # fmt: skip

@@ -7,7 +7,7 @@ transaction that is the same as one long result, and memory is bounded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +16,7 @@ from psycopg.types.numeric import Int8
 
 from tailrace import limits
 from tailrace.storage import packing, sql, staging
+from tailrace.storage import postgres_arrays as arrays
 from tailrace.storage.engine import Packed
 from tailrace.storage.postgres_errors import FOREIGN, translate, without_nul
 from tailrace.storage.staging import StagedView
@@ -144,6 +145,18 @@ class PostgresReader:
         if row is None:
             return None
         return table.load(row) if self.damaged is None else table.load_anyway(self.damaged, row)
+
+    def version(self, table: StorageTable[Any]) -> int | None:
+        return None  # another server may lead, and write
+
+    def get_each(self, table: StorageTable[R], prefix: Key, last: Sequence[Any]) -> dict[Any, R]:
+        at, load = len(prefix), self._loader(table)
+        found: dict[Any, R] = {}
+        for first in range(0, len(last), sql.KEYS_AT_ONCE):
+            values = arrays.pack(table.columns[at].kind, last[first : first + sql.KEYS_AT_ONCE])
+            for row in self.execute(arrays.select_any(table, at), (*prefix, values)):
+                found[row[at]] = load(row)
+        return found
 
     def _get_recent(self, table: StorageTable[R], key: Key) -> R | None:
         recent = self._engine.recent.of(table)

@@ -561,7 +561,7 @@ def test_a_reader_sees_no_record_that_is_newer_than_its_view(db: Database) -> No
     large = {"S": "x" * 1_024}
     write(db, item(1, text=large))
     with db._engine.reader() as reader:
-        reader.recent = db._recent
+        reader.recent = db.recent
         assert keys_of(ReadChanges("orders").run(reader)) == ["k1"]
         write(db, item(2, text=large))
         assert everything(db) == ["k1", "k2"]
