@@ -325,6 +325,7 @@ class Running:
         lines = [
             f"Tailrace is up at {self._url}; its database is in {str(self._data)!r}. Build: {build.describe()}.",
             "Dev mode: authentication is off, loopback only.",
+            f"Open {self._url}/console in a browser to look into it.",
         ]
         if with_shop:
             lines += ["A small shop writes to the table orders. From another terminal, in this directory:", ""]

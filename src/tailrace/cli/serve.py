@@ -124,7 +124,7 @@ Tables, for any AWS SDK (here boto3); their change streams are at {url}/v1/table
   python -c "import boto3; print(boto3.client('dynamodb', endpoint_url='{url}', region_name='local',
     aws_access_key_id='any', aws_secret_access_key='any').list_tables()['TableNames'])"
 
-Metrics: {url}/metrics        Stop the server with Ctrl-C.
+Console: {url}/console        Metrics: {url}/metrics        Stop the server with Ctrl-C.
 """
 
 
