@@ -107,3 +107,26 @@ def test_a_table_is_restored_to_a_point_in_time(at_the_desk: Run) -> None:  # no
         assert off == {"PointInTimeRecoveryStatus": "DISABLED"}
 
     at_the_desk(scenario)
+
+
+def test_services_that_are_not_here_are_described_as_such(at_the_desk: Run) -> None:  # noqa: F811
+    async def scenario(desk: Desk) -> None:
+        await desk.ok("CreateTable", TableName="orders", **HASHED)
+        kinesis = await desk.ok("DescribeKinesisStreamingDestination", TableName="orders")
+        assert kinesis == {"TableName": "orders", "KinesisDataStreamDestinations": []}
+        stream = "arn:aws:kinesis:us-east-1:123456789012:stream/orders"
+        for operation in ("Enable", "Disable", "Update"):
+            code, text = await desk.refused(
+                f"{operation}KinesisStreamingDestination", TableName="orders", StreamArn=stream
+            )
+            assert code == "ValidationException" and "/v1/tables/orders/stream" in text
+        insights = await desk.ok("DescribeContributorInsights", TableName="orders")
+        assert insights == {"TableName": "orders", "ContributorInsightsStatus": "DISABLED"}
+        action = {"TableName": "orders", "ContributorInsightsAction": "DISABLE"}
+        assert await desk.ok("UpdateContributorInsights", **action) == insights
+        assert (await desk.refused("UpdateContributorInsights", **{**action, "ContributorInsightsAction": "ENABLE"}))[1]
+        assert await desk.ok("ListContributorInsights") == {"ContributorInsightsSummaries": []}
+        for operation in ("DescribeKinesisStreamingDestination", "DescribeContributorInsights"):
+            assert (await desk.refused(operation, TableName="missing"))[0] == "ResourceNotFoundException"
+
+    at_the_desk(scenario)

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from tailrace.http.dynamodb import backups, batches, items, search, statements, streams, tables, transactions
+from tailrace.http.dynamodb import (
+    backups,
+    batches,
+    integrations,
+    items,
+    search,
+    statements,
+    streams,
+    tables,
+    transactions,
+)
 from tailrace.http.dynamodb.shape import Operation
 
 TABLES: Final = "DynamoDB_20120810."
@@ -13,6 +23,7 @@ STREAMS: Final = "DynamoDBStreams_20120810."
 _TABLES: Final = (
     tables.OPERATIONS
     | backups.OPERATIONS
+    | integrations.OPERATIONS
     | items.OPERATIONS
     | batches.OPERATIONS
     | search.OPERATIONS
