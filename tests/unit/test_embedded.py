@@ -619,9 +619,13 @@ def test_async_follow(tmp_path: Path) -> None:
     asyncio.run(program())
 
 
-def signatures(of: type) -> dict[str, list[inspect.Parameter]]:
+def signatures(of: type) -> dict[str, list[str]]:
+    """The parameters of each method, as text; what is asynchronous is called like its synchronous twin."""
     return {
-        name: list(inspect.signature(method).parameters.values())
+        name: [
+            str(each).replace("AsyncTransaction", "Transaction").replace("Awaitable[T]", "T")
+            for each in inspect.signature(method).parameters.values()
+        ]
         for name, method in vars(of).items()
         if inspect.isfunction(method) and not name.startswith("_")
     }

@@ -171,6 +171,6 @@ def test_a_step_that_is_repeated_ends_when_housekeeping_stops() -> None:
 
 def test_the_tasks_of_a_database_have_names_of_their_own() -> None:
     names = [task.name for task in database.TASKS]
-    assert len(names) == len(set(names)) == 13
+    assert len(names) == len(set(names)) == 15
     assert names[-1] == "streams.reclaim", "it removes what the other tasks let go of"
     assert {name.partition(".")[0] for name in names} == {"tables", "topics", "jobs", "streams"}

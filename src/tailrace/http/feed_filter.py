@@ -9,7 +9,6 @@ work.
 from __future__ import annotations
 
 import asyncio
-from decimal import Decimal
 from typing import Final
 
 import msgspec
@@ -20,12 +19,13 @@ from tailrace.http.codec import parameters_of
 from tailrace.http.message import Request
 from tailrace.tables import value
 from tailrace.tables.change import StoredRecord
+from tailrace.tables.number import decimal_of
 from tailrace.tables.value import Item
 from tailrace.topics.router import BY
 from tailrace.topics.topic import Envelope
 
 PARAMETER: Final = "where"
-_payload: Final = msgspec.json.Decoder(float_hook=Decimal)
+_payload: Final = msgspec.json.Decoder(float_hook=decimal_of)
 
 
 class FeedFilter:

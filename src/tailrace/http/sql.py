@@ -24,7 +24,6 @@ from base64 import b64decode
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
@@ -40,6 +39,7 @@ from tailrace.http.sql_reply import Reply, Sender
 from tailrace.sql import statements as ast
 from tailrace.sql.session import Session, marked, selects
 from tailrace.sql.transactions import from_text, to_text
+from tailrace.tables.number import decimal_of
 
 THREADS: Final = 4  # that parse, and run all statements but SELECT
 REQUESTS_MAX: Final = 128  # under way and waiting for those; more is 503
@@ -75,7 +75,7 @@ class SqlResponse(msgspec.Struct):
     transaction: str | None = None  # the one that is open, if the request had this field
 
 
-_decoder: Final = msgspec.json.Decoder(SqlBody, float_hook=Decimal)  # numbers keep all their digits
+_decoder: Final = msgspec.json.Decoder(SqlBody, float_hook=decimal_of)  # numbers keep all their digits
 
 
 class SqlHandler:

@@ -7,7 +7,6 @@ operation after the other, and so are reads of many items.
 from __future__ import annotations
 
 from collections.abc import Callable
-from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
@@ -24,6 +23,7 @@ from tailrace.log.position import offset
 from tailrace.streams.producer import ProducerClaim
 from tailrace.tables import operations, plain, value
 from tailrace.tables.binding import placeholders
+from tailrace.tables.number import decimal_of
 from tailrace.tables.plain import Sort
 from tailrace.topics.commands import Outgoing
 from tailrace.transactions.commands import ReadInTransaction, ReadTail, Transact, Transacted, WholePage
@@ -189,8 +189,8 @@ class TransactionReadResponse(msgspec.Struct, omit_defaults=True):
 
 
 _outline: Final = msgspec.json.Decoder(_TransactionOutline)
-_read_outline: Final = msgspec.json.Decoder(_ReadOutline, float_hook=Decimal)
-_operation: Final = msgspec.json.Decoder(OperationBody, float_hook=Decimal)
+_read_outline: Final = msgspec.json.Decoder(_ReadOutline, float_hook=decimal_of)
+_operation: Final = msgspec.json.Decoder(OperationBody, float_hook=decimal_of)
 
 
 class _Values:

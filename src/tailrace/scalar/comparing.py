@@ -56,7 +56,7 @@ class ComparisonCompiler:
             kind = MOMENT
         if kind is None:
             return self._by_values(node, operator, a, b)
-        if operator in ("==", "!=") and b.constant and a.raw is not None:
+        if operator in ("==", "!=") and b.constant and a.raw is not None and kind != MOMENT:
             return self._with_constant(node, operator, a, b, kind)
         left, right = of_kind(a, kind), of_kind(b, kind)
         held = self._names.temporary()
@@ -248,7 +248,7 @@ class ComparisonCompiler:
 
     def alike(self, node: exp.Expr, a: Term, b: Term) -> None:
         """Refuse a choice between values of two kinds."""
-        if a.kind != b.kind:
+        if a.kind != b.kind and not (_written(a) and _written(b)):
             raise self._origin.error_at(
                 f"{described(a)} and {described(b)} have different types, but must have the same; CAST one of them",
                 node,
@@ -257,10 +257,15 @@ class ComparisonCompiler:
 
     def expect(self, term: Term, kind: str, where: str) -> None:
         """Refuse a term that is known to be of another kind than `where` takes."""
-        if term.kind not in (None, NULL, kind):
+        if term.kind not in (None, NULL, kind) and not (kind == TEXT and _written(term)):
             raise self._origin.error_at(
                 f"{where} requires a {kind}, not {described(term)}", term.node, code="KIND_MISMATCH"
             )
+
+
+def _written(term: Term) -> bool:
+    """Whether it is a text, or a time as it is stored: a text."""
+    return term.kind == TEXT or (term.kind == MOMENT and not term.sure)
 
 
 def described(term: Term) -> str:

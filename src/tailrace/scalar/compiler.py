@@ -20,6 +20,7 @@ from tailrace.scalar.runtime import negate, number_of
 from tailrace.scalar.term import (
     BLOB,
     BOOL,
+    MOMENT,
     NULL,
     NUMBER,
     TEXT,
@@ -46,6 +47,8 @@ _COLUMN_KINDS: Final = {
     "DECIMAL": NUMBER,
     "BOOLEAN": BOOL,
     "BLOB": BLOB,
+    "TIMESTAMP": MOMENT,
+    "DATE": MOMENT,
 }
 _COMPARISONS: Final[dict[type[exp.Expr], str]] = {
     exp.EQ: "==",

@@ -169,7 +169,7 @@ def _value(
 ) -> ValueExpression:
     compiler = Compiler(columns, origin, before, exact=exact)
     term = _term(compiler, tree, lambda: compiler.term(tree))
-    if term.kind == MOMENT:
+    if term.kind == MOMENT and term.sure:
         raise compiler.error("a timestamp is not stored as such; CAST it to TEXT", tree, code="KIND_MISMATCH")
     return ValueExpression(text, compiler, _quick(term) or _function(compiler, term, f"settle({term.value})"))
 

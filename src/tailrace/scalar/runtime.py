@@ -29,7 +29,7 @@ import msgspec
 from tailrace.errors import Invalid
 from tailrace.scalar.pattern import BadPattern, folded, matcher, raised
 from tailrace.tables import value as values
-from tailrace.tables.number import DIGITS_MAX, MAGNITUDE_MAX, MAGNITUDE_MIN, canonical
+from tailrace.tables.number import DIGITS_MAX, MAGNITUDE_MAX, MAGNITUDE_MIN, canonical, decimal_of
 from tailrace.tables.value import Value
 
 Number: TypeAlias = int | Decimal
@@ -547,4 +547,4 @@ def read_json(text: str) -> Any:
     return load(values.from_plain(exact(decoded)))
 
 
-_json: Final = msgspec.json.Decoder(float_hook=Decimal)
+_json: Final = msgspec.json.Decoder(float_hook=decimal_of)

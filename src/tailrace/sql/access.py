@@ -8,6 +8,7 @@ numbers with numbers, bytes with bytes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from itertools import islice, product
@@ -24,6 +25,7 @@ from tailrace.tables.definition import ACTIVE, Definition, IndexDefinition
 from tailrace.tables.export import AFTER_ALL
 from tailrace.tables.value import Value
 
+_OFFSET: Final = re.compile(r"\d:\d\d.*[+-]\d\d(:?\d\d)?$")  # of a time from UTC
 EQUAL: Final = "="
 IN: Final = "IN"
 PREFIX: Final = "PREFIX"
@@ -116,13 +118,13 @@ def access_path(definition: Definition, needs: SourceNeeds) -> AccessPath:
 def _candidates(definition: Definition, where: Sequence[Comparison]) -> Iterator[_Candidate | None]:
     if not where:
         return
-    compared = {each.column for each in where}
     ranges = () if definition.range is None else (definition.range,)
     yield _candidate(definition, None, (definition.hash,), ranges, where)
     for index in definition.indexes:
-        # An item that lacks an attribute of the index's key is not in it, and meets no comparison of that attribute.
+        # An item that lacks an attribute of the index's key, or has it with another type, is not in the index; it meets
+        # no comparison of that attribute with a value of the index's type.
         if index.status == ACTIVE and all(
-            name in definition.keys or name.lower() in compared for name in (*index.hash, *index.range)
+            name in definition.keys or _compared(definition, name, where) for name in (*index.hash, *index.range)
         ):
             yield _candidate(definition, index, index.hash, index.range, where)
 
@@ -229,6 +231,11 @@ def _bounds(definition: Definition, name: str, where: Sequence[Comparison]) -> I
                 yield at, op, value
 
 
+def _compared(definition: Definition, name: str, where: Sequence[Comparison]) -> bool:
+    """Whether a condition compares an attribute with a value of its type."""
+    return _equal(definition, name, where) is not None or next(_bounds(definition, name, where), None) is not None
+
+
 def _alike(definition: Definition, name: str) -> bool:
     """Whether the table compares the attribute in the same way as SQL."""
     declared = dict(definition.column_kinds or ()).get(name)
@@ -244,6 +251,8 @@ def _moment(definition: Definition, name: str) -> str | None:
 def _operand(kind: str, constant: Any, time: str | None = None) -> Value | None:
     """The constant as a key value; None if it cannot be one. `time`: the key is a TIMESTAMP or a DATE."""
     if time is not None:
+        if isinstance(constant, str) and _OFFSET.search(constant):
+            return None  # DuckDB reads the time and leaves the offset out
         constant = moment_text(time, constant)
     if kind == "N":
         if type(constant) is int or (isinstance(constant, Decimal) and constant.is_finite()):

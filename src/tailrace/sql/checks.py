@@ -11,7 +11,7 @@ from tailrace.tables.value import Item
 
 def fails(definition: Definition, text: str, item: Item) -> bool:
     """Whether the condition is FALSE for an item."""
-    return violated(text, definition.column_kinds).true(item)
+    return violated(text, definition.expression_kinds).true(item)
 
 
 @lru_cache(maxsize=1_024)

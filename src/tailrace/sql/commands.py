@@ -67,7 +67,7 @@ class RowExpression(msgspec.Struct, frozen=True):
 
     def condition(self, definition: Definition) -> scalar.Condition:
         """The compiled condition; raises if it is not valid for this table."""
-        columns = definition.column_kinds
+        columns = definition.expression_kinds
         try:
             compiled = _condition(self.text, columns)
         except ExpressionError:  # compile again with the location, for the error
@@ -77,7 +77,7 @@ class RowExpression(msgspec.Struct, frozen=True):
 
     def value(self, definition: Definition) -> scalar.ValueExpression:
         """The compiled value, likewise."""
-        columns = definition.column_kinds
+        columns = definition.expression_kinds
         return self._checked(scalar.exact_value(self.text, columns=columns, line=self.line, column=self.column))
 
     def _checked(self, compiled: _S) -> _S:
@@ -110,6 +110,7 @@ class FoundKeys(msgspec.Struct, frozen=True):
     keys: list[Item]
     examined: int
     next: tuple[int, bytes] | None
+    by: int = 0  # the space of the index that was searched; 0: the table's keys
 
 
 class FindRows(Query[FoundKeys], frozen=True):
@@ -123,12 +124,15 @@ class FindRows(Query[FoundKeys], frozen=True):
     where: tuple[RowExpression, ...]
     compared: tuple[Comparison, ...] = ()  # those of the conditions that a key or an index can answer
     after: tuple[int, bytes] = (0, b"")
+    by: int = 0  # that of the slice before
 
     def run(self, reader: Reader) -> FoundKeys:
         definition = _same(reader, self.table, self.uuid)
         path = access_path(definition, SourceNeeds(self.compared))
+        by = 0 if path.index is None else path.index.space
         conditions = [(each.condition(definition).true, each.params) for each in self.where]
-        number, after = self.after
+        # With an index that was created or dropped since the slice before, the search begins again.
+        number, after = self.after if by == self.by else (0, b"")
         found: list[Item] = []
         rows, size = limits.SELECT_SLICE_ROWS, limits.SELECT_SLICE_BYTES
         while number < len(path.ranges):
@@ -145,7 +149,7 @@ class FindRows(Query[FoundKeys], frozen=True):
                 if size <= 0:
                     break
             if rows <= 0 or size <= 0:
-                return FoundKeys(found, limits.SELECT_SLICE_ROWS - rows, (number, after))
+                return FoundKeys(found, limits.SELECT_SLICE_ROWS - rows, (number, after), by)
             number, after = number + 1, b""
         return FoundKeys(found, limits.SELECT_SLICE_ROWS - rows, None)
 

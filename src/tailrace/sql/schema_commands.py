@@ -25,6 +25,7 @@ from tailrace.tables.change_stream import EnableStream
 from tailrace.tables.change_trimming import AlterRetention
 from tailrace.tables.definition import ITEMS, TABLES, Column, Definition, decoded, find
 from tailrace.tables.value import Item, Value
+from tailrace.topics import router
 
 
 class DefinedTable(msgspec.Struct, frozen=True):
@@ -84,7 +85,7 @@ class SetTable(Command[None], frozen=True):
             if self.ttl is not None and self.ttl != definition.ttl:
                 lifecycle.SetTimeToLive(self.table, self.ttl, True).run(tx)
         if self.stream is not UNSET:
-            view = None if definition.stream is None else definition.stream.view
+            view = None if definition.stream is None or definition.stream.hidden else definition.stream.view
             if self.stream is None and view is not None:
                 lifecycle.UpdateTable(self.table, schema.TableChanges(stream=schema.StreamSpec(False, None))).run(tx)
             elif self.stream is not None and view is None:
@@ -139,6 +140,8 @@ class AddColumn(ColumnsCommand, frozen=True):
 
 class DropColumn(ColumnsCommand, frozen=True):
     """Remove a column from the declaration and from all rows."""
+
+    freeing = True
 
     column: str
 
@@ -200,11 +203,13 @@ def _check_free(definition: Definition, name: str, verb: str) -> None:
     """Raise if something else depends on a column."""
     users: dict[str, Iterable[str]] = {"the key": definition.keys, "the expiry": (definition.ttl or "",)}
     users |= {f"index {index.name!r}": (*index.hash, *index.range) for index in definition.indexes}
-    users |= {f"constraint {each!r}": violated(text, definition.column_kinds).names for each, text in definition.checks}
+    users |= {
+        f"constraint {each!r}": violated(text, definition.expression_kinds).names for each, text in definition.checks
+    }
     for number, route in enumerate(definition.routes, start=1):
         texts = [text for text in (route.filter, route.partition_by) if text is not None]
         users[f"route {number} to a topic"] = {
-            each for text in texts for each in scalar.value(text, columns=definition.column_kinds).names
+            each for text in texts for each in scalar.value(text, columns=router.columns_of(definition)).names
         }
     for user, used in users.items():
         if name in used:

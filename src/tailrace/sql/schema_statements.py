@@ -25,7 +25,7 @@ from tailrace.sql.schema_commands import (
 )
 from tailrace.sql.values import KEY_TYPES, columns_of, default_value, resolved, typed, unknown
 from tailrace.tables import change_stream, lifecycle, schema
-from tailrace.tables.definition import TEXTS, Attribute, Column
+from tailrace.tables.definition import Attribute, Column, expression_kind
 from tailrace.tables.operations import FindTable
 from tailrace.tables.value import Value
 
@@ -56,7 +56,7 @@ def create_table(execute: Execute, statement: ast.CreateTableStatement) -> Resul
         stream=None if stream is None else schema.StreamSpec(True, stream),
     )
     columns = tuple(_declared(each, required=each.required or each.name in statement.key) for each in statement.columns)
-    texts = tuple((name, TEXTS.get(kind, kind)) for name, kind in kinds.items())
+    texts = tuple((name, expression_kind(kind)) for name, kind in kinds.items())
     checks = _named_checks(statement.name, [*[c for each in statement.columns for c in each.checks], *statement.checks])
     made = execute(DefineTable(spec, columns, ttl, statement.if_not_exists, check_texts(texts, checks), *retention))
     message = f"table {statement.name} created" if made.created else f"table {statement.name} already exists"
@@ -112,7 +112,7 @@ def add_column(execute: Execute, statement: ast.AddColumnStatement) -> Result:
     definition = execute(FindTable(statement.table))
     spec = statement.added
     column = _declared(spec, required=spec.required)
-    kinds = (*(definition.column_kinds or ()), (spec.name, TEXTS.get(spec.kind, spec.kind)))
+    kinds = (*(definition.expression_kinds or ()), (spec.name, expression_kind(spec.kind)))
     checks = check_texts(kinds, _named_checks(definition.name, spec.checks))
     try:
         rows = execute(AddColumn(definition.name, definition.uuid, column, checks, _filled(column, spec.default)))
@@ -147,7 +147,7 @@ def alter_constraint(execute: Execute, statement: ast.ConstraintStatement) -> Re
             return done(statement.title, f"constraint {statement.name} does not exist", dropped=False)
         execute(AlterConstraint(definition.name, definition.uuid, statement.name))
         return done(statement.title, f"constraint {statement.name} dropped", dropped=True)
-    check_texts(definition.column_kinds or (), [(statement.name, condition)])
+    check_texts(definition.expression_kinds or (), [(statement.name, condition)])
     execute(AlterConstraint(definition.name, definition.uuid, statement.name, condition.text))
     return done(statement.title, "constraint added", added=True)
 

@@ -410,11 +410,12 @@ def _found(
     """Keys of rows that meet the conditions, some at a time."""
     compared = _compared(definition, where)
     after: tuple[int, bytes] | None = (0, b"")
+    by = 0
     ends_s = monotonic() + limits.SQL_WRITE_S if where else math.inf  # TRUNCATE takes as long as it takes
     while after is not None:
-        page = execute(FindRows(definition.name, definition.uuid, conditions, compared, after))
+        page = execute(FindRows(definition.name, definition.uuid, conditions, compared, after, by))
         yield page.keys
-        after = page.next
+        after, by = page.next, page.by
         if monotonic() > ends_s:
             raise Unavailable(
                 f"the rows were not found within {limits.SQL_WRITE_S:g} s; compare the key or an indexed column",

@@ -18,6 +18,7 @@ from tailrace import scalar
 from tailrace.errors import Invalid
 from tailrace.tables import value as typing
 from tailrace.tables.definition import Column, Definition
+from tailrace.tables.number import decimal_of
 from tailrace.tables.value import Item, Value
 
 BIGINT_MAX: Final = 2**63 - 1
@@ -29,7 +30,7 @@ KEY_TYPES: Final = {
 }  # fmt: skip
 UNKNOWN_COLUMN: Final = "UNKNOWN_COLUMN"
 
-_json: Final = msgspec.json.Decoder(float_hook=Decimal)
+_json: Final = msgspec.json.Decoder(float_hook=decimal_of)
 
 
 def columns_of(definition: Definition) -> dict[str, Column]:

@@ -138,6 +138,7 @@ class Tx(ABC):
         self._flushed: dict[StorageTable[Any], dict[Key, Any]] = {}
         self._saved = False
         self.wrote = False  # whether any row was written
+        self.tentative = False  # whether its writes are tried only, and never stored
 
     # -- for commands
 

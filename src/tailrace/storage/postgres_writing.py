@@ -233,6 +233,7 @@ class PostgresTx(Tx):
             self._ahead.setdefault(table, {}).update(found)
 
     def _load(self, table: StorageTable[R], key: Key) -> R | None:
+        row: Any
         if table.cached:
             rows = self._cache.get(table)
             row = None if rows is None else rows.get(key)

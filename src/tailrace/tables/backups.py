@@ -48,9 +48,10 @@ def _backup(reader: Reader | Tx, row: CopyRow) -> Backup:
     return Backup(row, row.facts, counted(reader, row.space))
 
 
-def _find(reader: Reader | Tx, id_: str) -> CopyRow:
+def _find(reader: Reader | Tx, table: str, id_: str) -> CopyRow:
+    """The backup of a table: a caller may only know those of tables that it may use."""
     for row in reader.scan(COPIES):
-        if row.kind == BACKUP and row.facts.backup == id_:
+        if row.kind == BACKUP and row.facts.backup == id_ and row.facts.source == table:
             return row
     raise NotFound(f"Backup not found: {id_}", code="BackupNotFoundException")
 
@@ -81,7 +82,7 @@ class DescribeBackup(Query[Backup], frozen=True):
     subject = ("tables", "table")
 
     def run(self, reader: Reader) -> Backup:
-        return _backup(reader, _find(reader, self.id))
+        return _backup(reader, _find(reader, self.table, self.id))
 
 
 class ListBackups(Query[list[Backup]], frozen=True):
@@ -107,7 +108,7 @@ class DeleteBackup(Command[Backup], frozen=True):
     id: str
 
     def run(self, tx: Tx) -> Backup:
-        row = _find(tx, self.id)
+        row = _find(tx, self.table, self.id)
         if row.phase != AVAILABLE:
             raise InUse(f"Backup is being created: {self.id}", code="BackupInUseException")
         if any(each.kind == RESTORE and each.facts.backup == self.id for each in tx.scan(COPIES)):
@@ -142,7 +143,7 @@ class RestoreBackup(Command[CopyRow], frozen=True):
         return (f"tables/{self.source}", f"tables/{self.target}")
 
     def run(self, tx: Tx) -> CopyRow:
-        backup = _find(tx, self.id)
+        backup = _find(tx, self.source, self.id)
         if backup.phase != AVAILABLE:
             raise InUse(f"Backup is being created: {self.id}", code="BackupInUseException")
         _check_target(tx, self.target)
@@ -297,6 +298,10 @@ class SetRecovery(Command[RecoveryStatus], frozen=True):
         save(tx, definition)
         if definition.stream is None:
             change_stream.record_for_recovery(tx, definition)
+        elif definition.stream.hidden:
+            kept = change_stream.find_stream(tx, self.table)
+            age_s = self.days * _DAY_MS // 1000
+            tx.put(change_stream.CHANGE_STREAMS, msgspec.structs.replace(kept, max_age_s=age_s))
         return _status(tx, find(tx, self.table))
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from tailrace.access import Permission
 from tailrace.command import Command
-from tailrace.errors import Invalid
+from tailrace.errors import Invalid, NotFound
 from tailrace.log import cold
 from tailrace.log import log as logs
 from tailrace.log.entry import Log
@@ -43,12 +43,23 @@ class AlterRetention(Command[ChangeStream], frozen=True):
 
     def run(self, tx: Tx) -> ChangeStream:
         stream = find_stream(tx, self.table, self.label)
+        _check_shown(stream)
         max_age_s = stream.max_age_s if self.max_age_s is msgspec.UNSET else self.max_age_s
         max_count = stream.max_count if self.max_count is msgspec.UNSET else self.max_count
         check_retention(max_age_s, max_count)
         stream = msgspec.structs.replace(stream, max_age_s=max_age_s, max_count=max_count)
         tx.put(CHANGE_STREAMS, stream)
         return stream
+
+
+def _check_shown(stream: ChangeStream) -> None:
+    """Refuse to shorten the history of point-in-time recovery, whose length is its own setting."""
+    if stream.hidden:
+        raise NotFound(
+            f"table {stream.name!r} has no change stream, only the history of its point-in-time recovery; enable a "
+            "stream first, or set the recovery period",
+            code="STREAM_NOT_FOUND",
+        )
 
 
 class Pruned(msgspec.Struct, frozen=True):
@@ -72,6 +83,7 @@ class PruneStream(Command[Pruned], frozen=True):
 
     def run(self, tx: Tx) -> Pruned:
         stream = find_stream(tx, self.table, self.label)
+        _check_shown(stream)
         if self.through is not None:
             check_sequence(self.through)
         if self.through is not None and self.through > last_sequence(tx):

@@ -69,7 +69,10 @@ def restored(reader: Reader | Tx, name: str) -> CopyRow | None:
 
 
 def keep_old(tx: Tx, plan: CopiedWrite) -> None:
-    """An item is about to be written: copy it as it is, unless the walk has passed it."""
+    """An item is about to be written: copy it as it is, unless the walk has passed it. What a transaction only tries is
+    not copied: its commit is."""
+    if tx.tentative:
+        return
     for space in plan.definition.copies:
         copy = tx.get(COPIES, space)
         assert copy is not None, f"table {plan.definition.name!r} is copied to space {space}, which is not listed"

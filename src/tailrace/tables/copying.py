@@ -23,7 +23,7 @@ import msgspec
 from tailrace import failpoints, limits
 from tailrace.access import Permission
 from tailrace.command import Command
-from tailrace.errors import Gone
+from tailrace.errors import Gone, NotFound
 from tailrace.housekeeping import DueWork, HousekeepingTask
 from tailrace.log.tail import HOUSEKEEPING
 from tailrace.storage.engine import Reader, Tx
@@ -138,10 +138,10 @@ def _live(tx: Tx, copy: CopyRow) -> Definition | None:
 def _undo(tx: Tx, copy: CopyRow) -> bool:
     """Undo some changes of the source since the moment that is restored, in their order."""
     details = copy.facts
-    stream = find_stream(tx, details.source, details.label)
     try:
+        stream = find_stream(tx, details.source, details.label)
         position = position_after(tx, stream, log_of(tx, stream), copy.position - 1)
-    except Gone as error:
+    except (Gone, NotFound) as error:
         _log.error("table %r cannot be restored: its changes are no longer retained: %s", copy.name, error)
         give_up(tx, copy)
         return True

@@ -22,7 +22,13 @@ CREATING: Final = "CREATING"
 ACTIVE: Final = "ACTIVE"
 
 
+TIMES: Final = ("TIMESTAMP", "DATE")
 TEXTS: Final = {"TIMESTAMP": "TEXT", "DATE": "TEXT", "UUID": "TEXT"}  # declared kinds that are stored as text
+
+
+def expression_kind(kind: str) -> str:
+    """The kind of a column of a declared kind, for expressions."""
+    return kind if kind in TIMES else TEXTS.get(kind, kind)
 
 
 class Attribute(msgspec.Struct, frozen=True):
@@ -159,6 +165,11 @@ class Definition(msgspec.Struct, frozen=True, dict=True):
         """The declared columns by name and the kind of their values; None: none are declared, any attribute is
         allowed."""
         return tuple((column.name, TEXTS.get(column.kind, column.kind)) for column in self.columns) or None
+
+    @cached_property
+    def expression_kinds(self) -> tuple[tuple[str, str], ...] | None:
+        """As `column_kinds`, for expressions: there, a column of times compares as times do, not as texts."""
+        return tuple((each.name, expression_kind(each.kind)) for each in self.columns) or None
 
     @cached_property
     def plain(self) -> bool:

@@ -9,7 +9,7 @@ every byte is inverted. The service hashes the same form without its end to plac
 from __future__ import annotations
 
 import re
-from decimal import Context, Decimal, Inexact
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from functools import lru_cache
 from typing import Final
 
@@ -34,6 +34,14 @@ _PAIR_NEGATIVE: Final = bytes(102 - b if b else 0 for b in _PAIR)
 _PAIRS_MAX: Final = 20
 _END: Final = b"\x00"
 _END_NEGATIVE: Final = b"\x66"  # above every pair of a negative number
+
+
+def decimal_of(text: str) -> Decimal:
+    """The number in a JSON text, for decoders: an exponent that no Decimal has is a `ValueError`, which they report."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise ValueError(f"{text[:40]} is out of range") from None
 
 
 def canonical(text: str) -> str:

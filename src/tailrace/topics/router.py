@@ -66,7 +66,7 @@ def _compiled(route: TopicRoute) -> CompiledRoute:
 
 def columns_of(definition: Definition) -> scalar.Columns | None:
     """The columns that a filter may name: those of the table, if they are declared, and `_by`."""
-    kinds = definition.column_kinds
+    kinds = definition.expression_kinds
     return None if kinds is None else (*kinds, (BY, "TEXT"))
 
 

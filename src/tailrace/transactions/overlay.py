@@ -120,6 +120,7 @@ class OverlayTx(Tx):
         self._recorder = recorder
         self._dependent = dependent
         self.exports = NoExports()
+        self.tentative = True
 
     # -- reading
 

@@ -33,7 +33,8 @@ from tailrace.streams.commands import live, log_of
 from tailrace.tables.definition import INDEX_ENTRIES, ITEMS, TABLES, Definition, IndexRow, ItemRow, decoded
 
 DIGEST_BYTES: Final = 16
-ROWS_AT_ONCE: Final = 256  # rows of a range that are fetched together
+ROWS_AT_FIRST: Final = 4  # rows of a range that are fetched together, first
+ROWS_AT_ONCE: Final = 256  # and later
 ABSENT: Final = b""  # the digest of no item
 
 
@@ -139,7 +140,7 @@ def check_count(reads: Iterable[TransactionRead]) -> None:
 def check_unchanged(reader: Reader | Tx, reads: Iterable[TransactionRead]) -> None:
     """Raise `TransactionConflict` unless everything is as it was read."""
     definitions: dict[str, Definition | None] = {}
-    for read in reads:
+    for read in dict.fromkeys(reads):
         if isinstance(read, TailRead):
             same = tail_read(reader, read.path) == read
         else:
@@ -193,12 +194,14 @@ def in_steps(
 ) -> Iterator[Any]:
     """The rows of a range, of which some are fetched at a time, so that others may be read in between."""
     table: Any = INDEX_ENTRIES if index else ITEMS
+    step = ROWS_AT_FIRST  # few rows may be wanted, and they may be large
     while True:
         bounds: dict[str, Any] = {"start": start, "after": after, "before": before}
-        rows = list(reader.scan(table, space, **bounds, limit=ROWS_AT_ONCE, reverse=reverse))
+        rows = list(reader.scan(table, space, **bounds, limit=step, reverse=reverse))
         yield from rows
-        if len(rows) < ROWS_AT_ONCE:
+        if len(rows) < step:
             return
+        step = min(2 * step, ROWS_AT_ONCE)
         if reverse:
             before = rows[-1].key
         else:

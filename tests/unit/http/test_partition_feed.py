@@ -213,3 +213,17 @@ def test_a_filter_of_the_reader_is_applied_by_the_server(data_dir: Path) -> None
             assert (await get(topics, "-1", where=wrong)).status_code == 400
 
     run(data_dir, work)
+
+
+def test_a_number_beyond_all_decimals_is_no_poison(data_dir: Path) -> None:
+    async def work(topics: Topics) -> None:
+        await topics.publish(b'{"n":1e99999999999999999999}', b'{"n":7}')
+        assert read((await get(topics, "-1", where="n > 5")).content) == [b'{"n":7}']
+        put = {"op": "put", "table": "t", "item": {"id": "a"}}
+        body = json.dumps({"operations": [put]}).replace('"a"', "1e99999999999999999999")
+        answer = await topics.http.post(
+            "/v1/api/transaction", content=body, headers={"content-type": "application/json"}
+        )
+        assert answer.status_code == 400
+
+    run(data_dir, work)

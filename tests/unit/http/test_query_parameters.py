@@ -65,6 +65,7 @@ ENDPOINTS = [
     ("GET", "/v1/views"),
     ("GET", "/v1/views/some"),
     *(("POST", f"/v1/views/some/{name}") for name in ("apply", "plan", "fill", "partials")),
+    *(("POST", f"/v1/api/transaction{name}") for name in ("", "/read")),
     ("GET", "/v1/admin/audit"),
     ("GET", "/v1/admin/keys"),
     ("POST", "/v1/admin/keys"),

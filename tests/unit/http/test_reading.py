@@ -90,10 +90,10 @@ def test_pages_are_the_same_whatever_rows_they_are_read_from(
         await up.create("a", content_type)
         await up.append("a", *bodies, content_type=content_type)
         written = await read(up)
-        monkeypatch.setattr(up.db, "_recent", RecentSegments())
+        monkeypatch.setattr(up.db, "recent", RecentSegments())
         stored = await read(up)
         await asyncio.to_thread(seal, up.db)
-        monkeypatch.setattr(up.db, "_recent", RecentSegments())
+        monkeypatch.setattr(up.db, "recent", RecentSegments())
         assert written == stored == await read(up) == await read(up)
         content = [page for page, _ in stored]
         if content_type == JSON:

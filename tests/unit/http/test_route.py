@@ -120,4 +120,5 @@ def test_few_routes_take_no_credentials() -> None:
     assert {f"{route.method} {route.path}" for route in ROUTES if route.access == OPEN} == {
         "GET /v1/stream/__ds/jwks.json", "POST /", "GET /", "* /", "POST /v1/api/auth/login",
         "POST /v1/api/auth/refresh", "POST /v1/api/auth/logout", "GET /healthz", "GET /readyz", "GET /openapi.json",
+        "GET /console", "GET /console/{file}",
     }  # fmt: skip

@@ -202,3 +202,65 @@ def test_commands_are_plain_data(db: Database) -> None:
         return isinstance(held, str | int | bytes | Decimal | type(None))
 
     assert all(map(plain, seen))
+
+
+def test_times_are_compared_as_times(tmp_path: Path) -> None:
+    with tailrace.open(tmp_path / "times") as db:
+        db.sql("CREATE TABLE ts (id TEXT, at TIMESTAMP, v TEXT, PRIMARY KEY (id, at))")
+        db.sql("INSERT INTO ts VALUES ('a', '2026-01-28 12:00:00', 'x'), ('a', '2026-01-28 14:00:00', 'y')")
+        for condition, rows in (
+            ("at > '2026-01-28 23:59:59'", 0),
+            ("at < '2026-01-28 23:59:59'", 2),
+            ("at > '2026-01-28 13:00:00'", 1),
+            ("id = 'a' AND at > '2026-01-28 13:00:00'", 1),
+            ("id = 'a' AND at = '2026-01-28 14:00:00'", 1),
+            ("at IN ('2026-01-28T14:00:00', '2027-01-01')", 1),
+            ("at > TIMESTAMP '2026-01-28 13:00:00'", 1),
+        ):
+            assert db.sql(f"UPDATE ts SET v = v || '!' WHERE {condition}").row_count == rows, condition
+            counted = db.sql(f"SELECT count(v) AS n FROM ts WHERE {condition}").rows
+            assert counted == [{"n": rows}], condition
+        for more in ("", "id = 'a' AND "):
+            found = db.sql(f"SELECT v FROM ts WHERE {more}at < '2026-01-28T14:00:00+02:00'").rows
+            assert len(found) == 1, "with and without a key it is the same"
+        assert db.sql("UPDATE ts SET v = at WHERE at LIKE '2026-%'").row_count == 2
+
+
+def test_an_index_that_appears_between_two_slices_loses_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SELECT_SLICE_ROWS", 10)
+    with tailrace.open(tmp_path / "slices", housekeeping_s=None) as db:
+        db.sql("CREATE TABLE w (id TEXT PRIMARY KEY, c TEXT)")
+        for number in range(35):
+            db.sql("INSERT INTO w VALUES (?, 'x')", [f"k{number:02d}"])
+        execute, pages = db.execute, []
+
+        def between(command: Any, *more: Any) -> Any:
+            found = execute(command, *more)
+            if isinstance(command, commands.FindRows):
+                pages.append(command)
+                if len(pages) == 1:
+                    db.sql("CREATE INDEX by_c ON w (c)")
+                    db.sweep()
+            return found
+
+        monkeypatch.setattr(db, "execute", between)
+        assert db.sql("UPDATE w SET c = 'y' WHERE c = 'x'").row_count == 35
+        assert len(pages) > 2
+
+
+def test_an_index_of_another_type_changes_no_result(tmp_path: Path) -> None:
+    with tailrace.open(tmp_path / "types", housekeeping_s=None) as db:
+        table = db.create_table("doc2", partition_key="id")
+        for number in range(5):
+            table.put({"id": str(number), "a": "x", "b": number})
+        assert db.sql("UPDATE doc2 SET z = 1 WHERE a = 'x' AND b >= 3").row_count == 2
+        db.sql("CREATE INDEX by_ab ON doc2 (a, b)")
+        db.sweep()
+        assert db.sql("DELETE FROM doc2 WHERE a = 'x' AND b >= 3").row_count == 2
+
+
+def test_columns_of_tables_with_routes_by_principal_are_renamed(tmp_path: Path) -> None:
+    with tailrace.open(tmp_path / "routes") as db:
+        db.sql("CREATE TABLE rr (id TEXT PRIMARY KEY, b TEXT); CREATE TOPIC t")
+        db.sql("ALTER TOPIC t ADD SOURCE rr ON INSERT WHERE (_by = 'x')")
+        db.sql("ALTER TABLE rr RENAME COLUMN b TO c; ALTER TABLE rr DROP COLUMN c")

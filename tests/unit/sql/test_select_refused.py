@@ -34,7 +34,7 @@ def db(data_dir: Path) -> Iterator[Database]:
         "read_csv('{file}')", "read_text('{file}')", "read_blob('{file}')", "read_json('{file}')", "'{file}'",
         '"{file}"',
         "glob('{file}')", "read_parquet(['{file}'])", "duckdb_settings()", "duckdb_tables()", "duckdb_secrets()",
-        "pragma_version()", "query('SELECT 1')", "query_table('orders')", "information_schema.tables",
+        "pragma_version()", "query('SELECT 1')", "query_table('orders')", "information_schema.schemata",
         "pg_catalog.pg_class", "sqlite_master", "system.main.duckdb_tables", "temp.orders", "memory.main.orders",
         "changes()", "changes(1)", "changes('orders', 2)", "topic(NULL)", "db.changes('orders')", "range(5)",
         "generate_series(1, 5)", "repeat_row(1, num_rows = 5)", "json_execute_serialized_sql('x')", "(DESCRIBE orders)",

@@ -63,11 +63,11 @@ def test_topics_and_their_routes(db: Database) -> None:
     }  # fmt: skip
     insert = {
         "table_id": "chat.messages", "op": "Insert", "payload_mode": "Full", "filter_expr": "role = 'user'",
-        "partition_key_expr": "id",
+        "partition_key_expr": "id", "name": None, "backfill": False,
     }  # fmt: skip
     delete = {
         "table_id": "chat.messages", "op": "Delete", "payload_mode": "Key", "filter_expr": None,
-        "partition_key_expr": None,
+        "partition_key_expr": None, "name": None, "backfill": False,
     }  # fmt: skip
     assert routes == [insert, delete]
     listed = rows(db, "SELECT * FROM system.topic_routes ORDER BY op DESC")

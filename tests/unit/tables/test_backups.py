@@ -29,7 +29,7 @@ from tailrace.tables.backups import (
     RestoreToPointInTime,
     SetRecovery,
 )
-from tailrace.tables.change_stream import DisableStream, EnableStream
+from tailrace.tables.change_stream import DisableStream, EnableStream, find_stream
 from tailrace.tables.change_trimming import PruneStream
 from tailrace.tables.copying import COPIES, ContinueCopy
 from tailrace.tables.lifecycle import DescribeTable
@@ -207,3 +207,51 @@ def test_a_restore_ends_if_its_history_is_gone(db: Database, clock: ManualClock)
     with db._engine.reader() as reader:
         assert list(reader.scan(COPIES)) == []
     db.sweep()
+
+
+def test_a_backup_is_found_by_its_own_table_alone(db: Database) -> None:
+    """Access is checked by the table that a request names."""
+    db.create_table("secret", partition_key="id").put({"id": "x"})
+    backup = db.execute(CreateBackup("secret", "b"))
+    db.sweep()
+    id_ = backup.details.backup or ""
+    for command in (DescribeBackup("mine", id_), DeleteBackup("mine", id_), RestoreBackup("mine", id_, "mine2")):
+        with pytest.raises(NotFound, match="Backup not found"):
+            db.execute(command)
+
+
+def test_transactions_go_on_while_a_table_is_copied(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep.limits, "SWEEP_ITEMS", 2)
+    orders = db.create_table("orders", partition_key="id")
+    for number in range(6):
+        orders.put({"id": str(number), "n": 0})
+    backup = db.execute(CreateBackup("orders", "b"))
+    db.sql("BEGIN; UPDATE orders SET n = 1 WHERE id = '5'; INSERT INTO orders (id, n) VALUES ('9', 9); COMMIT")
+    with db.transaction() as tx:
+        tx.put("orders", {"id": "4", "n": 2})
+        assert tx.get("orders", "4") == {"id": "4", "n": 2}
+    finish(db, backup.row.space)
+    db.execute(RestoreBackup("orders", backup.details.backup or "", "copy"))
+    db.sweep()
+    assert {key: item["n"] for key, item in items_of(db, "copy").items()} == {str(number): 0 for number in range(6)}
+    assert {key: item["n"] for key, item in items_of(db, "orders").items()} == {
+        "0": 0, "1": 0, "2": 0, "3": 0, "4": 2, "5": 1, "9": 9,
+    }  # fmt: skip
+
+
+def test_the_history_of_recovery_has_its_own_period(db: Database) -> None:
+    db.sql("CREATE TABLE pt (id TEXT PRIMARY KEY)")
+    db.execute(SetRecovery("pt", 1))
+    db.execute(SetRecovery("pt", 35))
+    assert find_stream_of(db, "pt").max_age_s == 35 * 24 * 3600
+    with pytest.raises(NotFound, match="point-in-time recovery"):
+        db.sql("ALTER TABLE pt SET (retention_records = 1)")
+    with pytest.raises(NotFound, match="point-in-time recovery"):
+        db.execute(PruneStream("pt"))
+    db.sql("ALTER TABLE pt SET (stream = true)")
+    assert not find_stream_of(db, "pt").hidden
+
+
+def find_stream_of(db: Database, name: str) -> Any:
+    with db._engine.reader() as reader:
+        return find_stream(reader, name)
