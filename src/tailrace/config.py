@@ -187,6 +187,11 @@ def _checked(config: Config) -> Config:
         raise Invalid(
             f"workers {config.workers} is out of range; use 1 to {limits.WORKERS_MAX}, or auto (one per core)"
         )
+    if config.database is not None and config.workers != 1:
+        raise Invalid(
+            f"workers {config.workers} and database cannot be combined: workers read the files of a data directory; "
+            "use workers 1 with PostgreSQL, or leave database out"
+        )
     _check_http(config)
     _check_topics(config.topics)
     _check_cold_url(config.cold.url)

@@ -536,8 +536,10 @@ class Sharing:
         assert isinstance(self._db._runner, Runner)
         self._db._runner.mark = mark
 
-    def fetch_cold(self, missing: ColdMiss) -> Awaitable[None]:
-        """Fetch trimmed history that a command needs."""
+    def fetch_cold(self, missing: ColdMiss, fetched: int) -> Awaitable[None]:
+        """Fetch trimmed history that a command needs, for which it was `fetched` so often already."""
+        if fetched >= limits.COLD_FETCHES_MAX:
+            raise _not_found(missing)
         return self._db._offload_cold(self._db._fetch, missing)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import psycopg
@@ -250,6 +250,36 @@ def test_an_outcome_is_decided_where_another_server_was_quicker(
     with pytest.raises(Unavailable) as deposed:
         engine.begin(NOW_MS)
     assert deposed.value.code == "NOT_LEADER"
+
+
+def test_a_durable_commit_is_answered_as_such_by_a_server_that_leads_no_more(
+    make: Callable[..., PostgresEngine], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make()
+    db = Database(engine, housekeeping_s=None)
+    decide, begin = engine.lease.decide, engine.begin
+
+    def late(epoch: int, number: int) -> bool:
+        expire(url)
+        make("http://second")
+        return decide(epoch, number)
+
+    with ExitStack() as stack:
+
+        def begin_cut(now_ms: int) -> Any:
+            tx = begin(now_ms)
+            stack.enter_context(cut(tx, after=True))
+            return tx
+
+        monkeypatch.setattr(engine.lease, "decide", late)
+        monkeypatch.setattr(engine, "begin", begin_cut)
+        db.execute(CreateStream("s"))  # it is durable
+    monkeypatch.undo()
+    assert postgres.shared_server().execute("SELECT count(*) FROM tailrace.streams", postgres.name_of(url)) == [(1,)]
+    with pytest.raises(Unavailable) as deposed:
+        db.execute(CreateStream("t"))
+    assert deposed.value.code == "NOT_LEADER"
+    db.close()
 
 
 def test_a_warning_at_the_commit_leaves_its_outcome_to_be_decided(

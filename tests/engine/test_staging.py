@@ -57,6 +57,15 @@ def engine(place: Place) -> Engine:
     return found
 
 
+def test_rows_are_moved_when_they_are_old_or_many(engine: Engine) -> None:
+    rows = [Line(1, number, SMALL) for number in range(limits.STAGED_LOG_ROWS)]
+    write(engine, *rows)
+    many = 10 * len(rows)
+    for age_s, due in ((0, []), (limits.STAGED_AGE_S, rows)):
+        with engine.reader(NOW_MS + int(age_s * 1000)) as reader:
+            assert [row for _, row in reader.staged(SETTLED, many, many)] == due
+
+
 def test_small_rows_are_staged_and_large_ones_are_not(engine: Engine) -> None:
     rows = [Line(1, 0, SMALL), Line(1, 1, LARGE), Line(2, 0, SMALL), Line(1, 2, SMALL)]
     write(engine, *rows)

@@ -63,6 +63,8 @@ def test_the_environment_sets_every_kind(text: str, dev: bool) -> None:
         ({"dev": True, "host": "example.com"}, "loopback only, not on 'example.com'"),
         ({"dev": True, "port": -1}, r"port -1 is out of range; use 0 \(any free one\) to 65535"),
         ({"dev": True, "port": 65536}, "port 65536 is out of range"),
+        ({"workers": 2, "database": "postgresql:///x"}, "workers 2 and database cannot be combined.*use workers 1"),
+        ({"workers": "auto", "database": "postgresql:///x"}, "workers auto and database cannot be combined"),
         ({"dev": True, "tls_certificate": "x"}, "TLS needs both tls_certificate and tls_key"),
         ({"dev": True, "tls_key": "x"}, "TLS needs both"),
         ({"dev": True, "long_poll_timeout_s": 0}, "long_poll_timeout_s must be a finite number above 0, not 0"),

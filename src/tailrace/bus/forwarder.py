@@ -328,6 +328,10 @@ class Forwarder:
             except Error as error:
                 self._settle(number, None, error)
                 continue
+            except Exception as error:  # of one command: the others are sent all the same
+                logger.exception("a command %s could not be sent", type(job.command).__name__)
+                self._settle(number, None, messages.unsendable(job.command, error))
+                continue
             packed.append((number, tag, job.by, body))
             size += len(body)
             if size >= limits.BUS_FRAME_BYTES:

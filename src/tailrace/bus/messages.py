@@ -162,8 +162,8 @@ def decode_plain(kind: Any, body: bytes) -> Any:
 
 
 def encode_command(command: Command[Any]) -> tuple[str, bytes]:
-    """The tag of a command, and its fields. `Invalid` if a text is not valid Unicode, or a number is too large: no
-    command accepts such a value."""
+    """The tag of a command, and its fields. `Invalid` if a text is not valid Unicode, a number is too large, or a value
+    is nested too deeply or of an unknown type: no command accepts such a value."""
     try:
         return _encode_command(command)
     except (UnicodeEncodeError, OverflowError) as error:
@@ -171,6 +171,14 @@ def encode_command(command: Command[Any]) -> tuple[str, bytes]:
             f"{type(command).__name__} has a text that is not valid UTF-8, or a number beyond 64 bits: {error}",
             code=UNSENDABLE,
         ) from None
+    except (RecursionError, TypeError, NotImplementedError) as error:
+        raise unsendable(command, error) from None
+
+
+def unsendable(command: Command[Any], error: Exception) -> errors.Invalid:
+    """The error of a command that cannot be encoded."""
+    reason = "a value is nested too deeply; use fewer levels" if isinstance(error, RecursionError) else error
+    return errors.Invalid(f"{type(command).__name__} cannot be sent to the writer: {reason}", code=UNSENDABLE)
 
 
 def _encode_command(command: Command[Any]) -> tuple[str, bytes]:

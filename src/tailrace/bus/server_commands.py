@@ -28,20 +28,41 @@ def life_name(server: str, life: str) -> str:
     return f"{server}/{life}"
 
 
-class BeginLife(Command[int], frozen=True):
-    """A server connects: forget its earlier lives; the number of its last committed command in this one."""
+class BeginLife(Command[None], frozen=True):
+    """A server connects: forget its earlier lives."""
 
     permission = Permission.SYSTEM
 
     server: str
     life: str
 
-    def run(self, tx: Tx) -> int:
+    def run(self, tx: Tx) -> None:
         name = life_name(self.server, self.life)
         for row in list(tx.scan(SENT)):
             if row.server.rpartition("/")[0] == self.server and row.server != name:
                 tx.delete(SENT, row.server)
-        found = tx.get(SENT, name)
+
+
+class ForgetLives(Command[None], frozen=True):
+    """The first writer of a server begins: no process of an earlier start is left."""
+
+    permission = Permission.SYSTEM
+
+    def run(self, tx: Tx) -> None:
+        for row in list(tx.scan(SENT)):
+            tx.delete(SENT, row.server)
+
+
+class LastSent(Query[int], frozen=True):
+    """The number of the last committed command of a life. Not the result of `BeginLife`: the numbers of the commands
+    that share its transaction are written after it."""
+
+    permission = Permission.SYSTEM
+
+    life: str
+
+    def run(self, reader: Reader) -> int:
+        found = reader.get(SENT, self.life)
         return 0 if found is None else found.upto
 
 

@@ -29,7 +29,7 @@ from tailrace.bus import asking, link, messages
 from tailrace.bus.asking import CountMetrics, LoginNoted
 from tailrace.bus.link import BusLink
 from tailrace.bus.remote_exports import ServedExports
-from tailrace.bus.server_commands import SENT, BeginLife, SentRow, life_name
+from tailrace.bus.server_commands import SENT, BeginLife, ForgetLives, LastSent, SentRow, life_name
 from tailrace.bus.shared_throttle import note
 from tailrace.bus.totals import MetricTotals
 from tailrace.errors import Error, Unavailable
@@ -72,6 +72,7 @@ class BusServer:
         self._held: list[tuple[int, ServerLink, list[Any]]] = []  # results that wait for confirmations of a batch
         # Until then a server that has lost its link may not have noticed, and may trust what it has cached.
         self._doubt_until = self._loop.time() + limits.BUS_TTL_S if replaces else 0.0
+        self._replaces = replaces
         self._tasks: set[asyncio.Task[Any]] = set()
         self._server: asyncio.AbstractServer | None = None
         self._beating: asyncio.TimerHandle | None = None
@@ -81,6 +82,8 @@ class BusServer:
         """Accept links. `listen` starts the listener for the protocols that it is given."""
         self._db.sharing.mark_commits(self.mark)
         self._unrelay = self._db.tail.relay(self.publish)
+        if not self._replaces:
+            self._db.sharing.submit(ForgetLives(), _log_failure)
         self._server = await listen(self._accept)
         self._beat()
 
@@ -119,9 +122,14 @@ class BusServer:
             self._doubt_until = self._loop.time() + limits.BUS_TTL_S
         self._db.metrics.workers = self.servers
         self._totals.gone(server.name)
-        if server.exports:
-            self._begin(self._exports.end_all(server.exports))
+        self._end_exports(server)
         self._release_held()
+
+    def _end_exports(self, server: ServerLink) -> None:
+        """End the exports of a link that is gone."""
+        if server.exports:
+            self._begin(self._exports.end_all(server.exports.copy()))
+            server.exports.clear()
 
     def _receive(self, made: BusLink, message: list[Any]) -> None:
         server = self._links.get(made)
@@ -145,18 +153,33 @@ class BusServer:
 
     def _greet(self, server: ServerLink, protocol: int, version: str, name: str, life: str) -> None:
         link.check_protocol(protocol, version)
+        whole = life_name(name, life)
+        for other in list(self._links.values()):
+            if other.name == whole:  # lost there and not yet here: what it still holds is sent again
+                other.link.cut()
 
-        def done(upto: Any, error: BaseException | None) -> None:
-            """Earlier commands of this life have run by now: they were before this one in the queue."""
-            if error is not None:
-                logger.error("server %s is refused: %s", name, error)
-                server.link.cut()
+        def refuse(error: BaseException) -> None:
+            logger.error("server %s is refused: %s", name, error)
+            server.link.cut()
+
+        async def welcome() -> None:
+            try:
+                upto = await self._db.aexecute(LastSent(whole))
+            except Exception as error:
+                refuse(error)
                 return
-            server.name = life_name(name, life)
+            server.name = whole
             server.confirmed = self._batch
             server.link.send([link.HELLO, link.PROTOCOL, self._version, self.epoch, upto])
             self._send_state(server)
             self._db.metrics.workers = self.servers
+
+        def done(result: Any, error: BaseException | None) -> None:
+            """Earlier commands of this life have run by now: they were before this one in the queue."""
+            if error is not None:
+                refuse(error)
+            else:
+                self._begin(welcome())
 
         self._db.sharing.submit(BeginLife(name, life), done)
 
@@ -219,10 +242,13 @@ class BusServer:
 
         async def again() -> None:
             try:
-                await self._db.sharing.fetch_cold(missing)
-            except Error as error:
+                await self._db.sharing.fetch_cold(missing, job.fetched)
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # every error reaches the caller
                 job.settle(None, error)
                 return
+            job.fetched += 1
             if job.origin.link.open:  # otherwise its server sends it again
                 job.error = None
                 self._db.sharing.queue(job)
@@ -302,6 +328,8 @@ class BusServer:
                 logger.exception("a question could not be answered")
             answer, ok = messages.encode_error(error), False
         server.link.send([link.ANSWER, number, ok, answer])
+        if server.link not in self._links:  # it was lost while an export began
+            self._end_exports(server)
 
     async def _find(self, server: ServerLink, question: Any) -> Any:
         if isinstance(question, asking.BeginLogin):
@@ -344,3 +372,8 @@ class BusServer:
             "damage": None if damage is None else messages.encode_error(damage),
         }
         self._send(server, [link.BEAT, state])
+
+
+def _log_failure(result: Any, error: BaseException | None) -> None:
+    if error is not None:
+        logger.error("the servers of an earlier start are not forgotten: %s", error)

@@ -12,13 +12,15 @@ so that connections which were not accepted yet wait for it and are not lost.
                        one gets SIGTERM
     SIGTERM, SIGINT    workers stop, answering what is under way; then the writer does
 
-A process that ends again and again is replaced after a growing pause. If the supervisor itself is killed, all processes
-stop by themselves.
+A process that ends again and again is replaced after a growing pause. While a process is awaited, signals to stop are
+heeded, and a writer that ends is replaced: workers need it to come up. If the supervisor itself is killed, all
+processes stop by themselves.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import shutil
@@ -41,6 +43,8 @@ from tailrace.http.transport import BACKLOG
 
 SIGNALS: Final = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 WRITER: Final = -1  # the slot of the writer; workers have numbers from 0 on
+STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
+LOOK_S: Final = 0.1  # how often signals and the writer are looked at while a process is awaited
 START_S: Final = 60.0  # for a process to be up; opening a damaged or large database takes a while
 PAUSE_S_MIN: Final = 0.05
 PAUSE_S_MAX: Final = 5.0
@@ -122,6 +126,10 @@ def listening(config: Config, count: int) -> list[socket.socket]:
     return sockets
 
 
+class _Terminated(Exception):
+    """A signal to stop has arrived while a process was awaited."""
+
+
 class ChildProcess:
     """A process that the supervisor has forked."""
 
@@ -131,10 +139,14 @@ class ChildProcess:
         self.began_s = time.monotonic()
         self._ready = ready  # reports once that it is up, or why not
 
-    def wait_until_up(self, within_s: float) -> None:
-        """Return when it is up; raise its error if it failed."""
+    def wait_until_up(self, within_s: float, meanwhile: Callable[[], None]) -> None:
+        """Return when it is up; raise its error if it failed. `meanwhile` is called every LOOK_S."""
+        until_s = time.monotonic() + within_s
         try:
-            readable, _, _ = select.select([self._ready], [], [], within_s)
+            readable, _, _ = select.select([self._ready], [], [], LOOK_S)
+            while not readable and time.monotonic() < until_s:
+                meanwhile()
+                readable, _, _ = select.select([self._ready], [], [], LOOK_S)
             report = os.read(self._ready, 1 << 16) if readable else b""
         finally:
             os.close(self._ready)
@@ -188,6 +200,8 @@ class Supervisor:
                 self._start(slot)
             on_up(WorkersUp(self._url()))
             self._supervise()
+        except _Terminated:
+            logger.info("stopped while a process was awaited")
         finally:
             self._stop_all()
             self._bus.close()
@@ -216,9 +230,30 @@ class Supervisor:
         child = self._fork(slot)
         self._children[child.pid] = child
         self._accept_loss = False  # once, at the first start
-        child.wait_until_up(START_S)
+        self._await(child)
         logger.info("%s is up", child)
         return child
+
+    def _await(self, child: ChildProcess) -> None:
+        """Wait until a process is up, which raises if it failed."""
+        child.wait_until_up(START_S, self._look if child.slot == WRITER else self._look_after_writer)
+
+    def _look(self) -> None:
+        """Raise if there was a signal to stop."""
+        if signal.sigtimedwait(STOPPING, 0) is not None:
+            raise _Terminated
+
+    def _look_after_writer(self) -> None:
+        """The same; and replace a writer that has ended."""
+        self._look()
+        for child in [child for child in self._children.values() if child.slot == WRITER]:
+            pid, status = os.waitpid(child.pid, os.WNOHANG)
+            if pid:
+                del self._children[pid]
+                self._ended(child, status)
+        if self._due.get(WRITER, math.inf) <= time.monotonic():
+            del self._due[WRITER]
+            self._replace(WRITER)
 
     def _fork(self, slot: int) -> ChildProcess:
         reading, writing = os.pipe()
@@ -259,7 +294,7 @@ class Supervisor:
     def _supervise(self) -> None:
         while True:
             now = time.monotonic()
-            for slot in [slot for slot, due in self._due.items() if due <= now]:
+            for slot in sorted(slot for slot, due in self._due.items() if due <= now):  # the writer first
                 del self._due[slot]
                 self._replace(slot)
             wait = min([1.0, *(max(0.0, due - now) for due in self._due.values())])
@@ -299,7 +334,7 @@ class Supervisor:
         child = self._fork(slot)
         self._children[child.pid] = child
         try:
-            child.wait_until_up(START_S)
+            self._await(child)
             logger.info("%s is up", child)
         except Error as error:
             logger.error("%s is not up: %s", child, error)  # noqa: TRY400
@@ -321,14 +356,15 @@ class Supervisor:
         logger.info("the workers are replaced")
         for child in [child for child in self._children.values() if child.slot != WRITER]:
             successor = self._fork(child.slot)
+            self._leaving[successor.pid] = successor  # until it is up
             try:
-                successor.wait_until_up(START_S)
+                self._await(successor)
             except Error as error:
                 logger.error("%s is not up, and the one before it stays: %s", successor, error)  # noqa: TRY400
                 successor.tell(signal.SIGKILL)
-                self._leaving[successor.pid] = successor
                 return
             logger.info("%s is up", successor)
+            del self._leaving[successor.pid]
             self._children[successor.pid] = successor
             if self._children.pop(child.pid, None) is not None:
                 self._leaving[child.pid] = child

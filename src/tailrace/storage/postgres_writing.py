@@ -343,7 +343,7 @@ class PostgresTx(Tx):
             assert table.staging is not None
             small = [row for row in packed if table.staged(row)]
             if small:
-                self._queue_rows(table.staging, staged.add(small))
+                self._queue_rows(table.staging, staged.add(small, self.now_ms))
             packed = [row for row in packed if not table.staged(row)]
         if packed:
             self._queue_rows(table, list(map(table.values, packed)))

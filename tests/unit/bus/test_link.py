@@ -13,18 +13,19 @@ import pytest
 
 from tailrace import limits
 from tailrace.auth.users import AlterUser, CreateUser
-from tailrace.bus import link
+from tailrace.bus import asking, link, messages
 from tailrace.bus.link import BusLink, FrameReader, framed
 from tailrace.bus.server_commands import ListSent
 from tailrace.bus.writer import BusServer
 from tailrace.config import Config
 from tailrace.database import Database, open_configured, open_worker
 from tailrace.errors import Corrupt, Invalid, LoginThrottled, NotFound, Unavailable
+from tailrace.log.cold import ColdMiss, ColdRange
 from tailrace.streams.commands import Append, CreateStream
 from tailrace.streams.queries import DescribeStream
 from tailrace.tables import commands, schema
 from tailrace.tables.definition import Attribute
-from tailrace.tables.export import ReadExport
+from tailrace.tables.export import BeginExport, ReadExport
 from tailrace.tables.lifecycle import CreateTable
 from tests.support.patience import PATIENCE_S
 
@@ -70,10 +71,10 @@ class Server:
         self.bus: BusServer = None  # type: ignore[assignment]
         self.workers: list[Database] = []
 
-    async def start_writer(self) -> None:
+    async def start_writer(self, replaces: bool = False) -> None:
         self.db = open_configured(self.config)
         self.db.attach(asyncio.get_running_loop())
-        self.bus = BusServer(self.db, self.db.sharing.login_throttle(), "0")
+        self.bus = BusServer(self.db, self.db.sharing.login_throttle(), "0", replaces=replaces)
         await self.bus.start(self._listen)
 
     async def _listen(self, protocol: Callable[[], BusLink]) -> asyncio.AbstractServer:
@@ -168,7 +169,7 @@ def test_what_was_not_committed_is_sent_again(tmp_path: Path) -> None:
         await server.stop_writer()
         assert isinstance(worker.trouble, Unavailable)
         waiting = worker.aexecute(Append("a", b"waiting;", TEXT))
-        await server.start_writer()
+        await server.start_writer(replaces=True)
         with pytest.raises(Unavailable) as unknown:
             await committed
         assert unknown.value.code == "OUTCOME_UNKNOWN"
@@ -194,6 +195,113 @@ def test_a_lost_link_alone_loses_and_repeats_nothing(tmp_path: Path) -> None:
         unknown = [each for each in outcomes if isinstance(each, BaseException)]
         assert all(isinstance(each, Unavailable) and each.code == "OUTCOME_UNKNOWN" for each in unknown)
         assert (await worker.aexecute(DescribeStream("a"))).log.next == 2 * 40  # each once
+
+    on_server(test, tmp_path)
+
+
+def test_commands_that_share_the_commit_of_a_hello_are_not_repeated(tmp_path: Path) -> None:
+    async def test(server: Server) -> None:
+        worker = await server.add_worker()
+        await worker.aexecute(CreateStream("a", TEXT))
+        runner: Any = server.db._runner
+        runner._turn.acquire()  # a commit takes long
+        first = worker.aexecute(Append("a", b"first;", TEXT))
+        await until(lambda: len(runner._pending) == 1)
+        forwarder(worker)._link.cut()
+        await until(lambda: len(runner._pending) == 2)  # the hello
+        runner._release_turn()
+        with pytest.raises(Unavailable) as unknown:
+            await first
+        assert unknown.value.code == "OUTCOME_UNKNOWN"
+        await worker.aexecute(Append("a", b"second;", TEXT))
+        assert (await worker.aexecute(DescribeStream("a"))).log.next == len(b"first;second;")
+
+    on_server(test, tmp_path)
+
+
+def test_what_a_lost_link_holds_is_not_done_after_the_next_hello(
+    tmp_path: Path,
+) -> None:
+    async def test(server: Server) -> None:
+        worker = await server.add_worker()
+        await worker.aexecute(CreateStream("a", TEXT))
+        (held,) = server.bus._links
+        held.read_on(False)  # its window is full
+        first = worker.aexecute(Append("a", b"first;", TEXT))
+        await asyncio.sleep(0.05)
+        forwarder(worker)._link.cut()
+        assert (await first).tail == len(b"first;")
+        assert not held.open
+        assert (await worker.aexecute(Append("a", b"second;", TEXT))).tail == len(b"first;second;")
+
+    on_server(test, tmp_path)
+
+
+def test_a_command_that_cannot_be_sent_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(server: Server) -> None:
+        worker = await server.add_worker()
+        await worker.aexecute(CreateStream("a", TEXT))
+        encode = messages.encode_command
+
+        def encode_some(command: Any) -> tuple[str, bytes]:
+            if command.body == b"broken":
+                raise RuntimeError("a bug")
+            return encode(command)
+
+        monkeypatch.setattr(messages, "encode_command", encode_some)
+        for lost in (False, True):
+            if lost:
+                forwarder(worker)._link.cut()
+                await until(lambda: worker.trouble is not None)
+            results = [worker.aexecute(Append("a", body, TEXT)) for body in (b"x", b"broken", b"y")]
+            outcomes = await asyncio.gather(*results, return_exceptions=True)
+            assert [getattr(each, "code", None) for each in outcomes] == [None, messages.UNSENDABLE, None]
+        assert (await worker.aexecute(DescribeStream("a"))).log.next == 4
+
+    on_server(test, tmp_path)
+
+
+def test_servers_of_an_earlier_start_are_forgotten(tmp_path: Path) -> None:
+    async def test(server: Server) -> None:
+        worker = await server.add_worker()
+        await worker.aexecute(CreateStream("a", TEXT))
+        assert len(await server.db.aexecute(ListSent())) == 1
+        await worker.aclose()
+        server.workers.clear()
+        await server.stop_writer()
+        await server.start_writer(replaces=True)
+        assert len(await server.db.aexecute(ListSent())) == 1
+        await server.stop_writer()
+        await server.start_writer()
+        await server.add_worker()
+        assert await server.db.aexecute(ListSent()) == []
+
+    on_server(test, tmp_path)
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_a_command_whose_history_cannot_be_read_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: bool
+) -> None:
+    fetches: list[Any] = []
+
+    def miss(self: Any, tx: Any) -> Any:
+        raise ColdMiss(ColdRange(1, 0, 1, ""), 0)
+
+    def fetch(missing: ColdMiss) -> None:
+        fetches.append(missing)
+        if failing:
+            raise OSError("no disk")
+
+    async def test(server: Server) -> None:
+        worker = await server.add_worker()
+        monkeypatch.setattr(limits, "COLD_FETCHES_MAX", 3)
+        monkeypatch.setattr(server.db.cold, "fetch", fetch)
+        monkeypatch.setattr(CreateStream, "run", miss)
+        expected = "OSError: no disk" if failing else "the cold cache is thrashing"
+        with pytest.raises(messages.RemoteFailure if failing else Unavailable, match=expected):
+            await asyncio.wait_for(worker.aexecute(CreateStream("a", TEXT)), PATIENCE_S)
+        assert len(fetches) == (1 if failing else 3)
 
     on_server(test, tmp_path)
 
@@ -347,6 +455,25 @@ def test_an_export_is_of_one_moment(tmp_path: Path) -> None:
         await asyncio.to_thread(worker.exports.end, export)
         with pytest.raises(Unavailable, match="closed"):
             await asyncio.to_thread(worker.execute, ReadExport(export))
+
+    on_server(test, tmp_path)
+
+
+def test_an_export_that_begins_while_its_link_is_lost_ends(tmp_path: Path) -> None:
+    async def test(server: Server) -> None:
+        worker = await server.add_worker()
+        await asyncio.to_thread(server.db.sql, "CREATE TABLE things (id TEXT PRIMARY KEY)")
+        runner: Any = server.db._runner
+        runner._turn.acquire()  # a commit takes long
+        asked = forwarder(worker).ask(asking.BeginItems(BeginExport("things")))
+        await until(lambda: bool(server.bus._tasks))
+        forwarder(worker)._link.cut()
+        with pytest.raises(Unavailable):
+            await asked
+        await until(lambda: not any(each.name for each in server.bus._links.values()))
+        runner._release_turn()
+        await until(lambda: bool(server.bus.servers) and not server.bus._tasks)
+        assert not any(runner.exports.values())
 
     on_server(test, tmp_path)
 

@@ -27,7 +27,7 @@ from tailrace.log.entry import Log, Segment
 from tailrace.log.notices import CLOSED, Advanced
 from tailrace.log.tail import HOUSEKEEPING
 from tailrace.scalar import ExpressionError
-from tailrace.sql.commands import RowExpression, UpdateRows
+from tailrace.sql.commands import DeleteRows, RowExpression, UpdateRows
 from tailrace.storage.notice import Notice
 from tailrace.streams.commands import Append
 from tailrace.tables import expression, legacy, partiql, sources
@@ -218,3 +218,13 @@ def test_what_is_not_known_here() -> None:
     with pytest.raises(Invalid, match="not valid UTF-8") as refused:
         messages.encode_command(Append("\ud800", b"", "text/plain"))
     assert refused.value.code == messages.UNSENDABLE
+
+
+def test_values_that_cannot_be_sent() -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    for value, why in ((deep, "nested too deeply"), ({1j: 1}, "complex")):
+        with pytest.raises(Invalid, match=f"DeleteRows cannot be sent to the writer: .*{why}") as refused:
+            messages.encode_command(DeleteRows("t", uuid="u", keys=(), where=(RowExpression("x = ?", (value,)),)))
+        assert refused.value.code == messages.UNSENDABLE
