@@ -23,7 +23,7 @@ from tests.support.pages import ROOT, SESSIONS, marked, page_name
 
 SPARK = {f"docs/{name}.md" for name in ("tutorial/lakehouse", "how-to/cluster", "how-to/restore", "how-to/views")}
 # Pages whose examples are for a directory of their own, and run once. All others can be followed again and again.
-ONCE = SPARK | {f"docs/{name}.md" for name in ("reference/python",)}
+ONCE = SPARK | {f"docs/{name}.md" for name in ("reference/python", "how-to/transactions")}
 PROGRAMS = [path for path in sorted((ROOT / "examples").rglob("*.py")) if path.parent.name != "shop"]
 
 
