@@ -229,7 +229,7 @@ class PostgresTx(Tx):
                 found[table.key_of(row)] = row
             if table.cached:
                 self._engine.remember(table, {key: row for key, row in found.items() if row is not None})
-                found = {key: row for key, row in found.items() if row is None}
+                found = dict.fromkeys([key for key in found if found[key] is None])
             self._ahead.setdefault(table, {}).update(found)
 
     def _load(self, table: StorageTable[R], key: Key) -> R | None:
