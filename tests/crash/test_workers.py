@@ -155,6 +155,21 @@ def test_workers_are_killed(data_dir: Path) -> None:
         load.await_progress(server)
 
 
+def test_the_writer_is_killed_while_a_worker_is_replaced(data_dir: Path) -> None:
+    with loaded(data_dir) as (server, load):
+        for pause_s in (0.02, 0.05):
+            load.await_progress(server)
+            before = processes(server)
+            os.kill(before["worker 1"], signal.SIGKILL)
+            time.sleep(pause_s)
+            os.kill(before["the writer"], signal.SIGKILL)
+            wait_for(
+                lambda gone=before: all(processes(server)[name] != gone[name] for name in ("the writer", "worker 1")),
+                lambda: server.output[-3000:],
+            )
+        load.await_progress(server)
+
+
 @pytest.mark.parametrize("failpoint", ["batch.flushed", "commit.synced", "bus.answering"])
 def test_the_writer_dies_at(failpoint: str, data_dir: Path) -> None:
     """Each writer kills itself at the same point, again and again."""

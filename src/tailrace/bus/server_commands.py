@@ -46,6 +46,7 @@ class BeginLife(Command[None], frozen=True):
 class ForgetLives(Command[None], frozen=True):
     """The first writer of a server begins: no process of an earlier start is left."""
 
+    freeing = True
     permission = Permission.SYSTEM
 
     def run(self, tx: Tx) -> None:
