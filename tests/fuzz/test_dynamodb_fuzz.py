@@ -201,6 +201,29 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     ("GetShardIterator", {"StreamArn": "*stream", "ShardId": "*shard", "ShardIteratorType": "AFTER_SEQUENCE_NUMBER",
                           "SequenceNumber": "*sequence"}),
     ("GetRecords", {"ShardIterator": "*iterator", "Limit": 10}),
+    ("CreateBackup", {"TableName": "no-such-table", "BackupName": "nightly"}),
+    ("DescribeBackup", {"BackupArn": BACKUP}),
+    ("DeleteBackup", {"BackupArn": BACKUP}),
+    ("ListBackups", {"TableName": "ranged", "Limit": 3, "TimeRangeLowerBound": 1, "BackupType": "ALL"}),
+    ("RestoreTableFromBackup", {"BackupArn": BACKUP, "TargetTableName": "restored"}),
+    (
+        "RestoreTableToPointInTime",
+        {"SourceTableName": "ranged", "TargetTableName": "restored", "UseLatestRestorableTime": True},
+    ),
+    (
+        "UpdateContinuousBackups",
+        {
+            "TableName": "no-such-table",
+            "PointInTimeRecoverySpecification": {"PointInTimeRecoveryEnabled": True, "RecoveryPeriodInDays": 7},
+        },
+    ),
+    ("DescribeKinesisStreamingDestination", {"TableName": "ranged"}),
+    ("EnableKinesisStreamingDestination", {"TableName": "ranged", "StreamArn": KINESIS}),
+    ("DisableKinesisStreamingDestination", {"TableName": "ranged", "StreamArn": KINESIS}),
+    ("UpdateKinesisStreamingDestination", {"TableName": "ranged", "StreamArn": KINESIS}),
+    ("DescribeContributorInsights", {"TableName": "ranged"}),
+    ("UpdateContributorInsights", {"TableName": "ranged", "ContributorInsightsAction": "DISABLE"}),
+    ("ListContributorInsights", {"TableName": "ranged"}),
 ]  # fmt: skip
 STREAM_OPERATIONS = {"ListStreams", "DescribeStream", "GetShardIterator", "GetRecords"}
 
@@ -562,29 +585,6 @@ EXPRESSION_BOMBS = [
     "SET v = " + "(" * 1_500 + ":v" + ")" * 1_500,
     "REMOVE " + ", ".join(f"v[{number}]" for number in range(500)),
     ", ".join(f"a{number}" for number in range(900)),
-    ("CreateBackup", {"TableName": "no-such-table", "BackupName": "nightly"}),
-    ("DescribeBackup", {"BackupArn": BACKUP}),
-    ("DeleteBackup", {"BackupArn": BACKUP}),
-    ("ListBackups", {"TableName": "ranged", "Limit": 3, "TimeRangeLowerBound": 1, "BackupType": "ALL"}),
-    ("RestoreTableFromBackup", {"BackupArn": BACKUP, "TargetTableName": "restored"}),
-    (
-        "RestoreTableToPointInTime",
-        {"SourceTableName": "ranged", "TargetTableName": "restored", "UseLatestRestorableTime": True},
-    ),
-    (
-        "UpdateContinuousBackups",
-        {
-            "TableName": "no-such-table",
-            "PointInTimeRecoverySpecification": {"PointInTimeRecoveryEnabled": True, "RecoveryPeriodInDays": 7},
-        },
-    ),
-    ("DescribeKinesisStreamingDestination", {"TableName": "ranged"}),
-    ("EnableKinesisStreamingDestination", {"TableName": "ranged", "StreamArn": KINESIS}),
-    ("DisableKinesisStreamingDestination", {"TableName": "ranged", "StreamArn": KINESIS}),
-    ("UpdateKinesisStreamingDestination", {"TableName": "ranged", "StreamArn": KINESIS}),
-    ("DescribeContributorInsights", {"TableName": "ranged"}),
-    ("UpdateContributorInsights", {"TableName": "ranged", "ContributorInsightsAction": "DISABLE"}),
-    ("ListContributorInsights", {"TableName": "ranged"}),
 ]
 
 
