@@ -18,7 +18,7 @@ import {
   DynamoDBServiceException,
   GetItemCommand,
   IdempotentParameterMismatchException,
-  ListBackupsCommand,
+  ListGlobalTablesCommand,
   ListTablesCommand,
   ListTagsOfResourceCommand,
   PutItemCommand,
@@ -249,7 +249,7 @@ test("time to live, tags, limits and endpoints", { timeout }, async () => {
 })
 
 test("what is not there is refused with an error that has a name", { timeout }, async () => {
-  await refusedAs(send(new ListBackupsCommand({})), "UnknownOperationException")
+  await refusedAs(send(new ListGlobalTablesCommand({})), "UnknownOperationException")
   const TableName = `js-${randomUUID()}`
   const missing = await refused(send(new GetItemCommand({ TableName, Key: { pk: S("x") } })), ResourceNotFoundException)
   assert.equal(missing.$metadata.httpStatusCode, 400)

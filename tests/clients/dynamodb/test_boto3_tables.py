@@ -550,14 +550,38 @@ def test_limits_and_endpoints(client: Any, server: Any, hashed: str) -> None:
     assert endpoint["Address"] == server.url.removeprefix("http://")
     assert endpoint["CachePeriodInMinutes"] > 0
     backups = client.describe_continuous_backups(TableName=hashed)["ContinuousBackupsDescription"]
-    assert backups["ContinuousBackupsStatus"] == "DISABLED"
+    assert backups["ContinuousBackupsStatus"] == "ENABLED"
     assert backups["PointInTimeRecoveryDescription"] == {"PointInTimeRecoveryStatus": "DISABLED"}
 
 
 def test_what_is_not_there_says_so(client: Any, hashed: str, refuses: Any) -> None:
     with refuses("UnknownOperationException"):
-        client.list_backups()
+        client.list_global_tables()
     with refuses("UnknownOperationException"):
-        client.create_backup(TableName=hashed, BackupName="backup")
+        client.list_exports()
     with refuses("TableNotFoundException"):
         client.describe_continuous_backups(TableName="does.not.exist")
+
+
+def test_backups_and_recovery_to_a_point_in_time(client: Any, hashed: str, eventually: Callable[..., Any]) -> None:
+    for number in range(3):
+        client.put_item(TableName=hashed, Item={"pk": {"S": str(number)}})
+    arn = client.create_backup(TableName=hashed, BackupName="nightly")["BackupDetails"]["BackupArn"]
+    enabled = {"PointInTimeRecoveryEnabled": True}
+    client.update_continuous_backups(TableName=hashed, PointInTimeRecoverySpecification=enabled)
+    client.delete_item(TableName=hashed, Key={"pk": {"S": "0"}})
+    eventually(
+        lambda: (
+            client.describe_backup(BackupArn=arn)["BackupDescription"]["BackupDetails"]["BackupStatus"] == "AVAILABLE"
+        )
+    )
+    client.restore_table_from_backup(TargetTableName=f"{hashed}-copy", BackupArn=arn)
+    client.restore_table_to_point_in_time(
+        SourceTableName=hashed, TargetTableName=f"{hashed}-now", UseLatestRestorableTime=True
+    )
+    for name, count in ((f"{hashed}-copy", 3), (f"{hashed}-now", 2)):
+        client.get_waiter("table_exists").wait(TableName=name, WaiterConfig={"Delay": 1})
+        assert client.scan(TableName=name, Select="COUNT")["Count"] == count
+        client.delete_table(TableName=name)
+    assert [each["BackupArn"] for each in client.list_backups(TableName=hashed)["BackupSummaries"]] == [arn]
+    client.delete_backup(BackupArn=arn)
