@@ -163,7 +163,9 @@ def test_whether_the_server_is_well(server: ServerProcess) -> None:
     assert (answer.status, answer.body.decode()) == (200, f"healthy: {server.url.removeprefix('http://')} ")
     assert ask(server, "GET", "/index.htm").status == 404
     page: Any = ask(server, "GET", Accept="text/html,*/*;q=0.8")
-    assert b"/v1/stream/" in page.body
+    assert b"console" in page.body  # browsers get the console, others the list of what is there
+    listed: Any = ask(server, "GET", Accept="text/plain")
+    assert b"/v1/stream/" in listed.body
 
 
 def test_a_browser_may_send_what_it_asks_to_send(server: ServerProcess) -> None:
