@@ -50,7 +50,7 @@ LATER = {"sweep.step": 7, "batch.begun": 40, "batch.flushed": 40, "commit.synced
 FAILPOINTS = [
     name
     for name in failpoints.NAMES
-    if name != "migration.step" and not name.startswith(("stages.", "views.", "seal.", "backup.", "rotation."))
+    if name != "migration.step" and not name.startswith(("stages.", "views.", "seal.", "backup.", "rotation.", "bus."))
 ]
 
 

@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 FAILPOINTS = [
     name
     for name in failpoints.NAMES
-    if name != "migration.step" and not name.startswith(("stages.", "views.", "seal.", "backup.", "rotation."))
+    if name != "migration.step" and not name.startswith(("stages.", "views.", "seal.", "backup.", "rotation.", "bus."))
 ]
 LATER = {"sweep.step": 3, "batch.begun": 60, "batch.flushed": 60, "commit.synced": 60, "batch.answered": 60}
 

@@ -104,7 +104,10 @@ def test_damage_is_refused_unless_it_may_be_a_torn_last_commit(crashed: Path, tm
         (directory / "tailrace.db-wal").write_bytes(torn)
         try:
             count = recovered(directory)
-            assert count >= COMMITS - 1, f"{COMMITS - count} commits were lost without a word"
+            # A frame proves that the one before it was there, unless the header of that one is overwritten too: then
+            # damage of many bytes may look like the torn end of the commit before the last.
+            headers = [edge for edge in range(HEADER, len(wal), FRAME) if at < edge + 24 and edge < at + size]
+            assert count >= COMMITS - (2 if headers else 1), f"{COMMITS - count} commits were lost without a word"
         except Corrupt as error:
             assert error.code == "WAL_DAMAGED"
             assert "tailrace.db-wal" in str(error)

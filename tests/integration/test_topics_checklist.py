@@ -186,6 +186,7 @@ def test_alter_topic_add_source_creates_a_route(site: Site, topic: str, op: str,
         (route,) = site.topic(topic)["routes"]
         found = {**route, "mode": route.pop("payload_mode")}
         found.pop("payload_mode", None)
+        assert (found.pop("name"), found.pop("backfill")) == (None, False)
     else:
         (row,) = site.rows("SELECT * FROM system.topic_routes WHERE topic = ?", topic)
         assert row["topic_id"] == site.rows("SELECT topic_id FROM system.topics WHERE name = ?", topic)[0]["topic_id"]
