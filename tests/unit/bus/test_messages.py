@@ -157,7 +157,7 @@ def test_nested_commands_keep_their_classes() -> None:
 )
 def test_sql_expressions_keep_their_parameters(text: str, params: tuple[Any, ...], expected: Any) -> None:
     class Anything:
-        column_kinds = None
+        expression_kinds = None
 
     there = journey(
         UpdateRows(
