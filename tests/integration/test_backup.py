@@ -439,9 +439,12 @@ def test_a_list_of_files_cannot_lead_out_of_the_directory(db: Database, tmp_path
 def test_every_damaged_file_of_a_backup_is_found_and_named(db: Database, tmp_path: Path) -> None:
     tiered(db)
     target = tmp_path / "backups"
-    db.backup(target)
+    manifest = db.backup(target).manifest
     chance = random.Random(2)
     files = [path for path in sorted(target.rglob("*")) if path.is_file() and path.name != "LOCK"]
+    # A write of housekeeping during the copy leaves a chunk behind that the backup does not need.
+    needed = {chunk.hash for file in manifest.files for chunk in file.chunks}
+    files = [path for path in files if path.parent.name == "generations" or path.name in needed]
     assert len(files) > 8
     for path in files:
         good = path.read_bytes()
