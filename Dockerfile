@@ -9,8 +9,8 @@ WORKDIR /build
 
 # Dependencies first: they change less often than the sources.
 FROM base AS server-requirements
-COPY requirements.lock ./
-RUN pip install --require-hashes -r requirements.lock
+COPY requirements.lock requirements-postgres.lock ./
+RUN pip install --require-hashes -r requirements.lock -r requirements-postgres.lock
 
 FROM server-requirements AS server
 COPY LICENSE README.md pyproject.toml hatch_build.py ./

@@ -1,7 +1,7 @@
 # Two commands do everything: `make run` and `make test`. `make help` lists the rest.
 #
 # Everything is installed into .venv and node_modules; stamps in .make record what is up to date. Settings:
-#   PYTHON=python3.12   the Python of .venv (3.11 or newer)
+#   PYTHON=python3.12   the Python of .venv (3.11 or newer); without it, one that was built for speed, or python3
 #   PORT=4437 DATA=data the port and the database of `make run` and `make serve`
 #   JOBS=3              the number of tests that run in parallel: one more than there are cores, since tests also wait
 
@@ -13,11 +13,12 @@ MAKEFLAGS += --no-print-directory
 # Bytecode is cached, whatever the environment says: tests start hundreds of processes, and each would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-PYTHON ?= python3
+PYTHON ?=
 PORT ?= 4437
 DATA ?= data
 ROUNDS ?= 3
 MINUTES ?= 60
+FAULTS ?= 500
 JOBS ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
 WORKERS ?= $(JOBS)
 
@@ -131,9 +132,9 @@ postgres:
 # The parts, the longest first. They run beside each other, JOBS at a time, each in one process: the output of a part is shown when
 # it ends, and at the end how long each took. A part that is run by itself, as in `make crash`, is divided among JOBS workers.
 # The tests of Spark are two parts, which do not begin together: each has a JVM, and the last part to end decides.
-PARTS := spark compiled unit views examples fuzz crash property integration clients console conformance messages types lowest layers
+PARTS := spark compiled unit views examples fuzz crash faults several property integration clients console conformance messages types lowest layers
 # Directories below tests that `make unit` leaves to other parts, or to `make cluster-test`.
-SEPARATE := clients cluster conformance console crash examples fuzz integration property spark
+SEPARATE := clients cluster conformance console crash examples faults fuzz integration property spark
 TIMES := $(STAMPS)/times
 timed = @trap 'echo "$@ $$? $$SECONDS" >> $(TIMES)' EXIT;
 part = $(timed) $(TEST_ENV) $(PYTEST) -q
@@ -259,6 +260,23 @@ crash: $(STAMPS)/dev  ## Kill servers at every failpoint and at random moments
 	$(call say,'crashes')
 	$(part) -n $(WORKERS) tests/crash
 
+.PHONY: faults
+faults: $(STAMPS)/dev postgres  ## Let three servers over PostgreSQL, and PostgreSQL, fail in every way once
+	$(call say,'several servers$(,) with every fault once')
+	$(part) tests/faults
+
+# Tests that know one server, with three in its place.
+SEVERAL_TESTS := $(addprefix tests/clients/dynamodb/test_boto3_,items.py tables.py) tests/integration/test_topics_checklist.py
+
+.PHONY: several
+several: $(STAMPS)/dev postgres  ## Run tests of boto3 and of topics on three servers, with each request to another one
+	$(call say,'three servers in the place of one')
+	$(timed) if tools/ensure-postgres --find >/dev/null; then \
+		$(TEST_ENV) TAILRACE_TESTED_SERVERS=3 $(PYTEST) -q $(by_file) $(SEVERAL_TESTS); \
+	else \
+		echo 'left out: there is no PostgreSQL'; \
+	fi
+
 .PHONY: fuzz
 fuzz: $(STAMPS)/dev  ## Throw bad input at a server
 	$(call say,'bad input')
@@ -340,6 +358,10 @@ soak-views: $(STAMPS)/dev  ## Keep random views of random histories right for MI
 	@$(TEST_ENV) TAILRACE_SOAK=1 $(PYTEST) -q tests/spark/test_view_derivative.py
 	@$(TEST_ENV) $(BIN)/python -m tests.spark.soak_views --minutes $(MINUTES) $(SOAK)
 
+.PHONY: cluster-faults
+cluster-faults: $(STAMPS)/dev postgres  ## Let several servers fail FAULTS=500 times in MINUTES=60, and check what clients saw
+	@$(TEST_ENV) $(BIN)/python -m tests.faults --minutes $(MINUTES) --faults $(FAULTS)
+
 .PHONY: stalls
 stalls: $(STAMPS)/dev  ## Fire every heavy request, and print how long the event loop and a ping had to wait
 	@$(BIN)/python -m tests.support.stalls
@@ -351,10 +373,11 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 
 .PHONY: lock
 lock: $(STAMPS)/dev  ## Write the lock files; UPGRADE=1 moves to the newest versions
-	$(call say,'requirements.lock$(,) -compile.lock$(,) -spark.lock and -dev.lock')
+	$(call say,'requirements.lock$(,) -compile.lock$(,) -postgres.lock$(,) -spark.lock and -dev.lock')
 	@$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --all-extras -o requirements-dev.lock
 	@$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --extra sql --extra cold -c requirements-dev.lock -o requirements.lock
 	@printf 'mypy[mypyc]\n' | $(COMPILE) $(if $(UPGRADE),--upgrade) - -c requirements-dev.lock -o requirements-compile.lock
+	@printf 'psycopg[binary]\n' | $(COMPILE) $(if $(UPGRADE),--upgrade) - -c requirements-dev.lock -o requirements-postgres.lock
 	@$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --extra sql --extra spark --extra postgres -c requirements-dev.lock -o requirements-spark.lock
 	@tools/ensure-node
 	@for project in $(NODE_PROJECTS) $(wildcard bench); do \

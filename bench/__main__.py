@@ -14,7 +14,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from bench import editor, embedded, generator, growth, routes, rows, selects, tables, topics, transactions
+from bench import cluster, editor, embedded, generator, growth, routes, rows, selects, tables, topics, transactions
 from bench import report as reports
 from bench.load import Failed
 from bench.machine import describe, probe
@@ -44,6 +44,7 @@ ROWS = [
     *tables.ROWS,
     *topics.ROWS,
     *transactions.ROWS,
+    *cluster.ROWS,
     *routes.ROWS,
     *selects.ROWS,
     *pipeline.ROWS,
@@ -55,6 +56,7 @@ NODE_SERVERS = {"reference", "dynalite", "dynamodb-local"}  # what `npm ci` inst
 @click.command(context_settings={"max_content_width": 110})
 @click.option("--quick", is_flag=True, help="One short repetition: to see that everything works, not for figures.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only rows whose name begins so; may be given again.")
+@click.option("--without", multiple=True, metavar="NAME", help="No rows whose name begins so; may be given again.")
 @click.option(
     "--server",
     multiple=True,
@@ -65,7 +67,9 @@ NODE_SERVERS = {"reference", "dynalite", "dynamodb-local"}  # what `npm ci` inst
     "--history", multiple=True, type=click.IntRange(min=1_000), metavar="N",
     help="So many changes for the rows of the pipeline, instead of 1, 2 and 5 million; may be given again.",
 )  # fmt: skip
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every sample to this file.")
+@click.option(
+    "--json", "json_path", type=click.Path(path_type=Path), help="Write every sample to this file, row by row."
+)
 @click.option("--markdown", type=click.Path(path_type=Path, exists=True), help="Put the figures between its markers.")
 @click.option(
     "--from", "from_path", type=click.Path(path_type=Path, exists=True), help="Measure nothing, take this JSON."
@@ -74,6 +78,7 @@ NODE_SERVERS = {"reference", "dynalite", "dynamodb-local"}  # what `npm ci` inst
 def main(
     quick: bool,
     only: tuple[str, ...],
+    without: tuple[str, ...],
     server: tuple[str, ...],
     history: tuple[int, ...],
     json_path: Path | None,
@@ -86,15 +91,19 @@ def main(
     settings = Settings.quick() if quick else Settings()
     if history:
         settings.pipeline = tuple(sorted(history))
-    wanted = [kind(settings) for kind in ROWS if not only or any(kind.name.startswith(name) for name in only)]
+    wanted = [
+        kind(settings)
+        for kind in ROWS
+        if (not only or kind.name.startswith(only)) and not kind.name.startswith(without)
+    ]
     if list_rows or not wanted:
         for kind in ROWS:
             click.echo(f"{kind.name:20} {kind(settings).title}")
-        raise SystemExit(0 if list_rows else f"no row is named like {', '.join(only)}")
+        raise SystemExit(0 if list_rows else f"no row is named like {', '.join(only) or 'that'}")
     if from_path is not None:
-        report = reports.read(from_path)
+        report = reports.read(from_path).narrowed({row.name for row in wanted})
     else:
-        report = measure(wanted, server, settings, quick, console)
+        report = measure(wanted, server, settings, quick, console, json_path)
     reports.show(report, console)
     if json_path is not None:
         reports.save(report, json_path)
@@ -103,7 +112,14 @@ def main(
     raise SystemExit(0 if report.sound() else 1)
 
 
-def measure(wanted: list[Row[Any]], only: tuple[str, ...], settings: Settings, quick: bool, console: Console) -> Report:
+def measure(
+    wanted: list[Row[Any]],
+    only: tuple[str, ...],
+    settings: Settings,
+    quick: bool,
+    console: Console,
+    json_path: Path | None,
+) -> Report:
     names = {name for row in wanted for name in row.contenders if not only or name in only}
     if names & NODE_SERVERS:
         try:
@@ -135,6 +151,8 @@ def measure(wanted: list[Row[Any]], only: tuple[str, ...], settings: Settings, q
         console.print(f"disk: {reports.disk_text(report.disk)}", highlight=False)
         for row in wanted:
             report.rows.append(one_row(row, only, settings, console))
+            if json_path is not None:  # a run takes long, and what it has found so far is of use
+                reports.save(report, json_path)
         report.disk_after = probe(data, settings.server_core)
         return report
     finally:

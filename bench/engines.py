@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,13 @@ from tailrace.access import SYSTEM
 from tailrace.database import Database, open_postgres
 from tailrace.database import open as open_database
 from tailrace.streams.commands import Append, CreateStream
+from tailrace.tables.commands import PutItem
+from tailrace.tables.value import item_from_plain
 
 SIZES = (1, 8, 64, 512)
 BODY = b"x" * 200
+TABLE = "bench"
+Condition = Callable[[], bool]
 CREATE = "CREATE TABLE IF NOT EXISTS raw (stream bigint, position bigint, body bytea, PRIMARY KEY (stream, position))"
 INSERT = "INSERT INTO raw SELECT * FROM unnest(%b::bigint[], %b::bigint[], %b::bytea[])"
 
@@ -44,25 +48,43 @@ def main(seconds: float) -> None:
     )
     with (
         tempfile.TemporaryDirectory(prefix="bench-engines-") as folder,
-        _postgres(Path(folder)) as url,
+        postgres(Path(folder)) as url,
         open_database(Path(folder) / "sqlite") as sqlite,
-        Database(open_postgres(url, f"{folder}/key")) as postgres,
+        Database(open_postgres(url, f"{folder}/key")) as there,
     ):
-        for db in (sqlite, postgres):
-            for number in range(max(SIZES)):
-                db.execute(CreateStream(f"s{number}", "text/plain"))
+        for db in (sqlite, there):
+            prepare(db)
         for size in SIZES:
-            rate, cpu = asyncio.run(_appends(sqlite, size, seconds))
-            there, cpu_there = asyncio.run(_appends(postgres, size, seconds))
-            raw = _raw(url, size, seconds)
-            figures = (f"{rate:,.0f}", f"{cpu:.0f}", f"{there:,.0f}", f"{cpu_there:.0f}", f"{raw:,.0f}")
-            table.add_row(str(size), *figures, f"{there / raw:.2f}")
+            rate, cpu = asyncio.run(appends(sqlite, size, seconds))
+            rate_there, cpu_there = asyncio.run(appends(there, size, seconds))
+            plain = raw(url, size, seconds)
+            figures = (f"{rate:,.0f}", f"{cpu:.0f}", f"{rate_there:,.0f}", f"{cpu_there:.0f}", f"{plain:,.0f}")
+            table.add_row(str(size), *figures, f"{rate_there / plain:.2f}")
     console.print(table)
 
 
-async def _appends(db: Database, size: int, seconds: float) -> tuple[float, float]:
+def prepare(db: Database) -> None:
+    """Make the streams, and the table."""
+    for number in range(max(SIZES)):
+        db.execute(CreateStream(f"s{number}", "text/plain"))
+    db.create_table(TABLE, partition_key="id", stream="NEW_AND_OLD_IMAGES")
+
+
+async def appends(db: Database, size: int, seconds: float) -> tuple[float, float]:
     """Appends per second, and microseconds of CPU for each."""
-    commands = [Append(f"s{number}", BODY, "text/plain") for number in range(size)]
+    return await _repeated(db, [Append(f"s{number}", BODY, "text/plain") for number in range(size)], seconds)
+
+
+async def puts(db: Database, size: int, seconds: float) -> tuple[float, float]:
+    """PutItem of rows that are there, and microseconds of CPU for each."""
+    body = BODY.decode()
+    items = [item_from_plain({"id": f"k{number}", "body": body}) for number in range(size)]
+    return await _repeated(db, [PutItem(TABLE, item, size) for item, size in items], seconds)
+
+
+async def _repeated(db: Database, commands: Sequence[Any], seconds: float) -> tuple[float, float]:
+    """All of them at once, again and again."""
+    size = len(commands)
 
     async def round_trip() -> None:
         await asyncio.gather(*[_awaited(db, command) for command in commands])
@@ -75,11 +97,11 @@ async def _appends(db: Database, size: int, seconds: float) -> tuple[float, floa
     return done / (time.perf_counter() - began), (time.process_time() - began_cpu) / done * 1e6
 
 
-async def _awaited(db: Database, command: Append) -> Any:
+async def _awaited(db: Database, command: Any) -> Any:
     return await db.aexecute(command, SYSTEM)
 
 
-def _raw(url: str, size: int, seconds: float) -> float:
+def raw(url: str, size: int, seconds: float) -> float:
     from tailrace.storage.postgres import connect
     from tailrace.storage.postgres_arrays import pack
 
@@ -101,7 +123,7 @@ def _raw(url: str, size: int, seconds: float) -> float:
 
 
 @contextmanager
-def _postgres(folder: Path) -> Iterator[str]:
+def postgres(folder: Path) -> Iterator[str]:
     """A server that syncs each commit."""
     folder.chmod(0o755)
     server = PostgresQueue("postgresql", folder / "postgres", os.sched_getaffinity(0))

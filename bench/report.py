@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -32,6 +32,7 @@ GROUPS: Final = {  # the tables of a report: what each is called, and who stands
     "tables": ("Tables over HTTP, beside other servers of the DynamoDB API", PEERS),
     "topics": ("Topics over HTTP, beside Redis Streams and a queue in PostgreSQL", QUEUE_PEERS),
     "transactions": ("Transactions over HTTP, beside PostgreSQL at SERIALIZABLE", ("postgresql",)),
+    "cluster": ("Several servers over PostgreSQL", ()),
     "routes": ("Routes from tables to topics", ("duckdb",)),
     "select": ("SELECT, beside DuckDB over SQLite and Parquet", ("duckdb+sqlite", "duckdb+parquet", "sqlite3")),
     "pipeline": ("The pipeline on Spark, beside Spark's own Parquet reader", ("parquet",)),
@@ -96,6 +97,12 @@ class Report:
 
     def row(self, name: str) -> RowResult | None:
         return next((row for row in self.rows if row.name == name), None)
+
+    def narrowed(self, names: set[str]) -> Report:
+        """The same with these rows alone."""
+        rows = [row for row in self.rows if row.name in names]
+        beside = {OURS, *(other for row in rows for other in row.others)}
+        return replace(self, rows=rows, peers={name: text for name, text in self.peers.items() if name in beside})
 
     def sound(self) -> bool:
         """Whether Tailrace answered everything as it should have."""

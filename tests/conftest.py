@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.balanced import COUNT, Balanced, balanced
 from tests.support.server import ServerProcess, check
 
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -32,9 +33,14 @@ def data_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess | Balanced]:
     """A real server shared by the tests of one module. It must end in order and leave a sound database."""
-    data = tmp_path_factory.mktemp("server") / "data"
+    directory = tmp_path_factory.mktemp("server")
+    if COUNT > 1:
+        with balanced(directory) as several:
+            yield several
+        return
+    data = directory / "data"
     process = ServerProcess.tailrace(data).start()
     try:
         yield process

@@ -55,6 +55,7 @@ LINEAR: dict[str, Cost] = {
     "linear, and dearer from some size on": lambda n: n * 30e-6 * (1.0 if n < 2_000 else 1.7),
     "linear up to a limit": lambda n: n * 30e-6 if n < 5_000 else 0.001,
     "constant": lambda n: 0.05,
+    "quadratic up to a limit that keeps it cheap": lambda n: n * n * 5e-9 if n < 5_000 else 0.001,
 }
 QUADRATIC: dict[str, Cost] = {
     "quadratic": lambda n: n * n * 1e-9,

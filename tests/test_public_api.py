@@ -58,7 +58,7 @@ def test_the_methods_of_a_database() -> None:
     assert signatures["aexecute"].endswith(" -> 'Awaitable[T]'")
     assert signatures["close"] == "(self) -> 'None'"
     made = inspect.signature(Database)
-    assert list(made.parameters) == ["engine", "clock", "housekeeping_s", "cold", "forwarder"]
+    assert list(made.parameters) == ["engine", "clock", "housekeeping_s", "cold", "forwarder", "buckets"]
     assert all(made.parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in ("clock", "housekeeping_s"))
 
 

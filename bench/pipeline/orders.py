@@ -28,6 +28,8 @@ from tailrace.tables.value import Item, item_size
 TABLE: Final = "orders"
 STREAM: Final = "NEW_AND_OLD_IMAGES"
 STATUSES: Final = ("new", "paid", "packed", "shipped", "returned")
+CUSTOMERS: Final = 50_000
+LARGE: Final = 1_000  # the total of an order that makes its customer one of view `largest`
 VIEW: Final = "totals"
 VIEW_SQL: Final = f"SELECT status, count(*) AS n, sum(total) AS total FROM {TABLE} GROUP BY status"
 # Views over the history: the SELECT, and the key and columns that Spark finds for it.
@@ -39,7 +41,7 @@ VIEWS: Final[dict[str, tuple[str, str, tuple[str, ...]]]] = {
         ("customer string", "n bigint", "total bigint"),
     ),
     "largest": (
-        f"SELECT customer, max(total) AS most FROM {TABLE} GROUP BY customer HAVING max(total) > 1000",
+        f"SELECT customer, max(total) AS most FROM {TABLE} GROUP BY customer HAVING max(total) > {LARGE}",
         "customer",
         ("customer string", "most bigint"),
     ),
@@ -61,7 +63,6 @@ PARTIALS: Final = f"n bigint, n0 bigint, n1 bigint, s1 decimal(38,0): count(1), 
 ADDITIVE: Final = (VIEW, "by_customer")
 AT_ONCE: Final = 5_000  # changes in a commit; each is a transaction of its own all the same
 CHANGES_PER_KEY: Final = 5
-CUSTOMERS: Final = 50_000
 _SCATTER: Final = 2_654_435_761  # keys come in no order
 
 
@@ -166,6 +167,13 @@ class Model:
         there = [number for number in last if number >= 0]
         self.items = len(there)
         self.state_totals = sum(there)
+        best: dict[int, int] = {}  # the largest total of each customer
+        for number in there:
+            customer = number % CUSTOMERS
+            best[customer] = max(number, best.get(customer, -1))
+        self.customers = len(best)
+        self.largest = sum(number > LARGE for number in best.values())
+        self.largest_totals = sum(number for number in best.values() if number > LARGE)
         self.groups = {
             status: (len(mine), sum(mine))
             for nth, status in enumerate(STATUSES)

@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -70,9 +70,9 @@ class Spark:
             raise Failed(f"{do}: {answer['error']}")
         return answer
 
-    def cpu_s(self) -> float:
-        """Processor time of the driver, the JVM and the Python workers so far."""
-        return family_s(self._process.pid)
+    def cpu_s(self, named: bytes = b"") -> float:
+        """Processor time of the driver, the JVM and the Python workers so far, or of those with such a name."""
+        return family_s(self._process.pid, named)
 
     def stop(self) -> None:
         """End it: it does when there are no more requests."""
@@ -86,6 +86,14 @@ class Spark:
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
+
+
+class Chain(NamedTuple):
+    """Seconds of processor time, by whose they are."""
+
+    server: float
+    python: float  # Spark's driver, planners and workers
+    jvm: float
 
 
 class Plant:
@@ -200,9 +208,11 @@ class Plant:
             spark.ask("noop", path=made)
             spark.ask("parquet", into=again, path=made)
 
-    def chain_s(self) -> float:
+    def chain(self) -> Chain:
         """Processor time of the server and of Spark so far."""
-        return self.server.cpu_s() + self.spark(2).cpu_s()
+        spark = self.spark(2)
+        python_s = spark.cpu_s(named=b"python")
+        return Chain(self.server.cpu_s(), python_s, spark.cpu_s() - python_s)
 
     def parquet(self) -> Path:
         """All changes as Parquet that Spark wrote."""
@@ -268,15 +278,19 @@ class Cores:
         return sum(busy for busy, _ in looks), sum(total for _, total in looks)
 
 
-def family_s(root: int) -> float:
-    """Processor time of a process, all that it has started, and those of them that have ended and were waited for."""
+def family_s(root: int, named: bytes = b"") -> float:
+    """Processor time of a process, all that it has started, and those of them that have ended and were waited for;
+    or of those whose program is named like this."""
     parents: dict[int, int] = {}
     spent: Counter[int] = Counter()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            fields = path.read_bytes().rpartition(b")")[2].split()
+            program, _, rest = path.read_bytes().rpartition(b")")
+            fields = rest.split()
             pid = int(path.parent.name)
             parents[pid] = int(fields[1])
+            if named not in program:
+                continue
             spent[pid] = sum(int(field) for field in fields[11:15])
     total = 0
     for pid in parents:

@@ -26,18 +26,15 @@ import duckdb
 
 from bench import generator, load
 from bench.load import Failed, Session
-from bench.pipeline import orders
-from bench.pipeline.plant import Cores, Plant, family_s, say
+from bench.pipeline import orders, views
+from bench.pipeline.plant import Plant, family_s, say
+from bench.pipeline.row import PARQUET, LapRow, Part, PipelineRow, compare, millions
 from bench.rows import BASE, CONNECTIONS, Line, Meter, Row, Sample, Settings, milliseconds, run
-from bench.servers import ROOT, Contender
-from tailrace.errors import Error
+from bench.servers import ROOT
 
-PARQUET: Final = "parquet"  # Spark's own reader, over the same rows
 HOT_SHARE: Final = 0.7  # of its rate, where both write Parquet
 COLD_SHARE: Final = 0.95
 SOURCE_CPU_US: Final = 5.0  # a row: server, and Python in Spark
-ADDITIVE_RATE: Final = 150_000  # changes a second of views that only add up
-VIEW_RATE: Final = 40_000  # of the others
 SINK_RATE: Final = 80_000  # rows a second into a table
 SINK_CPU_US: Final = 12.0  # of the server, a row
 TIER_RATE: Final = 300_000
@@ -56,75 +53,6 @@ def about() -> str:
     except PackageNotFoundError:
         found = "no PySpark"
     return f"{found}; Spark's own reader over Parquet that Spark wrote (Snappy) from the same rows, in the page cache"
-
-
-class Part(Contender):
-    """One of those that take turns on the same plant."""
-
-    def start(self) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
-
-
-class PipelineRow(Row[Part]):
-    group = "pipeline"
-    contenders: ClassVar[tuple[str, ...]] = ("tailrace",)
-    repeated = False  # the sizes are repetitions enough
-    repeatable = False  # each row leaves the history as the next one needs it
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self.sizes = settings.pipeline
-        self.most = max(self.sizes)
-
-    @property
-    def plant(self) -> Plant:
-        return Plant.of(self.settings)
-
-    def contender(self, name: str) -> Part:
-        return Part(name, self.settings.data / self.name / name)
-
-    def others(self) -> Line:
-        return Line("others", "of the cores, taken by others", "%", higher=False, secondary=True)
-
-    def measure(self, server: Part) -> Sample:
-        try:
-            return self._measure(server)
-        except (Failed, Error, OSError):
-            raise
-        except Exception as error:  # whatever Spark, DuckDB or Delta raise is an error of the row
-            raise Failed(f"{type(error).__name__}: {error}") from error
-
-    def _measure(self, server: Part) -> Sample:
-        self.ready()
-        say(f"{self.name}: {server.name}")
-        sample = Sample()
-        with Cores(self.settings) as cores:
-            self.work(server, sample)
-        sample.figures["others"] = cores.others
-        self.verify(server, sample)
-        return sample
-
-    def ready(self) -> None:
-        """What is not measured."""
-        self.plant.load()
-
-    def work(self, server: Part, sample: Sample) -> None:
-        raise NotImplementedError
-
-    def verify(self, server: Part, sample: Sample) -> None:
-        """Complain of what did not come about; not measured either."""
-
-
-def millions(rows: int) -> str:
-    return f"{rows / 1e6:g} M"
-
-
-def compare(sample: Sample, what: str, found: Any, expected: Any) -> None:
-    if found != expected:
-        sample.complaints.append(f"{what}: {found}, and it should be {expected}")
 
 
 class Loads(PipelineRow):
@@ -382,139 +310,6 @@ class AppendsMeanwhile(PipelineRow):
 
 
 # -- jobs
-
-
-class LapRow(PipelineRow):
-    """A job that says how far it is: its rate up to each of the sizes."""
-
-    contenders = ("tailrace", PARQUET)
-    goal: ClassVar[float]
-
-    def lines(self) -> list[Line]:
-        lines = [
-            Line(
-                f"rate {size}", f"the first {millions(size)}", "/s", at_least=self.goal if size == self.most else None
-            )
-            for size in self.sizes
-        ]  # fmt: skip
-        cpu = Line("cpu", "CPU of server and Spark per change", "µs", higher=False)
-        return [*lines, cpu, *self.more(), self.others()]
-
-    def more(self) -> list[Line]:
-        return []
-
-    def work(self, server: Part, sample: Sample) -> None:
-        before_s = self.plant.chain_s()
-        if server.name == PARQUET:
-            for size in self.sizes:
-                sample.figures[f"rate {size}"] = size / self.native(size)
-        else:
-            self.note(sample, self.ours(sample))
-        spent = sum(self.sizes) if server.name == PARQUET else self.most
-        sample.figures["cpu"] = (self.plant.chain_s() - before_s) / spent * 1e6
-
-    def ours(self, sample: Sample) -> dict[str, Any]:
-        """Run the job; what it took."""
-        raise NotImplementedError
-
-    def native(self, size: int) -> float:
-        """The seconds that Spark takes for the like over so many changes as Parquet."""
-        raise NotImplementedError
-
-    def note(self, sample: Sample, done: dict[str, Any]) -> None:
-        for size, (rows, seconds) in zip(self.sizes, done["laps"], strict=False):
-            sample.figures[f"rate {size}"] = rows / seconds
-        sample.figures[f"rate {self.most}"] = self.most / done["seconds"]
-        compare(sample, "rows that the job has counted", done["rows"], self.most)
-
-
-class Views(LapRow):
-    """A view that was made before the first change, brought up to the last one."""
-
-    name = "pipeline-view"
-    goal = ADDITIVE_RATE
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self.title = (
-            f"view job over {self.most:,} hot changes: {orders.VIEW_SQL}; beside it Spark's SELECT over Parquet, once"
-        )
-
-    def ready(self) -> None:
-        self.plant.spark(2)
-        self.plant.parquet()
-
-    def ours(self, sample: Sample) -> dict[str, Any]:
-        return self.plant.spark(2).ask("view", name=orders.VIEW, marks=list(self.sizes))
-
-    def native(self, size: int) -> float:
-        return selected_s(self.plant, orders.VIEW, size)
-
-    def verify(self, server: Part, sample: Sample) -> None:
-        if server.name == PARQUET:
-            return
-        with self.plant.client() as client:
-            rows = client.sql(f"SELECT status, n, total FROM {orders.VIEW}")[-1].rows
-        found = {each["status"]: (int(each["n"]), int(each["total"])) for each in rows}
-        compare(sample, "the view", found, self.plant.model(self.most).groups)
-
-
-def selected_s(plant: Plant, view: str, size: int) -> float:
-    """The seconds of the SELECT of a view, run by Spark over so many changes as Parquet."""
-    done = plant.spark(2).ask(
-        "select", path=str(plant.parquet()), sql=orders.VIEWS[view][0], until=plant.until(size)
-    )  # fmt: skip
-    return float(done["seconds"])
-
-
-class OtherViews(PipelineRow):
-    """Views of other kinds, each from the first change to the last, by a job that starts for it."""
-
-    name = "pipeline-views"
-    contenders = ("tailrace", PARQUET)
-    views: ClassVar[tuple[str, ...]] = tuple(name for name in orders.VIEWS if name != orders.VIEW)
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self.title = f"view jobs over {self.most:,} hot changes, with their start; beside it Spark over Parquet"
-
-    def lines(self) -> list[Line]:
-        found = []
-        for view in self.views:
-            goal = ADDITIVE_RATE if view in orders.ADDITIVE else VIEW_RATE
-            found.append(Line(f"rate {view}", f"{view}: {orders.VIEWS[view][0]}", "/s", at_least=goal))
-            found.append(Line(f"cpu {view}", f"{view}, CPU of server and Spark per change", "µs", higher=False))
-        return [*found, self.others()]
-
-    def ready(self) -> None:
-        self.plant.spark(2)
-        self.plant.parquet()
-
-    def work(self, server: Part, sample: Sample) -> None:
-        for view in self.views:
-            before_s = self.plant.chain_s()
-            if server.name == PARQUET:
-                took_s = selected_s(self.plant, view, self.most)
-            else:
-                took_s = self.plant.spark(2).ask("view", name=view, marks=[self.most])["seconds"]
-            sample.figures[f"rate {view}"] = self.most / took_s
-            sample.figures[f"cpu {view}"] = (self.plant.chain_s() - before_s) / self.most * 1e6
-
-    def verify(self, server: Part, sample: Sample) -> None:
-        if server.name == PARQUET:
-            return
-        model = self.plant.model(self.most)
-        with self.plant.client() as client:
-
-            def asked(text: str) -> list[int]:
-                (row,) = client.sql(text)[-1].rows
-                return [int(each) for each in row.values()]
-
-            counted, total, groups = asked("SELECT sum(n) AS n, sum(total) AS t, count(*) AS g FROM by_customer")
-            compare(sample, "by_customer", (counted, total), (model.items, model.state_totals))
-            joined = asked("SELECT count(*) AS n, sum(total) AS t FROM joined")
-            compare(sample, "joined", tuple(joined), (model.items, model.state_totals))
-            compare(sample, "latest", asked("SELECT count(*) AS n FROM latest"), [groups])
 
 
 class Tiers(LapRow):
@@ -785,8 +580,8 @@ ROWS: Final[list[type[Row[Any]]]] = [
     HotReadsTwo,
     HotJsonTwo,
     AppendsMeanwhile,
-    Views,
-    OtherViews,
+    views.Views,
+    views.OtherViews,
     Tiers,
     ColdReadsOne,
     HistoriesOne,
@@ -798,4 +593,5 @@ ROWS: Final[list[type[Row[Any]]]] = [
     TopicSink,
     TableSink,
     MicroBatches,
+    views.FreshViews,  # the last: it adds changes to the history
 ]

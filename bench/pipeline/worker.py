@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -38,6 +39,7 @@ class Work:
         self._url = url
         self._spark: SparkSession = ts.session("bench", f"local[{cores}]")
         self._query: StreamingQuery | None = None
+        self._kept: Kept | None = None
 
     # -- reading
 
@@ -103,6 +105,16 @@ class Work:
         done = timed(lambda: view(self._spark, name, url=self._url, once=True, on_progress=laps), "view")
         del done["view"]
         return done | {"laps": laps.done, "rows": laps.rows}
+
+    def keep(self, name: str) -> dict[str, Any]:
+        """Start a job that keeps a view until it is stopped, with the settings that it has by itself."""
+        self._kept = Kept(self._spark, self._url, name)
+        return {}
+
+    def stop_keeping(self) -> dict[str, Any]:
+        assert self._kept is not None
+        self._kept.stop()
+        return {}
 
     def select(self, path: str, sql: str, until: int) -> dict[str, Any]:
         """Run the SELECT of a view over Parquet of changes, once, its rows into nothing. A row is the new image
@@ -173,6 +185,30 @@ class Work:
 
     def close(self) -> None:
         self._spark.stop()
+
+
+class Kept:
+    """A job of a view that goes on, in a thread."""
+
+    def __init__(self, spark: SparkSession, url: str, name: str) -> None:
+        self._stop = threading.Event()
+        self._failed: Exception | None = None
+        self._thread = threading.Thread(target=self._run, args=(spark, url, name), daemon=True)
+        self._thread.start()
+
+    def _run(self, spark: SparkSession, url: str, name: str) -> None:
+        from tailrace.spark.jobs.view import view
+
+        try:
+            view(spark, name, url=url, stop=self._stop)
+        except Exception as error:
+            self._failed = error
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._failed is not None:
+            raise self._failed
 
 
 class Laps:

@@ -533,6 +533,17 @@ export class Topic {
      */
     describe({ signal }?: Abortable): Promise<Record<string, any>>;
     /**
+     * The last acknowledgements of a group, the newest first, as the HTTP API returns them: who, when, which offsets.
+     * @param {string} group
+     * @param {{ partition?: number, limit?: number, signal?: AbortSignal }} [options]
+     * @returns {Promise<Array<Record<string, any>>>}
+     */
+    acknowledgements(group: string, { partition, limit, signal }?: {
+        partition?: number;
+        limit?: number;
+        signal?: AbortSignal;
+    }): Promise<Array<Record<string, any>>>;
+    /**
      * One page of messages of a partition, without a group.
      * @param {PartitionOptions} [options]
      */
@@ -892,6 +903,26 @@ export class Client {
         step_s: number;
         columns: Record<string, Array<number | null>>;
     }>;
+    /**
+     * The jobs of the pipeline, by name, as the HTTP API returns them.
+     * @param {Abortable} [options]
+     * @returns {Promise<Array<Record<string, any>>>}
+     */
+    jobs({ signal }?: Abortable): Promise<Array<Record<string, any>>>;
+    /**
+     * Pause a job, until it is resumed: its program finishes the batch, and then waits. The job, as the HTTP API returns it.
+     * @param {string} name
+     * @param {Abortable} [options]
+     * @returns {Promise<Record<string, any>>}
+     */
+    pauseJob(name: string, { signal }?: Abortable): Promise<Record<string, any>>;
+    /**
+     * Let a paused job continue from where it was.
+     * @param {string} name
+     * @param {Abortable} [options]
+     * @returns {Promise<Record<string, any>>}
+     */
+    resumeJob(name: string, { signal }?: Abortable): Promise<Record<string, any>>;
     /**
      * A consumer of a topic.
      * @param {ConsumerOptions} options

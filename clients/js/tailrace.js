@@ -1585,7 +1585,8 @@ export class Table {
   async trace(sequence, { key, signal } = {}) {
     const query = { key: key && keyText(key), values: "typed" }
     const found = await this.#look(`writes/${sequence}`, query, signal)
-    return { ...found, records: found.records.map(changeOf) }
+    const jobs = found.jobs.map((/** @type {any} */ job) => (job.moved ? { ...job, moved: { ...job.moved, rows: job.moved.rows.map(changeOf) } } : job))
+    return { ...found, records: found.records.map(changeOf), jobs }
   }
 
   /**
@@ -1844,6 +1845,18 @@ export class Topic {
    */
   async describe({ signal } = {}) {
     return this.#connection.json("GET", this.target, { signal })
+  }
+
+  /**
+   * The last acknowledgements of a group, the newest first, as the HTTP API returns them: who, when, which offsets.
+   * @param {string} group
+   * @param {{ partition?: number, limit?: number, signal?: AbortSignal }} [options]
+   * @returns {Promise<Array<Record<string, any>>>}
+   */
+  async acknowledgements(group, { partition, limit, signal } = {}) {
+    const query = { group, partition, limit }
+    const found = await this.#connection.json("GET", `${this.target}/acknowledgements`, { query, signal })
+    return found.acknowledgements
   }
 
   /**
@@ -2909,6 +2922,36 @@ export class Client {
   async samples({ sinceMs, stepS, signal } = {}) {
     const query = { since: sinceMs, step_s: stepS }
     return this.#connection.json("GET", "/v1/status/samples", { query, signal })
+  }
+
+  /**
+   * The jobs of the pipeline, by name, as the HTTP API returns them.
+   * @param {Abortable} [options]
+   * @returns {Promise<Array<Record<string, any>>>}
+   */
+  async jobs({ signal } = {}) {
+    const { jobs } = await this.#connection.json("GET", "/v1/jobs", { signal })
+    return jobs
+  }
+
+  /**
+   * Pause a job, until it is resumed: its program finishes the batch, and then waits. The job, as the HTTP API returns it.
+   * @param {string} name
+   * @param {Abortable} [options]
+   * @returns {Promise<Record<string, any>>}
+   */
+  async pauseJob(name, { signal } = {}) {
+    return this.#connection.json("POST", `/v1/jobs/${segment(name, "a job")}/pause`, { repeatable: true, signal })
+  }
+
+  /**
+   * Let a paused job continue from where it was.
+   * @param {string} name
+   * @param {Abortable} [options]
+   * @returns {Promise<Record<string, any>>}
+   */
+  async resumeJob(name, { signal } = {}) {
+    return this.#connection.json("POST", `/v1/jobs/${segment(name, "a job")}/resume`, { repeatable: true, signal })
   }
 
   /**

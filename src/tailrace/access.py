@@ -27,11 +27,14 @@ class Permission:
     SYSTEM: Final = "system"  # the server itself, and principals of role system
 
 
-_USER: Final = frozenset((Permission.READ, Permission.WRITE))
+_READER: Final = frozenset((Permission.READ,))
+_USER: Final = _READER | {Permission.WRITE}
 _SERVICE: Final = _USER | {Permission.CONSUME, Permission.JOBS}
 _DBA: Final = _SERVICE | {Permission.ADMIN}
 EVERYTHING: Final = _DBA | {Permission.SYSTEM}
-ROLES: Final[dict[str, frozenset[str]]] = {"user": _USER, "service": _SERVICE, "dba": _DBA, "system": EVERYTHING}
+ROLES: Final[dict[str, frozenset[str]]] = {
+    "reader": _READER, "user": _USER, "service": _SERVICE, "dba": _DBA, "system": EVERYTHING,
+}  # fmt: skip
 ADMINISTRATIVE: Final = frozenset((Permission.ADMIN, Permission.SYSTEM))
 KINDS: Final = ("tables", "streams", "topics", "subscriptions")  # the kinds of subjects
 

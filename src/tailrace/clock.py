@@ -22,11 +22,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from typing import NamedTuple
 
 from tailrace import limits
 
 _JUMP_MS = int(limits.CLOCK_JUMP_S * 1000)
+_REPORTS = 64  # of another clock, of which the quickest counts
 _CONFIRM_MS = int(limits.CLOCK_CONFIRM_S * 1000)
 
 
@@ -87,6 +89,16 @@ class Clock:
                     self._suspect(ahead_ms, monotonic_ms)
             self._base_ms = ahead_ms
 
+    def not_before(self, now_ms: int) -> None:
+        """Go on from a time that another machine has used, whose clock was ahead, at the pace of the monotonic
+        clock: time must neither go back nor stand still. The confirmed time does not follow a large difference."""
+        with self._moving:
+            _, monotonic_ms = self._read()
+            gained = now_ms - monotonic_ms - self._base_ms
+            if gained > 0:
+                self.lag_ms += gained if gained > _JUMP_MS else 0
+                self._base_ms += gained
+
     # -- the confirmed time
 
     def settled_ms(self) -> int:
@@ -142,20 +154,22 @@ class Clock:
 
 
 class FollowedClock(Clock):
-    """The clock of another process of this machine, which reports it now and then: all processes of a server must agree
-    on what has expired. The monotonic clock is the same in all of them."""
+    """The clock of another process, perhaps of another machine, which reports it now and then: all must agree on what
+    has expired. A report takes a moment to arrive, so that of the last ones the quickest counts; earlier ones do not,
+    because the clocks of two machines drift apart."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._following = False
+        self._offsets: deque[int] = deque(maxlen=_REPORTS)  # of the other clock from the monotonic one of this process
 
     def follow(self, now_ms: int, lag_ms: int) -> None:
         """The other clock showed this a moment ago."""
         _, monotonic_ms = self._read()
         base_ms = now_ms - monotonic_ms
-        # Within an epoch of the writer it only moves ahead: a report takes a moment to arrive.
-        if not self._following or base_ms > self._base_ms or self._base_ms - base_ms > _JUMP_MS:
-            self._base_ms, self._following = base_ms, True
+        if self._offsets and self._offsets[-1] - base_ms > _JUMP_MS:  # it was set back
+            self._offsets.clear()
+        self._offsets.append(base_ms)
+        self._base_ms = max(self._offsets)
         self.lag_ms = lag_ms
 
     def now_ms(self) -> int:

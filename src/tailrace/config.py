@@ -1,8 +1,8 @@
 """The configuration of a server: `tailrace.toml`, overridden by the environment, overridden by the command line.
 
 Every setting is a field of `Config`, and ``TAILRACE_<FIELD>`` in the environment. A field of a section, such as
-``[topics]`` in the file, is ``TAILRACE_TOPICS_<FIELD>`` there. External issuers and the options of cold storage can
-only be set in the file.
+``[topics]`` in the file, is ``TAILRACE_TOPICS_<FIELD>`` there. External issuers, buckets and the options of object
+storage can only be set in the file.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _HOST = r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253})(?::([0-9]{1,5}))?"
 _host = re.compile(_HOST, re.ASCII | re.IGNORECASE).fullmatch
 _origin = re.compile(rf"([a-z][a-z0-9+.-]{{0,30}})://{_HOST}", re.ASCII | re.IGNORECASE).fullmatch
+_bucket = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,253}[A-Za-z0-9]", re.ASCII).fullmatch
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 
@@ -78,6 +79,22 @@ class ColdConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     options: dict[str, str] = {}  # for object storage: AWS_ENDPOINT_URL and so on, in addition to the environment
 
 
+class TransfersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The section `[transfers]`: the buckets of exports and imports of tables."""
+
+    buckets: dict[str, str] = {}  # by name: a directory, or s3://bucket/prefix
+    options: dict[str, str] = {}  # for object storage, as of `[cold]`
+
+
+class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The section `[cluster]`: several servers over one database in PostgreSQL, which all serve."""
+
+    listen: str | None = None  # HOST:PORT at which this server takes the commands of others when it leads
+    advertise: str | None = None  # HOST:PORT at which the others reach that; None: as `listen`
+    advertise_url: str | None = None  # the URL at which clients reach this very server; None: public_url, or its own
+    secret_file: str | None = None  # the file with the secret that all servers share
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     data: str = "data"  # the directory of the database
     database: str | None = (
@@ -108,6 +125,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     topics: TopicsConfig = TopicsConfig()
     auth: AuthConfig = AuthConfig()
     cold: ColdConfig = ColdConfig()
+    transfers: TransfersConfig = TransfersConfig()
+    cluster: ClusterConfig = ClusterConfig()
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
@@ -115,6 +134,8 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "topics": TopicsConfig,
     "auth": AuthConfig,
     "cold": ColdConfig,
+    "transfers": TransfersConfig,
+    "cluster": ClusterConfig,
 }
 LISTS = frozenset((("http", "allowed_hosts"), ("http", "allowed_origins")))  # comma-separated in the environment
 
@@ -156,7 +177,7 @@ def _names() -> Iterator[tuple[str, str]]:
             yield "", field.name
         else:
             names = (each.name for each in msgspec.structs.fields(inner))
-            yield from ((field.name, name) for name in names if name not in ("issuers", "options"))
+            yield from ((field.name, name) for name in names if name not in ("issuers", "options", "buckets"))
 
 
 def _checked(config: Config) -> Config:
@@ -192,9 +213,14 @@ def _checked(config: Config) -> Config:
             f"workers {config.workers} and database cannot be combined: workers read the files of a data directory; "
             "use workers 1 with PostgreSQL, or leave database out"
         )
+    _check_cluster(config)
     _check_http(config)
     _check_topics(config.topics)
-    _check_cold_url(config.cold.url)
+    _check_url("cold.url", config.cold.url)
+    for name, url in config.transfers.buckets.items():
+        if _bucket(name) is None:
+            raise Invalid(f"transfers.buckets: {name[:80]!r} is not the name of a bucket; use letters, digits, . and -")
+        _check_url(f"transfers.buckets.{name}", url)
     if config.cold.cache_bytes < limits.COLD_CACHE_BYTES_MIN:
         raise Invalid(
             f"cold.cache_bytes {config.cold.cache_bytes} is too little; use {limits.COLD_CACHE_BYTES_MIN} or more"
@@ -216,35 +242,66 @@ def check_database_url(url: str | None) -> None:
         raise Invalid(f"database {shown!r} is not a URL that begins with postgresql://; for a directory use data")
 
 
+def address_of(text: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT; `Invalid` if it is something else."""
+    match = _host(text)
+    if match is None or match[2] is None or int(match[2]) > 65535:
+        raise Invalid(f"{text[:100]!r} is not an address; write HOST:PORT, as in 0.0.0.0:4439")
+    return match[1].strip("[]"), int(match[2])
+
+
+def _check_cluster(config: Config) -> None:
+    cluster = config.cluster
+    if cluster == ClusterConfig():
+        return
+    if cluster.listen is None or cluster.secret_file is None:
+        raise Invalid("a server of a cluster needs both cluster.listen and cluster.secret_file; give the other one too")
+    if config.database is None:
+        raise Invalid("a cluster needs a database that all servers reach; set database to postgresql://...")
+    host, _ = address_of(cluster.listen)
+    if cluster.advertise is not None:
+        address_of(cluster.advertise)
+    elif host in ("0.0.0.0", "::"):
+        raise Invalid(
+            f"cluster.listen {cluster.listen!r} is every address of this machine, which is no "
+            "address for other servers; set cluster.advertise to HOST:PORT as they reach it"
+        )
+    url = urlsplit(cluster.advertise_url or "http://localhost")
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise Invalid(
+            f"cluster.advertise_url {cluster.advertise_url!r} is not a URL of this server: http(s)://host:port"
+        )
+
+
 def _check_positive(name: str, value: float) -> None:
     if not 0 < value < math.inf:
         raise Invalid(f"{name} must be a finite number above 0, not {value}")
 
 
-def _check_cold_url(url: str | None) -> None:
+def _check_url(setting: str, url: str | None) -> None:
     """Fail at the start, not at the first read. A URL that may contain keys is not repeated in the error."""
     if url is None:
         return
     if not url:
-        raise Invalid("cold.url is empty; give a directory, file:///... or s3://bucket/prefix")
+        raise Invalid(f"{setting} is empty; give a directory, file:///... or s3://bucket/prefix")
     scheme, separator, rest = url.partition("://")
     if not separator:
         return  # a directory
     host = rest.partition("/")[0]
     if scheme not in ("file", "s3", "s3a"):
-        raise Invalid(f"cold.url does not support {scheme[:20]}://; use a directory, file:///... or s3://bucket/prefix")
+        raise Invalid(
+            f"{setting} does not support {scheme[:20]}://; use a directory, file:///... or s3://bucket/prefix"
+        )
     # A secret may contain slashes; a URL parser would not recognise it as a password then.
     if "@" in host or (scheme != "file" and ("@" in rest or ":" in host)):
         raise Invalid(
-            f"cold.url contains credentials ({scheme}://…@…), and every principal that may read can see it; "
+            f"{setting} contains credentials ({scheme}://…@…), and every principal that may read can see it; "
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead"
         )
     if scheme != "file" and (not host or "?" in rest or "#" in rest):
-        raise Invalid(
-            "cold.url is not the URL of a bucket; write s3://bucket/prefix, and put options into cold.options"
-        )
+        raise Invalid(f"{setting} is not the URL of a bucket; write s3://bucket/prefix, with options in the section")
     if scheme == "file" and host not in ("", "localhost"):
-        raise Invalid(f"cold.url {url!r} names another machine; a local directory is file:///path, with three slashes")
+        raise Invalid(f"{setting} {url!r} names another machine; a local directory is file:///path, with three slashes")
 
 
 def check_token(token: str | None) -> None:

@@ -29,7 +29,7 @@ from tailrace.jobs.identity import Identify, LastTime, Noted, NoteTime, Provisio
 from tailrace.log.cold import ColdMiss, ColdRange
 from tailrace.log.entry import Entry
 from tailrace.log.recent import RecentSegments
-from tailrace.log.tail import HOUSEKEEPING, Tail
+from tailrace.log.tail import ACKNOWLEDGED, HOUSEKEEPING, POLICIES_CHANGED, TRANSFERS_DUE, Tail
 from tailrace.metrics import Metrics
 from tailrace.runner import Done, Followers, Mark, QueuedCommand, Runner
 from tailrace.sql import checks
@@ -40,8 +40,12 @@ from tailrace.streams import sweep as streams
 from tailrace.tables import constraints, copying
 from tailrace.tables import sweep as tables
 from tailrace.tables.export import Exports
+from tailrace.tables.policies import ListPolicies, PolicyBook
 from tailrace.topics import sweep as topics
+from tailrace.topics.consumption import AckRecorder
 from tailrace.topics.router import route
+from tailrace.transfers.buckets import Buckets
+from tailrace.transfers.worker import TransferWorker
 
 if TYPE_CHECKING:
     from tailrace.backup import BackupResult
@@ -106,6 +110,7 @@ class Database(EmbeddedOperations):
         housekeeping_s: float | None = 1.0,
         cold: ColdStorage | None = None,
         forwarder: Callable[[Database], Forwarder] | None = None,
+        buckets: Buckets | None = None,
     ) -> None:
         """`forwarder`: another process writes, and this makes the link to it."""
         self.clock = clock or Clock()
@@ -129,35 +134,44 @@ class Database(EmbeddedOperations):
         self._attaching = threading.Lock()
         self._cold_threads: ThreadPoolExecutor | None = None
         self._cold_waiting = 0  # requests of the loop
+        self._acks = AckRecorder(self.execute)
         self._housekeeper = Housekeeper(
             TASKS,
             self.execute,
             self.metrics,
-            before=(self._watch_clock, self._probe),
+            before=(self._watch_clock, self._probe, self._acks.flush),
             after=(self._note_time,),
         )
+        self.policies = PolicyBook(lambda: self._query(ListPolicies()), self.clock.now_ms)
+        self.tail.subscribe(POLICIES_CHANGED, self.policies.notice)
+        self.transfers = TransferWorker(self.execute, buckets or Buckets())
         self._jump: Jump | None = None  # of the clock, as housekeeping has seen it last
         if self.forwarder is not None:  # the writer's process does the rest
             return
         try:
             self._noted = self.execute(LastTime()) or Noted(0)  # the time as it was recorded last
+            self.policies.load()
             self.clock.resume(self._noted.settled_ms or None, self._noted.seen_ms)
+            self.clock.not_before(engine.floor_ms)
             self._provisioned = self._provision()
         except BaseException:
             engine.close()  # for example a damaged database: its lock is not left behind
             raise
         self._noted_commits = self.metrics.commits
+        self.tail.subscribe(ACKNOWLEDGED, self._acks.note)
         if housekeeping_s is not None:
             self.tail.subscribe(HOUSEKEEPING, lambda notices: self._housekeeper.wake())
             self._housekeeper.start(housekeeping_s)
+            self.tail.subscribe(TRANSFERS_DUE, lambda notices: self.transfers.wake())
+            self.transfers.start()
 
     # -- commands and queries
 
     def execute(self, command: Command[T] | Query[T], principal: Principal = SYSTEM) -> T:
         """Run a command or a query; from any thread but an event loop's."""
         audit = None
-        if command.permission not in principal.plain:
-            command, audit = admit(command, principal)
+        if command.permission not in principal.plain or self.policies.active:
+            command, audit = admit(command, principal, self.policies)
         if isinstance(command, Query):
             try:
                 return self._query(command)
@@ -171,8 +185,8 @@ class Database(EmbeddedOperations):
     def aexecute(self, command: Command[T] | Query[T], principal: Principal = SYSTEM) -> Awaitable[T]:
         """Run a command or a query; await the result on the event loop."""
         audit = None
-        if command.permission not in principal.plain:
-            command, audit = admit(command, principal)
+        if command.permission not in principal.plain or self.policies.active:
+            command, audit = admit(command, principal, self.policies)
         # Asking asyncio for the running loop takes longer than the rest of this method.
         if self._loop is None or self._thread != threading.get_ident() or not self._loop.is_running():
             self._attach_here()
@@ -196,12 +210,12 @@ class Database(EmbeddedOperations):
         command = job.command
         if self._loop is None or self._thread != threading.get_ident() or not self._loop.is_running():
             self._attach_here()
-        if command.permission in principal.plain and not command.history:
+        if command.permission in principal.plain and not command.history and not self.policies.active:
             self._runner.queue(job)
             return
         done: Done = job.settle
-        if command.permission not in principal.plain:
-            command, audit = admit(command, principal)
+        if command.permission not in principal.plain or self.policies.active:
+            command, audit = admit(command, principal, self.policies)
             if audit is not None:
                 done = audit.then(done)
         self._submit(command, principal, done)
@@ -407,6 +421,7 @@ class Database(EmbeddedOperations):
 
     async def aclose(self) -> None:
         """Close from the event loop, when everything submitted has been answered."""
+        await asyncio.to_thread(self.transfers.stop)
         await asyncio.to_thread(self._housekeeper.stop)
         if self._loop is not None:
             await asyncio.to_thread(self._runner.detach)
@@ -417,12 +432,14 @@ class Database(EmbeddedOperations):
     def close(self) -> None:
         """Close. Everything acknowledged is durable already."""
         self.followers.close()
+        self.transfers.stop()
         self._housekeeper.stop()
         if self._loop is not None:
             self._runner.detach()
             self._loop = None
         if self.forwarder is None:
             with suppress(Error):  # writes may be stopped: the next start then waits before it deletes by age
+                self._acks.flush()
                 self._note_time()
         if self._cold_threads is not None:
             self._cold_threads.shutdown(wait=True, cancel_futures=True)
@@ -441,8 +458,9 @@ class Database(EmbeddedOperations):
     # -- housekeeping
 
     def sweep(self) -> int:
-        """Do all housekeeping that is due; the number of steps."""
+        """Do all housekeeping that is due; the number of steps. Exports and imports have `transfers.advance`."""
         self._watch_clock()
+        self._acks.flush()
         return self._housekeeper.sweep()
 
     def _watch_clock(self) -> None:
@@ -600,6 +618,30 @@ def open_postgres(url: str, directory: str | None = None, *, address: str = "") 
 def open_worker(config: Config, connect: Callable[..., Any], server: str, version: str) -> Database:
     """Open the database of a server whose other process writes: reads are its own, commands go over the link that
     `connect` makes."""
+    return _open_forwarding(config, SqliteEngine(config.data, read_only=True), connect, server, version)
+
+
+def open_follower(config: Config, connect: Callable[..., Any], server: str, version: str, url: str) -> Database:
+    """Open the database of a server of a cluster, which clients reach at `url`: as `open_worker`, over PostgreSQL."""
+    extras.require("postgres")
+    from tailrace.storage.postgres import PostgresEngine
+
+    assert config.database is not None
+    engine = PostgresEngine(config.database, config.data, read_only=True)
+    try:
+        engine.check_key()
+        db = _open_forwarding(config, engine, connect, server, version, url)
+        assert db.forwarder is not None
+        db.forwarder.on_welcome = engine.renew_readers
+    except BaseException:
+        engine.close()
+        raise
+    return db
+
+
+def _open_forwarding(
+    config: Config, engine: Any, connect: Callable[..., Any], server: str, version: str, url: str | None = None
+) -> Database:
     from tailrace.bus.forwarder import Forwarder
 
     clock = FollowedClock()
@@ -613,13 +655,20 @@ def open_worker(config: Config, connect: Callable[..., Any], server: str, versio
             tail=db.tail,
             metrics=db.metrics,
             recent=db.recent,
+            url=url,
         )
         made.set_time = clock.follow
         made.set_damage = lambda damage: db.sharing.refuse_reads(damage)
         return made
 
-    engine = SqliteEngine(config.data, read_only=True)
-    return Database(engine, clock=clock, housekeeping_s=None, cold=_cold_storage(config), forwarder=forwarder)
+    return Database(
+        engine,
+        clock=clock,
+        housekeeping_s=None,
+        cold=_cold_storage(config),
+        forwarder=forwarder,
+        buckets=_buckets(config),
+    )
 
 
 def open_configured(config: Config, *, accept_loss: bool = False, engine: Engine | None = None) -> Database:
@@ -628,8 +677,12 @@ def open_configured(config: Config, *, accept_loss: bool = False, engine: Engine
     if engine is None and config.database is not None:
         engine = open_postgres(config.database, config.data)
     if engine is not None:
-        return Database(engine, cold=cold)
-    return open(config.data, cold=cold, accept_loss=accept_loss)
+        return Database(engine, cold=cold, buckets=_buckets(config))
+    return open(config.data, cold=cold, accept_loss=accept_loss, buckets=_buckets(config))
+
+
+def _buckets(config: Config) -> Buckets:
+    return Buckets(config.transfers.buckets, config.transfers.options)
 
 
 def _cold_storage(config: Config) -> ColdStorage:

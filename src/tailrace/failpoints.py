@@ -33,6 +33,8 @@ NAMES: Final = {
     "backup.copied": "the database is copied, nothing of it is stored yet",
     "backup.object": "a chunk of a backup is stored",
     "backup.stored": "all chunks of a backup are stored, nothing lists them yet",
+    "transfer.step": "a file of an export is in its bucket, or records of an import are read; neither is recorded yet",
+    "transfer.end": "an export or import is complete, which is not recorded yet",
     "migration.step": "a migration ran, its version is not recorded yet",
     "rotation.begun": "the next secret key is in its file, nothing is encrypted with it yet",
     "rotation.committed": "all secrets are encrypted with the next key, its file is not the current one yet",

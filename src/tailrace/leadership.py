@@ -29,21 +29,25 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     renewed_s: float | None  # since the lease was renewed; None: it was released
     ttl_s: float
     standbys: list[str]  # the addresses of those that wait
+    followers: list[str]  # and of those that serve, and would lead
 
 
 class Candidate:
     """A server that leads, or waits to. For one thread at a time, but for `reason`."""
 
-    def __init__(self, url: str, directory: str, address: str) -> None:
+    def __init__(self, url: str, directory: str, address: str, bus: str = "") -> None:
+        """`address`: where clients reach the server; `bus`: where other servers do."""
         extras.require("postgres")
         self._url = url
         self._directory = directory
         self._address = address
+        self._bus = bus
         self._connection: Any = None
         self._rest_until_s = 0.0
         self._checked = False  # whether the key of the secrets fits
         self._closed = threading.Event()
         self.leader: str | None = None  # the address of the leader, as it was last seen
+        self.state: Any = None  # the row of the leader, likewise; None: unknown
         self.reason: Error = Unavailable("the server has not looked yet who leads; try again", code=NOT_LEADER)
 
     def attempt(self) -> Any:
@@ -52,7 +56,7 @@ class Candidate:
         from tailrace.storage.postgres import PostgresEngine
 
         try:
-            state = self._look()
+            self.state = state = self._look()
             if state is not None and not state.vacant:
                 self._check_key()
                 self.leader = state.address
@@ -61,7 +65,7 @@ class Candidate:
             if time.monotonic() < self._rest_until_s:
                 self.reason = Unavailable("no server leads the database at the moment; try again", code=NOT_LEADER)
                 return None
-            engine = PostgresEngine(self._url, self._directory, address=self._address)
+            engine = PostgresEngine(self._url, self._directory, address=self._address, bus=self._bus)
         except Unavailable as error:
             self.reason = error
             self._disconnect()
@@ -90,7 +94,8 @@ class Candidate:
 
         with translated():
             if self._connection is None:
-                self._connection = postgres.connect(self._url, f"{lease.WAITING} {self._address}")
+                name = lease.FOLLOWING if self._bus else lease.WAITING
+                self._connection = postgres.connect(self._url, f"{name} {self._address}")
                 if not postgres_schema.version(self._connection):
                     return None
             return lease.look(self._connection)
@@ -118,16 +123,22 @@ def cluster_status(url: str) -> ClusterStatus:
     with _connected(url) as connection:
         from tailrace.storage import lease
 
-        state = lease.look(connection)
-        return ClusterStatus(
-            state.address,
-            not state.vacant,
-            state.epoch,
-            state.batch,
-            state.age_s,
-            state.ttl_s,
-            lease.standbys(connection),
-        )
+        return _described(connection, lease.look(connection))
+
+
+def _described(connection: Any, state: Any) -> ClusterStatus:
+    from tailrace.storage import lease
+
+    return ClusterStatus(
+        state.address,
+        not state.vacant,
+        state.epoch,
+        state.batch,
+        state.age_s,
+        state.ttl_s,
+        lease.standbys(connection),
+        lease.followers(connection),
+    )
 
 
 def step_down(url: str, timeout_s: float) -> ClusterStatus:
@@ -136,16 +147,14 @@ def step_down(url: str, timeout_s: float) -> ClusterStatus:
     with _connected(url) as connection:
         from tailrace.storage import lease
 
-        if not lease.standbys(connection):
+        if not lease.standbys(connection) and not lease.followers(connection):
             raise Unavailable("no other server waits to take over; start one first", code="NO_STANDBY")
         before = lease.ask_to_step_down(connection)
         until_s = time.monotonic() + timeout_s
         while time.monotonic() < until_s:
             now = lease.look(connection)
             if now.epoch > before.epoch and now.server != before.server and not now.vacant:
-                return ClusterStatus(
-                    now.address, True, now.epoch, now.batch, now.age_s, now.ttl_s, lease.standbys(connection)
-                )
+                return _described(connection, now)
             time.sleep(limits.STANDBY_LOOK_S)
     raise Unavailable(
         f"no other server has taken over within {timeout_s:g} s; see its log, and `tailrace cluster status`",

@@ -49,6 +49,8 @@ NAMES: Final = {
     "forwarded": ("counter", "Commands that workers have sent to the process that writes."),
     "resent": ("counter", "Of those, commands that were sent again because that process was replaced."),
     "outcomes_unknown": ("counter", "Commands whose result was lost with that process, though they were committed."),
+    "leading": ("gauge", "1 if this server of a cluster leads, 0 otherwise."),
+    "epoch": ("gauge", "The epoch of the cluster's leader, which grows with each take-over."),
     "unsent_bytes": ("gauge", "Bytes of unsent responses."),
     "unsent_disconnects": (
         "counter",
@@ -140,5 +142,7 @@ class Metrics:
         self.forwarded = 0
         self.resent = 0
         self.outcomes_unknown = 0
+        self.leading = 0
+        self.epoch = 0
         self.unsent_bytes = 0
         self.unsent_disconnects = 0

@@ -42,6 +42,7 @@ from tailrace.clock import Clock
 from tailrace.command import Command
 from tailrace.errors import Corrupt, Error, Unavailable
 from tailrace.log import segments
+from tailrace.log.entry import Segment
 from tailrace.log.log import Advanced
 from tailrace.log.recent import RecentSegments
 from tailrace.log.tail import Notices, Tail
@@ -445,7 +446,10 @@ class Runner:
                 tx.keep()
         except (Corrupt, Unavailable):
             raise
-        except Exception:  # the one that fails will fail alone
+        except Error:  # a name that cannot be looked up: that one will fail alone
+            tx.undo()
+            results = []
+        except Exception:
             logger.exception("commands that are run together must not fail")
             tx.undo()
             results = []
@@ -508,12 +512,11 @@ class Runner:
             self._trouble = None
         batch.notices = batch.tx.notices
         metrics = self._metrics
-        for notice in batch.notices:
-            if type(notice.item) is Advanced:
-                segment = notice.item.segment
-                metrics.entries += segments.count(segment)
-                metrics.entry_bytes += len(segment.body)
-                self._recent.add(segment)
+        added: list[Segment] = [notice.item.segment for notice in batch.notices if type(notice.item) is Advanced]
+        for segment in added:
+            metrics.entries += 1 if segment.layout is None else segments.count(segment)
+            metrics.entry_bytes += len(segment.body)
+        self._recent.add_each(added)
         took_s = self._clock.monotonic_s() - began
         metrics.commit_seconds += took_s
         metrics.commit_times.append(took_s)

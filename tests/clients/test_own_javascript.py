@@ -106,7 +106,7 @@ def test_streams_and_producers(server: ServerProcess) -> None:
 
 
 def test_tables_topics_consumers_and_sql(server: ServerProcess) -> None:
-    run_tests("data", 26, TAILRACE_URL=server.url)
+    run_tests("data", 27, TAILRACE_URL=server.url)
 
 
 def test_races_and_faults_without_a_server() -> None:

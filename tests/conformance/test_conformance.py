@@ -1,5 +1,5 @@
-"""The official Durable Streams conformance suite, all of it, against the real server, the same with two
-workers, and the ASGI adapter.
+"""The official Durable Streams conformance suite, all of it, against the real server, the same with two and four
+workers, the ASGI adapter, and three servers over PostgreSQL of which each request reaches another.
 
 The number is exact on purpose: a suite that quietly skipped half of itself would pass too.
 """
@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import postgres
+from tests.support.clustered import Servers
 from tests.support.node import node
+from tests.support.round_robin import RoundRobin
 from tests.support.server import ServerProcess, check
 
 HERE = Path(__file__).resolve().parent
@@ -45,7 +48,10 @@ def run_suite(url: str, report: Path) -> str:
     return count
 
 
-@pytest.mark.parametrize("how", ["own transport", "two workers", "uvicorn"])
+WORKERS = {"own transport": "1", "two workers": "2", "four workers": "4"}
+
+
+@pytest.mark.parametrize("how", [*WORKERS, "uvicorn"])
 def test_every_conformance_test_passes(
     how: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -53,7 +59,7 @@ def test_every_conformance_test_passes(
     if how == "uvicorn":
         server = ServerProcess.uvicorn(data)
     else:
-        server = ServerProcess.tailrace(data, "--workers", "2" if how == "two workers" else "1")
+        server = ServerProcess.tailrace(data, "--workers", WORKERS[how])
     with server.start():
         try:
             record_property("conformance", f"{how}: {run_suite(server.url, tmp_path / 'report.json')}")
@@ -61,4 +67,22 @@ def test_every_conformance_test_passes(
             print(f"the server printed:\n{server.output[-4000:]}")
             raise
     checked = check(data)
+    assert checked.returncode == 0, f"tailrace check:\n{checked.stdout}{checked.stderr}"
+
+
+def test_every_conformance_test_passes_on_three_servers(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    below = postgres.shared_server()
+    with Servers(below, tmp_path) as servers:
+        with RoundRobin([server.url for server in servers.all]) as balancer:
+            try:
+                count = run_suite(balancer.url, tmp_path / "report.json")
+            except AssertionError:
+                for server in servers.all:
+                    print(f"a server printed:\n{server.output[-4000:]}")
+                raise
+        record_property("conformance", f"three servers over PostgreSQL: {count}")
+        assert min(balancer.requests.values()) > TESTS, balancer.requests
+    checked = check(tmp_path / "data", "--database", servers.url)
     assert checked.returncode == 0, f"tailrace check:\n{checked.stdout}{checked.stderr}"

@@ -3,12 +3,47 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 
+from tailrace.bulk.queries import LogSelector
+from tailrace.database import ColdStorage, Database
+from tailrace.jobs.apply import ApplyView
+from tailrace.jobs.view import DescribeView
+from tailrace.jobs.view_fill import BeginFill, FinishFill
+from tailrace.storage.sqlite import SqliteEngine
+from tailrace.topics.consuming import Ack, Consume
+from tests.support import views
+from tests.support.cold import tier
+
 CUSTOMERS = ("ann", "bob", "cyd", "dan", "eve")
 STATES = ("new", "paid", "packed", "sent")
+
+
+def followed_write(data_dir: Path) -> int:
+    """Makes a database with a write of which everything came that can: messages that were consumed, rows of a view, a
+    file in cold storage; its sequence. The table is `payments`."""
+    cold = ColdStorage(str(data_dir / "cold"))
+    with Database(SqliteEngine(data_dir), housekeeping_s=None, cold=cold) as db:
+        views.run(db, "CREATE TABLE payments (id TEXT PRIMARY KEY, status TEXT, amount BIGINT) WITH (stream = true)")
+        views.run(db, "CREATE TOPIC shop.payments; ALTER TOPIC shop.payments ADD SOURCE payments ON INSERT")
+        select = "SELECT status, count(*) AS n FROM payments GROUP BY status"
+        views.run(db, f"CREATE MATERIALIZED VIEW revenue AS {select}")
+        views.plan(db, "revenue", ("status", "string"), ("n", "bigint"))
+        fill = db.execute(BeginFill("revenue"))
+        db.execute(FinishFill("revenue", fill, {"payments": db.execute(views.Items("payments"))[0]}))
+        for number, (status, count) in enumerate((("paid", 1), ("open", 1), ("paid", 2))):
+            db.table("payments").put({"id": f"p-{number}", "status": status, "amount": 20 + number})
+            (source,) = db.execute(DescribeView("revenue")).sources
+            rows = views.stage(db, "revenue", [("PUT", {"status": {"S": status}, "n": {"N": str(count)}})])
+            db.execute(ApplyView("revenue", {source.log: (source.position or 0, source.next)}, (rows,), 1))
+        for group, consumer in (("ledger", "ledger-1"), ("mail", "mailer-2")):
+            db.execute(Consume("shop.payments", group, consumer=consumer))
+            db.execute(Ack("shop.payments", group, 2, consumer=consumer))
+        tier(db, LogSelector("table", "payments"), 3)
+        return db.table("payments").changes()[-1].sequence
 
 
 class Shop:
@@ -119,15 +154,15 @@ class Shop:
         self.consume("shop.new_orders", "billing", 5, ack=True)
         self.consume("shop.large_orders", "fraud-check", 100, ack=True)
 
-    def consume(self, topic: str, group: str, count: int, *, ack: bool) -> None:
-        body = {"topic": topic, "group_id": group, "limit": count, "partition_id": 0}
+    def consume(self, topic: str, group: str, count: int, *, ack: bool, consumer: str = "") -> None:
+        body = {"topic": topic, "group_id": group, "limit": count, "partition_id": 0, "consumer_id": consumer}
         answer = self.http.post("/v1/api/topics/consume", json=body)
         assert answer.status_code == 200, answer.text
         messages = answer.json()["messages"]
         last = messages[-1]["offset"] if messages else None
         if last is None:
             return
-        target = {"topic": topic, "group_id": group, "partition_id": 0}
+        target = {"topic": topic, "group_id": group, "partition_id": 0, "consumer_id": consumer}
         if ack:
             done = self.http.post("/v1/api/topics/ack", json={**target, "upto_offset": last})
         else:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.console.demo import Shop
 from tests.console.pages import PAGES
-from tests.support.chromium import Chromium
+from tests.support.chromium import Chromium, Tab
 
 BYTES_MAX = 150_000
 AXE = (
@@ -43,23 +43,33 @@ def test_every_page_loads_without_an_error(browser: Chromium, shop: Shop, consol
     assert not problems, json.dumps(problems, indent=1)
 
 
-def test_all_pages_together_are_small_and_paint_soon(browser: Chromium, shop: Shop, console: str) -> None:
+def test_all_pages_together_are_small(browser: Chromium, shop: Shop, console: str) -> None:
+    """What a first visit transfers, and then a visit of every page: the document and all files of the console, with
+    their header fields, compressed as they are sent; without the data of the API. First paint is printed (`pytest -s`),
+    not tested: the aim is 300 ms on an idle machine."""
     tab = browser.tab()
-    paints = []
-    for _ in range(3):  # the machine may be busy: one of them shows what the page itself needs
-        tab.open(console)
-        tab.sees("healthy")
-        paints.append(tab.until("performance.getEntriesByName('first-paint')[0]?.startTime"))
+    tab.open(console)
+    tab.sees("healthy")
+    paint = tab.until("performance.getEntriesByName('first-paint')[0]?.startTime")
+    first = transferred(tab)
     for name in ("streams", "tables", "topics", "follow", "sql", "pipeline", "access"):
         tab.run(f"location.hash = '#/{name}'")
         tab.until(f"!!document.querySelector('.page.{name} h1')")
-    files = tab.run(
-        "performance.getEntriesByType('resource').filter(each => each.name.includes('/console/'))"
-        ".map(each => each.encodedBodySize).reduce((a, b) => a + b, 0)"
-    )
-    assert 0 < files < BYTES_MAX
-    assert min(paints) < 1_000, paints  # the aim is 300 ms on an idle machine
+    files = transferred(tab)
+    print(f"\nconsole: first visit {first:,} bytes, all pages {files:,} bytes, first paint {paint:.0f} ms")
+    assert 20_000 < first < files < BYTES_MAX
     assert not tab.errors
+
+
+def transferred(tab: Tab) -> int:
+    """The bytes of the document and the files that it has loaded so far, as they came over the network; none of them
+    from the browser's cache."""
+    sizes = tab.run(
+        "[...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')]"
+        ".filter(each => new URL(each.name).pathname.startsWith('/console')).map(each => each.transferSize)"
+    )
+    assert all(sizes), sizes
+    return int(sum(sizes))
 
 
 def test_the_palette_finds_everything_by_keyboard(browser: Chromium, shop: Shop, console: str) -> None:

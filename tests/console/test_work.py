@@ -6,12 +6,13 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import httpx
 import pytest
 
-from tests.console.demo import Shop
+from tests.console.demo import Shop, followed_write
 from tests.support.chromium import Chromium, Tab
 from tests.support.server import ServerProcess
 
@@ -219,6 +220,22 @@ def test_a_write_is_followed_to_its_consumers(browser: Chromium, shop: Shop, con
     assert not tab.errors
 
 
+def test_a_write_is_followed_to_views_and_to_its_file(browser: Chromium, data_dir: Path) -> None:
+    """With everything that can come of it: who has consumed it when, the rows of a view, the file in cold storage."""
+    sequence = followed_write(data_dir)
+    with ServerProcess.tailrace(data_dir) as server:
+        tab = browser.tab()
+        tab.open(f"{server.url}/console#/follow?table=payments&sequence={sequence}")
+        tab.sees("Rows of revenue that this write has moved")
+        shown = tab.run("[...document.querySelectorAll('.timeline > li')].map(each => each.innerText)")
+        messages, jobs, kept = shown[-3:]
+        assert "ledger-1" in messages and "system" in messages and "acknowledged" in messages, messages
+        assert "applied" in jobs and "MODIFY" in jobs and "paid" in jobs and '"S"' not in jobs, jobs
+        assert "tables/payments" in kept and ".parquet" in kept, kept
+        assert not tab.errors
+        tab.close()
+
+
 def test_a_group_is_reset_after_a_preview(browser: Chromium, shop: Shop, console: str) -> None:
     tab = browser.tab()
     tab.open(f"{console}#/topics/shop.new_orders?tab=groups")
@@ -251,6 +268,88 @@ def lag(shop: Shop, group: str) -> int:
     return sum(each["lag"] for each in groups if each["group_id"] == group and each["partition_id"] == 0)
 
 
+def test_groups_show_their_lag_and_who_has_consumed(browser: Chromium, shop: Shop, console: str) -> None:
+    topic = {"topic": "shop.large_orders", "group_id": "auditors", "partition_id": 0}
+    taken = {**topic, "consumer_id": "desk-4", "limit": 3}
+    (first, _, last) = shop.http.post("/v1/api/topics/consume", json=taken).json()["messages"]
+    ack = {**topic, "consumer_id": "desk-4", "upto_offset": last["offset"]}
+    assert shop.http.post("/v1/api/topics/ack", json=ack).status_code == 200
+    assert shop.http.post("/v1/api/topics/consume", json={**taken, "limit": 2}).status_code == 200
+    tab = browser.tab()
+    tab.open(f"{console}#/topics/shop.large_orders?tab=groups")
+    row = "[...document.querySelectorAll('tbody tr')].find(row => row.innerText.includes('auditors'))"
+    tab.until(f"!!{row}")
+    titles = tab.run("[...document.querySelectorAll('thead th')].map(each => each.innerText.toLowerCase())")
+    cells = dict(zip(titles, tab.run(f"[...{row}.querySelectorAll('td')].map(each => each.innerText)"), strict=True))
+    (group,) = [each for each in described(shop, "shop.large_orders") if each["group_id"] == "auditors"]
+    assert (cells["lag"], cells["in flight"], cells["redelivered"]) == (str(group["lag"]), "2", "0")
+    assert cells["behind"].split()[-1] in ("ms", "s", "min"), cells  # the age of the oldest message
+    assert cells["consumers"] == "desk-4"
+    assert tab.run(f"{row}.querySelector('svg[aria-label^=Lag]') !== null")
+    listed = "/v1/topics/shop.large_orders/acknowledgements?group=auditors"
+    tab.until(f"fetch('{listed}').then(each => each.json()).then(found => found.acknowledgements.length === 1)")
+    tab.run(f"[...{row}.querySelectorAll('button')].at(-1).click()")
+    tab.sees("Who has consumed as auditors")
+    tab.until("document.querySelectorAll('dialog tbody tr').length === 1")
+    shown = tab.run("document.querySelector('dialog tbody tr').innerText")
+    assert "desk-4" in shown and "everyone" in shown and f"{first['offset']} to {last['offset']}" in shown
+    assert not tab.errors
+
+
+def described(shop: Shop, topic: str) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = shop.http.get(f"/v1/topics/{topic}").json()["groups"]
+    return groups
+
+
+# -- the pipeline
+
+
+def test_jobs_are_paused_and_resumed(browser: Chromium, shop: Shop, console: str) -> None:
+    def job() -> dict[str, Any]:
+        found: dict[str, Any] = shop.http.get("/v1/jobs/tier").json()
+        return found
+
+    tab = browser.tab()
+    tab.open(f"{console}#/pipeline")
+    row = "[...document.querySelectorAll('tbody tr')].find(row => row.querySelector('b')?.innerText === 'tier')"
+    tab.until(f"!!{row}?.querySelector('button')")
+    assert tab.run(f"{row}.querySelector('button').innerText") == "Pause"
+    tab.run(f"{row}.querySelector('button').click()")
+    tab.until(f"{row}?.innerText.includes('pausing')")  # its program has not said yet that it holds the job
+    assert job()["paused"] and job()["paused_by"] == "everyone"
+    assert shop.http.post("/v1/jobs/tier/report", json={"state": "paused", "message": ""}).status_code == 200
+    tab.run("location.reload()")
+    tab.until(f"{row}?.innerText.includes('paused by everyone')")
+    tab.run(f"{row}.querySelector('button').click()")
+    tab.until(f"{row}?.querySelector('button')?.innerText === 'Pause'")
+    assert not job()["paused"]
+    assert shop.http.post("/v1/jobs/tier/report", json={"state": "running", "message": "63 entries of 1 log"})
+    assert not tab.errors
+
+
+def test_a_table_is_recovered(browser: Chromium, shop: Shop, console: str) -> None:
+    tab = browser.tab()
+    tab.open(f"{console}#/tables/customers?tab=settings")
+    tab.sees("Point-in-time recovery")
+    tab.sees("There are no backups of this table")
+    tab.click("button", "Turn on")
+    tab.sees("Earliest moment")
+    tab.click("button", "Back up now")
+    tab.fill("dialog input[name=name]", "before-the-sale")
+    tab.click("dialog button.primary", "Back up")
+    tab.sees("before-the-sale")
+    tab.click("button", "Restore to a moment")
+    tab.fill("dialog input[name=target]", "customers_then")
+    tab.click("dialog button.primary", "Restore")
+    tab.until("location.hash === '#/tables/customers_then'")
+    ready = "found.tables.some(each => each.name === 'customers_then' && each.status === 'ACTIVE')"
+    tab.until(f"fetch('/v1/tables').then(each => each.json()).then(found => {ready})")
+    found = shop.dynamodb("Scan", TableName="customers_then")
+    assert found["Count"] == 5
+    shop.dynamodb("DeleteTable", TableName="customers_then")
+    assert not tab.errors
+
+
 def test_dead_letters_are_sent_again(browser: Chromium, shop: Shop, console: str) -> None:
     before = published(shop)
     tab = browser.tab()
@@ -277,14 +376,20 @@ def published(shop: Shop) -> int:
 
 @pytest.fixture
 def guarded(data_dir: Path) -> Iterator[ServerProcess]:
-    """A server with a token and three users."""
+    """A server with a token and four users."""
     command = [sys.executable, "-m", "tailrace.cli", "serve", "--data", str(data_dir), "--port", "0"]
     with ServerProcess(command, env={"TAILRACE_TOKEN": TOKEN}) as server:
         shop = Shop(server.url, {"authorization": f"Bearer {TOKEN}"})
         shop.sql(
             "CREATE TABLE orders (id TEXT PRIMARY KEY) WITH (stream = 'NEW_AND_OLD_IMAGES'); CREATE TOPIC app.news"
         )
-        users = [("ann", "dba", None), ("bob", "user", None), ("cyd", "user", ["tables/orders"])]
+        assert shop.http.put("/v1/jobs/nightly", json={"kind": "snapshot"}).status_code == 200
+        users = [
+            ("ann", "dba", None),
+            ("bob", "user", None),
+            ("cyd", "user", ["tables/orders"]),
+            ("dan", "reader", None),
+        ]
         for name, role, access in users:
             body = {"name": name, "role": role, "password": PASSWORD, "access": access}
             assert shop.http.post("/v1/admin/users", json=body).status_code == 201
@@ -307,6 +412,8 @@ def test_a_login_and_what_each_role_is_offered(browser: Chromium, guarded: Serve
     tab.sees("The user or the password is wrong.")
     log_in(tab, "ann")
     tab.sees("healthy")
+    tab.run("location.hash = '#/pipeline'")
+    tab.until("document.querySelector('#main td button')?.innerText === 'Pause'")
     tab.run("location.hash = '#/access'")
     tab.sees("New user")
     tab.run("location.reload()")  # the session goes on
@@ -317,12 +424,40 @@ def test_a_login_and_what_each_role_is_offered(browser: Chromium, guarded: Serve
     tab.run("location.hash = '#/access'")
     tab.sees("Permissions")
     assert "New user" not in tab.run("document.body.innerText")
+    tab.run("location.hash = '#/pipeline'")
+    tab.until("document.querySelector('tbody')?.innerText.includes('nightly')")
+    assert not tab.run("document.querySelectorAll('#main td button').length")  # they may not pause it
     tab.run("location.hash = '#/topics/app.news'")
     tab.until("[...document.querySelectorAll('.tabs a')].map(each => each.innerText).join() === 'Overview,Groups'")
     tab.click("button", "Log out")
     tab.sees("Log in")
     log_in(tab, "cyd")
     tab.sees("tables/orders")
+
+
+def test_who_only_reads_is_offered_nothing_that_writes(browser: Chromium, guarded: ServerProcess) -> None:
+    shop = Shop(guarded.url, {"authorization": f"Bearer {TOKEN}"})
+    assert shop.http.put("/v1/stream/notes").status_code == 201
+    shop.sql("INSERT INTO orders (id) VALUES ('o-1')")
+    shop.close()
+    writing = ("New stream", "Append", "New item", "Edit", "Delete", "Publish", "New topic", "Restore this version")
+    for name, offered in (("dan", False), ("ann", True)):
+        tab = browser.tab()
+        tab.open(f"{guarded.url}/console")
+        log_in(tab, name)
+        tab.sees("Log out")
+        seen: set[str] = set()
+        for page, ready in (
+            ("streams", "notes"), ("streams/notes", "application/octet-stream"), ("tables/orders", "o-1"),
+            ("tables/orders/item?key=%7B%22id%22%3A%22o-1%22%7D", "Now"), ("topics", "app.news"),
+            ("topics/app.news", "Groups"),
+        ):  # fmt: skip
+            tab.run(f"location.hash = '#/{page}'")
+            tab.until(f"document.querySelector('#main')?.innerText.includes({ready!r})")
+            seen |= set(tab.run("[...document.querySelectorAll('#main button')].map(each => each.innerText)"))
+        assert ({"New stream", "Append", "New item", "Edit", "Publish"} <= seen) == offered, seen
+        assert offered or not seen & set(writing), seen
+        tab.click("button", "Log out")
 
 
 def test_the_servers_token_is_a_login_too(browser: Chromium, guarded: ServerProcess) -> None:

@@ -22,12 +22,12 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from tailrace import failpoints
 from tailrace.check import check_database
 from tailrace.client import Client
 from tailrace.client.sync import pipeline
 from tailrace.errors import Error
 from tests.crash import small_server
+from tests.crash.points import COMMITS
 from tests.support.server import ServerProcess
 from tests.support.soak import rounds
 
@@ -40,12 +40,7 @@ TARGETS: tuple[tuple[str, dict[str, str]], ...] = (
     ("messages", {"topic": "numbers"}),
     ("entries", {"stream": "numbers"}),
 )
-NAMES = [
-    name
-    for name in failpoints.NAMES
-    if name not in ("migration.step", "sweep.step", "stages.slice")
-    and not name.startswith(("views.", "seal.", "backup.", "rotation.", "bus."))
-]
+NAMES = (*COMMITS, "stages.fenced", "stages.part", "stages.written")
 # A server that starts passes some of them before it listens.
 CASES = [(name, at) for name in NAMES for at in ((1, 5) if name.startswith("stages.") else (15,))]
 

@@ -17,18 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from tailrace import failpoints
 from tailrace.storage.sqlite import migrations
 from tests.crash.load import Load, Lost
+from tests.crash.points import WRITES
 from tests.support.server import ServerProcess, check
 from tests.support.soak import rounds
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(600)]
 
-ON_START = ("migration.step",)  # passed before the server listens
-ELSEWHERE = tuple(
-    name for name in failpoints.NAMES if name.startswith(("stages.", "views.", "seal.", "backup.", "rotation.", "bus."))
-)  # have tests of their own
 LATER = {
     "sweep.step": 4,
     "batch.begun": 20,
@@ -85,7 +81,7 @@ def seasoned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Load]:
     return data, load
 
 
-CASES = [(name, at) for name in failpoints.NAMES if name not in ON_START + ELSEWHERE for at in (1, LATER.get(name, 10))]
+CASES = [(name, at) for name in WRITES for at in (1, LATER.get(name, 10))]
 
 
 @pytest.mark.parametrize(("failpoint", "at"), CASES)

@@ -27,6 +27,7 @@ from tests.support.vfs import LossyDisk
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
 TEXT = "text/plain"
+WRITES = 300  # of several writers, from one loss to the next
 names = itertools.count()
 
 
@@ -96,11 +97,13 @@ def test_answers_to_several_writers_come_after_the_sync(seed: int, disk: LossyDi
     db.execute(CreateStream("s", TEXT))
     answered: list[bytes] = []
     stop = threading.Event()
+    allowed = threading.Semaphore(0)  # so that what is copied and checked does not outgrow a slow machine
     failures: list[BaseException] = []
 
     def write(name: int) -> None:
         try:
             for number in itertools.count():
+                allowed.acquire()
                 if stop.is_set():
                     return
                 body = b"%d.%d" % (name, number) + b"x" * (number % 7 * 1000)
@@ -114,6 +117,7 @@ def test_answers_to_several_writers_come_after_the_sync(seed: int, disk: LossyDi
         thread.start()
     try:
         for _ in range(25):
+            allowed.release(WRITES)
             before = set(answered)
             disk.lose(data, copy, chance)
             with tailrace.open(copy, housekeeping_s=None) as found:
@@ -123,6 +127,7 @@ def test_answers_to_several_writers_come_after_the_sync(seed: int, disk: LossyDi
             assert check_database(copy).findings == []
     finally:
         stop.set()
+        allowed.release(len(threads))
         for thread in threads:
             thread.join()
         db.close()

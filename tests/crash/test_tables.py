@@ -25,7 +25,6 @@ from typing import Any
 import pytest
 
 import tailrace
-from tailrace import failpoints
 from tailrace.check import check_database
 from tailrace.database import Database
 from tailrace.errors import Unavailable
@@ -36,6 +35,7 @@ from tailrace.tables.definition import COUNTS, INDEX_ENTRIES, ITEMS, TABLES, dec
 from tailrace.tables.lifecycle import CreateTable, DescribeTable, SetTimeToLive, UpdateTable
 from tests.crash import table_child as child
 from tests.crash.load import Lost
+from tests.crash.points import WRITES
 from tests.crash.table_load import ORDERS, STOCK, Caller, Refused, TableLoad
 from tests.crash.test_disk import faulty_server, get
 from tests.support.patience import PATIENCE_S
@@ -47,11 +47,6 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
 numbers = itertools.count()
 LATER = {"sweep.step": 7, "batch.begun": 40, "batch.flushed": 40, "commit.synced": 40, "batch.answered": 40}
-FAILPOINTS = [
-    name
-    for name in failpoints.NAMES
-    if name != "migration.step" and not name.startswith(("stages.", "views.", "seal.", "backup.", "rotation.", "bus."))
-]
 
 
 # -- looking
@@ -154,7 +149,7 @@ def recover(data: Path, load: TableLoad) -> None:
     assert_sound(data)
 
 
-@pytest.mark.parametrize("failpoint", FAILPOINTS)
+@pytest.mark.parametrize("failpoint", WRITES)
 def test_a_kill_at_a_failpoint_loses_nothing(failpoint: str, seasoned: tuple[Path, TableLoad], tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(seasoned[0], data)
@@ -253,7 +248,7 @@ def test_a_killed_embedded_database_keeps_what_it_answered(data_dir: Path) -> No
         if number % 2:
             run_until_killed(data_dir, ledger, {}, answers=chance.randrange(1, 600))
         else:
-            failpoint = FAILPOINTS[number // 2 % len(FAILPOINTS)]
+            failpoint = WRITES[number // 2 % len(WRITES)]
             armed = f"{failpoint}=kill@{chance.randrange(30, 300)}"
             run_until_killed(data_dir, ledger, {"TAILRACE_FAILPOINTS": armed}, answers=None)
         assert_kept(data_dir, ledger)

@@ -19,7 +19,6 @@ import msgspec
 import pytest
 
 import tailrace
-from tailrace import failpoints
 from tailrace.check import check_database
 from tailrace.database import Database
 from tailrace.storage.engine import Reader
@@ -28,17 +27,13 @@ from tailrace.topics import group as rules
 from tailrace.topics.queries import ListPartitions, ReadPartition
 from tailrace.topics.topic import GROUPS, OPERATIONS, opened
 from tests.crash import topic_child as child
+from tests.crash.points import WRITES
 from tests.support.patience import PATIENCE_S
 from tests.support.server import ROOT
 from tests.support.soak import rounds
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
-FAILPOINTS = [
-    name
-    for name in failpoints.NAMES
-    if name != "migration.step" and not name.startswith(("stages.", "views.", "seal.", "backup.", "rotation.", "bus."))
-]
 LATER = {"sweep.step": 3, "batch.begun": 60, "batch.flushed": 60, "commit.synced": 60, "batch.answered": 60}
 
 
@@ -177,7 +172,7 @@ def _group(reader: Reader, log: int) -> tuple[int, set[int]] | None:
     return found.cursor, {at for held in rules.unpacked(found.ranges) for at in range(held.first, held.end)}
 
 
-@pytest.mark.parametrize("name", FAILPOINTS)
+@pytest.mark.parametrize("name", WRITES)
 def test_a_row_and_its_messages_are_both_there_or_both_not_at_every_failpoint(data_dir: Path, name: str) -> None:
     ledger = Ledger()
     for number in range(rounds(2)):

@@ -13,7 +13,7 @@ import pytest
 from tailrace.database import Database
 from tailrace.errors import Error, Invalid, Unavailable
 from tailrace.leadership import Candidate, cluster_status, step_down
-from tailrace.storage.postgres import PostgresEngine
+from tailrace.storage.postgres import PostgresEngine, connect
 from tailrace.storage.table import META, MetaRow
 from tailrace.streams.commands import Append, CreateStream
 from tests.engine.conftest import NOW_MS
@@ -295,6 +295,25 @@ def test_a_warning_at_the_commit_leaves_its_outcome_to_be_decided(
     assert names(url) == {"n1"}
 
 
+def test_a_take_over_that_a_standby_may_not_have_is_none(make: Callable[..., PostgresEngine], url: str) -> None:
+    """Otherwise a commit whose outcome it decides would be acknowledged, and lost with the primary."""
+    make().close()
+    server, database = postgres.shared_server(), postgres.name_of(url)
+    server.execute(
+        "CREATE FUNCTION tailrace.warn() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE WARNING 'canceling wait for synchronous replication'; RETURN NEW; END $$",
+        database,
+    )
+    server.execute(
+        "CREATE TRIGGER warn BEFORE INSERT ON tailrace.epochs FOR EACH ROW EXECUTE FUNCTION tailrace.warn()", database
+    )
+    with pytest.raises(Unavailable):
+        make()
+    server.execute("DROP TRIGGER warn ON tailrace.epochs", database)
+    write(make(), "n1")
+    assert names(url) == {"n1"}
+
+
 def test_a_session_that_ended_between_commits_is_made_anew(make: Callable[..., PostgresEngine], url: str) -> None:
     engine = make()
     write(engine, "n1")
@@ -389,6 +408,16 @@ def test_the_status_of_a_cluster_and_stepping_down(
     candidate.close()
     engine.close()
     assert not cluster_status(url).leading
+
+
+def test_the_connections_to_a_machine_that_says_nothing_end(url: str) -> None:
+    with connect(url, "test") as connection:
+        found = connection.info.get_parameters()
+    assert {name: found[name] for name in found if name.startswith(("keepalives", "tcp"))} == {
+        "keepalives_idle": "2", "keepalives_interval": "1", "keepalives_count": "3", "tcp_user_timeout": "5000",
+    }  # fmt: skip
+    with connect(f"{url}{'&' if '?' in url else '?'}tcp_user_timeout=9000", "test") as connection:
+        assert connection.info.get_parameters()["tcp_user_timeout"] == "9000"
 
 
 def test_a_url_that_is_none() -> None:

@@ -86,7 +86,8 @@ VALUES = {":v": {"N": "1"}, ":w": {"S": "x"}}
 REFUSED = (
     "CreateBackup", "DescribeBackup", "DeleteBackup", "RestoreTableFromBackup", "RestoreTableToPointInTime",
     "UpdateContinuousBackups", "EnableKinesisStreamingDestination", "DisableKinesisStreamingDestination",
-    "UpdateKinesisStreamingDestination",
+    "UpdateKinesisStreamingDestination", "ExportTableToPointInTime", "DescribeExport", "ImportTable", "DescribeImport",
+    "PutResourcePolicy", "GetResourcePolicy",
 )  # fmt: skip
 BACKUP = "arn:aws:dynamodb:us-east-1:123456789012:table/ranged/backup/01700000000000-0123abcd"
 KINESIS = "arn:aws:kinesis:us-east-1:123456789012:stream/changes"
@@ -224,6 +225,22 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     ("DescribeContributorInsights", {"TableName": "ranged"}),
     ("UpdateContributorInsights", {"TableName": "ranged", "ContributorInsightsAction": "DISABLE"}),
     ("ListContributorInsights", {"TableName": "ranged"}),
+    ("ExportTableToPointInTime", {"TableArn": ARN, "S3Bucket": "no-bucket", "S3Prefix": "a/b", "ExportTime": 1,
+                                  "ExportType": "INCREMENTAL_EXPORT",
+                                  "IncrementalExportSpecification": {"ExportFromTime": 1, "ExportToTime": 2}}),
+    ("DescribeExport", {"ExportArn": f"{ARN}/export/01700000000000-0123abcd"}),
+    ("ListExports", {"TableArn": ARN, "MaxResults": 2}),
+    ("ImportTable", {"S3BucketSource": {"S3Bucket": "no-bucket", "S3KeyPrefix": "a/"}, "InputFormat": "CSV",
+                     "InputFormatOptions": {"Csv": {"Delimiter": ";", "HeaderList": ["a"]}},
+                     "TableCreationParameters": {
+                         "TableName": "imported", "BillingMode": "PAY_PER_REQUEST",
+                         "AttributeDefinitions": [{"AttributeName": "a", "AttributeType": "S"}],
+                         "KeySchema": [{"AttributeName": "a", "KeyType": "HASH"}]}}),
+    ("DescribeImport", {"ImportArn": f"{ARN}/import/01700000000000-0123abcd"}),
+    ("ListImports", {"TableArn": ARN, "PageSize": 2}),
+    ("PutResourcePolicy", {"ResourceArn": ARN, "Policy": "{}", "ExpectedRevisionId": "1"}),
+    ("GetResourcePolicy", {"ResourceArn": ARN}),
+    ("DeleteResourcePolicy", {"ResourceArn": ARN}),
 ]  # fmt: skip
 STREAM_OPERATIONS = {"ListStreams", "DescribeStream", "GetShardIterator", "GetRecords"}
 

@@ -128,6 +128,7 @@ TABLE: tuple[Row, ...] = (
     *topic_rows("/api/topics"),
     Row("GET", "/v1/topics", READ),
     Row("GET", "/v1/topics/news", READ),
+    Row("GET", "/v1/topics/news/acknowledgements?group=g", CONSUME),
     Row("POST", "/v1/topics/news", WRITE, b"x", TEXT),
     Row("GET", "/v1/topics/news/0/stream?offset=-1", CONSUME),
     Row("HEAD", "/v1/topics/news/0/stream", CONSUME),
@@ -165,6 +166,7 @@ TABLE: tuple[Row, ...] = (
     Row("PUT", "/v1/jobs/missing", ADMIN, {"kind": "sink"}),
     Row("POST", "/v1/jobs/missing/report", JOBS, {"state": "running"}),
     Row("POST", "/v1/jobs/c/pin", JOBS, {"positions": {"1": 0}}),
+    *(Row("POST", f"/v1/jobs/missing/{what}", JOBS, {}) for what in ("pause", "resume")),
     Row("DELETE", "/v1/jobs/missing", ADMIN),
     # cold storage
     Row("GET", "/v1/cold", READ),
@@ -231,6 +233,8 @@ TABLE: tuple[Row, ...] = (
     Row("GET", "/console/app.js", OPEN),
     Row("GET", "/healthz", OPEN),
     Row("GET", "/readyz", OPEN),
+    Row("GET", "/v1/cluster", READ),
+    Row("POST", "/v1/cluster/step-down", ADMIN),
     Row("GET", "/v1/status", READ),
     Row("GET", "/v1/status/samples", READ),
     Row("GET", "/metrics", ANY),
@@ -504,6 +508,8 @@ def test_principals_without_a_matching_grant_are_refused(data_dir: Path) -> None
                 assert answer.json()["access"] == ["tables/of-others"]
             elif row.path in ("/v1/streams", "/v1/tables"):
                 assert answer.json() == {row.path.removeprefix("/v1/"): [], "next": None}, where
+            elif row.path == "/v1/cluster":  # which names no objects
+                assert answer.status_code == 200, where
             elif row.needs == WAKE:
                 assert answer.status_code == 401, where
             elif row.needs != OPEN:
@@ -516,6 +522,8 @@ def test_principals_without_a_matching_grant_are_refused(data_dir: Path) -> None
 
 JOBS_ONLY = {
     "ReportJob",
+    "PauseJob",
+    "ResumeJob",
     "PinPositions",
     "ViewCommand",
     "ApplyView",

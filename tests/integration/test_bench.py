@@ -20,7 +20,8 @@ import tailrace
 from bench import appends, generator, live, load, report, rows
 from bench.generator import MARK, Pages, Prepared, Source
 from bench.load import Address, Failed, Session
-from bench.machine import interpreter_build, tailrace_build
+from bench.machine import Disk, interpreter_build, tailrace_build
+from bench.machine import describe as machine_of
 from bench.rows import Line, Row, Sample, Settings
 
 
@@ -300,6 +301,18 @@ def test_a_disturbed_figure_is_marked_and_not_published() -> None:
     assert shown(row, publish=False).met is None
     other = made(tailrace=[(300, 0)], electric=[(100, 60)])
     assert (shown(other, publish=True).met, shown(other, publish=True).ratio) == (None, "")
+
+
+def test_a_report_is_narrowed_to_some_rows(tmp_path: Path) -> None:
+    disk = Disk(0.1, 0.1, 0.1)
+    whole = report.Report(machine_of(tmp_path, tmp_path, "C"), disk, quick=True, repetitions=1, seconds=1)
+    whole.rows = [report.RowResult(name, name, [], group=group) for name, group in (("a", "streams"), ("b", "tables"))]
+    whole.peers = {"tailrace": "synced", "electric": "synced", "dynoxide": "synced"}
+    narrowed = whole.narrowed({"b"})
+    assert [row.name for row in narrowed.rows] == ["b"]
+    assert set(narrowed.peers) == {"tailrace", "dynoxide"}
+    report.save(whole, tmp_path / "run.json")
+    assert report.read(tmp_path / "run.json").narrowed({"a", "b"}) == whole
 
 
 def test_the_report_says_what_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

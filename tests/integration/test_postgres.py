@@ -14,6 +14,8 @@ import boto3
 import httpx
 import pytest
 
+from tailrace.clock import ManualClock
+from tailrace.database import Database, open_postgres
 from tests.support import postgres
 from tests.support.patience import PATIENCE_S
 from tests.support.server import ROOT, ServerProcess, check
@@ -109,3 +111,17 @@ def test_the_first_user_is_made_before_a_server_starts(url: str, tmp_path: Path)
     assert "ann" in run("users", "list", "--data", data, env={"TAILRACE_DATABASE": url})
     assert not (tmp_path / "data" / "tailrace.db").exists()
     assert (tmp_path / "data" / "secret.key").exists()
+
+
+def test_time_goes_on_when_the_next_leader_has_a_slower_clock(url: str, tmp_path: Path) -> None:
+    """A lease that the first one gave ends under the second one, whose clock is seven minutes behind."""
+    fast, slow = ManualClock(1_700_000_420_000), ManualClock(1_700_000_000_000)
+    with Database(open_postgres(url, str(tmp_path)), clock=fast, housekeeping_s=None) as db:
+        db.create_topic("jobs")
+        db.publish("jobs", 1)
+        assert len(db.consume("jobs", "workers", consumer="a", visibility_s=4)) == 1
+    with Database(open_postgres(url, str(tmp_path)), clock=slow, housekeeping_s=None) as db:
+        assert db.clock.now_ms() >= 1_700_000_420_000
+        assert len(db.consume("jobs", "workers", consumer="b")) == 0
+        slow.advance(5)
+        assert len(db.consume("jobs", "workers", consumer="b")) == 1

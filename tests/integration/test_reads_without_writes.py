@@ -33,6 +33,7 @@ from tests.unit.http.inprocess import Up, serve
 
 TOKEN = bearer("s3cret-s3cret-s3cret")
 numbers = itertools.count()
+ORDERS = "arn:aws:dynamodb:ddblocal:000000000000:table/orders"
 
 
 READS: tuple[Row, ...] = (
@@ -61,6 +62,11 @@ READS: tuple[Row, ...] = (
     dynamodb("DescribeTimeToLive", READ, TableName="orders"),
     dynamodb("DescribeEndpoints", READ),
     dynamodb("DescribeLimits", READ),
+    dynamodb("GetResourcePolicy", READ, ResourceArn=ORDERS),
+    dynamodb("ListExports", READ),
+    dynamodb("ListImports", READ),
+    dynamodb("DescribeExport", READ, ExportArn=f"{ORDERS}/export/01234567890123-a1b2c3d4"),
+    dynamodb("DescribeImport", READ, ImportArn=f"{ORDERS}/import/01234567890123-a1b2c3d4"),
 )
 
 

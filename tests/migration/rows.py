@@ -18,7 +18,7 @@ from tailrace.auth.keys import CreateAccessKey
 from tailrace.auth.users import CreateUser
 from tailrace.clock import ManualClock
 from tailrace.database import Database
-from tailrace.jobs.commands import CommitStages, PinPositions, RegisterJob, ReportJob, StageRows
+from tailrace.jobs.commands import CommitStages, PauseJob, PinPositions, RegisterJob, ReportJob, StageRows
 from tailrace.jobs.queries import FindTarget
 from tailrace.jobs.stage import Target
 from tailrace.jobs.target import checked
@@ -161,6 +161,7 @@ def fill_jobs(db: Database) -> None:
     db.execute(RegisterJob("copy", "replicate", "stream json", "stream closed", msgspec.msgpack.encode({"every": 5})))
     db.execute(PinPositions("copy", {tier.log: 3}))
     db.execute(ReportJob("copy", "running", 12, "all is well"))
+    db.execute(PauseJob("copy"))
     for query in ("first", None):
         found = db.execute(FindTarget(source))
         rows = checked(found, msgspec.msgpack.encode([b"staged"]))

@@ -25,7 +25,7 @@ from tailrace.log import log as logs
 from tailrace.log import segments
 from tailrace.log.entry import LOGS
 from tailrace.runner import QueuedCommand, _Batch
-from tailrace.streams.commands import Append, Appended, CreateStream
+from tailrace.streams.commands import Append, Appended, CreateStream, live, log_of
 from tailrace.streams.producer import PRODUCERS, ProducerClaim
 from tailrace.streams.queries import ReadStream
 from tailrace.streams.stream import STREAMS
@@ -228,9 +228,9 @@ def test_a_bug_in_running_together_costs_nothing_but_time() -> None:
     commands = [Append("plain", b"abc", TEXT)] * 3
     alone = run_in_one_batch([Append("plain", b"abc", TEXT)] * 3)
 
-    def broken(tx: Any, log: Any, bodies: list[bytes]) -> list[int]:
-        logs.append(tx, log, b"half", 4)
+    def broken(tx: Any, commands: list[Any]) -> list[Any]:
+        logs.append(tx, log_of(tx, live(tx, "plain")), b"half", 4)
         raise ZeroDivisionError
 
-    with mock.patch.object(logs, "append_sized", broken):
+    with mock.patch.object(Append, "run_together", broken):
         assert run_in_one_batch(commands)[:2] == alone[:2]

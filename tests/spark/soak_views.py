@@ -35,6 +35,7 @@ JOINS: Final = [
     ("payments", "orders", "{a}.order_id = {b}.id"),
     ("customers", "orders", "{b}.customer = {a}.id"),
 ]
+PEERS: Final = ["rank()", "dense_rank()", "percent_rank()", "sum(total)", "count(*)", "max(qty)"]
 KINDS: Final = ["JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"]
 
 
@@ -54,7 +55,7 @@ class QueryGenerator:
         if choice < 0.25:
             inner = self._groups()
             return f"SELECT n, count(*) AS groups FROM ({inner}) GROUP BY n"
-        return rng.choice([self._groups, self._groups, self._rows, self._window])()
+        return rng.choice([self._groups, self._groups, self._rows, self._window, self._window, self._lateral])()
 
     def _one_column(self) -> str:
         rng = self._random
@@ -120,9 +121,20 @@ class QueryGenerator:
         rng = self._random
         by = rng.choice(GROUPS["orders"])
         order = rng.choice(["at", "at DESC"])
-        function = rng.choice(["row_number()", "rank()", "lag(total)", "sum(total)", "count(*)", "max(qty)"])
+        function = rng.choice(["row_number()", "lag(total)", *PEERS])
+        if function in PEERS:  # the same for rows that tie
+            order = rng.choice([order, "qty", "status DESC", "sku, qty DESC"])
         made = f"SELECT id, {function} OVER (PARTITION BY {by} ORDER BY {order}) AS w FROM orders"
         return made if rng.random() < 0.5 else f"SELECT id, w FROM ({made}) WHERE w IS NOT NULL AND w < 3"
+
+    def _lateral(self) -> str:
+        """The first orders of each customer."""
+        rng = self._random
+        order = rng.choice(["total DESC NULLS LAST", "qty", "at"])
+        first = f"SELECT o.id FROM orders o WHERE o.customer = c.id ORDER BY o.{order}, o.id LIMIT {rng.randint(1, 3)}"
+        if rng.random() < 0.5:
+            return f"SELECT c.id AS k, t.id AS v FROM customers c, LATERAL ({first}) t"
+        return f"SELECT c.tier AS g, count(t.id) AS n FROM customers c LEFT JOIN LATERAL ({first}) t GROUP BY c.tier"
 
 
 def main() -> int:

@@ -13,13 +13,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from deltalake.exceptions import TableNotFoundError
 
 from tailrace.client import Client
-from tailrace.errors import Unavailable
+from tailrace.errors import Conflict, Unavailable
 from tailrace.spark.jobs import run as module
 from tailrace.spark.jobs.progress import Progress
 from tailrace.spark.jobs.run import JobThread, run
-from tailrace.spark.jobs.settings import CompactSettings, PipelineSettings, SnapshotSettings, TierSettings, ViewSettings
+from tailrace.spark.jobs.settings import (
+    CompactSettings,
+    PipelineSettings,
+    ReplicateSettings,
+    SnapshotSettings,
+    TierSettings,
+    ViewSettings,
+)
+from tailrace.spark.jobs.tier import tier
+from tailrace.spark.jobs.view import view
 from tests.spark.histories import cold_entries, delta, hot, make_table, put_rows, until
 from tests.support.patience import PATIENCE_S
 from tests.support.server import ROOT, ServerProcess
@@ -119,6 +129,63 @@ def test_all_jobs_run_together(
     states = {row["name"]: row["state"] for row in client.sql("SELECT name, state FROM system.pipelines")[-1].rows}
     assert states["tier/tables/orders"] == states["tier/tables/later"] == "stopped"
     assert {"compact", "snapshot/orders"} <= set(states)
+
+
+def test_jobs_are_paused_and_resumed_also_across_restarts(
+    spark: SparkSession, served: Served, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tailrace.spark.jobs.tier.LIST_S", 0.5)
+    make_table(client, "orders")
+    make_table(client, "others")
+    copy = ReplicateSettings(table="orders", to=f"file://{tmp_path}/copy", interval_s=0.1)
+    wanted = settings(served.url, snapshot=SnapshotSettings(tables=("orders",), every="1s"), replicate=(copy,))
+    client.sql("CREATE MATERIALIZED VIEW totals AS SELECT count(*) AS n FROM orders")
+    jobs = ("totals", "tier/tables/orders", "snapshot/orders", "replicate/orders/delta")
+
+    def states() -> dict[str, tuple[str, bool]]:
+        return {each["name"]: (each["state"], each["paused"]) for each in client.jobs()}
+
+    def held() -> bool:
+        return all(states().get(name) == ("paused", True) for name in jobs)
+
+    def copied() -> int | None:
+        try:
+            return int(delta(tmp_path, "copy").to_pyarrow_table().num_rows)
+        except TableNotFoundError:
+            return None
+
+    with Running(spark, wanted):
+        put_rows(client, "orders", 10)
+        rows = client.sql("SELECT count(*) AS n FROM orders")[-1].rows[0]["n"]
+        until(lambda: _count(client, "totals") == rows and tiered(client, "orders") and copied() == rows)
+        until(lambda: set(jobs) <= set(states()))
+        for name in jobs:
+            client.pause_job(name)
+        until(held)
+        generations = {each["name"]: each["generation"] for each in client.cold()["places"]}
+        put_rows(client, "orders", 10, first=100)
+        put_rows(client, "others", 10)
+        until(lambda: tiered(client, "others"))  # the others go on
+        assert held() and not tiered(client, "orders")
+    with Running(spark, wanted):  # another program: it is still paused
+        until(held)
+        put_rows(client, "others", 10, first=100)
+        until(lambda: tiered(client, "others"))
+        assert _count(client, "totals") == copied() == rows and not tiered(client, "orders")
+        now = {each["name"]: each["generation"] for each in client.cold()["places"]}
+        assert now["tables/orders"] == generations["tables/orders"]
+        with pytest.raises(Conflict, match="resume totals"):
+            view(spark, "totals", url=served.url, once=True)
+        with pytest.raises(Conflict, match="is paused"):
+            tier(spark, tables=["orders"], url=served.url, once=True)
+        reported = {each["name"]: each["updated_at"] for each in client.jobs()}
+        until(lambda: all(each["updated_at"] > reported[each["name"]] for each in client.jobs() if each["paused"]))
+        for name in jobs:
+            client.resume_job(name)
+        rows = client.sql("SELECT count(*) AS n FROM orders")[-1].rows[0]["n"]
+        until(lambda: _count(client, "totals") == rows and tiered(client, "orders") and copied() == rows)
+        until(lambda: states()["snapshot/orders"] == ("stopped", False))
+        assert not any(paused for _, paused in states().values())
 
 
 def test_a_job_that_fails_is_started_again_and_holds_up_no_other(

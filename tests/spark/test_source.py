@@ -446,10 +446,10 @@ def test_what_was_trimmed_after_planning_is_read_from_cold_storage(
     hot = keep(client, table, 3)
     fetch = made._fetch._entries
 
-    def refused(wanted: Any, at: int) -> Any:
+    def refused(wanted: Any, at: int, *rest: Any) -> Any:
         if at < hot:  # as a server answers that has no cold storage at hand
             raise Gone("trimmed", code="OFFSET_TRIMMED")
-        return fetch(wanted, at)
+        return fetch(wanted, at, *rest)
 
     monkeypatch.setattr(made._fetch, "_entries", refused)
     assert len(rows(made, tasks)) == 10

@@ -341,14 +341,35 @@ def test_what_spark_refuses_is_invalid_with_its_message(world: World) -> None:
 
 def test_a_row_that_fails_is_named_with_its_column(world: World) -> None:
     name = world.create("SELECT id, upper(customer) AS c, CAST(status AS INT) AS number FROM {o}")
+    # A view that adds up does not read the key, until it has to name it.
+    added = world.create("SELECT customer, sum(CAST(status AS BIGINT)) AS s FROM {o} GROUP BY customer", "s")
     world.put(world.orders, id="first", status="1")
     world.view()
+    world.view(added)
     world.put(world.orders, id="good", status="8")
     world.put(world.orders, id="bad", status="eight")
     failed = r"the column 'number' of the SELECT fails for .*, key \{'id': 'bad'\}: The value 'eight'"
     with pytest.raises(Error, match=failed):
         world.view()
     assert "'bad'" in world.client.view(name)["message"]
+    with pytest.raises(Error, match=r"key \{'id': 'bad'\}: The value 'eight'"):
+        world.view(added)
+
+
+def test_a_view_counts_rows_without_the_columns_that_it_names(world: World) -> None:
+    grouped = world.create("SELECT status, count(*) AS n, sum(total) AS total FROM {o} GROUP BY status", "a")
+    counted = world.create("SELECT count(*) AS n FROM {o}", "b")
+    for name in (grouped, counted):
+        world.view(name)
+    world.put(world.orders, id="bare")
+    world.put(world.orders, id="gone", status="paid")
+    world.put(world.orders, id="bare", customer="x")
+    world.delete(world.orders, "gone")
+    world.put(world.orders, id="other")
+    for name in (grouped, counted):
+        assert world.view(name).filled == 0
+        (row,) = world.check(name)
+        assert row["n"] == 2
 
 
 def test_a_result_that_changes_by_itself_is_computed_again(world: World) -> None:

@@ -74,6 +74,26 @@ def test_explain_names_the_derivative_of_each_operator(world: World) -> None:
     query.drop()
 
 
+@pytest.mark.parametrize(
+    ("column", "warned"),
+    [
+        ("collect_list(id)", "collect_list"),
+        ("any_value(id)", "first"),  # what Spark makes of it
+        ("listagg(id, ',')", "listagg"),
+        ("sort_array(collect_list(id))", None),
+        ("listagg(id, ',') WITHIN GROUP (ORDER BY id)", None),
+        ("max_by(id, at)", None),
+    ],
+)
+def test_a_result_that_depends_on_the_order_of_rows_is_warned_about(
+    world: World, column: str, warned: str | None
+) -> None:
+    query = ViewQuery(world.spark, f"SELECT status, {column} AS x FROM orders GROUP BY status", world.sources)
+    found = [text.partition(" ")[0] for text in query.warnings]
+    assert found == ([] if warned is None else [warned])
+    query.drop()
+
+
 def test_the_row_that_makes_a_select_fail_is_found(world: World) -> None:
     rows = world.states[0]
     bad = rows["orders"].where("qty IS NOT NULL").orderBy("id").first()

@@ -9,8 +9,9 @@ again, in rounds:
   would often fit between two disturbances, and the long one never.
 - The least round of each size counts: a disturbance only ever adds.
 - One doubling may cost more for a reason that does not continue, such as a cache that is too small from there on. So
-  the next doubling is measured too, and the bound is then on both: three times three. If the next costs less, the work
-  was refused at a limit, and the first doubling decides.
+  the next doubling is measured too, also beyond the last size, and the bound is then on both: three times three. If the
+  next costs less, the work was refused at a limit: then the first doubling decides, unless the limit keeps the cost
+  below `BOUNDED_S`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 
 FACTOR_MAX = 3.0  # CPU at 2n against CPU at n
 NOISE_S = 0.04  # CPU that is not worth a comparison, whatever it is spent on
+BOUNDED_S = 0.2  # CPU that is little for one request: a limit that keeps the cost below it is a bound
 CLEAR = 4.0  # times the least cost: quadratic work then outweighs a fixed cost by so much that a doubling shows it
 ROUNDS_MIN = 3  # of a doubling that looks wrong, before it is right after all: the smaller size may have been disturbed
 ROUNDS_MAX = 8  # before it is wrong
@@ -81,20 +83,22 @@ def check_growth(
         if _wrong(before, after):
             before, after = costs[-2:] = _rounds(make, size // 2, 2, measure)
             if _wrong(before, after):
-                _check_next(what, make, size, (before, after), last, measure)
+                _check_next(what, make, size, (before, after), measure)
         if before > NOISE_S and before > CLEAR * min(costs):
             break  # a whole doubling above the noise, and above what is spent whatever the size
     return costs
 
 
 def _check_next(
-    what: str, make: Callable[[int], Work], size: int, measured: tuple[float, float], last: int, measure: Measure
+    what: str, make: Callable[[int], Work], size: int, measured: tuple[float, float], measure: Measure
 ) -> None:
     """Raise AssertionError if the doubling after one that is wrong does not make up for it."""
     (before, after), times, largest = measured, 2, size
-    if size * 2 <= last and measure(make(size * 2)) > after:
+    if measure(make(size * 2)) > after:
         before, after = _rounds(make, size // 2, 4, measure)
         times, largest = 4, size * 2
+    elif after < BOUNDED_S:
+        return
     if _wrong(before, after, times):
         raise AssertionError(
             f"{what}: {after * 1000:.0f} ms of CPU at a size of {largest:,}, {before * 1000:.0f} ms at {size // 2:,}: "

@@ -29,6 +29,9 @@ PATIENCE_S = 300.0  # until something moves again after a kill; a quiet machine 
 SMALL = {  # what a Spark needs that lives for seconds
     "spark.driver.memory": "768m",
     "spark.driver.extraJavaOptions": SHORT_LIVED,
+    # For a few rows, generating and compiling code takes longer than running the query.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.adaptive.enabled": "false",
 }
 
 

@@ -7,11 +7,14 @@ tested". Without `durable` it does not sync, which only matters to a machine tha
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -38,15 +41,20 @@ def programs() -> Path | None:
 class PostgresServer:
     """One server. The process that made it removes it at its end."""
 
-    def __init__(self, *, durable: bool = False) -> None:
+    def __init__(self, *, durable: bool = False, within: Path | None = None, settings: Sequence[str] = ()) -> None:
+        """`within`: a directory for it, as an empty file system of its own."""
         where = programs()
         assert where is not None, NOT_TESTED
         self._programs = where
-        self.directory = Path(tempfile.mkdtemp(prefix="tailrace-postgres-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="tailrace-postgres-", dir=within))
         self.directory.chmod(0o755)
         if os.getuid() == 0:  # PostgreSQL does not run as root
             shutil.chown(self.directory, "postgres", "postgres")
         self._data = self.directory / "data"
+        self._create(durable, settings)
+        self.start()
+
+    def _create(self, durable: bool, more: Sequence[str]) -> None:
         how = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--data-checksums"]
         self._command("initdb", "-D", str(self._data), *how, *([] if durable else ["--no-sync"]))
         settings = [
@@ -59,8 +67,11 @@ class PostgresServer:
         ]
         if not durable:
             settings += ["fsync = off", "synchronous_commit = off", "full_page_writes = off"]
+        self.configure(*settings, *more)
+
+    def configure(self, *settings: str) -> None:
+        """Add lines to its configuration."""
         self._command("tee", "-a", str(self._data / "postgresql.conf"), input="\n".join(settings) + "\n", beside=False)
-        self.start()
 
     def start(self) -> None:
         log = self.directory / "log"
@@ -69,9 +80,37 @@ class PostgresServer:
     def stop(self, mode: str = "fast") -> None:
         self._command("pg_ctl", "-D", str(self._data), "-m", mode, "-w", "-t", str(int(PATIENCE_S)), "stop")
 
+    def promote(self) -> None:
+        """Let a standby take writes."""
+        self._command("pg_ctl", "-D", str(self._data), "-w", "-t", str(int(PATIENCE_S)), "promote")
+
+    def kill(self) -> None:
+        """End it as a lost machine would: all its processes, at once."""
+        postmaster = int((self._data / "postmaster.pid").read_text().split()[0])
+        listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(postmaster)], stdout=subprocess.PIPE, text=True)
+        for pid in [postmaster, *map(int, listed.stdout.split())]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        until_s = time.monotonic() + PATIENCE_S
+        while Path(f"/proc/{postmaster}").exists():
+            state = Path(f"/proc/{postmaster}/stat").read_text().rpartition(")")[2].split()[0]
+            if state == "Z" or time.monotonic() > until_s:
+                break
+            time.sleep(0.01)
+
+    @property
+    def running(self) -> bool:
+        return self.socket.exists() and (self._data / "postmaster.pid").exists()
+
+    @property
+    def socket(self) -> Path:
+        """Where it listens."""
+        return self.directory / ".s.PGSQL.5432"
+
     def remove(self) -> None:
         if self.directory.exists():
-            self.stop("immediate")
+            with contextlib.suppress(AssertionError):  # it does not run
+                self.stop("immediate")
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def url(self, database: str) -> str:

@@ -63,7 +63,8 @@ class ServerProcess:
         """The same handlers through the ASGI adapter, mounted in uvicorn."""
         command = [sys.executable, "-m", "uvicorn", "--factory", "tailrace.http.asgi:create_app"]
         command += ["--host", "127.0.0.1", "--port", "0", "--lifespan", "on", "--no-access-log"]
-        command += ["--timeout-graceful-shutdown", "5"]
+        # Otherwise idle connections are closed after 5 s, perhaps just when a client on a busy machine uses one again.
+        command += ["--timeout-keep-alive", "75", "--timeout-graceful-shutdown", "5"]
         env = {
             "TAILRACE_DEV": "1",
             "TAILRACE_DATA": str(data),
@@ -181,7 +182,7 @@ class ServerProcess:
         return f"command: {' '.join(self.command)}\nexit status: {self.returncode}\noutput:\n{self.output}"
 
 
-def check(data: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def check(data: Path, *options: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run `tailrace check` over a database that no server has open."""
     return subprocess.run(
         [sys.executable, "-m", "tailrace.cli", "check", "--data", str(data), *options],
@@ -189,5 +190,5 @@ def check(data: Path, *options: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
-        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200"},
+        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200", **(env or {})},
     )

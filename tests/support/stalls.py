@@ -479,6 +479,7 @@ def very_many_topics_are_listed(site: Site) -> Iterator[None]:
 def metrics_of_many_things(site: Site) -> Iterator[None]:
     yield
     site.ask("GET", "/metrics")
+    site.ask("GET", "/v1/cluster")
     site.ask("GET", "/v1/status")
     site.ask("GET", "/v1/status/samples")
 

@@ -34,14 +34,15 @@ def restricted(*patterns: str, role: str = "user") -> Principal:
 
 
 def test_each_role_has_what_the_one_before_it_has() -> None:
-    assert ROLES["user"] == {"read", "write"}
+    assert ROLES["reader"] == {"read"}
+    assert ROLES["user"] == ROLES["reader"] | {"write"}
     assert ROLES["service"] == ROLES["user"] | {"consume", "jobs"}
     assert ROLES["dba"] == ROLES["service"] | {"admin"}
     assert ROLES["system"] == ROLES["dba"] | {"system"} == EVERYTHING
     assert roles() == ROLES
     assert roles(user_consumes=True) == {**ROLES, "user": ROLES["user"] | {"consume"}}
     assert check_role("dba") == "dba"
-    with pytest.raises(Invalid, match="no role 'root'; use user, service, dba, system"):
+    with pytest.raises(Invalid, match="no role 'root'; use reader, user, service, dba, system"):
         check_role("root")
 
 

@@ -55,3 +55,24 @@ def test_a_thread_that_is_held_up_between_two_looks_does_not_set_the_clock_ahead
     clock.now_ms()
     held_up_ms = 0
     assert clock.now_ms() == 1_700_000_000_000 + passed_ms
+
+
+def test_time_goes_on_from_what_a_machine_ahead_has_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    hands, clock = Hands(monkeypatch), Clock()
+    ahead_ms = clock.now_ms() + 420_000
+    clock.not_before(ahead_ms)
+    assert clock.now_ms() == ahead_ms
+    hands.pass_by(4_000)
+    assert clock.now_ms() == ahead_ms + 4_000, "a lease that runs must still end"
+    assert clock.settled_ms() == hands.wall_ms, "nothing is deleted by the other one's time"
+    clock.observe()
+    assert (clock.jump, clock.settled_ms()) == (None, hands.wall_ms)
+    clock.not_before(hands.wall_ms)
+    assert clock.now_ms() == ahead_ms + 4_000, "it does not go back"
+
+
+def test_a_small_difference_between_machines_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hands, clock = Hands(monkeypatch), Clock()
+    clock.not_before(hands.wall_ms + 50)
+    hands.pass_by(10)
+    assert clock.now_ms() == clock.settled_ms() == hands.wall_ms + 50

@@ -77,6 +77,8 @@ class FakeTx:
 
 
 class FakeEngine:
+    floor_ms = 0
+
     def __init__(self, *, blocking: bool = False) -> None:
         self.blocking = blocking
         self.gate = threading.Event()  # commits pass while it is set

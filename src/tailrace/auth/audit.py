@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tailrace import limits
 from tailrace.access import ADMINISTRATIVE, SYSTEM, Principal
@@ -70,15 +70,30 @@ def record_outcome(who: str, what: str, subject: str, outcome: str, **more: str)
     logger.info("%s", text, extra={"facts": facts})
 
 
-def admit(command: Command[T] | Query[T], principal: Principal) -> tuple[Any, Audit | None]:
-    """The command as this principal runs it, and its `Audit` if it is logged. Raises `Forbidden`."""
+class ResourcePolicies(Protocol):
+    """The resource policies of a database."""
+
+    active: bool
+
+    def allowed(self, command: Any, principal: Principal) -> frozenset[str]:
+        """The subjects of a command that policies allow; raises `Forbidden` if one is denied."""
+
+
+def admit(
+    command: Command[T] | Query[T], principal: Principal, policies: ResourcePolicies | None = None
+) -> tuple[Any, Audit | None]:
+    """The command as this principal runs it, and its `Audit` if it is logged. Raises `Forbidden`. A policy denies what
+    the principal may do, or allows what it may not."""
     permission, what = command.permission, type(command).__name__
     administers = permission in ADMINISTRATIVE
     try:
-        if permission not in principal.permissions:
+        allowed: frozenset[str] = frozenset()
+        if policies is not None and policies.active and principal is not SYSTEM:
+            allowed = policies.allowed(command, principal)
+        if permission not in principal.permissions and not _all_in(command, allowed):
             raise principal.refusal(permission, what)
-        if principal.access is not None:
-            principal.check_subjects(command.subjects(), what)
+        if principal.access is not None and not _all_in(command, allowed):
+            principal.check_subjects(tuple(each for each in command.subjects() if each not in allowed), what)
     except Forbidden as error:
         if administers:
             record_outcome(principal.name, what, " ".join(_named(command)), error.code)
@@ -87,6 +102,11 @@ def admit(command: Command[T] | Query[T], principal: Principal) -> tuple[Any, Au
         return command, None
     audit = None if principal is SYSTEM else Audit(principal.name, what, _named(command))
     return command.for_principal(principal), audit
+
+
+def _all_in(command: Command[T] | Query[T], allowed: frozenset[str]) -> bool:
+    """Whether policies allow all that a command touches."""
+    return bool(allowed) and allowed.issuperset(command.subjects())
 
 
 def _named(command: Command[T] | Query[T]) -> tuple[str, ...]:

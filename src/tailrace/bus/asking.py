@@ -86,6 +86,27 @@ class CountMetrics(msgspec.Struct, frozen=True):
     histograms: dict[str, tuple[list[int], float]]
 
 
+class ListServers(msgspec.Struct, frozen=True):
+    """Which servers are connected."""
+
+
+class ConnectedServer(msgspec.Struct, frozen=True):
+    """A server that is connected to the leader."""
+
+    url: str
+    lag_s: float  # how far behind the leader's commits it was at its last message
+    seen_s: float  # since then
+
+
+class ServerList(msgspec.Struct, frozen=True):
+    """The servers of a cluster but its leader, and what it has committed."""
+
+    epoch: int
+    batch: int
+    url: str  # of the leader
+    servers: list[ConnectedServer]
+
+
 # By tag: the class of a question, and the type of its answer.
 QUESTIONS: Final[dict[str, tuple[type[Any], Any]]] = {
     kind.__name__: (kind, answer)
@@ -96,8 +117,12 @@ QUESTIONS: Final[dict[str, tuple[type[Any], Any]]] = {
         (ReadItemsPage, ItemsPage | None),
         (EndExports, None),
         (CountMetrics, CountMetrics),
+        (ListServers, ServerList),
     )
 }
+# Those that may be asked twice: where the answer is lost with the writer, the next one is asked.
+REPEATABLE: Final = (BeginLogin, BeginItems, BeginTables, CountMetrics, ListServers)
+BEGINNING: Final = (BeginItems, BeginTables)  # an export, which ends with its writer
 NEWS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in (LoginNoted, CountMetrics)}
 _encode: Final = msgspec.msgpack.Encoder().encode
 

@@ -11,14 +11,18 @@ nothing but the wait. If no writer comes within WRITER_WAIT_S they are answered 
 The notices of a commit arrive before its results and are applied first, so that whoever is answered finds in this
 process what the command has changed. Rows need no notice: they are read from the database itself, which has the commit
 before it is acknowledged. Only credentials are cached here: a change of users or keys is acknowledged after every
-server has confirmed its notice, and a server that has received nothing from the writer for BUS_TTL_S does not trust its
-cache (`fresh`).
+server has confirmed its notice, and a server whose writer has not answered for BUS_TTL_S does not trust its
+cache (`fresh`). What counts is when the server asked, not when the answer was read: it may have waited in a socket.
+
+In a cluster the writer is the leader, and the database says who that is. `dropped` cuts the link to one that leads no
+more, which may be frozen and not know it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -46,6 +50,7 @@ Connect = Callable[[asyncio.AbstractEventLoop, Callable[[], BusLink]], Awaitable
 logger = logging.getLogger("tailrace.bus")
 AWAY: Final = "WRITER_AWAY"
 UNKNOWN: Final = "OUTCOME_UNKNOWN"
+_PINGS_MAX: Final = 64  # that are not answered
 
 
 class WriterState:
@@ -54,6 +59,8 @@ class WriterState:
     def __init__(self) -> None:
         self.stopped: Error | None = None
         self.trouble: Error | None = None
+        self.server = ""  # of the leader of a cluster: its lease's
+        self.epoch = 0
 
 
 class Forwarder:
@@ -70,8 +77,20 @@ class Forwarder:
         tail: Tail,
         metrics: Metrics,
         recent: RecentSegments,
+        url: str | None = None,
     ) -> None:
+        """`url`: where clients reach this server, one of a cluster."""
         self._version = version
+        self._url = url
+        self._joined = False  # a writer knows this life
+        self._sent_upto = 0  # the number of the last command that was ever sent
+        self._applied = 0  # the last batch of this link
+        self._pinged = 0  # the number of the last ping of this link; the hello is number 0
+        self._pings: dict[int, float] = {}  # when those were sent that are not answered
+        self._seen_epoch = 0  # of the leader that the database has named last
+        self._greeted_epoch = 0  # the same when the link was made
+        self._greeted_s = 0.0
+        self._trusted_s = float("-inf")  # when the last ping was sent that was answered
         self.exports: Mapping[int, Sequence[Any]] = {}  # those of other processes are at the writer
         self.followers: list[Followers] = []  # commands are not taken along by commits of another process
         self.server = server
@@ -80,6 +99,8 @@ class Forwarder:
         self.news: Callable[[Any], None] = lambda news: None  # called with what the writer tells
         self.set_time: Callable[[int, int], None] = lambda now_ms, lag_ms: None  # with the writer's clock
         self.set_damage: Callable[[Error | None], None] = lambda damage: None  # that the writer has found in the files
+        self.on_welcome: Callable[[], None] = lambda: None  # called with each new writer
+        self.totals: Callable[[], Metrics] | None = None  # the metrics of this server, if it does not ask for all
         self.welcomed = threading.Event()  # the first writer has answered
         self._connect = connect
         self._tail = tail
@@ -123,8 +144,18 @@ class Forwarder:
 
     @property
     def fresh(self) -> bool:
-        """Whether caches may be trusted: there is a link, and the last message over it is younger than BUS_TTL_S."""
-        return self._ready and time.monotonic() - self._received_s < limits.BUS_TTL_S
+        """Whether caches may be trusted: there is a link, over which the writer has answered what was asked within
+        BUS_TTL_S."""
+        return self._ready and time.monotonic() - self._trusted_s < limits.BUS_TTL_S
+
+    @property
+    def connected(self) -> bool:
+        return self._ready
+
+    @property
+    def _awaiting(self) -> bool:
+        """Whether there is no writer, but not for long."""
+        return time.monotonic() - self._lost_s <= limits.WRITER_WAIT_S and not self._closed
 
     def verify(self) -> None:
         """As a runner's: the writer looks after the files."""
@@ -156,10 +187,9 @@ class Forwarder:
         if len(self._pending) >= limits.BUS_WAITING_MAX or (
             self._pending and self._pending_bytes + job.size > limits.BUS_WAITING_BYTES_MAX
         ):
-            full = Unavailable("too many writes are waiting for the writer; retry in a moment", code="QUEUE_FULL")
-            job.settle(None, full)
+            job.settle(None, _full())
             return
-        if not self._ready and time.monotonic() - self._lost_s > limits.WRITER_WAIT_S:
+        if not self._ready and not self._awaiting:
             job.settle(None, _away())
             return
         self._number += 1
@@ -172,12 +202,16 @@ class Forwarder:
     def ask(self, question: Any) -> Completion[Any]:
         """The writer's answer to a question. On the loop's thread."""
         completion: Completion[Any] = Completion(self._loop)
-        if self._link is None or not self._ready:
+        if not self._ready and not (isinstance(question, asking.REPEATABLE) and self._awaiting):
             completion.set(None, _away())
+            return completion
+        if len(self._questions) >= limits.BUS_WAITING_MAX:
+            completion.set(None, _full())
             return completion
         self._asked += 1
         self._questions[self._asked] = (question, completion)
-        self._link.send([link.ASK, self._asked, *asking.encode(question)])
+        if self._ready and self._link is not None:
+            self._link.send([link.ASK, self._asked, *asking.encode(question)])
         return completion
 
     def ask_from_thread(self, question: Any) -> Any:
@@ -217,7 +251,9 @@ class Forwarder:
         return throttle
 
     def total_metrics(self) -> Metrics:
-        """The metrics of all servers. Not on the loop's thread."""
+        """The metrics of all processes; in a cluster, of this server. Not on the loop's thread."""
+        if self.totals is not None:
+            return self.totals()
         return metrics_of(self.ask_from_thread(counts_of(self._metrics)))
 
     # -- opening and closing
@@ -247,6 +283,7 @@ class Forwarder:
             self._task.cancel()
         if self._link is not None:
             self._link.cut()
+        self._forget_questions(lambda question: True)  # threads wait for them
         self._answer_all(closed())
         done.set()
 
@@ -257,27 +294,59 @@ class Forwarder:
                 await self._connect(loop, self._new_link)
                 while not await self._gone_within(limits.BUS_BEAT_S):
                     self._give_up_old()
-            except OSError as error:
+            except (OSError, Error) as error:
                 logger.debug("the writer cannot be reached: %s", error)
+                if self._link is not None:
+                    self._link.cut()
             self._give_up_old()
             await asyncio.sleep(limits.BUS_RETRY_S)
 
     async def _gone_within(self, seconds: float) -> bool:
         """Whether the link is lost; one over which nothing is received for long is cut."""
-        if self._ready and self._link is not None and time.monotonic() - self._received_s > limits.WRITER_WAIT_S:
+        received_s = max(self._received_s, self._greeted_s)
+        if self._link is not None and time.monotonic() - received_s > limits.WRITER_WAIT_S:
             logger.error("the writer sent nothing for %g s", limits.WRITER_WAIT_S)
             self._link.cut()
+        self._ping()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._gone.wait(), seconds)
         return self._gone.is_set()
 
+    def _ping(self) -> None:
+        if self._ready and self._link is not None:
+            self._pinged += 1
+            self._pings[self._pinged] = time.monotonic()
+            self._pings.pop(self._pinged - _PINGS_MAX, None)
+            self._link.send([link.PING, self._pinged, self._applied])
+
+    def dropped(self, server: str, epoch: int) -> None:
+        """The database says that this server leads, in this epoch: a link to an earlier leader is cut. On the loop."""
+        self._seen_epoch = max(self._seen_epoch, epoch)
+        if self._link is None:
+            return
+        if self._ready:
+            other = epoch > self.writer.epoch and server != self.writer.server
+        else:  # it may have been frozen before it answered the hello
+            other = epoch > self._greeted_epoch
+        if other:
+            logger.warning("another server leads by now (epoch %d)", epoch)
+            self._link.cut()
+
     def _new_link(self) -> BusLink:
-        return _Greeting(self._receive, self._lost, self._greet)
+        return BusLink(self._receive, self._lost, self._greet)
 
     def _greet(self, made: BusLink) -> None:
+        if self._closed:
+            made.cut()
+            return
         self._link = made
+        self._greeted_epoch, self._greeted_s = self._seen_epoch, time.monotonic()
+        self._pinged, self._pings = 0, {0: self._greeted_s}
         made.drained = self._flush_soon
-        made.send([link.HELLO, link.PROTOCOL, self._version, self.server, self.life])
+        hello: list[Any] = [link.HELLO, link.PROTOCOL, self._version, self.server, self.life]
+        if self._url is not None:
+            hello.append({"url": self._url, "first": not self._joined})
+        made.send(hello)
 
     def _lost(self, lost: BusLink) -> None:
         if self._link is lost:
@@ -287,16 +356,21 @@ class Forwarder:
                 logger.warning("the connection to the writer is lost")
             self._ready = False
             self._unsent.clear()
-            for _, completion in list(self._questions.values()):
-                completion.set(None, _away())
-            self._questions.clear()
+            self._forget_questions(lambda question: not isinstance(question, asking.REPEATABLE))
         self._gone.set()
+
+    def _forget_questions(self, which: Callable[[Any], bool]) -> None:
+        for number, (question, completion) in list(self._questions.items()):
+            if which(question):
+                del self._questions[number]
+                completion.set(None, _away())
 
     def _give_up_old(self) -> None:
         """Answer the commands that have waited for a writer for too long."""
-        if self._pending and not self._ready and time.monotonic() - self._lost_s > limits.WRITER_WAIT_S:
-            # Some may have been committed before the connection was lost.
-            self._answer_all(_unknown())
+        if (self._pending or self._questions) and not self._ready and not self._awaiting:
+            self._forget_questions(lambda question: True)
+            for number in list(self._pending):  # what was never sent is not committed
+                self._settle(number, None, _unknown() if number <= self._sent_upto else _away())
 
     def _answer_all(self, error: Error) -> None:
         pending, self._pending, self._pending_bytes = self._pending, {}, 0
@@ -333,6 +407,7 @@ class Forwarder:
                 self._settle(number, None, messages.unsendable(job.command, error))
                 continue
             packed.append((number, tag, job.by, body))
+            self._sent_upto = max(self._sent_upto, number)
             size += len(body)
             if size >= limits.BUS_FRAME_BYTES:
                 made.send([link.RUN, packed])
@@ -345,6 +420,8 @@ class Forwarder:
     # -- from the writer
 
     def _receive(self, made: BusLink, message: list[Any]) -> None:
+        if made is not self._link:  # one that was cut
+            return
         self._received_s = time.monotonic()
         kind = message[0]
         if kind == link.DONE:
@@ -369,6 +446,8 @@ class Forwarder:
                     completion.set(None, messages.decode_error(body))
         elif kind == link.BEAT:
             self._beat(message[1])
+        elif kind == link.PONG:
+            self._trust(message[1])
         elif kind == link.TELL:
             self.news(asking.decode(*message[1:]))
         elif kind == link.HELLO:
@@ -388,6 +467,7 @@ class Forwarder:
             if type(notice.item) is Advanced:
                 self._recent.add(notice.item.segment)
         self._tail.publish(notices)
+        self._applied = batch
         if confirm:
             made.send([link.CONFIRM, batch])
 
@@ -396,34 +476,54 @@ class Forwarder:
         self.writer.stopped = _error(state["stopped"])
         self.writer.trouble = _error(state["trouble"])
         self.set_damage(_error(state.get("damage")))
+        self.writer.epoch = state.get("epoch", 0)
 
-    def _welcome(self, made: BusLink, protocol: int, version: str, epoch: str, upto: int) -> None:
+    def _trust(self, number: int) -> None:
+        """A ping is answered: what the writer has sent before it is applied."""
+        self._trusted_s = max(self._trusted_s, self._pings.pop(number, self._trusted_s))
+
+    def _welcome(
+        self,
+        made: BusLink,
+        protocol: int,
+        version: str,
+        epoch: str,
+        upto: int,
+        term: Mapping[str, Any] | None = None,
+        batch: int = 0,
+    ) -> None:
         """There is a writer: it has committed our commands up to this number."""
         link.check_protocol(protocol, version)
+        if upto == link.FORGOTTEN:
+            self._begin_again(made)
+            return
         logger.info("connected to the writer, which has committed %d of %d commands", upto, self._number)
-        self._ready = True
+        if term is not None:
+            self.writer.server, self.writer.epoch = term["server"], term["epoch"]
+        self._ready = self._joined = True
+        self._applied = batch
+        self._trust(0)
         # Whatever happened in between, and in the epoch of another writer, may have been missed.
+        self.on_welcome()
         self._tail.missed()
-        known = [number for number in self._pending if number <= upto]
-        for number in known:
+        for number in [number for number in self._pending if number <= upto]:
             self._metrics.outcomes_unknown += 1
             self._settle(number, None, _unknown())
         self._unsent = list(self._pending)
         self._metrics.resent += len(self._unsent)
         self._flush_soon()
+        for number, (question, _) in self._questions.items():
+            made.send([link.ASK, number, *asking.encode(question)])
         self.welcomed.set()
 
-
-class _Greeting(BusLink):
-    """A link that says hello as soon as it is made."""
-
-    def __init__(self, receive: Any, lost: Any, greet: Callable[[BusLink], None]) -> None:
-        super().__init__(receive, lost)
-        self._greet = greet
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._greet(self)
+    def _begin_again(self, made: BusLink) -> None:
+        """The writer has forgotten this server, which was away for long: what it has sent may have been committed."""
+        logger.warning("this server was not connected for so long that it joins as a new one")
+        for number in [number for number in self._pending if number <= self._sent_upto]:
+            self._metrics.outcomes_unknown += 1
+            self._settle(number, None, _unknown())
+        self.life, self._joined = os.urandom(8).hex(), False
+        made.cut()
 
 
 def _error(body: bytes | None) -> Error | None:
@@ -438,6 +538,10 @@ def _away() -> Unavailable:
         f"the process that writes has been away for {limits.WRITER_WAIT_S:g} s or more; nothing was written, retry",
         code=AWAY,
     )
+
+
+def _full() -> Unavailable:
+    return Unavailable("too many writes are waiting for the writer; retry in a moment", code="QUEUE_FULL")
 
 
 def _unknown() -> Unavailable:

@@ -3,20 +3,24 @@
 A frame is four bytes of length and a MessagePack array whose first element is its kind. From a server that serves
 requests to the writer:
 
-    hello    protocol, version, name, life         the first frame
+    hello    protocol, version, name, life, facts  the first frame; facts of a server of a cluster: its URL, and
+                                                   whether this life connects for the first time
     run      [[number, tag, principal, fields]]    commands, in the order of their numbers
     ask      number, tag, fields                   a question, which changes no row (`asking.py`)
     tell     tag, fields                           the same without an answer
     confirm  batch                                 the notices up to this batch are applied
+    ping     number, batch                         every BUS_BEAT_S; the notices up to this batch are applied
 
 and back:
 
-    hello    protocol, epoch, upto, batch          `upto` is the last committed command of this life
+    hello    protocol, version, epoch, upto, term  `upto` is the last committed command of this life, -1: it was
+                                                   forgotten; `term`: of the leader of a cluster
     batch    number, confirm, notices              what a commit has changed; `confirm`: answer with `confirm`
     done     [[number, ok, result or error]]       results of commands, after the notices of their commit
     answer   number, ok, result or error           of a question
     tell     tag, fields                           as above
     beat     state of the writer                   every BUS_BEAT_S
+    pong     number                                answers a ping, unless another server may lead by now
 
 The first frame of each side has the protocol's number; the one before it is accepted as well, so that servers can be
 upgraded one at a time.
@@ -37,8 +41,9 @@ from tailrace.errors import Invalid
 
 PROTOCOL: Final = 1
 PROTOCOLS: Final = (PROTOCOL, PROTOCOL - 1)  # that are understood
-HELLO, RUN, ASK, TELL, CONFIRM = "hello", "run", "ask", "tell", "confirm"
-BATCH, DONE, ANSWER, BEAT = "batch", "done", "answer", "beat"
+HELLO, RUN, ASK, TELL, CONFIRM, PING = "hello", "run", "ask", "tell", "confirm", "ping"
+BATCH, DONE, ANSWER, BEAT, PONG = "batch", "done", "answer", "beat", "pong"
+FORGOTTEN: Final = -1  # instead of the number of the last committed command
 _LENGTH: Final = struct.Struct(">I")
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(list[Any]).decode
@@ -86,10 +91,17 @@ def check_protocol(protocol: object, version: object) -> None:
 
 
 class BusLink(asyncio.Protocol):
-    """One side of a connection. `receive` is called with each message, `lost` once at the end."""
+    """One side of a connection. `made` is called when there is one, `receive` with each message, `lost` at the end. A
+    connection that fails before TLS is set up calls none of them."""
 
-    def __init__(self, receive: Callable[[BusLink, list[Any]], None], lost: Callable[[BusLink], None]) -> None:
+    def __init__(
+        self,
+        receive: Callable[[BusLink, list[Any]], None],
+        lost: Callable[[BusLink], None],
+        made: Callable[[BusLink], None],
+    ) -> None:
         self.sent_bytes = 0
+        self._made = made
         self._receive = receive
         self._lost = lost
         self._frames = FrameReader()
@@ -139,6 +151,7 @@ class BusLink(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
         self._transport = transport  # type: ignore[assignment]
         transport.set_write_buffer_limits(high=limits.BUS_WINDOW_BYTES)  # type: ignore[attr-defined]
+        self._made(self)
 
     def data_received(self, data: bytes) -> None:
         try:

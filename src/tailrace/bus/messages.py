@@ -45,6 +45,7 @@ from tailrace.tables import (
     lifecycle,
     operations,
     partiql_commands,
+    policies,
     seal,
     sources,
 )
@@ -53,17 +54,18 @@ from tailrace.tables import sweep as tables_sweep
 from tailrace.tables.condition import ItemCondition
 from tailrace.tables.partiql_commands import ItemWhere
 from tailrace.tables.update import ItemUpdate
-from tailrace.topics import backfill, consuming, group
+from tailrace.topics import backfill, consuming, consumption, group
 from tailrace.topics import commands as topics
 from tailrace.topics import sweep as topics_sweep
 from tailrace.transactions import commands as transactions
+from tailrace.transfers import commands as transfers
 
 UNSENDABLE: Final = "UNSENDABLE"
 _HOMES: Final = (
-    apply, backfill, backups, change_stream, change_trimming, consuming, copying, cursors, dispatch, identity,
-    jobs, jobs_sweep, keys, lifecycle, operations, partiql_commands, partitions, schema_commands, seal, server_commands,
-    sessions, signing, sql, streams, streams_sweep, subscriptions, tables, tables_sweep, tiering, tokens,
-    topics, topics_sweep, transactions, users, view, view_fill,
+    apply, backfill, backups, change_stream, change_trimming, consuming, consumption, copying, cursors, dispatch,
+    identity, jobs, jobs_sweep, keys, lifecycle, operations, partiql_commands, partitions, policies, schema_commands,
+    seal, server_commands, sessions, signing, sql, streams, streams_sweep, subscriptions, tables, tables_sweep, tiering,
+    tokens, topics, topics_sweep, transactions, transfers, users, view, view_fill,
 )  # fmt: skip
 
 
@@ -79,7 +81,7 @@ NOTICES: Final[Mapping[str, type[Any]]] = {
     kind.__name__: kind
     for kind in (
         notices.Advanced, notices.Ended, group.GroupMoved, group.TopicChanged, subscription.Changed, users.UserChanged,
-        access_key.KeyChanged,
+        access_key.KeyChanged, policies.PolicyChanged,
     )
 }  # fmt: skip
 # A command whose field holds other commands, of several classes: each travels with its tag. Its other fields are plain.

@@ -54,6 +54,36 @@ class ForgetLives(Command[None], frozen=True):
             tx.delete(SENT, row.server)
 
 
+class JoinLife(Command[bool], frozen=True):
+    """A server of a cluster connects. Whether its life is known: one that was forgotten is not begun again, since what
+    it has sent before may have been committed. Its name has no other process."""
+
+    permission = Permission.SYSTEM
+
+    life: str
+    first: bool  # it has not been connected before
+
+    def run(self, tx: Tx) -> bool:
+        if tx.get(SENT, self.life) is None:
+            if not self.first:
+                return False
+            tx.put(SENT, SentRow(self.life, 0))
+        return True
+
+
+class ForgetLife(Command[None], frozen=True):
+    """A server of a cluster has not been connected for BUS_FORGET_S: it has ended."""
+
+    freeing = True
+    permission = Permission.SYSTEM
+
+    life: str
+
+    def run(self, tx: Tx) -> None:
+        if tx.get(SENT, self.life) is not None:
+            tx.delete(SENT, self.life)
+
+
 class LastSent(Query[int], frozen=True):
     """The number of the last committed command of a life. Not the result of `BeginLife`: the numbers of the commands
     that share its transaction are written after it."""

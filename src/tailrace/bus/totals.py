@@ -8,7 +8,7 @@ from tailrace.bus.asking import CountMetrics
 from tailrace.metrics import HISTOGRAMS, NAMES, Histogram, Metrics
 
 _COUNTERS = frozenset(name for name, (kind, _) in NAMES.items() if kind == "counter")
-_OF_WRITER = ("clock_ahead_seconds", "workers")  # gauges that are not added up
+_OF_WRITER = ("clock_ahead_seconds", "workers", "leading", "epoch")  # gauges that are not added up
 
 
 def counts_of(metrics: Metrics) -> CountMetrics:

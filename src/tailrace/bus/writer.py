@@ -11,6 +11,10 @@ loop's next turn, the notices first. A commit that changes users or keys is spec
 has confirmed the notices. A link that does not within BUS_TTL_S is cut off; by then its server does not trust what it
 has cached. After a link is lost, or a writer was replaced, such results wait for as long.
 
+In a cluster the writer leads under a lease (`LeaderTerm`). When it is lost, nothing is answered any more, not even that
+commands have failed: their servers send them to the next leader, and learn from it which were committed. A leader that
+steps down finishes what it has begun first (`drain`), so that no result is lost.
+
 No link can hold up the writer: one whose server does not read is cut off at BUS_UNSENT_BYTES_MAX, and one whose server
 sends more than BUS_WINDOW_BYTES that are not answered is not read from until they are.
 """
@@ -20,33 +24,66 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from tailrace import failpoints, limits
 from tailrace.auth.throttle import LoginThrottle
 from tailrace.bus import asking, link, messages
-from tailrace.bus.asking import CountMetrics, LoginNoted
+from tailrace.bus.asking import ConnectedServer, CountMetrics, ListServers, LoginNoted, ServerList
 from tailrace.bus.link import BusLink
 from tailrace.bus.remote_exports import ServedExports
-from tailrace.bus.server_commands import SENT, BeginLife, ForgetLives, LastSent, SentRow, life_name
+from tailrace.bus.server_commands import (
+    SENT,
+    BeginLife,
+    ForgetLife,
+    ForgetLives,
+    JoinLife,
+    LastSent,
+    ListSent,
+    SentRow,
+    life_name,
+)
 from tailrace.bus.shared_throttle import note
 from tailrace.bus.totals import MetricTotals
 from tailrace.errors import Error, Unavailable
 from tailrace.log.cold import ColdMiss
-from tailrace.log.tail import KEYS_CHANGED, USERS_CHANGED
+from tailrace.log.tail import ACKNOWLEDGED, KEYS_CHANGED, POLICIES_CHANGED, USERS_CHANGED
 from tailrace.runner import CarriedCommand, QueuedCommand
 from tailrace.storage.engine import Notice, Tx
 
-REVOKING: Final = (USERS_CHANGED, KEYS_CHANGED)
+REVOKING: Final = (USERS_CHANGED, KEYS_CHANGED, POLICIES_CHANGED)
+_BATCHES_TIMED: Final = 4096
+_DRAIN_LOOK_S: Final = 0.005
 logger = logging.getLogger("tailrace.bus")
+
+
+class LeaderTerm(Protocol):
+    """The lease under which a leader writes, as `storage.lease.LeaderLease`."""
+
+    server: str
+    epoch: int
+
+    @property
+    def fresh(self) -> bool: ...
+
+    @property
+    def lost(self) -> Error | None: ...
+
+    @property
+    def committed_batch(self) -> int: ...
 
 
 class ServerLink:
     """A connected server."""
 
-    def __init__(self, made: BusLink) -> None:
+    def __init__(self, made: BusLink, received_s: float) -> None:
         self.link = made
+        self.url = ""  # of a server of a cluster
+        self.received_s = received_s  # when its last message was
+        self.lag_s = 0.0  # how far it was behind then
+        self.running = 0  # commands
         self.name = ""  # and life, since its hello
         self.results: list[Any] = []  # to be sent
         self.unanswered = 0  # bytes of commands
@@ -57,9 +94,25 @@ class ServerLink:
 class BusServer:
     """Serves the bus for a database that is open for writing. For the event loop's thread."""
 
-    def __init__(self, db: Any, throttle: LoginThrottle, version: str, *, replaces: bool = False) -> None:
-        """`replaces`: there was a writer before, whose servers may still trust what they have cached."""
+    def __init__(
+        self,
+        db: Any,
+        throttle: LoginThrottle,
+        version: str,
+        *,
+        replaces: bool = False,
+        term: LeaderTerm | None = None,
+        url: str = "",
+    ) -> None:
+        """`replaces`: there was a writer before, whose servers may still trust what they have cached. `term`: of the
+        leader of a cluster, which clients reach at `url`."""
         self._version = version
+        self._term = term
+        self._url = url
+        self._draining = False  # no more commands are run
+        self._ending_exports = False  # no more exports begin
+        self._published: deque[float] = deque(maxlen=_BATCHES_TIMED)  # when the last batches were
+        self._unconnected: dict[str, float] = {}  # lives, and since when they are
         self.epoch = secrets.token_hex(8)
         self._db = db
         self._throttle = throttle
@@ -86,6 +139,32 @@ class BusServer:
             self._db.sharing.submit(ForgetLives(), _log_failure)
         self._server = await listen(self._accept)
         self._beat()
+        if self._term is not None:
+            self._begin(self._forget_ended())
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Finish what has begun, and begin nothing more: commands that arrive from now on are for the next writer.
+        Whether all was finished in time."""
+        until_s = self._loop.time() + timeout_s
+        self._ending_exports = True
+        await self._drained(lambda: any(each.exports for each in self._links.values()), until_s - timeout_s / 2)
+        self._draining = True
+        return await self._drained(
+            lambda: bool(self._held) or any(each.running or each.results for each in self._links.values()), until_s
+        )
+
+    async def _drained(self, busy: Callable[[], bool], until_s: float) -> bool:
+        while busy():
+            if self._loop.time() >= until_s:
+                return False
+            await asyncio.sleep(_DRAIN_LOOK_S)
+        return True
+
+    def cut_all(self) -> None:
+        """End all links at once: another writer may be there."""
+        self._draining = True
+        for made in list(self._links):
+            made.cut()
 
     async def stop(self) -> None:
         """Send what is left, and end all links."""
@@ -110,9 +189,13 @@ class BusServer:
     # -- links
 
     def _accept(self) -> BusLink:
-        made = BusLink(self._receive, self._lost)
-        self._links[made] = ServerLink(made)
-        return made
+        return BusLink(self._receive, self._lost, self._made)
+
+    def _made(self, made: BusLink) -> None:
+        if self._draining:
+            made.cut()
+        else:
+            self._links[made] = ServerLink(made, self._loop.time())
 
     def _lost(self, made: BusLink) -> None:
         server = self._links.pop(made, None)
@@ -136,13 +219,18 @@ class BusServer:
         if server is None:
             return
         kind = message[0]
+        server.received_s = self._loop.time()
         if kind == link.HELLO:
-            self._greet(server, *message[1:5])
+            protocol, version, name, life, *more = message[1:]
+            self._greet(server, protocol, version, name, life, more[0] if more else {})
         elif not server.name:
             raise Unavailable("the first frame of a link must be a hello")
         elif kind == link.RUN:
-            for number, tag, by, body in message[1]:
-                self._run(server, number, tag, by, body)
+            if not self._draining:  # otherwise they are sent again, to the next one
+                for number, tag, by, body in message[1]:
+                    self._run(server, number, tag, by, body)
+        elif kind == link.PING:
+            self._pong(server, *message[1:])
         elif kind == link.CONFIRM:
             server.confirmed = max(server.confirmed, message[1])
             self._release_held()
@@ -151,7 +239,16 @@ class BusServer:
         elif kind == link.TELL:
             self._hear(server, asking.decode(*message[1:]))
 
-    def _greet(self, server: ServerLink, protocol: int, version: str, name: str, life: str) -> None:
+    def _pong(self, server: ServerLink, number: int, batch: int) -> None:
+        behind = self._batch - batch
+        behind = min(behind, len(self._published))
+        server.lag_s = self._loop.time() - self._published[-behind] if behind > 0 else 0.0
+        if self._term is None or self._term.fresh:
+            server.link.send([link.PONG, number])
+
+    def _greet(
+        self, server: ServerLink, protocol: int, version: str, name: str, life: str, facts: dict[str, Any]
+    ) -> None:
         link.check_protocol(protocol, version)
         whole = life_name(name, life)
         for other in list(self._links.values()):
@@ -162,15 +259,21 @@ class BusServer:
             logger.error("server %s is refused: %s", name, error)
             server.link.cut()
 
-        async def welcome() -> None:
+        async def welcome(known: bool) -> None:
             try:
-                upto = await self._db.aexecute(LastSent(whole))
+                upto = await self._db.aexecute(LastSent(whole)) if known else link.FORGOTTEN
             except Exception as error:
                 refuse(error)
                 return
-            server.name = whole
+            if self._term is not None and not self._term.fresh:  # its cache may be out of date for ever
+                server.link.cut()
+                return
+            if known:
+                server.name = whole
             server.confirmed = self._batch
-            server.link.send([link.HELLO, link.PROTOCOL, self._version, self.epoch, upto])
+            server.url = facts.get("url", "")
+            term = None if self._term is None else {"server": self._term.server, "epoch": self._term.epoch}
+            server.link.send([link.HELLO, link.PROTOCOL, self._version, self.epoch, upto, term, self._batch])
             self._send_state(server)
             self._db.metrics.workers = self.servers
 
@@ -179,14 +282,16 @@ class BusServer:
             if error is not None:
                 refuse(error)
             else:
-                self._begin(welcome())
+                self._begin(welcome(result is not False))
 
-        self._db.sharing.submit(BeginLife(name, life), done)
+        command = BeginLife(name, life) if self._term is None else JoinLife(whole, facts.get("first", True))
+        self._db.sharing.submit(command, done)
 
     # -- commands
 
     def _run(self, server: ServerLink, number: int, tag: str, by: str, body: bytes) -> None:
         size = len(body)
+        server.running += 1
         server.unanswered += size
         if server.unanswered > limits.BUS_WINDOW_BYTES:
             server.link.read_on(False)
@@ -222,7 +327,11 @@ class BusServer:
 
     def answer(self, server: ServerLink, number: int, size: int, result: Any, error: BaseException | None) -> None:
         """Send the outcome of a command in the loop's next turn."""
+        server.running -= 1
         server.unanswered -= size
+        if isinstance(error, Unavailable) and self._term is not None and self._term.lost is not None:
+            server.link.cut()  # whether it was committed is for the next leader to say
+            return
         if server.unanswered < limits.BUS_WINDOW_BYTES // 2:
             server.link.read_on(True)
         if error is None:
@@ -259,9 +368,11 @@ class BusServer:
 
     def publish(self, notices: list[Notice]) -> None:
         """Pass the notices of a commit on to all servers."""
+        notices = [notice for notice in notices if notice.log != ACKNOWLEDGED]  # which this process records
         if not notices or not self._links:
             return
         self._batch += 1
+        self._published.append(self._loop.time())
         confirm = any(notice.log in REVOKING for notice in notices)
         frame = [link.BATCH, self._batch, confirm, messages.encode_notices(notices)]
         for server in list(self._links.values()):
@@ -322,6 +433,8 @@ class BusServer:
     async def _answer(self, server: ServerLink, number: int, tag: str, body: bytes) -> None:
         try:
             question = asking.decode(tag, body)
+            if self._ending_exports and isinstance(question, asking.BEGINNING):
+                return  # it is asked again, of the next one
             answer, ok = asking.encode_answer(await self._find(server, question)), True
         except Exception as error:
             if not isinstance(error, Error):
@@ -337,7 +450,36 @@ class BusServer:
         if isinstance(question, CountMetrics):
             self._totals.count(server.name, question)
             return self._totals.sum()
+        if isinstance(question, ListServers):
+            return self.listed()
         return await self._exports.answer(server.exports, question)
+
+    def listed(self) -> ServerList:
+        """The connected servers, but the leader itself."""
+        now_s, term = self._loop.time(), self._term
+        servers = [
+            ConnectedServer(each.url, round(each.lag_s, 3), round(now_s - each.received_s, 3))
+            for each in self._links.values()
+            if each.name and each.url and each.url != self._url
+        ]
+        servers.sort(key=lambda each: each.url)
+        epoch, batch = (0, self._batch) if term is None else (term.epoch, term.committed_batch)
+        return ServerList(epoch, batch, self._url, servers)
+
+    async def _forget_ended(self) -> None:
+        """Forget the lives of servers that were not connected for BUS_FORGET_S."""
+        while True:
+            await asyncio.sleep(limits.BUS_FORGET_S / 10)
+            try:
+                known = {row.server for row in await self._db.aexecute(ListSent())}
+            except Error as error:
+                logger.debug("the servers are not known: %s", error)
+                continue
+            now_s, there = self._loop.time(), {each.name for each in self._links.values()}
+            self._unconnected = {name: self._unconnected.get(name, now_s) for name in known - there}
+            for name, since_s in self._unconnected.items():
+                if now_s - since_s > limits.BUS_FORGET_S:
+                    self._db.sharing.submit(ForgetLife(name), _log_failure)
 
     def _hear(self, server: ServerLink, news: Any) -> None:
         if isinstance(news, CountMetrics):
@@ -357,8 +499,12 @@ class BusServer:
 
     def _beat(self) -> None:
         self._beating = self._loop.call_later(limits.BUS_BEAT_S, self._beat)
+        now_s = self._loop.time()
         for server in list(self._links.values()):
-            if server.name:
+            if now_s - server.received_s > limits.WRITER_WAIT_S:  # it is gone, and the network does not say so
+                logger.warning("nothing was received from server %s for %g s", server.name or "?", limits.WRITER_WAIT_S)
+                server.link.cut()
+            elif server.name:
                 self._send_state(server)
 
     def _send_state(self, server: ServerLink) -> None:
@@ -367,6 +513,7 @@ class BusServer:
         state = {
             "now_ms": db.clock.now_ms(),
             "lag_ms": db.clock.lag_ms,
+            "epoch": 0 if self._term is None else self._term.epoch,
             "stopped": None if stopped is None else messages.encode_error(stopped),
             "trouble": None if trouble is None else messages.encode_error(trouble),
             "damage": None if damage is None else messages.encode_error(damage),

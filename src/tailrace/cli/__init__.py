@@ -89,6 +89,8 @@ _PIPELINE: Final = {
     "replicate": CommandEntry("pipeline:replicate", "Maintain a copy of a table elsewhere."),
     "audit": CommandEntry("pipeline:audit", "Report who changed what, and when."),
     "status": CommandEntry("pipeline:status", "List the jobs registered with the server."),
+    "pause": CommandEntry("pipeline:pause", "Pause a job."),
+    "resume": CommandEntry("pipeline:resume", "Resume a paused job."),
     "init": CommandEntry("pipeline:init", "Write a pipeline.toml with every setting."),
 }
 _USERS: Final = {

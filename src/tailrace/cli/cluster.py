@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import click
+import httpx
 import msgspec
 
 from tailrace import config as settings
@@ -12,6 +13,7 @@ from tailrace.errors import Invalid
 from tailrace.leadership import ClusterStatus, cluster_status
 from tailrace.leadership import step_down as ask_to_step_down
 
+ASK_S: Final = 3.0  # for the leader to answer how far the others are behind
 database_option = click.option(
     "--database", metavar="URL", help="The database: postgresql://... (default: that of the settings)."
 )
@@ -25,12 +27,16 @@ config_option = click.option(
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(database: str | None, file: str | None, as_json: bool) -> None:
-    """Show which server leads, and which wait to take over. The status is 1 if none leads."""
-    found = cluster_status(_url(database, file))
+    """Show which server leads, and which would take over. The status is 1 if none leads."""
+    config = _settings(database, file)
+    assert config.database is not None
+    found = cluster_status(config.database)
+    lags = _lags(found.leader, config.token) if found.followers else {}
     if as_json:
-        click.echo(msgspec.json.encode(found).decode())
+        facts = msgspec.to_builtins(found) | {"lag_s": {url: lags.get(url) for url in found.followers}}
+        click.echo(msgspec.json.encode(facts).decode())
     else:
-        _show(found)
+        _show(found, lags)
     if not found.leading:
         raise click.exceptions.Exit(1)
 
@@ -43,19 +49,32 @@ def status(database: str | None, file: str | None, as_json: bool) -> None:
 )
 def step_down(database: str | None, file: str | None, timeout_s: float) -> None:
     """Ask the server that leads to let another one take over, and wait until one has."""
-    found = ask_to_step_down(_url(database, file), timeout_s)
+    url = _settings(database, file).database
+    assert url is not None
+    found = ask_to_step_down(url, timeout_s)
     click.echo(f"{found.leader or 'another server'} leads (epoch {found.epoch})")
 
 
-def _url(database: str | None, file: str | None) -> str:
+def _settings(database: str | None, file: str | None) -> settings.Config:
     overrides: dict[str, Any] = {} if database is None else {"database": database}
-    url = settings.load(file, **overrides).database
-    if url is None:
+    config = settings.load(file, **overrides)
+    if config.database is None:
         raise Invalid("there is no cluster without a database in PostgreSQL; name it with --database postgresql://...")
-    return url
+    return config
 
 
-def _show(found: ClusterStatus) -> None:
+def _lags(leader: str, token: str | None) -> dict[str, float | None]:
+    """How far each follower is behind, as the leader says, if it can be asked: only it knows."""
+    try:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        answer = httpx.get(f"{leader}/v1/cluster", headers=headers, timeout=ASK_S)
+        servers = answer.json()["servers"] if answer.status_code == 200 else []
+        return {each["url"]: each["lag_s"] for each in servers if each["role"] == "follower"}
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError):
+        return {}
+
+
+def _show(found: ClusterStatus, lags: dict[str, float | None]) -> None:
     if found.leading:
         renewed = "" if found.renewed_s is None else f", renewed {found.renewed_s:.1f} s ago (of {found.ttl_s:g})"
         click.echo(
@@ -63,5 +82,8 @@ def _show(found: ClusterStatus) -> None:
         )
     else:
         click.echo(f"leader   none; the last one was {found.leader or 'unknown'}, epoch {found.epoch}")
+    for address in found.followers:
+        lag = lags.get(address)
+        click.echo(f"follower {address}" + ("" if lag is None else f"  {lag:.3f} s behind"))
     for address in found.standbys:
         click.echo(f"standby  {address}")

@@ -25,6 +25,7 @@ _QUERIES: Final = {
     "groups": "SELECT DISTINCT group_id AS name FROM system.topic_groups",
     "views": "SHOW MATERIALIZED VIEWS",
     "users": "SELECT name FROM system.users",
+    "jobs": "SELECT name FROM system.pipelines WHERE kind <> 'consumer'",
 }
 
 
@@ -77,4 +78,5 @@ def _limited(timeout_s: int) -> Iterator[None]:
 stream_argument: Final = click.argument("stream", shell_complete=complete("streams"))
 table_argument: Final = click.argument("table", shell_complete=complete("tables"))
 topic_argument: Final = click.argument("topic", shell_complete=complete("topics"))
+job_argument: Final = click.argument("name", shell_complete=complete("jobs"))
 view_argument: Final = click.argument("view", shell_complete=complete("views"))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tailrace.cli.names import complete, table_argument
+from tailrace.cli.names import complete, job_argument, table_argument
 from tailrace.cli.options import PROFILE, TOKEN, URL, ServerOption, applied, connect, server_options
 from tailrace.cli.signals import stop_on_signals
 from tailrace.cli.text import json_line
@@ -413,6 +413,26 @@ def status(as_json: bool, url: str, token: str | None) -> None:
         pipeline_board.show(pipeline_board.stored_jobs(jobs))
     else:
         click.echo("no job has run yet; start one with tailrace pipeline run", err=True)
+
+
+@click.command()
+@job_argument
+@server_options
+def pause(name: str, url: str, token: str | None) -> None:
+    """Pause the job NAME: its program finishes the batch and then waits, also after a restart, until it is resumed."""
+    with connect(url, token) as client:
+        found = client.pause_job(name)
+    click.echo(f"{name}: paused since {found['paused_at']} by {found['paused_by']}")
+
+
+@click.command()
+@job_argument
+@server_options
+def resume(name: str, url: str, token: str | None) -> None:
+    """Resume the paused job NAME; it continues from where it was."""
+    with connect(url, token) as client:
+        client.resume_job(name)
+    click.echo(f"{name}: resumed")
 
 
 def _summarize(common: dict[str, Any], text: str) -> None:

@@ -26,9 +26,9 @@ DRAW_S: Final = 0.5
 LINE_S: Final = 5.0
 _STYLES: Final = {
     "running": "green", "waiting": "dim", "starting": "dim", "retrying": "yellow", "failed": "bold red",
-    "done": "green", "stopped": "dim", "registered": "dim",
+    "done": "green", "stopped": "dim", "registered": "dim", "paused": "yellow",
 }  # fmt: skip
-_ENDS: Final = ("retrying", "failed", "done", "stopped")  # states that are printed at once
+_ENDS: Final = ("retrying", "failed", "done", "stopped", "paused")  # states that are printed at once
 
 
 class ProgressDisplay:
@@ -106,12 +106,19 @@ def stored_jobs(jobs: Sequence[dict[str, Any]]) -> RenderableType:
     rows = [
         [
             Text(safe(each["name"])), Text(each["kind"]), Text(safe(each["source"])), Text(safe(each["target"])),
-            Text(each["state"], style=_STYLES.get(each["state"], "")), Text(f"{each.get('rows') or 0:,}"),
+            _state(each), Text(f"{each.get('rows') or 0:,}"),
             Text(str(each["updated_at"])), Text(safe(each.get("message") or "")),
         ]
         for each in jobs
     ]  # fmt: skip
     return drawing.listed(titles, rows, ("rows",))
+
+
+def _state(job: dict[str, Any]) -> Text:
+    """The state of a job; one that is paused, and whose program has not said so, has both."""
+    state, paused = job["state"], bool(job.get("paused"))
+    shown = "paused" if paused and state == "paused" else f"{state}, paused" if paused else state
+    return Text(shown, style=_STYLES.get("paused" if paused else state, ""))
 
 
 def audit_rows(changes: Sequence[dict[str, Any]]) -> RenderableType:

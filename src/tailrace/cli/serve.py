@@ -49,6 +49,12 @@ from tailrace.http import serve as server
     help="The lowest level that is logged (info).",
 )
 @click.option("--workers", help="Processes that serve HTTP (1); auto for one per core. With several, another writes.")
+@click.option("--cluster-listen", metavar="HOST:PORT", help="Serve together with others; take their commands here.")
+@click.option("--cluster-advertise", metavar="HOST:PORT", help="Where the others reach that (as --cluster-listen).")
+@click.option("--cluster-secret-file", type=click.Path(), help="The secret that all servers of the cluster share.")
+@click.option(
+    "--advertise-url", "cluster_advertise_url", metavar="URL", help="Where clients reach this server of a cluster."
+)
 @click.option("--accept-loss", is_flag=True, help="Open a damaged write-ahead log up to the damage; keeps a copy.")
 def serve(file: str | None, accept_loss: bool, **given: Any) -> None:
     """Serve a database over HTTP until interrupted."""

@@ -84,8 +84,8 @@ START TRANSACTION [ISOLATION LEVEL SERIALIZABLE]""",
     "SHOW TABLES": "SHOW TABLES",
     "DESCRIBE TABLE": "DESCRIBE [TABLE] <table>",
     "EXPLAIN": """\
-EXPLAIN { <select> | UPDATE <table> SET <column> = <expression> WHERE <row condition> | DELETE FROM
-    <table> WHERE <row condition> }""",
+EXPLAIN { <select> | INSERT INTO <table> (<columns>) VALUES (<values>) | UPDATE <table> SET <column> =
+    <expression> WHERE <row condition> | DELETE FROM <table> WHERE <row condition> }""",
     "CREATE MATERIALIZED VIEW": "CREATE MATERIALIZED VIEW [IF NOT EXISTS] <name> AS <select>",
     "ALTER MATERIALIZED VIEW": "ALTER MATERIALIZED VIEW <name> REFRESH",
     "DROP MATERIALIZED VIEW": "DROP MATERIALIZED VIEW [IF EXISTS] <name>",
@@ -97,7 +97,7 @@ WITH <name> AS (SELECT <query>) SELECT <query>
 FROM <table> [SELECT <query>]
 VALUES (<values>) [, ...]""",
     "CREATE USER": """\
-CREATE USER [IF NOT EXISTS] <user> [WITH] PASSWORD <password> [ROLE { user | service | dba | system
+CREATE USER [IF NOT EXISTS] <user> [WITH] PASSWORD <password> [ROLE { reader | user | service | dba | system
     }] [ACCESS (<pattern> [, ...])]""",
     "ALTER USER": """\
 ALTER USER <user> [SET] { PASSWORD <password> | ROLE service | ACCESS (<pattern>) | ACCESS NULL |

@@ -178,11 +178,14 @@ class Authenticator:
             raise _wrong_password()
         user = await self._db.aexecute(LoadUser(name))
         await self.throttle.attempt(name, peer, known=user is not None)
-        while True:
-            right = await self.offload(passwords.matches, password, None if user is None else user.password)
-            before = user
-            if before is None or (user := await self._db.aexecute(LoadUser(name))) == before:
-                break  # the user must not have changed meanwhile: the hashing took a while
+        right = await self.offload(passwords.matches, password, None if user is None else user.password)
+        while user is not None:  # it must not have changed meanwhile: the hashing took a while, and loading may
+            changes, before = self._changes, user
+            user = await self._db.aexecute(LoadUser(name))
+            if user == before and changes == self._changes:
+                break
+            if user != before:
+                right = await self.offload(passwords.matches, password, None if user is None else user.password)
         if user is None or not right or user.disabled:
             record_outcome(name[:64], "login", "", "WRONG_PASSWORD" if not right else "USER_DISABLED", peer=peer)
             raise _wrong_password()
@@ -330,7 +333,8 @@ class Authenticator:
 
     def _on_changed(self, changes: list[Any]) -> None:
         """Remove these users from the cache. A password that is still the user's stays, with the rights that the user
-        has now: verifying it again takes long, and requests that wait must be checked at once."""
+        has now: verifying it again takes long, and requests that wait must be checked at once. It does not where the
+        loop would wait for a database on another machine."""
         self._changes += 1
         users: dict[str, User | None] = {}
         if MISSED in changes:  # any user may have changed
@@ -339,7 +343,8 @@ class Authenticator:
         for change in changes:
             with suppress(Error):
                 users[change.name] = None
-                users[change.name] = self._db.execute(LoadUser(change.name))
+                if not self._db.blocking:
+                    users[change.name] = self._db.execute(LoadUser(change.name))
         for digest, found in [each for each in self._remembered.items() if each[1].principal.name in users]:
             user = users[found.principal.name]
             if user is None or user.disabled or user.generation != found.generation:
@@ -367,7 +372,7 @@ def outside_role(payload: Mapping[str, Any], issuer: IssuerConfig) -> str:
     given = _claim(payload, issuer.role_claim)
     words = given if isinstance(given, list) else [given]
     known = {issuer.roles.get(word) if issuer.roles else word for word in words if isinstance(word, str)}
-    for role in ("dba", "service", "user"):
+    for role in ("dba", "service", "user", "reader"):
         if role in known:
             return role
     if issuer.default_role is None:

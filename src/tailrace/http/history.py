@@ -22,6 +22,7 @@ from tailrace.http.listings import whole_number
 from tailrace.http.message import Request, Response
 from tailrace.http.tables import ChangeMessage, Convert, plain, typed
 from tailrace.jobs.tracing import KeptEntry, TracedJob, TracedMessage, WriteTrace, trace_write
+from tailrace.tables.change import ChangeRecord
 from tailrace.tables.history import ItemHistory, ItemVersion, PastItems, item_history
 from tailrace.tables.history import past_items as read_past_items
 
@@ -77,8 +78,10 @@ class MessageGroupResponse(msgspec.Struct):
     group_id: str
     state: str  # waiting, in_flight or acknowledged
     attempt: int
-    consumer_id: str | None
+    consumer_id: str | None  # that holds it, or has acknowledged it
     until: str | None
+    acknowledged_at: str | None  # if that is still on record
+    acknowledged_by: str | None
 
 
 class TracedMessageResponse(msgspec.Struct):
@@ -92,6 +95,15 @@ class TracedMessageResponse(msgspec.Struct):
     groups: list[MessageGroupResponse]
 
 
+class MovedRowsResponse(msgspec.Struct):
+    """The rows of a view that changed by the batch with the write; `alone`: that batch had no other change."""
+
+    at: str
+    alone: bool
+    rows: list[ChangeMessage]
+    more: bool
+
+
 class TracedJobResponse(msgspec.Struct):
     name: str
     kind: str
@@ -99,6 +111,7 @@ class TracedJobResponse(msgspec.Struct):
     position: int
     applied: bool
     updated_at: str
+    moved: MovedRowsResponse | None
 
 
 class WriteResponse(msgspec.Struct):
@@ -221,21 +234,7 @@ def _past(found: PastItems, convert: Convert) -> PastItemsResponse:
 
 def _trace(db: Database, found: WriteTrace, convert: Convert) -> WriteResponse:
     first = found.records[0]
-    records = [
-        ChangeMessage(
-            each.sequence,
-            each.index,
-            each.last,
-            each.event,
-            found.table,
-            convert(each.keys),
-            None if each.old is None else convert(each.old),
-            None if each.new is None else convert(each.new),
-            rfc3339(each.at_ms),
-            each.by,
-        )
-        for each in found.records
-    ]
+    records = [_change(found.table, each, convert) for each in found.records]
     return WriteResponse(
         found.table,
         found.sequence,
@@ -244,7 +243,7 @@ def _trace(db: Database, found: WriteTrace, convert: Convert) -> WriteResponse:
         records,
         _kept(db, found.kept),
         [_message(db, each) for each in found.messages],
-        [_job(each) for each in found.jobs],
+        [_job(each, convert) for each in found.jobs],
         found.complete,
     )
 
@@ -257,6 +256,8 @@ def _message(db: Database, found: TracedMessage) -> TracedMessageResponse:
             each.attempt,
             each.consumer,
             None if each.until_ms is None else rfc3339(each.until_ms),
+            None if each.acked_ms is None else rfc3339(each.acked_ms),
+            each.by,
         )
         for each in found.groups
     ]
@@ -272,9 +273,28 @@ def _message(db: Database, found: TracedMessage) -> TracedMessageResponse:
     )
 
 
-def _job(found: TracedJob) -> TracedJobResponse:
+def _job(found: TracedJob, convert: Convert) -> TracedJobResponse:
+    moved = None
+    if found.moved is not None:
+        rows = [_change(found.name, each, convert) for each in found.moved.records]
+        moved = MovedRowsResponse(rfc3339(found.moved.at_ms), found.moved.alone, rows, found.moved.more)
     return TracedJobResponse(
-        found.name, found.kind, found.state, found.position, found.applied, rfc3339(found.updated_ms)
+        found.name, found.kind, found.state, found.position, found.applied, rfc3339(found.updated_ms), moved
+    )
+
+
+def _change(table: str, found: ChangeRecord, convert: Convert) -> ChangeMessage:
+    return ChangeMessage(
+        found.sequence,
+        found.index,
+        found.last,
+        found.event,
+        table,
+        convert(found.keys),
+        None if found.old is None else convert(found.old),
+        None if found.new is None else convert(found.new),
+        rfc3339(found.at_ms),
+        found.by,
     )
 
 

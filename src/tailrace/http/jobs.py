@@ -9,8 +9,8 @@ import msgspec
 from tailrace.errors import Invalid
 from tailrace.http.codec import LogNumber, Position, by_log, json_body, json_response, rfc3339
 from tailrace.http.message import Request, Response
-from tailrace.jobs.commands import DropJob, PinPositions, Registered, RegisterJob, ReportJob
-from tailrace.jobs.job import Job
+from tailrace.jobs.commands import DropJob, PauseJob, PinPositions, Registered, RegisterJob, ReportJob, ResumeJob
+from tailrace.jobs.job import Job, JobPause
 from tailrace.jobs.queries import GetJob, JobStatus, ListJobs
 
 
@@ -43,6 +43,9 @@ class JobResponse(msgspec.Struct, kw_only=True):
     positions: dict[str, int]  # by log
     created_at: str
     updated_at: str
+    paused: bool
+    paused_at: str | None
+    paused_by: str | None
     lag: int | msgspec.UnsetType | None = msgspec.UNSET  # only in lists; null: its logs are not here
 
 
@@ -64,7 +67,7 @@ def parse_list(request: Request) -> ListJobs:
 
 
 def render_list(request: Request, found: list[JobStatus]) -> Response:
-    return json_response(JobsResponse([_shown(each.job, each.positions, each.lag) for each in found]))
+    return json_response(JobsResponse([_shown(each.job, each.positions, each.pause, each.lag) for each in found]))
 
 
 def parse_get(request: Request, name: str) -> GetJob:
@@ -72,7 +75,7 @@ def parse_get(request: Request, name: str) -> GetJob:
 
 
 def render_job(request: Request, found: Registered) -> Response:
-    return json_response(_shown(found.job, found.positions))
+    return json_response(_shown(found.job, found.positions, found.pause))
 
 
 def parse_register(request: Request, name: str) -> RegisterJob:
@@ -93,6 +96,14 @@ def parse_report(request: Request, name: str) -> ReportJob:
     return ReportJob(name, body.state, body.rows, body.message)
 
 
+def parse_pause(request: Request, name: str) -> PauseJob:
+    return PauseJob(name)
+
+
+def parse_resume(request: Request, name: str) -> ResumeJob:
+    return ResumeJob(name)
+
+
 def parse_pin(request: Request, name: str) -> PinPositions:
     return PinPositions(name, json_body(request, _pin).positions)
 
@@ -101,7 +112,9 @@ def render_positions(request: Request, positions: dict[int, int]) -> Response:
     return json_response(PositionsResponse(by_log(positions)))
 
 
-def _shown(job: Job, positions: dict[int, int], lag: int | msgspec.UnsetType | None = msgspec.UNSET) -> JobResponse:
+def _shown(
+    job: Job, positions: dict[int, int], pause: JobPause | None, lag: int | msgspec.UnsetType | None = msgspec.UNSET
+) -> JobResponse:
     return JobResponse(
         name=job.name,
         kind=job.kind,
@@ -114,5 +127,8 @@ def _shown(job: Job, positions: dict[int, int], lag: int | msgspec.UnsetType | N
         positions=by_log(positions),
         created_at=rfc3339(job.created_ms),
         updated_at=rfc3339(job.updated_ms),
+        paused=pause is not None,
+        paused_at=None if pause is None else rfc3339(pause.at_ms),
+        paused_by=None if pause is None else pause.by,
         lag=lag,
     )

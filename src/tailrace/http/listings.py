@@ -91,6 +91,7 @@ class ListedRoute(msgspec.Struct):
     payload_mode: str
     filter: str | None
     partition_by: str | None
+    name: str | None
 
 
 class ListedTable(msgspec.Struct):
@@ -203,6 +204,7 @@ def _table(found: RoutedTable) -> ListedTable:
             MODES[each.route.mode],
             each.route.filter,
             each.route.partition_by,
+            each.route.name,
         )
         for each in found.routes
     ]

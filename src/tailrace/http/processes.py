@@ -55,6 +55,7 @@ def run(main: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]], places
     sys.setswitchinterval(serve.SWITCH_INTERVAL_S)
     gc.set_threshold(*serve.GC_THRESHOLDS)
     gc.freeze()
+    serve.keep_freed_memory()
     try:
         uvloop.run(_until_stopped(main, places))
     except Error as error:

@@ -13,6 +13,7 @@ from tailrace.access import Permission, Principal
 from tailrace.http import (
     audit,
     bulk,
+    cluster,
     codec,
     cold,
     consume,
@@ -305,6 +306,11 @@ ROUTES: Final[tuple[Route, ...]] = (
         response=topics.TopicDetailResponse,
     ),
     _row(
+        "GET", "/v1/topics/{name}/acknowledgements", "List the last acknowledgements of a group: who, and when.",
+        "topics", answer=topics.acknowledgements, permissions=CONSUME, types=ANY_TYPE, query=topics.ACKS_PARAMETERS,
+        response=topics.AcksResponse,
+    ),
+    _row(
         "POST", "/v1/topics/{name}", "Publish the body as one message.", "topics",
         parse=topics.parse_publish_raw, render=topics.render_published_raw, count=topics.count_published,
         permissions=WRITE, types=ANY_TYPE, query=topics.PUBLISH_PARAMETERS, body=BYTES, status=204, more=(200,),
@@ -396,6 +402,14 @@ ROUTES: Final[tuple[Route, ...]] = (
         "POST", "/v1/jobs/{name}/report", "Report the state of a job.", "pipeline",
         parse=jobs.parse_report, render=jobs.render_job, permissions=JOBS, body=jobs.ReportJobBody,
         response=jobs.JobResponse,
+    ),
+    _row(
+        "POST", "/v1/jobs/{name}/pause", "Pause a job, until it is resumed.", "pipeline",
+        parse=jobs.parse_pause, render=jobs.render_job, permissions=JOBS, response=jobs.JobResponse,
+    ),
+    _row(
+        "POST", "/v1/jobs/{name}/resume", "Resume a paused job.", "pipeline",
+        parse=jobs.parse_resume, render=jobs.render_job, permissions=JOBS, response=jobs.JobResponse,
     ),
     _row(
         "POST", "/v1/jobs/{name}/pin", "Set the positions where a job begins, unless they are set.", "pipeline",
@@ -538,6 +552,14 @@ ROUTES: Final[tuple[Route, ...]] = (
     _row(
         "GET", "/readyz", "Check that the server accepts writes; 503 if it does not.", "server",
         answer=system.get_ready, access=OPEN, query=None, response=system.StatusResponse,
+    ),
+    _row(
+        "GET", "/v1/cluster", "List the servers over this database: which one leads, and how far others are behind.",
+        "inspection", answer=cluster.get_cluster, permissions=READ, response=cluster.ClusterResponse,
+    ),
+    _row(
+        "POST", "/v1/cluster/step-down", "Let another server of the cluster lead.", "inspection",
+        answer=cluster.step_down, permissions=ADMIN, response=cluster.ClusterResponse,
     ),
     _row(
         "GET", "/v1/status", "Describe the server: health, rates, latencies, sizes, groups that lag.", "inspection",

@@ -9,6 +9,7 @@ from tailrace.config import Config
 from tailrace.database import Database
 from tailrace.http.authentication import Authenticator
 from tailrace.http.bulk import ArrowLoader
+from tailrace.http.cluster import ClusterView
 from tailrace.http.consumers import ConsumerQueues
 from tailrace.http.dynamodb.handler import DynamoHandler
 from tailrace.http.dynamodb.offload import OffloadPool
@@ -27,6 +28,7 @@ class Services:
         self.db = db
         self.config = config
         self.connections: Callable[[], int | None] = lambda: None  # how many are open; set by a server of our own
+        self.cluster: ClusterView | None = None  # of which this server is one
         self.samples = Samples(db, config.data, lambda: self.connections())
         self.live = LiveReads(db.tail, db.clock, db.metrics, recycle_s=config.sse_recycle_s)
         self.authenticator = Authenticator(db, config)

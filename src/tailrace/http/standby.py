@@ -123,7 +123,7 @@ async def _serve(
             on_up(standby)
         if engine.lease.lost is not None or engine.lease.asked:  # before anybody listened
             ended.set()
-        await _first(stop, ended)
+        await first(stop, ended)
         if engine.lease.asked:
             candidate.rest()
         if ended.is_set():
@@ -148,7 +148,7 @@ def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
         logger.debug("the lease ended after the server")
 
 
-async def _first(*events: asyncio.Event) -> None:
+async def first(*events: asyncio.Event) -> None:
     tasks = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -159,10 +159,15 @@ async def _first(*events: asyncio.Event) -> None:
 
 def bind(config: Config) -> socket.socket:
     """The socket of the server, which it keeps whether it leads or waits."""
+    return bind_to(config.host, config.port)
+
+
+def bind_to(host: str, port: int) -> socket.socket:
+    """A socket that listens."""
     try:
-        family = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0][0]
-        found = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        found = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise Invalid(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from error
+        raise Invalid(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
     found.setblocking(False)
     return found

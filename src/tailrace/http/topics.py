@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Raw
 
 from tailrace import limits
+from tailrace.access import Principal
 from tailrace.errors import Invalid
 from tailrace.http.codec import (
     Position,
@@ -19,17 +21,31 @@ from tailrace.http.codec import (
     rfc3339,
     sends_msgpack,
 )
+from tailrace.http.listings import whole_number
 from tailrace.http.message import Headers, Request, Response
 from tailrace.http.streams import producer_claim
 from tailrace.metrics import Metrics
 from tailrace.streams import json_mode
 from tailrace.streams.producer import ProducerClaim
 from tailrace.topics.commands import Outgoing, Publish, PublishedMessages
-from tailrace.topics.queries import DescribeTopic, GroupInfo, ListTopics, PartitionInfo, RouteInfo, TopicDescription
+from tailrace.topics.queries import (
+    DescribeTopic,
+    GroupInfo,
+    ListAcks,
+    ListTopics,
+    PartitionInfo,
+    RouteInfo,
+    TopicDescription,
+)
 from tailrace.topics.topic import MODES, Topic
+
+if TYPE_CHECKING:
+    from tailrace.http.services import Services
 
 PUBLISH_BODY_BYTES_MAX: Final = 4 * limits.MiB  # of several messages, parsed in one go; more is 413
 PUBLISH_PARAMETERS: Final = ("key", "partition")
+ACKS_PARAMETERS: Final = ("group", "partition", "limit")
+ACKS_LISTED: Final = 100
 _MESSAGE: Final = re.compile(r"\$\.messages\[([0-9]+)\]")
 
 
@@ -127,6 +143,23 @@ class GroupResponse(msgspec.Struct, kw_only=True):
     consumers: list[str]
     created_at: str
     updated_at: str
+    oldest_at: str | None  # when the first message of the lag was written; null: there is none, or it is cold
+
+
+class RecordedAckResponse(msgspec.Struct):
+    """Messages that a consumer has acknowledged: offsets from `first_offset` up to and including `last_offset`."""
+
+    partition_id: int
+    first_offset: int
+    last_offset: int
+    at: str
+    consumer_id: str
+    by: str
+
+
+class AcksResponse(msgspec.Struct):
+    group_id: str
+    acknowledgements: list[RecordedAckResponse]  # the newest first
 
 
 class RouteResponse(msgspec.Struct, kw_only=True):
@@ -311,6 +344,26 @@ def render_described(request: Request, found: TopicDescription) -> Response:
     )
 
 
+async def acknowledgements(services: Services, request: Request, principal: Principal, name: str) -> Response:
+    """Who has acknowledged messages of a topic as a member of a group, and when."""
+    given = parameters_of(request)
+    group = given.get("group", "")
+    if not group:
+        raise Invalid("name the group: group=workers")
+    partition = whole_number(given, "partition", 0, 0, limits.PARTITIONS_MAX) if "partition" in given else None
+    limit = whole_number(given, "limit", ACKS_LISTED, 1, limits.ACKS_LISTED_MAX)
+    query = ListAcks(name, group, partition, limit)
+    found = await asyncio.to_thread(services.db.execute, query, principal)
+    shown = [
+        RecordedAckResponse(
+            each.partition, each.range.first, each.range.end - 1, rfc3339(each.range.at_ms), each.range.consumer,
+            each.range.by,
+        )
+        for each in found
+    ]  # fmt: skip
+    return json_response(AcksResponse(group, shown))
+
+
 def _facts(topic: Topic, dead_letter: str | None) -> dict[str, Any]:
     return {
         "topic_id": str(topic.id),
@@ -345,6 +398,7 @@ def _group(info: GroupInfo) -> GroupResponse:
         consumers=info.consumers,
         created_at=rfc3339(info.created_ms),
         updated_at=rfc3339(info.updated_ms),
+        oldest_at=None if info.oldest_ms is None else rfc3339(info.oldest_ms),
     )
 
 

@@ -16,7 +16,7 @@ from tailrace import failpoints, limits
 from tailrace.access import Permission
 from tailrace.command import Command
 from tailrace.errors import Conflict, Invalid, TooLarge
-from tailrace.jobs import fence, partials, stage
+from tailrace.jobs import batches, fence, partials, stage
 from tailrace.jobs.commands import bodies, check_target, remove
 from tailrace.jobs.job import positions
 from tailrace.jobs.stage import STAGES, TABLE, Target
@@ -26,6 +26,7 @@ from tailrace.log import cold
 from tailrace.log import log as logs
 from tailrace.log.entry import LOGS
 from tailrace.storage.engine import Tx
+from tailrace.tables.change_stream import last_sequence
 from tailrace.tables.definition import Definition
 from tailrace.topics.topic import TOPIC_NAMES
 
@@ -86,6 +87,7 @@ class ApplyView(ViewCommand, frozen=True):
             for log, (start, end) in self.ranges.items():
                 _check_end(tx, log, start, end)
             failpoints.hit("views.fenced")
+            before = last_sequence(tx)
             rows = write_stages(tx, self.name, self.stages)
             if rows > limits.VIEW_ROWS_MAX:
                 raise TooLarge(
@@ -93,6 +95,7 @@ class ApplyView(ViewCommand, frozen=True):
                     code="VIEW_BATCH_TOO_LARGE",
                 )
             failpoints.hit("views.written")
+            batches.note(tx, self.name, self.ranges, before, last_sequence(tx))
             changed(tx, job, view, rows=self.records)
         else:
             drop_stages(tx, self.name, self.stages)

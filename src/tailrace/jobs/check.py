@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tailrace import limits
+from tailrace.jobs.batches import VIEW_BATCHES
 from tailrace.jobs.commands import OWN_PACE
-from tailrace.jobs.job import JOB_POSITIONS, JOBS, STATES
+from tailrace.jobs.job import JOB_POSITIONS, JOBS, PAUSED_JOBS, STATES
 from tailrace.jobs.stage import KINDS, STAGE_CHUNKS, STAGES, StagedTotals, staged_totals
 from tailrace.log.cold import COLD_RANGES, COLD_TABLES
 from tailrace.log.entry import LOGS
@@ -24,6 +25,11 @@ def _check_positions(reader: Reader) -> Iterator[str]:
     for job in jobs.values():
         if job.state not in STATES:
             yield f"job {job.name!r}: its state is {job.state!r}"
+    for pause in reader.scan(PAUSED_JOBS):
+        if pause.name not in jobs:
+            yield f"job {pause.name!r} is paused, and does not exist"
+    for view in {view for (view,) in reader.values(VIEW_BATCHES, "view")} - jobs.keys():
+        yield f"batches of view {view!r}, which does not exist"
     for row in list(reader.scan(JOB_POSITIONS)):
         if row.job not in jobs:
             yield f"positions of job {row.job!r}, which does not exist"

@@ -20,15 +20,18 @@ from tailrace.jobs.fence import CONSUMER, Ranges
 from tailrace.jobs.job import (
     JOB_POSITIONS,
     JOBS,
+    PAUSED_JOBS,
     REGISTERED,
     STATES,
     Job,
+    JobPause,
     JobPosition,
     check_name,
     check_text,
     find,
     positions,
 )
+from tailrace.jobs.job import remove as remove_job
 from tailrace.jobs.stage import (
     SINKS,
     STAGE_CHUNKS,
@@ -41,7 +44,7 @@ from tailrace.jobs.stage import (
     Target,
 )
 from tailrace.jobs.target import ResolvedTarget, resolve, write
-from tailrace.storage.engine import Tx
+from tailrace.storage.engine import Reader, Tx
 from tailrace.tables.definition import Definition
 from tailrace.tables.write import EncodedWrite, do_each
 
@@ -49,10 +52,16 @@ OWN_PACE = ("view", "tier")  # kinds of jobs whose positions move only with the 
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """A job and its positions."""
+    """A job, its positions, and whether it is paused."""
 
     job: Job
     positions: dict[int, int]
+    pause: JobPause | None = None
+
+
+def registered(reader: Reader | Tx, job: Job) -> Registered:
+    """The job with what belongs to it."""
+    return Registered(job, positions(reader, job.name), reader.get(PAUSED_JOBS, job.name))
 
 
 class RegisterJob(Command[Registered], frozen=True):
@@ -85,7 +94,7 @@ class RegisterJob(Command[Registered], frozen=True):
         elif before.kind != CONSUMER:
             same = (before.kind, before.source, before.target, before.definition)
             if same == (self.kind, self.source, self.target, self.definition):
-                return Registered(before, positions(tx, self.name))
+                return registered(tx, before)
             what = f"is a {before.kind}" if before.kind != self.kind else "has another source, target or definition"
             raise Conflict(
                 f"there is a job {self.name!r} already, and it {what}; drop it first, or use another name",
@@ -96,7 +105,7 @@ class RegisterJob(Command[Registered], frozen=True):
             self.name, self.kind, self.source, self.target, REGISTERED, "", self.definition, 0, created_ms, tx.now_ms
         )
         tx.put(JOBS, job)
-        return Registered(job, positions(tx, self.name))
+        return registered(tx, job)
 
 
 class ReportJob(Command[Registered], frozen=True):
@@ -120,7 +129,7 @@ class ReportJob(Command[Registered], frozen=True):
         message = job.message if self.message is None else check_text(self.message, "the message")
         job = msgspec.structs.replace(job, state=self.state, rows=rows, message=message, updated_ms=tx.now_ms)
         tx.put(JOBS, job)
-        return Registered(job, positions(tx, self.name))
+        return registered(tx, job)
 
 
 class DropJob(Command[None], frozen=True):
@@ -134,9 +143,47 @@ class DropJob(Command[None], frozen=True):
 
     def run(self, tx: Tx) -> None:
         check_no_view(find(tx, self.name), "is dropped with its tables")
-        tx.delete(JOBS, self.name)
-        for log in positions(tx, self.name):
-            tx.delete(JOB_POSITIONS, self.name, log)
+        remove_job(tx, self.name)
+
+
+class PauseJob(Command[Registered], frozen=True):
+    """Pause a job, until `ResumeJob`: the program that runs it finishes its batch, and then does no work for it.
+    Without effect on a job that is paused. A consumer cannot be paused: it is a program of which the server knows
+    nothing else."""
+
+    permission = Permission.JOBS
+    subject = ("jobs", "name")
+
+    name: str
+
+    def run(self, tx: Tx) -> Registered:
+        job = find(tx, self.name)
+        if job.kind == CONSUMER:
+            raise Conflict(
+                f"{self.name!r} is a consumer, which is run by a program of yours: pause that instead",
+                code="NOT_PAUSABLE",
+            )
+        pause = tx.get(PAUSED_JOBS, self.name)
+        if pause is None:
+            pause = JobPause(self.name, tx.now_ms, tx.by)
+            tx.put(PAUSED_JOBS, pause)
+        return Registered(job, positions(tx, self.name), pause)
+
+
+class ResumeJob(Command[Registered], frozen=True):
+    """Let a paused job work again, from where it was. Without effect on a job that is not paused."""
+
+    freeing = True
+    permission = Permission.JOBS
+    subject = ("jobs", "name")
+
+    name: str
+
+    def run(self, tx: Tx) -> Registered:
+        job = find(tx, self.name)
+        if tx.get(PAUSED_JOBS, self.name) is not None:
+            tx.delete(PAUSED_JOBS, self.name)
+        return Registered(job, positions(tx, self.name))
 
 
 class PinPositions(Command[dict[int, int]], frozen=True):

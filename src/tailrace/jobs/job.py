@@ -19,7 +19,8 @@ REGISTERED: Final = "registered"  # it has not run yet
 RUNNING: Final = "running"
 STOPPED: Final = "stopped"
 FAILED: Final = "failed"
-STATES: Final = (REGISTERED, RUNNING, STOPPED, FAILED)
+PAUSED: Final = "paused"  # the program that runs it holds it, as it was asked to
+STATES: Final = (REGISTERED, RUNNING, STOPPED, FAILED, PAUSED)
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -40,6 +41,14 @@ class Job(msgspec.Struct, frozen=True):
         return found
 
 
+class JobPause(msgspec.Struct, frozen=True):
+    """That a job is paused: the program that runs it, now or later, does no work for it."""
+
+    name: str
+    at_ms: int
+    by: str
+
+
 class JobPosition(msgspec.Struct, frozen=True, gc=False):
     """The position up to which a job has applied a log."""
 
@@ -49,6 +58,7 @@ class JobPosition(msgspec.Struct, frozen=True, gc=False):
 
 
 JOBS = StorageTable("jobs", Job, key=("name",), cached=True)
+PAUSED_JOBS = StorageTable("paused_jobs", JobPause, key=("name",), cached=True)
 JOB_POSITIONS = StorageTable("job_positions", JobPosition, key=("job", "log"))
 
 
@@ -65,6 +75,15 @@ def find(reader: Reader | Tx, name: str) -> Job:
 def positions(reader: Reader | Tx, job: str) -> dict[int, int]:
     """The positions of a job, by log."""
     return {row.log: row.position for row in reader.scan(JOB_POSITIONS, job)}
+
+
+def remove(tx: Tx, name: str) -> None:
+    """Remove a job with its positions."""
+    for log in positions(tx, name):
+        tx.delete(JOB_POSITIONS, name, log)
+    if tx.get(PAUSED_JOBS, name) is not None:
+        tx.delete(PAUSED_JOBS, name)
+    tx.delete(JOBS, name)
 
 
 def check_name(name: str, what: str = "a job") -> str:

@@ -6,9 +6,9 @@ import msgspec
 
 from tailrace.access import Permission
 from tailrace.command import Query
-from tailrace.jobs.commands import Registered
+from tailrace.jobs.commands import Registered, registered
 from tailrace.jobs.fence import CONSUMER
-from tailrace.jobs.job import JOBS, Job, find, positions
+from tailrace.jobs.job import JOBS, PAUSED_JOBS, Job, JobPause, find, positions
 from tailrace.jobs.stage import STAGES, Target
 from tailrace.jobs.target import ResolvedTarget, resolve
 from tailrace.log.cold import COLD_RANGES, COLD_TABLES, ColdRange, ColdTable
@@ -25,6 +25,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     job: Job
     positions: dict[int, int]
     lag: int | None  # positions it is behind; None: its logs are not in this database
+    pause: JobPause | None = None
 
 
 class GetJob(Query[Registered], frozen=True):
@@ -33,7 +34,7 @@ class GetJob(Query[Registered], frozen=True):
     name: str
 
     def run(self, reader: Reader) -> Registered:
-        return Registered(find(reader, self.name), positions(reader, self.name))
+        return registered(reader, find(reader, self.name))
 
 
 class ListJobs(Query[list[JobStatus]], frozen=True):
@@ -43,20 +44,21 @@ class ListJobs(Query[list[JobStatus]], frozen=True):
         tiers: dict[str, dict[int, int]] = {}
         for tier in list(reader.scan(COLD_RANGES)):
             tiers.setdefault(tier.place, {})[tier.log] = tier.tiered
-        return [_progress(reader, job, tiers) for job in list(reader.scan(JOBS))]
+        pauses = {pause.name: pause for pause in reader.scan(PAUSED_JOBS)}
+        return [_progress(reader, job, tiers, pauses.get(job.name)) for job in list(reader.scan(JOBS))]
 
 
-def _progress(reader: Reader, job: Job, tiers: dict[str, dict[int, int]]) -> JobStatus:
+def _progress(reader: Reader, job: Job, tiers: dict[str, dict[int, int]], pause: JobPause | None) -> JobStatus:
     at = positions(reader, job.name)
     if job.kind == TIER and not at:
         at = tiers.get(job.name.removeprefix(f"{TIER}/"), {})  # the job is named after its Delta table
     if job.kind == CONSUMER or not at:
-        return JobStatus(job, at, None)  # a consumer may follow the logs of another server
+        return JobStatus(job, at, None, pause)  # a consumer may follow the logs of another server
     lag = 0
     for log, position in at.items():
         row = reader.get(LOGS, log)
         lag += 0 if row is None else max(0, row.next - position)
-    return JobStatus(job, at, lag)
+    return JobStatus(job, at, lag, pause)
 
 
 class FindStage(Query[Target | None], frozen=True):

@@ -1,9 +1,9 @@
 """The trace of a write: its change record, its messages, who has them, the views that have applied it, its files.
 
-Nothing is stored for it. A message has the sequence of the transaction that caused it and the time of its commit; the
-messages of a sequence are searched from that time on, in the topics that the table has routes to now. A job has applied
-a change when its position in the table's log is behind it. Each partition is searched by a query of its own: it may
-have to be fetched from cold storage.
+Nothing is stored for it, but for who has acknowledged messages lately (`topics/consumption.py`). A message has the
+sequence of the transaction that caused it and the time of its commit; the messages of a sequence are searched from that
+time on, in the topics that the table has routes to now. A job has applied a change when its position in the table's log
+is behind it. Each partition is searched by a query of its own: it may have to be fetched from cold storage.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ from tailrace import limits
 from tailrace.access import Access
 from tailrace.command import Query
 from tailrace.errors import NotFound
+from tailrace.jobs import batches
 from tailrace.jobs.job import JOB_POSITIONS, JOBS
 from tailrace.jobs.view import KIND
 from tailrace.log import cold, segments
 from tailrace.log.cold import ColdRange
-from tailrace.log.entry import Entry, Log
+from tailrace.log.entry import LOGS, Entry, Log
 from tailrace.storage.engine import Reader
 from tailrace.tables import change, value
 from tailrace.tables import key as keys
 from tailrace.tables.change import ChangeRecord
 from tailrace.tables.change_reading import entries_from, position_after
 from tailrace.tables.change_stream import find_stream, log_of
-from tailrace.tables.definition import Definition, find
+from tailrace.tables.definition import TABLES, Definition, decoded, find
 from tailrace.tables.history import key_from_json
 from tailrace.tables.value import Item
 from tailrace.topics import group as rules
 from tailrace.topics.consuming import resolved
+from tailrace.topics.consumption import AckRange, acknowledgements
 from tailrace.topics.group import TIMESTAMP, GroupProgress, StartPoint
 from tailrace.topics.topic import GROUPS, MODES, OPERATIONS, TOPICS, Envelope, Topic, opened, partition_log, read
 
@@ -60,8 +62,10 @@ class GroupState(msgspec.Struct, frozen=True):
     group: str
     state: str
     attempt: int  # deliveries so far, of a message that is not acknowledged
-    consumer: str | None  # that holds it
+    consumer: str | None  # that holds it, or has acknowledged it
     until_ms: int | None  # the end of the lease, or of the delay
+    acked_ms: int | None = None  # when it was acknowledged, if that is still on record
+    by: str | None = None  # and by which principal
 
 
 class TracedMessage(msgspec.Struct, frozen=True):
@@ -75,6 +79,16 @@ class TracedMessage(msgspec.Struct, frozen=True):
     groups: list[GroupState]
 
 
+class MovedRows(msgspec.Struct, frozen=True):
+    """The rows of a view that changed by the batch with a write. `alone`: no other change was in the batch, so that
+    they have all changed by this one."""
+
+    at_ms: int
+    alone: bool
+    records: list[ChangeRecord]  # TRACED_VIEW_ROWS at most
+    more: bool
+
+
 class TracedJob(msgspec.Struct, frozen=True):
     """A job that reads the table's changes; `applied`: also this one."""
 
@@ -84,6 +98,7 @@ class TracedJob(msgspec.Struct, frozen=True):
     position: int
     applied: bool
     updated_ms: int
+    moved: MovedRows | None = None  # of a view, if the batch that applied the change is still on record
 
 
 class TracedRecord(msgspec.Struct, frozen=True):
@@ -155,7 +170,8 @@ class TraceRecord(Query[TracedRecord], frozen=True):
             at = reader.get(JOB_POSITIONS, job.name, log.id)
             if at is not None and self._shows(f"tables/{job.name}" if job.kind == KIND else f"jobs/{job.name}"):
                 applied = at.position > self.sequence
-                yield TracedJob(job.name, job.kind, job.state, at.position, applied, job.updated_ms)
+                moved = _moved(reader, job.name, log, self.sequence) if applied and job.kind == KIND else None
+                yield TracedJob(job.name, job.kind, job.state, at.position, applied, job.updated_ms, moved)
 
     def _shows(self, subject: str) -> bool:
         return self.access is None or self.access.covers(subject)
@@ -213,6 +229,28 @@ def _records(definition: Definition, entry: Entry, key: Item | None) -> list[Cha
     return found
 
 
+def _moved(reader: Reader, view: str, log: Log, sequence: int) -> MovedRows | None:
+    """The rows of a view that changed by the batch with this change of a source."""
+    batch = batches.find(reader, view, log.id, sequence)
+    row = reader.get(TABLES, view)
+    stream = None if row is None else decoded(row).stream
+    if batch is None or stream is None:
+        return None
+    began = max(batch.began, cold.earliest(reader, log))
+    followed = [entry for entry, _ in zip(entries_from(reader, log, began), range(2), strict=False)]
+    alone = len(followed) < 2 or followed[1].position >= batch.ended
+    target = reader.get(LOGS, stream.log)
+    found: list[ChangeRecord] = []
+    if target is None or batch.first > batch.last or batch.last < cold.earliest(reader, target):
+        return MovedRows(batch.at_ms, alone, found, False)
+    definition = find(reader, view)
+    for entry in entries_from(reader, target, max(batch.first, cold.earliest(reader, target))):
+        if entry.next - 1 > batch.last or len(found) > limits.TRACED_VIEW_ROWS:
+            break
+        found += _records(definition, entry, None)
+    return MovedRows(batch.at_ms, alone, found[: limits.TRACED_VIEW_ROWS], len(found) > limits.TRACED_VIEW_ROWS)
+
+
 def kept_entry(reader: Reader, log: Log, position: int) -> KeptEntry:
     tier = cold.tier_of(reader, log.id)
     inside = tier is not None and tier.start <= position < tier.tiered
@@ -235,11 +273,13 @@ class MessageSearch:
         mine = list(self._search(reader, log))
         groups = list(reader.scan(GROUPS, log.id)) if mine else []
         start, now_ms, found = cold.earliest(reader, log), reader.now_ms, []
+        acks = {row.name: list(acknowledgements(reader, log.id, row.name)) for row in groups}
         for at, at_ms, envelope in mine:
             states = []
             for row in groups:
                 progress = GroupProgress(row.cursor, rules.unpacked(row.ranges))
-                states.append(_state(row.name, rules.overtaken(progress, start, now_ms)[0], at, now_ms))
+                state = _state(row.name, rules.overtaken(progress, start, now_ms)[0], at, now_ms)
+                states.append(_consumed(state, acks[row.name], at))
             kept = kept_entry(reader, log, at)
             operation, mode = OPERATIONS[envelope.operation], MODES[envelope.mode]
             found.append(TracedMessage(topic.name, partition, at, at_ms, operation, mode, kept, states))
@@ -278,6 +318,15 @@ class MessageSearch:
 def _same_json(found: Any) -> bytes:
     """The JSON of a value, read and written once, so that equal values are equal bytes."""
     return msgspec.json.encode(msgspec.json.decode(msgspec.json.encode(found)))
+
+
+def _consumed(state: GroupState, acks: list[AckRange], offset: int) -> GroupState:
+    """The state, with who has acknowledged the message last: also before a reset of the group."""
+    found = next((each for each in acks if each.first <= offset < each.end), None)
+    if found is None:
+        return state
+    consumer = found.consumer if state.consumer is None else state.consumer
+    return msgspec.structs.replace(state, acked_ms=found.at_ms, by=found.by, consumer=consumer)
 
 
 def _state(group: str, progress: GroupProgress, offset: int, now_ms: int) -> GroupState:

@@ -21,8 +21,8 @@ from tailrace import limits
 from tailrace.access import Permission
 from tailrace.command import Command, Query
 from tailrace.errors import Conflict, InUse, Invalid, NotFound
-from tailrace.jobs import fence
-from tailrace.jobs.job import JOB_POSITIONS, JOBS, REGISTERED, Job, check_name, positions
+from tailrace.jobs import batches, fence
+from tailrace.jobs.job import JOB_POSITIONS, JOBS, REGISTERED, Job, check_name, positions, remove
 from tailrace.log import cold
 from tailrace.log.entry import LOGS
 from tailrace.storage.engine import Reader, Tx
@@ -417,9 +417,8 @@ class DropView(Command[bool], frozen=True):
             if self.if_exists and tx.get(JOBS, self.name) is None:
                 return False
             found(tx, self.name)
-        for log in positions(tx, self.name):
-            tx.delete(JOB_POSITIONS, self.name, log)
-        tx.delete(JOBS, self.name)
+        remove(tx, self.name)
+        batches.forget(tx, self.name)
         return True
 
 

@@ -110,18 +110,19 @@ def _tables(tree: exp.Query) -> list[exp.Table]:
 
 
 def _is_common(node: exp.Table) -> bool:
-    """Whether a table expression of an enclosing WITH has this name. Its own text names a table."""
+    """Whether a table expression of an enclosing WITH has this name. Its own text names a table, unless the WITH is
+    recursive."""
     name, inside = node.name.lower(), node.parent
     within: list[exp.Expr] = []
     while inside is not None:
         within.append(inside)
         clause = inside.args.get("with_") or inside.args.get("with")
+        recursive = clause is not None and bool(clause.args.get("recursive"))
         for each in clause.expressions if clause is not None else ():
-            if each in within and each.alias.lower() == name:
-                break
-            if each.alias.lower() == name:
+            inner = each in within
+            if each.alias.lower() == name and (recursive or not inner):
                 return True
-            if each in within:
+            if inner:
                 break  # later ones are not visible here
         inside = inside.parent
     return False

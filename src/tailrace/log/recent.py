@@ -11,12 +11,12 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
-from typing import Final
 
 from tailrace import limits
 from tailrace.log.entry import Segment
 
-SEGMENT_BYTES: Final = 500  # of memory for a segment beside its bytes
+SEGMENT_BYTES = 500  # of memory for a segment beside its bytes
+LONG_READS = 8  # of different logs, whose last segment is kept until they have come to the next one
 
 
 class RecentSegments:
@@ -26,6 +26,7 @@ class RecentSegments:
         self.bytes = 0
         self._held: OrderedDict[tuple[int, int], Segment] = OrderedDict()  # by log and position, the latest use last
         self._positions: dict[int, list[int]] = {}  # of a log, in order
+        self._last: dict[int, Segment] = {}  # that a long read of a log came across, and for which there was no room
         self._changing = threading.Lock()
         self.committed = _Committed(self)
 
@@ -36,37 +37,50 @@ class RecentSegments:
             segment = self._held.get(key)
             if segment is None:
                 positions = self._positions.get(log)
-                if positions is None:
-                    return None
-                at = bisect_right(positions, position)
+                at = 0 if positions is None else bisect_right(positions, position)
                 if not at:
-                    return None
+                    return self._last_of(log, position)
+                assert positions is not None
                 key = (log, positions[at - 1])
                 segment = self._held[key]
                 if segment.next <= position:
-                    return None
+                    return self._last_of(log, position)
             self._held.move_to_end(key)
             return segment
 
+    def _last_of(self, log: int, position: int) -> Segment | None:
+        segment = self._last.get(log)
+        return None if segment is None or not segment.position <= position < segment.next else segment
+
     def add(self, segment: Segment) -> None:
         """Keep a segment that is committed; not a huge one, which would evict all others."""
-        size = _size(segment)
-        if size > limits.RECENT_SEGMENT_BYTES_MAX:
-            return
-        key = (segment.log, segment.position)
+        self.add_each([segment])
+
+    def add_each(self, segments: list[Segment]) -> None:
+        """As `add`, for many."""
         with self._changing:
-            if key not in self._held:
-                self._insert(key, segment, size)
+            for segment in segments:
+                size = _size(segment)
+                key = (segment.log, segment.position)
+                if size <= limits.RECENT_SEGMENT_BYTES_MAX and key not in self._held:
+                    self._insert(key, segment, size)
 
     def fill(self, segment: Segment) -> None:
         """Keep a segment that a long read came across, if there is room: it must not evict what others use, and is
-        read by few again."""
+        read by few again. If there is none it is kept until the next one: a page may end within it, and the next
+        page begins with the rest."""
         size = _size(segment)
-        key = (segment.log, segment.position)
-        if self.bytes + size > limits.RECENT_BYTES or size > limits.RECENT_SEGMENT_BYTES_MAX:
+        if size > limits.RECENT_SEGMENT_BYTES_MAX:
             return
+        log = segment.log
+        key = (log, segment.position)
         with self._changing:
-            if key not in self._held:
+            if self.bytes + size > limits.RECENT_BYTES:
+                self._last.pop(log, None)
+                self._last[log] = segment
+                if len(self._last) > LONG_READS:
+                    del self._last[next(iter(self._last))]
+            elif key not in self._held:
                 self._insert(key, segment, size)
 
     def join(self, segment: Segment) -> None:
@@ -84,7 +98,14 @@ class RecentSegments:
 
     def _insert(self, key: tuple[int, int], segment: Segment, size: int) -> None:
         self._held[key] = segment
-        insort(self._positions.setdefault(segment.log, []), segment.position)
+        log, position = key
+        positions = self._positions.get(log)
+        if positions is None:
+            self._positions[log] = [position]
+        elif not positions or position > positions[-1]:  # new entries come last
+            positions.append(position)
+        else:
+            insort(positions, position)
         self.bytes += size
         while self.bytes > limits.RECENT_BYTES:
             (log, position), gone = self._held.popitem(last=False)
@@ -105,7 +126,8 @@ class _Committed:
     def add(self, segment: Segment) -> None:
         pass
 
-    fill = add
+    def fill(self, segment: Segment) -> None:
+        pass
 
 
 def _size(segment: Segment) -> int:

@@ -19,8 +19,9 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from io import BytesIO
 from itertools import accumulate, chain, islice, repeat
-from operator import ge, gt
+from operator import ge, gt, sub
 from typing import Final
 
 import msgspec
@@ -157,7 +158,7 @@ def _merged(held: list[Segment]) -> Segment:
 
 def _layout(ends: list[int], reach: list[int], lags: list[int]) -> bytes:
     timed, times = (TIMED, lags) if lags and lags[-1] else (0, [])  # they never decrease
-    if ends == reach:
+    if ends is reach or ends == reach:
         return _packed([SIZED + timed, *ends, *times])
     if reach[-1] == len(reach):
         return _packed([SINGLE + timed, *ends, *times])
@@ -211,8 +212,8 @@ def bodies(segment: Segment) -> list[bytes]:
     body = segment.body
     if segment.layout is None:
         return [body]
-    ends, _, _ = _numbers(segment.layout)
-    return list(map(body.__getitem__, map(slice, [0, *ends], ends)))
+    ends = _numbers(segment.layout)[0].tolist()
+    return list(map(BytesIO(body).read, map(sub, ends, [0, *ends])))  # twice as fast as slices
 
 
 def entries(segment: Segment) -> Iterator[Entry]:
@@ -257,11 +258,9 @@ def cut(segment: Segment, start: int, before: int, bytes_max: int, entries_max: 
         return segment
     covered = reach[first - 1] if first else 0
     later_ms = 0 if lags is None else lags[first]
-    layout = _layout(
-        [end - begun for end in ends[first:last]],
-        [end - covered for end in reach[first:last]],
-        [] if lags is None else [lag - later_ms for lag in lags[first:last]],
-    )
+    some = [end - begun for end in ends[first:last]]
+    reached = some if reach is ends else [end - covered for end in reach[first:last]]
+    layout = _layout(some, reached, [] if lags is None else [lag - later_ms for lag in lags[first:last]])
     return Segment(
         segment.log,
         segment.position + covered,
@@ -354,7 +353,15 @@ def _between(segment: Segment, start: int | None, before: int | None, reverse: b
 
 
 def _small(segment: Segment) -> bool:
-    return len(segment.body) < limits.STAGED_BYTES_MAX
+    """Whether a segment is staged, to be sealed into a larger one. That pays where its index page would be larger than
+    itself; and for streams, whose entries are sent as they are stored, also above that."""
+    size = len(segment.body)
+    if size < limits.STAGED_BYTES_MIN:
+        return True
+    if size >= limits.STAGED_BYTES_MAX:
+        return False
+    layout = segment.layout
+    return segment.next - segment.position == size if layout is None else layout[0] & ~TIMED == SIZED
 
 
 STAGED = StorageTable("staged_entries", StagedSegment, key=("id",), checked=True, names=("id", "log", "position"))

@@ -17,6 +17,9 @@ from tailrace.storage.engine import Notice
 HOUSEKEEPING: Final = -1  # a commit has left work for housekeeping
 KEYS_CHANGED: Final = -2  # an access key was made, changed or deleted
 USERS_CHANGED: Final = -3  # a user was made, changed or dropped, or a session of theirs was ended
+TRANSFERS_DUE: Final = -4  # an export or import was begun, or can be continued
+POLICIES_CHANGED: Final = -5  # a resource policy was put or deleted
+ACKNOWLEDGED: Final = -6  # messages of a topic were acknowledged; for the process that writes
 
 MISSED: Final = "missed"  # the item of a notice: others may have been lost, so waiters must look for themselves
 Notices = list[Notice]
@@ -84,4 +87,5 @@ class Tail:
                     watcher(touched)
 
     def __len__(self) -> int:
-        return sum(len(waiters) for waiters in list(self._waiters.values()))
+        """The number of callbacks that wait for entries of a log."""
+        return sum(len(waiters) for log, waiters in list(self._waiters.items()) if log > 0)

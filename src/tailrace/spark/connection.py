@@ -67,9 +67,11 @@ def client(access: ServerAccess) -> Client:
     return found
 
 
-def source_info(options: SourceOptions, patience_s: float = PATIENCE_S) -> SourceInfo:
-    """The table, topic or stream that the options name."""
-    response = patiently(lambda: client(options.access).logs(**options.target), patience_s)
+def source_info(
+    options: SourceOptions, patience_s: float = PATIENCE_S, access: ServerAccess | None = None
+) -> SourceInfo:
+    """The table, topic or stream that the options name, as its server describes it, or the one of `access`."""
+    response = patiently(lambda: client(access or options.access).logs(**options.target), patience_s)
     return msgspec.convert(response, SourceInfo, strict=False)
 
 

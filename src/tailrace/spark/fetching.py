@@ -8,7 +8,6 @@ planned are read from cold storage.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,9 +21,10 @@ from tailrace.bulk.typed_rows import TypedRows
 from tailrace.cold import reading as cold
 from tailrace.cold.store import Store
 from tailrace.errors import Conflict, Gone, TooMany, Unavailable
-from tailrace.spark.connection import PATIENCE_S, WAIT_MAX_S, WAIT_MIN_S, SourceInfo, client, patiently, source_info
-from tailrace.spark.options import SourceOptions
+from tailrace.spark.connection import SourceInfo, client, patiently, source_info
+from tailrace.spark.options import ServerAccess, SourceOptions
 from tailrace.spark.planning import OffsetRange, ReadTask, cold_cuts, split, tasks_wanted
+from tailrace.spark.servers import BEHIND, Turn, beginning, servers
 from tailrace.spark.session import planning_cores
 
 _ENTRY: Final = ("log", "position", "next", "timestamp", "body")
@@ -70,11 +70,16 @@ class RangeFetcher:
         hot_part = [each for each in hot_part if each.size]
         tasks = [task for each in cold_part if each.size for task in self._plan_cold(each)]
         if self.kind == "table":
-            return tasks + [ReadTask(part) for each in hot_part for part in self._cut_by_records(each)]
+            return tasks + self._spread([part for each in hot_part for part in self._cut_by_records(each)])
         wanted = tasks_wanted(
             self.kind, [each.size for each in hot_part], planning_cores(), self.options.partitions_min
         )
-        return tasks + [ReadTask(each) for each in split(hot_part, wanted)]
+        return tasks + self._spread(split(hot_part, wanted))
+
+    def _spread(self, ranges: list[OffsetRange]) -> list[ReadTask]:
+        """A task for each range, over the servers of the cluster."""
+        urls = servers(self.options) if ranges else ()
+        return [ReadTask(each, servers=beginning(urls, number)) for number, each in enumerate(ranges)]
 
     def _cut_by_records(self, wanted: OffsetRange) -> list[OffsetRange]:
         """A table's range, cut by its number of records on the server, which offsets do not give."""
@@ -113,14 +118,15 @@ class RangeFetcher:
 
     def rows(self, task: ReadTask) -> Iterator[pa.RecordBatch]:
         """The rows of the task, in order."""
-        found = self._hot(task.range) if task.files is None else self._cold(task.range, task.files)
+        found = self._hot(task.range, task.servers) if task.files is None else self._cold(task.range, task.files)
         for batch in found:
             if batch.num_rows:
                 yield self._shaped(batch)
 
-    def entries(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
-        """The entries of a range as they are stored."""
-        found = source_info(self.options)
+    def entries(self, wanted: OffsetRange, access: ServerAccess | None = None) -> Iterator[pa.RecordBatch]:
+        """The entries of a range as they are stored, from the given server."""
+        access = access or self.options.access
+        found = source_info(self.options, access=access)
         hot = next(part.hot for part in found.partitions if part.log == wanted.log)
         older = clipped(wanted, wanted.start, min(wanted.end, hot))
         if older.size and self.store is not None:
@@ -128,7 +134,7 @@ class RangeFetcher:
                 yield _as_entries(batch)
         newer = clipped(wanted, max(wanted.start, hot), wanted.end)
         if newer.size:
-            yield from self._entries(newer, newer.start)
+            yield from self._entries(newer, newer.start, access)
 
     def _shaped(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         schema = self.form.schema
@@ -147,32 +153,41 @@ class RangeFetcher:
         images = TYPED if self.options.images == "dynamodb" else PLAIN
         return rows_of(self.kind, entries, partition=partition, content_type=self.content_type, images=images)
 
-    def _hot(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
-        at, wait_s = wanted.start, WAIT_MIN_S
-        until_s = time.monotonic() + PATIENCE_S
+    def _hot(self, wanted: OffsetRange, urls: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        at, turn = wanted.start, Turn(self.options.access, urls)
+        complete_from: int | None = None  # the server was seen to have the rest of the range after this position
         while at < wanted.end:
             try:
-                for entries in self._entries(wanted, at):
+                for entries in self._entries(wanted, at, turn.access):
                     if entries.column("log")[0].as_py() != wanted.log:
                         raise self._replaced(wanted)
                     at = entries.column("next")[-1].as_py()
                     yield self._decoded(entries, wanted.partition)
-                    until_s, wait_s = time.monotonic() + PATIENCE_S, WAIT_MIN_S
-                if at < wanted.end and not self._still_there(wanted):  # or no entry begins in the rest of the range
-                    raise self._replaced(wanted)
+                    turn.worked()
+                if at < wanted.end and complete_from != at:  # or no entry begins in the rest of the range
+                    self._check_end(wanted, turn)
+                    if turn.several:  # it may have had the rest only after it was read
+                        complete_from = at
+                        continue
                 return
             except Gone as error:
                 end = min(self._hot_now(wanted, at, error), wanted.end)
                 yield from self._cold(clipped(wanted, at, end), None)
                 at = end
             except (Unavailable, TooMany) as error:
-                if error.code == "CLOSED" or time.monotonic() + wait_s > until_s:
-                    raise
-                time.sleep(wait_s)
-                wait_s = min(WAIT_MAX_S, wait_s * 2)
+                complete_from = None
+                turn.failed(error)
 
-    def _still_there(self, wanted: OffsetRange) -> bool:
-        return any(each.log == wanted.log and each.next >= wanted.end for each in source_info(self.options).partitions)
+    def _check_end(self, wanted: OffsetRange, turn: Turn) -> None:
+        """See that the server has the whole range. One of several that has not is behind: another one is asked."""
+        found = source_info(self.options, access=turn.access).partitions
+        if any(each.log == wanted.log and each.next >= wanted.end for each in found):
+            return
+        if turn.several and (
+            turn.access.url != self.options.access.url or any(each.log == wanted.log for each in found)
+        ):
+            raise Unavailable(f"{turn.access.url} does not have all of {self.options.noun} yet", code=BEHIND)
+        raise self._replaced(wanted)
 
     def _replaced(self, wanted: OffsetRange) -> Conflict:
         return Conflict(
@@ -182,9 +197,9 @@ class RangeFetcher:
             code="LOG_REPLACED",
         )
 
-    def _entries(self, wanted: OffsetRange, at: int) -> Iterator[pa.RecordBatch]:
+    def _entries(self, wanted: OffsetRange, at: int, access: ServerAccess) -> Iterator[pa.RecordBatch]:
         target = self.options.target
-        with client(self.options.access).arrow(
+        with client(access).arrow(
             **target, partition=wanted.partition, offset=at, until=wanted.end, form="entries"
         ) as batches:
             yield from (batch for batch in batches if batch.num_rows)

@@ -12,7 +12,7 @@ That needs a change stream with old images. A table without one is read by one t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,12 +25,13 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from tailrace.bulk.columns import decoded_entries, decoded_items
 from tailrace.bulk.text import TypedItem
 from tailrace.bulk.typed_rows import TypedRows
-from tailrace.errors import Conflict, Invalid, NotFound
+from tailrace.errors import Conflict, Invalid, NotFound, TooMany, Unavailable
 from tailrace.spark.connection import FIRST_S, SourceInfo, client, patiently, source_info, target_info
 from tailrace.spark.failures import hide_traceback, hide_traceback_each
 from tailrace.spark.fetching import RangeFetcher, RowForm
-from tailrace.spark.options import SourceOptions
+from tailrace.spark.options import ServerAccess, SourceOptions
 from tailrace.spark.planning import OffsetRange, tasks_wanted
+from tailrace.spark.servers import BEHIND, Turn, beginning, servers
 from tailrace.spark.session import planning_cores
 from tailrace.tables.key import hash_of, segment_bounds
 
@@ -49,6 +50,7 @@ class ItemsTask(InputPartition):
     segments: int
     until: int | None
     log: int = 0  # of the change stream
+    servers: tuple[str, ...] = ()  # to ask in this order; none: the given one
 
     def __repr__(self) -> str:
         return f"ItemsTask({self.segment} of {self.segments})"
@@ -89,6 +91,44 @@ def _opened(options: SourceOptions, stack: ExitStack, segment: int, segments: in
     )
 
 
+class HandedOver:
+    """The items of a segment that were handed to Spark, which wants each once. A segment is read in the order of the
+    hashes of its keys: so those before the last hash, and those keys that have it. But for items that changed
+    meanwhile: these come at the end."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind  # of the partition key
+        self._last: bytes | None = None
+        self._keys: set[Key] = set()  # of the last hash
+        self._kept: set[Key] = set()
+        self.any_before = False  # by an earlier attempt
+
+    @property
+    def any(self) -> bool:
+        return self._last is not None
+
+    def keep(self, changed: Iterable[Key]) -> None:
+        """An attempt begins, in which these come at the end."""
+        self.any_before = self.any
+        self._kept.update([key for key in changed if not self.has(key)])
+
+    def note(self, keys_from_end: Iterator[Key]) -> None:
+        """A batch was handed over."""
+        for key in keys_from_end:
+            at = hash_of(self._kind, key[0])
+            if self._last is None or at > self._last:
+                self._last, self._keys = at, set()
+            elif at < self._last:
+                return
+            self._keys.add(key)
+
+    def has(self, key: Key) -> bool:
+        if self._last is None or key in self._kept:
+            return False
+        at = hash_of(self._kind, key[0])
+        return at < self._last or key in self._keys
+
+
 class ItemsReader(DataSourceReader):
     """Reads the items of a table once. It is pickled, and travels to the executors."""
 
@@ -106,7 +146,10 @@ class ItemsReader(DataSourceReader):
             return [ItemsTask(0, 1, None)]
         segments = tasks_wanted("table", [table["ItemCount"]], planning_cores(), self._options.partitions_min)
         (part,) = found.partitions
-        return [ItemsTask(segment, segments, part.next, part.log) for segment in range(segments)]
+        urls = servers(self._options)
+        return [
+            ItemsTask(segment, segments, part.next, part.log, beginning(urls, segment)) for segment in range(segments)
+        ]
 
     def _described(self) -> dict[str, Any]:
         request = {"TableName": self._options.name}
@@ -117,29 +160,61 @@ class ItemsReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, ItemsTask):
             return
+        turn, handed = Turn(self._options.access, partition.servers), HandedOver(self._kind)
+        while True:
+            try:
+                yield from self._segment(partition, turn, handed)
+                return
+            except (Unavailable, TooMany) as error:
+                if partition.until is None and handed.any:  # another read would be of another moment
+                    raise
+                turn.failed(error)
+
+    def _segment(self, partition: ItemsTask, turn: Turn, handed: HandedOver) -> Iterator[pa.RecordBatch]:
+        """The items of a segment, without those that were handed over before a server went away."""
         names = tuple(name for name, _ in self._keys)
         with ExitStack() as stack:
-            sequence, batches = _opened(self._options, stack, partition.segment, partition.segments)
+            opened = client(turn.access).items(
+                self._options.name, form="stored", segment=partition.segment, segments=partition.segments
+            )
+            sequence, batches = stack.enter_context(opened)
             before: dict[Key, TypedItem | None] = {}
             if partition.until is not None:
-                before = self._before(partition.log, partition.until, sequence)
+                if sequence < partition.until - 1:
+                    raise Unavailable(f"{turn.access.url} does not have all of {self._options.noun} yet", code=BEHIND)
+                before = self._before(partition.log, partition.until, sequence, turn.access)
+                handed.keep(before)
                 sequence = partition.until - 1
             for batch in batches:
                 bodies = batch.column("body")
-                if before:
-                    there = [self._key(item) not in before for chunk in decoded_items(bodies) for item in chunk]
+                if before or handed.any_before:
+                    there = [self._is_new(item, before, handed) for chunk in decoded_items(bodies) for item in chunk]
                     bodies = bodies.filter(pa.array(there, pa.bool_()))
                 if len(bodies):
                     yield self._typed.of_items(bodies, names, sequence)
+                    turn.worked()
+                    handed.note(self._last_keys(bodies))
             undone = [
-                _encode(item) for key, item in before.items() if item is not None and _has(partition, key, self._kind)
+                _encode(item)
+                for key, item in before.items()
+                if item is not None and _has(partition, key, self._kind) and not handed.has(key)
             ]
             if undone:
                 yield self._typed.of_items(pa.array(undone, pa.binary()), names, sequence)
 
-    def _before(self, log: int, until: int, sequence: int) -> dict[Key, TypedItem | None]:
+    def _is_new(self, item: TypedItem, before: dict[Key, TypedItem | None], handed: HandedOver) -> bool:
+        key = self._key(item)
+        return key not in before and not handed.has(key)
+
+    def _last_keys(self, bodies: Any) -> Iterator[Key]:
+        """The keys of a batch, from its end."""
+        for at in range(len(bodies) - 1, -1, -1):
+            for chunk in decoded_items(bodies.slice(at, 1)):
+                yield from map(self._key, chunk)
+
+    def _before(self, log: int, until: int, sequence: int, access: ServerAccess) -> dict[Key, TypedItem | None]:
         """The items that changed from `until` up to a sequence, as they were before it; None: they were not there."""
-        now = source_info(self._options).partitions[0]
+        now = source_info(self._options, access=access).partitions[0]
         if now.log != log or not _is_recorded(self._described()):
             raise Conflict(
                 f"{self._options.noun} or its change stream was dropped while its items were read; repeat the query",
@@ -149,7 +224,7 @@ class ItemsReader(DataSourceReader):
         if sequence < until or now.next <= until:
             return found
         wanted = OffsetRange(0, log, until, min(sequence + 1, now.next))
-        for batch in self._changes.entries(wanted):
+        for batch in self._changes.entries(wanted, access):
             for chunk in decoded_entries(batch.column("body")):
                 for entry in chunk:
                     for record in entry.records:

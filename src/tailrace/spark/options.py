@@ -33,6 +33,7 @@ SOURCE = (
     "endingTimestamp",
     "maxRecordsPerTrigger",
     "minPartitions",
+    "servers",
     "failOnDataLoss",
     "mode",
     "images",
@@ -73,6 +74,7 @@ class SourceOptions(msgspec.Struct, frozen=True):
     ending_ms: int | None = None
     records_max: int | None = None
     partitions_min: int | None = None
+    spread: bool = True  # over all servers of a cluster
     fail_on_data_loss: bool = True
     mode: Mode = "changes"
     images: Images = "typed"
@@ -131,6 +133,7 @@ def read(given: Mapping[str, str], known: tuple[str, ...] = SOURCE) -> SourceOpt
         ending_ms=ending_ms,
         records_max=_count(settings, "maxRecordsPerTrigger"),
         partitions_min=_count(settings, "minPartitions"),
+        spread=_choice(settings, "servers", "all", _SERVERS) == "all",
         fail_on_data_loss=_flag(settings, "failOnDataLoss", default=True),
         mode=_choice(settings, "mode", "changes", _MODES),
         images=_choice(settings, "images", "typed", _IMAGES),
@@ -239,6 +242,7 @@ def _flag(settings: Mapping[str, str], name: str, *, default: bool) -> bool:
     return text.strip().lower() == "true"
 
 
+_SERVERS: Final[Mapping[Literal["all", "one"], str]] = {"all": "all of a cluster", "one": "only that of the URL"}
 _MODES: Final[Mapping[Mode, str]] = {"changes": "the changes of a table", "items": "its rows as they are now"}
 _IMAGES: Final[Mapping[Images, str]] = {
     "typed": "structs",

@@ -47,6 +47,7 @@ class ReadTask(InputPartition):
 
     range: OffsetRange
     files: tuple[Any, ...] | None = field(default=None)
+    servers: tuple[str, ...] = field(default=())  # to ask in this order; none: the given one
 
     def __repr__(self) -> str:
         place = "hot" if self.files is None else f"{len(self.files)} cold files"

@@ -121,10 +121,14 @@ def _candidates(definition: Definition, where: Sequence[Comparison]) -> Iterator
     ranges = () if definition.range is None else (definition.range,)
     yield _candidate(definition, None, (definition.hash,), ranges, where)
     for index in definition.indexes:
-        # An item that lacks an attribute of the index's key, or has it with another type, is not in the index; it meets
-        # no comparison of that attribute with a value of the index's type.
-        if index.status == ACTIVE and all(
-            name in definition.keys or _compared(definition, name, where) for name in (*index.hash, *index.range)
+        # An item that lacks an attribute of the index's key is not in the index, and meets no comparison of that
+        # attribute. One that has it with another type may meet one, as SQL compares it: then the index is not used.
+        if (
+            index.status == ACTIVE
+            and not index.partial
+            and all(
+                name in definition.keys or _compared(definition, name, where) for name in (*index.hash, *index.range)
+            )
         ):
             yield _candidate(definition, index, index.hash, index.range, where)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any, Final
@@ -90,6 +90,7 @@ class ItemTableBuilder:
         self._keep = keep
         self._spend = spend
         self._columns = {each.name: _Column(each) for each in known}
+        self._always = frozenset(self._columns)
         self._base = 0  # rows that are packed
         self._pending = 0
         self.count = 0
@@ -166,7 +167,7 @@ class ItemTableBuilder:
     def table(self) -> pa.Table:
         """The whole table. Names that differ only in case get a number, because SQL does not distinguish case."""
         arrays = [column.array for column in self.built().values()]
-        return pa.Table.from_arrays(arrays, names=distinct(self._columns))
+        return pa.Table.from_arrays(arrays, names=attribute_names(self._columns, self._always))
 
     def built(self) -> dict[str, BuiltColumn]:
         """All columns, by the names of attributes. Can be called once."""
@@ -307,6 +308,15 @@ def _json_array(kind: str, array: pa.Array) -> pa.Array:
 
 def _unspent(size: int) -> None:
     """What is spent on a part is counted when it is added to the whole."""
+
+
+def attribute_names(names: Iterable[str], always: Container[str]) -> list[str]:
+    """The names of columns for attributes, as `distinct`. Which of two that differ only in case gets the number depends
+    on the names alone, not on the order in which rows are read; those that the table always has go first."""
+    given = list(names)
+    order = sorted(range(len(given)), key=lambda at: (0, at, "") if given[at] in always else (1, 0, given[at]))
+    made = dict(zip(order, distinct(given[at] for at in order), strict=True))
+    return [made[at] for at in range(len(given))]
 
 
 def distinct(names: Iterable[str]) -> list[str]:

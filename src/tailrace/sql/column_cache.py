@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from tailrace import limits
 from tailrace.log.entry import LOGS
-from tailrace.sql.arrow import BuiltColumn, ItemTableBuilder, KnownColumn, distinct
+from tailrace.sql.arrow import BuiltColumn, ItemTableBuilder, KnownColumn, attribute_names
 from tailrace.sql.workers import TOKEN
 from tailrace.storage.engine import Reader
 from tailrace.tables import change, key
@@ -71,7 +71,7 @@ class CachedColumns(msgspec.Struct, frozen=True):
             if name.lower() not in there:
                 there.add(name.lower())
                 columns[name] = pa.nulls(self.rows)
-        made = pa.Table.from_arrays(list(columns.values()), names=distinct(columns))
+        made = pa.Table.from_arrays(list(columns.values()), names=attribute_names(columns, always))
         return made.replace_schema_metadata({TOKEN: f"{self.number} {sorted(names or ())} {list(columns)}"})
 
 

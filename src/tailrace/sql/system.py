@@ -154,11 +154,12 @@ def _users(execute: Execute) -> Iterator[Row]:
 
 def _pipelines(execute: Execute) -> Iterator[Row]:
     for each in execute(ListJobs()):
-        job = each.job
+        job, pause = each.job, each.pause
         at = json_text({str(log): position for log, position in each.positions.items()})
         yield (
             job.name, job.kind, job.source or None, job.target or None, job.state, at if each.positions else None,
-            job.updated_ms, job.rows, each.lag, job.message or None, job.created_ms,
+            job.updated_ms, job.rows, each.lag, job.message or None, job.created_ms, pause is not None,
+            None if pause is None else pause.at_ms, None if pause is None else pause.by,
         )  # fmt: skip
 
 
@@ -256,6 +257,7 @@ SYSTEM_TABLES: Final[dict[str, SystemTable]] = {
         (
             ("name", TEXT), ("kind", TEXT), ("source", TEXT), ("target", TEXT), ("state", TEXT), ("position", TEXT),
             ("updated_at", MOMENT), ("rows", BIGINT), ("lag", BIGINT), ("message", TEXT), ("created_at", MOMENT),
+            ("paused", BOOLEAN), ("paused_at", MOMENT), ("paused_by", TEXT),
         ),
         _pipelines,
     ),

@@ -197,6 +197,14 @@ class Tx(ABC):
         rows.append(row)
         self._journal.append((rows, None, None))
 
+    def add_each(self, table: StorageTable[R], rows: list[R]) -> None:
+        """As `add`, for many rows. Cheaper than one by one."""
+        added = self._added.get(table)
+        if added is None:
+            added = self._added[table] = []
+        added += rows
+        self._journal.append((added, len(rows), None))
+
     def scan(
         self,
         table: StorageTable[R],
@@ -267,6 +275,11 @@ class Tx(ABC):
         """Notify the waiters of `log` of `item` once the commit is durable."""
         self.notices.append(Notice(log, item))
         self._journal.append((self.notices, None, None))
+
+    def notify_each(self, notices: list[Notice]) -> None:
+        """As `notify`, for many notices. Cheaper than one by one."""
+        self.notices += notices
+        self._journal.append((self.notices, len(notices), None))
 
     def next_id(self, name: str, count: int = 1) -> int:
         """The next number of a counter, the first of `count`; numbers are never reused."""
@@ -347,6 +360,9 @@ class Tx(ABC):
             holder, key, before = self._journal.pop()
             if key is None:
                 redo.append((holder, None, holder.pop()))
+            elif type(key) is int:  # of `add_each` and `notify_each`
+                redo.append((holder, key, holder[len(holder) - key :]))
+                del holder[len(holder) - key :]
             elif type(key) is dict:  # of `put_each`: the rows, and those of them that were there before
                 redo.append((holder, key, None))
                 for each in key:
@@ -374,10 +390,11 @@ class Tx(ABC):
             self._saved = True
         for holder, key, value in redo:
             if holder is self.notices:
-                self._journal.append((holder, None, None))
+                self._journal.append((holder, key, None))
+            if key is None:
                 holder.append(value)
-            elif key is None:
-                holder.append(value)
+            elif type(key) is int:
+                holder += value
             elif type(key) is dict:
                 holder.update(key)
             else:
@@ -451,6 +468,10 @@ class Engine(Protocol):
     """A storage engine."""
 
     blocking: bool  # whether a call may wait for another machine: then it never runs on an event loop's thread
+
+    @property
+    def floor_ms(self) -> int:
+        """The latest time that another machine has used to write; 0 if there is none."""
 
     def begin(self, now_ms: int) -> Tx:
         """Open the write transaction. One at a time."""

@@ -35,13 +35,14 @@ from tailrace.storage.engine import NOT_LEADER
 _CLASS: Final = 7421  # of the advisory locks
 NAME: Final = "tailrace leader"  # of the session, with the epoch
 WAITING: Final = "tailrace standby"  # of the session of a server that waits, with its address
+FOLLOWING: Final = "tailrace follower"  # the same of one that serves meanwhile
 UNKNOWN: Final = "OUTCOME_UNKNOWN"
 
 _LOOK: Final = (
     "SELECT epoch, batch, server, address, pid, renewed + ttl < clock_timestamp(), "
     f"pg_try_advisory_xact_lock_shared({_CLASS}, epoch::int), "
     "CASE WHEN isfinite(renewed) THEN extract(epoch FROM clock_timestamp() - renewed)::float8 END, "
-    "extract(epoch FROM ttl)::float8 FROM leader"
+    "extract(epoch FROM ttl)::float8, coalesce(to_jsonb(leader) ->> 'bus', '') FROM leader"
 )
 _TAKE: Final = (
     "SELECT batch, now_ms FROM leader WHERE epoch = %s AND (server = %s OR renewed + ttl < clock_timestamp() "
@@ -50,7 +51,7 @@ _TAKE: Final = (
 _END: Final = "INSERT INTO epochs VALUES (%s, %s, clock_timestamp())"
 _LEAD: Final = (
     "UPDATE leader SET epoch = %s, batch = 0, server = %s, address = %s, pid = pg_backend_pid(), "
-    "renewed = clock_timestamp(), ttl = %s * interval '1 s', asked = 0"
+    "renewed = clock_timestamp(), ttl = %s * interval '1 s', asked = 0, bus = %s"
 )
 _TERMINATE: Final = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -82,6 +83,7 @@ class LeaderState(NamedTuple):
     gone: bool  # its session has ended
     age_s: float | None  # since it was renewed; None: it was released
     ttl_s: float
+    bus: str  # where other servers send their commands; "" if it does not take any
 
     @property
     def vacant(self) -> bool:
@@ -98,10 +100,11 @@ class Deposed(Unavailable):
 class LeaderLease:
     """The lease of one server, and the connection that writes under it."""
 
-    def __init__(self, connect: Callable[[str], Any], address: str, ttl_s: float) -> None:
+    def __init__(self, connect: Callable[[str], Any], address: str, ttl_s: float, bus: str = "") -> None:
         self._connect = connect
         self.server = uuid.uuid4().hex  # this process, in this life
         self.address = address
+        self.bus = bus
         self.ttl_s = ttl_s
         self.epoch = 0  # 0: it does not lead
         self.floor_ms = 0  # the highest time that was used before
@@ -131,22 +134,24 @@ class LeaderLease:
             if state.pid and not state.gone:  # it hangs, perhaps with the row locked
                 writer.execute(_TERMINATE, (state.pid, f"{NAME} {state.epoch}"))
             epoch = state.epoch + 1
+            writer.add_notice_handler(self._note)
+            self.warned, began_s = False, time.monotonic()
             with writer.transaction():
                 row = writer.execute(_TAKE, (state.epoch, self.server)).fetchone()
                 if row is not None:
                     writer.execute(_END, (state.epoch, row[0]))
-                    writer.execute(_LEAD, (epoch, self.server, self.address, self.ttl_s))
+                    writer.execute(_LEAD, (epoch, self.server, self.address, self.ttl_s, self.bus))
                     # Before anybody can see the epoch. It lasts as long as the session.
                     writer.execute("SELECT pg_advisory_lock(%s, %s::int)", (_CLASS, epoch))
                     writer.execute("SELECT set_config('application_name', %s, false)", (f"{NAME} {epoch}",))
-                began_s = time.monotonic()
+            if self.warned:  # it is not known whether a synchronous standby has it, and what was committed before
+                raise psycopg.OperationalError("PostgreSQL has warned of the commit by which this server takes over")
         except BaseException:
             writer.close()
             raise
         if row is None:
             writer.close()
             return None
-        writer.add_notice_handler(self._note)
         if self.writer is not None:
             self.writer.close()
         with self._changing:
@@ -237,6 +242,11 @@ class LeaderLease:
         self._renewed_s = max(self._renewed_s, began_s)
 
     @property
+    def committed_batch(self) -> int:
+        """The number of the last commit in this epoch."""
+        return self._committed
+
+    @property
     def fresh(self) -> bool:
         """Whether no other server can lead, by this machine's clock."""
         return self.lost is None and time.monotonic() - self._renewed_s < self.ttl_s
@@ -309,7 +319,16 @@ def led_by(state: LeaderState) -> str:
 
 def standbys(connection: Any) -> list[str]:
     """The addresses of the servers that wait."""
-    return [row[0] for row in connection.execute(_STANDBYS, (len(WAITING) + 2, WAITING)).fetchall()]
+    return _named(connection, WAITING)
+
+
+def followers(connection: Any) -> list[str]:
+    """The addresses of the servers that serve, and would lead."""
+    return _named(connection, FOLLOWING)
+
+
+def _named(connection: Any, name: str) -> list[str]:
+    return [row[0] for row in connection.execute(_STANDBYS, (len(name) + 2, name)).fetchall()]
 
 
 def ask_to_step_down(connection: Any) -> LeaderState:

@@ -36,6 +36,14 @@ from tailrace.storage.table import Key, StorageTable
 
 _READING: Final = "tailrace reader"  # the name of a session
 _PREPARED: Final = 500  # statements of a connection that stay prepared
+# A machine that has lost its power or its network says nothing: its connections end after POSTGRES_SILENCE_S, and not
+# after the quarter of an hour that the kernel would wait.
+_SILENCE: Final = {
+    "keepalives_idle": limits.POSTGRES_SILENCE_S - 3,
+    "keepalives_interval": 1,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 1000 * limits.POSTGRES_SILENCE_S,
+}
 
 
 def connect(url: str, name: str) -> Any:
@@ -44,6 +52,7 @@ def connect(url: str, name: str) -> Any:
         given = conninfo_to_dict(url)
         options = f"{given.get('options') or ''} -c search_path={postgres_schema.SCHEMA}".strip()
         settings: dict[str, Any] = {"target_session_attrs": "read-write", "connect_timeout": limits.POSTGRES_CONNECT_S}
+        settings.update(_SILENCE)
         settings.update(given, options=options, application_name=name[:63])
         conninfo = make_conninfo("", **settings)
     except psycopg.ProgrammingError as error:
@@ -66,6 +75,7 @@ class PostgresEngine:
         *,
         read_only: bool = False,
         address: str = "",
+        bus: str = "",
         ttl_s: float = limits.LEASE_TTL_S,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
@@ -74,7 +84,7 @@ class PostgresEngine:
         self.read_only = read_only
         self.cache: dict[StorageTable[Any], dict[Key, Any]] = {}
         self.recent = RecentTables(kept=not read_only)
-        self.lease = LeaderLease(self._connect, address, ttl_s)
+        self.lease = LeaderLease(self._connect, address, ttl_s, bus)
         self._environment = environment
         self._staged: dict[StorageTable[Any], StagingList] = {}
         self._listing = threading.Lock()
@@ -120,7 +130,7 @@ class PostgresEngine:
         with self._connect(_READING) as connection:
             version = postgres_schema.version(connection)
             if not version:
-                raise Invalid(f"there is no database of Tailrace at {_without_password(self.url)}")
+                raise Invalid(f"there is no database of Tailrace at {_without_password(self.url)}", code="NO_DATABASE")
             refuse_other(version)
             try:
                 self.vault = self._open_vault(connection)
@@ -160,6 +170,10 @@ class PostgresEngine:
             raise self.vault.error
 
     # -- as every engine
+
+    @property
+    def floor_ms(self) -> int:
+        return self.lease.floor_ms
 
     def begin(self, now_ms: int) -> PostgresTx:
         if self.lease.lost is not None:
@@ -214,6 +228,10 @@ class PostgresEngine:
         self._idle.append(reader)
         if self.closed:
             self._close_idle()
+
+    def renew_readers(self) -> None:
+        """Use no connection again that is idle now: the server that it is to may not take writes any more."""
+        self._close_idle()
 
     def _close_idle(self) -> None:
         with suppress(IndexError):  # a reader may end meanwhile, and look too

@@ -44,7 +44,8 @@ CREATE TABLE IF NOT EXISTS {SCHEMA}.leader (
   renewed timestamptz NOT NULL,       -- by the clock of this database
   ttl interval NOT NULL,
   now_ms bigint NOT NULL,             -- the highest time that a leader has used
-  asked bigint NOT NULL               -- the epoch whose leader is asked to step down
+  asked bigint NOT NULL,              -- the epoch whose leader is asked to step down
+  bus text NOT NULL DEFAULT ''        -- where the leader takes commands of other servers
 ) WITH (fillfactor = 10);
 INSERT INTO {SCHEMA}.leader VALUES (true, 0, 0, '', '', 0, '-infinity', '0', 0, 0) ON CONFLICT DO NOTHING;
 CREATE TABLE IF NOT EXISTS {SCHEMA}.epochs (
@@ -65,10 +66,20 @@ def prepare(connection: Any) -> None:
             f"CREATE DATABASE name ENCODING '{ENCODING}' TEMPLATE template0"
         )
     if connection.execute("SELECT to_regclass(%s)", (f"{SCHEMA}.epochs",)).fetchone()[0] is not None:
+        _add_bus(connection)
         return
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (_LOCK,))
         connection.execute(_CREATE, prepare=False)
+
+
+def _add_bus(connection: Any) -> None:
+    """Add the column that leaders of earlier versions did not have."""
+    there = "SELECT 1 FROM pg_attribute WHERE attrelid = %s::regclass AND attname = 'bus' AND NOT attisdropped"
+    if connection.execute(there, (f"{SCHEMA}.leader",)).fetchone() is None:
+        connection.execute(
+            f"ALTER TABLE {SCHEMA}.leader ADD COLUMN IF NOT EXISTS bus text NOT NULL DEFAULT ''", prepare=False
+        )
 
 
 def version(connection: Any) -> int | None:

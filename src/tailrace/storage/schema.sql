@@ -330,3 +330,50 @@ CREATE TABLE sent (
   server TEXT NOT NULL PRIMARY KEY,
   upto INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
+
+CREATE TABLE transfers (
+  id TEXT NOT NULL PRIMARY KEY,
+  kind TEXT NOT NULL,
+  name TEXT NOT NULL,
+  status TEXT NOT NULL,
+  token TEXT NOT NULL,
+  digest BLOB NOT NULL,
+  created_ms INTEGER NOT NULL,
+  ended_ms INTEGER NOT NULL,
+  code TEXT NOT NULL,
+  message TEXT NOT NULL,
+  details BLOB NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE policies (
+  name TEXT NOT NULL,
+  label TEXT NOT NULL,
+  revision TEXT NOT NULL,
+  text TEXT NOT NULL,
+  PRIMARY KEY (name, label)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE paused_jobs (
+  name TEXT NOT NULL PRIMARY KEY,
+  at_ms INTEGER NOT NULL,
+  by TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE consumption (
+  log INTEGER NOT NULL,
+  name TEXT NOT NULL,
+  number INTEGER NOT NULL,
+  ranges BLOB NOT NULL,
+  PRIMARY KEY (log, name, number)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE view_batches (
+  view TEXT NOT NULL,
+  log INTEGER NOT NULL,
+  ended INTEGER NOT NULL,
+  began INTEGER NOT NULL,
+  first INTEGER NOT NULL,
+  last INTEGER NOT NULL,
+  at_ms INTEGER NOT NULL,
+  PRIMARY KEY (view, log, ended)
+) STRICT, WITHOUT ROWID;

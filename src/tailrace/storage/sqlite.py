@@ -49,6 +49,7 @@ class SqliteEngine:
     """A database in a directory of the local file system."""
 
     blocking = False
+    floor_ms = 0
 
     def __init__(
         self,

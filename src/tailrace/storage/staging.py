@@ -361,8 +361,12 @@ def values(
         return stored(columns, limit)
     with_key = f"{columns}, {table.key[1]}"
     kept = None if limit is None else limit + 1
-    staged = (row[1:] for row in view.fetch(with_key, listed))
-    found: Iterator[tuple[Any, ...]] = _merged(stored(with_key, kept), staged, itemgetter(-1), lt, listed[0][0])
+
+    def staged() -> Iterator[tuple[Any, ...]]:
+        for row in view.fetch(with_key, listed):
+            yield row[1:]
+
+    found: Iterator[tuple[Any, ...]] = _merged(stored(with_key, kept), staged(), itemgetter(-1), lt, listed[0][0])
     if covering is not None:
         found = _covered(found, lambda row: row[-1] <= covering, False)
     return [row[:-1] for row in (found if limit is None else islice(found, limit))]

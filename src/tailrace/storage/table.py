@@ -12,34 +12,21 @@ from __future__ import annotations
 import struct
 import types
 import typing
-import zlib
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, repeat
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
 from tailrace.errors import Corrupt
+from tailrace.storage.sums import crc32, summing, with_sum
 
 R = TypeVar("R", bound=msgspec.Struct)
 Key = tuple[Any, ...]
 
 _KINDS: dict[type, str] = {int: "INTEGER", str: "TEXT", bytes: "BLOB"}
-
-
-def _crc32() -> Callable[..., int]:
-    """CRC-32, by the fastest function that is installed: they all compute the same."""
-    try:
-        from isal import isal_zlib
-    except ImportError:
-        return zlib.crc32
-    found: Callable[..., int] = isal_zlib.crc32
-    return found
-
-
-crc32: Final = _crc32()
 
 
 class StorageColumn(msgspec.Struct, frozen=True):
@@ -106,14 +93,15 @@ class StorageTable(Generic[R]):
         self.store: Callable[[Key], Key] = lambda fields: fields  # this one from the other
         self.load: Callable[[Any], R] = lambda values: row(*values)  # and back, from what a SELECT returns
         if checked:
-            plain, sum_of = self.fields_of, _summing(self.columns)
+            assert not any(column.nullable for column in self.columns[:-1])
+            plain, sum_of = self.fields_of, summing(kinds, self.columns[-1].nullable)
 
             def summed(row: R) -> Key:
                 values = plain(row)
                 return (*values, sum_of(values))
 
             self.values = summed
-            self.store = lambda fields: (*fields, sum_of(fields))
+            self.store = with_sum(sum_of)
 
             def verified(values: tuple[Any, ...]) -> R:
                 if sum_of(values) != values[-1] and values[-1] is not None:
@@ -165,42 +153,6 @@ class StorageTable(Generic[R]):
 
     def __repr__(self) -> str:
         return f"Table({self.name})"
-
-
-def _summing(columns: tuple[StorageColumn, ...]) -> Callable[[Sequence[Any]], int]:
-    """A function that computes a row's checksum: CRC-32 over its numbers, the lengths of its bytes, and the bytes. The
-    last column may be NULL, and counts if it is not: rows that were written before there was such a column are
-    valid."""
-    optional = len(columns) - 1 if columns[-1].nullable else None
-    required = columns[:optional]
-    assert all(column.kind in ("INTEGER", "BLOB") and not column.nullable for column in required)
-    numbers = itemgetter(*(at for at, column in enumerate(required) if column.kind == "INTEGER"))
-    blobs = [at for at, column in enumerate(required) if column.kind == "BLOB"]
-    pack = struct.Struct(f"<{len(required)}q").pack
-    if len(blobs) == 1:
-        (blob,) = blobs
-
-        def of_one(values: Sequence[Any]) -> int:
-            body = values[blob]
-            return crc32(body, crc32(pack(*numbers(values), len(body))))
-
-        if optional is None:
-            return of_one
-
-        def of_one_and_optional(values: Sequence[Any]) -> int:
-            body, more = values[blob], values[optional]
-            found = crc32(body, crc32(pack(*numbers(values), len(body))))
-            return found if more is None else crc32(more, found)
-
-        return of_one_and_optional
-    assert optional is None
-    first, second = blobs
-
-    def of_two(values: Sequence[Any]) -> int:
-        key, body = values[first], values[second]
-        return crc32(body, crc32(key, crc32(pack(*numbers(values), len(key), len(body)))))
-
-    return of_two
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Any], Key]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import msgspec
 
 from tailrace import limits
@@ -13,7 +11,7 @@ from tailrace.log import log as logs
 from tailrace.log.entry import LOGS, Log
 from tailrace.log.position import offset
 from tailrace.storage.engine import Peek, Reader, Tx
-from tailrace.streams import json_mode
+from tailrace.streams import appending, json_mode
 from tailrace.streams.producer import PRODUCERS, ProducerClaim, ProducerState, is_new, is_retry
 from tailrace.streams.stream import (
     DEADLINES,
@@ -31,19 +29,13 @@ from tailrace.streams.stream import (
     media_type,
     touched,
 )
+from tailrace.streams.stream import Appended as Appended
 
 
 class CreatedStream(msgspec.Struct, frozen=True):
     fresh: bool  # False: it existed already with the same configuration
     stream: StreamRow
     tail: int
-
-
-class Appended(msgspec.Struct, frozen=True, gc=False):
-    tail: int
-    closed: bool
-    duplicate: bool = False
-    sequence: int | None = None  # the producer's highest accepted
 
 
 class Fork(msgspec.Struct, frozen=True):
@@ -211,32 +203,7 @@ class Append(Command[Appended], frozen=True, gc=False):
     @classmethod
     def run_together(cls, tx: Tx, commands: list[Append]) -> list[Appended]:
         """As `Command.run_together`: plain appends, that is, of a body and no more, with one pass over each log."""
-        if 2 * len({command.path for command in commands}) > len(commands):
-            return []
-        by_path: dict[str, _PlainAppends] = {}
-        order: list[_PlainAppends] = []
-        for command in commands:
-            appends = by_path.get(command.path)
-            if appends is None:
-                stream = tx.get(STREAMS, command.path)
-                if stream is None or not _is_plain(stream):
-                    break
-                appends = by_path[command.path] = _PlainAppends(stream.content_type, log_of(tx, stream))
-            body = command.body
-            if (
-                command.content_type != appends.content_type
-                or not 0 < len(body) <= appends.room
-                or command.claim is not None
-                or command.seq is not None
-                or command.close
-            ):
-                break
-            appends.bodies.append(body)
-            appends.room -= len(body)
-            order.append(appends)
-        for appends in by_path.values():
-            appends.ends = iter(logs.append_sized(tx, appends.log, appends.bodies))
-        return [Appended(next(appends.ends), False) for appends in order]
+        return appending.run_together(tx, commands)
 
     def run(self, tx: Tx) -> Appended:
         stream = live(tx, self.path)
@@ -290,24 +257,6 @@ class Append(Command[Appended], frozen=True, gc=False):
             _renew(tx, stream)
             return Appended(log.next, True, True)
         raise Closed(path=self.path, tail=log.next)
-
-
-class _PlainAppends:
-    """Appends to one stream that are run together."""
-
-    __slots__ = ("bodies", "content_type", "ends", "log", "room")
-
-    def __init__(self, content_type: str, log: Log) -> None:
-        self.content_type = content_type
-        self.log = log
-        self.room = limits.POSITION_MAX - log.next
-        self.bodies: list[bytes] = []
-        self.ends: Iterator[int] = iter(())
-
-
-def _is_plain(stream: StreamRow) -> bool:
-    """Whether an append changes the log alone, with the body as it is."""
-    return not (stream.closed or stream.deleted or stream.expires_ms is not None or is_json(stream.content_type))
 
 
 class DeleteStream(Command[None], frozen=True):

@@ -17,6 +17,7 @@ from tailrace.errors import Invalid
 from tailrace.storage.table import StorageTable
 
 DEFAULT_CONTENT_TYPE: Final = "application/octet-stream"
+JSON_TYPE: Final = "application/json"
 OWNER: Final = "stream/"  # the prefix of the owner of a stream's log
 RESERVED: Final = "__ds"  # the first path segment that belongs to the protocol
 
@@ -53,6 +54,15 @@ class Retained(msgspec.Struct, frozen=True):
     """A stream that has a retention rule."""
 
     path: str
+
+
+class Appended(msgspec.Struct, frozen=True, gc=False):
+    """The result of an append."""
+
+    tail: int
+    closed: bool
+    duplicate: bool = False
+    sequence: int | None = None  # the producer's highest accepted
 
 
 STREAMS = StorageTable("streams", StreamRow, key=("path",), cached=True)
@@ -93,7 +103,7 @@ def media_type(content_type: str) -> str:
 
 
 def is_json(content_type: str) -> bool:
-    return media_type(content_type) == "application/json"
+    return media_type(content_type) == JSON_TYPE
 
 
 def is_text(content_type: str) -> bool:

@@ -66,7 +66,7 @@ class CreateBackup(Command[Backup], frozen=True):
     name: str
 
     def run(self, tx: Tx) -> Backup:
-        definition = _source(tx, self.table)
+        definition = source_of(tx, self.table)
         if sum(row.kind == BACKUP for row in tx.scan(COPIES)) >= limits.BACKUPS_MAX:
             raise LimitExceeded(f"there are {limits.BACKUPS_MAX} backups, the maximum; delete some first")
         id_ = f"{tx.now_ms:014d}-{secrets.token_hex(4)}"
@@ -146,7 +146,7 @@ class RestoreBackup(Command[CopyRow], frozen=True):
         backup = _find(tx, self.source, self.id)
         if backup.phase != AVAILABLE:
             raise InUse(f"Backup is being created: {self.id}", code="BackupInUseException")
-        _check_target(tx, self.target)
+        check_target(tx, self.target)
         known = backup.facts
         details = msgspec.structs.replace(known, definition=_made(tx, known.definition, self.target, self.settings))
         return begin(tx, RESTORE, self.target, backup.space, details, None)
@@ -167,13 +167,13 @@ class RestoreToPointInTime(Command[CopyRow], frozen=True):
         return (f"tables/{self.source}", f"tables/{self.target}")
 
     def run(self, tx: Tx) -> CopyRow:
-        definition = _source(tx, self.source)
+        definition = source_of(tx, self.source)
         if definition.recovery is None:
             raise Invalid(
                 f"Point in time recovery is not enabled for table '{self.source}'",
                 code="PointInTimeRecoveryUnavailableException",
             )
-        _check_target(tx, self.target)
+        check_target(tx, self.target)
         assert definition.stream is not None, f"table {self.source!r} is recoverable and does not record its changes"
         stream = change_stream.find_stream(tx, definition.name)
         log = log_of(tx, stream)
@@ -192,16 +192,18 @@ class RestoreToPointInTime(Command[CopyRow], frozen=True):
         return begin(tx, RESTORE, self.target, definition.space, details, definition, position)
 
 
-def _source(tx: Tx, name: str) -> Definition:
+def source_of(tx: Tx, name: str) -> Definition:
+    """The table that is copied."""
     row = tx.get(TABLES, name)
     if row is None:
         raise NotFound(f"Table not found: {name}", code="TableNotFoundException")
     return decoded(row)
 
 
-def _check_target(tx: Tx, name: str) -> None:
+def check_target(tx: Tx, name: str, code: str = "TableAlreadyExistsException") -> None:
+    """Raise unless a table of this name can be made."""
     if tx.get(TABLES, name) is not None or restored(tx, name) is not None:
-        raise InUse(f"Table already exists: {name}", code="TableAlreadyExistsException")
+        raise InUse(f"Table already exists: {name}", code=code)
     if len(tx.values(TABLES, "space", limit=limits.TABLES_MAX)) >= limits.TABLES_MAX:
         raise LimitExceeded(f"there are {limits.TABLES_MAX} tables, the maximum; delete some first")
 
@@ -278,7 +280,7 @@ class SetRecovery(Command[RecoveryStatus], frozen=True):
     days: int | None
 
     def run(self, tx: Tx) -> RecoveryStatus:
-        definition = _source(tx, self.table)
+        definition = source_of(tx, self.table)
         if self.days is None:
             if definition.recovery is not None:
                 save(tx, msgspec.structs.replace(definition, recovery=None))

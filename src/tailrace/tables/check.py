@@ -134,7 +134,7 @@ def _check_spaces(reader: Reader, definitions: dict[str, Definition]) -> Iterato
     for space in sorted(dropped & owners.keys()):
         yield f"space {space} is listed as dropped, but belongs to table {owners[space]!r}"
     items = {space for definition in definitions.values() for space in _item_spaces(definition)}
-    items |= {copy.space for copy in copies}
+    items |= {space for copy in copies for space in (copy.space, copy.marks)}
     orders = {space for each in definitions.values() for space in (*_orders(each), *_marks(each))}
     orders |= {copy.marks for copy in copies}
     for table, known in ((ITEMS, items), (INDEX_ENTRIES, orders)):

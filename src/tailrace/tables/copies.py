@@ -12,8 +12,12 @@ from tailrace.tables.definition import INDEX_ENTRIES, ITEMS, Definition, IndexRo
 
 BACKUP: Final = "backup"
 RESTORE: Final = "restore"
+EXPORT: Final = "export"
+IMPORT: Final = "import"
 COPYING: Final = "copying"
 UNDOING: Final = "undoing"
+GATHERING: Final = "gathering"  # of an incremental export: the changes
+FILLING: Final = "filling"  # of an import: by `transfers/`
 AVAILABLE: Final = "available"
 
 
@@ -27,16 +31,27 @@ class CopyDetails(msgspec.Struct, frozen=True):
     at_ms: int  # the moment of the copy
     backup: str | None = None  # the id of the backup that is made or restored
     label: str | None = None  # of the change stream that is undone
+    changes: tuple[int, int] | None = None  # of an incremental export: the positions of its changes
+
+
+class GatheredChange(msgspec.Struct, frozen=True, array_like=True):
+    """What happened to an item between two moments; the item at the end is in the copy."""
+
+    at_ms: int  # of the last change
+    keys: msgspec.Raw
+    old: msgspec.Raw  # the item at the begin, or `change.NO_IMAGE`
 
 
 class CopyRow(msgspec.Struct, frozen=True):
     space: int  # of the items of the copy
-    kind: str  # BACKUP or RESTORE
-    name: str  # of the backup, or of the table to be
+    kind: str  # BACKUP, RESTORE, EXPORT or IMPORT
+    name: str  # of the backup or the table to be, or the id of the export
     phase: str
     source: int  # the space that is copied
     after: bytes  # the last key that the walk has copied
-    marks: int  # the space of marks: items that were inserted meanwhile, or keys whose changes are undone
+    # The space of marks: items that were inserted meanwhile, or keys whose changes are undone. Of an incremental export
+    # that gathers its changes, or has, that of the changes.
+    marks: int
     position: int  # UNDOING: the next entry of the change stream
     until: int  # and where its changes end
     created_ms: int
@@ -64,8 +79,8 @@ class CopiedWrite(Protocol):
 
 
 def restored(reader: Reader | Tx, name: str) -> CopyRow | None:
-    """The restore of a table that is under way."""
-    return next((row for row in reader.scan(COPIES) if row.kind == RESTORE and row.name == name), None)
+    """The restore or import of a table that is under way."""
+    return next((row for row in reader.scan(COPIES) if row.kind in (RESTORE, IMPORT) and row.name == name), None)
 
 
 def keep_old(tx: Tx, plan: CopiedWrite) -> None:

@@ -1,4 +1,4 @@
-"""Copies of tables, made in small steps while the tables are in use: backups, and tables that are restored.
+"""Copies of tables, made in small steps while the tables are in use: backups, exports, and tables that are restored.
 
 Theory of operation
 -------------------
@@ -11,6 +11,9 @@ begun, and needs neither a long transaction nor memory; a step that was interrup
 To restore a table to an earlier moment, its changes since then are undone in the copy (UNDOING): the first old image of
 a key after that moment is its item at that moment. The table appears when it is complete, and its indexes are filled
 like those of any table that gets a new one.
+
+An export is such a copy too, which is written to a bucket when it is complete (`transfers/`). For an incremental one
+the changes of its time are gathered then (GATHERING): of each key the first old image, and the time of the last change.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from tailrace.access import Permission
 from tailrace.command import Command
 from tailrace.errors import Gone, NotFound
 from tailrace.housekeeping import DueWork, HousekeepingTask
-from tailrace.log.tail import HOUSEKEEPING
+from tailrace.log.tail import HOUSEKEEPING, TRANSFERS_DUE
 from tailrace.storage.engine import Reader, Tx
 from tailrace.tables import change, value
 from tailrace.tables import key as keys
@@ -35,10 +38,14 @@ from tailrace.tables.copies import (
     AVAILABLE,
     COPIES,
     COPYING,
+    EXPORT,
+    FILLING,
+    GATHERING,
     RESTORE,
     UNDOING,
     CopyDetails,
     CopyRow,
+    GatheredChange,
     encode_details,
     has_item,
 )
@@ -62,6 +69,7 @@ from tailrace.tables.lifecycle import drop_space, new_space
 from tailrace.tables.sweep import next_items
 
 _log = logging.getLogger("tailrace.tables")
+gathered: Final = msgspec.msgpack.Decoder(GatheredChange).decode
 
 
 def begin(
@@ -96,8 +104,10 @@ class ContinueCopy(Command[bool], frozen=True):
     def run(self, tx: Tx) -> bool:
         failpoints.hit("sweep.step")
         copy = tx.get(COPIES, self.space)
-        if copy is None or copy.phase == AVAILABLE:
+        if copy is None or copy.phase in (AVAILABLE, FILLING):
             return True
+        if copy.phase == GATHERING:
+            return _gather(tx, copy)
         return _walk(tx, copy) if copy.phase == COPYING else _undo(tx, copy)
 
 
@@ -118,13 +128,27 @@ def _walk(tx: Tx, copy: CopyRow) -> bool:
         left = tuple(space for space in live.copies if space != copy.space)
         save(tx, msgspec.structs.replace(live, copies=left))
     drop_space(tx, copy.marks)
-    if copy.kind == RESTORE and copy.until > copy.position:
+    if copy.until > copy.position:  # not of a backup
         tx.put(COPIES, msgspec.structs.replace(copy, phase=UNDOING, marks=new_space(tx)))
         return False
+    return _complete(tx, copy)
+
+
+def _complete(tx: Tx, copy: CopyRow) -> bool:
+    """The copy is that of its moment; whether nothing is left to be done."""
     if copy.kind == RESTORE:
-        _finish(tx, copy)
+        finish(tx, copy)
         return True
+    changes = copy.facts.changes
+    if changes is not None:
+        gathering = msgspec.structs.replace(
+            copy, phase=GATHERING, marks=new_space(tx), position=changes[0], until=changes[1]
+        )
+        tx.put(COPIES, gathering)
+        return False
     tx.put(COPIES, msgspec.structs.replace(copy, phase=AVAILABLE, marks=0))
+    if copy.kind == EXPORT:
+        tx.notify(TRANSFERS_DUE, None)
     return True
 
 
@@ -137,29 +161,65 @@ def _live(tx: Tx, copy: CopyRow) -> Definition | None:
 
 def _undo(tx: Tx, copy: CopyRow) -> bool:
     """Undo some changes of the source since the moment that is restored, in their order."""
+    definition = copy.facts.definition
+    read = _changes(tx, copy)
+    if read is None:
+        return True
+    entries, position = read
+    for _, records in entries:
+        for record in records:
+            _undo_record(tx, copy, definition, bytes(record.keys), bytes(record.old))
+    if position < copy.until:
+        tx.put(COPIES, msgspec.structs.replace(copy, position=position))
+        return False
+    drop_space(tx, copy.marks)
+    return _complete(tx, copy)
+
+
+def _changes(tx: Tx, copy: CopyRow) -> tuple[list[tuple[int, list[change.SkimmedRecord]]], int] | None:
+    """The times and records of the next changes, and the position after them. None: they are no longer retained, and
+    the copy was given up."""
     details = copy.facts
     try:
         stream = find_stream(tx, details.source, details.label)
         position = position_after(tx, stream, log_of(tx, stream), copy.position - 1)
     except (Gone, NotFound) as error:
-        _log.error("table %r cannot be restored: its changes are no longer retained: %s", copy.name, error)
+        _log.error("%s of %r failed: the changes are no longer retained: %s", copy.kind, copy.name, error)
         give_up(tx, copy)
-        return True
-    records: list[change.SkimmedRecord] = []
-    bytes_left = limits.SWEEP_BYTES
+        if copy.kind == EXPORT:
+            tx.notify(TRANSFERS_DUE, None)
+        return None
+    entries: list[tuple[int, list[change.SkimmedRecord]]] = []
+    count, bytes_left = 0, limits.SWEEP_BYTES
     for entry in entries_from(tx, log_of(tx, stream), position):
-        if entry.position >= copy.until or len(records) >= limits.SWEEP_ITEMS or bytes_left <= 0:
+        if entry.position >= copy.until or count >= limits.SWEEP_ITEMS or bytes_left <= 0:
             break
-        records += change.skimmed_records(entry.body).records
-        bytes_left -= len(entry.body)
+        records = change.skimmed_records(entry.body).records
+        entries.append((entry.at_ms, records))
+        count, bytes_left = count + len(records), bytes_left - len(entry.body)
         position = entry.next
-    for record in records:
-        _undo_record(tx, copy, details.definition, bytes(record.keys), bytes(record.old))
+    return entries, position if entries else copy.until
+
+
+def _gather(tx: Tx, copy: CopyRow) -> bool:
+    """Gather some changes of an incremental export: the first old image of each key."""
+    definition = copy.facts.definition
+    read = _changes(tx, copy)
+    if read is None:
+        return True
+    entries, position = read
+    for at_ms, records in entries:
+        for record in records:
+            key = keys.key_of(definition, value.decode(bytes(record.keys)))
+            known = tx.get(ITEMS, copy.marks, key)
+            old = record.old if known is None else gathered(known.body).old
+            body = value.encode(GatheredChange(at_ms, record.keys, old))
+            tx.put(ITEMS, ItemRow(copy.marks, key, len(body), body))
     if position < copy.until:
         tx.put(COPIES, msgspec.structs.replace(copy, position=position))
         return False
-    drop_space(tx, copy.marks)
-    _finish(tx, copy)
+    tx.put(COPIES, msgspec.structs.replace(copy, phase=AVAILABLE))
+    tx.notify(TRANSFERS_DUE, None)
     return True
 
 
@@ -178,7 +238,7 @@ def _undo_record(tx: Tx, copy: CopyRow, definition: Definition, attributes: byte
         add_count(tx, copy.space, 1, size)
 
 
-def _finish(tx: Tx, copy: CopyRow) -> None:
+def finish(tx: Tx, copy: CopyRow) -> None:
     """The copy is complete: it becomes a table."""
     definition = copy.facts.definition
     filled = counted(tx, copy.space).items > 0
@@ -209,7 +269,7 @@ def give_up(tx: Tx, copy: CopyRow) -> None:
 
 def find_due(reader: Reader, position: None) -> DueWork[bool]:
     """The copies that are not complete."""
-    spaces = [row.space for row in reader.scan(COPIES) if row.phase != AVAILABLE]
+    spaces = [row.space for row in reader.scan(COPIES) if row.phase not in (AVAILABLE, FILLING)]
     return DueWork([ContinueCopy(space) for space in spaces[: limits.SWEEP_DUE]], more=len(spaces) > limits.SWEEP_DUE)
 
 

@@ -66,6 +66,7 @@ class IndexDefinition(msgspec.Struct, frozen=True):
     on_demand: tuple[int, int] | None = None  # the maximum read and write units of an on-demand index
     warm: tuple[int, int] | None = None
     status: str = ACTIVE  # CREATING while existing items are added
+    partial: bool = False  # an item that was there before it does not fit its key, and so is not in it
 
 
 class StreamRef(msgspec.Struct, frozen=True):

@@ -41,6 +41,7 @@ from tailrace.tables.definition import (
     save,
 )
 from tailrace.tables.messages import INVALID
+from tailrace.tables.policies import drop_policies
 from tailrace.tables.schema import PAY_PER_REQUEST, PROVISIONED, IndexUpdate, TableChanges, TableSpec
 
 _DAY_MS: Final = 24 * 3600 * 1000
@@ -123,14 +124,15 @@ class CreateTable(Command[TableDescription], frozen=True):
             raise LimitExceeded(
                 f"Subscriber limit exceeded: There is a limit of {limits.TABLES_MAX} tables per subscriber"
             )
-        definition = self._defined(tx)
+        definition = self.defined(tx)
         if spec.stream is not None and spec.stream.enabled:
             definition = _enable(tx, definition, spec.stream)
         else:
             save(tx, definition)
         return describe(tx, definition)
 
-    def _defined(self, tx: Tx) -> Definition:
+    def defined(self, tx: Tx) -> Definition:
+        """The table, with spaces of its own."""
         spec = self.spec
         space = new_space(tx)
         billing = spec.billing or PROVISIONED
@@ -180,6 +182,7 @@ class DeleteTable(Command[TableDescription], frozen=True):
         described = describe(tx, definition)
         change_stream.close(tx, definition)
         tx.delete(TABLES, definition.name)
+        drop_policies(tx, definition.name)
         drop_space(tx, definition.space)
         for index in definition.indexes:
             drop_space(tx, index.space)

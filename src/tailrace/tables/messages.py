@@ -5,6 +5,7 @@ Clients and test suites compare these texts, so they are reproduced to the lette
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from tailrace.errors import Invalid
@@ -12,6 +13,7 @@ from tailrace.errors import Invalid
 SERIALIZATION: Final = "SERIALIZATION"  # the code of an Invalid that is a SerializationException on the wire
 
 INVALID: Final = "One or more parameter values were invalid: "
+DETECTED: Final = "1 validation error detected: "
 NOT_VALID: Final = "One or more parameter values are not valid. "
 KEY_MISMATCH: Final = "The provided key element does not match the schema"
 HASH_TOO_LONG: Final = INVALID + "Size of hashkey has exceeded the maximum size limit of2048 bytes"
@@ -31,6 +33,30 @@ VALUE_AMBIGUOUS: Final = (
     "Supplied AttributeValue has more than one datatypes set, must contain exactly one of the supported datatypes"
 )
 NULL_NOT_TRUE: Final = INVALID + "Null attribute value types must have the value of true"
+
+# Since August 2026 these begin with DETECTED where a request writes one item (PutItem, UpdateItem, DeleteItem), and
+# lose the text around them; not in transactions, batches and reads. moto records it in its pull requests 10198 and
+# 10175; its tests of repeated sections and of overlapping paths are not marked as verified with the service.
+_DETECTED: Final = re.compile(
+    "|".join(
+        (
+            "(?:ExpressionAttributeValues contains invalid value: )?"
+            f"(?P<set>{re.escape(INVALID)}An (?:string|number) set  may not be empty)(?: for key .*)?",
+            "Value provided in ExpressionAttribute(?:Names|Values) unused in expressions: .*",
+            "ExpressionAttributeValues must not be empty",
+            "Invalid UpdateExpression: The expression can not be empty;",
+            'Invalid UpdateExpression: The "[A-Z]+" section can only be used once in an update expression;',
+            "Invalid UpdateExpression: Two document paths overlap with each other; .*",
+        )
+    ),
+    re.DOTALL,
+).fullmatch
+
+
+def detected(error: Invalid) -> Invalid:
+    """The error of a request that writes one item."""
+    match = _DETECTED(str(error))
+    return error if match is None else Invalid(DETECTED + (match["set"] or match[0]))
 
 
 def malformed(message: str) -> Invalid:

@@ -188,7 +188,7 @@ def check_select(query: Paged) -> None:
         wrong = f"{select} can be used only when Querying using an IndexName"
     else:
         return
-    raise Invalid(messages.INVALID + wrong)
+    raise Invalid(wrong if query.scans else messages.DETECTED + wrong)
 
 
 # -- the weight of items

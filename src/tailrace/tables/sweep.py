@@ -14,6 +14,7 @@ import msgspec
 from tailrace import failpoints, limits
 from tailrace.access import Permission
 from tailrace.command import Command
+from tailrace.errors import Invalid
 from tailrace.housekeeping import DueWork, HousekeepingTask
 from tailrace.metrics import Metrics
 from tailrace.storage.engine import Reader, Tx
@@ -111,7 +112,10 @@ class BackfillIndex(Command[bool], frozen=True):
         items, more = next_items(tx, definition.space, work.after)
         index = next((index for index in definition.indexes if index.space == self.space), None)
         if index is not None:
-            _add(tx, definition, index, items)
+            if not _add(tx, definition, index, items) and not index.partial:
+                index = msgspec.structs.replace(index, partial=True)
+                definition = with_index(definition, index)
+                save(tx, definition)
         else:
             assert definition.ttl_space == self.space, f"backfill of space {self.space}, which is no index's"
             _add_expiry(tx, definition, items)
@@ -133,12 +137,18 @@ def next_items(tx: Tx, space: int, after: bytes) -> tuple[list[ItemRow], bool]:
     return items, count < len(sizes) or len(sizes) == limits.SWEEP_ITEMS
 
 
-def _add(tx: Tx, definition: Definition, index: IndexDefinition, rows: list[ItemRow]) -> None:
-    """Skips items without the index's key attributes, and items written since the index was created."""
+def _add(tx: Tx, definition: Definition, index: IndexDefinition, rows: list[ItemRow]) -> bool:
+    """Skips items without the index's key attributes, and items written since the index was created. False: an item has
+    such an attribute, but it does not fit the index."""
     items = size = 0
+    fits = True
     for row in rows:
         item = value.decode(row.body)
-        key = write.entry_key(definition, index, item, row.key)
+        try:
+            key = keys.index_key(definition, index, item, row.key)
+        except Invalid:
+            fits = False
+            continue
         if key is not None and tx.get(INDEX_ENTRIES, index.space, key) is None:
             tx.put(INDEX_ENTRIES, IndexRow(index.space, key, row.key))
             items += 1
@@ -146,6 +156,7 @@ def _add(tx: Tx, definition: Definition, index: IndexDefinition, rows: list[Item
     if items:
         count = counted(tx, index.space)
         tx.put(COUNTS, CountRow(index.space, count.items + items, count.bytes + size))
+    return fits
 
 
 def _add_expiry(tx: Tx, definition: Definition, rows: list[ItemRow]) -> None:

@@ -13,6 +13,7 @@ from tailrace.storage.engine import Reader
 from tailrace.tables import definition as tables
 from tailrace.tables.definition import TABLES
 from tailrace.topics import group as rules
+from tailrace.topics.consumption import CONSUMPTION
 from tailrace.topics.topic import GROUPS, OWNER, PARTITIONS, TOPIC_NAMES, TOPICS, GroupRow, Topic, opened
 
 
@@ -41,6 +42,11 @@ def check_topics(reader: Reader) -> TopicsChecked:
             checked.findings.append(f"partition with log {row.log} belongs to no topic")
     strays = {row.log for row in reader.scan(GROUPS)} - known
     checked.findings += [f"consumer groups of log {number}, which is no partition" for number in sorted(strays)]
+    groups = {(row.log, row.name) for row in reader.scan(GROUPS)}
+    recorded = {(log, name) for log, name in reader.values(CONSUMPTION, "log, name")} - groups
+    checked.findings += [
+        f"acknowledgements of group {name!r} in log {log}, which there is not" for log, name in sorted(recorded)
+    ]
     return checked
 
 

@@ -19,7 +19,7 @@ from tailrace.storage.engine import Peek, Tx
 from tailrace.streams.producer import PRODUCERS, ProducerClaim, ProducerState, is_new
 from tailrace.tables import definition as tables
 from tailrace.tables.definition import TABLES, Definition, TopicRoute
-from tailrace.topics import backfill, router
+from tailrace.topics import backfill, consumption, router
 from tailrace.topics.group import TopicChanged
 from tailrace.topics.topic import (
     GROUPS,
@@ -214,10 +214,12 @@ class DropTopic(Command[bool], frozen=True):
             kept = tuple(route for route in definition.routes if route.topic != topic.id)
             backfill.end(tx, tuple(route for route in definition.routes if route.topic == topic.id))
             tables.save(tx, msgspec.structs.replace(definition, routes=kept))
-        for partition in range(topic.partitions):
-            number = topic.log_of(partition)
-            for group in list(tx.scan(GROUPS, number)):
-                tx.delete(GROUPS, number, group.name)
+        numbers = [topic.log_of(partition) for partition in range(topic.partitions)]
+        groups = [(number, group.name) for number in numbers for group in list(tx.scan(GROUPS, number))]
+        consumption.forget(tx, groups)
+        for number, name in groups:
+            tx.delete(GROUPS, number, name)
+        for number in numbers:
             tx.delete(PARTITIONS, number)
             log = tx.get(LOGS, number)
             assert log is not None

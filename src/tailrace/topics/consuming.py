@@ -14,15 +14,17 @@ from tailrace.command import Command
 from tailrace.errors import Invalid, LimitExceeded, NotFound
 from tailrace.log import cold, segments
 from tailrace.log.entry import Log
+from tailrace.log.tail import ACKNOWLEDGED
 from tailrace.storage.engine import Reader, Tx
+from tailrace.topics import consumption, router
 from tailrace.topics import group as rules
-from tailrace.topics import router
 from tailrace.topics.commands import subject
 from tailrace.topics.group import (
     EARLIEST,
     LATEST,
     OFFSET,
     TIMESTAMP,
+    Acknowledged,
     GroupMoved,
     GroupProgress,
     LeasedRange,
@@ -356,7 +358,7 @@ class Ack(Command[Acked], frozen=True, gc=False):
         if self.upto < 0:
             raise Invalid(f"an offset is 0 or more, not {self.upto}")
         row = known(tx, topic, self.partition, self.group)
-        progress = GroupProgress(row.cursor, rules.unpacked(row.ranges))
+        progress = before = GroupProgress(row.cursor, rules.unpacked(row.ranges))
         lease = lease_number(self.lease)
         if self.offsets:
             progress, count = rules.acknowledged_each(progress, self.consumer, lease, self.offsets, tx.now_ms)
@@ -364,6 +366,7 @@ class Ack(Command[Acked], frozen=True, gc=False):
             progress, count = rules.acknowledged(progress, self.consumer, lease, self.upto)
         if count:
             _store(tx, row, progress)
+            _note_acked(tx, row, before.ranges, progress, self.consumer)
         return Acked(topic, progress.floor, count)
 
 
@@ -391,10 +394,11 @@ class AckHeld(Command[Acked], frozen=True, gc=False):
             if not 0 <= first <= last:
                 raise Invalid(f"offsets {first} to {last} are not a range; give the lower one first, from 0 on")
         row = known(tx, topic, self.partition, self.group)
-        progress = GroupProgress(row.cursor, rules.unpacked(row.ranges))
-        progress, count = rules.settled(progress, self.consumer, lease_number(self.lease), self.offsets, tx.now_ms)
+        before = GroupProgress(row.cursor, rules.unpacked(row.ranges))
+        progress, count = rules.settled(before, self.consumer, lease_number(self.lease), self.offsets, tx.now_ms)
         if count:
             _store(tx, row, progress)
+            _note_acked(tx, row, before.ranges, progress, self.consumer)
         return Acked(topic, progress.floor, count)
 
 
@@ -512,16 +516,18 @@ class DropGroup(Command[int], frozen=True):
 
     def run(self, tx: Tx) -> int:
         topic = find(tx, self.topic)
-        count = 0
-        for partition in range(topic.partitions):
-            number = topic.log_of(partition)
-            if tx.get(GROUPS, number, self.group) is not None:
-                tx.delete(GROUPS, number, self.group)
-                tx.notify(number, GroupMoved(self.group, True, None))
-                count += 1
-        if not count:
+        numbers = [topic.log_of(partition) for partition in range(topic.partitions)]
+        numbers = [number for number in numbers if tx.get(GROUPS, number, self.group) is not None]
+        if not numbers:
             raise NotFound(_unknown(topic, self.group), code="GROUP_NOT_FOUND")
-        return count
+        consumption.forget(tx, [(number, self.group) for number in numbers])
+        for number in numbers:
+            tx.delete(GROUPS, number, self.group)
+            tx.notify(number, GroupMoved(self.group, True, None))
+        return len(numbers)
+
+    def heavy(self) -> bool:
+        return True  # it removes the record of each partition
 
 
 def known(tx: Tx, topic: Topic, partition: int, name: str) -> GroupRow:
@@ -545,6 +551,12 @@ def _store(tx: Tx, row: GroupRow, progress: GroupProgress, *, deliverable: bool 
     tx.put(GROUPS, msgspec.structs.replace(row, cursor=progress.cursor, ranges=ranges, updated_ms=tx.now_ms))
     deliverable = deliverable or any(each.free(tx.now_ms) for each in progress.ranges)
     tx.notify(row.log, GroupMoved(row.name, deliverable or None, rules.wake_ms(progress, tx.now_ms)))
+
+
+def _note_acked(tx: Tx, row: GroupRow, before: tuple[LeasedRange, ...], progress: GroupProgress, consumer: str) -> None:
+    """Leave a notice for the record of acknowledgements."""
+    ranges = rules.removed(before, progress.ranges)
+    tx.notify(ACKNOWLEDGED, Acknowledged(row.log, row.name, ranges, tx.now_ms, consumer, tx.by))
 
 
 def lease_number(lease: str | None) -> int | None:

@@ -74,6 +74,17 @@ class GroupMoved(msgspec.Struct, frozen=True, gc=False):
     wake_ms: int | None
 
 
+class Acknowledged(msgspec.Struct, frozen=True, gc=False):
+    """The notice of what a consumer has acknowledged: ranges [first, end) of a partition, for the record."""
+
+    log: int
+    group: str
+    ranges: tuple[tuple[int, int], ...]
+    at_ms: int
+    consumer: str
+    by: str
+
+
 class TopicChanged(msgspec.Struct, frozen=True, gc=False):
     """The notice that an alias was moved from a topic, or that a topic has more partitions: waiting consumers look
     again at which logs they wait for."""
@@ -249,6 +260,36 @@ def acknowledged(progress: GroupProgress, consumer: str, lease: int | None, upto
         if end < held.end:
             kept.append(msgspec.structs.replace(held, first=end))
     return (GroupProgress(progress.cursor, tuple(kept)) if count else progress), count
+
+
+def removed(before: Sequence[LeasedRange], after: Sequence[LeasedRange]) -> tuple[tuple[int, int], ...]:
+    """The ranges [first, end) of `before` that are not in `after`; ACK_RANGES_NOTED at most, and then there may be
+    more."""
+    if len(before) == 1 and not after:
+        return ((before[0].first, before[0].end),)
+    found: list[tuple[int, int]] = []
+    at = 0
+    for held in before:
+        first = held.first
+        while at < len(after) and after[at].first < held.end:
+            if first < after[at].first:
+                _extend(found, first, after[at].first)
+            first = max(first, after[at].end)
+            if first > held.end:  # it was joined with the next one
+                break
+            at += 1
+        if first < held.end:
+            _extend(found, first, held.end)
+        if len(found) > limits.ACK_RANGES_NOTED:
+            break
+    return tuple(found[: limits.ACK_RANGES_NOTED])
+
+
+def _extend(found: list[tuple[int, int]], first: int, end: int) -> None:
+    if found and found[-1][1] == first:
+        found[-1] = (found[-1][0], end)
+    else:
+        found.append((first, end))
 
 
 def acknowledged_each(

@@ -11,13 +11,12 @@ import msgspec
 
 from tailrace import limits
 from tailrace.command import Query
-from tailrace.log import segments
-from tailrace.log.entry import LOGS, Log
+from tailrace.log.entry import LOGS
 from tailrace.storage.engine import Reader
 from tailrace.storage.table import StorageTable
 from tailrace.streams.stream import STREAMS
 from tailrace.tables.definition import TABLES
-from tailrace.topics.queries import GroupInfo, group_info
+from tailrace.topics.queries import GroupInfo, group_info, oldest_ms
 from tailrace.topics.topic import GROUPS, PARTITIONS, TOPICS
 
 _COUNTED: Final[dict[str, StorageTable[Any]]] = {"streams": STREAMS, "tables": TABLES, "topics": TOPICS}
@@ -92,7 +91,7 @@ class FindLag(Query[GroupLag], frozen=True):
 
 def _lagging(reader: Reader, name: tuple[str, str], parts: list[GroupInfo]) -> LaggingGroup:
     behind = [part for part in parts if part.lag]
-    times = [at_ms for part in behind if (at_ms := _written_ms(reader, part)) is not None]
+    times = [at_ms for part in behind if (at_ms := oldest_ms(reader, part)) is not None]
     return LaggingGroup(
         *name,
         sum(part.lag for part in parts),
@@ -101,12 +100,3 @@ def _lagging(reader: Reader, name: tuple[str, str], parts: list[GroupInfo]) -> L
         sum(part.lost for part in parts),
         min(times, default=None),
     )
-
-
-def _written_ms(reader: Reader, part: GroupInfo) -> int | None:
-    """When the first message that a group has not acknowledged was written; None: it is in cold storage."""
-    log: Log | None = reader.get(LOGS, part.topic.log_of(part.partition))
-    if log is None or part.floor < log.start:
-        return None
-    found = segments.outline(reader, log.id, part.floor)
-    return None if found is None else found[2]

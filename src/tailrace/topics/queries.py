@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from itertools import islice
 
@@ -10,9 +11,9 @@ import msgspec
 from tailrace import limits
 from tailrace.access import Permission
 from tailrace.command import Query
-from tailrace.errors import Invalid
+from tailrace.errors import Invalid, NotFound
 from tailrace.listing import NamedPage, NameFilter, page
-from tailrace.log import cold
+from tailrace.log import cold, segments
 from tailrace.log import log as logs
 from tailrace.log.entry import LOGS, Entry, Log
 from tailrace.storage.engine import Reader
@@ -22,6 +23,7 @@ from tailrace.tables.definition import TABLES, TableRow, TopicRoute
 from tailrace.topics import group as rules
 from tailrace.topics.commands import subject
 from tailrace.topics.consuming import ConsumedMessages, resolved
+from tailrace.topics.consumption import AckRange, acknowledgements
 from tailrace.topics.group import GroupProgress, StartPoint
 from tailrace.topics.topic import GROUPS, PARTITIONS, TOPICS, DeliveredRange, GroupRow, Topic, find, partition_log, read
 
@@ -134,6 +136,7 @@ class GroupInfo(msgspec.Struct, frozen=True):
     created_ms: int
     updated_ms: int
     consumers: list[str]  # those that hold messages
+    oldest_ms: int | None = None  # when the first message of the lag was written, if that was asked for
 
 
 class RouteInfo(msgspec.Struct, frozen=True):
@@ -186,7 +189,7 @@ class DescribeTopic(Query[TopicDescription], frozen=True):
             topic,
             None if letters is None else letters.name,
             list(_partitions(reader, topic)),
-            list(_groups(reader, topic)),
+            [msgspec.structs.replace(each, oldest_ms=oldest_ms(reader, each)) for each in _groups(reader, topic)],
             routes,
         )
 
@@ -254,6 +257,39 @@ class ListRoutes(Query[list[RouteInfo]], frozen=True):
         return [info for info in _routes(reader) if number is None or info.topic_id == number]
 
 
+class RecordedAck(msgspec.Struct, frozen=True):
+    partition: int
+    range: AckRange
+
+
+class ListAcks(Query[list[RecordedAck]], frozen=True):
+    """The last acknowledgements of a group, the newest first: of one partition, or of all."""
+
+    permission = Permission.CONSUME
+
+    topic: str
+    group: str
+    partition: int | None = None
+    limit: int = limits.ACKS_LISTED_MAX
+
+    def subjects(self) -> tuple[str, ...]:
+        return (subject(self.topic),)
+
+    def run(self, reader: Reader) -> list[RecordedAck]:
+        topic = find(reader, self.topic)
+        chosen = range(topic.partitions) if self.partition is None else (self.partition,)
+        if all(reader.get(GROUPS, topic.log_of(each), self.group) is None for each in chosen):
+            raise NotFound(
+                f"group {self.group[:80]!r} has not consumed from topic {topic.name!r}", code="GROUP_NOT_FOUND"
+            )
+        found: list[RecordedAck] = []
+        for partition in chosen:
+            recent = acknowledgements(reader, topic.log_of(partition), self.group, self.limit)
+            found += [RecordedAck(partition, each) for each in islice(recent, self.limit)]
+            found = heapq.nlargest(self.limit, found, key=lambda each: each.range.at_ms)
+        return found
+
+
 def _chosen(reader: Reader, name: str | None) -> list[Topic]:
     if name is not None:
         return [find(reader, name)]
@@ -288,6 +324,16 @@ def group_info(reader: Reader, topic: Topic, partition: int, log: Log, row: Grou
         log.next - progress.cursor + pending + in_flight, in_flight, pending, row.delivered, row.redelivered,
         row.lost + gone, row.created_ms, row.updated_ms, sorted({each.consumer for each in held}),
     )  # fmt: skip
+
+
+def oldest_ms(reader: Reader, part: GroupInfo) -> int | None:
+    """When the first message that a group has not acknowledged was written; None: there is none, or it is in cold
+    storage."""
+    log = reader.get(LOGS, part.topic.log_of(part.partition)) if part.lag else None
+    if log is None or part.floor < log.start:
+        return None
+    found = segments.outline(reader, log.id, part.floor)
+    return None if found is None else found[2]
 
 
 def _routes(reader: Reader) -> Iterator[RouteInfo]:

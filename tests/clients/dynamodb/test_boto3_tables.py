@@ -557,8 +557,6 @@ def test_limits_and_endpoints(client: Any, server: Any, hashed: str) -> None:
 def test_what_is_not_there_says_so(client: Any, hashed: str, refuses: Any) -> None:
     with refuses("UnknownOperationException"):
         client.list_global_tables()
-    with refuses("UnknownOperationException"):
-        client.list_exports()
     with refuses("TableNotFoundException"):
         client.describe_continuous_backups(TableName="does.not.exist")
 

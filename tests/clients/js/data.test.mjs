@@ -141,6 +141,29 @@ test("lists, the past of a table, the trace of a write, the status", { timeout }
   assert.equal(columns.at_ms.length, columns.commits.length)
 })
 
+test("jobs are paused and resumed; who has consumed is on record", { timeout }, async () => {
+  const name = fresh("job")
+  await client.request("PUT", `/v1/jobs/${name}`, { headers: { "content-type": "application/json" }, body: '{"kind": "snapshot"}' })
+  const listed = async () => (await client.jobs()).find((job) => job.name === name)
+  assert.equal((await listed()).paused, false)
+  assert.equal((await client.pauseJob(name)).paused, true)
+  assert.ok((await listed()).paused_at)
+  assert.equal((await client.resumeJob(name)).paused, false)
+  await rejects(client.pauseJob(fresh("nobody")), { code: "JOB_NOT_FOUND" })
+  const news = await topic()
+  await news.publishMany(range(0, 3).map((n) => ({ payload: { n } })))
+  const consumer = client.consumer({ topic: news.name, groupId: "g", onError: quiet })
+  let seen = 0
+  await consumer.run(async () => {
+    if (++seen === 3) consumer.stop()
+  })
+  const found = await until(async () => {
+    const acks = await news.acknowledgements("g", { limit: 10 })
+    return acks.reduce((sum, each) => sum + each.last_offset - each.first_offset + 1, 0) === 3 && acks
+  })
+  assert.ok(found.every((each) => each.at && each.by && each.partition_id === 0))
+})
+
 test("a write is repeated only if twice has the effect of once", { timeout }, async () => {
   const things = await table()
   const lose = () => faulty(/POST \/$/, (n) => (n === 0 ? "lose" : undefined))

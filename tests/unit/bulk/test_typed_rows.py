@@ -81,6 +81,23 @@ def test_the_columns_of_changes() -> None:
         assert TypedRows("orders", part).of_changes(entries).to_pylist()[0] == {"sequence": 10, "after": {"a": 1}}
 
 
+@pytest.mark.parametrize("count", [1, MANY])
+def test_an_image_without_any_of_the_columns_is_not_null(count: int) -> None:
+    image = pa.struct([("b", pa.int64()), ("c", pa.string())])
+    rows = [(0, None, {"a": 1}), (1, {"a": 1}, {"a": 1, "b": 2}), (2, {"a": 1, "z": 3}, None)]
+    found = TypedRows("orders", pa.schema([("before", image), ("after", image)])).of_changes(table(*rows * count))
+    nothing = {"b": None, "c": None}
+    assert (
+        found.to_pylist()
+        == [
+            {"before": None, "after": nothing},
+            {"before": nothing, "after": {"b": 2, "c": None}},
+            {"before": nothing, "after": None},
+        ]
+        * count
+    )
+
+
 def test_changes_as_rows() -> None:
     """The attributes of what is there after the change, or was before it; or of the key."""
     rows = [

@@ -7,6 +7,8 @@ import dataclasses
 import gc
 import json
 import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import cast
 
@@ -393,3 +395,26 @@ def test_the_memory_of_a_refused_request_is_released_at_once(data_dir: Path) -> 
         serve(data_dir, scenario)
     finally:
         gc.enable()
+
+
+FAULTS = """
+import resource
+from tailrace.http.serve import keep_freed_memory
+
+if not keep_freed_memory():
+    raise SystemExit("no such options")
+for rounds in (2, 50):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(rounds):
+        page = [b"%d" % n * 524_288 for n in range(10, 26)]
+        del page
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_memory_of_a_page_is_used_again() -> None:
+    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=False)
+    if "no such options" in done.stderr:
+        pytest.skip("malloc has no such options here")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 4_096, "otherwise as many for each of the pages"

@@ -266,6 +266,28 @@ def test_a_password_that_is_changed_while_it_is_checked(db: Database) -> None:
     run(db, scenario)
 
 
+def test_a_user_that_is_dropped_while_it_is_loaded(db: Database) -> None:
+    """The row may come from another machine: it was read, and the user is gone before the row is here."""
+
+    async def scenario(authenticator: Authenticator) -> None:
+        aexecute, loaded = db.aexecute, 0
+
+        async def late(command: Any, *more: Any) -> Any:
+            nonlocal loaded
+            found = await aexecute(command, *more)
+            loaded += isinstance(command, LoadUser)
+            if loaded == 2:  # after the hashing
+                loaded += 1
+                await aexecute(DropUser(name="ann"))
+            return found
+
+        with mock.patch.object(db, "aexecute", late), pytest.raises(WrongToken):
+            await authenticator.find(basic())
+        assert authenticator.known(basic()) is None
+
+    run(db, scenario)
+
+
 def test_another_users_change_evicts_no_other_user(db: Database) -> None:
     async def scenario(authenticator: Authenticator) -> None:
         await authenticator.find(basic())

@@ -151,7 +151,49 @@ EQ = {"ComparisonOperator": "EQ", "AttributeValueList": [{"S": "a"}]}
                 "ConditionExpression": "attribute_exists(p)",
                 "ExpressionAttributeNames": {"#a": "a"},
             },
-            "Value provided in ExpressionAttributeNames unused in expressions: keys: {#a}",
+            "1 validation error detected: Value provided in ExpressionAttributeNames unused in expressions: keys: {#a}",
+        ),
+        (
+            "PutItem",
+            ON | {"Item": KEY | {"s": {"NS": []}}},
+            f"1 validation error detected: {INVALID}An number set  may not be empty",
+        ),
+        (
+            "UpdateItem",
+            ON | {"Key": KEY, "UpdateExpression": "ADD s :s", "ExpressionAttributeValues": {":s": {"SS": []}}},
+            f"1 validation error detected: {INVALID}An string set  may not be empty",
+        ),
+        (
+            "UpdateItem",
+            ON | {"Key": KEY, "UpdateExpression": "SET x = y", "ExpressionAttributeValues": {}},
+            "1 validation error detected: ExpressionAttributeValues must not be empty",
+        ),
+        (
+            "UpdateItem",
+            ON | {"Key": KEY, "UpdateExpression": ""},
+            "1 validation error detected: Invalid UpdateExpression: The expression can not be empty;",
+        ),
+        (
+            "UpdateItem",
+            ON | {"Key": KEY, "UpdateExpression": "SET x = y SET z = y"},
+            "1 validation error detected: Invalid UpdateExpression: "
+            'The "SET" section can only be used once in an update expression;',
+        ),
+        (
+            "UpdateItem",
+            ON | {"Key": KEY, "UpdateExpression": "REMOVE x, x.y"},
+            "1 validation error detected: Invalid UpdateExpression: Two document paths overlap with each other; "
+            "must remove or rewrite one of these paths; path one: [x], path two: [x, y]",
+        ),
+        (
+            "UpdateItem",
+            ON | {"Key": KEY, "UpdateExpression": "SET x = y,"},
+            'Invalid UpdateExpression: Syntax error; token: "<EOF>", near: ","',
+        ),
+        (
+            "TransactWriteItems",
+            {"TransactItems": [{"Update": ON | {"Key": KEY, "UpdateExpression": "SET x = y SET z = y"}}]},
+            'Invalid UpdateExpression: The "SET" section can only be used once in an update expression;',
         ),
         (
             "UpdateItem",

@@ -112,8 +112,25 @@ def test_a_write_is_followed_to_its_messages_and_jobs(data_dir: Path) -> None:
         await up.http.post("/v1/api/topics/nack", json=ack)
         assert await state() == "waiting"
         await up.http.post("/v1/api/topics/consume", json={**consume, **place})
-        await up.http.post("/v1/api/topics/ack", json={**ack, "upto_offset": delivered[0]["offset"]})
+        ours = {**ack, "consumer_id": "till-3"}
+        await up.http.post("/v1/api/topics/nack", json=ack)
+        await up.http.post("/v1/api/topics/consume", json={**consume, **place, "consumer_id": "till-3"})
+        await up.http.post("/v1/api/topics/ack", json={**ours, "upto_offset": delivered[0]["offset"]})
         assert await state() == "acknowledged"
+        await asyncio.to_thread(up.db.sweep)
+        (group,) = (await got(up, f"writes/{first}"))["messages"][0]["groups"]
+        assert (group["consumer_id"], group["acknowledged_by"]) == ("till-3", "everyone")
+        assert group["acknowledged_at"] >= message["at"]
+        listed = await up.http.get("/v1/topics/bills/acknowledgements", params={"group": "g"})
+        (recorded,) = listed.json()["acknowledgements"]
+        at = message["offset"]
+        assert recorded == {
+            **place, "first_offset": at, "last_offset": at, "at": group["acknowledged_at"], "consumer_id": "till-3",
+            "by": "everyone",
+        }  # fmt: skip
+        for given, status in (({}, 400), ({"group": "x"}, 404), ({"group": "g", "limit": "0"}, 400)):
+            refused = await up.http.get("/v1/topics/bills/acknowledgements", params=given)
+            assert refused.status_code == status, refused.text
 
         assert (await got(up, f"writes/{second}"))["messages"] == [], "the filter of the route kept it back"
         (changed,) = (await got(up, f"writes/{update}", key='{"id":"a"}'))["messages"]

@@ -578,7 +578,7 @@ def test_topics_are_listed_and_described(data_dir: Path) -> None:
         assert group == {
             "group_id": GROUP, "partition_id": 0, "last_acked_offset": 0, "next_offset": 2, "lag": 2, "in_flight": 1,
             "pending": 0, "delivered": 2, "redelivered": 0, "lost": 0, "consumers": ["me"],
-            "created_at": group["created_at"], "updated_at": group["updated_at"],
+            "created_at": group["created_at"], "updated_at": group["updated_at"], "oldest_at": group["oldest_at"],
         }  # fmt: skip
         assert shown["routes"] == []
 

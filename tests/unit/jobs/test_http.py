@@ -241,6 +241,21 @@ def test_jobs_report_their_progress(client: Client) -> None:
         client.job("nightly/α")
 
 
+def test_jobs_are_paused_and_resumed(client: Client, http: httpx.Client) -> None:
+    client.register_job("nightly", "snapshot")
+    assert client.job("nightly")["paused"] is False
+    paused = client.pause_job("nightly")
+    assert paused["paused"] is True and paused["paused_at"] and paused["paused_by"]
+    (listed,) = [each for each in client.jobs() if each["name"] == "nightly"]
+    assert (listed["paused"], listed["paused_at"]) == (True, paused["paused_at"])
+    rows = client.sql("SELECT paused, paused_by FROM system.pipelines WHERE name = 'nightly'")[0].rows
+    assert rows == [{"paused": True, "paused_by": paused["paused_by"]}]
+    resumed = client.resume_job("nightly")
+    assert (resumed["paused"], resumed["paused_at"], resumed["paused_by"]) == (False, None, None)
+    assert http.post("/v1/jobs/nobody/pause").status_code == http.post("/v1/jobs/nobody/resume").status_code == 404
+    client.drop_job("nightly")
+
+
 # -- cold storage
 
 

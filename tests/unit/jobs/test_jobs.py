@@ -10,14 +10,16 @@ import pytest
 
 import tailrace
 from tailrace import limits
+from tailrace.access import ROLES, Principal
 from tailrace.check import check_database
 from tailrace.database import Database
-from tailrace.errors import Conflict, Invalid, LimitExceeded, NotFound, TooLarge
-from tailrace.jobs.commands import DropJob, PinPositions, RegisterJob, ReportJob
+from tailrace.errors import Conflict, Forbidden, Invalid, LimitExceeded, NotFound, TooLarge
+from tailrace.jobs.commands import DropJob, PauseJob, PinPositions, RegisterJob, ReportJob, ResumeJob
 from tailrace.jobs.queries import GetJob, ListJobs
 from tailrace.jobs.stage import Target
 from tailrace.jobs.tiering import AttachTier
 
+ANN = Principal("ann", ROLES["service"], "service")
 DEFINITION = msgspec.msgpack.encode({"select": "SELECT 1"})
 
 
@@ -139,5 +141,43 @@ def test_jobs_are_rows_of_a_system_table(db: Database) -> None:
     del row["updated_at"], row["created_at"]
     assert row == {
         "name": "totals", "kind": "view", "source": "tables/orders", "target": "tables/totals", "state": "failed",
-        "position": '{"7":3}', "rows": 5, "lag": 0, "message": "no more",
+        "position": '{"7":3}', "rows": 5, "lag": 0, "message": "no more", "paused": False, "paused_at": None,
+        "paused_by": None,
     }  # fmt: skip
+
+
+def test_a_paused_job_stays_paused_until_it_is_resumed(data_dir: Path) -> None:
+    with tailrace.open(data_dir, housekeeping_s=None) as db:
+        db.execute(RegisterJob("totals", "view"))
+        assert db.execute(GetJob("totals")).pause is None
+        first = db.execute(PauseJob("totals"), ANN).pause
+        assert first is not None and first.by == "ann"
+        assert db.execute(PauseJob("totals")).pause == first  # whoever was first
+        assert db.execute(ReportJob("totals", "paused")).pause == first
+    with tailrace.open(data_dir, housekeeping_s=None) as db:
+        (found,) = db.execute(ListJobs())
+        assert (found.pause, found.job.state) == (first, "paused")
+        (row,) = db.sql("SELECT paused, paused_by, paused_at FROM system.pipelines").rows
+        assert (row["paused"], row["paused_by"]) == (True, "ann") and row["paused_at"] is not None
+        assert db.execute(RegisterJob("totals", "view")).pause == first
+        assert db.execute(ResumeJob("totals")).pause is None
+        assert db.execute(ResumeJob("totals")).pause is None
+        assert db.execute(GetJob("totals")).pause is None
+        db.execute(PauseJob("totals"))
+        db.execute(DropJob("totals"))
+        db.execute(RegisterJob("totals", "view"))
+        assert db.execute(GetJob("totals")).pause is None  # another job, of the same name
+    assert check_database(data_dir).findings == []
+
+
+def test_what_cannot_be_paused(db: Database) -> None:
+    with pytest.raises(NotFound):
+        db.execute(PauseJob("nobody"))
+    with pytest.raises(NotFound):
+        db.execute(ResumeJob("nobody"))
+    db.execute(PinPositions("mine", {7: 1}))
+    with pytest.raises(Conflict, match="a program of yours") as caught:
+        db.execute(PauseJob("mine"))
+    assert caught.value.code == "NOT_PAUSABLE"
+    with pytest.raises(Forbidden):
+        db.execute(PauseJob("mine"), Principal("reader", ROLES["user"], "user"))

@@ -19,6 +19,7 @@ from tailrace.errors import Conflict, Fenced, Forbidden, InUse, Invalid, NotFoun
 from tailrace.jobs import view_sql
 from tailrace.jobs.apply import ApplyView, RewriteView
 from tailrace.jobs.commands import DropJob, PinPositions
+from tailrace.jobs.tracing import TracedJob, trace_write
 from tailrace.jobs.view import CreateView, DescribeView, DropView, ListViews, PlanView, ViewShape, sql_kind
 from tailrace.jobs.view_fill import BeginFill, ClearRows, FillRows, FinishFill
 from tailrace.scalar.problem import ExpressionError
@@ -62,6 +63,37 @@ def items(db: Database, name: str) -> list[dict[str, Any]]:
     from tailrace.tables.value import item_to_plain
 
     return sorted((item_to_plain(each) for each in db.execute(Items(name))[1]), key=repr)
+
+
+def test_a_write_is_followed_to_the_rows_of_a_view(db: Database) -> None:
+    def traced(sequence: int) -> TracedJob:
+        (job,) = trace_write(db.execute, "orders", sequence, None, None).jobs
+        return job
+
+    def last(count: int = 1) -> list[int]:
+        return [each.sequence for each in db.table("orders").changes()][-count:]
+
+    put(db, {"id": "1", "status": "open", "total": 1, "customer": "a"})
+    name = live(db)
+    put(db, {"id": "2", "status": "open", "total": 2, "customer": "a"})
+    put(db, {"id": "3", "status": "paid", "total": 3, "customer": "a"})
+    both = last(2)
+    assert not traced(both[0]).applied and traced(both[0]).moved is None
+    advance(db, name)
+    for sequence in both:
+        found = traced(sequence).moved
+        assert found is not None and not found.alone and not found.more
+        assert sorted(record.keys["status"]["S"] for record in found.records) == ["open", "paid"]
+    put(db, {"id": "2", "status": "open", "total": 5, "customer": "a"}, {"id": "4", "status": "open", "total": 1})
+    (sequence,) = set(last(2))
+    advance(db, name)
+    found = traced(sequence).moved
+    assert found is not None and found.alone  # two rows, but one write
+    (record,) = found.records
+    assert record.event == "MODIFY" and record.new is not None and record.new["n"] == {"N": "3"}
+    filled = traced(db.table("orders").changes()[0].sequence)
+    assert filled.applied and filled.moved is None  # the filling had it
+    run(db, f"DROP MATERIALIZED VIEW {name}")  # and nothing is left, as the check at the end finds
 
 
 # -- topics
@@ -440,6 +472,12 @@ def test_a_source_whose_changes_were_lost_makes_the_view_stale(db: Database) -> 
             "WITH a AS (SELECT 1 FROM `t1` AS `b`) SELECT * FROM a JOIN `t0` AS `c-d` USING (x)",
         ),
         ("WITH a AS (SELECT * FROM a) SELECT * FROM a", ("a",), "WITH a AS (SELECT * FROM `t0` AS `a`) SELECT * FROM a"),
+        (
+            "WITH RECURSIVE c AS (SELECT x FROM a UNION ALL SELECT a.x FROM a JOIN c ON a.p = c.x) SELECT * FROM c",
+            ("a",),
+            "WITH RECURSIVE c AS (SELECT x FROM `t0` AS `a` UNION ALL SELECT a.x FROM `t0` AS `a` JOIN c ON a.p = c.x) "
+            "SELECT * FROM c",
+        ),
         (
             "SELECT window.start FROM a WHERE x IN (SELECT y FROM b) GROUP BY window(t, '1 minute')",
             ("a", "b"),

@@ -10,6 +10,7 @@ import pytest
 from tailrace import limits
 from tailrace.errors import Invalid, TooLarge, Trimmed
 from tailrace.log import log as logs
+from tailrace.log import segments
 from tailrace.log.entry import LOGS, Log
 from tailrace.storage.engine import Tx
 from tests.unit.log.conftest import Bench
@@ -75,24 +76,44 @@ def bodies(page: logs.LogPage) -> list[bytes]:
 
 
 def test_entries_appended_together_are_as_large_as_their_bodies(bench: Bench) -> None:
-    log = made(bench, b"first")
-    assert bench.do(lambda tx: logs.append_sized(tx, log, [b"one", b"2", b"three"])) == [8, 9, 14]
+    log, other = made(bench, b"first"), made(bench)
+    bench.do(lambda tx: logs.append_together(tx, [(log, [b"one", b"2", b"three"]), (other, [b"alone"])]))
+    assert bodies(read(bench, other)) == [b"alone"]
     page = read(bench, log)
     assert [(entry.position, entry.next, entry.body) for entry in page.entries] == [
         (0, 5, b"first"), (5, 8, b"one"), (8, 9, b"2"), (9, 14, b"three"),
     ]  # fmt: skip
-    assert bench.do(lambda tx: logs.append_sized(tx, log, [])) == []
+    bench.do(lambda tx: logs.append_together(tx, []))
+    assert bench.log(log.id).next == 14  # type: ignore[union-attr]
+
+
+def test_entries_appended_together_are_undone_together(bench: Bench) -> None:
+    """Also after a range was read, for which what was buffered went to the database."""
+    log, other = made(bench, b"first"), made(bench)
+
+    def work(tx: Tx) -> None:
+        logs.append_together(tx, [(log, [b"one", b"2"]), (other, [b"alone"])])
+        assert [entry.body for entry in segments.scan(tx, log.id)] == [b"first", b"one", b"2"]
+        assert [notice.log for notice in tx.notices] == [log.id, other.id]
+        logs.append_together(tx, [(other, [b"more"])])
+        tx.undo()
+        assert not tx.notices
+
+    bench.do(work)
+    assert bodies(read(bench, log)) == [b"first"]
+    assert bodies(read(bench, other)) == []
 
 
 def test_entries_appended_together_never_pass_the_last_position(bench: Bench) -> None:
-    def work(tx: Tx) -> list[int]:
+    def work(tx: Tx, body: bytes) -> int:
         log = msgspec.structs.replace(logs.create(tx, "test"), next=limits.POSITION_MAX - 3)
         tx.put(LOGS, log)
-        assert logs.append_sized(tx, log, [b"12", b"3"]) == [limits.POSITION_MAX - 1, limits.POSITION_MAX]
-        return logs.append_sized(tx, log, [b"12", b"34"])
+        logs.append_together(tx, [(log, [b"12", body])])
+        return tx.get(LOGS, log.id).next  # type: ignore[union-attr]
 
+    assert bench.do(lambda tx: work(tx, b"3")) == limits.POSITION_MAX
     with pytest.raises(TooLarge, match="is full"):
-        bench.do(work)
+        bench.do(lambda tx: work(tx, b"34"))
 
 
 def test_a_new_log_is_empty(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -70,16 +71,72 @@ def test_a_long_read_fills_the_room_and_evicts_nothing() -> None:
         recent.add(segment)
     for segment in held[3:5]:
         recent.fill(segment)
-    assert [recent.covering(log, 5) is not None for log in range(1, 6)] == [True, True, True, True, False]
+    assert recent.bytes == 44
+    assert [recent.covering(log, 5) is not None for log in range(1, 5)] == [True] * 4
     recent.add(held[5])
-    assert [recent.covering(log, 5) is not None for log in range(1, 7)] == [False, True, True, True, False, True]
+    assert [recent.covering(log, 5) is not None for log in range(1, 5)] == [False, True, True, True]
+    assert recent.covering(6, 5) is held[5]
+
+
+def test_the_last_segment_of_a_long_read_is_kept_until_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page ends within it, and the next one begins there."""
+    monkeypatch.setattr(limits, "RECENT_BYTES", 11)
+    recent = RecentSegments()
+    kept = Segment(1, 0, 10, 0, b"k" * 10)
+    first, second = Segment(1, 10, 20, 0, b"f" * 10), Segment(1, 20, 30, 0, b"s" * 10)
+    for segment in (kept, first):
+        recent.fill(segment)
+    assert [recent.covering(1, at) for at in (9, 10, 19, 20)] == [kept, first, first, None]
+    recent.fill(second)
+    assert [recent.covering(1, at) for at in (9, 10, 20, 29, 30)] == [kept, None, second, second, None]
+    for log in range(2, recents.LONG_READS + 2):
+        recent.fill(Segment(log, 0, 10, 0, b"o" * 10))
+    assert recent.covering(1, 20) is None, "too many others came by"
+    assert recent.covering(2, 9) is not None
+    assert recent.covering(1, 5) is kept
+    assert recent.bytes == 11
+
+
+@pytest.mark.parametrize("room", [0, 10_000])
+def test_a_read_page_after_page_reads_each_segment_once(
+    bench: Bench, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "RECENT_BYTES", room)
+    monkeypatch.setattr(limits, "RECENT_SEGMENT_BYTES_MAX", 100)
+    monkeypatch.setattr(limits, "SEALED_BYTES", 10)
+    number = bench.do(lambda tx: logs.create(tx, "test")).id
+    for letter in (b"a", b"b", b"c"):
+        before = bench.log(number)
+        assert before is not None
+        bench.do(partial(logs.append_together, appends=[(before, [letter] * 10)]))
+    bench.seal()
+    log = bench.log(number)
+    assert log is not None
+    recent = RecentSegments()
+    loaded: list[int] = []
+    load = segments.SEGMENTS.load
+
+    def noted(values: tuple[Any, ...]) -> Segment:
+        loaded.append(values[1])
+        return load(values)
+
+    monkeypatch.setattr(segments.SEGMENTS, "load", noted)
+    got, position = b"", 0
+    while position < log.next:
+        with bench.engine.reader() as reader:
+            reader.recent = recent
+            page = logs.read(reader, log, position, 7, long=True)
+        got += b"".join(segment.body for segment in page.segments)
+        position = page.next
+    assert got == b"a" * 10 + b"b" * 10 + b"c" * 10
+    assert loaded == [0, 10, 20]
 
 
 def test_a_long_read_ends_between_segments(bench: Bench) -> None:
     """Otherwise each of them would be read and cut twice."""
     log = bench.do(lambda tx: logs.create(tx, "test"))
     for bodies in ([b"aa", b"aa", b"aa"], [b"bb", b"bb", b"bb"], [b"c" * 20, b"dd"]):
-        bench.do(lambda tx, log=log, bodies=bodies: logs.append_sized(tx, log, bodies))
+        bench.do(lambda tx, log=log, bodies=bodies: logs.append_together(tx, [(log, bodies)]))
         log = bench.log(log.id)  # type: ignore[assignment]
 
     def read(position: int, most: int, *, long: bool, entries: int = 100) -> tuple[list[bytes], int]:
@@ -107,10 +164,10 @@ def test_reads_are_the_same_with_and_without_it(
     number = bench.do(lambda tx: logs.create(tx, "test")).id
     for bodies in commits:
 
-        def work(tx: Any, bodies: list[bytes] = bodies) -> list[int]:
+        def work(tx: Any, bodies: list[bytes] = bodies) -> None:
             log = bench.log(number)
             assert log is not None
-            return logs.append_sized(tx, log, bodies)
+            logs.append_together(tx, [(log, bodies)])
 
         bench.do(work)
     log = bench.log(number)
@@ -132,7 +189,7 @@ def test_reads_are_the_same_with_and_without_it(
 
 def test_a_segment_is_kept_if_only_a_part_of_it_is_read(bench: Bench) -> None:
     log = bench.do(lambda tx: logs.create(tx, "test"))
-    bench.do(lambda tx: logs.append_sized(tx, log, [b"one", b"two", b"three"]))
+    bench.do(lambda tx: logs.append_together(tx, [(log, [b"one", b"two", b"three"])]))
     current = bench.log(log.id)
     assert current is not None
     recent = RecentSegments()

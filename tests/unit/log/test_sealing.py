@@ -128,6 +128,26 @@ def test_a_large_row_between_small_ones_stays_as_it_is(bench: Bench) -> None:
     assert [body for _, body in contents(bench, log)] == bodies
 
 
+def staged(bench: Bench) -> int:
+    with bench.engine.reader() as reader:
+        return len(list(reader.scan(segments.STAGED)))
+
+
+@pytest.mark.parametrize("size", [limits.STAGED_BYTES_MIN // 2, limits.STAGED_BYTES_MAX // 4, limits.STAGED_BYTES_MAX])
+@pytest.mark.parametrize("count", [1, 2])
+def test_only_streams_are_rewritten_where_rows_are_larger_than_a_page(bench: Bench, size: int, count: int) -> None:
+    stream, topic, changes = create(bench), create(bench), create(bench)
+    bodies = [b"x" * (size // count)] * count
+    bench.do(partial(logs.append_together, appends=[(stream, bodies)]))
+    assert staged(bench) == (size < limits.STAGED_BYTES_MAX)
+    before = staged(bench)
+    bench.do(partial(logs.append_each, log=topic, bodies=bodies))
+    bench.do(partial(logs.append_until, log=changes, bodies=bodies, ends=[3 * n for n in range(1, count + 1)]))
+    assert staged(bench) - before == (2 if size < limits.STAGED_BYTES_MIN else 0)
+    for log in (stream, topic, changes):
+        assert [body for _, body in contents(bench, log)] == bodies
+
+
 def test_what_is_trimmed_meanwhile_is_found_again_without(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     log, other = append(bench, create(bench), BODIES), append(bench, create(bench), BODIES)
     monkeypatch.setattr(limits, "STAGED_ROWS", 1)

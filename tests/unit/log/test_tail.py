@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from tailrace.log import tail as tail_module
 from tailrace.log.tail import Tail
 from tailrace.storage.engine import Notice
+
+
+def test_notices_of_commits_that_are_not_of_a_log_have_numbers_of_their_own() -> None:
+    numbers = [number for name, number in vars(tail_module).items() if name.isupper() and isinstance(number, int)]
+    assert len(numbers) >= 6
+    assert len(set(numbers)) == len(numbers)
+    assert max(numbers) < 0
 
 
 def test_each_waiter_is_notified_of_its_log_once_per_commit() -> None:

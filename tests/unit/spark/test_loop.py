@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
-from tailrace.errors import Conflict, Error, Unavailable
+from tailrace.errors import Conflict, Error, NotFound, Unavailable
 from tailrace.spark.jobs import loop
-from tailrace.spark.jobs.loop import run_steps
+from tailrace.spark.jobs.loop import Pauses, run_steps
 
 
 class Clock:
@@ -108,3 +109,70 @@ def test_a_stop_ends_the_loop(clock: Clock) -> None:
     job = Stopping(Unavailable("away"))
     run_steps(job, stop, patience_s=None)
     assert job.retried == ["away"]
+
+
+class PausedServer:
+    """Answers about one job from a list; the last answer stays."""
+
+    def __init__(self, *found: bool | Error) -> None:
+        self._found = list(found)
+        self.asked = 0
+        self.reported: list[str] = []
+
+    def job(self, name: str) -> dict[str, Any]:
+        self.asked += 1
+        found = self._found.pop(0) if len(self._found) > 1 else self._found[0]
+        if isinstance(found, Error):
+            raise found
+        return {"paused": found, "paused_by": "ann", "paused_at": "then"}
+
+    def report_job(
+        self, name: str, state: str, *, rows: int | None = None, message: str | None = None
+    ) -> dict[str, Any]:
+        self.reported.append(state)
+        return {}
+
+
+def test_a_paused_job_takes_no_step_and_says_that_it_is_there(clock: Clock) -> None:
+    stop = Stop(clock)
+    server = PausedServer(*[True] * 12, False)
+    pauses = Pauses(server, "totals", clock=clock.monotonic)
+    said: list[tuple[float, str]] = []
+    job = Job(1.0, None, progress=True)
+    run_steps(
+        job, stop, patience_s=None, hold=lambda: pauses.hold(stop, lambda state: said.append((clock.now_s, state)))
+    )
+    assert [state for _, state in said] == ["paused"] * 3
+    assert [at for at, _ in said] == [0.0, 5.0, 10.0]  # a report every REPORT_S
+    assert clock.now_s == 13.0 and job.done == 2  # it was resumed after 12 looks, and did its work
+
+
+def test_a_job_that_is_stopped_while_it_is_paused_ends(clock: Clock) -> None:
+    stop = Stop(clock)
+    pauses = Pauses(PausedServer(True), "totals", clock=clock.monotonic)
+    job = Job(None, progress=True)
+    run_steps(job, stop, patience_s=None, hold=lambda: pauses.hold(stop, lambda state: stop.set()))
+    assert job.done == 0
+
+
+def test_a_server_that_is_away_changes_nothing_about_a_pause(clock: Clock) -> None:
+    pauses = Pauses(PausedServer(Unavailable("away"), True, Unavailable("away"), False), "x", clock=clock.monotonic)
+    seen = []
+    for _ in range(4):
+        seen.append(pauses.paused())
+        clock.now_s += 0.5
+        assert pauses.paused() == seen[-1]  # it is not asked again within LOOK_S
+        clock.now_s += 0.5
+    assert seen == [False, True, True, False]
+
+
+def test_a_job_that_the_server_does_not_know_is_not_paused(clock: Clock) -> None:
+    server = PausedServer(True, NotFound("no such job"))
+    pauses = Pauses(server, "totals", clock=clock.monotonic)
+    with pytest.raises(Conflict, match="paused by 'ann' at then; run tailrace pipeline resume totals") as caught:
+        pauses.refuse()
+    assert caught.value.code == "JOB_PAUSED"
+    clock.now_s += 1
+    pauses.refuse()
+    pauses.report("paused")
+    assert server.reported == ["paused"]

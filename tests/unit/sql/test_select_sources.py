@@ -137,6 +137,34 @@ def test_names_that_differ_in_case_alone_are_numbered(db: Database) -> None:
     assert sorted(row for row in result.rows[0].values() if row != "x") == [1, 2, 3]
 
 
+def test_which_name_is_numbered_does_not_depend_on_the_order_of_rows(db: Database) -> None:
+    for number in range(6):
+        table = db.create_table(f"cases{number}", partition_key="id")
+        table.put({"id": f"a{number}", "Name": 1})
+        table.put({"id": f"b{number}", "name": 2})
+        assert ask(db, f"SELECT * FROM cases{number} ORDER BY id").rows[0].keys() == {"id", "Name", "name_1"}
+        for _ in range(2):  # read, and then from the cache
+            assert db.sql(f"SELECT * FROM cases{number} ORDER BY id").rows == [
+                {"id": f"a{number}", "Name": 1, "name_1": None}, {"id": f"b{number}", "Name": None, "name_1": 2},
+            ]  # fmt: skip
+
+
+def test_an_index_that_lacks_items_of_another_type_is_not_used(db: Database) -> None:
+    for name in ("indexed", "plain"):
+        table = db.create_table(name, partition_key="id")
+        for id_, city in (("a", 5), ("b", "5"), ("c", "x"), ("d", "")):
+            table.put({"id": id_, "city": city})
+        table.put({"id": "e"})
+    db.sql("CREATE INDEX by_city ON indexed (city)")
+    db.sweep()
+    for condition in ("city = '5'", "city = 'x'", "city < 'y'", "city IN ('5', 'x')"):
+        found = [db.sql(f"SELECT id FROM {name} WHERE {condition} ORDER BY id").rows for name in ("indexed", "plain")]
+        assert found[0] == found[1], condition
+    db.sql("CREATE INDEX by_other ON plain (other)")
+    db.sweep()
+    assert "by_other" in str(db.sql("EXPLAIN SELECT id FROM plain WHERE other = 'x'").rows)
+
+
 def test_a_table_of_many_pages_is_read_whole(db: Database) -> None:
     table = db.create_table("pages", partition_key="id")
     for number in range(60):

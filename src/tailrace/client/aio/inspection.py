@@ -21,6 +21,10 @@ class AsyncInspection:
         """The server: health, rates, latencies, sizes, the groups with the largest lag."""
         return await self._inspect("/v1/status", {})
 
+    async def cluster(self) -> dict[str, Any]:
+        """The servers of the database, with their URLs; one that is not in a cluster names itself."""
+        return await self._inspect("/v1/cluster", {})
+
     async def samples(self, since_ms: int = 0, step_s: int | None = None) -> dict[str, Any]:
         """The samples of the last 24 hours after a time, as columns; `step_s` joins those of so many seconds."""
         return await self._inspect("/v1/status/samples", {"since": since_ms, "step_s": step_s})

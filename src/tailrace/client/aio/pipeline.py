@@ -268,6 +268,14 @@ class AsyncPipeline:
         body |= {} if message is None else {"message": message}
         return _positioned(await self._json("POST", f"{job_target(name)}/report", json=body))
 
+    async def pause_job(self, name: str) -> dict[str, Any]:
+        """Pause a job until `resume_job`: the program that runs it finishes its batch, and then waits."""
+        return _positioned(await self._repeat("POST", f"{job_target(name)}/pause"))
+
+    async def resume_job(self, name: str) -> dict[str, Any]:
+        """Let a paused job continue from where it was."""
+        return _positioned(await self._repeat("POST", f"{job_target(name)}/resume"))
+
     async def drop_job(self, name: str) -> None:
         """Drop a job and its positions."""
         await self._send("DELETE", job_target(name))

@@ -265,6 +265,14 @@ class Pipeline:
         body |= {} if message is None else {"message": message}
         return _positioned(self._json("POST", f"{job_target(name)}/report", json=body))
 
+    def pause_job(self, name: str) -> dict[str, Any]:
+        """Pause a job until `resume_job`: the program that runs it finishes its batch, and then waits."""
+        return _positioned(self._repeat("POST", f"{job_target(name)}/pause"))
+
+    def resume_job(self, name: str) -> dict[str, Any]:
+        """Let a paused job continue from where it was."""
+        return _positioned(self._repeat("POST", f"{job_target(name)}/resume"))
+
     def drop_job(self, name: str) -> None:
         """Drop a job and its positions."""
         self._send("DELETE", job_target(name))

@@ -2,7 +2,10 @@
 
 import { act, badge, button, card, code, confirm, copy, dialog, dim, facts, field, form, grid, h, select, show, tabs, time, toast } from "./ui.js"
 
-const ROLES = [["user", "user: reads and writes"], ["service", "service: also consumes and runs jobs"], ["dba", "dba: also administers"], ["system", "system: everything"]]
+const ROLES = [["reader", "reader: reads"], ["user", "user: also writes"], ["service", "service: also consumes and runs jobs"], ["dba", "dba: also administers"], ["system", "system: everything"]]
+
+/** The roles that this principal may give to others. */
+const roles = (app) => ROLES.filter(([name]) => name !== "system" || app.can("system"))
 
 export default async function access(app) {
   const admin = app.can("admin")
@@ -20,7 +23,7 @@ async function users(app) {
   const target = (user) => `/v1/admin/users/${encodeURIComponent(user.name)}`
   const alter = (user, json, done) => act(undefined, () => app.client.request("PATCH", target(user), { json }), done).then(app.reload)
   const fields = (user) => [
-    field("Role", select(ROLES, user?.role ?? "user", { name: "role" })),
+    field("Role", select(roles(app), user?.role ?? "user", { name: "role" })),
     field("Password", h("input", { name: "password", type: "password", autocomplete: "new-password" }), user ? "Empty: it stays as it is." : "Empty: none; the user has access keys only."),
     field("Grants", h("textarea", { name: "access", rows: 4, spellcheck: "false", placeholder: "tables/orders\nstreams/docs/*" }, user?.access?.join("\n") ?? ""), "One per line, as in tables/orders or streams/docs/*. Empty: everything."),
   ]
@@ -55,7 +58,7 @@ async function keys(app) {
   const { keys: rows } = await app.client.request("GET", "/v1/admin/keys", { signal: app.signal })
   const target = (key) => `/v1/admin/keys/${encodeURIComponent(key.id)}`
   const create = async () => {
-    const made = await form("New access key", [field("Principal", h("input", { name: "principal", required: true, autofocus: true }), "The name of a user, or of the program that uses the key."), field("Role", select([["", "that of the user"], ...ROLES], "", { name: "role" }))], "Create", ({ principal, role }) => app.client.request("POST", "/v1/admin/keys", { json: { principal, role: role || null } }))
+    const made = await form("New access key", [field("Principal", h("input", { name: "principal", required: true, autofocus: true }), "The name of a user, or of the program that uses the key."), field("Role", select([["", "that of the user"], ...roles(app)], "", { name: "role" }))], "Create", ({ principal, role }) => app.client.request("POST", "/v1/admin/keys", { json: { principal, role: role || null } }))
     if (!made) return
     await dialog("The new key", () => h("div", { class: "body" }, h("p", {}, "The secret is shown this once."), facts([["Access key id", code(made.id)], ["Secret", code(made.secret)]]), h("div", { class: "bar" }, button("Copy the secret", () => copy(made.secret)))))
     app.reload()

@@ -82,10 +82,21 @@ function drawn(write) {
         { name: "Position", class: "num", value: (row) => number(row.position) },
         { name: "State", value: (row) => row.state },
         { name: "Last report", value: (row) => ago(row.updated_at) },
-      ], write.jobs, { label: "Jobs and views that read the table" }) : dim("No job reads this table.")),
+      ], write.jobs, { label: "Jobs and views that read the table" }) : dim("No job reads this table."), write.jobs.filter((job) => job.moved).map(moved)),
       station("Cold storage", !!write.kept.cold_table, write.kept.cold_table ? [h("p", {}, "In the cold table ", code(write.kept.cold_table), "."), (write.kept.files ?? []).map((file) => h("p", {}, code(file)))] : dim("Not in cold storage: the database has it."))),
     !write.complete && dim("There are more records or messages of this transaction."),
   ].filter(Boolean)
+}
+
+/** The rows of a view that the batch with this write has moved. */
+function moved({ name, moved: { at, alone, rows, more } }) {
+  const rest = alone ? "" : " The batch had other changes, too."
+  if (!rows.length) return h("p", {}, "In ", link(["tables", name]), " no row has changed: ", time(at), rest)
+  return [
+    h("p", {}, "Rows of ", link(["tables", name]), ` that ${alone ? "this write has moved" : "its batch has moved"}, `, time(at), ":", rest),
+    rows.map((row) => h("div", {}, h("div", { class: "bar center" }, badge(row.event, EVENTS[row.event]), link(["tables", name, "item"], keyText(row.keys), { key: itemJson(row.keys) })), row.old || row.new ? diff(row.old, row.new) : "")),
+    more && dim("There are more rows."),
+  ]
 }
 
 const kept = (where) => [where.hot && badge("hot", "warn"), " ", where.cold_table && badge("cold", "accent")]
@@ -96,8 +107,10 @@ function message(each) {
   return [title, grid([
     { name: "Group", value: (row) => link(["topics", each.topic], row.group_id, { tab: "groups" }) },
     { name: "State", value: (row) => badge(row.state.replace("_", " "), STATES[row.state]) },
+    { name: "Consumed", value: (row) => (row.acknowledged_at ? time(row.acknowledged_at) : row.state === "acknowledged" ? dim("not on record") : dim("–")) },
+    { name: "Consumer", value: (row) => row.consumer_id || dim("–") },
+    { name: "User", value: (row) => row.acknowledged_by ?? dim("–") },
     { name: "Attempt", class: "num", value: (row) => row.attempt || dim("–") },
-    { name: "Consumer", value: (row) => row.consumer_id ?? dim("–") },
     { name: "Lease until", value: (row) => (row.until ? time(row.until) : dim("–")) },
   ], each.groups, { label: `Groups of ${each.topic}` })]
 }

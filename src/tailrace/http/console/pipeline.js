@@ -1,8 +1,8 @@
 /** Pipeline: jobs, views with their SQL and freshness, and cold storage by table. */
 
-import { ago, badge, card, code, dialog, dim, facts, grid, h, jsonView, link, number, poll, state, tabs, time } from "./ui.js"
+import { act, ago, badge, button, card, code, dialog, dim, facts, failure, grid, h, jsonView, link, loading, number, poll, state, tabs, time } from "./ui.js"
 
-const KINDS = { running: "good", idle: "good", streaming: "good", failed: "bad", failing: "bad", stopped: "warn", ready: "good", current: "good" }
+const KINDS = { running: "good", idle: "good", streaming: "good", failed: "bad", failing: "bad", stopped: "warn", paused: "warn", ready: "good", current: "good", live: "good" }
 const status = (text) => (text ? badge(text, KINDS[text] ?? "") : dim("–"))
 
 export default async function pipeline(app) {
@@ -12,41 +12,59 @@ export default async function pipeline(app) {
   app.put(h("div", { class: "head" }, h("h1", {}, "Pipeline")), tabs(["pipeline"], {}, [["jobs", "Jobs"], ["views", "Views"], ["cold", "Cold storage"]], tab, "Parts of the pipeline"), place)
   const parts = { jobs, views, cold }
   const rates = new Map()
-  let failed
-  await poll(async () => {
+  let shown = false
+  const load = async () => {
     try {
-      const made = await parts[tab](client, signal, rates, app)
-      if (!signal.aborted) place.replaceChildren(...[made].flat().filter(Boolean))
+      const made = await parts[tab](client, signal, rates, app, load)
+      if (signal.aborted) return
+      shown = true
+      place.replaceChildren(...[made].flat().filter(Boolean))
     } catch (error) {
-      failed = error
+      if (!signal.aborted && !shown) place.replaceChildren(failure(error, load))
     }
-    if (failed && !signal.aborted && !place.childElementCount) throw failed
-  }, 5_000, signal)
+  }
+  place.append(loading())
+  await poll(load, 5_000, signal)
 }
 
-async function jobs(client, signal, rates) {
-  const { jobs: rows } = await client.request("GET", "/v1/jobs", { signal })
+/** The state of a job. One that is paused while its program has not said so yet is about to stop, or does not run. */
+function jobState(row) {
+  if (!row.paused) return status(row.state)
+  if (row.state === "paused") return status("paused")
+  return [row.state === "running" ? badge("pausing", "warn") : [status(row.state), " ", badge("paused", "warn")]]
+}
+
+/** Whether the job can be paused: it is one of the pipeline, and the user may. */
+const pausable = (app, row) => app.can("jobs") && row.kind !== "consumer"
+
+function pausing(app, row, load) {
+  if (!pausable(app, row)) return ""
+  const done = row.paused ? "Resumed" : "Paused"
+  return button(row.paused ? "Resume" : "Pause", (event) => act(event, () => (row.paused ? app.client.resumeJob(row.name) : app.client.pauseJob(row.name)), `${done} ${row.name}`).then(load), { class: "small", "aria-label": `${row.paused ? "Resume" : "Pause"} ${row.name}` })
+}
+
+async function jobs(client, signal, rates, app, load) {
+  const rows = await client.jobs({ signal })
   const now = performance.now()
   const perSecond = (row) => {
     const before = rates.get(row.name)
     rates.set(row.name, [now, row.rows])
     return before && now > before[0] ? `${number(Math.max(0, Math.round(((row.rows - before[1]) / (now - before[0])) * 1000)))}/s` : dim("–")
   }
-  const detail = (row) => dialog(row.name, () => h("div", { class: "body" }, facts([["Kind", row.kind], ["Source", row.source || "–"], ["Target", row.target || "–"], ["State", status(row.state)], ["Created", time(row.created_at)], ["Last report", time(row.updated_at)]]), row.message && h("p", { class: "error" }, row.message), h("h3", {}, "Definition"), jsonView(row.definition ?? {}), h("h3", {}, "Positions, by log"), jsonView(row.positions)), { class: "wide" })
+  const detail = (row) => dialog(row.name, () => h("div", { class: "body" }, facts([["Kind", row.kind], ["Source", row.source || "–"], ["Target", row.target || "–"], ["State", jobState(row)], row.paused && ["Paused", [time(row.paused_at), ` by ${row.paused_by}`]], ["Created", time(row.created_at)], ["Last report", time(row.updated_at)]]), row.message && h("p", { class: "error" }, row.message), h("h3", {}, "Definition"), jsonView(row.definition ?? {}), h("h3", {}, "Positions, by log"), jsonView(row.positions)), { class: "wide" })
   return [
     grid([
-      { name: "Job", value: (row) => h("b", {}, row.name) },
-      { name: "Kind", value: (row) => row.kind },
-      { name: "State", value: (row) => status(row.state) },
-      { name: "From", value: (row) => row.source || dim("–") },
-      { name: "To", value: (row) => row.target || dim("–") },
+      { name: "Job", class: "name", value: (row) => [h("b", { title: row.name }, row.name), " ", dim(row.kind)] },
+      { name: "State", value: jobState },
+      ...(rows.some((row) => pausable(app, row)) ? [{ name: "", value: (row) => pausing(app, row, load) }] : []),
+      { name: "From, to", class: "wrap", value: (row) => [row.source || dim("–"), dim(" → "), row.target || dim("–")] },
       { name: "Lag", class: "num", value: (row) => number(row.lag ?? null) },
       { name: "Rows", class: "num", value: (row) => number(row.rows) },
       { name: "Rate", class: "num", value: perSecond },
       { name: "Last report", value: (row) => ago(row.updated_at) },
-      { name: "Message", class: "wrap", value: (row) => (row.message ? h("span", { class: row.state === "failed" ? "error" : "dim" }, row.message.slice(0, 300)) : "") },
+      { name: "Message", class: "wrap", value: (row) => (row.message ? h("span", { class: row.state === "failed" ? "error" : "dim" }, row.message.slice(0, 300)) : row.paused ? dim(`paused by ${row.paused_by}`) : "") },
     ], rows, { label: "Jobs", onrow: detail, empty: "No jobs are registered: tailrace pipeline run starts those of pipeline.toml." }),
-    rows.length > 0 && dim("Jobs run outside of the server: the program that runs them pauses and stops them."),
+    rows.length > 0 && dim("Jobs run in a program of their own. One that is paused finishes its batch, and waits until it is resumed."),
   ]
 }
 
@@ -58,7 +76,7 @@ async function views(client, signal, rates, app) {
     h("pre", { class: "json", tabindex: "0", "aria-label": `SQL of ${view.name}` }, view.sql),
     view.message && h("p", { class: "error" }, view.message),
     view.warnings.map((text) => h("p", { class: "dim" }, text)),
-    facts([["Rows", number(view.items)], ["Records applied", number(view.rows)], ["Strategy", view.strategy || "–"], ["Key", view.keys.map(([name]) => name).join(", ") || "–"], ["Columns", view.columns.map(([name, type]) => `${name} ${type}`).join(", ")], ["Refresh", view.refresh ? number(view.refresh) : "–"]]),
+    facts([["Rows", number(view.items)], ["Records applied", number(view.rows)], ["Strategy", view.strategy || "–"], ["Key", view.keys.map(([name]) => name).join(", ") || "–"], ["Columns", view.columns.map(([name, type]) => `${name} ${type}`).join(", ") || "–"], ["Refresh", view.refresh ? number(view.refresh) : "–"]]),
     view.explained.length > 0 && h("details", {}, h("summary", {}, "How it is maintained"), h("ul", {}, view.explained.map((line) => h("li", {}, line)))),
     h("p", {}, link(["sql"], "Query it", { q: `SELECT * FROM ${view.name} LIMIT 100` }))))
 }

@@ -1,11 +1,11 @@
 /** SQL: an editor with completion, errors marked in place, results as a table and as a chart, saved queries. */
 
-import { button, card, chart, code, download, field, form, h, ms, number, s, select, state } from "./ui.js"
+import { button, card, chart, code, download, field, form, grid, h, ms, number, s, select, state } from "./ui.js"
 
 const SAVED = "tailrace.queries"
 const LAST = "tailrace.sql"
 const ROWS_SHOWN = 1_000
-const WORDS = "SELECT FROM WHERE GROUP BY ORDER HAVING LIMIT OFFSET JOIN LEFT RIGHT INNER OUTER ON AS AND OR NOT NULL IS IN BETWEEN LIKE CASE WHEN THEN ELSE END DISTINCT UNION ALL WITH COUNT SUM AVG MIN MAX CAST TRUE FALSE DESC ASC INSERT INTO VALUES UPDATE SET DELETE CREATE TABLE DROP TOPIC ALTER ADD SOURCE IF EXISTS PRIMARY KEY TEXT BIGINT DECIMAL DOUBLE BOOLEAN BLOB JSON MATERIALIZED VIEW EXPLAIN SHOW TOPICS CONSUMER GROUPS DESCRIBE CONSUME PUBLISH ACK RESET TO EARLIEST LATEST TIMESTAMP PARTITION USER GRANT REVOKE UPSERT REPLACE USING OVER ROW_NUMBER INTERVAL".split(" ")
+const WORDS = "SELECT FROM WHERE GROUP BY ORDER HAVING LIMIT OFFSET JOIN LEFT RIGHT INNER OUTER ON AS AND OR NOT NULL IS IN BETWEEN LIKE CASE WHEN THEN ELSE END DISTINCT UNION ALL WITH COUNT SUM AVG MIN MAX CAST TRUE FALSE DESC ASC INSERT INTO VALUES UPDATE SET DELETE CREATE TABLE DROP TOPIC ALTER ADD SOURCE IF EXISTS PRIMARY KEY TEXT BIGINT DECIMAL DOUBLE BOOLEAN BLOB JSON MATERIALIZED VIEW EXPLAIN SHOW TOPICS CONSUMER GROUPS DESCRIBE CONSUME PUBLISH ACK RESET TO EARLIEST LATEST TIMESTAMP PARTITION PARTITIONS USER PASSWORD ROLE ACCESS REPLACE USING OVER ROW_NUMBER INTERVAL BEGIN COMMIT ROLLBACK TRUNCATE RETURNING CONFLICT DO NOTHING EXCLUDED INDEX COLUMN RENAME CONSTRAINT CHECK DEFAULT VARCHAR DATE UUID REFRESH ALIAS FORCE".split(" ")
 const KNOWN = new Set(WORDS)
 const TOKENS = /(--[^\n]*|\/\*[\s\S]*?(?:\*\/|$))|('(?:[^']|'')*'?)|("(?:[^"]|"")*"?)|(\d+(?:\.\d+)?)|([A-Za-z_][\w]*)|[\s\S]/g
 const EXAMPLES = [
@@ -236,7 +236,7 @@ function shown(result) {
   return h("section", { class: "card" }, h("header", {}, h("h2", {}, `${number(rows.length)} rows`), kinds, button("CSV", csv, { class: "small" }), button("JSON", () => download("result.json", "application/json", JSON.stringify(rows, null, 1)), { class: "small" })), body)
 }
 
-const plan = (result) => card("Plan", h("pre", { class: "json", tabindex: "0" }, result.rows.map((row) => Object.values(row).map(textOf).join("  ")).join("\n")))
+const plan = (result) => card("Plan", grid(result.columns.map(({ name }) => ({ name, value: (row) => textOf(row[name]) })), result.rows))
 
 /** Lines over time, bars over everything else. */
 function plotted(rows, x, y) {

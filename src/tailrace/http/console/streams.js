@@ -1,7 +1,7 @@
 /** Streams: the list, and one of them with its messages, forks and settings. */
 
 import { Tail, whole } from "./tail.js"
-import { act, ago, badge, button, bytes, card, clock, code, confirm, facts, field, form, grid, h, link, number, seconds, select, show, state, tabs, time } from "./ui.js"
+import { act, ago, badge, button, bytes, card, clock, code, confirm, dim, facts, field, form, grid, h, link, number, poll, seconds, select, show, state, tabs, time } from "./ui.js"
 
 const LIMIT = 100
 const SMALL_BYTES = 262_144 // read from the beginning
@@ -17,16 +17,20 @@ async function list(app) {
   const { client, query, signal } = app
   const search = h("input", { type: "search", value: query.search ?? "", placeholder: "Search streams", "aria-label": "Search streams" })
   const found = h("div")
+  const [rates, seen] = [new Map(), new Map()]
+  const end = (row) => Number(row.tail_offset.split("_").at(-1))
   let turn = 0
+  let again = async () => {}
   const load = async () => {
     const mine = ++turn
     const rows = []
     let after
     const draw = () => [
       grid([
-        { name: "Stream", value: (row) => link(["streams", row.path], row.path, {}, { title: row.path }) },
+        { name: "Stream", class: "name", value: (row) => link(["streams", row.path], row.path, {}, { title: row.path }) },
         { name: "Type", value: (row) => row.content_type },
         { name: "Size", class: "num", value: (row) => bytes(row.bytes) },
+        { name: "Rate", class: "num", title: "Bytes that were appended per second, lately", value: (row) => (rates.has(row.path) ? (rates.get(row.path) ? `${bytes(rates.get(row.path))}/s` : dim("0")) : dim("–")) },
         { name: "Last append", value: (row) => ago(row.appended_at) },
         { name: "Keeps", value: kept },
         { name: "", value: (row) => [row.closed && badge("closed"), row.forked_from && badge("fork", "accent")] },
@@ -38,6 +42,19 @@ async function list(app) {
       rows.push(...page.streams)
       after = page.next
       if (!page.streams.length && after) await more()
+    }
+    again = async () => {
+      const began = performance.now()
+      const page = await client.streams({ search: search.value.trim() || undefined, limit: LIMIT, signal })
+      if (mine !== turn || signal.aborted) return
+      for (const now of page.streams) {
+        const at = rows.findIndex((row) => row.path === now.path)
+        if (at >= 0) rows[at] = now
+        const before = seen.get(now.path)
+        if (before) rates.set(now.path, Math.max(0, Math.round(((end(now) - before[1]) / (began - before[0])) * 1000)))
+        seen.set(now.path, [began, end(now)])
+      }
+      if (!found.contains(document.activeElement)) found.replaceChildren(...draw().filter(Boolean))
     }
     await show(found, async () => {
       await more()
@@ -54,6 +71,7 @@ async function list(app) {
   })
   app.put(h("div", { class: "head" }, h("h1", {}, "Streams"), search, app.can("write") && button("New stream", () => create(app), { class: "primary" })), found)
   await load()
+  await poll(() => again(), 3_000, signal)
 }
 
 const kept = (row) => [row.ttl_s && `${seconds(row.ttl_s)} after its last use`, row.expires_at && !row.ttl_s && ["until ", time(row.expires_at)], row.max_age_s && `${seconds(row.max_age_s)}`, row.max_bytes && bytes(row.max_bytes)].filter(Boolean).flatMap((part, at) => (at ? [", ", part] : [part])).flat()
@@ -185,7 +203,7 @@ async function forks(app, info) {
   for (let depth = 0; root.forked_from && all.get(root.forked_from) && depth < 100; depth++) root = all.get(root.forked_from)
   const children = Map.groupBy ? Map.groupBy(all.values(), (each) => each.forked_from) : [...all.values()].reduce((map, each) => map.set(each.forked_from, [...(map.get(each.forked_from) ?? []), each]), new Map())
   const drawn = (each, depth = 0) =>
-    h("li", {}, each.path === info.path ? h("b", {}, each.path) : link(["streams", each.path], each.path, { tab: "forks" }), " ", h("small", {}, each.fork_offset ? `from offset ${each.fork_offset}, ` : "", bytes(each.bytes)),
+    h("li", {}, each.path === info.path ? h("b", {}, each.path) : link(["streams", each.path], each.path, { tab: "forks" }), " ", h("small", {}, each.fork_offset ? `from offset ${number(Number(each.fork_offset.split("_").at(-1)))}, ` : "", bytes(each.bytes)),
       depth < 50 && children.get(each.path)?.length ? h("ul", {}, children.get(each.path).map((child) => drawn(child, depth + 1))) : undefined)
   return [
     card("Forks share the entries before the offset where they branch",

@@ -1,5 +1,6 @@
 /** Tables: the list, items by scan and query, one item with its history, changes, and the table at a past moment. */
 
+import { recovery } from "./recovery.js"
 import { Tail } from "./tail.js"
 import { Decimal, toAttributes } from "./tailrace.js"
 import { act, ago, badge, button, bytes, card, clock, code, compact, confirm, dim, facts, field, form, fromItemJson, grid, h, itemJson, jsonView, link, number, seconds, select, show, state, tabs, time, toast } from "./ui.js"
@@ -346,7 +347,9 @@ function settings(app, info) {
       { name: "Where", class: "wrap", value: (row) => (row.filter ? code(row.filter) : dim("all")) },
       { name: "Payload", value: (row) => row.payload_mode },
       { name: "Partition by", value: (row) => (row.partition_by ? code(row.partition_by) : dim("key")) },
+      { name: "Name", value: (row) => row.name ?? dim("–") },
     ], info.routes, { label: "Routes", empty: "No topic has this table as a source." })),
+    recovery(app, info),
   ].filter(Boolean)
 }
 

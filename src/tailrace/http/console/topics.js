@@ -82,7 +82,7 @@ function about(app, info) {
 function picture(info) {
   const routes = info.routes
   const byGroup = grouped(info.groups)
-  const left = routes.length ? routes.map((route) => ({ title: route.table, small: `${route.op}${route.filter ? ` where ${route.filter}` : ""}`, to: ["tables", route.table] })) : [{ title: "Publishers", small: "no table is a source" }]
+  const left = routes.length ? routes.map((route) => ({ title: route.name ? `${route.table} (${route.name})` : route.table, small: `${route.op}${route.filter ? ` where ${route.filter}` : ""}`, to: ["tables", route.table] })) : [{ title: "Publishers", small: "no table is a source" }]
   const right = byGroup.length ? byGroup.map((group) => ({ title: group.group_id, small: `lag ${number(group.lag)}, in flight ${number(group.in_flight)}`, to: ["topics", info.name], query: { tab: "groups" } })) : [{ title: "No groups yet", small: "nobody has consumed" }]
   const [box, gap] = [40, 12]
   const rows = Math.max(left.length, right.length, 1)
@@ -110,6 +110,7 @@ function grouped(rows) {
     for (const name of ["lag", "in_flight", "pending", "delivered", "redelivered", "lost"]) group[name] += row[name]
     for (const consumer of row.consumers) group.consumers.add(consumer)
     if (row.updated_at > group.updated_at) group.updated_at = row.updated_at
+    if (row.oldest_at && !(row.oldest_at > group.oldest_at)) group.oldest_at = row.oldest_at
     group.partitions.push(row)
     groups.set(row.group_id, group)
   }
@@ -161,7 +162,7 @@ async function messages(app, info, place, origin) {
     return tail.start(from.value, from.value === "now")
   })
   for (const input of [partition, from, exact, moment]) input.addEventListener("change", begin)
-  tail.toolbar.prepend(partition, h("span", { class: "dim" }, "From"), from, exact, moment)
+  tail.toolbar.prepend(info.partition_list.length > 1 ? partition : "", h("span", { class: "dim" }, "From"), from, exact, moment)
   if (origin) place.append(h("p", { class: "dim" }, `Messages of ${origin.name} whose delivery failed (attempts: ${number(origin.max_attempts)}) are in `, link(["topics", info.name]), ". ",
     app.can("write") && button("Send all shown again", (event) => allAgain(app, tail, event), { class: "small" })))
   place.append(...tail.element)
@@ -215,22 +216,40 @@ async function groups(app, info, place) {
     found.replaceChildren(grid([
       { name: "Group", value: (row) => h("b", {}, row.group_id) },
       { name: "Lag", class: "num", value: (row) => number(row.lag) },
+      { name: "Behind", class: "num", title: "The age of the oldest message that is not acknowledged", value: (row) => (row.oldest_at ? seconds(Math.max(0, Math.round((Date.now() - Date.parse(row.oldest_at)) / 1000))) : dim("–")) },
       { name: "Trend", value: (row) => sparkline(trend.get(row.group_id)) },
       { name: "In flight", class: "num", value: (row) => number(row.in_flight) },
-      { name: "To redeliver", class: "num", value: (row) => number(row.pending) },
-      { name: "Delivered", class: "num", value: (row) => number(row.delivered) },
-      { name: "Redelivered", class: "num", value: (row) => number(row.redelivered) },
+      { name: "Retry", class: "num", title: "Returned, or their lease has ended: they are delivered again", value: (row) => number(row.pending) },
+      { name: "Redelivered", class: "num", title: "Of all deliveries, those that were not the first", value: (row) => h("span", { title: `of ${number(row.delivered)} deliveries` }, number(row.redelivered)) },
       { name: "Lost", class: "num", value: (row) => (row.lost ? badge(number(row.lost), "bad") : "0") },
       { name: "Consumers", value: (row) => [...row.consumers].join(", ") || dim("none") },
-      { name: "Last active", value: (row) => ago(row.updated_at) },
-      { name: "", value: (row) => app.can("consume") && button("Reset", () => reset(app, now, row, ends, load), { class: "small" }) },
+      { name: "Active", value: (row) => ago(row.updated_at) },
+      { name: "", value: (row) => app.can("consume") && [button("Reset", () => reset(app, now, row, ends, load), { class: "small" }), " ", button("Who", () => acknowledged(app, now, row), { class: "small" })] },
     ], rows, { label: "Groups", empty: "No group has consumed from this topic yet." }))
   }
   await poll(load, 3_000, app.signal)
 }
 
+/** Who has acknowledged messages as a member of the group, and when. */
+async function acknowledged(app, info, group) {
+  const place = h("div")
+  const load = async () => {
+    const rows = await app.client.topic(info.name).acknowledgements(group.group_id, { limit: 200, signal: app.signal })
+    return grid([
+      { name: "Time", value: (row) => time(row.at) },
+      { name: "Consumer", value: (row) => row.consumer_id || dim("–") },
+      { name: "User", value: (row) => row.by },
+      { name: "Partition", class: "num", value: (row) => row.partition_id },
+      { name: "Offsets", class: "num", value: (row) => (row.first_offset === row.last_offset ? number(row.first_offset) : `${number(row.first_offset)} to ${number(row.last_offset)}`) },
+      { name: "Messages", class: "num", value: (row) => number(row.last_offset - row.first_offset + 1) },
+    ], rows, { label: "Acknowledgements", empty: "No acknowledgement is on record." })
+  }
+  show(place, load, app.signal)
+  await dialog(`Who has consumed as ${group.group_id}`, () => h("div", { class: "body" }, h("p", { class: "dim" }, "The last acknowledgements, the newest first. Those of one consumer within a second are one row."), place), { class: "wide" })
+}
+
 function sparkline(values) {
-  const [width, height] = [80, 18]
+  const [width, height] = [44, 18]
   const top = Math.max(...values, 1)
   const points = values.map((value, at) => `${((at / Math.max(1, values.length - 1)) * width).toFixed(1)} ${(height - 1 - (value / top) * (height - 2)).toFixed(1)}`)
   return s("svg", { width, height, role: "img", "aria-label": `Lag, lately: ${values.at(0)} to ${values.at(-1)}` }, s("path", { class: "line", d: `M${points.join("L")}${values.length === 1 ? `h${width}` : ""}` }))

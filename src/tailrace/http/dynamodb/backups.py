@@ -38,7 +38,7 @@ from tailrace.tables.backups import (
     RestoreToPointInTime,
     SetRecovery,
 )
-from tailrace.tables.copies import CopyRow
+from tailrace.tables.copies import IMPORT, CopyRow
 from tailrace.tables.definition import Definition
 
 BACKUPS_LISTED_MAX: Final = 100
@@ -232,12 +232,14 @@ async def _restoring(context: Context, row: CopyRow) -> dict[str, Any]:
 
 
 async def described(context: Context, name: str) -> dict[str, Any] | None:
-    """A table whose restore is under way, for DescribeTable; None: there is none."""
+    """A table whose restore or import is under way, for DescribeTable; None: there is none."""
     found = await context.execute(DescribeRestore(name))
     if found is None:
         return None
     table, row = found
     shown = describe.created(table, describe.DescribeContext(context.region, context.db.clock.now_ms()))
+    if row.kind == IMPORT:
+        return shown
     details = row.facts
     summary: dict[str, Any] = {
         "SourceTableArn": render.table_arn(details.source, context.region),

@@ -36,7 +36,7 @@ from tailrace.http.message import Headers, Request, Response
 from tailrace.http.signature import Claimed, Verify
 from tailrace.http.submitted import Submitted
 from tailrace.limits import KiB
-from tailrace.tables.messages import NESTED_TOO_DEEP
+from tailrace.tables.messages import NESTED_TOO_DEEP, detected
 
 logger = logging.getLogger(__name__)
 
@@ -351,6 +351,8 @@ def failed(error: Exception, operation: Operation, body: bytes) -> Outcome:
             operation.shape.read(parsed(body, operation.split))
         except Invalid as earlier:
             error = earlier
+    if operation.detects and isinstance(error, Invalid):
+        error = detected(error)
     status, shown = errors.response(error, names_table=operation.names_table)
     return status, _encode(shown)
 

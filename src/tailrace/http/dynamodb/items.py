@@ -241,8 +241,8 @@ def _written(request: Request, item: dict[str, Any], written: WrittenItem) -> Bo
 
 
 OPERATIONS: Final = {
-    "PutItem": Operation(PUT_ITEM, put_item),
+    "PutItem": Operation(PUT_ITEM, put_item, detects=True),
     "GetItem": Operation(GET_ITEM, get_item),
-    "UpdateItem": Operation(UPDATE_ITEM, update_item),
-    "DeleteItem": Operation(DELETE_ITEM, delete_item),
+    "UpdateItem": Operation(UPDATE_ITEM, update_item, detects=True),
+    "DeleteItem": Operation(DELETE_ITEM, delete_item, detects=True),
 }

@@ -9,11 +9,13 @@ from tailrace.http.dynamodb import (
     batches,
     integrations,
     items,
+    policies,
     search,
     statements,
     streams,
     tables,
     transactions,
+    transfers,
 )
 from tailrace.http.dynamodb.shape import Operation
 
@@ -25,10 +27,12 @@ _TABLES: Final = (
     | backups.OPERATIONS
     | integrations.OPERATIONS
     | items.OPERATIONS
+    | policies.OPERATIONS
     | batches.OPERATIONS
     | search.OPERATIONS
     | transactions.OPERATIONS
     | statements.OPERATIONS
+    | transfers.OPERATIONS
 )
 OPERATIONS: Final[dict[str, Operation]] = {
     **{TABLES + name: operation for name, operation in _TABLES.items()},

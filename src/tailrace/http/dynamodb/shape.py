@@ -625,6 +625,7 @@ class Operation(NamedTuple):
     run: Run
     names_table: bool = False  # whether its error names the table that was not found
     offload: Callable[[Request], bool] | None = None  # whether a small request takes long and must run in a thread
+    detects: bool = False  # whether it writes one item, so that some errors are worded as `messages.detected` does
     split: tuple[str, int] | None = None  # the member that holds items, and how many lists or maps enclose them
 
 

@@ -213,6 +213,19 @@ _CREATE: Final = Structure(
     },
     required=("AttributeDefinitions", "TableName", "KeySchema"),
 )
+IMPORTED: Final = Structure(  # the table that an import makes
+    "TableCreationParameters",
+    {
+        name: shape
+        for name, shape in _CREATE.members.items()
+        if name
+        in (
+            "AttributeDefinitions", "TableName", "BillingMode", "ProvisionedThroughput", "KeySchema",
+            "GlobalSecondaryIndexes", "SSESpecification", "OnDemandThroughput",
+        )
+    },
+    required=("AttributeDefinitions", "TableName", "KeySchema"),
+)  # fmt: skip
 _UPDATE: Final = Structure(
     "UpdateTableInput",
     {
@@ -352,8 +365,9 @@ def _view(context: Context) -> describe.DescribeContext:
     return describe.DescribeContext(context.region, context.db.clock.now_ms())
 
 
-async def _create_table(context: Context, request: Request) -> dict[str, Any]:
-    spec = TableSpec(
+def table_spec(request: Request) -> TableSpec:
+    """The table that a request describes."""
+    return TableSpec(
         name=request["TableName"],
         attributes=_attributes(request),
         keys=_keys(request["KeySchema"]),
@@ -369,6 +383,10 @@ async def _create_table(context: Context, request: Request) -> dict[str, Any]:
         stream=_stream(request),
         tags=_tags(request.get("Tags", [])),
     )
+
+
+async def _create_table(context: Context, request: Request) -> dict[str, Any]:
+    spec = table_spec(request)
     created = await context.execute(CreateTable(spec))
     return {"TableDescription": describe.created(created, _view(context))}
 

@@ -31,7 +31,7 @@ from tailrace.cold.store import Store
 from tailrace.cold.writing import WrittenFile, database_of
 from tailrace.errors import Corrupt, Error, Fenced, Invalid, NotFound, Unavailable
 from tailrace.spark.jobs import progress
-from tailrace.spark.jobs.loop import reported
+from tailrace.spark.jobs.loop import Pauses, reported
 from tailrace.spark.jobs.progress import Meter, ProgressCallback
 from tailrace.spark.jobs.settings import TARGET_BYTES, VACUUM, VACUUM_S_MIN, seconds
 from tailrace.spark.jobs.tasks import run_encoded, task_error, waves
@@ -105,6 +105,7 @@ def compact(
         meter = Meter("compact", "compact", on_progress, server=client, source="cold", target=cold["url"])
         store = Store(cold["url"], options)
         job = _Compaction(spark, client, store, cold, meter, stop or threading.Event())
+        Pauses(client, meter.job).refuse()
         with reported(meter):
             known = _chosen(cold, places)
             check_owner(store, known, cold["database"])

@@ -22,6 +22,7 @@ RUNNING: Final = "running"
 WAITING: Final = "waiting"  # there is nothing to do
 RETRYING: Final = "retrying"  # it failed, and will be tried again
 DONE: Final = "done"
+PAUSED: Final = "paused"  # on request, until it is resumed
 STOPPED: Final = "stopped"
 FAILED: Final = "failed"
 

@@ -27,7 +27,7 @@ from tailrace.client import Client
 from tailrace.errors import Error, Invalid, TooLarge, TooMany, Unavailable
 from tailrace.spark.jobs import fold, progress
 from tailrace.spark.jobs.copies import EmptyCopy, SparkChanges, TableCopy, measured
-from tailrace.spark.jobs.loop import PATIENCE_S, BatchQuery, reported, run_steps, spark_errors
+from tailrace.spark.jobs.loop import PATIENCE_S, BatchQuery, Pauses, reported, run_steps, spark_errors
 from tailrace.spark.jobs.progress import Meter, ProgressCallback, brief
 from tailrace.spark.jobs.replicas import Replica, ReplicaSource
 from tailrace.spark.jobs.replicas.delta import DeltaReplica
@@ -84,13 +84,16 @@ def replicate(
             source=f"tables/{table}", target=shown(to),
         )  # fmt: skip
         ending = stop or threading.Event()
+        pauses = Pauses(client, meter.job)
         job = _Replication(
             spark, client, table, to, kind, name or table, target_table or table,
             url=url, token=token, target_token=target_token, max_records=max_records, meter=meter,
-            once=once, interval_s=interval_s, checkpoint=checkpoint, stop=ending,
+            once=once, interval_s=interval_s, checkpoint=checkpoint, stop=ending, pauses=pauses,
         )  # fmt: skip
+        if once:
+            pauses.refuse()
         with reported(meter), closing(job):
-            run_steps(job, ending, patience_s=PATIENCE_S if once else None)
+            run_steps(job, ending, patience_s=PATIENCE_S if once else None, hold=lambda: pauses.hold(ending, meter.say))
         meter.say(progress.DONE if once else progress.STOPPED)
         return job.done
 
@@ -165,6 +168,7 @@ class _Replication:
         interval_s: float = INTERVAL_S,
         checkpoint: str | None = None,
         stop: threading.Event | None = None,
+        pauses: Pauses | None = None,
     ) -> None:
         self.spark, self.client, self.table = spark, client, table
         self.url, self.token, self.max_records, self.meter = url, token, max_records, meter
@@ -174,12 +178,14 @@ class _Replication:
         self.known: ChangeStreamInfo | None = None
         self.done = Replicated()
         self._once, self._interval_s, self._checkpoint = once, interval_s, checkpoint
-        self._query = BatchQuery(self.apply_batch, stop or threading.Event())
+        paused = (lambda: False) if once or pauses is None else pauses.paused
+        self._query = BatchQuery(self.apply_batch, stop or threading.Event(), paused)
 
     # -- the step
 
-    def step(self) -> None:
-        """Follow the changes from where the copy is: `once`, all that are there now; else until the job is stopped."""
+    def step(self) -> float | None:
+        """Follow the changes from where the copy is: `once`, all that are there now; else until the job is stopped, or
+        paused: then no query is left, and the next step begins a new one."""
         fence = self.begin()
         self.meter.say(progress.RUNNING)
         assert self.known is not None
@@ -195,6 +201,7 @@ class _Replication:
             options["token"] = self.token
         frame = self.spark.readStream.format("tailrace").options(**options).load()
         self._query.run(frame, once=self._once, interval_s=self._interval_s, checkpoint=self._checkpoint)
+        return None if self._once else 0.0  # stopped, or paused
 
     def is_transient(self, error: Error) -> bool:
         """Whether to retry. An error before anything worked is most often a wrong URL, and is raised."""

@@ -18,7 +18,7 @@ from tailrace.client import Client
 from tailrace.errors import Error, TooMany, Unavailable
 from tailrace.spark.failures import explain
 from tailrace.spark.jobs import progress
-from tailrace.spark.jobs.loop import run_steps
+from tailrace.spark.jobs.loop import Pauses, run_steps
 from tailrace.spark.jobs.progress import Progress, ProgressCallback, ignore_progress
 from tailrace.spark.jobs.settings import PipelineSettings, ReplicateSettings, matches, octets, seconds
 from tailrace.spark.jobs.tier import tier
@@ -46,7 +46,10 @@ class JobThread:
         work: JobFunction,
         on_progress: ProgressCallback,
         every_s: float | None,
+        pauses: Pauses | None = None,
     ) -> None:
+        """`pauses`: of a job that does not look for itself, because it runs now and then."""
+        self._pauses = pauses
         self.name = name
         self.kind = kind
         self.stop = threading.Event()
@@ -60,8 +63,17 @@ class JobThread:
 
     def _run(self) -> None:
         self._spark.sparkContext.setLocalProperty(POOL, self.name)
-        run_steps(self, self.stop, patience_s=None, pauses_s=(PAUSE_S, PAUSE_S_MAX))
+        run_steps(self, self.stop, patience_s=None, pauses_s=(PAUSE_S, PAUSE_S_MAX), hold=self._hold)
         self._say(progress.STOPPED)
+
+    def _hold(self) -> None:
+        if self._pauses is not None:
+            self._pauses.hold(self.stop, self._say_paused)
+
+    def _say_paused(self, state: str) -> None:
+        assert self._pauses is not None
+        self._say(state)
+        self._pauses.report(state)
 
     # -- as `JobStep`
 
@@ -161,7 +173,8 @@ class PipelineRunner:
 
     def _start(self, kind: str, name: str, work: JobFunction, every_s: float | None = None) -> None:
         if (kind, name) not in self._workers:
-            self._workers[kind, name] = JobThread(self._spark, name, kind, work, self._on_progress, every_s)
+            pauses = None if every_s is None else Pauses(self._client, name)
+            self._workers[kind, name] = JobThread(self._spark, name, kind, work, self._on_progress, every_s, pauses)
 
     def _start_all(self) -> None:
         settings = self._settings

@@ -29,7 +29,7 @@ from tailrace.cold.store import Store
 from tailrace.errors import Fenced, Invalid, Unavailable
 from tailrace.spark.jobs import clusters, fold, progress
 from tailrace.spark.jobs.copies import TableCopy, clustered_files
-from tailrace.spark.jobs.loop import reported
+from tailrace.spark.jobs.loop import Pauses, reported
 from tailrace.spark.jobs.making import described
 from tailrace.spark.jobs.progress import Meter, ProgressCallback
 from tailrace.spark.jobs.settings import seconds
@@ -88,6 +88,7 @@ def snapshot(
             f"snapshot/{table}", "snapshot", on_progress, server=client, source=f"tables/{table}",
             target=place_of("snapshot", table),
         )  # fmt: skip
+        Pauses(client, meter.job).refuse()
         with reported(meter):
             known = change_stream_info(client, table)
             meter.say(progress.RUNNING)

@@ -46,7 +46,7 @@ from tailrace.errors import (
     Unavailable,
 )
 from tailrace.spark.jobs import progress
-from tailrace.spark.jobs.loop import PATIENCE_S, run_steps
+from tailrace.spark.jobs.loop import LOOK_S, PATIENCE_S, run_steps
 from tailrace.spark.jobs.progress import Meter, ProgressCallback, brief
 from tailrace.spark.jobs.ranges import RangeResult, TaskRange, split, tiled
 from tailrace.spark.jobs.settings import AGE_S, BATCH_RECORDS, INTERVAL_S, is_pattern, matches
@@ -537,10 +537,25 @@ class TierDriver:
         meter = self._meters.get(place.name)
         if meter is None:
             meter = self._meters[place.name] = Meter(
-                f"tier/{place.name}", "tier", self._on_progress, server=self._client, source=place.name,
+                _job_name(place), "tier", self._on_progress, server=self._client, source=place.name,
                 target=f"{place.cold.rstrip('/')}/{place.name}",
             )  # fmt: skip
         return meter
+
+    def without_paused(self, places: list[ColdTableState], *, once: bool) -> list[ColdTableState]:
+        """The Delta tables that are not paused; those that are report it. `once`: one that is paused is an error,
+        since the job would not end."""
+        paused = {each["name"] for each in self._client.jobs() if each.get("paused")}
+        held = [place for place in places if _job_name(place) in paused]
+        if held and once:
+            raise Conflict(
+                f"job {_job_name(held[0])!r} is paused; run tailrace pipeline resume {_job_name(held[0])} first",
+                code="JOB_PAUSED",
+            )
+        for place in held:
+            self._waiting.pop(place.name, None)
+            self._meter(place).say(progress.PAUSED, lag=place.lag)
+        return [place for place in places if _job_name(place) not in paused]
 
     def say(self, state: str, message: str = "") -> None:
         """Report this state for every Delta table."""
@@ -568,10 +583,13 @@ class _TierJob:
             self._goal = {each["log"]: each["next"] for each in _partitions(tables)}
         elif self._once and all_done(tables, self._goal):
             return None
-        again = driver.round(flush=self._once, places=tables)
+        active = driver.without_paused(tables, once=self._once)
+        again = driver.round(flush=self._once, places=active)
         for failure in driver.failures.values():
             raise failure
-        return 0.0 if again or self._once else self._interval_s
+        if again or self._once:
+            return 0.0
+        return self._interval_s if len(active) == len(tables) else min(self._interval_s, LOOK_S)
 
     def is_transient(self, error: Error) -> bool:
         """Whether to retry. A server that is not there at the first look is an error, not something to wait for."""
@@ -589,6 +607,10 @@ class _TierJob:
     def _of_one_table(self, error: Error) -> bool:
         """Whether the error is of one Delta table, which has reported it already."""
         return any(error is failure for failure in self._driver.failures.values())
+
+
+def _job_name(place: ColdTableState) -> str:
+    return f"tier/{place.name}"
 
 
 def all_done(places: Iterable[ColdTableState], goal: Mapping[int, int]) -> bool:

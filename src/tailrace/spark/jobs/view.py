@@ -31,7 +31,7 @@ from tailrace.errors import Conflict, Error, Fenced, Invalid, NotFound, TooLarge
 from tailrace.jobs import view_sql
 from tailrace.spark.failures import explain
 from tailrace.spark.jobs import progress
-from tailrace.spark.jobs.loop import PATIENCE_S, TRANSIENT, run_steps
+from tailrace.spark.jobs.loop import PATIENCE_S, TRANSIENT, Pauses, run_steps
 from tailrace.spark.jobs.progress import Meter, ProgressCallback, brief
 from tailrace.spark.options import ServerAccess
 
@@ -86,8 +86,13 @@ def view(
             spark, client, name, ServerAccess(url, token, None, None), max_records, meter,
             once=once, refill=refill, interval_s=interval_s, refresh_s=refresh_s, stop=ending,
         )  # fmt: skip
+        pauses = Pauses(client, name)
         try:
-            run_steps(job, ending, patience_s=PATIENCE_S if once else None)
+            if once:
+                pauses.refuse()
+            run_steps(
+                job, ending, patience_s=PATIENCE_S if once else None, hold=lambda: pauses.hold(ending, job.report)
+            )
         except Exception as error:
             job.report(progress.FAILED, brief(error) if isinstance(error, Error) else explain(error))
             raise

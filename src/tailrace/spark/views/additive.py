@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 PARTIALS: Final = "_partials"  # the column with the text of a group's partials
 SHOWN: Final = "__shown"  # whether a group has a row
+_LOW: Final = (1 << 32) - 1  # the lower half of a whole number
 _EXACT: Final = ("tinyint", "smallint", "int", "bigint", "decimal")
 
 
@@ -72,7 +73,7 @@ class AdditiveAggregate:
                 named.append(catalyst.alias(each.filter().get(), f"f{index}"))
         rows = catalyst.frame(catalyst.project([*named, weight], plan))
         kinds = dict(rows.dtypes)
-        out = [f.sum(WEIGHT).cast("bigint").alias("n")]
+        out = [f.coalesce(f.sum(WEIGHT), f.lit(0)).cast("bigint").alias("n")]  # of no rows, without groups, too
         for index, each in enumerate(self._found):
             value: Column = f.col(f"a{index}")
             there = value.isNotNull()
@@ -82,9 +83,7 @@ class AdditiveAggregate:
             if catalyst.kind(each.aggregateFunction()) != "Count":
                 kind = kinds[f"a{index}"]
                 wide = _wide(kind)
-                signed = f.when(f.col(WEIGHT) > 0, value.cast(wide)).otherwise(-value.cast(wide))
-                total = f.sum(f.when(there, signed))
-                out.append(f.coalesce(total, f.lit(0)).cast(wide).alias(f"s{index}"))
+                out.append(f.coalesce(_signed_sum(value, there, kind), f.lit(0)).cast(wide).alias(f"s{index}"))
         return rows.groupBy(*self.groups).agg(*out)
 
     def names(self, partials: DataFrame) -> list[str]:
@@ -188,6 +187,21 @@ class AdditiveAggregate:
             return None
 
         return catalyst.replaced(function.evaluateExpression(), replace)
+
+
+def _signed_sum(value: Column, there: Column, kind: str) -> Column:
+    """The sum of a type's values that are there, with the sign of their weights, without overflow. Adding decimals of
+    38 digits is slow, so whole numbers are added as two halves of 32 bits, of which 2^31 fit into 64 bits."""
+    from pyspark.sql import functions as f
+
+    weight = f.col(WEIGHT)
+    if kind.startswith("decimal"):
+        wide = value.cast(_wide(kind))
+        return f.sum(f.when(there, f.when(weight > 0, wide).otherwise(-wide)))
+    whole = value.cast("bigint")
+    high = f.sum(f.when(there, f.shiftright(whole, 32) * weight)).cast("decimal(20,0)")
+    low = f.sum(f.when(there, whole.bitwiseAND(f.lit(_LOW)) * weight)).cast("decimal(20,0)")
+    return high * f.lit(_LOW + 1).cast("decimal(10,0)") + low
 
 
 def _wide(kind: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailrace.client import Client
@@ -55,6 +55,7 @@ class ViewMaintainer:
         self._encoder = ViewEncoder(self._query, name)
         for table, reader in self._readers.items():
             reader.used = self._query.used_columns(table)
+            reader.needed = self._query.used_columns(table, keyed=False)
         # The positions that the state is of, by source and partition; None: there is no state.
         self._at: dict[str, dict[int, int]] | None = None
         self._previous: DataFrame | None = None  # the last result of a SELECT that runs again
@@ -131,10 +132,10 @@ class ViewMaintainer:
             rows = self._query.finished(made)
         else:
             rows = self._query.result(now).withColumn(WEIGHT, f.lit(1))
-        return sequences, positions, self._stages(self._encoder.items(rows), now, now)
+        return sequences, positions, self._stages(self._encoder.items(rows), lambda: now, now)
 
     def _stages(
-        self, items: DataFrame, suspects: Mapping[str, DataFrame], now: Mapping[str, DataFrame]
+        self, items: DataFrame, suspects: Callable[[], Mapping[str, DataFrame]], now: Mapping[str, DataFrame]
     ) -> Iterator[tuple[str, int]]:
         """Stages, as the tasks make them. If a row makes the SELECT fail, it is one of `suspects`."""
         task = StageTask(self._access, self._name, *self._encoder.names(items))
@@ -145,7 +146,7 @@ class ViewMaintainer:
             message = value_error(error)
             if message is None:
                 raise
-            raise Error(self._located(message, suspects, now), code="QUERY_FAILED") from error
+            raise Error(self._located(message, suspects(), now), code="QUERY_FAILED") from error
 
     def _located(self, message: str, suspects: Mapping[str, DataFrame], now: Mapping[str, DataFrame]) -> str:
         """Spark's message about a value, with the row and the column that it is about."""
@@ -176,28 +177,36 @@ class ViewMaintainer:
         sources: dict[str, SourceRows] = {}
         overlays: dict[str, DataFrame | None] = {}
         for table, reader in self._readers.items():
-            span = {number: ranges[log] for number, log in self._logs[table].items()}
-            changes = reader.changes(span)
+            span = self._span(table, ranges)
             records += reader.records(span)
             if table not in query.tables:
                 continue
             if table in query.needs_state:
+                changes = reader.changes(span)
                 shrunk = None if changes is None else reader.consolidated(changes).localCheckpoint()
                 sources[table], overlays[table] = reader.batch(shrunk)
             else:
-                delta = None if changes is None else reader.weighted(changes)
-                sources[table] = SourceRows(reader.nothing(), reader.nothing(), delta)
+                sources[table] = SourceRows(reader.nothing(), reader.nothing(), reader.delta(span))
         for table in self._readers:
             nothing = self._readers[table].nothing()
             sources.setdefault(table, SourceRows(nothing, nothing, None))
         found = self._changed(sources, {str(log): start for log, (start, _) in ranges.items()})
         now = {table: each.new for table, each in sources.items()}
-        changed = {
-            table: each.delta.drop(WEIGHT)
-            for table, each in sources.items()
-            if each.delta is not None and table in query.tables
-        }
-        stages = [] if found is None else [stage for stage, _ in self._stages(found, changed, now)]
+
+        def suspects() -> dict[str, DataFrame]:
+            """The changed rows, with their keys."""
+            changes = {
+                table: self._readers[table].changes(self._span(table, ranges))
+                for table, each in sources.items()
+                if each.delta is not None and table in query.tables
+            }
+            return {
+                table: self._readers[table].weighted(frame).drop(WEIGHT)
+                for table, frame in changes.items()
+                if frame is not None
+            }
+
+        stages = [] if found is None else [stage for stage, _ in self._stages(found, suspects, now)]
         body = {
             "ranges": {str(log): each for log, each in ranges.items()},
             "stages": stages,
@@ -211,6 +220,10 @@ class ViewMaintainer:
         for table, overlay in overlays.items():
             self._readers[table].advance(self._at[table], overlay)
         return records
+
+    def _span(self, table: str, ranges: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+        """The ranges of a source, by partition."""
+        return {number: ranges[log] for number, log in self._logs[table].items()}
 
     def _positions(self, ranges: dict[int, tuple[int, int]], side: int) -> dict[str, dict[int, int]]:
         """Where ranges start (0) or end (1), by source and partition."""

@@ -45,6 +45,10 @@ _UNORDERED: Final = frozenset(
      "ApproximatePercentile", "HyperLogLogPlusPlus", "NthValue")
 )  # fmt: skip
 
+# Of these, the values come in the order of the rows, or are any of them; and what makes the order of a list the same.
+_ANY_ORDER: Final = frozenset(("First", "Last", "AnyValue", "CollectList", "ListAgg"))
+_SORTING: Final = frozenset(("SortArray", "ArraySort"))
+
 
 class ViewSource(msgspec.Struct, frozen=True):
     """A table that a view may read: its key and its typed columns."""
@@ -164,6 +168,29 @@ class ViewQuery:
                 "compared or is a part of the key"
             )
         self._explain(self._plan, 0)
+        for name in sorted(self._in_any_order(self._core)):
+            self.warnings.append(
+                f"{name} depends on the order of rows, which a table does not have: sort the result (sort_array), or "
+                "give an order (max_by, listagg WITHIN GROUP)"
+            )
+
+    def _in_any_order(self, node: Java) -> set[str]:
+        """The functions of an aggregate whose result may come out differently from the same rows."""
+        catalyst, found = self._catalyst, set[str]()
+
+        def go(expression: Java) -> None:
+            kind = catalyst.kind(expression)
+            if kind in _SORTING:
+                return
+            if kind in _ANY_ORDER and not (kind == "ListAgg" and expression.orderExpressions().size()):
+                found.add(expression.prettyName())
+            for child in catalyst.children(expression):
+                go(child)
+
+        if catalyst.kind(node) == "Aggregate":
+            for named in catalyst.items(node.aggregateExpressions()):
+                go(named)
+        return found
 
     def _unstable(self, plan: Java, *, top: bool) -> bool:
         """Whether a value that may come out differently from the same rows decides about rows below the top."""
@@ -318,8 +345,8 @@ class ViewQuery:
         names = self._placeholders.name
         return {table for table in self.sources if {names(table, OLD), names(table, NEW)} & self._uses}
 
-    def used_columns(self, table: str) -> list[str]:
-        """The columns of a source that the plan refers to, and its key."""
+    def used_columns(self, table: str, *, keyed: bool = True) -> list[str]:
+        """The columns of a source that the plan refers to, and its key with `keyed`."""
         catalyst, found, leaves = self._catalyst, set[int](), []
 
         def go(node: Java) -> None:
@@ -333,7 +360,8 @@ class ViewQuery:
         found.update(each.exprId().id() for each in catalyst.output(self._plan))
         names = {each.name() for leaf in leaves for each in catalyst.output(leaf) if each.exprId().id() in found}
         source = self.sources[table]
-        return [name for name in source.schema.fieldNames() if name in names or name in source.key]
+        more = source.key if keyed else ()
+        return [name for name in source.schema.fieldNames() if name in names or name in more]
 
     def result(self, sources: Mapping[str, DataFrame]) -> DataFrame:
         """The rows of the view over these rows of its sources, in columns c0, c1 ..."""

@@ -1,6 +1,7 @@
 """Rewriting the plan of a SELECT into one that can be differentiated, with the same result.
 
 - A scalar subquery that Catalyst left in an expression becomes a join with its one row.
+- The row numbers that Catalyst makes of ORDER BY ... LIMIT in a correlated subquery get that order.
 - Rows that tie in ORDER BY are ordered by their key, for row numbers and LIMIT: so the old state of the sources gives
   again exactly the rows that were stored.
 """
@@ -13,6 +14,8 @@ from tailrace.spark.views.catalyst import Catalyst, Java
 from tailrace.spark.views.keys import KeyFinder
 
 _TOP: Final = frozenset(("GlobalLimit", "LocalLimit", "Offset"))
+# Spark takes the order of the operator for that of a rank where it drops rows early: see InferWindowGroupLimit.
+_RANKS: Final = frozenset(("Rank", "DenseRank", "PercentRank"))
 
 
 class UnsupportedPlan(Exception):
@@ -117,25 +120,66 @@ class TieBreaker:
         return kind in ("Project", "Filter", *_TOP) and self._is_ordered(child)
 
     def _window(self, node: Java) -> Java:
-        catalyst = self._catalyst
+        catalyst, output = self._catalyst, self._catalyst.output(node)
+        if not node.orderSpec().size():
+            node = self._numbered_in_order(node)
         if not node.orderSpec().size():
             return node
         found = self._finder.keyed(node.child())
-        by_range: list[Java] = []
+        by_peers: list[Java] = []  # the same for all rows that tie
         by_row: list[Java] = []
         for named in catalyst.items(node.windowExpressions()):
             frame = named.child().windowSpec().frameSpecification()
-            (by_range if catalyst.kind(frame.frameType()) == "RangeFrame" else by_row).append(named)
+            same = (
+                catalyst.kind(frame.frameType()) == "RangeFrame"
+                or catalyst.kind(named.child().windowFunction()) in _RANKS
+            )
+            (by_peers if same else by_row).append(named)
         if not by_row:
             return node
         if found is None:
             raise UnsupportedPlan("a window function over rows without a key, which may tie")
         below = found[0]
-        if by_range:  # the peers of a row in a RANGE frame are those with the same values in ORDER BY alone
-            below = _copied(node, {0: catalyst.seq(by_range), 3: below})
+        if by_peers:  # rows that tie are those with the same values in ORDER BY alone
+            below = _copied(node, {0: catalyst.seq(by_peers), 3: below})
         order = catalyst.seq([*catalyst.items(node.orderSpec()), *map(catalyst.ascending, found[1])])
         made = _copied(node, {0: catalyst.seq(by_row), 2: order, 3: below})
-        return catalyst.project(catalyst.output(node), made)
+        return catalyst.project(output, made)
+
+    def _numbered_in_order(self, node: Java) -> Java:
+        """ORDER BY ... LIMIT in a correlated subquery is a row number over sorted rows: a window without an order of
+        its own, which Spark runs and does not analyze again. It gets the order of the sort below it. Without one, LIMIT
+        takes any rows: those of a partition are equal in its expressions, and then ordered by their key."""
+        catalyst, above = self._catalyst, []
+        below = node.child()
+        while catalyst.kind(below) in ("Project", "Filter"):
+            above.append(below)
+            below = below.child()
+        if not any("row_number()" in each.sql().lower() for each in catalyst.items(node.windowExpressions())):
+            return node
+        if catalyst.kind(below) == "Sort":
+            ordered, below = catalyst.items(below.order()), below.child()
+        else:
+            ordered, above, below = [*map(catalyst.ascending, catalyst.items(node.partitionSpec()))], [], node.child()
+        needed = [each for part in ordered for each in catalyst.items(part.references().toSeq())]
+        for each in reversed(above):
+            if catalyst.kind(each) == "Filter":
+                below = catalyst.with_children(each, [below])
+                continue
+            named = catalyst.items(each.projectList())
+            there = {one.exprId().id() for one in named}
+            for attribute in needed:
+                if attribute.exprId().id() not in there:
+                    there.add(attribute.exprId().id())
+                    named.append(attribute)
+            below = catalyst.project(named, below)
+        order = catalyst.seq(ordered)
+
+        def replace(expression: Java) -> Java | None:
+            return _copied(expression, {1: order}) if catalyst.kind(expression) == "WindowSpecDefinition" else None
+
+        named = [catalyst.replaced(each, replace) for each in catalyst.items(node.windowExpressions())]
+        return _copied(node, {0: catalyst.seq(named), 2: order, 3: below})
 
 
 def _copied(node: Java, changed: dict[int, Any]) -> Java:

@@ -57,6 +57,7 @@ class SourceTableReader:
         rest = [StructField(field.name, field.dataType) for field in known.values() if field.name not in self.keys]
         self.schema: StructType = StructType([*first, *rest])
         self.used: list[str] = self.schema.fieldNames()
+        self.needed: list[str] = self.used  # those of them that the SELECT names, which may lack the key
         self._base: DataFrame | None = None
         self._base_at = 0
         self._overlay: DataFrame | None = None
@@ -76,6 +77,24 @@ class SourceTableReader:
     def changes(self, span: dict[int, tuple[int, int]]) -> DataFrame | None:
         """The changes in [start, end), with the columns that the view uses; None: there are none. The range is that of
         partition 0: a table has one log."""
+        row = self._row_type(self.used)
+        return self._read(
+            span,
+            _struct(
+                ("offset", "bigint"), ("index", "int"), ("keys", _subset(row, self.keys)),
+                ("before", row), ("after", row),
+            ),
+        )  # fmt: skip
+
+    def delta(self, span: dict[int, tuple[int, int]]) -> DataFrame | None:
+        """The changes as rows with weights, with the columns that the SELECT names, and nothing else: all that is read
+        costs time. It must not need the rows of the table."""
+        needed = self.needed or [self.keys[0]]
+        row = self._row_type(needed)
+        found = self._read(span, _struct(("before", row), ("after", row)))
+        return None if found is None else self.weighted(found, needed)
+
+    def _read(self, span: dict[int, tuple[int, int]], schema: StructType) -> DataFrame | None:
         start, end = span[0]
         if start == end:
             return None
@@ -83,18 +102,14 @@ class SourceTableReader:
             "startingOffsets": json.dumps({"0": start}),
             "endingOffsets": json.dumps({"0": end}),
         }
-        row = self._row_type()
-        schema = _struct(
-            ("offset", "bigint"), ("index", "int"), ("keys", _subset(row, self.keys)), ("before", row), ("after", row)
-        )
         return self._spark.read.format("tailrace").options(**options).schema(schema).load()
 
     def _options(self) -> dict[str, str]:
         options = {"url": self._access.url, "table": self.table}
         return options if self._access.token is None else options | {"token": self._access.token}
 
-    def _row_type(self) -> StructType:
-        return _subset(self.schema, self.used, nullable=True)
+    def _row_type(self, names: list[str]) -> StructType:
+        return _subset(self.schema, names, nullable=True)
 
     def consolidated(self, changes: DataFrame) -> DataFrame:
         """For each key that changed, its first old image and its last new image."""
@@ -109,8 +124,9 @@ class SourceTableReader:
             f.min_by("before", "place").alias("before"), f.max_by("after", "place").alias("after")
         )  # min_by and max_by return NULL for a NULL image
 
-    def weighted(self, changes: DataFrame) -> DataFrame:
-        """Old images with -1, new ones with +1; without changes of columns that the view does not use."""
+    def weighted(self, changes: DataFrame, read: list[str] | None = None) -> DataFrame:
+        """Old images with -1, new ones with +1; without changes of columns that the view does not use. `read`: the
+        columns of the images, by default all that are used."""
         from pyspark.sql import functions as f
 
         moved = changes.where("NOT (before <=> after)")
@@ -122,15 +138,16 @@ class SourceTableReader:
                 )
             ).alias("e")
         ).where("e.row IS NOT NULL")
-        return both.select(*self._all_columns("e.row."), f.col(f"e.{WEIGHT}").alias(WEIGHT))
+        return both.select(*self._all_columns("e.row.", read), f.col(f"e.{WEIGHT}").alias(WEIGHT))
 
-    def _all_columns(self, prefix: str) -> list[Any]:
-        """All columns of the table; those that are not used are NULL."""
+    def _all_columns(self, prefix: str, read: list[str] | None = None) -> list[Any]:
+        """All columns of the table; those that are not read are NULL."""
         from pyspark.sql import functions as f
 
+        there = self.used if read is None else read
         return [
             f.col(f"{prefix}`{field.name}`").alias(field.name)
-            if field.name in self.used
+            if field.name in there
             else f.lit(None).cast(field.dataType).alias(field.name)
             for field in self.schema.fields
         ]
@@ -142,7 +159,7 @@ class SourceTableReader:
         from pyspark.sql import functions as f
         from pyspark.sql.types import LongType, StructField, StructType
 
-        schema = StructType([*self._row_type().fields, StructField(SEQUENCE, LongType())])
+        schema = StructType([*self._row_type(self.used).fields, StructField(SEQUENCE, LongType())])
         for _ in range(_TRIES):
             before = self._next()
             found = self._spark.read.format("tailrace").options(**self._options(), mode="items").schema(schema).load()

@@ -42,6 +42,7 @@ class SourceTopicReader:
             [StructField(field.name, field.dataType, field.name not in KEYS) for field in facts]
         )
         self.used: list[str] = self.schema.fieldNames()
+        self.needed: list[str] = self.used
         self.at: dict[int, int] = {}
         self._parts: list[DataFrame] | None = None
         self._nothing: DataFrame | None = None
@@ -72,6 +73,11 @@ class SourceTopicReader:
                 column = f.try_parse_json(f.col("payload").cast("string")) if is_value else f.col(field.name)
             made.append(column.cast(field.dataType).alias(field.name))
         return found.select(*made)
+
+    def delta(self, span: dict[int, tuple[int, int]]) -> DataFrame | None:
+        """The messages as rows with weights."""
+        found = self.changes(span)
+        return None if found is None else self.weighted(found)
 
     def records(self, span: dict[int, tuple[int, int]]) -> int:
         return sum(end - start for start, end in span.values())

@@ -1,0 +1,260 @@
+"""Resource policies: what they say is enforced through every API, and what is not supported is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tailrace
+from tailrace import policy
+from tailrace.access import EVERYTHING, ROLES, Access, Principal
+from tailrace.errors import Forbidden, Invalid
+from tailrace.tables.change_reading import ReadChanges
+from tailrace.tables.policies import PutPolicy
+from tests.unit.http.test_dynamodb_tables import HASHED, REGION, Desk, Run, at_the_desk  # noqa: F401
+
+ARN = f"arn:aws:dynamodb:{REGION}:123456789012:table/orders"
+ANN = "arn:aws:iam::123456789012:user/ann"
+ann = Principal("ann", ROLES["user"], "user")
+bob = Principal("bob", ROLES["user"], "user", Access(("tables/other",)))
+ROOT = Principal("root", EVERYTHING)
+
+
+def statement(**more: Any) -> dict[str, Any]:
+    return {"Effect": "Deny", "Principal": {"AWS": ANN}, "Action": "dynamodb:*", "Resource": ARN, **more}
+
+
+def document(*statements: dict[str, Any]) -> str:
+    return json.dumps({"Version": "2012-10-17", "Statement": list(statements)})
+
+
+async def _prepared(desk: Desk) -> None:
+    desk.principal = ROOT
+    await desk.ok("CreateTable", TableName="orders", **HASHED)
+    await desk.ok("PutItem", TableName="orders", Item={"a": {"S": "1"}, "b": {"S": "x"}})
+
+
+async def _put(desk: Desk, *statements: dict[str, Any], arn: str = ARN, **more: Any) -> str:
+    before, desk.principal = desk.principal, ROOT
+    made = await desk.ok("PutResourcePolicy", ResourceArn=arn, Policy=document(*statements), **more)
+    desk.principal = before
+    revision: str = made["RevisionId"]
+    return revision
+
+
+KEY = {"a": {"S": "1"}}
+ITEM = {"a": {"S": "2"}}
+TOUCHES: dict[str, tuple[str, dict[str, Any]]] = {
+    "get": ("GetItem", {"TableName": "orders", "Key": KEY}),
+    "put": ("PutItem", {"TableName": "orders", "Item": ITEM}),
+    "batch get": ("BatchGetItem", {"RequestItems": {"orders": {"Keys": [KEY]}}}),
+    "batch write": ("BatchWriteItem", {"RequestItems": {"orders": [{"PutRequest": {"Item": ITEM}}]}}),
+    "transact get": ("TransactGetItems", {"TransactItems": [{"Get": {"TableName": "orders", "Key": KEY}}]}),
+    "transact write": ("TransactWriteItems", {"TransactItems": [{"Put": {"TableName": "orders", "Item": ITEM}}]}),
+    "scan": ("Scan", {"TableName": "orders"}),
+    "select": ("ExecuteStatement", {"Statement": "SELECT * FROM orders"}),
+    "insert": ("ExecuteStatement", {"Statement": "INSERT INTO orders VALUE {'a': '9'}"}),
+}
+
+
+@pytest.mark.parametrize("how", TOUCHES)
+def test_a_denial_holds_for_every_operation(at_the_desk: Run, how: str) -> None:  # noqa: F811
+    operation, body = TOUCHES[how]
+
+    async def scenario(desk: Desk) -> None:
+        await _prepared(desk)
+        desk.principal = ann
+        await desk.ok(operation, **json.loads(json.dumps(body).replace("'9'", "'8'")))
+        await _put(desk, statement())
+        code, message = await desk.refused(operation, **body)
+        assert code == "AccessDeniedException" and "explicit deny" in message
+        desk.principal = Principal("eve", ROLES["user"], "user")
+        await desk.ok(operation, **body)
+        desk.principal = ROOT
+        await desk.ok("DeleteResourcePolicy", ResourceArn=ARN)
+        desk.principal = ann
+        await desk.ok(operation, **json.loads(json.dumps(body).replace("'9'", "'7'")))
+
+    at_the_desk(scenario)
+
+
+def test_an_allowance_adds_to_grants_and_a_denial_wins(at_the_desk: Run) -> None:  # noqa: F811
+    async def scenario(desk: Desk) -> None:
+        await _prepared(desk)
+        desk.principal = bob
+        get = {"TableName": "orders", "Key": KEY}
+        assert (await desk.refused("GetItem", **get))[0] == "AccessDeniedException"
+        allow = statement(Effect="Allow", Principal="*", Action=["dynamodb:Get*", "dynamodb:PutItem"])
+        await _put(desk, allow)
+        await desk.ok("GetItem", **get)
+        assert (await desk.refused("DeleteItem", **get))[0] == "AccessDeniedException"
+        assert (await desk.refused("DeleteTable", TableName="orders"))[0] == "AccessDeniedException"
+        await _put(desk, allow, statement(Principal={"AWS": "123456789012"}, Action="dynamodb:GetItem"))
+        assert (await desk.refused("GetItem", **get))[0] == "AccessDeniedException"
+        await desk.ok("PutItem", TableName="orders", Item=ITEM)
+        await _put(desk, statement(Effect="Allow", Principal={"AWS": "arn:aws:iam::123456789012:role/user"}))
+        await desk.ok("DeleteItem", **get)
+        assert (await desk.refused("GetItem", TableName="third", Key=KEY))[0] == "AccessDeniedException"
+        await desk.ok("DeleteTable", TableName="orders")
+        desk.principal = ROOT
+        await desk.ok("CreateTable", TableName="orders", **HASHED)  # without the policy of the table before it
+        desk.principal = bob
+        assert (await desk.refused("GetItem", **get))[0] == "AccessDeniedException"
+
+    at_the_desk(scenario)
+
+
+def test_sql_and_streams_are_denied_too(data_dir: Path) -> None:
+    with tailrace.open(data_dir, housekeeping_s=None) as db:
+        db.sql("CREATE TABLE orders (id TEXT PRIMARY KEY, n BIGINT) WITH (stream = 'NEW_IMAGE')")
+        db.sql("INSERT INTO orders VALUES ('a', 1)")
+        writes = document(statement(Action=["dynamodb:PutItem", "dynamodb:UpdateItem", "dynamodb:DeleteItem"]))
+        db.execute(PutPolicy("orders", "", writes), ROOT)
+        assert db.sql("SELECT n FROM orders", principal=ann).rows == [{"n": 1}]
+        for text in (
+            "INSERT INTO orders VALUES ('b', 1)",
+            "UPDATE orders SET n = 2 WHERE true",
+            "DELETE FROM orders WHERE id = 'a'",
+            "BEGIN; UPDATE orders SET n = 2 WHERE true; COMMIT",
+        ):
+            with pytest.raises(Forbidden, match="explicit deny"):
+                db.sql(text, principal=ann)
+        db.execute(PutPolicy("orders", "", document(statement(Action="dynamodb:Scan"))), ROOT)
+        with pytest.raises(Forbidden, match="explicit deny"):
+            db.sql("SELECT n FROM orders", principal=ann)
+        db.execute(PutPolicy("orders", "", document(statement(Action="dynamodb:GetRecords"))), ROOT)
+        assert db.sql("SELECT n FROM orders", principal=ann).rows == [{"n": 1}]
+        with pytest.raises(Forbidden, match="explicit deny"):
+            db.execute(ReadChanges("orders"), ann)
+    with tailrace.open(data_dir, housekeeping_s=None) as db, pytest.raises(Forbidden, match="explicit deny"):
+        db.execute(ReadChanges("orders"), ann)
+
+
+def test_policies_of_streams(at_the_desk: Run) -> None:  # noqa: F811
+    async def scenario(desk: Desk) -> None:
+        desk.principal = ROOT
+        stream = {"StreamEnabled": True, "StreamViewType": "NEW_IMAGE"}
+        made = await desk.ok("CreateTable", TableName="orders", StreamSpecification=stream, **HASHED)
+        arn = made["TableDescription"]["LatestStreamArn"]
+        await _put(desk, statement(Resource=arn, Action="dynamodb:GetRecords"), arn=arn)
+        assert json.loads((await desk.ok("GetResourcePolicy", ResourceArn=arn))["Policy"])["Statement"]
+        assert (await desk.refused("GetResourcePolicy", ResourceArn=ARN))[0] == "PolicyNotFoundException"
+        with pytest.raises(Forbidden, match="explicit deny"):
+            await desk.db.aexecute(ReadChanges("orders"), ann)
+        desk.principal = ann
+        await desk.ok("Scan", TableName="orders")
+        desk.principal = ROOT
+        other = arn[:-3] + "999"
+        assert (await desk.refused("GetResourcePolicy", ResourceArn=other))[0] == "ResourceNotFoundException"
+
+    at_the_desk(scenario)
+
+
+def test_revisions(at_the_desk: Run) -> None:  # noqa: F811
+    async def scenario(desk: Desk) -> None:
+        await _prepared(desk)
+        put, arn = "PutResourcePolicy", {"ResourceArn": ARN}
+        text, other = document(statement()), document(statement(Action="dynamodb:Scan"))
+        missing = await desk.refused(put, **arn, Policy=text, ExpectedRevisionId="1")
+        assert missing[0] == "PolicyNotFoundException"
+        first = (await desk.ok(put, **arn, Policy=text, ExpectedRevisionId="NO_POLICY"))["RevisionId"]
+        assert (await desk.ok(put, **arn, Policy=text))["RevisionId"] == first
+        assert (await desk.refused(put, **arn, Policy=other, ExpectedRevisionId="NO_POLICY"))[0] == (
+            "PolicyNotFoundException"
+        )
+        second = (await desk.ok(put, **arn, Policy=other, ExpectedRevisionId=first))["RevisionId"]
+        assert second != first
+        assert (await desk.ok("GetResourcePolicy", **arn)) == {"Policy": other, "RevisionId": second}
+        stale = await desk.refused("DeleteResourcePolicy", **arn, ExpectedRevisionId=first)
+        assert stale[0] == "PolicyNotFoundException"
+        assert (await desk.ok("DeleteResourcePolicy", **arn))["RevisionId"] == second
+        assert (await desk.ok("DeleteResourcePolicy", **arn))["RevisionId"] == ""
+        assert (await desk.refused("GetResourcePolicy", **arn))[0] == "PolicyNotFoundException"
+        for wrong in ("orders", f"{ARN}/index/x", ARN.replace("123456789012", "999999999999")):
+            assert (await desk.refused("GetResourcePolicy", ResourceArn=wrong))[0] == "ValidationException"
+        lost = await desk.refused("GetResourcePolicy", ResourceArn=ARN.replace("orders", "missing"))
+        assert lost[0] == "ResourceNotFoundException"
+
+    at_the_desk(scenario)
+
+
+def test_who_would_lock_itself_out_must_say_so(at_the_desk: Run) -> None:  # noqa: F811
+    async def scenario(desk: Desk) -> None:
+        await _prepared(desk)
+        desk.principal = Principal("admin", ROLES["dba"], "dba")
+        text = document(statement(Principal="*"))
+        code, message = await desk.refused("PutResourcePolicy", ResourceArn=ARN, Policy=text)
+        assert code == "ValidationException" and "ConfirmRemoveSelfResourceAccess" in message
+        await desk.ok("PutResourcePolicy", ResourceArn=ARN, Policy=text, ConfirmRemoveSelfResourceAccess=True)
+        for operation in ("GetResourcePolicy", "DeleteResourcePolicy"):
+            assert (await desk.refused(operation, ResourceArn=ARN))[0] == "AccessDeniedException"
+        desk.principal = ROOT  # of role system: it can always repair a policy, but is denied all else
+        assert (await desk.refused("Scan", TableName="orders"))[0] == "AccessDeniedException"
+        await desk.ok("DeleteResourcePolicy", ResourceArn=ARN)
+        await desk.ok("Scan", TableName="orders")
+
+    at_the_desk(scenario)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"Statement": []}',
+        '{"Version": "2020-01-01", "Statement": []}',
+        document(statement(Effect="Maybe")),
+        document(statement(Principal={"Service": "x"})),
+        document(statement(Principal={"AWS": "arn:aws:iam::999999999999:user/ann"})),
+        document(statement(Principal={"AWS": "arn:aws:iam::123456789012:role/king"})),
+        document({**statement(), "NotAction": "dynamodb:GetItem"}),
+        document(statement(Action="s3:GetObject")),
+        document(statement(Action=[])),
+        document(statement(Resource="arn:aws:dynamodb:x:123456789012:table/else")),
+        document(statement(Resource="arn:aws:s3:::bucket")),
+        document(statement(Condition={"IpAddress": {"aws:SourceIp": "10.0.0.0/8"}})),
+        document(statement(Condition={"StringEquals": {"dynamodb:LeadingKeys": "a"}})),
+        document(statement(Condition={"DateLessThan": {"aws:CurrentTime": "tomorrow"}})),
+        '{"Statement": {"Effect": "Deny", "Effect": "Allow"}}',
+        document(statement(Sid="x" * 21_000)),
+        "[" * 100_000,
+    ],
+)
+def test_what_is_not_supported_is_refused(text: str) -> None:
+    with pytest.raises(Invalid, match="policy is refused"):
+        policy.parse(text, "table/orders")
+
+
+def test_conditions_and_indexes() -> None:
+    def verdict(name: str, resource: str = "table/orders", now_ms: int = 0, **more: Any) -> str | None:
+        return policy.parse(document(statement(**more)), "table/orders").verdict(
+            name, "user", "Query", resource, now_ms
+        )
+
+    assert verdict("bo", Principal="*", Condition={"StringLike": {"aws:username": ["a*", "b?"]}}) == "Deny"
+    assert verdict("bob", Principal="*", Condition={"StringLike": {"aws:username": ["a*", "b?"]}}) is None
+    assert verdict("bob", Principal="*", Condition={"StringNotEquals": {"aws:username": "ann"}}) == "Deny"
+    for operator, at, expected in (
+        ("DateLessThan", 999, "Deny"),
+        ("DateLessThan", 1000, None),
+        ("DateLessThanEquals", 1000, "Deny"),
+        ("DateGreaterThan", 1001, "Deny"),
+        ("DateGreaterThan", 1000, None),
+        ("DateGreaterThanEquals", 1000, "Deny"),
+        ("DateGreaterThanEquals", 999, None),
+    ):
+        condition = {operator: {"aws:CurrentTime": "1970-01-01T00:00:01Z"}}
+        assert verdict("ann", now_ms=at, Condition=condition) == expected, (operator, at)
+    assert verdict("ann", "table/orders/index/i") == "Deny"
+    assert verdict("ann", "table/orders/index/i", Effect="Allow") is None
+    assert verdict("ann", "table/orders/index/i", Effect="Allow", Resource=f"{ARN}/index/*") == "Allow"
+    assert verdict("ann", Action="DYNAMODB:query".replace("DYNAMODB", "dynamodb")) == "Deny"
+    assert verdict("ann", Action="dynamodb:Que") is None
+
+
+def test_a_table_without_a_policy_is_not_looked_at(data_dir: Path) -> None:
+    with tailrace.open(data_dir, housekeeping_s=None) as db:
+        assert not db.policies.active
