@@ -25,7 +25,6 @@ from tailrace.tables.write import WritePlan
 INCOMPLETE: Final = "Where clause does not contain a mandatory equality on all key attributes"
 NO_CONDITION: Final = "EXISTS() must contain a single item read with additional condition"
 ON_INDEX: Final = "This operation is not supported on an index"
-ON_INDEX_IN_TRANSACTION: Final = "Operations on indices are not supported in transactions"
 
 
 class FindTables(Query[dict[str, Definition]], frozen=True):
@@ -82,7 +81,9 @@ class ItemWhere:
 
 def _check_source(source: StatementSource, checks: bool) -> None:
     if source.index is not None:
-        raise Invalid(ON_INDEX_IN_TRANSACTION if checks else ON_INDEX)
+        raise Invalid(
+            f"EXISTS reads a table, not its index {source.index}; use FROM {source.table}" if checks else ON_INDEX
+        )
 
 
 def _when(test: Callable[[Item], bool], condition: ItemCondition | None) -> ItemCondition:

@@ -92,6 +92,17 @@ def is_condition(term: Term) -> bool:
     )
 
 
+def _shown(term: Term) -> str:
+    """A value, as errors have it."""
+    if isinstance(term, DocumentPath):
+        return f"the attribute {_path_text(term)}"
+    return "a value" if isinstance(term, ValuePlaceholder) else "the number of size()"
+
+
+def _path_text(path: DocumentPath) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path.parts)[1:]
+
+
 class _ConditionParser(StatementReader):
     """NOT binds before AND before OR."""
 
@@ -99,12 +110,13 @@ class _ConditionParser(StatementReader):
 
     def condition(self) -> Node:
         self._operators = 0
-        return self._true(self._either(), "WHERE clause must contain an expression that resolves to a boolean")
+        return self._true(self._either(), "WHERE")
 
     @staticmethod
-    def _true(term: Term, problem: str) -> Node:
+    def _true(term: Term, word: str) -> Node:
+        """The condition that `word` takes."""
         if not is_condition(term):
-            raise Invalid(problem)
+            raise Invalid(f"{word} takes conditions, such as a = 1, not {_shown(term)}")
         assert not isinstance(term, DocumentPath | ValuePlaceholder)
         return term
 
@@ -125,11 +137,10 @@ class _ConditionParser(StatementReader):
         first = part()
         if self.word != word:
             return first
-        problem = "The arguments to AND/OR must be Expressions"
-        nodes = [self._true(first, problem)]
+        nodes = [self._true(first, word)]
         while self.word == word:
             self._operator()
-            nodes.append(self._true(part(), problem))
+            nodes.append(self._true(part(), word))
         return kind(tuple(nodes))
 
     def _not(self) -> Term:
@@ -140,7 +151,7 @@ class _ConditionParser(StatementReader):
         term = self._predicate()
         if not nots:
             return term
-        node = self._true(term, "The argument to NOT must be a Type or Expression")
+        node = self._true(term, "NOT")
         return Not(node) if nots % 2 else node
 
     def _predicate(self) -> Term:
@@ -185,7 +196,7 @@ class _ConditionParser(StatementReader):
             )
         if "BOOL" not in known:
             raise Invalid(f"Unsupported operator in Condition Expression. Operator: {op}")
-        node = self._true(node, TERM)
+        node = self._true(node, op)
         return node if (known["BOOL"] is True) is (op == "=") else Not(node)
 
     @staticmethod
@@ -309,7 +320,7 @@ class _StatementParser(_ConditionParser):
             raise Invalid("A path may contain at most 2 components in the FROM clause")
         if not _TABLE.fullmatch(parts[0]):
             raise Invalid(
-                "Table name should be within the length [3, 255] and only contain 'a-z', 'A-Z', '0-9', '-', '_', '.'."
+                f"{parts[0]} is no table name; a name has 3 to 255 of the characters a-z, A-Z, 0-9, '_', '-' and '.'"
             )
         if aliased and (self.word in ("AS", "AT") or (self.kind in ("word", "quoted") and self.word not in KEYWORDS)):
             raise Invalid(_ALIAS)
@@ -329,35 +340,39 @@ class _StatementParser(_ConditionParser):
         if not self.passed("RETURNING"):
             return "NONE"
         which = self.word
-        self.advance()
+        if not self.passed("ALL", "MODIFIED"):
+            raise self._not_returned()
         state = self.word
-        found = RETURNS.get((which, state))
-        if found is not None:
-            self.advance()
-        if found is None or not self.took("*"):
-            raise malformed("Expected '*' after ( MODIFIED | ALL ) ( NEW | OLD ) in RETURNING clause")
-        if self.kind == ",":
-            raise malformed("Invalid syntax with multiple returning elements in RETURNING clause")
-        return found
+        if not self.passed("OLD", "NEW") or not self.took("*") or self.kind == ",":
+            raise self._not_returned()
+        return RETURNS[which, state]
+
+    def _not_returned(self) -> Invalid:
+        return malformed(
+            "RETURNING takes one of ALL OLD *, ALL NEW *, MODIFIED OLD * and MODIFIED NEW *, not "
+            f"{self.token or 'the end of the statement'} at {self.position()}"
+        )
 
     # -- SELECT
 
     def _select(self) -> PartiQLSelect:
         if self.word in ("VALUE", "PIVOT"):
-            raise Invalid("Select projection doesn't support value or pivot keywords")
+            raise Invalid(f"SELECT takes * or the names of attributes, not {self.word}")
         if self.word == "DISTINCT":
-            raise self.refuse("Unsupported clause: DISTINCT")
+            raise self.refuse("SELECT does not support DISTINCT")
         columns = self._columns()
         self.expect_word("FROM")
         source = self._source()
         if self.kind == "," or self.word in ("JOIN", "INNER", "LEFT", "RIGHT", "FULL", "CROSS", "NATURAL"):
-            raise Invalid("Only select from a single table or index is supported.")
+            raise Invalid(
+                f"SELECT reads one table or index; remove {self.token} and what it joins, or use several statements"
+            )
         where = self._where()
         order = self._order()
         if self.word in _UNSUPPORTED:
             clause = "GROUP BY" if self.word == "GROUP" else self.word
-            at = self._at if self.word == "GROUP" or self._kinds[self._at + 1] == "end" else self._at + 1
-            raise self.refuse(f"Unsupported clause: {clause}", at)
+            instead = " (use Limit of the request)" if clause == "LIMIT" else ""
+            raise self.refuse(f"SELECT does not support {clause}{instead}")
         return PartiQLSelect(source, columns, where, order, self.values)
 
     def _columns(self) -> tuple[tuple[str, DocumentPath], ...] | None:
@@ -369,12 +384,12 @@ class _StatementParser(_ConditionParser):
             else:
                 name, path = self._column()
                 if name in columns:
-                    raise Invalid(f"Duplicate identifiers in select clause: {name}")
+                    raise Invalid(f"SELECT has two columns named {name}; remove one")
                 columns[name] = path
             if not self.took(","):
                 break
         if star and columns:
-            raise Invalid("Other attributes should not be present in the projection when '*' is used.")
+            raise Invalid(f"SELECT takes * or attributes, not both; remove * or {', '.join(columns)}")
         return None if star else tuple(columns.items())
 
     def _column(self) -> tuple[str, DocumentPath]:
@@ -396,7 +411,7 @@ class _StatementParser(_ConditionParser):
         while True:
             path = self.path()
             if len(path.parts) > 1:
-                raise Invalid("Argument to ORDER BY must be of type VariableReference. Type: Path")
+                raise Invalid(f"ORDER BY takes attributes of the primary key, not the path {_path_text(path)}")
             descending = self.word == "DESC"
             self.passed("ASC", "DESC")
             order.append((str(path.parts[0]), descending))
@@ -407,20 +422,21 @@ class _StatementParser(_ConditionParser):
 
     def _insert(self) -> PartiQLInsert:
         self.expect_word("INTO")
+        at = self._at
         source = self._source(aliased=False)
         if source.index is not None:
-            raise malformed("FROM clause may only contain a single table name in data manipulation statements")
+            raise self.refuse("FROM clause may only contain a single table name in data manipulation statements", at)
         if self.word == "VALUES" or self.kind == "<<":
             raise Invalid(
-                "Unsupported operation: Inserting multiple items in a single statement is not supported, use "
-                '"INSERT INTO tableName VALUE item" instead'
+                f"INSERT adds one item, such as VALUE {{'pk': 'a'}}, not {self.token}; use BatchExecuteStatement for "
+                "several"
             )
         if not self.passed("VALUE"):
             raise malformed(_LEFTOVER)
         if self.kind != "{":
             raise Invalid(
-                "Unsupported format in item expression. Please use struct format {...} to express item values for "
-                "insert statement."
+                "INSERT takes an item in braces after VALUE, such as VALUE {'pk': 'a'}, not "
+                f"{self.token or 'the end of the statement'}"
             )
         item: list[tuple[str, str]] = []
 

@@ -1,7 +1,8 @@
 """The tokens of a PartiQL statement, and what its clauses are made of: names, document paths, literals.
 
-The texts of errors are the service's. A statement that cannot be read has its fixed envelope (`malformed`); an error
-about one token ends with `at line:column:length` of it, counted in characters from 1.
+The texts of errors are the service's where public test suites record its answers, and our own elsewhere. A statement
+that cannot be read has its fixed envelope (`malformed`); an error about one token ends with `at line:column:length` of
+it, counted in characters from 1.
 
 Tokens are found in one pass, in which no character is read twice.
 """
@@ -186,7 +187,7 @@ class StatementReader:
 
     def _member(self) -> str:
         if self.kind == "*":
-            raise Invalid("Unpivot path component like a.*.b are not supported")
+            raise Invalid("A path has the name of an attribute after a dot, such as a.b, not *")
         found = self.name()
         if found is None:
             raise malformed("Invalid path dot component")
@@ -195,7 +196,7 @@ class StatementReader:
     def _index(self) -> str | int:
         part: str | int
         if self.kind == "*":
-            raise Invalid("Wildcard path component like a[*].b are not supported")
+            raise Invalid("A path has the number of an element in brackets, such as a[0], not *")
         if self.kind == "string":
             part = self._string()
         else:
@@ -253,10 +254,12 @@ class StatementReader:
             self.advance()
             return value
         if self.word == "MISSING":
-            raise Invalid("MISSING must be compared using IS operator")
-        if kind == "?" or (kind in ("word", "quoted") and self.word not in KEYWORDS):
-            found = "Parameter" if kind == "?" else self.token.lower() if self.calls else "VariableReference"
+            raise Invalid("MISSING is not a value; test for it with IS, such as a IS MISSING")
+        if kind == "?" or (self.calls and self.word not in KEYWORDS):
+            found = "Parameter" if kind == "?" else self.token.lower()
             raise self.refuse(f"Unsupported data type: {found} under key {under}")
+        if kind in ("word", "quoted") and self.word not in KEYWORDS:
+            raise self.refuse(f"A literal has values, not the attribute {self.token}, under {under}")
         raise malformed(TERM)
 
     def _string(self) -> str:

@@ -19,6 +19,7 @@ FAILED = ("ConditionalCheckFailedException", "The conditional request failed")
 INCOMPLETE = "Where clause does not contain a mandatory equality on all key attributes"
 OVERLAPPING = "Overlapping conditions with range keys are not supported in where clause"
 TOO_MANY = "Too many decomposed read operations for a given query."
+RETURNING = f"{MALFORMED}RETURNING takes one of ALL OLD *, ALL NEW *, MODIFIED OLD * and MODIFIED NEW *, not "
 
 
 class PartiQL(Client):
@@ -172,8 +173,9 @@ def test_insert_does_not_replace(client: PartiQL) -> None:
         ("{'s': set_add(<<'a'>>, <<'b'>>)}", "Unsupported data type: set_add under key root at 1:31:7"),
         ("{pk: 'x'}", "A name in a map is a string in single quotes, not pk, under root at 1:26:2"),
         ("{'pk': 'x'} foo", f"{MALFORMED}Unexpected token after expression"),
-        ("?", "Unsupported format in item expression. Please use struct format {...} to express item values for insert "
-         "statement."),
+        ("{'l': [sk]}", "A literal has values, not the attribute sk, under root[0] at 1:32:2"),
+        ("?", "INSERT takes an item in braces after VALUE, such as VALUE {'pk': 'a'}, not ?"),
+        ("", "INSERT takes an item in braces after VALUE, such as VALUE {'pk': 'a'}, not the end of the statement"),
         ("{'d': " + "[" * 32 + "1" + "]" * 32 + "}",
          "Nesting Levels have exceeded supported limits under root" + "[0]" * 32),
         ("{'pk': 'x', 'sk': ?}", "Number of parameters in request and statement don't match."),
@@ -184,9 +186,13 @@ def test_insert_refuses(client: PartiQL, values: str, message: str) -> None:
 
 
 def test_insert_names_a_table_and_one_item(client: PartiQL) -> None:
-    assert "Inserting multiple items" in client.refused("INSERT INTO songs << {'pk': 'a', 'sk': 'b'} >>")
+    several = "INSERT adds one item, such as VALUE {'pk': 'a'}, not %s; use BatchExecuteStatement for several"
+    assert client.refused("INSERT INTO songs << {'pk': 'a', 'sk': 'b'} >>") == several % "<<"
+    assert client.refused("INSERT INTO songs VALUES ('a', 'b')") == several % "VALUES"
     assert client.refused("INSERT INTO songs t VALUE {'pk': 'x'}") == f"{MALFORMED}Unexpected token after expression"
-    assert "single table name" in client.refused("INSERT INTO songs.by_tag VALUE {'pk': 'x'}")
+    assert client.refused('INSERT INTO "songs".by_tag VALUE {}') == (
+        "FROM clause may only contain a single table name in data manipulation statements at 1:13:7"
+    )
     big = {"S": "x" * 400 * 1024}
     assert "maximum allowed size" in client.refused("INSERT INTO songs VALUE {'pk': 'b', 'sk': 'b', 'v': ?}", big)
     fine = "INSERT INTO songs VALUE {'pk': 'deep', 'sk': '1', 'd': " + "[" * 31 + "1" + "]" * 31 + "}"
@@ -305,9 +311,11 @@ def test_where(filled: PartiQL, where: str, found: str) -> None:
     ("where", "message"),
     [
         ("", f"{MALFORMED}Unexpected term"),
-        ("pk", "WHERE clause must contain an expression that resolves to a boolean"),
-        ("pk AND sk = '1'", "The arguments to AND/OR must be Expressions"),
-        ("NOT pk", "The argument to NOT must be a Type or Expression"),
+        ("pk", "WHERE takes conditions, such as a = 1, not the attribute pk"),
+        ("size(pk)", "WHERE takes conditions, such as a = 1, not the number of size()"),
+        ("l[1].m AND sk = '1'", "AND takes conditions, such as a = 1, not the attribute l[1].m"),
+        ("pk = 'x' OR 1", "OR takes conditions, such as a = 1, not a value"),
+        ("NOT pk", "NOT takes conditions, such as a = 1, not the attribute pk"),
         ("pk = 'x' foo", f"{MALFORMED}Unexpected token after expression"),
         ("pk = 'x')", f"{MALFORMED}Unexpected token after expression"),
         ("(pk = 'x'", f"{MALFORMED}Expected RIGHT_PAREN"),
@@ -319,15 +327,15 @@ def test_where(filled: PartiQL, where: str, found: str) -> None:
         ("pk = 1.5e-2147483647", MALFORMED),
         ("pk = `x`", MALFORMED),
         ("m.inner = 1", f"{MALFORMED}Invalid path dot component"),
-        ("l[*] = 1", "Wildcard path component like a[*].b are not supported"),
-        ("m.* = 1", "Unpivot path component like a.*.b are not supported"),
+        ("l[*] = 1", "A path has the number of an element in brackets, such as a[0], not *"),
+        ("m.* = 1", "A path has the name of an attribute after a dot, such as a.b, not *"),
         ("l[-1] = 1", "List index is not within the allowable range; index: [-1] at 1:30:1"),
         ("l[2147483648] = 1", "List index is not within the allowable range; index: [2147483648] at 1:29:10"),
         ("n + 1 = 2", "Unsupported operator in Condition Expression. Operator: +"),
         ("s LIKE 'x'", "Unsupported operator in Condition Expression. Operator: LIKE"),
         ("n > -n", "Incorrect number of operands for operator or function; operator or function: -, number of "
          "operands: 1"),
-        ("s = MISSING", "MISSING must be compared using IS operator"),
+        ("s = MISSING", "MISSING is not a value; test for it with IS, such as a IS MISSING"),
         ("s IS THING", "IS does not know the type THING; use one of MISSING, "
          "NULL, BOOL, BOOLEAN, BLOB, STRING, NUMERIC, STRUCT, TUPLE, LIST"),
         ("'s' IS MISSING", "IS takes an attribute on its left, such as a IS MISSING"),
@@ -389,12 +397,18 @@ def test_operands_are_checked_before_the_table_is_looked_up(client: PartiQL) -> 
         ('SELECT * FROM ""', "Path component cannot be an empty string"),
         ('SELECT * FROM songs."" WHERE pk = 1', "Path component cannot be an empty string"),
         ("SELECT * FROM songs.a.b", "A path may contain at most 2 components in the FROM clause"),
-        ("SELECT * FROM songs, flat", "Only select from a single table or index is supported."),
-        ("SELECT * FROM songs LIMIT 5", "Unsupported clause: LIMIT at 1:27:1"),
-        ("SELECT * FROM songs GROUP BY pk", "Unsupported clause: GROUP BY at 1:21:5"),
-        ("SELECT *, pk FROM songs",
-         "Other attributes should not be present in the projection when '*' is used."),
-        ("SELECT a, m.a FROM songs", "Duplicate identifiers in select clause: a"),
+        ("SELECT * FROM songs, flat",
+         "SELECT reads one table or index; remove , and what it joins, or use several statements"),
+        ("SELECT * FROM songs JOIN flat",
+         "SELECT reads one table or index; remove JOIN and what it joins, or use several statements"),
+        ("SELECT VALUE pk FROM songs", "SELECT takes * or the names of attributes, not VALUE"),
+        ("SELECT DISTINCT pk FROM songs", "SELECT does not support DISTINCT at 1:8:8"),
+        ("SELECT * FROM songs LIMIT 5", "SELECT does not support LIMIT (use Limit of the request) at 1:21:5"),
+        ("SELECT * FROM songs GROUP BY pk", "SELECT does not support GROUP BY at 1:21:5"),
+        ("SELECT *, pk, m.a FROM songs", "SELECT takes * or attributes, not both; remove * or pk, a"),
+        ("SELECT a, m.a FROM songs", "SELECT has two columns named a; remove one"),
+        ("SELECT * FROM songs WHERE pk = 'x' ORDER BY m.a[0]",
+         "ORDER BY takes attributes of the primary key, not the path m.a[0]"),
         ("SELECT COUNT(*) FROM songs", "Unexpected path component at 1:8:5"),
         ("SELECT * FROM songs ORDER BY sk",
          "Must have WHERE clause in the statement when using ORDER BY clause."),
@@ -405,8 +419,8 @@ def test_operands_are_checked_before_the_table_is_looked_up(client: PartiQL) -> 
         ("SELECT * FROM songs WHERE pk IN ['x', 'y'] ORDER BY sk",
          "Must have hash key in ORDER BY clause when more than one hash key condition specified in WHERE clause."),
         ("SELECT * FROM songs ORDER BY pk WHERE pk = 'x'", f"{MALFORMED}Unexpected token after expression"),
-        ("SELECT * FROM ab WHERE pk = 'x'", "Table name should be within the length [3, 255] and only contain 'a-z', "
-         "'A-Z', '0-9', '-', '_', '.'."),
+        ("SELECT * FROM ab WHERE pk = 'x'",
+         "ab is no table name; a name has 3 to 255 of the characters a-z, A-Z, 0-9, '_', '-' and '.'"),
         ("SELECT * FROM songs.none WHERE pk = 'x'", "The table does not have the specified index"),
         ("SELECT held, other FROM songs.by_tag WHERE tag = 'x'",
          f"{INVALID}Global secondary index by_tag does not project [other]"),
@@ -656,8 +670,10 @@ def test_conditions_of_writes(client: PartiQL) -> None:
          "Two document paths overlap with each other; must remove or rewrite one of these paths; path one: [a], "
          "path two: [a, b]"),
         ("UPDATE songs SET a = [?] WHERE pk = 'x'", "Unsupported data type: Parameter under key root[0] at 1:23:1"),
-        ("UPDATE songs SET a = 1 WHERE pk = 'x' RETURNING ALL *",
-         f"{MALFORMED}Expected '*' after ( MODIFIED | ALL ) ( NEW | OLD ) in RETURNING clause"),
+        ("UPDATE songs SET a = 1 WHERE pk = 'x' RETURNING ALL *", f"{RETURNING}* at 1:53:1"),
+        ("UPDATE songs SET a = 1 WHERE pk = 'x' RETURNING", f"{RETURNING}the end of the statement at 1:48:0"),
+        ("UPDATE songs SET a = 1 WHERE pk = 'x' RETURNING ALL NEW", f"{RETURNING}the end of the statement at 1:56:0"),
+        ("UPDATE songs SET a = 1 WHERE pk = 'x' RETURNING ALL NEW *, a", f"{RETURNING}, at 1:58:1"),
         ("UPDATE songs SET n=n--1 WHERE pk = 'x' AND sk = '1'", INCOMPLETE),
     ],
 )  # fmt: skip
@@ -755,7 +771,8 @@ def test_batch_limits_and_capacity(client: PartiQL) -> None:
         name, message = client.fail("BatchExecuteStatement", Statements=statements)
         assert (name, "at 'statements' failed" in message) == ("ValidationException", True)
     write = {"Statement": "DELETE FROM flat WHERE pk = 'bc'"}
-    assert "both read and write" in client.fail("BatchExecuteStatement", Statements=[read, write])[1]
+    mixed = "Read and write requests together in the same batch is not supported."
+    assert client.fail("BatchExecuteStatement", Statements=[read, write]) == ("ValidationException", mixed)
     failing = {
         "Statement": "DELETE FROM flat WHERE pk = 'bc' AND v = 1",
         "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
@@ -837,6 +854,9 @@ def test_transaction_refuses(client: PartiQL) -> None:
     other = "UPDATE songs SET a = 1 WHERE pk = 'none' AND sk = '1'"
     assert client.transaction_refused(f"EXISTS({read}{key})", other) == no_condition
     assert client.transaction_refused(f"EXISTS({read}pk IN ['txr'] AND sk = '1' AND a = 1)", other) == no_condition
+    assert client.transaction_refused(f"EXISTS(SELECT * FROM songs.by_tag WHERE {key} AND a = 1)", other) == (
+        f"{first}EXISTS reads a table, not its index by_tag; use FROM songs"
+    )
     needs_key = "Select statements within ExecuteTransaction must specify the primary key in the where clause."
     for where in ("pk = 'txr'", f"{key} AND a = 1", f"{key} AND pk = 'x'", "pk IN ['x'] AND pk = 'txr' AND sk = '1'"):
         assert client.transaction_refused(read + where) == first + needs_key

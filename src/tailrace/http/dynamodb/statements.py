@@ -353,7 +353,7 @@ async def batch_execute_statement(context: Context, request: Request) -> dict[st
     found = [one for one in prepared if isinstance(one, PreparedStatement)]
     reads = [isinstance(one.statement, PartiQLSelect) for one in found]
     if any(reads) and not all(reads):
-        raise Invalid("BatchExecuteStatement API does not support both read and write operations in the same request.")
+        raise Invalid("Read and write requests together in the same batch is not supported.")
     pending = [
         one if isinstance(one, Error) else await _started(context, one, counted) for one in prepared
     ]  # all are begun before the first is awaited, so that writes share commits
