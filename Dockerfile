@@ -4,7 +4,7 @@
 FROM python:3.13-slim AS base
 ENV PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 RUN useradd --system --uid 4437 --create-home --home-dir /var/lib/tailrace tailrace \
-    && install -d -m 0700 -o tailrace -g tailrace /var/lib/tailrace/data
+    && install -d -m 0700 -o tailrace -g tailrace /var/lib/tailrace/data /var/lib/tailrace/cold
 WORKDIR /build
 
 # Dependencies first: they change less often than the sources.

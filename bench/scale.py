@@ -24,7 +24,7 @@ from tailrace.cold.merging import ColdFile
 from tailrace.cold.states import StateFile
 from tailrace.cold.writing import BLOOM_ERROR
 from tailrace.spark import planning
-from tailrace.spark.jobs import clusters, copies, fold, replicate, tasks
+from tailrace.spark.jobs import clusters, copies, fold, replicate, tasks, view
 from tailrace.spark.jobs.filling import COMMIT_ROWS
 from tailrace.spark.jobs.ranges import TASK_RECORDS, split
 from tailrace.spark.jobs.settings import BATCH_RECORDS
@@ -55,7 +55,7 @@ class JobPlan(msgspec.Struct, frozen=True):
 
 
 class SimulatedServer:
-    """Answers the questions of `tier` about one topic, and counts them."""
+    """Answers the questions of `tier` and `view` about one topic, and counts them."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -176,6 +176,30 @@ def copy_plan(kind: str) -> JobPlan:
     )  # fmt: skip
 
 
+def view_plan(records: int = view.MAX_RECORDS_ALONE) -> JobPlan:
+    """A batch of an additive view of the whole topic, which has not begun."""
+    server: Any = SimulatedServer()
+    logs = [
+        {"table": "all", "partition": number, "log": number + 1, "position": 0, "next": ENTRIES // PARTITIONS}
+        for number in range(PARTITIONS)
+    ]
+    known = {"tables": [{"table": "all", "topic": 1}], "sources": logs}
+    ranges = view.batch_ranges(server, known, records)
+    sizes = [end - start for start, end in ranges.values()]
+    wanted = planning.tasks_wanted("topic", sizes, CORES, None)
+    what = f"a batch of {records:,} messages"
+    return JobPlan("view", what, wanted, 1, _size(ranges), sum(sizes) * ENTRY_BYTES // wanted, server.requests)
+
+
+def view_start_plan() -> JobPlan:
+    """The start of a view that needs the rows of a table with 10^9 items: executors read all of them."""
+    segments = planning.tasks_wanted("table", [ENTRIES], CORES, None)
+    return JobPlan(
+        "view, its start", "10^9 items", segments, 0, _size([(0, 1, None)] * segments),
+        ENTRIES * ENTRY_BYTES // segments,
+    )  # fmt: skip
+
+
 def audit_plan() -> JobPlan:
     """`audit` of one key: Spark reads the footers and Bloom filters of all files, and few row groups."""
     groups = ENTRIES * ENTRY_BYTES // limits.COLD_GROUP_BYTES
@@ -198,6 +222,8 @@ def plans() -> list[JobPlan]:
         merging("snapshot", 10**6),
         fold_plan(SNAPSHOT),
         fold_plan("restore"),
+        view_plan(),
+        view_start_plan(),
         audit_plan(),
     ]
 

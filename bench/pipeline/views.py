@@ -154,7 +154,7 @@ class FreshViews(PipelineRow):
         with self.plant.client() as client:
             for view in self.views:
                 say(f"{self.name}: {view}")
-                spark.ask("keep", name=view)
+                spark.ask("keep", name=view)  # returns when the job reports that it runs
                 try:
                     self._caught_up(client, view)
                     latencies = [self._write(client, view) for _ in range(self.warmup)]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tailrace.spark.jobs.progress import Progress
 
 clock = time.perf_counter
+STARTED_S = 300.0  # how long a job that keeps a view may take to start
 
 
 class Work:
@@ -107,8 +108,10 @@ class Work:
         return done | {"laps": laps.done, "rows": laps.rows}
 
     def keep(self, name: str) -> dict[str, Any]:
-        """Start a job that keeps a view until it is stopped, with the settings that it has by itself."""
+        """Start a job that keeps a view until it is stopped, with the settings that it has by itself; return when it
+        runs."""
         self._kept = Kept(self._spark, self._url, name)
+        self._kept.wait()
         return {}
 
     def stop_keeping(self) -> dict[str, Any]:
@@ -192,6 +195,8 @@ class Kept:
 
     def __init__(self, spark: SparkSession, url: str, name: str) -> None:
         self._stop = threading.Event()
+        self._changed = threading.Condition()
+        self._running = self._ended = False
         self._failed: Exception | None = None
         self._thread = threading.Thread(target=self._run, args=(spark, url, name), daemon=True)
         self._thread.start()
@@ -200,9 +205,30 @@ class Kept:
         from tailrace.spark.jobs.view import view
 
         try:
-            view(spark, name, url=url, stop=self._stop)
+            view(spark, name, url=url, stop=self._stop, on_progress=self._note)
         except Exception as error:
             self._failed = error
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _note(self, progress: Progress) -> None:
+        # A job that fills its view reports that it runs, with a message, and once more when it follows the changes.
+        if progress.state == "running" and not progress.message:
+            with self._changed:
+                self._running = True
+                self._changed.notify_all()
+
+    def wait(self, timeout_s: float = STARTED_S) -> None:
+        """Return when the job has planned its view, and has filled it if it had to: from then on it follows changes.
+        The positions of the view do not tell: they may be at the end before the job has begun."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._running or self._ended, timeout_s):
+                raise TimeoutError(f"the job of the view has not started within {timeout_s:g} s")
+        if not self._running:
+            self.stop()  # which raises what it has failed with
+            raise RuntimeError("the job of the view ended before it followed any changes")
 
     def stop(self) -> None:
         self._stop.set()

@@ -17,6 +17,7 @@ from tailrace import extras, limits
 from tailrace.access import SYSTEM, Principal
 from tailrace.auth.audit import admit
 from tailrace.auth.throttle import LoginThrottle
+from tailrace.bus.remote_policies import LateAdmission
 from tailrace.clock import Clock, FollowedClock, Jump
 from tailrace.command import Command, Query
 from tailrace.completion import Completion
@@ -142,7 +143,9 @@ class Database(EmbeddedOperations):
             before=(self._watch_clock, self._probe, self._acks.flush),
             after=(self._note_time,),
         )
-        self.policies = PolicyBook(lambda: self._query(ListPolicies()), self.clock.now_ms)
+        made = PolicyBook if self.forwarder is None else self.forwarder.remote_policies
+        self.policies = made(lambda: self._query(ListPolicies()), self.clock.now_ms)
+        self._late = LateAdmission(self.policies, self._answer, self._submit)
         self.tail.subscribe(POLICIES_CHANGED, self.policies.notice)
         self.transfers = TransferWorker(self.execute, buckets or Buckets())
         self._jump: Jump | None = None  # of the clock, as housekeeping has seen it last
@@ -184,12 +187,14 @@ class Database(EmbeddedOperations):
 
     def aexecute(self, command: Command[T] | Query[T], principal: Principal = SYSTEM) -> Awaitable[T]:
         """Run a command or a query; await the result on the event loop."""
-        audit = None
-        if command.permission not in principal.plain or self.policies.active:
-            command, audit = admit(command, principal, self.policies)
         # Asking asyncio for the running loop takes longer than the rest of this method.
         if self._loop is None or self._thread != threading.get_ident() or not self._loop.is_running():
             self._attach_here()
+        audit = None
+        if command.permission not in principal.plain or self.policies.active:
+            if self._engine.blocking and self.policies.missing(principal):
+                return self._late.aexecute(command, principal)
+            command, audit = admit(command, principal, self.policies)
         completion: Completion[T] = Completion(self._loop)
         if isinstance(command, Command):
             self._submit(command, principal, completion.set if audit is None else audit.then(completion.set))
@@ -215,6 +220,9 @@ class Database(EmbeddedOperations):
             return
         done: Done = job.settle
         if command.permission not in principal.plain or self.policies.active:
+            if self._engine.blocking and self.policies.missing(principal):
+                self._late.submit(command, principal, done)
+                return
             command, audit = admit(command, principal, self.policies)
             if audit is not None:
                 done = audit.then(done)

@@ -326,6 +326,7 @@ BUS_UNSENT_BYTES_MAX: Final = 128 * MiB  # that a worker has not read; then its 
 BUS_BEAT_S: Final = 0.5  # how often the writer tells workers its state
 BUS_TTL_S: Final = 3.0  # without an answer of the writer, cached credentials are checked again
 BUS_RETRY_S: Final = 0.02  # before a lost link is made again
+BUS_RETRY_S_MAX: Final = 3.0  # the same, after the writer has refused several in a row
 WRITER_WAIT_S: Final = 15.0  # how long writes wait for a writer that is being replaced; then 503
 WORKERS_MAX: Final = 256  # processes that serve HTTP
 
@@ -399,4 +400,6 @@ POSTGRES_CONNECT_S: Final = 3  # for each host of the URL
 POSTGRES_SILENCE_S: Final = 5  # a machine that acknowledges nothing for so long is lost; its connections end
 POSTGRES_READERS_MAX: Final = 24  # connections that read
 POSTGRES_READER_WAIT_S: Final = 10.0  # for one of them; then 503
+READY_CHECK_S: Final = 1.0  # how long /readyz of a server of a cluster relies on its last query
+READY_WAIT_S: Final = 3.0  # how long that query may take; then the server is not ready
 SCAN_PAGE_BYTES: Final = 1 * MiB  # of rows that one statement of a scan fetches, approximately

@@ -145,7 +145,7 @@ def _statement(given: Any, resource: str) -> PolicyStatement:
         raise _bad("a statement is an object")
     other = sorted(given.keys() - _STATEMENT)
     if other:
-        raise _bad(f"{other[0][:80]} is not supported in a statement; write Principal, Action and Resource")
+        raise _bad(f"{other[0][:80]!r} is not supported in a statement; write Principal, Action and Resource")
     effect = given.get("Effect")
     if effect not in (ALLOW, DENY):
         raise _bad("Effect is Allow or Deny")

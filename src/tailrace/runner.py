@@ -264,14 +264,13 @@ class Runner:
     def execute(self, command: Command[T], by: str = "system") -> T:
         """Run a command for `by`; its result, once it is durable. From any thread."""
         job = QueuedCommand(command, by)
-        job.latch = threading.Lock()
-        job.latch.acquire()
+        latch = job.latch = threading.Lock()
+        latch.acquire()
         self._enqueue(job)
         led = False
         while not job.finished:
             if not self._turn.acquire(blocking=False):
-                assert job.latch is not None
-                job.latch.acquire()
+                latch.acquire()
                 continue
             led = True
             try:
@@ -296,8 +295,7 @@ class Runner:
         try:
             self._enqueue(job)
         except Error as error:
-            job.error = error
-            job.deliver()
+            job.settle(None, error)
             return
         if not self._kicked:
             self._kicked = True
@@ -446,11 +444,9 @@ class Runner:
                 tx.keep()
         except (Corrupt, Unavailable):
             raise
-        except Error:  # a name that cannot be looked up: that one will fail alone
-            tx.undo()
-            results = []
-        except Exception:
-            logger.exception("commands that are run together must not fail")
+        except Exception as error:
+            if not isinstance(error, Error):  # which is a name that cannot be looked up: that one will fail alone
+                logger.exception("commands that are run together must not fail")
             tx.undo()
             results = []
         for number, result in enumerate(results, start=first):
@@ -679,9 +675,15 @@ class Runner:
         self._answer(batch)
 
     def _answer(self, batch: _Batch) -> None:
-        for job in batch.jobs:
-            if job.latch is None:
-                job.deliver()
+        jobs, more = iter(batch.jobs), True
+        while more:
+            try:
+                for job in jobs:
+                    if job.latch is None:
+                        job.deliver()
+                more = False
+            except Exception:  # of one command: the others are answered all the same, and their notices published
+                logger.exception("a result could not be delivered")
         failpoints.hit("batch.answered")
         self._tail.publish(batch.notices)
 

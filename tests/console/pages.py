@@ -15,7 +15,7 @@ PAGES: dict[str, tuple[str, str]] = {
     "forks": ("#/streams/docs%2Freadme?tab=forks", "docs/readme-draft-2"),
     "stream-settings": ("#/streams/docs%2Freadme?tab=settings", "Tail offset"),
     "tables": ("#/tables", "customers"),
-    "table": ("#/tables/orders", "o-0012"),
+    "table": ("#/tables/orders", "sku-"),
     "empty-table": ("#/tables/empty", "This table has no items yet"),
     "changes": ("#/tables/orders?tab=changes", "o-0003"),
     "past": ("#/tables/orders?tab=at&sequence=20", "The table after sequence"),

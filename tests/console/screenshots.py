@@ -16,8 +16,8 @@ from tests.console.pages import PAGES
 from tests.support.chromium import Chromium, Tab, chromium, executable
 from tests.support.server import ServerProcess
 
-SHOWN = ("streams", "stream", "forks", "tables", "table", "past", "item", "topics", "topic", "dead-letters",
-         "sql", "users", "audit")  # fmt: skip
+SHOWN = ("streams", "stream", "forks", "stream-settings", "tables", "table", "empty-table", "past", "item", "topics",
+         "topic", "dead-letters", "sql", "users", "keys", "audit")  # fmt: skip
 DARK = ("item", "sql")
 PHONE = ("overview", "table", "item")
 BYTES_MAX = 150_000
@@ -43,6 +43,9 @@ def photograph(directory: Path, target: Path, sequence: int) -> None:
     with ServerProcess.tailrace(directory / "data") as server:
         shop = Shop(server.url)
         shop.fill()
+        recovery = {"PointInTimeRecoveryEnabled": True}
+        shop.dynamodb("UpdateContinuousBackups", TableName="orders", PointInTimeRecoverySpecification=recovery)
+        shop.dynamodb("CreateBackup", TableName="orders", BackupName="before-the-sale")
         stop = threading.Event()
         writer = threading.Thread(target=write, args=(server.url, stop))
         writer.start()
@@ -106,6 +109,12 @@ def take(browser: Chromium, console: str, target: Path) -> None:
     messages.click(".v-row", "customer")
     messages.sees("Payload")
     save(messages, target / "messages.png")
+    changes = opened(browser, console, "changes")
+    changes.fill(".bar input[type=search]", "o-000")
+    changes.click(".v-row", 'status="packed"')
+    changes.sees("Follow this write")
+    save(changes, target / "changes.png")
+    opened(browser, console, "table-settings", target / "table-settings.png", height=1000)
     palette = opened(browser, console, "tables")
     palette.press("k", control=True, code="KeyK")
     palette.fill("dialog input", "orders")
@@ -121,10 +130,17 @@ def take(browser: Chromium, console: str, target: Path) -> None:
 
 
 def opened(
-    browser: Chromium, console: str, name: str, path: Path | None = None, *, width: int = 1120, dark: bool = False
+    browser: Chromium,
+    console: str,
+    name: str,
+    path: Path | None = None,
+    *,
+    width: int = 1120,
+    height: int = 0,
+    dark: bool = False,
 ) -> Tab:
     address, text = PAGES[name]
-    tab = browser.tab(width=width, height=680 if width > 600 else 760, dark=dark)
+    tab = browser.tab(width=width, height=height or (680 if width > 600 else 760), dark=dark)
     tab.open(console + address)
     tab.sees(text)
     if path is not None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import os
+import time
+from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 
 from tests.console.demo import Shop
 from tests.console.pages import PAGES
 from tests.support.chromium import Chromium, Tab
+from tests.support.patience import PATIENCE_S
 
 BYTES_MAX = 150_000
 AXE = (
@@ -125,6 +132,60 @@ def test_sql_completes_runs_and_draws(browser: Chromium, shop: Shop, console: st
     tab.click("dialog button.primary", "Save")
     tab.sees("By state")
     assert not tab.errors
+
+
+def test_a_result_of_sql_is_downloaded(browser: Chromium, shop: Shop, console: str, tmp_path: Path) -> None:
+    """As CSV and as JSON: every row, with values that need quotation marks in CSV."""
+    rows = [
+        {"n": 1, "text": 'a "quoted", one', "more": "two\nlines"},
+        {"n": 2, "text": "ünï €", "more": None},
+        *({"n": number, "text": f"row {number}", "more": ""} for number in range(3, 1_202)),
+    ]
+    shop.sql("CREATE TABLE downloads (n BIGINT PRIMARY KEY, text TEXT, more TEXT)")
+    values = ", ".join(f"({row['n']}, '{row['text']}', '')" for row in rows[2:])
+    shop.sql(f"INSERT INTO downloads VALUES {values}")
+    for row in rows[:2]:
+        item = {name: {"S": text} for name, text in row.items() if isinstance(text, str)}
+        shop.dynamodb("PutItem", TableName="downloads", Item={"n": {"N": str(row["n"])}, **item})
+    select = "SELECT n, text, more FROM downloads ORDER BY n"
+    tab = browser.tab()
+    tab.downloads(tmp_path)
+    tab.open(f"{console}#/sql?{urlencode({'q': select})}")
+    tab.sees("1,201 rows")
+    tab.sees("The first 1,000 of 1,201 rows")
+    tab.click(".card header button", "CSV")
+    tab.click(".card header button", "JSON")
+    text = downloaded(tmp_path / "result.csv").decode()
+    head, *lines = csv.reader(io.StringIO(text, newline=""))
+    assert head == ["n", "text", "more"]
+    assert lines == [[str(row["n"]), str(row["text"]), str(row["more"] or "")] for row in rows]
+    assert text.count("\r\n") == len(rows) + 1
+    assert json.loads(downloaded(tmp_path / "result.json")) == rows
+    assert not tab.errors
+
+
+def downloaded(path: Path) -> bytes:
+    deadline = time.monotonic() + PATIENCE_S
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path.name} did not come; there is {os.listdir(path.parent)}"
+        time.sleep(0.05)
+    return path.read_bytes()  # it has its name once it is complete
+
+
+def test_a_statement_is_explained_and_not_run(browser: Chromium, shop: Shop, console: str) -> None:
+    tab = browser.tab()
+    tab.open(f"{console}#/sql")
+    tab.fill(".sql-edit textarea", "DELETE FROM orders WHERE id = 'o-0001'")
+    tab.click("button", "Explain")
+    tab.until("document.querySelector('.card h2 + .grid') !== null && document.body.innerText.includes('Plan')")
+    plan = tab.run("[...document.querySelectorAll('.card .grid tbody tr')].map(row => row.innerText)")
+    assert len(plan) == 2 and "keys of orders by id" in plan[0] and "writes these rows" in plan[1], plan
+    key = {"id": {"S": "o-0001"}}
+    assert "Item" in shop.dynamodb("GetItem", TableName="orders", Key=key)
+    tab.fill(".sql-edit textarea", "SELECT * FROM absent")
+    tab.click("button", "Explain")
+    tab.until("document.querySelector('p.error').textContent.includes('absent')")
+    assert not tab.run("document.querySelectorAll('.card .grid').length")
 
 
 @pytest.mark.parametrize("text", ["ünï", "<img src=x onerror=alert(1)>"])

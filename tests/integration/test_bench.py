@@ -22,6 +22,9 @@ from bench.generator import MARK, Pages, Prepared, Source
 from bench.load import Address, Failed, Session
 from bench.machine import Disk, interpreter_build, tailrace_build
 from bench.machine import describe as machine_of
+from bench.pipeline import rows as pipeline
+from bench.pipeline.views import FreshViews
+from bench.pipeline.worker import Kept
 from bench.rows import Line, Row, Sample, Settings
 
 
@@ -323,3 +326,48 @@ def test_the_report_says_what_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert tailrace_build() == "plain Python, not compiled"
     (tmp_path / f"runner{EXTENSION_SUFFIXES[0]}").touch()
     assert tailrace_build() == "compiled (1 of 3 modules)"
+
+
+# -- the pipeline
+
+
+def test_the_rows_of_the_pipeline_say_what_they_measure(tmp_path: Path) -> None:
+    settings = Settings.quick()
+    settings.data = tmp_path
+    measured = [row(settings) for row in pipeline.ROWS]
+    assert len({row.name for row in measured}) == len(measured)
+    assert isinstance(measured[-1], FreshViews), "it adds changes to the history"
+    for row in measured:
+        assert row.name.startswith("pipeline") and row.title and row.group == "pipeline"
+        assert len({line.key for line in row.lines()}) == len(row.lines()) > 1
+    assert "PySpark" in pipeline.about()
+
+
+def test_a_job_that_keeps_a_view_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first write: the view may be at the end of its source while no job runs."""
+    pytest.importorskip("pyspark")
+    from tailrace.spark.jobs import view as job
+    from tailrace.spark.jobs.progress import RUNNING, STARTING, Progress
+
+    filled, failing = threading.Event(), threading.Event()
+
+    def view(spark: Any, name: str, *, on_progress: Any, stop: threading.Event, **options: Any) -> None:
+        for state, message in ((STARTING, ""), (RUNNING, "filling the view")):
+            on_progress(Progress(job=name, kind="view", state=state, message=message))
+        filled.wait()
+        if failing.is_set():
+            raise Failed("the view has no key")
+        on_progress(Progress(job=name, kind="view", state=RUNNING))
+        stop.wait()
+
+    monkeypatch.setattr(job, "view", view)
+    spark: Any = None
+    kept = Kept(spark, "", "totals")
+    with pytest.raises(TimeoutError, match="has not started"):
+        kept.wait(0.1)
+    filled.set()
+    kept.wait()
+    kept.stop()
+    failing.set()
+    with pytest.raises(Failed, match="the view has no key"):
+        Kept(spark, "", "totals").wait()

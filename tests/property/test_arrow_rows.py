@@ -15,8 +15,9 @@ import msgspec
 import pyarrow as pa
 from hypothesis import example, given, settings
 
-from tailrace.errors import Error
-from tailrace.jobs import arrow_rows
+from tailrace.bulk import variant
+from tailrace.errors import Error, Invalid
+from tailrace.jobs import arrow_rows, variant_values
 from tailrace.jobs.rows import for_table, table_chunk, writes
 from tailrace.tables import value
 from tailrace.tables.definition import Attribute, Definition
@@ -156,3 +157,41 @@ def test_sizes_of_numbers_are_those_of_the_service(numbers: list[Decimal]) -> No
     texts = [value.from_plain(each)["N"] for each in numbers]
     found = arrow_rows._number_sizes(pa.array(texts)).to_pylist()
     assert found == [value.size({"N": text}) for text in texts]
+
+
+TYPED: st.SearchStrategy[dict[str, Any]] = st.recursive(
+    st.one_of(
+        TEXT.map(lambda each: {"S": each}),
+        NUMBERS.map(value.from_plain),
+        st.binary(max_size=40).map(lambda each: {"B": each}),
+        st.booleans().map(lambda each: {"BOOL": each}),
+        st.just({"NULL": True}),
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=300).map(lambda each: {"L": each})
+        | st.dictionaries(TEXT, inner, max_size=8).map(lambda each: {"M": each})
+    ),
+    max_leaves=20,
+)
+
+
+@given(TYPED)
+@settings(max_examples=examples(150), deadline=None)
+def test_a_document_that_became_a_variant_is_read_as_it_was(found: dict[str, Any]) -> None:
+    made = variant.of_value(msgspec.convert(found, variant.TypedValue))
+    assert variant_values.read(made["value"], made["metadata"]) == found
+
+
+@given(TYPED, st.data())
+@settings(max_examples=examples(150), deadline=None)
+def test_a_damaged_variant_is_another_one_or_refused(found: dict[str, Any], data: st.DataObject) -> None:
+    made = variant.of_value(msgspec.convert(found, variant.TypedValue))
+    name = data.draw(st.sampled_from(["value", "metadata"]))
+    damaged = bytearray(made[name])
+    at = data.draw(st.integers(0, len(damaged) - 1))
+    damaged[at] = data.draw(st.integers(0, 255))
+    made[name] = bytes(damaged)[: data.draw(st.integers(0, len(damaged)))]
+    try:
+        value.encode(variant_values.read(made["value"], made["metadata"]))
+    except Invalid:
+        pass

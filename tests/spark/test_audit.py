@@ -20,6 +20,7 @@ from deltalake import DeltaTable
 from tailrace.client import Client
 from tailrace.cold.store import Store
 from tailrace.errors import Invalid
+from tailrace.spark.jobs import audit as audit_job
 from tailrace.spark.jobs.audit import audit, changed, key_text
 from tailrace.spark.jobs.tier import tier
 from tests.support.patience import PATIENCE_S
@@ -180,11 +181,22 @@ def test_the_history_of_a_key_skips_what_cannot_have_it(
     assert done.rows == 3  # type: ignore[union-attr]
 
 
-def test_files(spark: Spark, server: ServerProcess, recorded: dict[str, Any], tmp_path: Path) -> None:
+def test_files(
+    spark: Spark, server: ServerProcess, recorded: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_job, "FILE_ROWS", 2)
+    batches, partitions = audit_job._batches, list[int]()
+
+    def counted(frame: Any) -> Any:
+        partitions.append(frame.rdd.getNumPartitions())
+        return batches(frame)
+
+    monkeypatch.setattr(audit_job, "_batches", counted)
     for name in ("a.csv", "a.json", "a.parquet"):
         done = audit(spark, table=TABLE, url=server.url, token=TOKEN, output=str(tmp_path / name))
         assert done.rows == 5 and sorted(each.name for each in tmp_path.iterdir())[-1] == name  # type: ignore[union-attr]
         (tmp_path / name).rename(tmp_path / f"0-{name}")
+    assert partitions == [3, 3, 3], "5 rows, of which the driver fetches two at a time"
     with (tmp_path / "0-a.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
     objects = [
@@ -200,6 +212,22 @@ def test_files(spark: Spark, server: ServerProcess, recorded: dict[str, Any], tm
     times = [datetime.fromisoformat(row["time"]) for row in table]
     assert times == [datetime.fromisoformat(row["time"]) for row in objects] == [row["time"] for row in parquet]
     assert times[2] <= recorded["middle"] <= times[3]
+
+
+def test_a_file_is_fetched_in_bounded_partitions(spark: Spark, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver holds a partition as a whole, so none has more rows than a row group; they keep their order."""
+    monkeypatch.setattr(audit_job, "FILE_ROWS", 10)
+    large = spark.range(0, 47, 1, numPartitions=3).where("id < 12 OR id >= 16")  # 12, 15 and 16 rows
+    with audit_job.bounded(large) as cut:
+        found = cut.rdd.glom().collect()
+    assert [[row.id for row in part] for part in found] == [
+        [*range(10)], [10, 11, *range(16, 24)], [*range(24, 34)], [*range(34, 44)], [44, 45, 46],
+    ]  # fmt: skip
+    small = spark.range(0, 20, 1, numPartitions=2)
+    with audit_job.bounded(small) as same:
+        assert [len(part) for part in same.rdd.glom().collect()] == [10, 10]
+    with audit_job.bounded(small.where("id < 0")) as nothing:
+        assert nothing.collect() == []
 
 
 def test_a_topic(spark: Spark, server: ServerProcess, client: Client) -> None:

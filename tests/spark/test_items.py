@@ -1,4 +1,4 @@
-"""The items of a table as of one sequence, and all names in SQL."""
+"""The items of a table as of one sequence, all names in SQL, and how a view is planned and its sources kept."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner, Result
 
 pytest.importorskip("pyspark")
 
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 import tailrace.spark as ts
+from tailrace.cli import cli, pipeline
 from tailrace.client import Client
-from tailrace.errors import Conflict, Invalid, NotFound
+from tailrace.errors import Conflict, Forbidden, Invalid, NotFound
 from tailrace.spark import catalog, explain
 from tailrace.spark.items import ItemsReader, ItemsTask
+from tailrace.spark.options import ServerAccess
 from tailrace.spark.source import TailraceSource
+from tailrace.spark.views import sources
+from tailrace.spark.views.sources import SourceTableReader
 from tests.spark.conftest import create_table
 from tests.support.server import ServerProcess
 
@@ -194,6 +199,65 @@ def test_names_in_sql(spark: SparkSession, client: Client, server: ServerProcess
         spark.sql("SELEKT * FROM tailrace.not_there")
 
 
+def test_names_with_dots(spark: SparkSession, client: Client, server: ServerProcess, name: str) -> None:
+    """A table `app` does not hide the table `app.totals`: the longest name is taken."""
+    ts.register(spark, url=server.url)
+    client.sql(f"CREATE TABLE {name} (id TEXT PRIMARY KEY, totals TEXT)")
+    client.sql(f"CREATE TABLE {name}.totals (id TEXT PRIMARY KEY, n BIGINT) WITH (stream = true)")
+    client.sql(f"INSERT INTO {name}.totals (id, n) VALUES ('a', 7)")
+    client.sql(f"CREATE TOPIC {name}.events PARTITIONS 1")
+    client.publish(f"{name}.events", b"hello", partition=0)
+    for statement, expected in (
+        (f"SELECT n FROM tailrace.{name}.totals", 7),
+        (f"SELECT tailrace.{name}.totals.n FROM tailrace.tables.{name}.totals AS t JOIN tailrace.{name}.totals", 7),
+        (f"SELECT after.n FROM tailrace.{name}.totals.changes", 7),
+        (f"SELECT string(payload) FROM tailrace.{name}.events", "hello"),
+        (f"SELECT string(payload) FROM tailrace.topics.{name}.events", "hello"),
+    ):
+        assert [row[0] for row in spark.sql(statement).collect()] == [expected], statement
+    assert spark.table(f"tailrace.{name}.totals").columns == ["id", "n", "_sequence"]
+
+
+def test_the_longest_name_is_taken(monkeypatch: pytest.MonkeyPatch, spark: SparkSession) -> None:
+    there = [
+        {"table": "app", "mode": "items"}, {"table": "app.totals", "mode": "items"}, {"table": "app.totals"},
+        {"topic": "app"}, {"topic": "app.events"}, {"stream": "app.log"}, {"table": "changes", "mode": "items"},
+    ]  # fmt: skip
+    forbidden = {"app.totals.n", "secret"}
+    made: dict[str, dict[str, str]] = {}
+
+    def make(self: Any, name: str, options: dict[str, str]) -> bool:
+        if forbidden & set(options.values()):
+            raise Forbidden(f"{name} is not granted")
+        if options in there:
+            made[name] = options
+        return options in there
+
+    monkeypatch.setattr(catalog.TailraceCatalog, "_make", make)
+    names = catalog.TailraceCatalog(spark, "http://127.0.0.1:1", None)
+    for given, expected, options in (
+        ("app.totals", "`app.totals`", {"table": "app.totals", "mode": "items"}),
+        ("app.other", "`app`.`other`", {"table": "app", "mode": "items"}),
+        ("app.totals.changes", "`app.totals.changes`", {"table": "app.totals"}),
+        ("app.totals.changes.after.n", "`app.totals.changes`.`after`.`n`", {"table": "app.totals"}),
+        ("tables.app.totals", "`tables.app.totals`", {"table": "app.totals", "mode": "items"}),
+        ("tables.app.totals.changes", "`tables.app.totals.changes`", {"table": "app.totals"}),
+        ("tables.app.other", "`tables.app`.`other`", {"table": "app", "mode": "items"}),
+        ("app.events", "`app.events`", {"topic": "app.events"}),
+        ("topics.app.events.payload", "`topics.app.events`.`payload`", {"topic": "app.events"}),
+        ("topics.app", "`topics.app`", {"topic": "app"}),
+        ("streams.app.log", "`streams.app.log`", {"stream": "app.log"}),
+        ("changes", "`changes`", {"table": "changes", "mode": "items"}),
+        # A column of a table that is granted has the form of the name of a table that is not.
+        ("app.totals.n", "`app.totals`.`n`", {"table": "app.totals", "mode": "items"}),
+    ):
+        made.clear()
+        assert names.prepared(f"FROM tailrace.{given}") == (f"FROM `tailrace`.{expected}", [])
+        assert list(made.values()) == [options], given
+    with pytest.raises(Forbidden, match="secret is not granted"):
+        names.prepared("FROM tailrace.secret")
+
+
 def test_names_are_found_in_a_statement(monkeypatch: pytest.MonkeyPatch, spark: SparkSession) -> None:
     there = {"orders": {"table": "orders", "mode": "items"}, "orders.changes": {"table": "orders"}}
     made: list[str] = []
@@ -220,3 +284,62 @@ def test_names_are_found_in_a_statement(monkeypatch: pytest.MonkeyPatch, spark: 
     made.clear()
     names.prepared("SELECT tailrace.orders.id FROM tailrace.orders JOIN tailrace.orders.changes")
     assert made == ["orders", "orders.changes"]  # each once
+
+
+# -- views
+
+
+def test_a_select_is_explained_by_the_command_line(
+    spark: SparkSession, client: Client, server: ServerProcess, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.sql(f"CREATE TABLE {name} (id TEXT PRIMARY KEY, status TEXT, total DECIMAL) WITH (stream = true)")
+    monkeypatch.setattr(spark, "stop", lambda: None)  # the session of all tests, which the command finds
+    monkeypatch.setattr(pipeline, "_quieten_java", lambda: None)
+
+    def explained(select: str) -> Result:
+        return CliRunner().invoke(cli, ["pipeline", "explain", select, "--url", server.url])
+
+    done = explained(f"SELECT status, sum(total) AS total FROM {name} GROUP BY status")
+    assert done.exit_code == 0, done.output
+    lines = [line.split(maxsplit=1) for line in done.output.splitlines()]
+    assert lines[:4] == [
+        ["strategy", "additive"], ["key", "status S"], ["column", "status string"],
+        ["column", "total decimal(38,18)"],
+    ]  # fmt: skip
+    assert [value for kind, value in lines if kind == "derivative"][-1] == f"{name}: changes"
+    limited = explained(f"SELECT id FROM {name} ORDER BY total LIMIT 3")
+    assert "warning " in limited.output, limited.output
+    assert name not in str(client.sql("SHOW MATERIALIZED VIEWS")[-1].rows), "nothing was created"
+    missing = explained("SELECT * FROM not_there").exception
+    assert isinstance(missing, NotFound) and "'not_there'" in str(missing)
+
+
+def test_a_source_of_a_view_is_written_anew_when_a_share_of_it_has_changed(
+    spark: SparkSession, client: Client, server: ServerProcess, table: str, put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "OVERLAY_ROWS", 1)
+    monkeypatch.setattr(sources, "OVERLAY_SHARE", 2)
+    put(*range(8))
+    source = SourceTableReader(spark, client, ServerAccess(server.url, None, None, None), table, [("id", "S")])
+    source.read_items()
+
+    def change(n: int, *numbers: int) -> None:
+        start = source.at
+        for number in numbers:
+            client.call("PutItem", {"TableName": table, "Item": {"id": {"S": f"k{number}"}, "n": {"N": str(n)}}})
+        end = client.logs(table=table)["partitions"][0]["next"]
+        found = source.changes({0: (start, end)})
+        assert found is not None
+        _, overlay = source.batch(source.consolidated(found))
+        source.advance({0: end}, overlay)
+
+    def overlaid() -> bool:
+        return source._overlay is not None
+
+    change(100, 0, 1, 2)
+    assert overlaid(), "3 rows are less than half of 8"
+    change(200, 2, 3, 8)
+    assert not overlaid() and source._base_rows == 9
+    assert {row.id: row.n for row in source.rows().collect()} == {
+        "k0": 100, "k1": 100, "k2": 200, "k3": 200, "k4": 4, "k5": 5, "k6": 6, "k7": 7, "k8": 200,
+    }  # fmt: skip

@@ -27,10 +27,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from tailrace.bulk.text import TypedValue
-from tailrace.errors import Gone, Invalid
+from tailrace.errors import Gone, Invalid, NotFound
 from tailrace.spark import columns, options
 from tailrace.spark.connection import SourceInfo, SourceLog
 from tailrace.spark.filters import PushedFilters
+from tailrace.spark.jobs.view import batch_ranges
 from tailrace.spark.planning import TASKS_PER_CORE_MAX, OffsetRange, checked, cold_cuts, resolved, split, tasks_wanted
 from tailrace.spark.session import available_cores, planning_cores
 from tailrace.spark.streaming import checkpointed, same_logs, until_applied
@@ -340,3 +341,46 @@ def test_the_cores_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert planning_cores() == 48
     monkeypatch.delenv("TAILRACE_SPARK_CORES")
     assert planning_cores() == available_cores()
+
+
+# -- batches of views
+
+
+class AdvancingServer:
+    """Reaches two positions on, and counts the requests."""
+
+    def __init__(self, *dropped: str) -> None:
+        self.asked: list[Any] = []
+        self._dropped = dropped
+
+    def advance_logs(self, wanted: Any) -> list[dict[int, int] | None]:
+        self.asked += wanted
+        return [
+            None if set(source.values()) & set(self._dropped) else {number: at + 2 for number, at in offsets.items()}
+            for source, offsets, _ in wanted
+        ]
+
+    def advance(self, offsets: Any, records: int, **source: Any) -> dict[int, int]:
+        raise NotFound(f"there is no {source}")
+
+
+def test_a_batch_of_a_view_asks_for_all_of_its_sources_at_once() -> None:
+    def source(table: str, log: int, position: int, tail: int, partition: int = 0) -> dict[str, Any]:
+        return {"table": table, "log": log, "position": position, "next": tail, "partition": partition}
+
+    known = {
+        "tables": [{"table": "orders", "topic": 0}, {"table": "still", "topic": 0}, {"table": "events", "topic": 9}],
+        "sources": [
+            source("orders", 1, 5, 100), source("still", 2, 7, 7),
+            source("events", 3, 0, 100, 0), source("events", 4, 8, 8, 1), source("events", 5, 3, 100, 2),
+        ],
+    }  # fmt: skip
+    server = AdvancingServer()
+    assert batch_ranges(server, known, 50) == {1: (5, 7), 2: (7, 7), 3: (0, 2), 4: (8, 8), 5: (3, 5)}
+    assert server.asked == [({"table": "orders"}, {0: 5}, 50), ({"topic": "events"}, {0: 0, 2: 3}, 50)]
+    idle = AdvancingServer()
+    known["sources"] = [source("orders", 1, 5, 5)]
+    assert batch_ranges(idle, known, 50) == {1: (5, 5)} and idle.asked == [], "nothing is asked about no changes"
+    known["sources"] = [source("orders", 1, 5, 6)]
+    with pytest.raises(NotFound, match="orders"):
+        batch_ranges(AdvancingServer("orders"), known, 50)

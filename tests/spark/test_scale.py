@@ -49,6 +49,19 @@ def test_a_fold_and_an_audit_are_cut_by_size() -> None:
     assert audit.task_bytes * audit.tasks < scale.ENTRIES * scale.ENTRY_BYTES // 50, "a key is in few row groups"
 
 
+def test_a_batch_of_a_view_asks_once_for_all_partitions() -> None:
+    plan = scale.view_plan()
+    assert plan.requests == 1, "not one for each partition"
+    assert plan.tasks == scale.PARTITIONS and plan.commits == 1
+    assert plan.plan_bytes < 200_000, "ranges, however many messages they have"
+
+
+def test_the_start_of_a_view_is_cut_into_segments() -> None:
+    plan = scale.view_start_plan()
+    assert plan.tasks >= scale.CORES and plan.plan_bytes < 200_000
+    assert plan.task_bytes <= 1_000_000_000
+
+
 def test_a_first_copy_is_cut_into_segments() -> None:
     for kind in ("Delta", "PostgreSQL", "Tailrace"):
         plan = scale.copy_plan(kind)

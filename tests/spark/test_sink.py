@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from tailrace import limits
+from tailrace.bulk import variant
 from tailrace.client import Client
 from tailrace.errors import Fenced, Invalid
 from tailrace.spark import explain, rows, sink, upsert
@@ -95,6 +96,11 @@ def test_a_key_is_never_null() -> None:
 def test_documents_keep_their_digits() -> None:
     batch = pa.record_batch({"a": [1], "d": pa.array([Decimal("1.10")], pa.decimal128(20, 2)), "b": [b"\x01"]})
     assert rows.DocumentEncoder(batch.schema.names).rows(batch) == [b'{"a":1,"d":1.10,"b":"AQ=="}']
+    document = variant.of_item({"x": variant.TypedValue(N="0." + "1" * 30), "y": variant.TypedValue(NULL=True)})
+    nested = pa.array([[document, None]], pa.list_(variant.TYPE))
+    batch = pa.record_batch({"a": [1], "v": variant.array([document]), "l": nested})
+    text = b'{"x":0.%s,"y":null}' % (b"1" * 30)
+    assert rows.DocumentEncoder(["v", "l"]).rows(batch) == [b'{"v":%s,"l":[%s,null]}' % (text, text)]
 
 
 def test_large_batches_are_cut() -> None:
@@ -146,12 +152,19 @@ def test_a_frame_into_a_table(spark: SparkSession, client: Client, table: str, p
     put(9)
     frame = spark.sql(
         "SELECT concat('k', id) AS id, id AS n, cast(id AS decimal(10,2)) AS price, named_struct('x', id) AS deep, "
+        "parse_json(format_string('[%d.50, {\"a\": null}]', id)) AS doc, "
         "if(id = 9, 'DELETE', null) AS _op FROM range(10)"
     )
     save(frame, table=table)
     found = items(client, table)
     assert sorted(found) == [f"k{number}" for number in range(9)]
-    assert found["k3"] == {"id": {"S": "k3"}, "n": {"N": "3"}, "price": {"N": "3"}, "deep": {"M": {"x": {"N": "3"}}}}
+    assert found["k3"] == {
+        "id": {"S": "k3"},
+        "n": {"N": "3"},
+        "price": {"N": "3"},
+        "deep": {"M": {"x": {"N": "3"}}},
+        "doc": {"L": [{"N": "3.5"}, {"M": {"a": {"NULL": True}}}]},
+    }
 
 
 def test_values_that_no_table_can_hold(spark: SparkSession, client: Client, table: str, save: Run) -> None:
@@ -161,6 +174,10 @@ def test_values_that_no_table_can_hold(spark: SparkSession, client: Client, tabl
         ("SELECT string(id) AS id, array(1e200D) AS l FROM range(5)", "the column 'l': 1e\\+200: Number overflow"),
         ("SELECT string(id) AS id, 'UPSERT' AS _op FROM range(5)", "operation 'UPSERT' is unknown"),
         ("SELECT '' AS id", "row 0: .*empty string"),
+        (
+            "SELECT 'a' AS id, make_ym_interval(1) AS i",
+            "the column 'i' is interval year to month, which a table cannot",
+        ),
     ):
         with pytest.raises(Exception) as caught:
             save(spark.sql(frame).coalesce(1), table=table)

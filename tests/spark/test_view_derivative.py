@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as f
 
+from tailrace.errors import Invalid
+from tailrace.spark.views.catalyst import WEIGHT
+from tailrace.spark.views.encoding import ViewEncoder
 from tailrace.spark.views.failing import FailingRow, failing_row
-from tailrace.spark.views.query import ADDITIVE, DELTAS, GROUPS, INTERVAL, REFRESH, ViewQuery
+from tailrace.spark.views.query import ADDITIVE, DELTAS, GROUPS, INTERVAL, REFRESH, SourceRows, ViewQuery
 from tests.spark.view_queries import QUERIES
-from tests.spark.view_worlds import World
+from tests.spark.view_worlds import COLUMNS, World
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 BATCHES = 15 if os.environ.get("TAILRACE_SOAK") else 3  # `make soak-views` takes all
 SEED = 7
+_ORDERS = COLUMNS["orders"][1]
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +58,77 @@ def test_the_strategy_and_the_key_are_found_in_the_plan(world: World, sql: str, 
     query = ViewQuery(world.spark, sql, world.sources)
     assert (query.strategy, [query.names[index] for index in query.key]) == (strategy, key)
     query.drop()
+
+
+@pytest.mark.parametrize(
+    ("columns", "names", "keys"),
+    [
+        ("t, id, n", ["key"], [["{t}Z", "a", "{t}"]]),
+        ("id, s", ["id", "s"], ["a", {"t": ["{t}Z", None]}]),
+        ("t, n", ["t", "n"], ["{short}Z", "{short}Z"]),
+    ],
+)
+def test_times_in_keys_have_all_their_digits(world: World, columns: str, names: list[str], keys: list[Any]) -> None:
+    sql = (
+        f"SELECT {columns}, count(*) AS many FROM (SELECT id, t, CAST(t AS TIMESTAMP_NTZ) AS n, named_struct('t', "
+        f"array(t, NULL)) AS s FROM (SELECT id, timestamp_micros(qty) AS t FROM orders)) GROUP BY {columns}"
+    )
+    spark = world.spark
+    times = {
+        0: ("00:00:00.000", "00:00:00"),
+        1_500_000: ("00:00:01.500", "00:00:01.5"),
+        1_500_001: ("00:00:01.500001", "00:00:01.500001"),
+        1_500_010: ("00:00:01.500010", "00:00:01.50001"),
+    }
+    rows = spark.createDataFrame([{"id": "a", "qty": each} for each in times], _ORDERS)
+    query = ViewQuery(spark, sql, world.sources)
+    encoder = ViewEncoder(query, "view")
+    found = encoder.items(query.result({"orders": rows}).withColumn(WEIGHT, f.lit(1))).collect()
+    query.drop()
+    assert [name for name, _ in encoder.keys] == names
+    wanted = set()
+    for text, short in times.values():
+        filled = json.dumps(keys).replace("{t}", f"1970-01-01T{text}").replace("{short}", f"1970-01-01T{short}")
+        made = [
+            each if isinstance(each, str) else json.dumps(each, separators=(",", ":")) for each in json.loads(filled)
+        ]
+        wanted.add(tuple(made))
+    assert {tuple(row[name] for name in names) for row in found} == wanted
+
+
+@pytest.mark.parametrize(
+    ("sql", "why"),
+    [
+        ("SELECT id, make_dt_interval(qty) AS x FROM orders", "the column 'x' is interval day to second, .* cast it"),
+        ("SELECT id, array(make_ym_interval(qty)) AS x FROM orders", "the column 'x' is interval year to month"),
+        ("SELECT id, named_struct('y', make_interval(qty)) AS x FROM orders", r"the column 'x\.y' is interval, "),
+        ("SELECT id, map(total, 1) AS x FROM orders", r"a map whose keys are decimal\(20,4\); cast them to strings"),
+        ("SELECT explode(array(value)) AS x FROM events", r"'x' is variant, .*CAST\(x AS STRING\).* x:path::type"),
+        ("SELECT id, status AS _row FROM orders", "'_row', a name that is reserved"),
+    ],
+)
+def test_a_result_that_cannot_be_stored_is_refused_when_it_is_planned(world: World, sql: str, why: str) -> None:
+    with pytest.raises(Invalid, match=why) as caught:
+        ViewEncoder(ViewQuery(world.spark, sql, world.sources), "view")
+    assert caught.value.code == "INVALID_VIEW"
+
+
+@pytest.mark.parametrize("kind", ["string", "variant"])
+def test_a_change_that_spark_does_not_see_is_a_change(world: World, kind: str) -> None:
+    """Texts that are equal under a collation, and variants with the same JSON."""
+    orders = world.spark.createDataFrame([{"id": "a", "status": each} for each in ("AAA=", "aaa=")], _ORDERS)
+    old, new = orders.where("status = 'AAA='"), orders.where("status = 'aaa='")
+    column = "status COLLATE UTF8_LCASE"
+    if kind == "variant":  # the Base64 text of two bytes that are 0, and the bytes
+        column = "if(status = 'AAA=', CAST(X'0000' AS VARIANT), CAST('AAA=' AS VARIANT))"
+    query = ViewQuery(world.spark, f"SELECT id, {column} AS s FROM orders", {"orders": world.sources["orders"]})
+    delta = old.withColumn(WEIGHT, f.lit(-1)).unionAll(new.withColumn(WEIGHT, f.lit(1)))
+    made = query.batch({"orders": SourceRows(old, new, delta)})
+    assert made is not None
+    (row,) = made.collect()
+    query.drop()
+    found = row["c1"] if kind == "string" else row["c1"].toPython()
+    assert (row["c0"], found, row[WEIGHT]) == ("a", "aaa=" if kind == "string" else "AAA=", 1)
 
 
 def test_the_time_is_that_of_each_run(world: World) -> None:

@@ -152,6 +152,10 @@ QUERIES: Final[dict[str, str]] = {
     "in, pairs": "SELECT id FROM orders WHERE (customer, sku) IN (SELECT o.customer, o.sku FROM orders o JOIN products p ON o.sku = p.sku WHERE p.price > 10)",
     "not in correlated": "SELECT c.id FROM customers c WHERE 'paid' NOT IN (SELECT o.status FROM orders o WHERE o.customer = c.id)",
     "subquery in case": "SELECT id, CASE WHEN qty > (SELECT avg(qty) FROM orders) THEN 'above' ELSE 'below' END AS k, customer IN (SELECT id FROM customers WHERE tier = 'gold') AS gold FROM orders",
+    # -- documents and hints
+    "documents": "SELECT c.id, e.partition, e.offset, e.value, named_struct('all', array(e.value)) AS deep, c.name FROM events e JOIN customers c ON c.id = variant_get(e.value, '$.customer', 'string')",
+    "last documents": "SELECT partition, max_by(value, offset) AS last FROM events GROUP BY 1",
+    "hints": "SELECT /*+ BROADCAST(c) */ c.tier, count(*) AS n FROM orders o JOIN customers c ON o.customer = c.id GROUP BY c.tier",
     # -- frames, ranks and ties
     "parts of a rank": "SELECT region, id, total, percent_rank() OVER w AS pr, cume_dist() OVER w AS cd, ntile(3) OVER w AS third FROM orders WINDOW w AS (PARTITION BY region ORDER BY total)",
     "moving sums": "SELECT id, sum(total) OVER (PARTITION BY customer ORDER BY at ROWS BETWEEN 1 PRECEDING AND 1 FOLLOWING) AS near, count(*) OVER (PARTITION BY customer ORDER BY at ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before FROM orders",

@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+from pyspark.sql.types import VariantVal
 
 from tailrace.jobs import view_sql
 from tailrace.spark.views.additive import PARTIALS
@@ -288,4 +289,4 @@ def comparable(value: Any) -> Any:
         return tuple(sorted((key, comparable(inner)) for key, inner in value.items()))
     if isinstance(value, list | tuple):
         return tuple(map(comparable, value))
-    return value
+    return value.toJson() if isinstance(value, VariantVal) else value

@@ -106,7 +106,7 @@ class Chromium:
         context = self.send("Target.createBrowserContext")["browserContextId"]
         target = self.send("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        tab = Tab(self, session)
+        tab = Tab(self, session, context)
         self._tabs[session] = tab
         for domain in ("Page", "Runtime", "Log", "Network"):
             tab.send(f"{domain}.enable")
@@ -135,9 +135,10 @@ class Chromium:
 class Tab:
     """A page."""
 
-    def __init__(self, browser: Chromium, session: str) -> None:
+    def __init__(self, browser: Chromium, session: str, context: str) -> None:
         self._browser = browser
         self._session = session
+        self._context = context
         self.errors: list[str] = []
         self.transferred = 0
 
@@ -226,6 +227,12 @@ class Tab:
         fields = {"key": key, "code": code or key, "modifiers": 2 if control else 0, "windowsVirtualKeyCode": number}
         self.send("Input.dispatchKeyEvent", type="keyDown", **fields, **({"text": text} if text else {}))
         self.send("Input.dispatchKeyEvent", type="keyUp", **fields)
+
+    def downloads(self, directory: Path) -> None:
+        """Save downloads to a directory, each with its name once it is complete."""
+        self._browser.send(
+            "Browser.setDownloadBehavior", behavior="allow", browserContextId=self._context, downloadPath=str(directory)
+        )
 
     def close(self) -> None:
         """Close the page: it reads no more."""

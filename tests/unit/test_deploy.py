@@ -104,6 +104,19 @@ def test_the_servers_of_the_compose_file_find_their_settings() -> None:
     assert loaded.cluster.advertise == "server1:4439"
 
 
+def test_the_servers_of_the_compose_file_share_their_cold_storage() -> None:
+    composed = yaml.safe_load((CLUSTER / "compose.yaml").read_text())
+    servers = [each for name, each in composed["services"].items() if name.startswith("server")]
+    (url,) = {server["environment"]["TAILRACE_COLD_URL"] for server in servers}
+    default = re.fullmatch(r"\$\{TAILRACE_COLD_URL:-(.+)\}", url)
+    assert default is not None
+    (volumes,) = {tuple(server["volumes"]) for server in servers}
+    (mounted,) = (volume for volume in volumes if volume.endswith(f":{default[1]}"))
+    assert mounted.split(":")[0] in composed["volumes"]
+    # A new volume belongs to the owner of the directory in the image.
+    assert re.search(rf"install -d .* -o tailrace .*{default[1]}\b", (ROOT / "Dockerfile").read_text())
+
+
 def manifests() -> list[dict[str, Any]]:
     return [each for path in KUBERNETES for each in yaml.safe_load_all(path.read_text())]
 

@@ -577,6 +577,31 @@ def test_submissions_during_a_commit_share_the_next(blocking: bool) -> None:
     asyncio.run(main())
 
 
+def test_a_result_that_cannot_be_delivered_holds_up_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    fixture = Fixture()
+    seen: list[Any] = []
+    delivered: list[str] = []
+    fixture.tail.subscribe(7, seen.append)
+
+    def deliver(result: Any, error: BaseException | None) -> None:
+        if result in ("b!", "d!"):
+            raise ZeroDivisionError(result)
+        delivered.append(result)
+
+    async def scenario() -> None:
+        fixture.runner.attach(asyncio.get_running_loop())
+        for name in "abcde":
+            fixture.runner.submit(Note(name, tells=7), deliver)
+        await auntil(lambda: bool(seen))
+        await asyncio.to_thread(fixture.runner.detach)
+
+    asyncio.run(scenario())
+    assert fixture.engine.commits == [list("abcde")]
+    assert delivered == ["a!", "c!", "e!"]
+    assert seen == [list("abcde")]
+    assert [record.getMessage() for record in caplog.records] == ["a result could not be delivered"] * 2
+
+
 @pytest.mark.parametrize("blocking", [False, True])
 def test_threads_and_a_loop_at_once(blocking: bool) -> None:
     """Every caller gets the answer to its request exactly once, and everything is committed exactly once."""

@@ -1,7 +1,7 @@
 """Values in Spark's binary format VARIANT: numbers keep all their digits, which `parse_json` does not promise.
 
 A variant is two byte strings: the names of all attributes in it (`metadata`), and the value, which refers to them by
-number. Sets are arrays, and a binary is one.
+number. Sets are arrays, and a binary is one. `tailrace.jobs.variant_values` reads the format.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pyarrow as pa
 from msgspec import UNSET
 
 from tailrace.bulk.text import TypedItem, TypedValue
+from tailrace.jobs.variant_values import is_variant as is_variant
 
 _PRIMITIVE, _SHORT, _OBJECT, _ARRAY = range(4)  # the lowest two bits of a value's first byte
 _NULL, _TRUE, _FALSE, _INT1, _INT2, _INT4, _INT8 = range(7)
@@ -30,15 +31,6 @@ TYPE: Final = pa.struct(
         pa.field("metadata", pa.binary(), nullable=False, metadata={b"variant": b"true"}),
     ]
 )
-
-
-def is_variant(kind: pa.DataType) -> bool:
-    """Whether Spark sees the type as VARIANT."""
-    return (
-        pa.types.is_struct(kind)
-        and kind.num_fields == 2
-        and any((field.metadata or {}).get(b"variant") == b"true" for field in kind)
-    )
 
 
 def of_item(item: TypedItem) -> dict[str, bytes]:

@@ -10,12 +10,15 @@ nothing but the wait. If no writer comes within WRITER_WAIT_S they are answered 
 
 The notices of a commit arrive before its results and are applied first, so that whoever is answered finds in this
 process what the command has changed. Rows need no notice: they are read from the database itself, which has the commit
-before it is acknowledged. Only credentials are cached here: a change of users or keys is acknowledged after every
+before it is acknowledged. Only credentials and policies are cached here: a change of them is acknowledged after every
 server has confirmed its notice, and a server whose writer has not answered for BUS_TTL_S does not trust its
 cache (`fresh`). What counts is when the server asked, not when the answer was read: it may have waited in a socket.
 
 In a cluster the writer is the leader, and the database says who that is. `dropped` cuts the link to one that leads no
 more, which may be frozen and not know it.
+
+A link that is lost is made again after BUS_RETRY_S. If one link after the other ends without a hello of the writer, for
+instance because it refuses this server, the pauses grow up to BUS_RETRY_S_MAX, until another server leads.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
+import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -33,6 +38,7 @@ from tailrace import limits
 from tailrace.auth.throttle import LoginThrottle
 from tailrace.bus import asking, link, messages
 from tailrace.bus.link import BusLink
+from tailrace.bus.remote_policies import RemotePolicies
 from tailrace.bus.totals import counts_of, metrics_of
 from tailrace.command import Command
 from tailrace.completion import Completion
@@ -44,6 +50,7 @@ from tailrace.metrics import Metrics
 from tailrace.runner import CalledBack, Done, Followers, QueuedCommand
 from tailrace.storage.engine import closed
 from tailrace.tables.export import Exports
+from tailrace.tables.policies import PolicyBook, PolicyRow
 
 T = TypeVar("T")
 Connect = Callable[[asyncio.AbstractEventLoop, Callable[[], BusLink]], Awaitable[Any]]
@@ -117,6 +124,9 @@ class Forwarder:
         self._ready = False  # the writer has said hello
         self._received_s = float("-inf")  # when something was last received from the writer
         self._lost_s = time.monotonic()  # since when there is no writer
+        self._ended = 0  # links in a row that ended without a hello of the writer
+        self._refusal = ""  # why the writer refuses this server
+        self._hurry = asyncio.Event()  # another server leads, which may not refuse this one
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
@@ -133,6 +143,8 @@ class Forwarder:
     @property
     def trouble(self) -> Error | None:
         """The error of the writer's last commit, or that there is no writer at the moment."""
+        if not self._ready and self._refusal:
+            return Unavailable(f"this server cannot use the process that writes: {self._refusal}", code=AWAY)
         if not self._ready:
             return Unavailable("the process that writes is being replaced; retry in a moment", code=AWAY)
         return self.writer.trouble
@@ -242,6 +254,10 @@ class Forwarder:
 
         return RemoteExports(self, execute)
 
+    def remote_policies(self, load: Callable[[], Iterable[PolicyRow]], now_ms: Callable[[], int]) -> PolicyBook:
+        """The resource policies, as this server knows them."""
+        return RemotePolicies(load, now_ms, lambda: self.fresh)
+
     def shared_throttle(self, monotonic_s: Callable[[], float]) -> LoginThrottle:
         """The login attempts of all servers; what others tell is counted here, too."""
         from tailrace.bus.shared_throttle import SharedThrottle, note  # likewise
@@ -296,10 +312,28 @@ class Forwarder:
                     self._give_up_old()
             except (OSError, Error) as error:
                 logger.debug("the writer cannot be reached: %s", error)
+                if isinstance(error, ssl.SSLError):  # it has another secret
+                    self._ended += 1
                 if self._link is not None:
                     self._link.cut()
             self._give_up_old()
-            await asyncio.sleep(limits.BUS_RETRY_S)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait before the next connection."""
+        self._hurry.clear()
+        until_s = time.monotonic() + self._retry_s()
+        while (left_s := until_s - time.monotonic()) > 0 and not self._hurry.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), min(left_s, limits.BUS_BEAT_S))
+            self._give_up_old()
+
+    def _retry_s(self) -> float:
+        """How long to wait: the longer, the more links in a row have ended without a hello."""
+        if self._ended <= 1:
+            return limits.BUS_RETRY_S
+        longer_s = limits.BUS_RETRY_S * 2.0 ** min(self._ended - 1, 20)
+        return min(longer_s, limits.BUS_RETRY_S_MAX) * random.uniform(0.5, 1)
 
     async def _gone_within(self, seconds: float) -> bool:
         """Whether the link is lost; one over which nothing is received for long is cut."""
@@ -321,7 +355,10 @@ class Forwarder:
 
     def dropped(self, server: str, epoch: int) -> None:
         """The database says that this server leads, in this epoch: a link to an earlier leader is cut. On the loop."""
-        self._seen_epoch = max(self._seen_epoch, epoch)
+        if epoch > self._seen_epoch:
+            self._seen_epoch = epoch
+            self._ended = 0
+            self._hurry.set()
         if self._link is None:
             return
         if self._ready:
@@ -343,10 +380,11 @@ class Forwarder:
         self._greeted_epoch, self._greeted_s = self._seen_epoch, time.monotonic()
         self._pinged, self._pings = 0, {0: self._greeted_s}
         made.drained = self._flush_soon
-        hello: list[Any] = [link.HELLO, link.PROTOCOL, self._version, self.server, self.life]
+        self._ended += 1
+        facts: dict[str, Any] = {"first": not self._joined}
         if self._url is not None:
-            hello.append({"url": self._url, "first": not self._joined})
-        made.send(hello)
+            facts["url"] = self._url
+        made.send([link.HELLO, link.PROTOCOL, self._version, self.server, self.life, facts])
 
     def _lost(self, lost: BusLink) -> None:
         if self._link is lost:
@@ -355,6 +393,7 @@ class Forwarder:
                 self._lost_s = time.monotonic()
                 logger.warning("the connection to the writer is lost")
             self._ready = False
+            self._trusted_s = float("-inf")
             self._unsent.clear()
             self._forget_questions(lambda question: not isinstance(question, asking.REPEATABLE))
         self._gone.set()
@@ -452,6 +491,15 @@ class Forwarder:
             self.news(asking.decode(*message[1:]))
         elif kind == link.HELLO:
             self._welcome(made, *message[1:])
+        elif kind == link.REFUSED:
+            self._refused(made, messages.decode_error(message[1]))
+
+    def _refused(self, made: BusLink, error: BaseException) -> None:
+        """The writer does not take this server, or the other way round; it is logged once."""
+        if self._refusal != str(error):
+            self._refusal = str(error)
+            logger.error("this server cannot use the writer: %s", error)
+        made.cut()
 
     def _settle(self, number: int, result: Any, error: BaseException | None) -> None:
         job = self._pending.pop(number)
@@ -493,7 +541,12 @@ class Forwarder:
         batch: int = 0,
     ) -> None:
         """There is a writer: it has committed our commands up to this number."""
-        link.check_protocol(protocol, version)
+        try:
+            link.check_protocol(protocol, version)
+        except Error as error:
+            self._refused(made, error)
+            return
+        self._ended, self._refusal = 0, ""
         if upto == link.FORGOTTEN:
             self._begin_again(made)
             return
@@ -502,10 +555,11 @@ class Forwarder:
             self.writer.server, self.writer.epoch = term["server"], term["epoch"]
         self._ready = self._joined = True
         self._applied = batch
-        self._trust(0)
-        # Whatever happened in between, and in the epoch of another writer, may have been missed.
+        # Whatever happened in between, and in the epoch of another writer, may have been missed. Caches are trusted
+        # after that was published to them: other threads use them, too.
         self.on_welcome()
         self._tail.missed()
+        self._trust(0)
         for number in [number for number in self._pending if number <= upto]:
             self._metrics.outcomes_unknown += 1
             self._settle(number, None, _unknown())

@@ -3,8 +3,8 @@
 A frame is four bytes of length and a MessagePack array whose first element is its kind. From a server that serves
 requests to the writer:
 
-    hello    protocol, version, name, life, facts  the first frame; facts of a server of a cluster: its URL, and
-                                                   whether this life connects for the first time
+    hello    protocol, version, name, life, facts  the first frame; facts: whether this life connects for the first
+                                                   time, and the URL of a server of a cluster
     run      [[number, tag, principal, fields]]    commands, in the order of their numbers
     ask      number, tag, fields                   a question, which changes no row (`asking.py`)
     tell     tag, fields                           the same without an answer
@@ -15,6 +15,7 @@ and back:
 
     hello    protocol, version, epoch, upto, term  `upto` is the last committed command of this life, -1: it was
                                                    forgotten; `term`: of the leader of a cluster
+    refused  error                                 instead of a hello, and the link ends
     batch    number, confirm, notices              what a commit has changed; `confirm`: answer with `confirm`
     done     [[number, ok, result or error]]       results of commands, after the notices of their commit
     answer   number, ok, result or error           of a question
@@ -42,7 +43,7 @@ from tailrace.errors import Invalid
 PROTOCOL: Final = 1
 PROTOCOLS: Final = (PROTOCOL, PROTOCOL - 1)  # that are understood
 HELLO, RUN, ASK, TELL, CONFIRM, PING = "hello", "run", "ask", "tell", "confirm", "ping"
-BATCH, DONE, ANSWER, BEAT, PONG = "batch", "done", "answer", "beat", "pong"
+BATCH, DONE, ANSWER, BEAT, PONG, REFUSED = "batch", "done", "answer", "beat", "pong", "refused"
 FORGOTTEN: Final = -1  # instead of the number of the last committed command
 _LENGTH: Final = struct.Struct(">I")
 _encode: Final = msgspec.msgpack.Encoder().encode

@@ -10,6 +10,7 @@ of errors) are *plain*: see `plain`.
 
 from __future__ import annotations
 
+import logging
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
@@ -61,6 +62,7 @@ from tailrace.transactions import commands as transactions
 from tailrace.transfers import commands as transfers
 
 UNSENDABLE: Final = "UNSENDABLE"
+logger = logging.getLogger("tailrace.bus")
 _HOMES: Final = (
     apply, backfill, backups, change_stream, change_trimming, consuming, consumption, copying, cursors, dispatch,
     identity, jobs, jobs_sweep, keys, lifecycle, operations, partiql_commands, partitions, policies, schema_commands,
@@ -258,11 +260,34 @@ def _error_types() -> Mapping[str, type[Error]]:
 
 
 def encode_error(error: BaseException) -> bytes:
-    """An error with its class, its message and its attributes."""
+    """An error with its class, its message and its attributes. It never fails: text that is not valid Unicode is
+    escaped, and an error with an attribute that cannot be encoded becomes a `RemoteFailure`."""
+    try:
+        return _encode_error(error, lambda held: held)
+    except Exception:
+        try:
+            return _encode_error(error, _escaped)
+        except Exception:
+            logger.exception("an error %s could not be sent whole", type(error).__name__)
+            return _encode(("", f"{type(error).__name__}: {error!a}", {}))
+
+
+def _encode_error(error: BaseException, text: Callable[[Any], Any]) -> bytes:
     if not isinstance(error, Error):
-        return _encode(("", f"{type(error).__name__}: {error}", {}))
-    state = {name: plain(held) for name, held in vars(error).items() if not name.startswith("__")}
-    return _encode((type(error).__name__, str(error), state))
+        return _encode(("", text(f"{type(error).__name__}: {error}"), {}))
+    state = {name: plain(text(held)) for name, held in vars(error).items() if not name.startswith("__")}
+    return _encode((type(error).__name__, text(str(error)), state))
+
+
+def _escaped(value: Any) -> Any:
+    """The same value, with what is not valid Unicode in its texts escaped."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, list | tuple | set | frozenset):
+        return type(value)([_escaped(each) for each in value])
+    if isinstance(value, Mapping):
+        return {_escaped(name): _escaped(each) for name, each in value.items()}
+    return value
 
 
 def decode_error(body: bytes) -> BaseException:

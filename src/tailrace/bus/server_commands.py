@@ -28,21 +28,6 @@ def life_name(server: str, life: str) -> str:
     return f"{server}/{life}"
 
 
-class BeginLife(Command[None], frozen=True):
-    """A server connects: forget its earlier lives."""
-
-    permission = Permission.SYSTEM
-
-    server: str
-    life: str
-
-    def run(self, tx: Tx) -> None:
-        name = life_name(self.server, self.life)
-        for row in list(tx.scan(SENT)):
-            if row.server.rpartition("/")[0] == self.server and row.server != name:
-                tx.delete(SENT, row.server)
-
-
 class ForgetLives(Command[None], frozen=True):
     """The first writer of a server begins: no process of an earlier start is left."""
 
@@ -55,9 +40,12 @@ class ForgetLives(Command[None], frozen=True):
 
 
 class JoinLife(Command[bool], frozen=True):
-    """A server of a cluster connects. Whether its life is known: one that was forgotten is not begun again, since what
-    it has sent before may have been committed. Its name has no other process."""
+    """A server connects. Whether its life is known: one that was forgotten is not begun again, since what it has sent
+    before may have been committed. Its name has no other process.
 
+    Its row may use the reserve of a full disk: a worker can be replaced then, and its reads go on."""
+
+    freeing = True
     permission = Permission.SYSTEM
 
     life: str
@@ -72,7 +60,7 @@ class JoinLife(Command[bool], frozen=True):
 
 
 class ForgetLife(Command[None], frozen=True):
-    """A server of a cluster has not been connected for BUS_FORGET_S: it has ended."""
+    """A server has not been connected for BUS_FORGET_S: it has ended."""
 
     freeing = True
     permission = Permission.SYSTEM
@@ -85,7 +73,7 @@ class ForgetLife(Command[None], frozen=True):
 
 
 class LastSent(Query[int], frozen=True):
-    """The number of the last committed command of a life. Not the result of `BeginLife`: the numbers of the commands
+    """The number of the last committed command of a life. Not the result of `JoinLife`: the numbers of the commands
     that share its transaction are written after it."""
 
     permission = Permission.SYSTEM

@@ -1,6 +1,7 @@
 """The metrics of all processes, added up: each server sends its own, the writer adds them.
 
-Counters of a server that has ended are kept, so that sums do not go back; its gauges are not."""
+Counters of a server that has ended are kept, in one sum for all such servers, so that sums do not go back; its gauges
+are not."""
 
 from __future__ import annotations
 
@@ -40,6 +41,7 @@ class MetricTotals:
     def __init__(self, own: Metrics) -> None:
         self._own = own
         self._servers: dict[str, CountMetrics] = {}  # by name and life
+        self._ended = CountMetrics({}, {})  # the counters of those that do not come back
 
     def count(self, server: str, counts: CountMetrics) -> None:
         """A server's present counts."""
@@ -52,17 +54,27 @@ class MetricTotals:
             kept = {name: value for name, value in counts.counts.items() if name in _COUNTERS}
             self._servers[server] = CountMetrics(kept, counts.histograms)
 
+    def ended(self, server: str) -> None:
+        """A server has ended, and does not come back."""
+        self.gone(server)
+        counts = self._servers.pop(server, None)
+        if counts is not None:
+            self._ended = _added(self._ended, counts)
+
     def sum(self) -> CountMetrics:
         """The counts of all servers and of this process."""
-        own = counts_of(self._own)
-        total = dict(own.counts)
-        histograms = {name: (list(counts), sum_s) for name, (counts, sum_s) in own.histograms.items()}
-        for server in self._servers.values():
-            for name, value in server.counts.items():
-                if name in total and name not in _OF_WRITER:
-                    total[name] += value
-            for name, (counts, sum_s) in server.histograms.items():
-                if name in histograms:
-                    before, before_s = histograms[name]
-                    histograms[name] = ([a + b for a, b in zip(before, counts, strict=True)], before_s + sum_s)
-        return CountMetrics(total, histograms)
+        total = counts_of(self._own)
+        for server in (self._ended, *self._servers.values()):
+            counts = {name: value for name, value in server.counts.items() if name not in _OF_WRITER}
+            total = _added(total, CountMetrics(counts, server.histograms))
+        return total
+
+
+def _added(one: CountMetrics, other: CountMetrics) -> CountMetrics:
+    counts, histograms = dict(one.counts), dict(one.histograms)
+    for name, value in other.counts.items():
+        counts[name] = counts.get(name, 0.0) + value
+    for name, (more, more_s) in other.histograms.items():
+        before, before_s = histograms.get(name, ([0] * len(more), 0.0))
+        histograms[name] = ([a + b for a, b in zip(before, more, strict=True)], before_s + more_s)
+    return CountMetrics(counts, histograms)

@@ -36,7 +36,6 @@ from tailrace.bus.link import BusLink
 from tailrace.bus.remote_exports import ServedExports
 from tailrace.bus.server_commands import (
     SENT,
-    BeginLife,
     ForgetLife,
     ForgetLives,
     JoinLife,
@@ -56,6 +55,7 @@ from tailrace.storage.engine import Notice, Tx
 REVOKING: Final = (USERS_CHANGED, KEYS_CHANGED, POLICIES_CHANGED)
 _BATCHES_TIMED: Final = 4096
 _DRAIN_LOOK_S: Final = 0.005
+_REFUSALS_MAX: Final = 256  # servers whose last refusal is remembered
 logger = logging.getLogger("tailrace.bus")
 
 
@@ -113,6 +113,8 @@ class BusServer:
         self._ending_exports = False  # no more exports begin
         self._published: deque[float] = deque(maxlen=_BATCHES_TIMED)  # when the last batches were
         self._unconnected: dict[str, float] = {}  # lives, and since when they are
+        self._refusals: dict[str, str] = {}  # why servers were refused, by name
+        self._forgetting: asyncio.Task[None] | None = None
         self.epoch = secrets.token_hex(8)
         self._db = db
         self._throttle = throttle
@@ -139,8 +141,7 @@ class BusServer:
             self._db.sharing.submit(ForgetLives(), _log_failure)
         self._server = await listen(self._accept)
         self._beat()
-        if self._term is not None:
-            self._begin(self._forget_ended())
+        self._forgetting = self._loop.create_task(self._forget_ended(), name="tailrace-forgetting")
 
     async def drain(self, timeout_s: float) -> bool:
         """Finish what has begun, and begin nothing more: commands that arrive from now on are for the next writer.
@@ -170,6 +171,8 @@ class BusServer:
         """Send what is left, and end all links."""
         if self._beating is not None:
             self._beating.cancel()
+        if self._forgetting is not None:
+            self._forgetting.cancel()
         if self._server is not None:
             self._server.close()
         self._unrelay()
@@ -249,15 +252,21 @@ class BusServer:
     def _greet(
         self, server: ServerLink, protocol: int, version: str, name: str, life: str, facts: dict[str, Any]
     ) -> None:
-        link.check_protocol(protocol, version)
         whole = life_name(name, life)
+
+        def refuse(error: BaseException) -> None:
+            self._log_refusal(name, error)
+            server.link.send([link.REFUSED, messages.encode_error(error)])
+            server.link.finish()
+
+        try:
+            link.check_protocol(protocol, version)
+        except Error as error:
+            refuse(error)
+            return
         for other in list(self._links.values()):
             if other.name == whole:  # lost there and not yet here: what it still holds is sent again
                 other.link.cut()
-
-        def refuse(error: BaseException) -> None:
-            logger.error("server %s is refused: %s", name, error)
-            server.link.cut()
 
         async def welcome(known: bool) -> None:
             try:
@@ -284,8 +293,16 @@ class BusServer:
             else:
                 self._begin(welcome(result is not False))
 
-        command = BeginLife(name, life) if self._term is None else JoinLife(whole, facts.get("first", True))
-        self._db.sharing.submit(command, done)
+        self._db.sharing.submit(JoinLife(whole, facts.get("first", True)), done)
+
+    def _log_refusal(self, name: str, error: BaseException) -> None:
+        """Once for each server and reason: it tries again and again."""
+        if self._refusals.get(name) == str(error):
+            return
+        if len(self._refusals) >= _REFUSALS_MAX:
+            self._refusals.clear()
+        self._refusals[name] = str(error)
+        logger.error("server %s is refused: %s", name, error)
 
     # -- commands
 
@@ -479,6 +496,7 @@ class BusServer:
             self._unconnected = {name: self._unconnected.get(name, now_s) for name in known - there}
             for name, since_s in self._unconnected.items():
                 if now_s - since_s > limits.BUS_FORGET_S:
+                    self._totals.ended(name)
                     self._db.sharing.submit(ForgetLife(name), _log_failure)
 
     def _hear(self, server: ServerLink, news: Any) -> None:

@@ -2,8 +2,8 @@
 
 A filter is a condition in SQL, compiled like that of a route: only entries for which it is TRUE are sent. Over changes,
 bare names are columns of the new row, or of the old one where there is no new row; `NEW.x`, `OLD.x` and `_by` work as
-in a route. Over messages they are fields of the payload, if that is a JSON object. Readers with the same text share the
-work.
+in a route, and so do declared columns. Over messages they are fields of the payload, if that is a JSON object. Readers
+with the same text share the work.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tailrace.tables import value
 from tailrace.tables.change import StoredRecord
 from tailrace.tables.number import decimal_of
 from tailrace.tables.value import Item
-from tailrace.topics.router import BY
+from tailrace.topics.router import BY, with_principal
 from tailrace.topics.topic import Envelope
 
 PARAMETER: Final = "where"
@@ -29,13 +29,13 @@ _payload: Final = msgspec.json.Decoder(float_hook=decimal_of)
 
 
 class FeedFilter:
-    """A compiled condition; equal texts are equal filters."""
+    """A compiled condition; equal texts over the same declared columns are equal filters."""
 
-    __slots__ = ("_named", "_true", "text")
+    __slots__ = ("_named", "_true", "_what")
 
-    def __init__(self, text: str) -> None:
-        condition = scalar.condition(text)
-        self.text = text
+    def __init__(self, text: str, declared: tuple[tuple[str, str], ...] | None = None) -> None:
+        condition = scalar.condition(text, columns=with_principal(declared))
+        self._what = text, declared
         self._true = condition.true
         self._named = BY in condition.names
 
@@ -61,14 +61,14 @@ class FeedFilter:
         return self._true({**item, BY: {"S": envelope.by}} if self._named else item, None)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, FeedFilter) and self.text == other.text
+        return isinstance(other, FeedFilter) and self._what == other._what
 
     def __hash__(self) -> int:
-        return hash(self.text)
+        return hash(self._what)
 
 
-async def requested(request: Request) -> FeedFilter | None:
-    """The filter of a read; None: everything is sent."""
+def requested(request: Request) -> str | None:
+    """The condition of a read; None: everything is sent."""
     text = parameters_of(request).get(PARAMETER)
     if text is None:
         return None
@@ -78,4 +78,9 @@ async def requested(request: Request) -> FeedFilter | None:
             f"{limits.FEED_FILTER_CHARACTERS_MAX} characters, as in where=total>=100, or leave it out",
             code="INVALID_WHERE",
         )
-    return await asyncio.to_thread(FeedFilter, text)  # to parse it may take longer than others should wait
+    return text
+
+
+async def compiled(text: str, declared: tuple[tuple[str, str], ...] | None = None) -> FeedFilter:
+    """The filter of a condition; `declared`: the columns of the table, None for any name."""
+    return await asyncio.to_thread(FeedFilter, text, declared)  # to parse it may take longer than others should wait

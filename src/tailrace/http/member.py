@@ -17,7 +17,7 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from tailrace import __version__, limits
 from tailrace.bus.asking import ListServers, ServerList
@@ -37,6 +37,7 @@ from tailrace.http.transport import Server
 from tailrace.leadership import Candidate, step_down
 from tailrace.metrics import Metrics
 
+_TERM: Final = "term"  # what the leader of this process counts as, in the totals
 logger = logging.getLogger("tailrace.cluster")
 
 
@@ -59,7 +60,7 @@ class Member:
         self.leading = Leading(config, self.candidate, bus, self._tls.server, self.url, self._looked)
         self._db: Database | None = None
         self._totals: MetricTotals | None = None
-        self._term = ""  # what the leader of this process counts as, in the totals
+        self._writer: Metrics | None = None  # what the leader of this process has counted, at the last look
         self.broken = asyncio.Event()  # it cannot lead any more
 
     # -- the leader
@@ -169,11 +170,12 @@ class Member:
         """What this server has counted, as a follower and as a leader. From any thread."""
         assert self._db is not None and self._totals is not None
         writer = self.leading.metrics
+        if self._writer is not None and writer is not self._writer:  # its term has ended
+            self._totals.count(_TERM, counts_of(self._writer))
+            self._totals.ended(_TERM)
+        self._writer = writer
         if writer is not None:
-            self._term = f"epoch {self.leading.epoch}"
-            self._totals.count(self._term, counts_of(writer))
-        else:
-            self._totals.gone(self._term)
+            self._totals.count(_TERM, counts_of(writer))
         found = metrics_of(self._totals.sum())
         found.workers = 0 if writer is None else writer.workers
         return found

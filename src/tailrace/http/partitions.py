@@ -164,7 +164,8 @@ class PartitionFeed:
 async def read(services: Services, request: Request, principal: Principal, topic: str, partition: str) -> Answer:
     """A page, a long-poll or an event stream; with `where`, of the messages for which it is true."""
     number = partition_number(partition)
-    where = await feed_filter.requested(request)
+    text = feed_filter.requested(request)
+    where = None if text is None else await feed_filter.compiled(text)
     return await services.reading.answer(request, PartitionFeed(services.db, principal, topic, number, where))
 
 

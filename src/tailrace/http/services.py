@@ -14,6 +14,7 @@ from tailrace.http.consumers import ConsumerQueues
 from tailrace.http.dynamodb.handler import DynamoHandler
 from tailrace.http.dynamodb.offload import OffloadPool
 from tailrace.http.live import LiveReads
+from tailrace.http.readiness import ReadCheck
 from tailrace.http.reading import Reading
 from tailrace.http.revocation import CallerRegistry
 from tailrace.http.samples import Samples
@@ -29,6 +30,7 @@ class Services:
         self.config = config
         self.connections: Callable[[], int | None] = lambda: None  # how many are open; set by a server of our own
         self.cluster: ClusterView | None = None  # of which this server is one
+        self.read_check = ReadCheck(db)
         self.samples = Samples(db, config.data, lambda: self.connections())
         self.live = LiveReads(db.tail, db.clock, db.metrics, recycle_s=config.sse_recycle_s)
         self.authenticator = Authenticator(db, config)
@@ -63,5 +65,5 @@ class Services:
         await self.samples.stop()
         await self.authenticator.close()
         pools = self.change_workers, self.stage_workers, self.transaction_workers
-        for part in (self.dynamodb, self.arrow, *pools, self.sql):
+        for part in (self.read_check, self.dynamodb, self.arrow, *pools, self.sql):
             await asyncio.to_thread(part.close)

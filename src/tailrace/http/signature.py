@@ -83,6 +83,7 @@ class Signatures:
                 found = self._find(claim.key_id)
             except Unauthenticated as error:
                 raise self._authenticator.refusal(error, request.peer, claim.key_id) from None
+            self._remember(claim.key_id, found)
         secret, principal = found
         return self._signed(request, claim, secret, principal)
 
@@ -92,10 +93,14 @@ class Signatures:
 
     async def _found_elsewhere(self, request: Request, claim: SignatureClaim) -> Claimed:
         """The key is in a database on another machine."""
+        changes = self._changes
         try:
-            secret, principal = await asyncio.to_thread(self._find, claim.key_id)
+            found = await asyncio.to_thread(self._find, claim.key_id)
         except Unauthenticated as error:
             raise self._authenticator.refusal(error, request.peer, claim.key_id) from None
+        if changes == self._changes:  # it may have been revoked meanwhile
+            self._remember(claim.key_id, found)
+        secret, principal = found
         return self._signed(request, claim, secret, principal)
 
     def _verify(self, request: Request, claim: SignatureClaim, key: bytes) -> None:
@@ -116,7 +121,7 @@ class Signatures:
         return await self._authenticator.find(request), None
 
     def _find(self, key_id: str) -> tuple[str, Principal]:
-        changes = self._changes
+        """The secret and the principal of a key. From any thread."""
         row = self._db.execute(FindAccessKey(key_id))
         if row is None:
             raise signature.unrecognized_client()
@@ -127,12 +132,13 @@ class Signatures:
             principal = self._authenticator.principal_of(user)
         else:
             principal = Principal(row.principal, self._authenticator.permissions_of(row.role), row.role)
+        return row.secret, principal
+
+    def _remember(self, key_id: str, found: tuple[str, Principal]) -> None:
+        """Cache a key. On the loop's thread, where changes of keys arrive, too: a change cannot come in between."""
         if len(self._known) >= REMEMBERED_MAX:
             self._known.clear()
-        found = row.secret, principal
-        if changes == self._changes:  # it may be found in a thread, while it is revoked
-            self._known[key_id] = found
-        return found
+        self._known[key_id] = found
 
     def _on_changed(self, changes: list[Any]) -> None:
         self._changes += 1

@@ -34,6 +34,7 @@ from tailrace.database import Database
 from tailrace.errors import Error, Invalid, TooLarge, TooMany, Unavailable
 from tailrace.http import errors
 from tailrace.http.dynamodb.offload import OffloadPool
+from tailrace.http.lookups import sql_execute
 from tailrace.http.message import Answer, Request
 from tailrace.http.sql_reply import Reply, Sender
 from tailrace.sql import statements as ast
@@ -114,9 +115,7 @@ class _SqlRequest:
     def __init__(self, db: Database, principal: Principal) -> None:
         self._began = time.perf_counter()
         self.halted = threading.Event()
-        self._session = Session(
-            lambda command: db.execute(command, principal), self.halted, arrow=True, caller=principal.name
-        )
+        self._session = Session(sql_execute(db, principal), self.halted, arrow=True, caller=principal.name)
         self._spans = False  # whether a transaction may stay open
         self._text = ""
         self._statements: Sequence[ast.Statement] = ()

@@ -69,8 +69,15 @@ def get_health(services: Services, request: Request, principal: Principal) -> Re
     return health()
 
 
-def get_ready(services: Services, request: Request, principal: Principal) -> Response:
-    return ready(services.db)
+def get_ready(services: Services, request: Request, principal: Principal) -> Work:
+    response = ready(services.db)
+    return _readable(services, response) if response.status == 200 and services.read_check.needed else response
+
+
+async def _readable(services: Services, response: Response) -> Response:
+    """The response, unless this server cannot read its database."""
+    failure = await services.read_check.failure()
+    return response if failure is None else _unready("failing", failure)
 
 
 async def get_metrics(services: Services, request: Request, principal: Principal) -> Response:

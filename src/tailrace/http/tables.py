@@ -196,7 +196,11 @@ async def read(services: Services, request: Request, principal: Principal, name:
     """A page, a long-poll or an event stream; or records after a sequence. With `where`, of the records for which it is
     true."""
     label, as_typed, poll = _parameters(request)
-    where = await feed_filter.requested(request)
+    text = feed_filter.requested(request)
+    where = None
+    if text is not None:
+        stream = await services.db.aexecute(ReadEntries(name, label, entries_max=0), principal)
+        where = await feed_filter.compiled(text, stream.declared)
     convert = typed if as_typed else plain
     feed = TableFeed(services.db, services.change_workers, principal, name, label, convert, where)
     return await (services.reading.answer(request, feed) if poll is None else _polled(feed, *poll))

@@ -17,6 +17,7 @@ from tailrace import limits
 from tailrace.access import Principal
 from tailrace.errors import Invalid, TooLarge
 from tailrace.http.codec import Position, json_body, json_response
+from tailrace.http.lookups import look_up
 from tailrace.http.message import Request, Response
 from tailrace.http.topics import MessageBody, ProducerBody, PublishedOffset, outgoing
 from tailrace.log.position import offset
@@ -25,6 +26,7 @@ from tailrace.tables import operations, plain, value
 from tailrace.tables.binding import placeholders
 from tailrace.tables.number import decimal_of
 from tailrace.tables.plain import Sort
+from tailrace.tables.queries import GetItem
 from tailrace.topics.commands import Outgoing
 from tailrace.transactions.commands import ReadInTransaction, ReadTail, Transact, Transacted, WholePage
 from tailrace.transactions.operations import (
@@ -361,7 +363,9 @@ def _answered(services: Services, body: _ReadOutline, principal: Principal) -> R
         shown = None if tail.result is None else offset(tail.result)
         return json_response(TransactionReadResponse([to_text(tail.reads)], offset=shown))
     if body.get is not None:
-        definition = services.db.execute(operations.FindTable(body.get.table), principal)
+        lookup = operations.FindTable(body.get.table)
+        read = ReadInTransaction(GetItem(body.get.table, {}), made, reads)
+        definition = look_up(services.db, lookup, principal, (read,))
         key = values.key(body.get.key)
         parts: Any = value.item_to_plain(key) if isinstance(key, dict) else None
         if not isinstance(key, dict):

@@ -5,6 +5,7 @@ again unchanged has the same bytes. Nested columns are encoded from the inside o
 where a table has indexes, its items are decoded once to be checked against them.
 
 A column is an attribute, and a null is none. In a struct a null is no attribute either; in a list or a map it is NULL.
+A VARIANT is the document that it holds; these are read one by one.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ import pyarrow.compute as pc
 from tailrace import limits
 from tailrace.errors import Error, Invalid, TooLarge
 from tailrace.jobs.rows import DELETE, PARTIALS, PUT, CheckedRows, PackedWrites, packed_numbers, pieces, writes, wrong
+from tailrace.jobs.variant_values import TIME_FORMAT, is_variant
+from tailrace.jobs.variant_values import read as read_variant
 from tailrace.tables import key as keys
 from tailrace.tables import messages, number, value
 from tailrace.tables.definition import Definition
 
 OP: Final = "_op"  # the column that has the operation of each row
-_TIME: Final = "%Y-%m-%dT%H:%M:%SZ"  # with as many digits of a second as the type has
 _WEIGHT_MAX: Final = 256 * limits.MiB  # of the rows of one request, encoded; the estimate is generous
 _VALUE_BYTES: Final = 16  # about what a value has beside its content
 _CANONICAL_CHARACTERS: Final = number.DIGITS_MAX + 2  # of a number whose digits are surely not too many
@@ -95,7 +97,7 @@ def _batches(body: bytes) -> list[pa.RecordBatch]:
                 _weight(column, field.name) for column, field in zip(batch.columns, batch.schema, strict=True)
             )
             if weight > _WEIGHT_MAX:
-                raise TooLarge(f"the rows may have more than {_WEIGHT_MAX} bytes when they are stored; send fewer")
+                raise _too_large()
             batch.validate(full=True)
     except (pa.ArrowException, OSError, struct.error, UnicodeDecodeError) as error:
         raise Invalid(f"the body is not an Arrow stream: {error}", code="INVALID_ROWS") from None
@@ -131,6 +133,10 @@ def _weight(column: pa.Array, name: str) -> int:
     return total
 
 
+def _too_large() -> TooLarge:
+    return TooLarge(f"the rows may have more than {_WEIGHT_MAX} bytes when they are stored; send fewer")
+
+
 def _unstorable(name: str, kind: pa.DataType) -> Invalid:
     return Invalid(f"the column {name!r} is {kind}, which a table cannot store; cast it to a string")
 
@@ -150,12 +156,16 @@ def _encoded(batch: pa.RecordBatch, definition: Definition) -> PackedWrites:
         partials = _joined(_partials(batch.column(PARTIALS)))
     value.check_names(names)
     columns: dict[str, EncodedColumn] = {}
+    weight = 0
     for name in names:
         try:
             columns[name] = _column(batch.column(name), name, _encode(name), 1)
         except _InvalidValue as problem:
             row, why = problem.args
             raise wrong(row, Invalid(f"the column {name!r}: {why}")) from None
+        weight += columns[name].parts.nbytes
+        if weight > 2 * _WEIGHT_MAX:  # `_weight` counts the bytes of variants, and they can become many more
+            raise _too_large()
     stored = _keys(definition, columns)
     present, sizes = _total(columns, batch.num_rows)
     bodies = _concatenated(_heads(_MAP, present), *(pc.fill_null(each.parts, b"") for each in columns.values()))
@@ -279,6 +289,8 @@ def _column(column: pa.Array, name: str, lead: bytes, depth: int) -> EncodedColu
     if pa.types.is_boolean(kind):
         true, false = (pa.scalar(lead + _encode({"BOOL": each}), _BINARY) for each in (True, False))
         return EncodedColumn(pc.if_else(column, true, false), pc.cast(column.is_valid(), pa.int64()))
+    if is_variant(kind):
+        return _variants(column, lead, depth)
     if pa.types.is_nested(kind):
         if depth > value.DEPTH_MAX:
             raise Invalid(messages.NESTED_TOO_DEEP)
@@ -307,8 +319,31 @@ def _texts(column: pa.Array, name: str) -> pa.Array:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_date(kind) or pa.types.is_time(kind):
         return column.cast(pa.string())
     if pa.types.is_timestamp(kind):
-        return pc.strftime(column.cast(pa.timestamp(kind.unit, "UTC")), format=_TIME)
+        return pc.strftime(column.cast(pa.timestamp(kind.unit, "UTC")), format=TIME_FORMAT)
     raise _unstorable(name, kind)
+
+
+def _variants(column: pa.Array, lead: bytes, depth: int) -> EncodedColumn:
+    texts: list[bytes | None] = []
+    sizes: list[int] = []
+    total = 0
+    by_name = dict(zip((field.name for field in column.type), column.flatten(), strict=True))
+    bodies, metadata = by_name["value"].to_pylist(), by_name["metadata"].to_pylist()
+    for row, (is_there, body, names) in enumerate(zip(column.is_valid().to_pylist(), bodies, metadata, strict=True)):
+        if not is_there:
+            texts.append(None)
+            sizes.append(0)
+            continue
+        try:
+            found = read_variant(body or b"", names or b"", depth)
+        except Error as error:
+            raise _InvalidValue(row, str(error)) from None
+        texts.append(lead + _encode(found))
+        sizes.append(value.size(found))
+        total += len(texts[-1] or b"")
+        if total > _WEIGHT_MAX:
+            raise _too_large()
+    return EncodedColumn(pa.array(texts, _BINARY), pa.array(sizes, pa.int64()))
 
 
 def _struct(column: pa.Array, name: str, lead: bytes, depth: int) -> EncodedColumn:

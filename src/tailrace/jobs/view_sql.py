@@ -6,7 +6,7 @@ when it is created, and the job replaces the names of tables by the names under 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -48,15 +48,30 @@ def renamed(sql: str, names: Mapping[str, str]) -> str:
         new = f"`{names[_name(node)]}`"
         if not node.alias and not node.args.get("sample"):  # an alias would have to follow the sample
             new += f" AS `{parts[-1].name}`"
-        edits.append((parts[0].meta["start"], parts[-1].meta["end"] + 1, new))
+        edits.append((*_span(sql, parts), new))
     dotted = {name for name in names if "." in name}
     for column in tree.find_all(exp.Column):
+        if column.find_ancestor(exp.Hint):
+            continue
         *qualifier, _ = column.parts
         if len(qualifier) > 1 and ".".join(part.name for part in qualifier) in dotted:
-            edits.append((qualifier[0].meta["start"], qualifier[-1].meta["end"] + 1, f"`{qualifier[-1].name}`"))
+            edits.append((*_span(sql, qualifier), f"`{qualifier[-1].name}`"))
     for start, end, new in sorted(edits, reverse=True):
         sql = sql[:start] + new + sql[end:]
     return sql
+
+
+def _span(sql: str, parts: Sequence[exp.Expr]) -> tuple[int, int]:
+    """Where a name begins and ends in the text. The positions are sqlglot's: what is not the name there is never
+    replaced."""
+    for part in parts:
+        start, end = part.meta.get("start", 0), part.meta.get("end", 0) + 1
+        found = sql[start:end]
+        if found.startswith("`"):
+            found = found[1:-1].replace("``", "`")
+        if found != part.name:
+            raise TextOrigin().error(f"the name {part.name!r} is not found in the SELECT; quote it with `", 1, 1, CODE)
+    return parts[0].meta["start"], parts[-1].meta["end"] + 1
 
 
 def _parsed(sql: str, origin: TextOrigin) -> exp.Query:
@@ -100,10 +115,13 @@ def _readable(sql: str, tokens: list[Any]) -> str:
 
 
 def _tables(tree: exp.Query) -> list[exp.Table]:
-    """The tables in the text, without references to common table expressions."""
+    """The tables in the text, without references to common table expressions. A hint names tables and aliases that
+    are elsewhere in the text, and the positions in it are not those in the text."""
     found = []
     for node in tree.find_all(exp.Table):
         if not isinstance(node.this, exp.Identifier) or (len(node.parts) == 1 and _is_common(node)):
+            continue
+        if node.find_ancestor(exp.Hint):
             continue
         found.append(node)
     return found

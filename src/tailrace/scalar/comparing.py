@@ -7,6 +7,8 @@ their values. A number in an item is its canonical text, so equality with a cons
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from sqlglot import exp
@@ -15,7 +17,7 @@ from tailrace.scalar import regular
 from tailrace.scalar.moments import as_moment
 from tailrace.scalar.pattern import BadPattern, matcher
 from tailrace.scalar.problem import TextOrigin, shown
-from tailrace.scalar.runtime import text_of
+from tailrace.scalar.runtime import number_in_text, text_of, uuid_text, whole_in_text
 from tailrace.scalar.term import (
     ATTRIBUTE,
     BOOL,
@@ -34,6 +36,13 @@ from tailrace.scalar.term import (
 )
 
 _OPPOSITE: Final = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+# By the declared type of a column: how a text that is compared with it is read.
+_READS: Final[dict[str, Callable[[Any], Any]]] = {
+    "UUID": uuid_text,
+    "BIGINT": whole_in_text,
+    "DECIMAL": number_in_text,
+    "DOUBLE": number_in_text,
+}
 _MIRRORED: Final = {"==": "==", "!=": "!=", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
 
@@ -46,6 +55,7 @@ class ComparisonCompiler:
 
     def compare(self, node: exp.Expr, operator: str, a: Term, b: Term) -> Term:
         """`a operator b`; the operator as Python writes it."""
+        a, b = self._conformed(a, b), self._conformed(b, a)
         self.check(node, a, b)
         if a.kind == NULL or b.kind == NULL:
             return unknown(node)
@@ -73,6 +83,20 @@ class ComparisonCompiler:
             f"({known} and {held} {operator} {right})",
             f"({known} and {held} {_OPPOSITE[operator]} {right})",
         )
+
+    def _conformed(self, term: Term, other: Term) -> Term:
+        """A constant or parameter in the form of the column that it is compared with: a UUID as it is stored, and a
+        text that is a number as that number."""
+        reads = _READS.get(other.declared or "")
+        if reads is None or not (term.constant or term.parameter is not None):
+            return term
+        if term.parameter is not None:
+            return Term(term.node, f"compared_parameter({self._names.bind(reads)}, {term.value}, {other.declared!r})")
+        content = reads(term.content) if term.kind == TEXT else term.content
+        if content is term.content:
+            return term
+        kind = TEXT if isinstance(content, str) else NUMBER
+        return replace(term, value=self._names.bind(content), kind=kind, content=content)
 
     def _with_constant(self, node: exp.Expr, operator: str, a: Term, b: Term, kind: str) -> Term:
         """Equality of a column with a constant, the most common filter."""
@@ -103,6 +127,7 @@ class ComparisonCompiler:
 
     def same(self, node: exp.Expr, a: Term, b: Term) -> Term:
         """`a IS NOT DISTINCT FROM b`; never unknown."""
+        a, b = self._conformed(a, b), self._conformed(b, a)
         self.check(node, a, b)
         if a.kind == NULL or b.kind == NULL:
             return self.is_null(node, b if a.kind == NULL else a)
@@ -125,6 +150,7 @@ class ComparisonCompiler:
 
     def among(self, node: exp.Expr, term: Term, options: list[Term]) -> Term:
         """`term IN (options)`."""
+        options = [self._conformed(option, term) for option in options]
         for option in options:
             self.check(node, term, option)
         if term.kind == NULL:
@@ -134,7 +160,7 @@ class ComparisonCompiler:
             return self._among_constants(node, term, options, kinds.pop() or "")
         held = self._names.temporary()
         # The held value is loaded once, and compared with each option.
-        subject = Term(term.node, held, term.kind, term.sure, label=term.label)
+        subject = Term(term.node, held, term.kind, term.sure, label=term.label, declared=term.declared)
         matches = [self.compare(node, "==", subject, option) for option in options]
         return with_held(held, term.value, junction(node, matches, self._names, every=False))
 
@@ -158,6 +184,7 @@ class ComparisonCompiler:
 
     def between(self, node: exp.Expr, term: Term, low: Term, high: Term) -> Term:
         """`term BETWEEN low AND high`."""
+        low, high = self._conformed(low, term), self._conformed(high, term)
         held = self._names.temporary()
         sure = next((part.kind for part in (term, low, high) if part.sure and part.kind not in (None, NULL)), None)
         sure = MOMENT if MOMENT in (term.kind, low.kind, high.kind) else sure
@@ -261,6 +288,11 @@ class ComparisonCompiler:
             raise self._origin.error_at(
                 f"{where} requires a {kind}, not {described(term)}", term.node, code="KIND_MISMATCH"
             )
+
+
+def is_time(term: Term) -> bool:
+    """Whether it is a constant text that is a time."""
+    return term.constant and as_moment(term.content) is not None
 
 
 def _written(term: Term) -> bool:

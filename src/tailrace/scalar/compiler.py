@@ -13,7 +13,7 @@ from sqlglot import exp
 
 from tailrace.errors import Invalid
 from tailrace.scalar import functions
-from tailrace.scalar.comparing import ComparisonCompiler
+from tailrace.scalar.comparing import ComparisonCompiler, is_time
 from tailrace.scalar.problem import ExpressionError, TextOrigin, shown
 from tailrace.scalar.reading import DEPTH_MAX, NODES_MAX, too_deep
 from tailrace.scalar.runtime import negate, number_of
@@ -49,6 +49,7 @@ _COLUMN_KINDS: Final = {
     "BLOB": BLOB,
     "TIMESTAMP": MOMENT,
     "DATE": MOMENT,
+    "UUID": TEXT,
 }
 _COMPARISONS: Final[dict[type[exp.Expr], str]] = {
     exp.EQ: "==",
@@ -74,7 +75,8 @@ CHAIN_MAX: Final = 100  # chained operators: a + b - c has two
 
 class Compiler:
     """Compiles one expression. `parameters` is the number of `?` before it, and afterwards includes its own. `exact`:
-    the value is about to be stored, so a missing result is an error."""
+    the value is about to be stored, so a missing result is an error. `keys`: without known columns, the names that
+    match in any case; other names match exactly."""
 
     def __init__(
         self,
@@ -83,6 +85,7 @@ class Compiler:
         parameters: int | None = None,
         *,
         exact: bool = False,
+        keys: Sequence[str] = (),
     ) -> None:
         self.names = Bindings(exact)
         self.origin = origin
@@ -90,8 +93,10 @@ class Compiler:
         self.sides: set[str] = set()
         self.parameters = parameters
         self.highest = 0  # of numbered parameters
+        self.timed = False  # it needs the time of the statement, which is the last parameter
         self.comparing = ComparisonCompiler(self.names, origin)
         self._columns = None if columns is None else dict(columns)
+        self._keys = keys
         self._lowered: dict[str, list[str]] | None = None
         self._depth = 0
         self._nodes = 0
@@ -209,6 +214,17 @@ class Compiler:
             raise self.error(f"${str(given)[:60]} is not a parameter; use ? or $1, $2, …", node)
         return Term(node, f"parameter(params, {index:d})", parameter=index)
 
+    def time(self, node: exp.Expr, runs: str) -> Term:
+        """The time of the statement, as `runs` reads it."""
+        if self.parameters is None:
+            raise self.error(
+                "the current time is not available here: a stored condition has the same result at any time",
+                node,
+                code="UNSUPPORTED_EXPRESSION",
+            )
+        self.timed = True
+        return Term(node, f"{runs}(params[-1])", MOMENT, sure=True)
+
     # -- columns
 
     def _column(self, node: exp.Expr) -> Term:
@@ -236,7 +252,7 @@ class Compiler:
                 raw = f"{raw}.get('M', EMPTY).get({self.names.bind(text)}, EMPTY)"
         label = f"column {name!r}" + (f" ({kind})" if kind else "")
         known = None if path or kind is None else _COLUMN_KINDS.get(kind)
-        return Term(node, f"load({raw})", known, raw=raw, label=label)
+        return Term(node, f"load({raw})", known, raw=raw, label=label, declared=None if path else kind)
 
     def _parts(self, node: exp.Expr) -> list[Any]:
         """The parts of a path from its root: identifiers, quoted keys (str) and list indexes (int, from 0)."""
@@ -290,6 +306,9 @@ class Compiler:
         """The name and declared kind of a column. An unquoted name matches in any case if the match is unique."""
         name = identifier.name
         if self._columns is None:
+            if name not in self._keys and not identifier.quoted:
+                keys = [key for key in self._keys if key.lower() == name.lower()]
+                name = keys[0] if len(keys) == 1 else name
             return name, None
         if name not in self._columns and not identifier.quoted:
             alike = self._by_lower().get(name.lower(), ())
@@ -429,6 +448,8 @@ class Compiler:
         known = [term for term in terms if term.kind not in (None, NULL)]
         for term in known[1:]:
             self.comparing.alike(node, known[0], term)
+        if kinds == {MOMENT, TEXT} and all(is_time(term) for term in known if term.kind == TEXT):
+            kinds = {MOMENT}  # texts that are read as times, like those that are stored
         kind = kinds.pop() if len(kinds) == 1 else None
         sure = kind is not None and all(term.sure for term in terms)
         if sure and kind == BOOL:
@@ -446,7 +467,9 @@ class Compiler:
             if subject is None:
                 conditions.append(self.condition(when, "WHEN").true)
             else:
-                same = Term(subject.node, held, subject.kind, subject.sure, label=subject.label)
+                same = Term(
+                    subject.node, held, subject.kind, subject.sure, label=subject.label, declared=subject.declared
+                )
                 conditions.append(self.comparing.compare(when, "==", same, self.term(when)).true)
             results.append(self.term(then))
         return self._chosen(node, subject, held, conditions, [*results, self._default(node, default)])

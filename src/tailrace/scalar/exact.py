@@ -11,13 +11,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tailrace.errors import Invalid
-from tailrace.scalar import runtime
+from tailrace.scalar import moments, runtime
 from tailrace.tables.number import DIGITS_MAX
 
 SHOWN_CHARACTERS_MAX: Final = 60
 TRY: Final = "try_"  # the prefix of the casts of TRY_CAST, which returns NULL where CAST fails
 EXACT: Final = "exact_"  # the prefix of checks: the value must be of the kind, or NULL
 
+_MOMENTS: Final = {"to_moment": "TIMESTAMP", "to_day": "DATE"}
 _TOO_LARGE: Final = f"the number would need more than {DIGITS_MAX} digits, or is out of range"
 _TOO_LONG: Final = f"the text would be longer than {runtime.TEXT_CHARACTERS_MAX:,} characters"
 _ZERO: Final = "division by zero; write NULLIF(…, 0) to get NULL instead"
@@ -36,7 +37,7 @@ def _shown(given: Any) -> str:
 
 def _checked(name: str, why: Callable[..., str]) -> Callable[..., Any]:
     """A function of `runtime` that raises an error if it has no result although no argument is NULL."""
-    lax = getattr(runtime, name)
+    lax = moments.FUNCTIONS[name] if name in _MOMENTS else getattr(runtime, name)
 
     def checked(*arguments: Any) -> Any:
         result = lax(*arguments)
@@ -107,6 +108,8 @@ FUNCTIONS: Final[dict[str, Any]] = {
     **{f"{EXACT}{name}": _kind(name, kind) for name, kind in _KINDS.items()},
     **{name: _cast(name, kind) for name, kind in _CASTS.items()},
     **{f"{TRY}{name}": getattr(runtime, name) for name in _CASTS},
+    **{name: _cast(name, kind) for name, kind in _MOMENTS.items()},
+    **{f"{TRY}{name}": moments.FUNCTIONS[name] for name in _MOMENTS},
     "joined": _checked("joined", _unjoined),
     "concatenated": _concatenated,
     "replaced": _checked("replaced", lambda *_: _TOO_LONG),

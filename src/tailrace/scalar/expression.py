@@ -49,15 +49,17 @@ class Scalar:
     """A compiled expression.
 
     `text` is its text, empty if it was compiled from a syntax tree; `names` are the columns that it reads, `sides` the
-    rows: "new", "old", or "row" for bare names; `parameters` is the number of parameters it needs."""
+    rows: "new", "old", or "row" for bare names; `parameters` is the number of parameters it needs. `timed`: it needs
+    the time of the statement as well, as one more parameter after all others."""
 
-    __slots__ = ("names", "parameters", "sides", "text")
+    __slots__ = ("names", "parameters", "sides", "text", "timed")
 
     def __init__(self, text: str, compiler: Compiler) -> None:
         self.text = text
         self.names = frozenset(compiler.used)
         self.sides = frozenset(compiler.sides)
         self.parameters = max(compiler.parameters or 0, compiler.highest)
+        self.timed = compiler.timed
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.text!r})"
@@ -76,8 +78,8 @@ class Condition(Scalar):
 
 
 class ValueExpression(Scalar):
-    """`of(new, old, params)` is the plain SQL value: None, bool, int, Decimal, str, bytes, or a list, dict or set.
-    `constant`: it reads no row."""
+    """`of(new, old, params)` is the plain SQL value: None, bool, int, Decimal, str, bytes, or a list, dict or set; if
+    it is exact, also a datetime in UTC. `constant`: it reads no row."""
 
     __slots__ = ("of",)
     of: Evaluate
@@ -102,16 +104,24 @@ def value(text: str, *, columns: Columns | None = None, line: int = 1, column: i
     return _cached(_VALUE, text, columns, line, column)  # type: ignore[return-value]
 
 
-def exact_value(text: str, *, columns: Columns | None = None, line: int = 1, column: int = 1) -> ValueExpression:
-    """Like `value`, for a value that is about to be stored: an operation without a result raises `NoResult`."""
-    return _cached(_EXACT_VALUE, text, columns, line, column)  # type: ignore[return-value]
+def exact_value(
+    text: str, *, columns: Columns | None = None, line: int = 1, column: int = 1, keys: tuple[str, ...] = ()
+) -> ValueExpression:
+    """Like `value`, for a value that is about to be stored: an operation without a result raises `NoResult`. `keys`:
+    names that match in any case, although `columns` are not known."""
+    return _cached(_EXACT_VALUE, text, columns, line, column, keys)  # type: ignore[return-value]
 
 
-def stored_value(text: str, *, columns: Columns | None = None, line: int = 1, column: int = 1) -> ValueExpression:
-    """Like `value`, for an expression that is stored and run later, such as a route's PARTITION BY: no parameters."""
-    expression = value(text, columns=columns, line=line, column=column)
+def stored_value(
+    text: str, *, columns: Columns | None = None, line: int = 1, column: int = 1, exact: bool = False
+) -> ValueExpression:
+    """Like `value`, for an expression that is stored and run later, such as a route's PARTITION BY: no parameters.
+    `exact`: like `exact_value`, for a default, which may be the time of a statement."""
+    expression = (exact_value if exact else value)(text, columns=columns, line=line, column=column)
     if expression.parameters:
         raise TextOrigin(line, column).error("a stored expression cannot have parameters; write the value", 1, 1)
+    if expression.timed and not exact:
+        raise TextOrigin(line, column).error("a stored expression cannot have the current time", 1, 1)
     if len(text) > TEXT_CHARACTERS_MAX:
         reason = f"a stored expression can have at most {TEXT_CHARACTERS_MAX} characters"
         raise TextOrigin(line, column).error(reason, 1, 1)
@@ -119,11 +129,17 @@ def stored_value(text: str, *, columns: Columns | None = None, line: int = 1, co
 
 
 def compile_condition(
-    tree: exp.Expr, *, columns: Columns | None = None, line: int = 1, column: int = 1, before: int | None = 0
+    tree: exp.Expr,
+    *,
+    columns: Columns | None = None,
+    line: int = 1,
+    column: int = 1,
+    before: int | None = 0,
+    keys: tuple[str, ...] = (),
 ) -> Condition:
     """The compiled condition of a syntax tree. `before` is the number of `?` before it in the statement, from which the
-    result's `parameters` counts on; None: parameters are not allowed."""
-    return _condition(tree, "", columns, TextOrigin(line, column), before)
+    result's `parameters` counts on; None: parameters are not allowed. `keys`: as in `exact_value`."""
+    return _condition(tree, "", columns, TextOrigin(line, column), before, keys)
 
 
 def compile_value(
@@ -133,43 +149,59 @@ def compile_value(
     return _value(tree, "", columns, TextOrigin(line, column), before)
 
 
-def _cached(kind: int, text: str, columns: Columns | None, line: int, column: int) -> Scalar:
+def _cached(
+    kind: int, text: str, columns: Columns | None, line: int, column: int, keys: tuple[str, ...] = ()
+) -> Scalar:
     known = None if columns is None else tuple((name, kind) for name, kind in columns)
     if len(text) > TEXT_CHARACTERS_MAX:  # not worth keeping
-        return _read(kind, text, known, TextOrigin(line, column))
+        return _read(kind, text, known, TextOrigin(line, column), keys)
     if line == 1 and column == 1:
-        return _compiled(kind, text, known)
+        return _compiled(kind, text, known, keys)
     try:
-        return _compiled(kind, text, known)
+        return _compiled(kind, text, known, keys)
     except ExpressionError:
         # The cache does not know where the text begins, but the error must: compile again.
-        return _read(kind, text, known, TextOrigin(line, column))
+        return _read(kind, text, known, TextOrigin(line, column), keys)
 
 
 @lru_cache(maxsize=_CACHED)
-def _compiled(kind: int, text: str, columns: tuple[tuple[str, str], ...] | None) -> Scalar:
-    return _read(kind, text, columns, TextOrigin())
+def _compiled(kind: int, text: str, columns: tuple[tuple[str, str], ...] | None, keys: tuple[str, ...] = ()) -> Scalar:
+    return _read(kind, text, columns, TextOrigin(), keys)
 
 
-def _read(kind: int, text: str, columns: Columns | None, origin: TextOrigin) -> Scalar:
+def _read(kind: int, text: str, columns: Columns | None, origin: TextOrigin, keys: tuple[str, ...]) -> Scalar:
     if kind == _CONDITION:
-        return _condition(read(text, origin), text, columns, origin, None)
+        return _condition(read(text, origin), text, columns, origin, None, keys)
     tree = read(text, origin, VALUE_CHARACTERS_MAX)
-    return _value(tree, text, columns, origin, 0, exact=kind == _EXACT_VALUE)
+    return _value(tree, text, columns, origin, 0, keys, exact=kind == _EXACT_VALUE)
 
 
-def _condition(tree: exp.Expr, text: str, columns: Columns | None, origin: TextOrigin, before: int | None) -> Condition:
-    compiler = Compiler(columns, origin, before)
+def _condition(
+    tree: exp.Expr,
+    text: str,
+    columns: Columns | None,
+    origin: TextOrigin,
+    before: int | None,
+    keys: tuple[str, ...] = (),
+) -> Condition:
+    compiler = Compiler(columns, origin, before, keys=keys)
     term = _term(compiler, tree, lambda: compiler.condition(tree, "a condition"))
     return Condition(text, compiler, _function(compiler, term, term.true))
 
 
 def _value(
-    tree: exp.Expr, text: str, columns: Columns | None, origin: TextOrigin, before: int | None, *, exact: bool = False
+    tree: exp.Expr,
+    text: str,
+    columns: Columns | None,
+    origin: TextOrigin,
+    before: int | None,
+    keys: tuple[str, ...] = (),
+    *,
+    exact: bool = False,
 ) -> ValueExpression:
-    compiler = Compiler(columns, origin, before, exact=exact)
+    compiler = Compiler(columns, origin, before, exact=exact, keys=keys)
     term = _term(compiler, tree, lambda: compiler.term(tree))
-    if term.kind == MOMENT and term.sure:
+    if term.kind == MOMENT and term.sure and not exact:  # a column of times takes it, and its type is not known here
         raise compiler.error("a timestamp is not stored as such; CAST it to TEXT", tree, code="KIND_MISMATCH")
     return ValueExpression(text, compiler, _quick(term) or _function(compiler, term, f"settle({term.value})"))
 

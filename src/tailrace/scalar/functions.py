@@ -25,6 +25,7 @@ class FunctionCompiler(Protocol):
     def choice(self, node: exp.Expr, terms: list[Term], value: str) -> Term: ...
     def error(self, reason: str, node: exp.Expr, code: str | None = None) -> ExpressionError: ...
     def unsupported(self, node: exp.Expr) -> ExpressionError: ...
+    def time(self, node: exp.Expr, runs: str) -> Term: ...
 
 
 Handler: TypeAlias = Callable[[FunctionCompiler, exp.Expr], Term]
@@ -47,6 +48,7 @@ NAMES: Final = (
     "LOWER",
     "LTRIM",
     "MOD",
+    "NOW",
     "NULLIF",
     "REGEXP_MATCHES",
     "REPLACE",
@@ -89,11 +91,11 @@ _CASTS: Final[dict[str, tuple[str, str | None]]] = {
 }
 _DECIMAL_DIGITS_MAX: Final = 38
 _MOMENTS: Final = {
-    "TIMESTAMP": "as_moment",
-    "TIMESTAMPNTZ": "as_moment",
-    "TIMESTAMPTZ": "as_moment",
-    "DATETIME": "as_moment",
-    "DATE": "as_day",
+    "TIMESTAMP": "to_moment",
+    "TIMESTAMPNTZ": "to_moment",
+    "TIMESTAMPTZ": "to_moment",
+    "DATETIME": "to_moment",
+    "DATE": "to_day",
 }
 
 
@@ -171,7 +173,7 @@ def _cast(compiler: FunctionCompiler, node: exp.Expr) -> Term:
     term = compiler.term(this)
     name = to.this.name if isinstance(to.this, exp.DType) else str(to.this)
     if name in _MOMENTS and not to.expressions:
-        return _cast_moment(compiler, node, term, _MOMENTS[name])
+        return _cast_moment(compiler, node, term, _MOMENTS[name], tries)
     if term.kind == MOMENT:
         if name not in ("TEXT", "VARCHAR", "CHAR"):
             raise compiler.error("a timestamp is cast to TEXT alone; EXTRACT has its parts as numbers", node)
@@ -192,21 +194,37 @@ def _cast(compiler: FunctionCompiler, node: exp.Expr) -> Term:
     return _result(node, f"{tries}{runs}({term.value})", kind)
 
 
-def _cast_moment(compiler: FunctionCompiler, node: exp.Expr, term: Term, runs: str) -> Term:
+def _cast_moment(compiler: FunctionCompiler, node: exp.Expr, term: Term, runs: str, tries: str) -> Term:
     """CAST to TIMESTAMP or DATE; a constant, as in DATE '2026-01-28', is read once."""
     if term.kind != MOMENT:
         compiler.comparing.expect(term, TEXT, "CAST to a timestamp")
     if term.constant and term.kind != NULL:
-        found = {"as_moment": as_moment, "as_day": as_day}[runs](term.content)
+        found = {"to_moment": as_moment, "to_day": as_day}[runs](term.content)
         if found is None and not isinstance(node, exp.TryCast):
             raise compiler.error(
                 f"{str(term.content)[:40]!r} is not a timestamp; write it as in '2026-01-28 12:00:00'", node
             )
         return Term(node, compiler.names.bind(found), MOMENT, sure=True)
-    return Term(node, f"{runs}({of_kind(term, MOMENT)})", MOMENT, sure=True)
+    given = term.value if compiler.names.exact else of_kind(term, MOMENT)
+    return Term(node, f"{tries}{runs}({given})", MOMENT, sure=True)
+
+
+def _now(compiler: FunctionCompiler, node: exp.Expr) -> Term:
+    """now() and CURRENT_TIMESTAMP: the time of the statement, in UTC; CURRENT_DATE: its day."""
+    compiler.take(node)
+    return compiler.time(node, "as_day" if isinstance(node, exp.CurrentDate) else "as_moment")
+
+
+def _anonymous(compiler: FunctionCompiler, node: exp.Expr) -> Term:
+    """A function that sqlglot does not know."""
+    if node.name.lower() in ("now", "transaction_timestamp") and not node.expressions:
+        return compiler.time(node, "as_moment")
+    raise compiler.unsupported(node)
 
 
 def _is_day(node: exp.Expr) -> bool:
+    if isinstance(node, exp.CurrentDate):
+        return True
     return isinstance(node, exp.Cast) and isinstance(node.to.this, exp.DType) and node.to.this.name == "DATE"
 
 
@@ -262,6 +280,10 @@ HANDLERS: Final[dict[type[exp.Expr], Handler]] = {
     exp.Cast: _cast,
     exp.TryCast: _cast,
     exp.Extract: _extract,
+    exp.CurrentTimestamp: _now,
+    exp.CurrentDate: _now,
+    exp.Localtimestamp: _now,
+    exp.Anonymous: _anonymous,
     exp.RegexpLike: _matches,
     exp.RegexpILike: _matches,
     exp.SimilarTo: _matches,

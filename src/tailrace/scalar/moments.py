@@ -65,4 +65,8 @@ def moment_part(part: Callable[[datetime], int], moment: datetime | None) -> int
     return None if moment is None else part(moment)
 
 
-FUNCTIONS: Final = {each.__name__: each for each in (as_moment, as_day, moment_text, day_text, moment_part)}
+FUNCTIONS: Final = {
+    **{each.__name__: each for each in (as_moment, as_day, moment_text, day_text, moment_part)},
+    "to_moment": as_moment,  # CAST, of which an exact expression has its own
+    "to_day": as_day,
+}

@@ -9,6 +9,8 @@ list, a dict, a set.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from decimal import (
     ROUND_CEILING,
     ROUND_FLOOR,
@@ -23,6 +25,7 @@ from decimal import (
     Subnormal,
 )
 from typing import Any, Final, TypeAlias
+from uuid import UUID
 
 import msgspec
 
@@ -43,6 +46,10 @@ _ROUNDED: Final = Context(prec=DIGITS_MAX, traps=_TRAPS, Emin=MAGNITUDE_MIN, Ema
 _WIDE: Final = Context(prec=400, traps=_TRAPS)  # represents every number exactly
 # The characters that TRIM removes by default: Unicode's space separators, neither tabs nor line ends.
 _SPACES: Final = " \u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
+_UUID_CHARACTERS_MAX: Final = 64
+_NUMBER: Final = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?").fullmatch
+_NUMBER_CHARACTERS_MAX: Final = 200
 _TRUE: Final = frozenset(("true", "t", "yes", "y", "1"))
 _FALSE: Final = frozenset(("false", "f", "no", "n", "0"))
 
@@ -97,6 +104,43 @@ def as_boolean(plain: Any) -> bool | None:
 def as_blob(plain: Any) -> bytes | None:
     """The value if it is binary."""
     return plain if type(plain) is bytes else None
+
+
+def uuid_text(plain: Any) -> Any:
+    """A text that is a UUID in the form in which a UUID column stores it; any other value as it is."""
+    if type(plain) is not str or _UUID(plain) is not None or len(plain) > _UUID_CHARACTERS_MAX:
+        return plain
+    try:
+        return str(UUID(plain))
+    except ValueError:
+        return plain
+
+
+def number_in_text(plain: Any) -> Any:
+    """The number that a text is; any other value as it is."""
+    if type(plain) is not str or len(plain) > _NUMBER_CHARACTERS_MAX or _NUMBER(plain) is None:
+        return plain
+    try:
+        return number_of(canonical(plain))
+    except Invalid:  # too many digits
+        return plain
+
+
+def whole_in_text(plain: Any) -> Any:
+    """The whole number that a text is; any other value as it is."""
+    found = number_in_text(plain)
+    return found if type(found) is int else plain
+
+
+def compared_parameter(reads: Callable[[Any], Any], plain: Any, kind: str) -> Any:
+    """A parameter that is compared with a column of this kind. Like `parameter`, it raises."""
+    found = reads(plain)
+    if type(found) is str and kind != "UUID":
+        raise Invalid(
+            f"cannot compare a {kind} column with the text {found[:60]!r}: their types differ; give a number",
+            code="KIND_MISMATCH",
+        )
+    return found
 
 
 def parameter(params: Any, index: int) -> Any:

@@ -51,6 +51,7 @@ class Term:
     content: Any = None  # of a constant
     parameter: int | None = None  # of a parameter: its index
     label: str = ""  # of a column: its name in error messages
+    declared: str | None = None  # of a column: its type
 
 
 @dataclass(slots=True)

@@ -11,6 +11,9 @@ holds no rows, and reads them when a query runs.
 | `tailrace.orders.changes` | its changes |
 | `tailrace.events`, `` tailrace.`app/events` `` | a topic, or a stream, if there is no table of that name |
 | `tailrace.tables.x`, `tailrace.topics.x`, `tailrace.streams.x` | the same, where a name is taken twice |
+
+A name may have dots itself: `tailrace.app.totals` is the table `app.totals`, and `tailrace.app.totals.changes` its
+changes. As many parts as possible are taken as one name on the server, and the others are columns.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from tailrace.client import Client
-from tailrace.errors import Invalid, NotFound
+from tailrace.errors import Forbidden, Invalid, NotFound
 from tailrace.spark.connection import client
 from tailrace.spark.options import as_options, server_access
 
@@ -54,10 +57,10 @@ class TailraceCatalog:
     def prepared(self, statement: str) -> tuple[str, list[str]]:
         """Make the views that a statement names; the statement with their names, and the names that are unknown."""
         unknown: list[str] = []
-        made: dict[tuple[str, str], bool] = {}
+        made: dict[tuple[str, ...], bool] = {}
 
         def is_made(name: str, options: dict[str, str]) -> bool:
-            known = name, " ".join(options)
+            known = name, *options, *options.values()
             if known not in made:
                 made[known] = self._make(name, options)
             return made[known]
@@ -66,9 +69,15 @@ class TailraceCatalog:
             if found["name"] is None:
                 return found[0]
             parts = [_unquoted(part) for part in _PART.findall(found["name"])]
-            for used, options in self._candidates(parts):
-                if is_made(".".join(parts[:used]), options):
-                    return ".".join([f"`{DATABASE}`", *_quoted([".".join(parts[:used]), *parts[used:]])])
+            refused: Forbidden | None = None
+            for used, options in _candidates(parts):
+                try:
+                    if is_made(".".join(parts[:used]), options):
+                        return ".".join([f"`{DATABASE}`", *_quoted([".".join(parts[:used]), *parts[used:]])])
+                except Forbidden as error:  # a shorter name may be granted: this one may end in a column
+                    refused = error
+            if refused is not None:
+                raise refused
             unknown.append(".".join(parts))
             return found[0]
 
@@ -86,22 +95,6 @@ class TailraceCatalog:
                 f"there is no table, topic or stream {unknown[0]!r} at {self._access.url}; SHOW TABLES IN {DATABASE} "
                 "lists the tables"
             ) from error
-
-    def _candidates(self, parts: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
-        """What a name may mean: how many of its parts it takes (others are columns), and the options of the source."""
-        first, *rest = parts
-        if first in _KINDS and rest:
-            kind = _KINDS[first]
-            if kind == "table" and rest[1:2] == [CHANGES]:
-                yield 3, {"table": rest[0]}
-            yield 2, {kind: rest[0], **({"mode": "items"} if kind == "table" else {})}
-        if rest[:1] == [CHANGES]:
-            yield 2, {"table": first}
-        yield 1, {"table": first, "mode": "items"}
-        if len(rest) and rest[0] != CHANGES:
-            yield 2, {"topic": f"{first}.{rest[0]}"}
-        yield 1, {"topic": first}
-        yield 1, {"stream": first}
 
     def _make(self, name: str, options: dict[str, str]) -> bool:
         """Make the view, if there is such a table, topic or stream."""
@@ -121,6 +114,24 @@ class TailraceCatalog:
             if page.get("LastEvaluatedTableName") is None:
                 return found
             request = {"ExclusiveStartTableName": page["LastEvaluatedTableName"]}
+
+
+def _candidates(parts: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """What a name may mean: how many of its parts it takes (others are columns), and the options of the source. The
+    longest comes first: a table `app` does not hide the table `app.totals`."""
+    if parts[0] in _KINDS:
+        yield from _joined(parts, 1, (_KINDS[parts[0]],))
+    yield from _joined(parts, 0, tuple(_KINDS.values()))
+
+
+def _joined(parts: list[str], first: int, kinds: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
+    """The names of these kinds that begin with the part `first`, the longest first."""
+    for end in range(len(parts), first, -1):
+        if "table" in kinds and end - first > 1 and parts[end - 1] == CHANGES:
+            yield end, {"table": ".".join(parts[first : end - 1])}
+        name = ".".join(parts[first:end])
+        for kind in kinds:
+            yield end, {kind: name, **({"mode": "items"} if kind == "table" else {})}
 
 
 def _exists(server: Client, options: dict[str, str]) -> bool:

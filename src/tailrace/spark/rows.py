@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 import pyarrow as pa
 
 from tailrace.errors import Invalid
+from tailrace.jobs import variant_values
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType
 
 _VALUE_BYTES: Final = 10  # about what a value has beside its content
 
@@ -36,6 +40,39 @@ class ItemEncoder:
                     "filter such rows, or give them a key"
                 )
         return batch.select(self._names)
+
+
+def check_storable(name: str, kind: DataType, code: str) -> None:
+    """Raise if a table cannot store a column of this type: before the rows are computed."""
+    from pyspark.sql.types import (
+        AnsiIntervalType,
+        ArrayType,
+        CalendarIntervalType,
+        IntegralType,
+        MapType,
+        StringType,
+        StructType,
+    )
+
+    if isinstance(kind, AnsiIntervalType | CalendarIntervalType):
+        raise Invalid(
+            f"the column {name!r} is {kind.simpleString()}, which a table cannot store; cast it: "
+            f"CAST({name} AS STRING), or compute a number, such as timestampdiff(SECOND, start, end)",
+            code=code,
+        )
+    if isinstance(kind, ArrayType):
+        check_storable(name, kind.elementType, code)
+    elif isinstance(kind, StructType):
+        for field in kind.fields:
+            check_storable(f"{name}.{field.name}", field.dataType, code)
+    elif isinstance(kind, MapType):
+        if not isinstance(kind.keyType, StringType | IntegralType):
+            raise Invalid(
+                f"the column {name!r} is a map whose keys are {kind.keyType.simpleString()}; cast them to strings, as "
+                f"in transform_keys({name}, (k, v) -> CAST(k AS STRING))",
+                code=code,
+            )
+        check_storable(name, kind.valueType, code)
 
 
 class MessageEncoder:
@@ -71,7 +108,12 @@ class DocumentEncoder:
         self._names = list(names)
 
     def rows(self, batch: pa.RecordBatch) -> list[bytes]:
-        return [_json(row) for row in batch.select(self._names).to_pylist()]
+        batch = batch.select(self._names)
+        found: list[dict[str, Any]] = batch.to_pylist()
+        kind = pa.struct(list(batch.schema))
+        if variant_values.has_variant(kind):
+            found = [variant_values.plain(kind, row) for row in found]
+        return [_json(row) for row in found]
 
 
 def binary_values(batch: pa.RecordBatch, name: str) -> list[bytes]:

@@ -242,6 +242,8 @@ def _items(options: SourceOptions, found: SourceInfo, schema: StructType, names:
                 code="WRONG_SCHEMA",
             )
         _check_type(schema, name, _KEY_TYPES[kind], f"{_CASTS[kind]}, since the key of {options.noun} is {kind}")
+    for name in names:
+        rows.check_storable(name, schema[name].dataType, "WRONG_SCHEMA")
     return rows.ItemEncoder(options.name, names, [name for name, _ in found.keys], op)
 
 

@@ -18,10 +18,11 @@ import msgspec
 
 from tailrace import limits
 from tailrace.errors import Invalid
+from tailrace.scalar.runtime import uuid_text
 from tailrace.sql.values import moment_text
 from tailrace.tables import key as keys
 from tailrace.tables import number
-from tailrace.tables.definition import ACTIVE, Definition, IndexDefinition
+from tailrace.tables.definition import ACTIVE, TEXTS, Definition, IndexDefinition
 from tailrace.tables.export import AFTER_ALL
 from tailrace.tables.value import Value
 
@@ -210,12 +211,12 @@ def _equal(definition: Definition, name: str, where: Sequence[Comparison]) -> tu
     """The number of the condition that gives an attribute one of some values, and these."""
     if not _alike(definition, name):
         return None
-    kind, time = definition.kinds[name], _moment(definition, name)
+    kind, formed = definition.kinds[name], _formed(definition, name)
     fewest: tuple[int, list[Value]] | None = None
     for at, each in enumerate(where):
         if each.column != name.lower() or each.op not in (EQUAL, IN):
             continue
-        values = [_operand(kind, one, time) for one in (each.value if each.op == IN else (each.value,))]
+        values = [_operand(kind, one, formed) for one in (each.value if each.op == IN else (each.value,))]
         known = [one for one in values if one is not None]
         if len(known) == len(values) and (fewest is None or len(known) < len(fewest[1])):
             fewest = at, known
@@ -226,11 +227,13 @@ def _bounds(definition: Definition, name: str, where: Sequence[Comparison]) -> I
     """The conditions that bound an attribute: their numbers, operators and values."""
     if not _alike(definition, name):
         return
-    kind, time = definition.kinds[name], _moment(definition, name)
+    kind, formed = definition.kinds[name], _formed(definition, name)
     for at, each in enumerate(where):
         op = _BOUNDING.get(each.op)
-        if each.column == name.lower() and op is not None and (each.op != PREFIX or (kind == "S" and not time)):
-            value = _operand(kind, each.value, time)
+        if each.op == PREFIX and (kind != "S" or formed not in (None, "UUID")):
+            continue
+        if each.column == name.lower() and op is not None:
+            value = _operand(kind, each.value, formed)
             if value is not None:
                 yield at, op, value
 
@@ -246,18 +249,20 @@ def _alike(definition: Definition, name: str) -> bool:
     return declared is None or declared in _DECLARED_ALIKE[definition.kinds[name]]
 
 
-def _moment(definition: Definition, name: str) -> str | None:
-    """The kind of a column that is a time, which is stored in one form and may be written in others."""
+def _formed(definition: Definition, name: str) -> str | None:
+    """The kind of a column that is a time or a UUID, which is stored in one form and may be written in others."""
     kind = next((column.kind for column in definition.columns if column.name == name), None)
-    return kind if kind in ("TIMESTAMP", "DATE") else None
+    return kind if kind in TEXTS else None
 
 
-def _operand(kind: str, constant: Any, time: str | None = None) -> Value | None:
-    """The constant as a key value; None if it cannot be one. `time`: the key is a TIMESTAMP or a DATE."""
-    if time is not None:
+def _operand(kind: str, constant: Any, formed: str | None = None) -> Value | None:
+    """The constant as a key value; None if it cannot be one. `formed`: the key is a TIMESTAMP, a DATE or a UUID."""
+    if formed == "UUID":
+        constant = uuid_text(constant)
+    elif formed is not None:
         if isinstance(constant, str) and _OFFSET.search(constant):
             return None  # DuckDB reads the time and leaves the offset out
-        constant = moment_text(time, constant)
+        constant = moment_text(formed, constant)
     if kind == "N":
         if type(constant) is int or (isinstance(constant, Decimal) and constant.is_finite()):
             try:

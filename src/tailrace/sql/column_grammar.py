@@ -10,6 +10,7 @@ from tailrace.sql import statements as ast
 from tailrace.sql.lexer import END, PARAMETER, WORD
 from tailrace.sql.tokens import Location, Tokens
 from tailrace.sql.topic_grammar import settings
+from tailrace.tables.number import DIGITS_MAX
 
 COLUMNS_MAX: Final = 1_000  # of a table
 BOTH: Final = "NEW_AND_OLD_IMAGES"
@@ -37,6 +38,7 @@ def create_table(tokens: Tokens, location: Location) -> ast.Statement:
     name = tokens.name("the name of the table")
     tokens.expect("(")
     columns: dict[str, ast.ColumnSpec] = {}
+    lowered: dict[str, str] = {}  # their names by these in lower case
     checks: list[ast.CheckSpec] = []
     key: tuple[str, ...] = ()
     while True:
@@ -51,11 +53,14 @@ def create_table(tokens: Tokens, location: Location) -> ast.Statement:
                 raise tokens.error(f"key column {missing[0]!r} must be declared before PRIMARY KEY", token)
         else:
             column, named = _column(tokens)
-            if column.name in columns:
-                raise tokens.error(f"column {column.name!r} is declared twice", token)
+            if column.name.lower() in lowered:
+                known = lowered[column.name.lower()]
+                alike = "" if known == column.name else f", as {known!r}: names of columns differ in more than case"
+                raise tokens.error(f"column {column.name!r} is declared twice{alike}", token)
             if len(columns) >= COLUMNS_MAX:
                 raise tokens.error(f"a table can have at most {COLUMNS_MAX} columns")
             columns[column.name] = column
+            lowered[column.name.lower()] = column.name
         if named and key:
             raise tokens.error(
                 "the table already has a primary key; for a key of two columns, write PRIMARY KEY (a, b)", token
@@ -97,11 +102,17 @@ def _column(tokens: Tokens) -> tuple[ast.ColumnSpec, tuple[str, ...]]:
     if kind == "DOUBLE":
         tokens.accept("PRECISION")
     length: int | None = None
+    digits: int | None = None
+    scale = 0
     if tokens.next.key == "(":
-        if kind != "TEXT":
+        if kind not in ("TEXT", "DECIMAL"):
             raise tokens.error(f"a type of this kind has no length or precision; write {kind} alone")
         tokens.take()
-        length = tokens.integer("the length", 1, limits.ITEM_BYTES_MAX)
+        if kind == "TEXT":
+            length = tokens.integer("the length", 1, limits.ITEM_BYTES_MAX)
+        else:
+            digits = tokens.integer("the number of digits", 1, DIGITS_MAX)
+            scale = tokens.integer("the number of digits after the point", 0, digits) if tokens.accept(",") else 0
         tokens.expect(")")
     key, required = False, False
     default: ast.Expression | None = None
@@ -118,7 +129,7 @@ def _column(tokens: Tokens) -> tuple[ast.ColumnSpec, tuple[str, ...]]:
         elif _checks(tokens):
             checks.append(_check(tokens))
         elif not tokens.accept("NULL"):
-            spec = ast.ColumnSpec(name, kind, required or key, length, default, tuple(checks))
+            spec = ast.ColumnSpec(name, kind, required or key, length, default, tuple(checks), digits, scale)
             return spec, (name,) if key else ()
 
 

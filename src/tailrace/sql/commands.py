@@ -56,8 +56,9 @@ class AllTables(Query[list[lifecycle.TableDescription]], frozen=True):
 
 
 class RowExpression(msgspec.Struct, frozen=True):
-    """An expression over a row: its text, the values of its parameters, and where it is in the statement. `excluded`:
-    it may read the row that was to be inserted, under the name OLD."""
+    """An expression over a row: its text, the values of its parameters (the last is the time of the statement, if it
+    needs that), and where it is in the statement. `excluded`: it may read the row that was to be inserted, under the
+    name OLD."""
 
     text: str
     params: tuple[Any, ...] = ()
@@ -67,18 +68,20 @@ class RowExpression(msgspec.Struct, frozen=True):
 
     def condition(self, definition: Definition) -> scalar.Condition:
         """The compiled condition; raises if it is not valid for this table."""
-        columns = definition.expression_kinds
+        columns, keys = _names(definition)
         try:
-            compiled = _condition(self.text, columns)
+            compiled = _condition(self.text, columns, keys)
         except ExpressionError:  # compile again with the location, for the error
             tree = read(self.text, TextOrigin(self.line, self.column))
-            compiled = scalar.compile_condition(tree, columns=columns, line=self.line, column=self.column)
+            compiled = scalar.compile_condition(tree, columns=columns, line=self.line, column=self.column, keys=keys)
         return self._checked(compiled)
 
     def value(self, definition: Definition) -> scalar.ValueExpression:
         """The compiled value, likewise."""
-        columns = definition.expression_kinds
-        return self._checked(scalar.exact_value(self.text, columns=columns, line=self.line, column=self.column))
+        columns, keys = _names(definition)
+        return self._checked(
+            scalar.exact_value(self.text, columns=columns, line=self.line, column=self.column, keys=keys)
+        )
 
     def _checked(self, compiled: _S) -> _S:
         if compiled.sides & _OTHER and not (self.excluded and "new" not in compiled.sides):
@@ -90,9 +93,15 @@ class RowExpression(msgspec.Struct, frozen=True):
         return compiled
 
 
+def _names(definition: Definition) -> tuple[tuple[tuple[str, str], ...] | None, tuple[str, ...]]:
+    """The declared columns; or, if there are none, the key, whose names match in any case."""
+    declared = definition.expression_kinds
+    return declared, definition.keys if declared is None else ()
+
+
 @lru_cache(maxsize=1_024)
-def _condition(text: str, columns: tuple[tuple[str, str], ...] | None) -> scalar.Condition:
-    return scalar.compile_condition(read(text, TextOrigin()), columns=columns)
+def _condition(text: str, columns: tuple[tuple[str, str], ...] | None, keys: tuple[str, ...]) -> scalar.Condition:
+    return scalar.compile_condition(read(text, TextOrigin()), columns=columns, keys=keys)
 
 
 class RowsWritten(msgspec.Struct, frozen=True, gc=False):

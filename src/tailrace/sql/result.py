@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -70,6 +71,8 @@ def shown(held: Any) -> Any:
         return b64encode(held).decode()
     if isinstance(held, set | frozenset | list | tuple):
         return [shown(each) for each in held]
+    if isinstance(held, datetime):
+        return held.isoformat()
     if isinstance(held, dict):
         return {name: shown(each) for name, each in held.items()}
     return held

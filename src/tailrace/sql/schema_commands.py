@@ -206,11 +206,8 @@ def _check_free(definition: Definition, name: str, verb: str) -> None:
     users |= {
         f"constraint {each!r}": violated(text, definition.expression_kinds).names for each, text in definition.checks
     }
-    for number, route in enumerate(definition.routes, start=1):
-        texts = [text for text in (route.filter, route.partition_by) if text is not None]
-        users[f"route {number} to a topic"] = {
-            each for text in texts for each in scalar.value(text, columns=router.columns_of(definition)).names
-        }
+    routes = [compiled for some in router.compiled_routes(definition) for _, compiled in some]
+    users |= {f"route {number} to a topic": compiled.names for number, compiled in enumerate(routes, start=1)}
     for user, used in users.items():
         if name in used:
             raise Invalid(f"column {name!r} cannot be {verb}: {user} uses it; remove that first", code="COLUMN_USED")

@@ -23,9 +23,9 @@ from tailrace.sql.schema_commands import (
     SetTable,
     check_texts,
 )
-from tailrace.sql.values import KEY_TYPES, columns_of, default_value, resolved, typed, unknown
+from tailrace.sql.values import KEY_TYPES, StatementTime, columns_of, default_value, resolved, typed, unknown
 from tailrace.tables import change_stream, lifecycle, schema
-from tailrace.tables.definition import Attribute, Column, expression_kind
+from tailrace.tables.definition import Attribute, Column
 from tailrace.tables.operations import FindTable
 from tailrace.tables.value import Value
 
@@ -56,7 +56,7 @@ def create_table(execute: Execute, statement: ast.CreateTableStatement) -> Resul
         stream=None if stream is None else schema.StreamSpec(True, stream),
     )
     columns = tuple(_declared(each, required=each.required or each.name in statement.key) for each in statement.columns)
-    texts = tuple((name, expression_kind(kind)) for name, kind in kinds.items())
+    texts = tuple(kinds.items())
     checks = _named_checks(statement.name, [*[c for each in statement.columns for c in each.checks], *statement.checks])
     made = execute(DefineTable(spec, columns, ttl, statement.if_not_exists, check_texts(texts, checks), *retention))
     message = f"table {statement.name} created" if made.created else f"table {statement.name} already exists"
@@ -72,7 +72,8 @@ def _check_ttl(kinds: dict[str, str], ttl: str) -> None:
 
 
 def _declared(spec: ast.ColumnSpec, *, required: bool) -> Column:
-    column = Column(spec.name, spec.kind, required, spec.length, None if spec.default is None else spec.default.text)
+    default = None if spec.default is None else spec.default.text
+    column = Column(spec.name, spec.kind, required, spec.length, default, spec.digits, spec.scale)
     _filled(column, spec.default)  # raises if the default is not valid
     return column
 
@@ -81,10 +82,10 @@ def _filled(column: Column, default: ast.Expression | None) -> Value | None:
     """The value of a column's default."""
     if default is None:
         return None
-    compiled = scalar.stored_value(default.text, columns=(), line=default.line, column=default.column)
+    compiled = scalar.stored_value(default.text, columns=(), line=default.line, column=default.column, exact=True)
     if not compiled.constant:
         raise ExpressionError("a default cannot read columns", line=default.line, column=default.column)
-    given = default_value(column)
+    given = default_value(column, StatementTime())
     return None if given is None else typed(column, column.name, given)
 
 
@@ -112,7 +113,7 @@ def add_column(execute: Execute, statement: ast.AddColumnStatement) -> Result:
     definition = execute(FindTable(statement.table))
     spec = statement.added
     column = _declared(spec, required=spec.required)
-    kinds = (*(definition.expression_kinds or ()), (spec.name, expression_kind(spec.kind)))
+    kinds = (*(definition.expression_kinds or ()), (spec.name, spec.kind))
     checks = check_texts(kinds, _named_checks(definition.name, spec.checks))
     try:
         rows = execute(AddColumn(definition.name, definition.uuid, column, checks, _filled(column, spec.default)))

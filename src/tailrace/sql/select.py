@@ -34,8 +34,10 @@ from tailrace import limits
 from tailrace.access import SYSTEM as SYSTEM_PRINCIPAL
 from tailrace.errors import Error, Invalid, TooLarge, TooMany
 from tailrace.scalar.reading import first_too_deep
+from tailrace.scalar.runtime import uuid_text
 from tailrace.sql import functions, narrowing
 from tailrace.sql.arrow import distinct
+from tailrace.sql.conforming import ComparedSource, uuid_constants
 from tailrace.sql.error import SqlError, excerpt, line_column, mark
 from tailrace.sql.lexer import parameter_number
 from tailrace.sql.result import ColumnInfo, Execute, Result, counted
@@ -50,6 +52,7 @@ from tailrace.sql.sources import (
     ReadBudget,
     Reference,
     load,
+    uuids_of,
 )
 from tailrace.sql.system import INFORMATION, INFORMATION_TABLES, SYSTEM_TABLES
 from tailrace.sql.workers import POOL, DuckDBError, QueryInterrupted, SelectWorker
@@ -136,10 +139,11 @@ def selection(
                 tables = load(execute, [source.reference for source in statement.sources], budget)
             except Error as error:
                 raise statement.located(error) from None
+            statement = statement.conformed([(frozenset(table.schema.names), uuids_of(table)) for table in tables])
             sources = [(f"{_PRIVATE}{number}", table) for number, table in enumerate(tables)]
             del tables
             try:
-                answer = worker.run(statement.rewritten, params, sources, lambda: budget.over, caller)
+                answer = worker.run(statement.rewritten, statement.params, sources, lambda: budget.over, caller)
                 return _collected(answer, budget)
             except DuckDBError as failed:
                 raise statement.error_of(failed, budget) from None
@@ -221,7 +225,7 @@ class _SelectQuery:
     def __init__(self, text: str, params: Sequence[Any], line: int, column: int) -> None:
         self.text = text
         self._first = line, column
-        self._params = params
+        self.params = params
         self._checked: Any = None  # DuckDB's parse, once it was checked
         tokens = self._tokens()
         self._tree = self._parsed(tokens)
@@ -240,16 +244,38 @@ class _SelectQuery:
 
     def _narrow(self) -> None:
         self.sources = [
-            msgspec.structs.replace(source, reference=self._narrowed(source, node, self._names, self._params))
+            msgspec.structs.replace(source, reference=self._narrowed(source, node, self._names, self.params))
             for source, node in zip(self.sources, self._nodes, strict=True)
         ]
 
     def bound(self, params: Sequence[Any], line: int, column: int) -> _SelectQuery:
         """The same statement with other parameters, at another place."""
         other = copy(self)
-        other._first, other._params = (line, column), params
+        other._first, other.params = (line, column), params
         other._check_params(len(params))
         other._narrow()
+        return other
+
+    def conformed(self, columns: Sequence[tuple[frozenset[str], frozenset[str]]]) -> _SelectQuery:
+        """The statement with constants that are compared with UUIDs in the form in which these are stored. `columns`:
+        those of each source, and which of them hold UUIDs."""
+        if not any(uuids for _, uuids in columns):
+            return self
+        compared = [
+            (node, ComparedSource((source.alias.lower(), _full(source).lower()), _lowered(names), uuids))
+            for node, source, (names, uuids) in zip(self._nodes, self.sources, columns, strict=True)
+        ]
+        constants = list(uuid_constants(self._tree, compared))
+        other, params, splices = copy(self), list(self.params), list(self._splices)
+        for number in {parameter_number(str(each.this)) for each in constants if isinstance(each, exp.Placeholder)}:
+            uses = [each for each in self._tree.find_all(exp.Placeholder) if parameter_number(str(each.this)) == number]
+            if all(any(each is use for each in constants) for use in uses):  # others need it as it was given
+                params[number - 1] = uuid_text(params[number - 1])
+        for each in constants:
+            if isinstance(each, exp.Literal) and each.is_string and uuid_text(each.this) != each.this:
+                splices.append((each.meta["start"], each.meta["end"] + 1, f"'{uuid_text(each.this)}'"))
+        other.params, other._splices = params, sorted(splices)
+        other.rewritten = other._spliced()
         return other
 
     @property
@@ -377,7 +403,7 @@ class _SelectQuery:
         arguments = function.expressions if called else []
         if called not in FUNCTIONS or len(node.parts) != 1:
             raise self.error(start, _ONLY, _REFUSAL)
-        given = narrowing.constant(arguments[0], self._params) if len(arguments) == 1 else None
+        given = narrowing.constant(arguments[0], self.params) if len(arguments) == 1 else None
         if not isinstance(given, str):
             what = "a table" if called == CHANGES else "a topic"
             raise self.error(start, f"{called}() takes the name of {what} in single quotes, or a parameter")
@@ -520,9 +546,9 @@ class _SelectQuery:
         """Check DuckDB's own parse: one query, known sources only, and allowed functions only."""
         if self._checked is None:
             self._check_parse(worker, budget)
-        elif not self._params:
+        elif not self.params:
             return  # nothing has changed since it was checked
-        refused = min(functions.refused(self._checked, self._params), default=None)
+        refused = min(functions.refused(self._checked, self.params), default=None)
         if refused is not None:
             raise self.error(self.original(refused.position), refused.reason, _REFUSAL)
         if self.reusable:
@@ -585,6 +611,10 @@ def _full(source: _NamedSource) -> str:
     if reference.kind in (SYSTEM, INFORMATION):
         return f"{reference.kind}.{reference.name}"
     return reference.name if reference.kind == TABLE else reference.kind
+
+
+def _lowered(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(name.lower() for name in names)
 
 
 def _quoted(name: str) -> str:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tailrace import extras, limits
 from tailrace.access import SYSTEM
-from tailrace.errors import Error, Invalid, TooLarge
+from tailrace.errors import Error, Invalid, TableNotFound, TooLarge
 from tailrace.scalar.problem import ExpressionError
 from tailrace.sql import schema_statements, table_statements, topic_statements, user_statements, view_statements
 from tailrace.sql import statements as ast
+from tailrace.sql.commands import AllTables
 from tailrace.sql.error import SqlError, character_at, excerpt, mark, marked, secret
 from tailrace.sql.parser import parse
 from tailrace.sql.result import ColumnInfo, Execute, Result
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ColumnInfo", "Execute", "Result", "Session", "SqlError", "marked", "selects"]
 
+SUGGESTION_PAGES_MAX: Final = 10  # of tables, in which a misspelt name is looked for
 _RUN: Final = {
     **topic_statements.RUN,
     **table_statements.RUN,
@@ -110,9 +112,29 @@ class Session:
                 raise sql_error from None
             except Error as error:
                 self._transactions.fail()
+                if isinstance(error, TableNotFound):
+                    self._suggest(error)
                 mark(error, done, statement.line, statement.column)
                 raise
         return done
+
+    def _suggest(self, error: TableNotFound) -> None:
+        """Name the table that differs only in case, to those who may list tables."""
+        after: str | None = None
+        try:
+            for _ in range(SUGGESTION_PAGES_MAX):
+                names = [each.definition.name for each in self._execute(AllTables(after))]
+                alike = [name for name in names if name.lower() == error.name.lower()]
+                if alike:
+                    error.args = (
+                        f"there is no table {error.name!r}; did you mean {alike[0]!r}? Names of tables are "
+                        "case-sensitive",
+                    )
+                if alike or not names:
+                    return
+                after = names[-1]
+        except Error:  # the caller gets the error as it is
+            return
 
     def _select(self, statement: ast.SelectStatement) -> ArrowResult:
         extras.require("sql")

@@ -49,6 +49,7 @@ from tailrace.sql.column_cache import (
 from tailrace.sql.result import Execute
 from tailrace.sql.stored import packed_array
 from tailrace.sql.system import INFORMATION, INFORMATION_TABLES, SYSTEM_TABLES, SystemTable
+from tailrace.sql.workers import TOKEN
 from tailrace.storage.engine import Packed, Reader
 from tailrace.tables.change_info import DescribeChangeStream
 from tailrace.tables.change_reading import ReadChanges
@@ -69,6 +70,7 @@ TABLE: Final = "table"
 CHANGES: Final = "changes"
 TOPIC: Final = "topic"
 FUNCTIONS: Final = (CHANGES, TOPIC)
+_UUIDS: Final = b"uuids"
 
 CHANGE_COLUMNS: Final = (
     ("sequence", BIGINT), ("index", BIGINT), ("last", BOOLEAN), ("event", TEXT), ("keys", TEXT), ("old", TEXT),
@@ -140,7 +142,8 @@ class ReadBudget:
 
 
 def load(execute: Execute, references: Sequence[Reference], budget: ReadBudget) -> list[pa.Table]:
-    """The sources, in order; an error carries the source that it is about (`reference`)."""
+    """The sources, in order; an error carries the source that it is about (`reference`). The schema of a table says
+    which columns hold UUIDs (`uuids_of`)."""
     tables = [each for each in references if each.kind == TABLE]
     read = iter(_tables(execute, tables, budget) if tables else ())
     return [next(read) if each.kind == TABLE else _load(execute, each, budget) for each in references]
@@ -156,6 +159,18 @@ def _load(execute: Execute, reference: Reference, budget: ReadBudget) -> pa.Tabl
         return _messages(execute, reference, budget)
     except Error as error:
         raise about(error, reference) from None
+
+
+def uuids_of(table: pa.Table) -> frozenset[str]:
+    """The columns of a source that are declared as UUID, in lower case."""
+    return frozenset((table.schema.metadata or {}).get(_UUIDS, b"").decode().split("\0")) - {""}
+
+
+def _marked(table: pa.Table, definition: Definition) -> pa.Table:
+    names = [column.name.lower() for column in definition.columns if column.kind == "UUID"]
+    if not names:
+        return table
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), _UUIDS: "\0".join(names).encode()})
 
 
 def about(error: Error, reference: Reference) -> Error:
@@ -399,7 +414,31 @@ class _TableLoader:
 
 
 def _tables(execute: Execute, references: Sequence[Reference], budget: ReadBudget) -> list[pa.Table]:
-    snapshot = execute(ReadTables(tuple(references)))
+    """Each table once for all sources that need the same of it."""
+    needed = [_what(each) for each in references]
+    distinct = dict(reversed(list(zip(needed, references, strict=True))))  # the first of each, for errors
+    snapshot = execute(ReadTables(tuple(distinct.values())))
+    tables = _loaded(snapshot, list(distinct.values()), budget)
+    marked = [_marked(table, path.definition) for table, path in zip(tables, snapshot.paths, strict=True)]
+    read = dict(zip(distinct, marked, strict=True))
+    seen: set[Reference] = set()
+    for what, each in zip(needed, references, strict=True):
+        if what in seen and TOKEN not in (read[what].schema.metadata or {}):  # the worker gets another copy
+            try:
+                budget.spend(read[what].num_rows, int(read[what].nbytes))
+            except Error as error:
+                raise about(error, each) from None
+        seen.add(what)
+    return [read[what] for what in needed]
+
+
+def _what(reference: Reference) -> Reference:
+    """What is read for a source: equal ones read the same."""
+    needs = msgspec.structs.replace(reference.needs, ensure=tuple(sorted(reference.needs.ensure)))
+    return msgspec.structs.replace(reference, needs=needs)
+
+
+def _loaded(snapshot: TablesSnapshot, references: Sequence[Reference], budget: ReadBudget) -> list[pa.Table]:
     if snapshot.read is None:
         return _pages(snapshot, references, budget)
     tables = []

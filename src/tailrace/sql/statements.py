@@ -39,7 +39,12 @@ class Expression(msgspec.Struct, frozen=True):
     params: tuple[Any, ...] = ()
 
 
+class DefaultValue(msgspec.Struct, frozen=True):
+    """The word DEFAULT where a value is assigned."""
+
+
 Value: TypeAlias = Constant | Expression
+Assigned: TypeAlias = Value | DefaultValue
 
 
 class Conjunct(msgspec.Struct, frozen=True):
@@ -266,6 +271,8 @@ class ColumnSpec(msgspec.Struct, frozen=True):
     length: int | None = None
     default: Expression | None = None
     checks: tuple[CheckSpec, ...] = ()
+    digits: int | None = None  # of DECIMAL(digits, scale)
+    scale: int = 0
 
 
 class CreateTableStatement(Statement, frozen=True, kw_only=True):
@@ -369,7 +376,7 @@ class ConflictClause(msgspec.Struct, frozen=True):
     """ON CONFLICT: what happens to a row whose key is taken. Without `sets`, nothing."""
 
     columns: tuple[str, ...] = ()  # the key, if it is named
-    sets: tuple[tuple[str, Value], ...] = ()
+    sets: tuple[tuple[str, Assigned], ...] = ()
     where: Expression | None = None
 
 
@@ -379,7 +386,7 @@ class InsertStatement(Statement, frozen=True, kw_only=True):
     title = "INSERT"
 
     table: str
-    rows: tuple[tuple[Value, ...], ...] = ()
+    rows: tuple[tuple[Assigned, ...], ...] = ()
     select: Expression | None = None
     columns: tuple[str, ...] | None = None
     replace: bool = False
@@ -391,7 +398,7 @@ class UpdateStatement(Statement, frozen=True, kw_only=True):
     title = "UPDATE"
 
     table: str
-    sets: tuple[tuple[str, Value], ...]
+    sets: tuple[tuple[str, Assigned], ...]
     where: tuple[Conjunct, ...]
     returning: tuple[ReturnedColumn, ...] = ()
 

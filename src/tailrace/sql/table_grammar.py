@@ -44,7 +44,7 @@ def insert(tokens: Tokens, location: Location) -> ast.Statement:
             if len(columns) > COLUMNS_MAX:
                 raise tokens.error(f"a row can have at most {COLUMNS_MAX} columns", token)
         tokens.expect(")")
-    rows: list[tuple[ast.Value, ...]] = []
+    rows: list[tuple[ast.Assigned, ...]] = []
     select: ast.Expression | None = None
     if tokens.next.key in _QUERIES:
         select = tokens.rest("SELECT", lambda: tokens.next.key == "RETURNING" or _conflicts(tokens))
@@ -62,8 +62,8 @@ def insert(tokens: Tokens, location: Location) -> ast.Statement:
     )  # fmt: skip
 
 
-def _rows(tokens: Tokens, columns: list[str] | None) -> list[tuple[ast.Value, ...]]:
-    rows: list[tuple[ast.Value, ...]] = []
+def _rows(tokens: Tokens, columns: list[str] | None) -> list[tuple[ast.Assigned, ...]]:
+    rows: list[tuple[ast.Assigned, ...]] = []
     while True:
         token = tokens.next
         rows.append(_row(tokens))
@@ -122,13 +122,23 @@ def _returning(tokens: Tokens) -> tuple[ast.ReturnedColumn, ...]:
             return tuple(columns)
 
 
-def _row(tokens: Tokens) -> tuple[ast.Value, ...]:
+def _row(tokens: Tokens) -> tuple[ast.Assigned, ...]:
     tokens.expect("(")
-    values = [tokens.value("a value")]
+    values = [_assigned(tokens)]
     while tokens.accept(","):
-        values.append(tokens.value("a value"))
+        values.append(_assigned(tokens))
     tokens.expect(")")
     return tuple(values)
+
+
+def _assigned(tokens: Tokens, *stops: str) -> ast.Assigned:
+    """A value, or DEFAULT."""
+    after = tokens.peek()
+    ended = after.key in (",", ")", ";", *stops) or after.kind == END
+    if ended and tokens.next.kind == WORD and tokens.next.key == "DEFAULT":
+        tokens.take()
+        return ast.DefaultValue()
+    return tokens.value("a value", *stops)
 
 
 def update(tokens: Tokens, location: Location) -> ast.Statement:
@@ -136,23 +146,35 @@ def update(tokens: Tokens, location: Location) -> ast.Statement:
     tokens.expect("SET")
     sets = _sets(tokens, "WHERE")
     if tokens.next.key != "WHERE":
-        tokens.fail("','", "WHERE and a condition (true: all rows)")
+        tokens.fail("','", "WHERE and a condition (WHERE true: all rows)")
     return ast.UpdateStatement(table=table, sets=sets, where=_where(tokens), returning=_returning(tokens), **location)
 
 
-def _sets(tokens: Tokens, *stops: str) -> tuple[tuple[str, ast.Value], ...]:
-    sets: list[tuple[str, ast.Value]] = []
+def _sets(tokens: Tokens, *stops: str) -> tuple[tuple[str, ast.Assigned], ...]:
+    sets: dict[str, ast.Assigned] = {}
     while True:
         token = tokens.next
-        column = tokens.identifier("the name of a column")
-        if any(column == known for known, _ in sets):
-            raise tokens.error(f"column {column!r} is set twice", token)
-        if len(sets) >= COLUMNS_MAX:
-            raise tokens.error(f"a row can have at most {COLUMNS_MAX} columns", token)
+        several = tokens.accept("(")
+        columns = [tokens.identifier("the name of a column")]
+        while several and tokens.accept(","):
+            columns.append(tokens.identifier("the name of a column"))
+        if several:
+            tokens.expect(")")
         tokens.expect("=")
-        sets.append((column, tokens.value("a value", *stops)))
+        if several:
+            values = _row(tokens)
+            if len(values) != len(columns):
+                raise tokens.error(f"{len(columns)} columns are set to {len(values)} values", token)
+        else:
+            values = (_assigned(tokens, *stops),)
+        for column, value in zip(columns, values, strict=True):
+            if column in sets:
+                raise tokens.error(f"column {column!r} is set twice", token)
+            if len(sets) >= COLUMNS_MAX:
+                raise tokens.error(f"a row can have at most {COLUMNS_MAX} columns", token)
+            sets[column] = value
         if not tokens.accept(","):
-            return tuple(sets)
+            return tuple(sets.items())
 
 
 def truncate(tokens: Tokens, location: Location) -> ast.Statement:
@@ -164,7 +186,7 @@ def delete(tokens: Tokens, location: Location) -> ast.Statement:
     tokens.expect("FROM")
     table = tokens.name("the name of the table")
     if tokens.next.key != "WHERE":
-        tokens.fail("WHERE and a condition (true: all rows)")
+        tokens.fail("WHERE and a condition (WHERE true: all rows, or write TRUNCATE)")
     return ast.DeleteStatement(table=table, where=_where(tokens), returning=_returning(tokens), **location)
 
 

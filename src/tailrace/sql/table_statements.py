@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from itertools import pairwise
 from time import monotonic
 from typing import Any, Final
+
+import msgspec
 
 from tailrace import extras, limits, scalar
 from tailrace.errors import Invalid, TooLarge, Unavailable
 from tailrace.scalar.problem import ExpressionError, TextOrigin
 from tailrace.scalar.reading import read
+from tailrace.scalar.runtime import number_in_text
 from tailrace.sql import statements as ast
 from tailrace.sql.access import Comparison, SourceNeeds, access_path
 from tailrace.sql.commands import (
@@ -30,13 +34,14 @@ from tailrace.sql.commands import (
 from tailrace.sql.lexer import PARAMETER, WORD, lex
 from tailrace.sql.result import ColumnInfo, Execute, Result, counted, distinct_names, done, shown, table
 from tailrace.sql.table_grammar import ROWS_MAX
-from tailrace.sql.values import columns_of, resolved, row, type_of, typed, unknown
+from tailrace.sql.values import StatementTime, columns_of, resolved, row, type_of, typed, unknown
 from tailrace.tables import lifecycle
-from tailrace.tables.definition import Definition
+from tailrace.tables.definition import Column, Definition
 from tailrace.tables.operations import FindTable
 from tailrace.tables.value import Item, to_plain
 from tailrace.topics.topic import MODES, OPERATIONS
 
+_NUMBERS: Final = ("BIGINT", "DECIMAL", "DOUBLE")
 _SHOWN_KINDS: Final = {"TEXT": "VARCHAR", "JSON": "VARCHAR"}  # as SELECT shows them
 
 
@@ -116,18 +121,20 @@ def insert(execute: Execute, statement: ast.InsertStatement) -> Result:
             code="WRONG_COUNT",
         )
     items: list[Item] = []
+    now = StatementTime()
     for number, values in enumerate(rows, start=1):
         try:
-            items.append(
-                row(
-                    definition, columns, {name: _constant_value(each) for name, each in zip(names, values, strict=True)}
-                )
-            )
+            given = {
+                name: _constant_value(each, now)
+                for name, each in zip(names, values, strict=True)
+                if not isinstance(each, ast.DefaultValue)
+            }
+            items.append(row(definition, columns, given, now))
         except Invalid as error:
             if len(rows) > 1 and not hasattr(error, "line"):
                 raise Invalid(f"row {number}: {error}", code=error.code) from None
             raise
-    sets, where = _conflict(definition, statement.conflict)
+    sets, where = _conflict(definition, statement.conflict, now)
     _check_returning(definition, statement.returning)
     written = execute(
         InsertRows(
@@ -141,10 +148,10 @@ def insert(execute: Execute, statement: ast.InsertStatement) -> Result:
             bool(statement.returning),
         )
     )
-    return _written(statement.title, "inserted", definition, statement.returning, written)
+    return _written(statement.title, "inserted", definition, statement.returning, written, now)
 
 
-def _selected(execute: Execute, select: ast.Expression) -> tuple[tuple[ast.Value, ...], ...]:
+def _selected(execute: Execute, select: ast.Expression) -> tuple[tuple[ast.Assigned, ...], ...]:
     """The rows of INSERT … SELECT."""
     extras.require("sql")
     from tailrace.sql import select as selecting  # slow to import, and not needed by most programs
@@ -161,7 +168,7 @@ def _selected(execute: Execute, select: ast.Expression) -> tuple[tuple[ast.Value
 
 
 def _conflict(
-    definition: Definition, clause: ast.ConflictClause | None
+    definition: Definition, clause: ast.ConflictClause | None, now: StatementTime
 ) -> tuple[tuple[tuple[str, RowExpression], ...], tuple[RowExpression, ...]]:
     """What ON CONFLICT sets, and its conditions."""
     if clause is None:
@@ -172,36 +179,34 @@ def _conflict(
             f"{', '.join(definition.keys)}; other columns may have equal values",
             code="KEY_NEEDED",
         )
-    sets = _sets(definition, clause.sets, excluded=True)
-    where = () if clause.where is None else (_expression(definition, clause.where, excluded=True),)
-    for each in where:
-        each.condition(definition)
+    sets = _sets(definition, clause.sets, now, excluded=True)
+    where = () if clause.where is None else (_condition(definition, clause.where, now, excluded=True),)
     return sets, where
 
 
 def update(execute: Execute, statement: ast.UpdateStatement) -> Result:
-    definition = execute(FindTable(statement.table))
-    sets = _sets(definition, statement.sets)
-    where = _conditions(definition, statement.where)
+    definition, now = execute(FindTable(statement.table)), StatementTime()
+    sets = _sets(definition, statement.sets, now)
+    where = _conditions(definition, statement.where, now)
     _check_returning(definition, statement.returning)
-    keys = _keys(execute, definition, statement.where, where, statement.title)
+    keys = _keys(execute, definition, statement.where, where, statement.title, now)
     written = RowsWritten(0)
     if keys:
         written = execute(
             UpdateRows(definition.name, definition.uuid, keys, where, bool(statement.returning), sets=sets)
         )
-    return _written(statement.title, "updated", definition, statement.returning, written)
+    return _written(statement.title, "updated", definition, statement.returning, written, now)
 
 
 def delete(execute: Execute, statement: ast.DeleteStatement) -> Result:
-    definition = execute(FindTable(statement.table))
-    where = _conditions(definition, statement.where)
+    definition, now = execute(FindTable(statement.table)), StatementTime()
+    where = _conditions(definition, statement.where, now)
     _check_returning(definition, statement.returning)
-    keys = _keys(execute, definition, statement.where, where, statement.title)
+    keys = _keys(execute, definition, statement.where, where, statement.title, now)
     written = RowsWritten(0)
     if keys:
         written = execute(DeleteRows(definition.name, definition.uuid, keys, where, bool(statement.returning)))
-    return _written(statement.title, "deleted", definition, statement.returning, written)
+    return _written(statement.title, "deleted", definition, statement.returning, written, now)
 
 
 def explain(execute: Execute, statement: ast.ExplainStatement) -> Result:
@@ -216,13 +221,13 @@ def explain(execute: Execute, statement: ast.ExplainStatement) -> Result:
             steps = _explained_select(execute, of.select.text, of.select.params, of.select.line, of.select.column)
         steps.append((definition.name, "tailrace", "writes the rows in one transaction"))
     elif isinstance(of, ast.UpdateStatement | ast.DeleteStatement):
-        definition = execute(FindTable(of.table))
+        definition, now = execute(FindTable(of.table)), StatementTime()
         if isinstance(of, ast.UpdateStatement):
-            _sets(definition, of.sets)
-        _conditions(definition, of.where)
+            _sets(definition, of.sets, now)
+        _conditions(definition, of.where, now)
         _check_returning(definition, of.returning)
         reads = f"keys of {definition.name} by {', '.join(definition.keys)}"
-        if _given_key(definition, of.where) is None:
+        if _given_key(definition, of.where, now) is None:
             reads = access_path(definition, SourceNeeds(_compared(definition, of.where))).described()
         steps = [
             (definition.name, "tailrace", f"{reads}; finds the rows that meet all conditions"),
@@ -255,17 +260,22 @@ def truncate(execute: Execute, statement: ast.TruncateStatement) -> Result:
 
 
 def _written(
-    title: str, verb: str, definition: Definition, returning: Sequence[ast.ReturnedColumn], written: RowsWritten
+    title: str,
+    verb: str,
+    definition: Definition,
+    returning: Sequence[ast.ReturnedColumn],
+    written: RowsWritten,
+    now: StatementTime,
 ) -> Result:
     message = f"{counted(written.rows, 'row')} {verb}"
     if not returning:
         return done(title, message, written.rows, sequence=written.sequence)
-    columns, rows = _returned(definition, returning, written.items)
+    columns, rows = _returned(definition, returning, written.items, now)
     return Result(title, columns, rows, written.rows, message, {"sequence": written.sequence})
 
 
 def _returned(
-    definition: Definition, returning: Sequence[ast.ReturnedColumn], items: Sequence[Item]
+    definition: Definition, returning: Sequence[ast.ReturnedColumn], items: Sequence[Item], now: StatementTime
 ) -> tuple[list[ColumnInfo], list[dict[str, Any]]]:
     """The columns and rows of RETURNING."""
     declared = {name: column.kind for name, column in columns_of(definition).items()}
@@ -278,9 +288,9 @@ def _returned(
                 made.append((name, kind, _attribute(name)))
         else:
             expression = _expression(definition, column.value)
-            of, params = expression.value(definition).of, expression.params
+            compiled = expression.value(definition)
             kind = declared.get(column.name, "VARCHAR")
-            made.append((column.name, kind, _evaluated(of, params)))
+            made.append((column.name, kind, _evaluated(compiled.of, now.added(compiled, expression.params))))
     names = distinct_names([name for name, _, _ in made])
     infos = [ColumnInfo(name, _SHOWN_KINDS.get(kind, kind)) for name, (_, kind, _) in zip(names, made, strict=True)]
     rows = [{name: shown(of(item)) for name, (_, _, of) in zip(names, made, strict=True)} for item in items]
@@ -303,7 +313,7 @@ def _check_returning(definition: Definition, returning: Sequence[ast.ReturnedCol
 
 
 def _sets(
-    definition: Definition, sets: Sequence[tuple[str, ast.Value]], *, excluded: bool = False
+    definition: Definition, sets: Sequence[tuple[str, ast.Assigned]], now: StatementTime, *, excluded: bool = False
 ) -> tuple[tuple[str, RowExpression], ...]:
     columns = columns_of(definition)
     made: list[tuple[str, RowExpression]] = []
@@ -316,19 +326,30 @@ def _sets(
             )
         if definition.columns and name not in columns:
             raise unknown(definition.name, name, columns)
+        if name in dict(made):
+            raise Invalid(f"column {name!r} is set twice; set it once")
+        if isinstance(value, ast.DefaultValue):
+            default = columns[name].default if name in columns else None
+            value = ast.Constant(None) if default is None else ast.Expression(default, 1, 1)
         if isinstance(value, ast.Constant):
             typed(columns.get(name), name, value.value)  # an error must not depend on whether the row exists
         expression = _expression(definition, value, excluded=excluded)
-        expression.value(definition)
-        made.append((name, expression))
+        params = now.added(expression.value(definition), expression.params)
+        made.append((name, msgspec.structs.replace(expression, params=params)))
     return tuple(made)
 
 
-def _conditions(definition: Definition, where: Sequence[ast.Conjunct]) -> tuple[RowExpression, ...]:
-    made = tuple(_expression(definition, each.whole) for each in where)
-    for each in made:
-        each.condition(definition)
-    return made
+def _conditions(definition: Definition, where: Sequence[ast.Conjunct], now: StatementTime) -> tuple[RowExpression, ...]:
+    return tuple(_condition(definition, each.whole, now) for each in where)
+
+
+def _condition(
+    definition: Definition, value: ast.Expression, now: StatementTime, *, excluded: bool = False
+) -> RowExpression:
+    """A condition as commands carry it; raises if it is not valid."""
+    expression = _expression(definition, value, excluded=excluded)
+    params = now.added(expression.condition(definition), expression.params)
+    return msgspec.structs.replace(expression, params=params)
 
 
 def _expression(definition: Definition, value: ast.Value, *, excluded: bool = False) -> RowExpression:
@@ -360,9 +381,10 @@ def _keys(
     where: Sequence[ast.Conjunct],
     conditions: tuple[RowExpression, ...],
     title: str,
+    now: StatementTime,
 ) -> tuple[Item, ...]:
     """The keys of the rows that meet the conditions, or may meet them."""
-    given = _given_key(definition, where)
+    given = _given_key(definition, where, now)
     if given is not None:
         return given
     found: dict[str, Item] = {}
@@ -378,7 +400,7 @@ def _keys(
     return tuple(found.values())
 
 
-def _given_key(definition: Definition, where: Sequence[ast.Conjunct]) -> tuple[Item, ...] | None:
+def _given_key(definition: Definition, where: Sequence[ast.Conjunct], now: StatementTime) -> tuple[Item, ...] | None:
     """The key in WHERE, none if no row can have it; None if WHERE does not give the whole key."""
     columns = columns_of(definition)
     given: dict[str, ast.Value] = {}
@@ -392,13 +414,28 @@ def _given_key(definition: Definition, where: Sequence[ast.Conjunct]) -> tuple[I
         value = given[name]
         if isinstance(value, ast.Expression) and not _expression(definition, value).value(definition).constant:
             return None  # it depends on the row
-        plain = _constant_value(value)
-        if plain is None:
-            return ()  # nothing equals NULL
+        plain = _constant_value(value, now)
+        kind = columns[name].kind
+        if kind in _NUMBERS:
+            plain = number_in_text(plain)
+        if plain is None or (kind in _NUMBERS and _is_number(plain) and not _holds(columns[name], plain)):
+            return ()  # nothing equals NULL, and no row has a number that its key cannot be
         stored = typed(columns[name], name, plain)
         assert stored is not None
         key[name] = stored
     return (key,)
+
+
+def _is_number(plain: Any) -> bool:
+    return isinstance(plain, int | float | Decimal) and not isinstance(plain, bool)
+
+
+def _holds(column: Column, plain: Any) -> bool:
+    try:
+        typed(column, column.name, plain)
+    except Invalid:
+        return False
+    return True
 
 
 def _found(
@@ -450,12 +487,12 @@ def _resolved_each(definition: Definition, names: Sequence[str]) -> tuple[str, .
     return found
 
 
-def _constant_value(value: ast.Value) -> Any:
+def _constant_value(value: ast.Value, now: StatementTime) -> Any:
     """The value of an expression that reads no row."""
     if isinstance(value, ast.Constant):
         return value.value
     compiled = scalar.exact_value(value.text, columns=(), line=value.line, column=value.column)
-    return compiled.of(None, None, value.params)
+    return compiled.of(None, None, now.added(compiled, value.params))
 
 
 RUN: Final[dict[type[ast.Statement], Callable[[Execute, Any], Result]]] = {

@@ -7,8 +7,9 @@ digits in columns of any numeric type, DOUBLE included.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
+from functools import cached_property
 from typing import Any, Final
 from uuid import UUID
 
@@ -51,14 +52,29 @@ def resolved(definition: Definition, name: str) -> str:
 
 def type_of(column: Column) -> str:
     """The declared type of a column, as it is written."""
+    if column.digits is not None:
+        return f"DECIMAL({column.digits}, {column.scale})"
     return column.kind if column.length is None else f"VARCHAR({column.length})"
 
 
-def default_value(column: Column) -> Any:
+class StatementTime:
+    """The time of a statement, in UTC: that of its first use, and the same for all rows and expressions."""
+
+    @cached_property
+    def text(self) -> str:
+        return datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
+
+    def added(self, compiled: scalar.Scalar, params: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The parameters of an expression, with the time if it needs that."""
+        return (*params, self.text) if compiled.timed else params
+
+
+def default_value(column: Column, now: StatementTime) -> Any:
     """The plain value of a column's default."""
     if column.default is None:
         return None
-    return scalar.exact_value(column.default, columns=()).of(None)
+    compiled = scalar.exact_value(column.default, columns=())
+    return compiled.of(None, None, now.added(compiled, ()))
 
 
 def unknown(table: str, name: str, columns: dict[str, Column]) -> Invalid:
@@ -75,8 +91,12 @@ def typed(column: Column | None, name: str, given: Any) -> Value | None:
         return None
     try:
         if column is None:
+            if isinstance(given, date):
+                raise Invalid("a time is not stored as such in a column without a type; CAST it to TEXT")
             return typing.from_plain(_decimal(given))
         stored = _READERS[column.kind](given)
+        if column.digits is not None and not _fits(stored["N"], column.digits, column.scale):
+            raise _Unfit
         if column.length is not None and len(stored["S"]) > column.length:
             raise Invalid(
                 f"it is VARCHAR({column.length}) and cannot hold a text of {len(stored['S'])} characters; shorten it",
@@ -86,15 +106,15 @@ def typed(column: Column | None, name: str, given: Any) -> Value | None:
     except _Unfit:
         assert column is not None
         raise Invalid(
-            f"column {name!r} is {column.kind} and cannot hold {_shown(given)}{_HINTS.get(column.kind, '')}",
+            f"column {name!r} is {type_of(column)} and cannot hold {_shown(given)}{_hint(column, given)}",
             code="WRONG_TYPE",
         ) from None
     except Invalid as error:
         raise Invalid(f"column {name!r}: {error}", code=error.code) from None
 
 
-def row(definition: Definition, columns: dict[str, Column], given: dict[str, Any]) -> Item:
-    """A row as the item that is stored."""
+def row(definition: Definition, columns: dict[str, Column], given: dict[str, Any], now: StatementTime) -> Item:
+    """A row as the item that is stored; `now`: for defaults."""
     item: Item = {}
     for name, value in given.items():
         column = columns.get(name)
@@ -105,7 +125,7 @@ def row(definition: Definition, columns: dict[str, Column], given: dict[str, Any
             item[name] = stored
     for name, column in columns.items():
         if column.default is not None and name not in given:
-            stored = typed(column, name, default_value(column))
+            stored = typed(column, name, default_value(column, now))
             if stored is not None:
                 item[name] = stored
         if column.required and name not in item:
@@ -174,7 +194,11 @@ def _date(given: Any) -> Value:
         day = date.fromisoformat(given) if isinstance(given, str) else given
     except ValueError:
         raise _Unfit from None
-    if not isinstance(day, date) or isinstance(day, datetime):
+    if isinstance(day, datetime):  # of an expression: a day is the time at which it begins
+        if day.tzinfo is not None or day.time() != time():
+            raise _Unfit
+        day = day.date()
+    if not isinstance(day, date):
         raise _Unfit
     return typing.from_plain(day.isoformat())
 
@@ -229,6 +253,20 @@ _HINTS: Final = {
 }
 
 
+def _fits(text: str, digits: int, scale: int) -> bool:
+    """Whether a number has at most this many digits after the point, and the rest of them before it."""
+    whole, _, fraction = text.lstrip("-").partition(".")
+    return len(fraction) <= scale and len(whole.lstrip("0")) <= digits - scale
+
+
+def _hint(column: Column, given: Any) -> str:
+    if isinstance(given, date) and column.kind in ("TEXT", "DATE"):
+        return f"; CAST it to {column.kind}"
+    if column.digits is not None and isinstance(given, int | float | Decimal):
+        return f": it has more than {column.digits - column.scale} digits before the point, or {column.scale} after it"
+    return _HINTS.get(column.kind, "")
+
+
 def _decimal(given: Any, _depth: int = 0) -> Any:
     """The value with each float replaced by its shortest decimal representation."""
     if isinstance(given, float):
@@ -251,4 +289,6 @@ def _shown(given: Any) -> str:
         return f"the number {str(given)[:SHOWN_CHARACTERS_MAX]}"
     if isinstance(given, str):
         return f"the text {given[:SHOWN_CHARACTERS_MAX]!r}"
+    if isinstance(given, date):
+        return f"the time {given.isoformat()}"
     return f"a {type(given).__name__}"

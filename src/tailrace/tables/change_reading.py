@@ -19,6 +19,7 @@ from tailrace.storage.engine import Reader, Tx
 from tailrace.tables import change, retention
 from tailrace.tables.change import ChangeRecord
 from tailrace.tables.change_stream import ChangeStream, find_stream, last_sequence, log_of, whole
+from tailrace.tables.definition import TABLES, decoded
 
 
 def position_after(reader: Reader | Tx, stream: ChangeStream, log: Log, after: int | None) -> int:
@@ -131,10 +132,12 @@ class ChangeEntries(msgspec.Struct, frozen=True):
     position: int  # where the first of them begins
     entries: list[Entry]
     next: int
+    declared: tuple[tuple[str, str], ...] | None = None  # the columns of the table, if no entries were asked for
 
 
 class ReadEntries(Query[ChangeEntries], frozen=True):
-    """The entry that covers `position` (None: the oldest) and those that follow: at least one if there is any."""
+    """The entry that covers `position` (None: the oldest) and those that follow: at least one if there is any, unless
+    `entries_max` is 0: then only the state of the stream, with the declared columns of its table."""
 
     subject = ("tables", "table")
     table: str
@@ -149,6 +152,8 @@ class ReadEntries(Query[ChangeEntries], frozen=True):
         if self.epoch is not None and self.epoch != stream.epoch:
             raise Invalid(f"this position was returned for another stream than {stream.name!r}, or by another database")
         log = log_of(reader, stream)
+        if self.entries_max == 0:
+            return ChangeEntries(stream, log, log.next, [], log.next, _declared(reader, stream))
         position = cold.earliest(reader, log) if self.position is None else _checked(reader, log, self.position)
         entries: list[Entry] = []
         left = self.bytes_max
@@ -162,3 +167,10 @@ class ReadEntries(Query[ChangeEntries], frozen=True):
         if not entries:
             return ChangeEntries(stream, log, log.next, [], log.next)
         return ChangeEntries(stream, log, entries[0].position, entries, entries[-1].next)
+
+
+def _declared(reader: Reader, stream: ChangeStream) -> tuple[tuple[str, str], ...] | None:
+    """The declared columns of a stream's table, for expressions; None if there are none, or it is another table by
+    now."""
+    row = reader.get(TABLES, stream.name)
+    return decoded(row).expression_kinds if row is not None and row.space == stream.space else None

@@ -22,13 +22,7 @@ CREATING: Final = "CREATING"
 ACTIVE: Final = "ACTIVE"
 
 
-TIMES: Final = ("TIMESTAMP", "DATE")
 TEXTS: Final = {"TIMESTAMP": "TEXT", "DATE": "TEXT", "UUID": "TEXT"}  # declared kinds that are stored as text
-
-
-def expression_kind(kind: str) -> str:
-    """The kind of a column of a declared kind, for expressions."""
-    return kind if kind in TIMES else TEXTS.get(kind, kind)
 
 
 class Attribute(msgspec.Struct, frozen=True):
@@ -94,11 +88,13 @@ class Column(msgspec.Struct, frozen=True):
     required: bool = False  # NOT NULL
     length: int | None = None  # of TEXT, at most; in characters
     default: str | None = None  # an expression, for rows that SQL inserts without a value
+    digits: int | None = None  # of DECIMAL(digits, scale), at most
+    scale: int = 0  # of these digits, after the point
 
 
-class TopicRoute(msgspec.Struct, frozen=True, dict=True):
+class TopicRoute(msgspec.Struct, frozen=True):
     """A route of one kind of changes to a topic. It is part of the table's definition, so that a write has its routes
-    at hand, and both change in one transaction. `dict`: the compiled route is cached on it."""
+    at hand, and both change in one transaction."""
 
     topic: int
     event: int  # into change.EVENTS
@@ -110,6 +106,8 @@ class TopicRoute(msgspec.Struct, frozen=True, dict=True):
 
 
 class Definition(msgspec.Struct, frozen=True, dict=True):
+    """A table. `dict`: what is derived from it is cached on it, the compiled routes included."""
+
     name: str
     space: int  # of the items; also the number of the table
     uuid: str
@@ -169,8 +167,8 @@ class Definition(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def expression_kinds(self) -> tuple[tuple[str, str], ...] | None:
-        """As `column_kinds`, for expressions: there, a column of times compares as times do, not as texts."""
-        return tuple((each.name, expression_kind(each.kind)) for each in self.columns) or None
+        """As `column_kinds`, for expressions: there, times compare as times and UUIDs as UUIDs, not as texts."""
+        return tuple((each.name, each.kind) for each in self.columns) or None
 
     @cached_property
     def plain(self) -> bool:

@@ -50,6 +50,9 @@ RETURNS: Final = {  # of RETURNING: the values of ReturnValues
     ("MODIFIED", "NEW"): "UPDATED_NEW",
 }
 _LEFTOVER: Final = "Unexpected token after expression"
+_NO_RIGHT_SIDE: Final = "Missing right-hand side expression of infix operator"
+_NO_TABLE: Final = "Expected identifier for simple path"
+_OPERATORS: Final = frozenset({"AND", "BETWEEN", "IN", "IS", "LIKE", "NOT", "OR"})
 _ALIAS: Final = "Aliasing is not supported"
 _IN: Final = "IN takes an attribute on its left and a list of one or more values on its right, such as a IN [1, 2]"
 _TABLE: Final = re.compile(r"[a-zA-Z0-9_.-]{3,255}|arn:[^\s]{1,1020}")
@@ -66,6 +69,10 @@ _IS: Final = {
     "TUPLE": "M",
     "LIST": "L",
 }
+_OTHER_TYPES: Final = frozenset((  # of PartiQL, but not of DynamoDB's values
+    "ANY", "BAG", "CHAR", "CHARACTER", "CLOB", "DATE", "DECIMAL", "DOUBLE", "FLOAT", "INT", "INT2", "INT4", "INT8",
+    "INTEGER", "INTEGER2", "INTEGER4", "INTEGER8", "REAL", "SEXP", "SMALLINT", "SYMBOL", "TIME", "TIMESTAMP", "VARCHAR",
+))  # fmt: skip
 
 Term: TypeAlias = Operand | Node  # in a condition, either may be in parentheses
 
@@ -140,6 +147,8 @@ class _ConditionParser(StatementReader):
         nodes = [self._true(first, word)]
         while self.word == word:
             self._operator()
+            if self.kind == "end":
+                raise malformed(_NO_RIGHT_SIDE)
             nodes.append(self._true(part(), word))
         return kind(tuple(nodes))
 
@@ -231,10 +240,10 @@ class _ConditionParser(StatementReader):
         if word == "MISSING":
             self.advance()
             return Call("attribute_exists" if negated else "attribute_not_exists", (left,))
+        if word in _OTHER_TYPES:
+            raise Invalid(f"IS does not support the type {word}; use one of MISSING, {', '.join(_IS)}")
         if word not in _IS:
-            if self.kind != "word":
-                raise malformed(TERM)
-            raise Invalid(f"IS does not know the type {word}; use one of MISSING, {', '.join(_IS)}")
+            raise malformed("Expected type name")
         self.advance()
         node = Call("attribute_type", (left, self.constant({"S": _IS[word]})))
         return Not(node) if negated else node
@@ -246,9 +255,13 @@ class _ConditionParser(StatementReader):
             term = self._either()
             self.close()
             return term
+        if self.word in _OPERATORS:
+            raise malformed("Unexpected operator")
         if self.calls:
             return self._call()
         if self.kind in ("word", "quoted") and self.word not in LITERALS and self.word != "MISSING":
+            if self.word in KEYWORDS:
+                raise malformed("Unexpected keyword")
             return self.path()
         return self.value()
 
@@ -310,8 +323,9 @@ class _StatementParser(_ConditionParser):
 
     # -- clauses
 
-    def _source(self, *, aliased: bool = True) -> StatementSource:
-        parts = [self._component()]
+    def _source(self, *, aliased: bool = True, missing: str = TERM) -> StatementSource:
+        """A table or index. `missing`: the error if there is none."""
+        parts = [self._component(missing)]
         while self.took("."):
             parts.append(self._component())
         if "" in parts:
@@ -326,10 +340,10 @@ class _StatementParser(_ConditionParser):
             raise Invalid(_ALIAS)
         return StatementSource(*parts)
 
-    def _component(self) -> str:
+    def _component(self, missing: str = TERM) -> str:
         found = self.name()
         if found is None:
-            raise malformed(TERM)
+            raise malformed(missing)
         return found
 
     def _where(self) -> Node | None:
@@ -463,7 +477,7 @@ class _StatementParser(_ConditionParser):
 
     def _delete(self) -> PartiQLDelete:
         self.expect_word("FROM")
-        source = self._source()
+        source = self._source(missing=_NO_TABLE)
         where = self._where()
         returns = self._returning()
         if returns not in ("NONE", "ALL_OLD"):

@@ -1,7 +1,8 @@
 """Resource policies of tables and of their change streams: rows, commands, and the check of every other command.
 
 The policies of a database are few, so each process has all of them compiled in memory (`PolicyBook`); a change is in
-the notices of its commit. While there is none, a command is not looked at.
+the notices of its commit. While there is none, a command is not looked at. A process that does not write trusts what it
+has in memory only while it hears from the writer (`bus/remote_policies.py`), and reads the rows otherwise.
 
 The actions of a policy are those of the DynamoDB API. A command of another API is the action that it amounts to: what
 is not in `_ACTIONS` reads like a Scan, writes like PutItem, UpdateItem and DeleteItem, or administers like UpdateTable.
@@ -10,13 +11,14 @@ is not in `_ACTIONS` reads like a Scan, writes like PutItem, UpdateItem and Dele
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
 
 from tailrace import policy
-from tailrace.access import Permission, Principal
+from tailrace.access import SYSTEM, Permission, Principal
 from tailrace.command import Command, Query
 from tailrace.errors import Forbidden, Invalid, NotFound
 from tailrace.log.tail import MISSED, POLICIES_CHANGED
@@ -197,6 +199,8 @@ class ListPolicies(Query[list[PolicyRow]], frozen=True):
 
 # -- the check
 
+Policies = dict[str, dict[str, Policy]]  # by table, and by the label of a stream; empty: of the table itself
+
 
 class PolicyBook:
     """The policies of a database, compiled. `active`: there are some, or it is not known; commands are checked then."""
@@ -204,37 +208,57 @@ class PolicyBook:
     def __init__(self, load: Callable[[], Iterable[PolicyRow]], now_ms: Callable[[], int]) -> None:
         self._load = load
         self._now_ms = now_ms
-        self._known: dict[str, dict[str, Policy]] | None = None  # by table and label
+        self._known: Policies | None = None  # None: not read yet, or a change was missed
+        self._changes = 0
+        self._changing = threading.Lock()  # a change may be noticed while another thread loads
         self.active = True
 
     def notice(self, changes: list[Any]) -> None:
         """A commit has changed policies."""
-        known = self._known
-        if MISSED in changes or known is None:
-            self._known, self.active = None, True
-            return
-        for each in changes:
-            held = dict(known.get(each.name, {}))
-            if each.text is None:
-                held.pop(each.label, None)
-            else:
-                held[each.label] = policy.parse(each.text, resource_of(each.name, each.label))
-            known = {name: kept for name, kept in {**known, each.name: held}.items() if kept}
-        self._known, self.active = known, bool(known)
+        with self._changing:
+            self._changes += 1
+            known = self._known
+            if MISSED in changes or known is None:
+                self._keep(None)
+                return
+            for each in changes:
+                held = dict(known.get(each.name, {}))
+                if each.text is None:
+                    held.pop(each.label, None)
+                else:
+                    held[each.label] = policy.parse(each.text, resource_of(each.name, each.label))
+                known = {name: kept for name, kept in {**known, each.name: held}.items() if kept}
+            self._keep(known)
 
-    def load(self) -> dict[str, dict[str, Policy]]:
-        """Read the policies, unless they are known."""
-        known = self._known
+    def _keep(self, known: Policies | None) -> None:
+        self._known, self.active = known, known is None or bool(known)
+
+    def known(self) -> Policies | None:
+        """The policies by table and label, if they are in memory."""
+        return self._known
+
+    def missing(self, principal: Principal) -> bool:
+        """Whether they have to be read before a command of this principal is checked."""
+        return principal is not SYSTEM and self.known() is None
+
+    def load(self) -> Policies:
+        """The policies by table and label; they are read unless they are known."""
+        known = self.known()
         if known is None:
-            known = {}
+            changes, known = self._changes, {}
             for row in self._load():
                 known.setdefault(row.name, {})[row.label] = policy.parse(row.text, resource_of(row.name, row.label))
-            self._known, self.active = known, bool(known)
+            with self._changing:
+                if changes == self._changes:  # otherwise a change may be missing in what was read
+                    self._keep(known)
         return known
 
     def allowed(self, command: Any, principal: Principal) -> frozenset[str]:
         """The subjects of a command that policies allow; raises `Forbidden` if one is denied."""
-        known = self.load()
+        return self.allowed_by(self.load(), command, principal)
+
+    def allowed_by(self, known: Policies, command: Any, principal: Principal) -> frozenset[str]:
+        """The same by policies that were loaded for this command."""
         if not known:
             return frozenset()
         allowed = []

@@ -1,13 +1,14 @@
 """Routes changes of tables to topics, inside the transaction that made the change.
 
 The routes of a table are part of its definition, by event (`definition.routes_of`), so there is no index to keep up to
-date. Filters are compiled once per route; neither a parser nor a query engine runs when a row is written.
+date. Filters are compiled once per route and declared columns, so that they mean what the same condition means in
+UPDATE and SELECT; neither a parser nor a query engine runs when a row is written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -29,6 +30,7 @@ DIFF: Final = 2
 _json: Final = msgspec.json.Encoder().encode
 Filter = Callable[[Item | None, Item | None], bool]
 PartitionBy = Callable[[Item | None, Item | None], Any]
+_S = TypeVar("_S", bound="scalar.Scalar")
 
 
 # In a filter, the principal that made the change; NULL where it is not known, as for the rows of a backfill.
@@ -37,14 +39,18 @@ BACKFILL: Final = "system"  # the principal of messages for rows that were there
 
 
 class CompiledRoute:
-    """A route, ready to run."""
+    """A route, ready to run over rows of a table with these columns."""
 
-    __slots__ = ("filter", "looks_back", "named", "partition_by")
+    __slots__ = ("filter", "looks_back", "named", "names", "partition_by")
 
-    def __init__(self, route: TopicRoute) -> None:
-        condition = None if route.filter is None else scalar.condition(route.filter)
-        partition_by = None if route.partition_by is None else scalar.stored_value(route.partition_by)
-        self.named = any(BY in each.names for each in (condition, partition_by) if each is not None)
+    def __init__(self, route: TopicRoute, columns: scalar.Columns | None) -> None:
+        condition = None if route.filter is None else _with_columns(scalar.condition, route.filter, columns)
+        partition_by = (
+            None if route.partition_by is None else _with_columns(scalar.stored_value, route.partition_by, columns)
+        )
+        # The columns that it reads.
+        self.names = frozenset(name for each in (condition, partition_by) if each is not None for name in each.names)
+        self.named = BY in self.names
         self.filter: Filter | None = None if condition is None else condition.true
         self.partition_by: PartitionBy | None = None if partition_by is None else partition_by.of
         # Whether it needs the old image, which must be decoded for it.
@@ -55,19 +61,39 @@ class CompiledRoute:
         )
 
 
-def _compiled(route: TopicRoute) -> CompiledRoute:
-    """The compiled route; cached on the route, as the route is cached on the definition."""
-    known: dict[str, Any] = route.__dict__
-    found: CompiledRoute | None = known.get("compiled")
+def _with_columns(compiled: Callable[..., _S], text: str, columns: scalar.Columns | None) -> _S:
+    """The compiled expression of a stored text. An earlier version may have accepted one that is refused for these
+    columns today, such as a comparison of a TIMESTAMP with a text that is no time: then it reads the stored values, as
+    it did in that version, because a route fails no write."""
+    try:
+        return compiled(text, columns=columns)
+    except scalar.ExpressionError:
+        return compiled(text)
+
+
+Routes = tuple[tuple[tuple[TopicRoute, CompiledRoute], ...], ...]
+
+
+def compiled_routes(definition: Definition) -> Routes:
+    """The routes of a table and what they are compiled to, by event; cached on the definition, because ALTER TABLE
+    passes routes on to a definition with other columns."""
+    known: dict[str, Any] = definition.__dict__
+    found: Routes | None = known.get("compiled_routes")
     if found is None:
-        found = known["compiled"] = CompiledRoute(route)
+        columns = columns_of(definition)
+        found = tuple(tuple((each, CompiledRoute(each, columns)) for each in some) for some in definition.routes_of)
+        known["compiled_routes"] = found
     return found
 
 
 def columns_of(definition: Definition) -> scalar.Columns | None:
     """The columns that a filter may name: those of the table, if they are declared, and `_by`."""
-    kinds = definition.expression_kinds
-    return None if kinds is None else (*kinds, (BY, "TEXT"))
+    return with_principal(definition.expression_kinds)
+
+
+def with_principal(declared: scalar.Columns | None) -> scalar.Columns | None:
+    """Declared columns and `_by`."""
+    return None if declared is None else (*declared, (BY, "TEXT"))
 
 
 def route(tx: Tx, sequence: int, by: str, changes: list[Changed]) -> None:
@@ -77,8 +103,7 @@ def route(tx: Tx, sequence: int, by: str, changes: list[Changed]) -> None:
         definition = plan.definition
         if definition.backfilled:
             _send_ahead(tx, plan, bodies)
-        for each in definition.routes_of[event]:
-            compiled = _compiled(each)
+        for each, compiled in compiled_routes(definition)[event]:
             new = plan.new
             old = plan.old if compiled.looks_back else None
             judged_new, judged_old = (new, old) if not compiled.named else (_by(new, by), _by(old, by))
@@ -130,7 +155,7 @@ def _send_ahead(tx: Tx, plan: AppliedWrite, bodies: dict[int, list[bytes]]) -> N
 def _send_row(
     tx: Tx, definition: Definition, backfilled: TopicRoute, row: Item, bodies: dict[int, list[bytes]]
 ) -> None:
-    compiled = _compiled(backfilled)
+    compiled = next(compiled for each, compiled in compiled_routes(definition)[INSERT] if each == backfilled)
     if compiled.filter is not None and not compiled.filter(row, None):
         return
     topic = tx.get(TOPICS, backfilled.topic)

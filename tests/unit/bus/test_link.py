@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import struct
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,21 +14,27 @@ from typing import Any
 import pytest
 
 from tailrace import limits
+from tailrace.access import ROLES, Principal
 from tailrace.auth.users import AlterUser, CreateUser
 from tailrace.bus import asking, link, messages
 from tailrace.bus.link import BusLink, FrameReader, framed
-from tailrace.bus.server_commands import ListSent
+from tailrace.bus.server_commands import ForgetLife, ListSent, life_name
 from tailrace.bus.writer import BusServer
 from tailrace.config import Config
 from tailrace.database import Database, open_configured, open_worker
-from tailrace.errors import Corrupt, Invalid, LoginThrottled, NotFound, Unavailable
+from tailrace.errors import Corrupt, Forbidden, Invalid, LoginThrottled, NotFound, Unavailable
 from tailrace.log.cold import ColdMiss, ColdRange
+from tailrace.log.tail import MISSED, USERS_CHANGED
+from tailrace.policy import ACCOUNT
+from tailrace.runner import CalledBack
 from tailrace.streams.commands import Append, CreateStream
 from tailrace.streams.queries import DescribeStream
 from tailrace.tables import commands, schema
 from tailrace.tables.definition import Attribute
 from tailrace.tables.export import BeginExport, ReadExport
 from tailrace.tables.lifecycle import CreateTable
+from tailrace.tables.operations import FindTable
+from tailrace.tables.policies import DeletePolicy, PutPolicy
 from tests.support.patience import PATIENCE_S
 
 TEXT = "text/plain"
@@ -273,8 +281,9 @@ def test_servers_of_an_earlier_start_are_forgotten(tmp_path: Path) -> None:
         assert len(await server.db.aexecute(ListSent())) == 1
         await server.stop_writer()
         await server.start_writer()
-        await server.add_worker()
-        assert await server.db.aexecute(ListSent()) == []
+        there = await server.add_worker()
+        (row,) = await server.db.aexecute(ListSent())
+        assert (row.server, row.upto) == (life_name(forwarder(there).server, forwarder(there).life), 0)
 
     on_server(test, tmp_path)
 
@@ -483,7 +492,246 @@ def test_a_stranger_is_cut_off(tmp_path: Path) -> None:
             reader, writer = await asyncio.open_unix_connection(server.path)
             writer.write(framed(first))
             async with asyncio.timeout(PATIENCE_S):
-                assert await reader.read() == b""
+                found = FrameReader().feed(await reader.read())
             writer.close()
+            assert [message[0] for message in found] == ([link.REFUSED] if first[0] == "hello" else [])
+            for _, error in found:
+                assert isinstance(messages.decode_error(error), Invalid)
+
+    on_server(test, tmp_path)
+
+
+def test_a_refused_server_knows_why_and_tries_less_and_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(server: Server) -> None:
+        worker = await server.add_worker()
+        hellos: list[float] = []
+        greet = server.bus._greet
+
+        def counted(*given: Any) -> None:
+            hellos.append(asyncio.get_running_loop().time())
+            greet(*given)
+
+        monkeypatch.setattr(server.bus, "_greet", counted)
+        monkeypatch.setattr(link, "PROTOCOL", link.PROTOCOL + 7)
+        forwarder(worker)._link.cut()
+        await asyncio.sleep(1.0)
+        assert 3 <= len(hellos) <= 12
+        assert "one version at a time" in str(worker.trouble)
+        for side in ("is refused", "cannot use the writer"):
+            assert len([each for each in caplog.records if side in each.getMessage()]) == 1
+        monkeypatch.undo()
+        await until(lambda: worker.trouble is None)
+        assert forwarder(worker)._retry_s() == limits.BUS_RETRY_S
+
+    on_server(test, tmp_path)
+
+
+def test_pauses_between_links_end_when_another_server_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(server: Server) -> None:
+        worker = await server.add_worker()
+        bus = forwarder(worker)
+        monkeypatch.setattr(limits, "BUS_RETRY_S_MAX", 1000.0)
+        bus._ended = 30
+        assert bus._retry_s() >= 500
+        pausing = asyncio.ensure_future(bus._pause())
+        await asyncio.sleep(0.05)
+        assert not pausing.done()
+        bus.dropped("other", 1)
+        await asyncio.wait_for(pausing, PATIENCE_S)
+        assert bus._retry_s() == limits.BUS_RETRY_S
+
+    on_server(test, tmp_path)
+
+
+# -- what one command, or one worker, must not do to the others
+
+
+UNSENDABLE_POLICY = r"""{"Version": "2012-10-17", "Statement": [
+    {"Effect": "Deny", "\ud800": "x", "Principal": "*", "Action": "dynamodb:*", "Resource": "*"}]}"""
+
+
+def test_an_error_that_cannot_be_encoded_does_not_hold_up_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = CreateStream.run
+
+    def fail(self: Any, tx: Any) -> Any:
+        if self.path == "bad":
+            raise Invalid("a text \ud800", facts={"name": ["\ud800"], "pair": ("\ud801", 1)})
+        return run(self, tx)
+
+    async def test(server: Server) -> None:
+        await asyncio.to_thread(server.db.sql, "CREATE TABLE things (id TEXT PRIMARY KEY)")
+        one, two = await server.add_worker(), await server.add_worker()
+        await one.aexecute(CreateUser(name="ann", role="user"))
+        monkeypatch.setattr(CreateStream, "run", fail)
+        seen: list[Any] = []
+        two.tail.subscribe(USERS_CHANGED, seen.append)
+        results = (
+            one.aexecute(CreateStream("bad", TEXT)),
+            one.aexecute(PutPolicy("things", "", UNSENDABLE_POLICY)),
+            one.aexecute(CreateStream("good", TEXT)),
+            two.aexecute(AlterUser(name="ann", disabled=True)),
+        )
+        async with asyncio.timeout(PATIENCE_S):
+            bad, refused, good, altered = await asyncio.gather(*results, return_exceptions=True)
+        assert isinstance(bad, Invalid) and str(bad) == r"a text \ud800"
+        assert bad.facts == {"name": [r"\ud800"], "pair": (r"\ud801", 1)}
+        assert isinstance(refused, Invalid) and r"'\ud800' is not supported" in str(refused)
+        assert not isinstance(good, BaseException) and not isinstance(altered, BaseException)
+        assert seen
+
+    on_server(test, tmp_path)
+
+
+def test_workers_that_have_ended_are_forgotten_and_what_they_counted_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(server: Server) -> None:
+        there = await server.add_worker()
+        monkeypatch.setattr(limits, "BUS_FORGET_S", 0.1)
+        await server.stop_writer()
+        await server.start_writer(replaces=True)  # which forgets after so long
+        await until(lambda: there.trouble is None)
+        for number in range(4):
+            worker = await server.add_worker()
+            worker.metrics.requests = 10
+            await worker.aexecute(CreateStream(f"{number}", TEXT))
+            await asyncio.to_thread(worker.sharing.total_metrics)
+            server.workers.remove(worker)
+            await worker.aclose()
+        async with asyncio.timeout(PATIENCE_S):
+            while len(found := await server.db.aexecute(ListSent())) > 1:
+                await asyncio.sleep(0.01)
+        assert [row.server for row in found] == [life_name(forwarder(there).server, forwarder(there).life)]
+        total = await asyncio.to_thread(there.sharing.total_metrics)
+        assert (total.requests, total.workers) == (40, 1)
+        assert len(server.bus._totals._servers) == 1
+
+    on_server(test, tmp_path)
+
+
+def test_a_worker_that_was_frozen_and_forgotten_repeats_nothing(tmp_path: Path) -> None:
+    async def test(server: Server) -> None:
+        worker = await server.add_worker()
+        await worker.aexecute(CreateStream("a", TEXT))
+        server.bus._flush = lambda: None  # type: ignore[method-assign]
+        committed = worker.aexecute(Append("a", b"committed;", TEXT))
+        await until(lambda: any(row.upto == 2 for row in server.db.execute(ListSent())))
+        (row,) = await server.db.aexecute(ListSent())
+        await asyncio.to_thread(server.db.execute, ForgetLife(row.server))
+        forwarder(worker)._link.cut()
+        with pytest.raises(Unavailable) as unknown:
+            await committed
+        assert unknown.value.code == "OUTCOME_UNKNOWN"
+        del server.bus._flush  # type: ignore[method-assign]
+        server.bus._flush()
+        assert (await worker.aexecute(Append("a", b"later;", TEXT))).tail == len(b"committed;later;")
+
+    on_server(test, tmp_path)
+
+
+# -- resource policies
+
+
+ann = Principal("ann", ROLES["user"], "user")
+DENYING = json.dumps({"Version": "2012-10-17", "Statement": [
+    {"Effect": "Deny", "Principal": {"AWS": f"arn:aws:iam::{ACCOUNT}:user/ann"}, "Action": "*", "Resource": "*"}
+]})  # fmt: skip
+
+
+async def denied(db: Database, *, write: bool = False) -> bool:
+    command: Any = commands.DeleteItem("things", {"id": {"S": "1"}}) if write else FindTable("things")
+    try:
+        await db.aexecute(command, ann)
+    except Forbidden:
+        return True
+    return False
+
+
+async def with_table(server: Server) -> None:
+    await asyncio.to_thread(server.db.sql, "CREATE TABLE things (id TEXT PRIMARY KEY)")
+
+
+def test_a_worker_that_is_cut_off_reads_the_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(server: Server) -> None:
+        await with_table(server)
+        one, two = await server.add_worker(), await server.add_worker()
+        assert not await denied(one) and not await denied(two)
+        monkeypatch.setattr(limits, "BUS_TTL_S", 0.3)
+
+        async def unreachable(*given: Any) -> None:
+            raise OSError("the network is split")
+
+        bus = forwarder(two)
+        bus._apply, bus._connect = (lambda *given: None), unreachable
+        await one.aexecute(PutPolicy("things", "", DENYING))
+        assert not bus.fresh
+        assert await denied(one)
+        assert await denied(two)
+        await one.aexecute(DeletePolicy("things", ""))
+        assert not await denied(two)
+
+    on_server(test, tmp_path)
+
+
+def test_a_change_of_a_policy_while_they_are_read_is_not_lost(tmp_path: Path) -> None:
+    async def test(server: Server) -> None:
+        await with_table(server)
+        one, two = await server.add_worker(), await server.add_worker()
+        await one.aexecute(PutPolicy("things", "", DENYING))
+        two.policies.notice([MISSED])
+        load, was_read, go_on = two.policies._load, threading.Event(), threading.Event()
+
+        def slow() -> Any:
+            rows = list(load())
+            was_read.set()
+            go_on.wait()
+            return rows
+
+        two.policies._load = slow
+        loading = asyncio.create_task(asyncio.to_thread(two.policies.load))
+        await until(was_read.is_set)
+        await one.aexecute(DeletePolicy("things", ""))  # two has confirmed it
+        go_on.set()
+        await loading
+        two.policies._load = load
+        assert not await denied(two)
+
+    on_server(test, tmp_path)
+
+
+def test_policies_on_another_machine_are_not_read_on_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(server: Server) -> None:
+        await with_table(server)
+        one = await server.add_worker()
+        load, threads = one.policies._load, []
+
+        def noted() -> Any:
+            threads.append(threading.get_ident())
+            return load()
+
+        one.policies._load = noted
+        monkeypatch.setattr(Database, "blocking", True)
+        monkeypatch.setattr(type(one._engine), "blocking", True)
+        for write in (False, True):
+            one.policies.notice([MISSED])
+            assert not await denied(one, write=write)
+            assert not await denied(one, write=write)
+        job = CalledBack(commands.DeleteItem("things", {"id": {"S": "1"}}), "ann", lambda result, error: None)
+        one.policies.notice([MISSED])
+        one.submit(job, ann)
+        await until(lambda: job.result is not None)
+        assert len(threads) == 3  # otherwise they are known
+        await one.aexecute(PutPolicy("things", "", DENYING))
+        for write in (False, True):
+            one.policies.notice([MISSED])
+            assert await denied(one, write=write)
+        one.policies.notice([MISSED])
+        one.submit(job, ann)
+        await until(lambda: isinstance(job.error, Forbidden))
+        assert len(threads) == 6 and threading.get_ident() not in threads
 
     on_server(test, tmp_path)

@@ -158,6 +158,7 @@ def test_nested_commands_keep_their_classes() -> None:
 def test_sql_expressions_keep_their_parameters(text: str, params: tuple[Any, ...], expected: Any) -> None:
     class Anything:
         expression_kinds = None
+        keys = ("id",)
 
     there = journey(
         UpdateRows(
@@ -197,6 +198,26 @@ def test_a_bug_stays_a_bug() -> None:
     there = messages.decode_error(messages.encode_error(KeyError("x")))
     assert isinstance(there, messages.RemoteFailure)
     assert "KeyError" in str(there)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (Invalid("a \ud800", code="X", facts={"\ud800": ["\udfff"]}), Invalid, r"a \ud800"),
+        (ConditionFailed({"id": {"S": "\ud800"}}), ConditionFailed, ""),
+        (KeyError("\ud800"), messages.RemoteFailure, r"KeyError: '\ud800'"),
+        (Exception("\ud800"), messages.RemoteFailure, r"Exception: \ud800"),
+        (Invalid("no", facts={"value": object()}), messages.RemoteFailure, "Invalid: Invalid('no')"),
+    ],
+    ids=["text", "attribute", "bug", "text of a bug", "unknown type"],
+)
+def test_errors_that_cannot_be_encoded_as_they_are(error: Exception, kind: type[Exception], text: str) -> None:
+    there = messages.decode_error(messages.encode_error(error))
+    assert type(there) is kind
+    assert text in str(there)
+    if isinstance(error, Error) and isinstance(there, Error):
+        assert there.code == error.code
+        assert vars(there).keys() == vars(error).keys()
 
 
 def test_notices() -> None:

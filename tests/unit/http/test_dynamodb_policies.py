@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,11 @@ import tailrace
 from tailrace import policy
 from tailrace.access import EVERYTHING, ROLES, Access, Principal
 from tailrace.errors import Forbidden, Invalid
+from tailrace.http import transactions
+from tailrace.http.dynamodb.offload import OffloadPool
+from tailrace.http.lookups import sql_execute
+from tailrace.http.message import Request
+from tailrace.sql.session import Result, Session
 from tailrace.tables.change_reading import ReadChanges
 from tailrace.tables.policies import PutPolicy
 from tests.unit.http.test_dynamodb_tables import HASHED, REGION, Desk, Run, at_the_desk  # noqa: F401
@@ -105,6 +112,139 @@ def test_an_allowance_adds_to_grants_and_a_denial_wins(at_the_desk: Run) -> None
         assert (await desk.refused("GetItem", **get))[0] == "AccessDeniedException"
 
     at_the_desk(scenario)
+
+
+def _allow(*actions: str, **more: Any) -> dict[str, Any]:
+    named = [f"dynamodb:{each}" for each in actions]
+    return statement(**{"Effect": "Allow", "Principal": "*", "Action": named, **more})
+
+
+BY_KEY = "SELECT * FROM orders WHERE a = '1'"
+PARTIQL_READS: dict[str, tuple[str, dict[str, Any]]] = {
+    "one": ("ExecuteStatement", {"Statement": BY_KEY}),
+    "long": ("ExecuteStatement", {"Statement": f"{BY_KEY} -- {'x' * 3000}"}),  # in a thread
+    "transaction": ("ExecuteTransaction", {"TransactStatements": [{"Statement": BY_KEY}]}),
+}
+
+
+@pytest.mark.parametrize("how", PARTIQL_READS)
+def test_a_statement_is_judged_as_the_operation_it_stands_for(at_the_desk: Run, how: str) -> None:  # noqa: F811
+    operation, body = PARTIQL_READS[how]
+
+    async def scenario(desk: Desk) -> None:
+        await _prepared(desk)
+        desk.principal = bob
+        await _put(desk, _allow("GetItem"))
+        found = await desk.ok(operation, **body)
+        assert found.get("Items") == [{"a": {"S": "1"}, "b": {"S": "x"}}] or found["Responses"][0]["Item"]["a"]
+        (one,) = (await desk.ok("BatchExecuteStatement", Statements=[{"Statement": BY_KEY}]))["Responses"]
+        assert one["Item"] == {"a": {"S": "1"}, "b": {"S": "x"}}
+        for text in ("SELECT * FROM orders", "SELECT * FROM orders WHERE b = 'x'"):
+            code, message = await desk.refused("ExecuteStatement", Statement=text)
+            assert code == "AccessDeniedException" and "ScanItems" in message
+        await _put(desk, _allow("Scan"))
+        await desk.ok("ExecuteStatement", Statement="SELECT * FROM orders")
+        assert "GetItem" in (await desk.refused("ExecuteStatement", Statement=BY_KEY))[1]
+        desk.principal = ann  # a grant without limits, and a denial of what the statement is not
+        await _put(desk, statement(Action="dynamodb:DescribeTable"))
+        await desk.ok(operation, **body)
+
+    at_the_desk(scenario)
+
+
+def test_a_select_of_an_index_needs_the_index(at_the_desk: Run) -> None:  # noqa: F811
+    async def scenario(desk: Desk) -> None:
+        desk.principal = ROOT
+        index = {"IndexName": "by_b", "KeySchema": [{"AttributeName": "b", "KeyType": "HASH"}]}
+        names = [{"AttributeName": name, "AttributeType": "S"} for name in "ab"]
+        made = {**HASHED, "AttributeDefinitions": names}
+        indexes = [{**index, "Projection": {"ProjectionType": "ALL"}}]
+        await desk.ok("CreateTable", TableName="orders", GlobalSecondaryIndexes=indexes, **made)
+        desk.principal = bob
+        by_index = {"Statement": "SELECT * FROM orders.by_b WHERE b = 'x'"}
+        await _put(desk, _allow("GetItem", "Query"))
+        assert (await desk.refused("ExecuteStatement", **by_index))[0] == "AccessDeniedException"
+        await _put(desk, _allow("Query", Resource=f"{ARN}/index/*"))
+        await desk.ok("ExecuteStatement", **by_index)
+
+    at_the_desk(scenario)
+
+
+def test_a_refused_statement_does_not_tell_what_the_table_is(at_the_desk: Run) -> None:  # noqa: F811
+    """Neither whether it exists, nor its key, nor its indexes, to who may not read it."""
+
+    async def scenario(desk: Desk) -> None:
+        await _prepared(desk)
+        for policy_of in (None, _allow("PutItem"), _allow("GetItem", Principal={"AWS": ANN})):
+            if policy_of is not None:
+                await _put(desk, policy_of)
+            desk.principal = bob
+            for where in ("", ".other", " WHERE a = '1'", " WHERE a = 1", " WHERE b = 'x'"):
+                there, absent = [
+                    await desk.refused("ExecuteStatement", Statement=f"SELECT * FROM {table}{where}")
+                    for table in ("orders", "absent")
+                ]
+                refusal = "'bob' may not FindTables 'tables/orders': it was not granted access to it"
+                assert there == ("AccessDeniedException", refusal)
+                assert (absent[0], absent[1].replace("absent", "orders")) == there
+
+    at_the_desk(scenario)
+
+
+def test_sql_writes_are_judged_as_the_operations_they_stand_for(data_dir: Path) -> None:
+    with tailrace.open(data_dir, housekeeping_s=None) as db:
+        db.sql("CREATE TABLE orders (id TEXT PRIMARY KEY, n BIGINT); INSERT INTO orders VALUES ('a', 1)")
+
+        def sql(text: str) -> list[Result]:
+            return Session(sql_execute(db, bob)).run(text)
+
+        insert, update, delete = (
+            "INSERT INTO orders VALUES ('b', 1)",
+            "UPDATE orders SET n = 2 WHERE id = 'a'",
+            "DELETE FROM orders WHERE id = 'a'",
+        )
+        refusals: list[str] = []
+        for text in (insert, update, delete, "TRUNCATE TABLE orders", update.replace("orders", "absent")):
+            with pytest.raises(Forbidden) as refused:
+                sql(text)
+            refusals.append(str(refused.value).replace("absent", "orders"))
+        assert set(refusals) == {"'bob' may not FindTable 'tables/orders': it was not granted access to it"}
+        for actions, text in (
+            (["PutItem"], insert),
+            (["UpdateItem"], update),
+            (["DeleteItem"], delete),
+            (["DeleteItem", "Scan"], "TRUNCATE TABLE orders"),
+        ):
+            db.execute(PutPolicy("orders", "", document(_allow(*actions))), ROOT)
+            assert sql(text)[0].row_count == 1, text
+        db.execute(PutPolicy("orders", "", document(_allow("UpdateItem"))), ROOT)
+        for text in (insert, delete, "UPDATE orders SET n = 2 WHERE n = 1", "ALTER TABLE orders ADD COLUMN m BIGINT"):
+            with pytest.raises(Forbidden):
+                sql(text)
+
+
+def test_reads_in_a_transaction_are_scans(data_dir: Path) -> None:
+    with tailrace.open(data_dir, housekeeping_s=None) as db:
+        db.sql("CREATE TABLE orders (id TEXT PRIMARY KEY, n BIGINT); INSERT INTO orders VALUES ('a', 1)")
+        services: Any = SimpleNamespace(db=db, transaction_workers=OffloadPool(1, 8))
+        headers = {b"content-type": b"application/json"}
+
+        def read(table: str = "orders") -> Any:
+            body = json.dumps({"get": {"table": table, "key": "a"}}).encode()
+            request = Request(b"POST", b"/v1/api/transaction/read", b"", headers, body)
+            return json.loads(asyncio.run(transactions.read(services, request, bob)).body)
+
+        try:
+            refusals: list[str] = []
+            for table in ("orders", "absent"):
+                with pytest.raises(Forbidden) as refused:
+                    read(table)
+                refusals.append(str(refused.value).replace("absent", "orders"))
+            assert set(refusals) == {"'bob' may not FindTable 'tables/orders': it was not granted access to it"}
+            db.execute(PutPolicy("orders", "", document(_allow("Scan"))), ROOT)
+            assert read()["items"] == [{"id": "a", "n": 1}]
+        finally:
+            services.transaction_workers.close()
 
 
 def test_sql_and_streams_are_denied_too(data_dir: Path) -> None:

@@ -311,6 +311,15 @@ def test_where(filled: PartiQL, where: str, found: str) -> None:
     ("where", "message"),
     [
         ("", f"{MALFORMED}Unexpected term"),
+        (";", f"{MALFORMED}Unexpected term"),
+        ("NOT", f"{MALFORMED}Unexpected term"),
+        ("(", f"{MALFORMED}Unexpected term"),
+        ("pk = 'p1' AND", f"{MALFORMED}Missing right-hand side expression of infix operator"),
+        ("pk = 'p1' OR", f"{MALFORMED}Missing right-hand side expression of infix operator"),
+        ("ORDER BY pk", f"{MALFORMED}Unexpected keyword"),
+        ("IS NULL", f"{MALFORMED}Unexpected operator"),
+        ("pk = LIKE", f"{MALFORMED}Unexpected operator"),
+        ("pk = 'a' AND x IS FOO", f"{MALFORMED}Expected type name"),
         ("pk", "WHERE takes conditions, such as a = 1, not the attribute pk"),
         ("size(pk)", "WHERE takes conditions, such as a = 1, not the number of size()"),
         ("l[1].m AND sk = '1'", "AND takes conditions, such as a = 1, not the attribute l[1].m"),
@@ -336,7 +345,7 @@ def test_where(filled: PartiQL, where: str, found: str) -> None:
         ("n > -n", "Incorrect number of operands for operator or function; operator or function: -, number of "
          "operands: 1"),
         ("s = MISSING", "MISSING is not a value; test for it with IS, such as a IS MISSING"),
-        ("s IS THING", "IS does not know the type THING; use one of MISSING, "
+        ("s IS INT4", "IS does not support the type INT4; use one of MISSING, "
          "NULL, BOOL, BOOLEAN, BLOB, STRING, NUMERIC, STRUCT, TUPLE, LIST"),
         ("'s' IS MISSING", "IS takes an attribute on its left, such as a IS MISSING"),
         ("s IN []", "IN takes an attribute on its left and a list of one or more values on its right, such as "
@@ -657,6 +666,9 @@ def test_conditions_of_writes(client: PartiQL) -> None:
         ("DELETE FROM songs.by_tag WHERE pk = 'x' AND sk = '1'", "This operation is not supported on an index"),
         ("UPDATE songs t SET a = 1", "Aliasing is not supported"),
         ("DELETE FROM songs WHERE pk = 'x' ORDER BY pk", f"{MALFORMED}Unexpected token after expression"),
+        ("DELETE FROM", f"{MALFORMED}Expected identifier for simple path"),
+        ("DELETE FROM   ;", f"{MALFORMED}Expected identifier for simple path"),
+        ("DELETE FROM WHERE pk = 'a'", f"{MALFORMED}Expected identifier for simple path"),
         ("UPDATE songs WHERE pk = 'x'", f"{MALFORMED}Expected SET or REMOVE at 1:14:5"),
         ("UPDATE songs SET a = f(1) WHERE pk = 'x'", "Unrecognized function: f at 1:22:1"),
         ("UPDATE songs SET a = set_add(a) WHERE pk = 'x'", "SET_ADD must have exactly two arguments at 1:22:7"),

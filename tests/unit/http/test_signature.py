@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -148,6 +149,38 @@ def test_the_same_with_an_event_loop(db: Database, key: NewKey) -> None:
         assert refused(signatures, request) == "UNRECOGNIZED_CLIENT"
 
     asyncio.run(scenario())
+
+
+def test_a_key_that_was_looked_up_in_a_thread_is_cached_on_the_loop(db: Database, key: NewKey) -> None:
+    """Where its revocation is noticed, too: so that cannot happen between the check for it and the caching."""
+    threads: list[int] = []
+
+    class Cache(dict[str, tuple[str, Principal]]):
+        def __setitem__(self, key_id: str, found: tuple[str, Principal]) -> None:
+            threads.append(threading.get_ident())
+            super().__setitem__(key_id, found)
+
+    async def scenario(revoked: bool) -> bool:
+        signatures = signatures_of(db)
+        signatures._known = Cache()
+        found = signatures._find
+
+        def find(key_id: str) -> tuple[str, Principal]:
+            result = found(key_id)
+            if revoked:
+                loop.call_soon_threadsafe(signatures._on_changed, [])
+            return result
+
+        loop = asyncio.get_running_loop()
+        with mock.patch.object(Database, "blocking", True), mock.patch.object(signatures, "_find", find):
+            claimed = signatures.claimed(signed(key.id, key.secret))
+            assert not isinstance(claimed, tuple)
+            assert (await claimed)[0].name == "ann"
+        return key.id in signatures._known
+
+    assert asyncio.run(scenario(False))
+    assert not asyncio.run(scenario(True))
+    assert threads == [threading.get_ident()]
 
 
 def test_a_key_is_looked_up_once(db: Database, key: NewKey) -> None:

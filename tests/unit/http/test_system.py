@@ -1,13 +1,23 @@
-"""Metrics of topics: lag and messages in flight by group, sizes, and durations."""
+"""Metrics of topics: lag and messages in flight by group, sizes, and durations; and the readiness of a follower."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tailrace import limits, metrics
+from tailrace.access import SYSTEM
+from tailrace.errors import Unavailable
+from tailrace.http import system
+from tailrace.http.message import Request
 from tailrace.metrics import BUCKETS, HISTOGRAMS, LABELLED, NAMES, RECENT, Histogram, Metrics
 from tailrace.topics.commands import ClearTopic
 from tests.unit.http.messages import GROUP, TOPIC, Topics, encoded, run
@@ -128,3 +138,72 @@ def test_every_attribute_is_named_and_documented() -> None:
     for name, (kind, *_) in {**NAMES, **LABELLED}.items():
         assert name + ("_total" if kind == "counter" else "") in documented, name
     assert set(HISTOGRAMS) | {metrics.CUT[0]} <= documented
+
+
+# -- a server of a cluster, whose database is on another machine
+
+
+class Followed:
+    """Its database, as far as its readiness needs it."""
+
+    def __init__(self, read: Callable[[], object]) -> None:
+        from tailrace.http.readiness import ReadCheck
+
+        self.threads: list[int] = []
+        self._read = read
+        self.forwarder, self.blocking = object(), True
+        self.stopped = self.trouble = None
+        self.clock = SimpleNamespace(lag_ms=0)
+        self.services: Any = SimpleNamespace(db=self, read_check=ReadCheck(self))  # type: ignore[arg-type]
+
+    def verify(self) -> None:
+        pass
+
+    def execute(self, query: Any) -> None:
+        self.threads.append(threading.get_ident())
+        self._read()
+
+    async def ready(self) -> tuple[int, Any]:
+        request = Request(b"GET", b"/readyz", b"", {}, b"")
+        answer: Any = await asyncio.wait_for(system.get_ready(self.services, request, SYSTEM), 30)  # type: ignore
+        return answer.status, json.loads(answer.body)
+
+
+def test_a_follower_that_cannot_read_its_database_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = True
+
+    def read() -> None:
+        if failing:
+            raise Unavailable("PostgreSQL does not answer")
+
+    async def scenario() -> None:
+        nonlocal failing
+        monkeypatch.setattr(limits, "READY_CHECK_S", 300.0)
+        db = Followed(read)
+        for _ in range(3):
+            assert await db.ready() == (503, {"status": "failing", "reason": "PostgreSQL does not answer"})
+        assert len(db.threads) == 1 and threading.get_ident() not in db.threads
+        failing = False
+        monkeypatch.setattr(limits, "READY_CHECK_S", 0.0)
+        assert await db.ready() == (200, {"status": "ready"})
+        db.services.read_check.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_database_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+
+    async def scenario() -> None:
+        monkeypatch.setattr(limits, "READY_WAIT_S", 0.1)
+        monkeypatch.setattr(limits, "READY_CHECK_S", 0.0)
+        db = Followed(go_on.wait)
+        found = await asyncio.gather(*(db.ready() for _ in range(5)))
+        assert {status for status, _ in found} == {503} and "has not answered" in found[0][1]["reason"]
+        assert len(db.threads) == 1
+        go_on.set()
+        monkeypatch.setattr(limits, "READY_WAIT_S", 30.0)
+        assert (await db.ready())[0] == 200
+        db.services.read_check.close()
+
+    asyncio.run(scenario())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from tailrace import limits
 from tailrace.http import tables
 from tailrace.log.position import offset
 from tailrace.tables.change import TTL
+from tailrace.tables.change_info import FindStreamBounds
 from tailrace.tables.change_stream import DisableStream, EnableStream
 from tailrace.tables.change_trimming import PruneStream
 from tailrace.tables.lifecycle import DeleteTable
@@ -333,5 +335,35 @@ def test_a_filter_of_the_reader_is_applied_by_the_server(data_dir: Path, monkeyp
                 break
         assert (found, at) == (["k7"], offset(last + 1))
         assert pages > 2
+
+    run(data_dir, work)
+
+
+def test_a_filter_of_the_reader_knows_the_declared_columns(data_dir: Path) -> None:
+    async def work(orders: Orders) -> None:
+        path = "/v1/tables/visits/stream"
+        sql = functools.partial(asyncio.to_thread, orders.db.sql)
+        await sql("CREATE TABLE visits (pk TEXT PRIMARY KEY, ts TIMESTAMP, N BIGINT) WITH (stream = true)")
+        await sql("INSERT INTO visits VALUES ('k1', '2026-01-02 03:04:05', 1), ('k2', '2026-01-03', 2)")
+        for where in (
+            "n = 1",
+            "NEW.n = 1",
+            "ts < '2026-01-02 04:00:00'",
+            "ts = '2026-01-02T05:04:05+02:00'",
+            "NOT (ts > '2026-01-02 04:00:00') AND _by <> 'x'",
+        ):
+            assert keys_of(await orders.up.http.get(path, params={"offset": "-1", "where": where})) == ["k1"], where
+            polled = await orders.up.http.get(path, params={"after_sequence": "0", "where": where})
+            assert keys_of(polled) == ["k1"]
+        for where in ("nope = 1", "ts < 'noon'"):
+            refused = await orders.up.http.get(path, params={"offset": "-1", "where": where})
+            assert refused.status_code == 400
+            assert "nope" in refused.text or "noon" in refused.text
+        # The stream of a table that was dropped has no declared columns any more, also if another one has its name.
+        label = (await orders.db.aexecute(FindStreamBounds("visits"))).stream.label
+        for statement in ("DROP TABLE visits", "CREATE TABLE visits (pk TEXT PRIMARY KEY, other BIGINT)"):
+            await sql(statement)
+            params = {"offset": "-1", "label": label, "where": "N = 2"}
+            assert keys_of(await orders.up.http.get(path, params=params)) == ["k2"]
 
     run(data_dir, work)

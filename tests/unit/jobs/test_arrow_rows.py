@@ -3,14 +3,17 @@ writes."""
 
 from __future__ import annotations
 
+import struct
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 from tailrace import limits
+from tailrace.bulk import variant
 from tailrace.errors import Invalid, TooLarge
 from tailrace.jobs import arrow_rows
 from tailrace.jobs.rows import table_chunk, writes
@@ -78,6 +81,79 @@ def test_columns_become_typed_attributes() -> None:
 def test_other_zones_are_the_same_moment() -> None:
     at = pa.array([datetime(2026, 1, 2, 12, tzinfo=UTC)], pa.timestamp("us", "Europe/Berlin"))
     assert items({"id": ["a"], "at": at})[0]["at"] == {"S": "2026-01-02T12:00:00.000000Z"}
+
+
+def typed(found: Any) -> dict[str, bytes]:
+    return variant.of_value(msgspec.convert(found, variant.TypedValue))
+
+
+def primitive(kind: int, body: bytes) -> dict[str, bytes]:
+    """A variant of a type that `bulk.variant` does not write."""
+    return {"value": bytes((kind << 2,)) + body, "metadata": b"\x01\x00\x00"}
+
+
+@pytest.mark.parametrize(
+    ("found", "stored"),
+    [
+        (typed({"NULL": True}), {"NULL": True}),
+        (typed({"S": "é" * 200}), {"S": "é" * 200}),
+        (typed({"N": "1" * 37 + ".5"}), {"N": "1" * 37 + ".5"}),
+        (typed({"N": "-0." + "0" * 37 + "1"}), {"N": "-0." + "0" * 37 + "1"}),
+        (primitive(7, struct.pack("<d", 1e100)), {"N": "1" + "0" * 100}),
+        (primitive(7, struct.pack("<d", -0.0)), {"N": "0"}),
+        (primitive(14, struct.pack("<f", 0.1)), {"N": "0.1"}),
+        (primitive(11, struct.pack("<i", -1)), {"S": "1969-12-31"}),
+        (primitive(12, struct.pack("<q", 1)), {"S": "1970-01-01T00:00:00.000001Z"}),
+        (primitive(13, struct.pack("<q", 1)), {"S": "1970-01-01T00:00:00.000001Z"}),
+        (primitive(20, bytes(range(16))), {"S": "00010203-0405-0607-0809-0a0b0c0d0e0f"}),
+    ],
+)
+def test_a_variant_is_the_document_that_it_holds(found: Any, stored: Any) -> None:
+    column = variant.array([found, None])
+    nested = pa.ListArray.from_arrays(pa.array([0, 2, 2], pa.int32()), column)
+    one, two = items({"id": ["a", "b"], "doc": column, "all": nested})
+    assert one == {"id": {"S": "a"}, "doc": stored, "all": {"L": [stored, {"NULL": True}]}}
+    assert two == {"id": {"S": "b"}, "all": {"L": []}}
+
+
+def deep(levels: int) -> Any:
+    found: Any = {"S": "x"}
+    for _ in range(levels):
+        found = {"L": [found]}
+    return found
+
+
+# Eight arrays, one in the other, each with 200 elements at the same offset: 200 ** 8 values in about 1,700 bytes.
+BOMB = b"".join(b"\x03\xc8" + bytes(201) for _ in range(8)) + b"\x00"
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (primitive(7, struct.pack("<d", float("nan"))), "nan cannot be stored"),
+        (primitive(7, struct.pack("<d", 1e200)), "Number overflow"),
+        (primitive(30, b""), "the type 30 cannot be stored"),
+        (typed(deep(32)), "[Nn]est"),
+        ({"value": b"", "metadata": b"\x01\x00\x00"}, "not a valid VARIANT"),
+        ({"value": b"\x00", "metadata": b"\x02\x00\x00"}, "version 2"),
+        ({"value": b"\x03\x05\x00", "metadata": b"\x01\x00\x00"}, "not a valid VARIANT"),
+        ({"value": b"\x02\x01\x07\x00\x01\x00", "metadata": b"\x01\x00\x00"}, "not a valid VARIANT"),
+        ({"value": b"\x05\xff", "metadata": b"\x01\x00\x00"}, "not a valid VARIANT"),
+        ({"value": BOMB, "metadata": b"\x01\x00\x00"}, "Item size has exceeded"),
+    ],
+)
+def test_variants_that_cannot_be_stored(found: Any, why: str) -> None:
+    with pytest.raises(Invalid, match=f"row 1: the column 'doc': .*{why}"):
+        items({"id": ["a", "b"], "doc": variant.array([typed({"NULL": True}), found])})
+
+
+def test_many_variants_that_are_small_to_send_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = {"value": b"\x03\xc8" + bytes(201) + b"\x03\xc8" + bytes(201) + b"\x00", "metadata": b"\x01\x00\x00"}
+    monkeypatch.setattr(arrow_rows, "_WEIGHT_MAX", 5 << 20)
+    names = [str(number) for number in range(100)]
+    with pytest.raises(TooLarge, match="send fewer"):
+        items({"id": names, "doc": variant.array([large] * 100)})
+    assert len(items({"id": names[:10], "doc": variant.array([large] * 10)})) == 10
 
 
 def test_rows_are_deleted() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlglot
 
 import tailrace
 from tailrace import limits
@@ -483,12 +484,33 @@ def test_a_source_whose_changes_were_lost_makes_the_view_stale(db: Database) -> 
             ("a", "b"),
             "SELECT window.start FROM `t0` AS `a` WHERE x IN (SELECT y FROM `t1` AS `b`) GROUP BY window(t, '1 minute')",
         ),
+        (
+            "SELECT /*+ BROADCAST(c), MERGE(x.o) */ x.o.id FROM x.o JOIN b c ON x.o.c = c.id",
+            ("x.o", "b"),
+            "SELECT /*+ BROADCAST(c), MERGE(x.o) */ `o`.id FROM `t0` AS `o` JOIN `t1` c ON `o`.c = c.id",
+        ),
+        (
+            "SELECT /*+ SHUFFLE_HASH(a), REPARTITION(3, x.o.id) */ * FROM a JOIN x.o USING (id)",
+            ("a", "x.o"),
+            "SELECT /*+ SHUFFLE_HASH(a), REPARTITION(3, x.o.id) */ * FROM `t0` AS `a` JOIN `t1` AS `o` USING (id)",
+        ),
         ("SELECT 1 FROM a UNION ALL SELECT 2 FROM b", ("a", "b"), "SELECT 1 FROM `t0` AS `a` UNION ALL SELECT 2 FROM `t1` AS `b`"),
     ],
 )  # fmt: skip
 def test_the_tables_in_a_select(sql: str, tables: tuple[str, ...], renamed: str) -> None:
     assert view_sql.tables(sql) == tables
     assert view_sql.renamed(sql, {name: f"t{index}" for index, name in enumerate(tables)}) == renamed
+
+
+def test_text_that_is_not_the_name_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    parse = sqlglot.parse
+
+    def shifted(text: str, **options: Any) -> Any:
+        return parse("  " + text, **options)
+
+    monkeypatch.setattr(sqlglot, "parse", shifted)
+    with pytest.raises(ExpressionError, match="the name 'orders' is not found in the SELECT"):
+        view_sql.renamed("SELECT id FROM orders", {"orders": "t0"})
 
 
 @pytest.mark.parametrize(

@@ -344,7 +344,8 @@ def test_an_unknown_column_is_named_with_those_there_are(text: str, words: list[
     [
         "id = 42",
         "42 <> id",
-        "channel_id = '42'",
+        "channel_id = 'forty-two'",
+        "channel_id = '4.2'",
         "channel_id = id",
         "is_visible = 1",
         "id IN ('a', 1)",

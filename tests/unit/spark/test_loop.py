@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.errors import Conflict, Error, NotFound, Unavailable
+from tailrace.errors import Conflict, Error, Invalid, NotFound, Unavailable
 from tailrace.spark.jobs import loop
 from tailrace.spark.jobs.loop import Pauses, run_steps
 
@@ -176,3 +176,20 @@ def test_a_job_that_the_server_does_not_know_is_not_paused(clock: Clock) -> None
     pauses.refuse()
     pauses.report("paused")
     assert server.reported == ["paused"]
+
+
+def test_an_error_is_reported_in_one_line_and_raised() -> None:
+    said: list[tuple[str, str]] = []
+
+    def fail(error: Exception) -> None:
+        with pytest.raises(type(error)), loop.reported(lambda state, message: said.append((state, message))):
+            raise error
+
+    class OfSpark(Exception):
+        """As PySpark raises it."""
+
+    OfSpark.__module__ = "pyspark.errors"
+    fail(Invalid("no such column"))
+    fail(KeyError("x"))
+    fail(OfSpark("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012\nJVM stacktrace:\n ..."))
+    assert said == [("failed", "no such column"), ("failed", "KeyError: 'x'"), ("failed", "Division by zero.")]

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import tailrace
-from tailrace import Database
+from tailrace import Database, limits
 from tailrace.command import Command
 from tailrace.errors import Invalid, NotFound, TooLarge
 from tailrace.sql import narrowing
@@ -396,3 +396,21 @@ def test_unused_payloads_and_images_are_not_counted(db: Database) -> None:
     for text in ("SELECT length(payload) FROM topic('big')", "SELECT * FROM changes('big.rows')"):
         with pytest.raises(TooLarge):
             few(text)
+
+
+def test_a_table_that_is_joined_with_itself_is_read_once(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SELECT_SLICE_ROWS", 10)  # so that it is read in pages, and then from the cache
+    table = db.create_table("t", partition_key="id")
+    for number in range(30):
+        table.put({"id": str(number), "n": number})
+    joins = " ".join(f"JOIN t AS t{number} ON t{number}.id = t0.id AND t{number}.n = t0.n" for number in range(1, 6))
+    text = f"SELECT count(*) AS c, sum(t5.n) AS n FROM t AS t0 {joins}"
+    for _ in range(3):
+        assert ask(db, text, rows=40).rows == [{"c": 30, "n": 435}]
+    with pytest.raises(TooLarge):
+        ask(db, text, rows=29)
+    # What is not kept for the worker is sent to it for each source, and counts for each.
+    keyed = "SELECT a.n FROM t AS a, t AS b, t AS c WHERE a.id = '7' AND b.id = '7' AND c.id = '7'"
+    assert ask(db, keyed, rows=3).rows == [{"n": 7}]
+    with pytest.raises(TooLarge):
+        ask(db, keyed, rows=2)

@@ -58,7 +58,7 @@ async function drawn(app, info, load) {
       { name: "Made", value: (row) => time(row.BackupCreationDateTime * 1000) },
       { name: "Size", class: "num", value: (row) => bytes(row.BackupSizeBytes) },
       { name: "State", value: (row) => badge(row.BackupStatus.toLowerCase(), row.BackupStatus === "AVAILABLE" ? "good" : "warn") },
-      ...(admin ? [{ name: "", value: (row) => button("Restore", () => fromBackup(row), { class: "small" }) }] : []),
+      ...(admin ? [{ name: "", value: (row) => h("div", { class: "bar" }, button("Restore", () => fromBackup(row), { class: "small" })) }] : []),
     ], backups, { label: "Backups" }) : dim("There are no backups of this table."),
   ]
 }

@@ -244,9 +244,9 @@ function settings(app, info) {
   return card("Settings",
     facts([
       ["Content type", info.content_type],
-      ["Size", bytes(info.bytes)],
       ["Earliest offset", info.earliest_offset && code(info.earliest_offset)],
       ["Tail offset", code(info.tail_offset)],
+      ["Size", bytes(info.bytes)],
       ["Created", time(info.created_at)],
       ["Last append", time(info.appended_at)],
       ["Messages are kept for", info.max_age_s ? seconds(info.max_age_s) : "ever"],
@@ -254,6 +254,6 @@ function settings(app, info) {
       ["Deleted if unused for", info.ttl_s ? seconds(info.ttl_s) : "–"],
       ["Expires", info.expires_at ? time(info.expires_at) : "never"],
       info.forked_from && ["Forked from", link(["streams", info.forked_from])],
-    ]),
+    ], "wide"),
     app.can("write") && h("div", { class: "bar" }, !info.closed && button("Close stream", close), button("Delete stream", remove, { class: "danger" })))
 }

@@ -3,9 +3,10 @@
 import { recovery } from "./recovery.js"
 import { Tail } from "./tail.js"
 import { Decimal, toAttributes } from "./tailrace.js"
-import { act, ago, badge, button, bytes, card, clock, code, compact, confirm, dim, facts, field, form, fromItemJson, grid, h, itemJson, jsonView, link, number, seconds, select, show, state, tabs, time, toast } from "./ui.js"
+import { act, ago, badge, button, bytes, card, clock, code, compact, confirm, dim, facts, field, form, fromItemJson, grid, h, itemJson, jsonView, link, LongGrid, number, seconds, select, show, state, tabs, time, toast } from "./ui.js"
 
 const LIMIT = 100
+const LIMIT_MORE = 500 // of the pages after the first
 const COLUMNS = 10
 
 export default async function tables(app) {
@@ -89,8 +90,8 @@ async function one(app, info) {
   return items(app, info, place)
 }
 
-/** Items as a table: the key first, then the attributes in the order in which they occur. */
-export function itemGrid(table, rows, options = {}) {
+/** The columns of items: the key first, then the attributes in the order in which they occur. */
+function itemColumns(table, rows) {
   const keys = keyNames(table).map(({ name }) => name)
   const seen = new Set(keys)
   for (const row of rows) for (const name of Object.keys(row)) seen.add(name)
@@ -98,10 +99,44 @@ export function itemGrid(table, rows, options = {}) {
   const columns = shown.map((name) => ({
     name,
     class: rows.every((row) => row[name] === undefined || typeof row[name] === "number" || row[name] instanceof Decimal) ? "num" : undefined,
-    value: (row) => (keys[0] === name && options.onrow ? itemLink(table, keyOf(table, row), String(row[name])) : cell(row[name])),
+    value: (row) => (keys[0] === name ? itemLink(table, keyOf(table, row), String(row[name])) : cell(row[name])),
   }))
   if (seen.size > shown.length) columns.push({ name: `+${seen.size - shown.length}`, value: (row) => dim(`${Object.keys(row).filter((name) => !shown.includes(name)).length} more`) })
-  return grid(columns, rows, options)
+  return columns
+}
+
+/** Items as a table that can be read on: by `more(rows)`, with a button or by scrolling to the end, while `isMore()`. */
+class ItemGrid {
+  #rows = []
+  #reading = false
+
+  constructor(app, table, { label, empty, more, isMore }) {
+    Object.assign(this, { table, empty, more, isMore })
+    this.grid = new LongGrid({ label, onrow: (row) => app.go(["tables", table.name, "item"], { key: itemJson(keyOf(table, row)) }), atEnd: () => this.#readOn() })
+    this.count = h("span", { class: "dim", role: "status" })
+    this.button = button("Show more", () => this.#readOn())
+    this.bar = h("div", { class: "bar center" }, this.count, this.button)
+    this.element = h("div", { class: "page" }, this.grid.element, this.bar)
+  }
+
+  async read() {
+    await this.more(this.#rows)
+    const rows = this.#rows
+    const body = rows.length ? this.grid.element : state(this.empty())
+    if (body !== this.element.firstChild) this.element.firstChild.replaceWith(body)
+    if (rows.length) this.grid.set(itemColumns(this.table, rows), rows)
+    this.count.textContent = `${number(rows.length)} items${this.isMore() ? ", and more" : ""}`
+    this.button.hidden = !this.isMore()
+    this.bar.hidden = !rows.length && !this.isMore()
+    return this.element
+  }
+
+  async #readOn() {
+    if (this.#reading || !this.isMore()) return
+    this.#reading = true
+    await act(this.button, () => this.read())
+    this.#reading = false
+  }
 }
 
 const cell = (value) => (value === undefined ? dim("–") : typeof value === "object" && value !== null && !(value instanceof Decimal) ? itemJson(value).slice(0, 200) : value === null ? dim("null") : String(value).slice(0, 200))
@@ -190,35 +225,32 @@ async function items(app, info, place) {
     made.textContent = `${query ? `Query ${readable(key.text)}` : "Scan"}${filter.text ? ` filter ${readable(filter.text)}` : ""}`
     return key ? { ...options, key: key.text, descending: descending.checked } : options
   }
-  const rows = []
-  let lastKey
-  let examined = 0
-  const more = async () => {
-    const options = { ...request(), startKey: lastKey, signal: app.signal }
-    const table = app.client.table(info.name)
-    // A page of a filter may be empty: read on until there is something to show, for a while.
-    for (let pages = 0; pages < 20; pages++) {
-      const page = options.key ? await table.query(options) : await table.scan(options)
-      rows.push(...page.items)
-      examined += LIMIT
-      lastKey = options.startKey = page.lastKey
-      if (!lastKey || page.items.length) break
-    }
-    const names = new Set(rows.flatMap(Object.keys))
-    attributes.replaceChildren(...[...names].map((name) => h("option", { value: name })))
-  }
-  const draw = () => [
-    itemGrid(info, rows, { label: "Items", onrow: (row) => app.go(["tables", info.name, "item"], { key: itemJson(keyOf(info, row)) }), empty: info.items ? (lastKey ? `None of the first ${number(examined)} items matches.` : "No item matches.") : "This table has no items yet." }),
-    h("div", { class: "bar center" }, h("span", { class: "dim" }, `${number(rows.length)} items${lastKey ? ", and more" : ""}`), lastKey && button("Show more", (event) => act(event, async () => (await more(), found.replaceChildren(...draw().filter(Boolean)))))),
-  ]
+  let turn = 0
   const run = (event) => {
     event?.preventDefault()
-    rows.length = 0
-    examined = 0
-    lastKey = undefined
+    const mine = ++turn
+    let options
+    let examined = 0
+    // A page of a filter may be empty: read on until there is something to show, for a while.
+    const more = async (rows) => {
+      options ??= { ...request(), signal: app.signal }
+      const table = app.client.table(info.name)
+      for (let pages = 0; pages < 20; pages++) {
+        const page = options.key ? await table.query(options) : await table.scan(options)
+        rows.push(...page.items)
+        examined += options.limit
+        options.startKey = page.lastKey
+        options.limit = LIMIT_MORE
+        if (!page.lastKey || page.items.length) break
+      }
+      attributes.replaceChildren(...[...new Set(rows.flatMap(Object.keys))].map((name) => h("option", { value: name })))
+    }
+    const isMore = () => !!options?.startKey
+    const empty = () => (info.items ? (isMore() ? `None of the first ${number(examined)} items matches.` : "No item matches.") : "This table has no items yet.")
+    const list = new ItemGrid(app, info, { label: "Items", empty, more, isMore })
     return show(found, async () => {
-      await more()
-      return draw()
+      const made = await list.read()
+      return mine === turn ? made : [...found.children]
     }, app.signal)
   }
   const builder = h("form", { class: "card", onsubmit: run },
@@ -294,23 +326,22 @@ async function past(app, info, place) {
   }
   by.addEventListener("change", which)
   which()
+  let turn = 0
   const run = (event) => {
     event?.preventDefault()
-    const rows = []
+    const mine = ++turn
     let page
-    const more = async () => {
+    const title = h("p", { class: "dim" })
+    const more = async (rows) => {
       const at = page ? { sequence: page.sequence } : by.value === "time" ? { time: new Date(moment.value) } : { sequence: sequence.value }
-      page = await client.table(info.name).at({ ...at, after: page?.next ?? undefined, limit: LIMIT, signal: app.signal })
+      page = await client.table(info.name).at({ ...at, after: page?.next ?? undefined, limit: page ? LIMIT_MORE : LIMIT, signal: app.signal })
       rows.push(...page.items)
+      title.textContent = `The table after sequence ${number(page.sequence)}${page.next ? "" : `: ${number(rows.length)} items`}.`
     }
-    const draw = () => [
-      h("p", { class: "dim" }, `The table after sequence ${number(page.sequence)}${page.next ? "" : `: ${number(rows.length)} items`}.`),
-      itemGrid(info, rows, { label: "Items at that moment", empty: "The table had no items then.", onrow: (row) => app.go(["tables", info.name, "item"], { key: itemJson(keyOf(info, row)) }) }),
-      page.next && button("Show more", (click) => act(click, async () => (await more(), found.replaceChildren(...draw().filter(Boolean))))),
-    ]
+    const list = new ItemGrid(app, info, { label: "Items at that moment", empty: () => "The table had no items then.", more, isMore: () => !!page?.next })
     return show(found, async () => {
-      await more()
-      return draw()
+      const made = await list.read()
+      return mine === turn ? [title, made] : [...found.children]
     }, app.signal)
   }
   place.append(h("form", { class: "bar", onsubmit: run }, by, moment, sequence, h("button", { class: "primary" }, "Show the table")), found)

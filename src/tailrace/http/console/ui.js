@@ -291,13 +291,101 @@ export function form(title, parts, action, submit, props) {
 /** A table of rows. A column: `{ name, value(row), class, title }`. */
 export function grid(columns, rows, { empty = "There is nothing here yet.", label, onrow, rowClass } = {}) {
   if (!rows.length) return state(empty)
-  const body = h("tbody", {}, rows.map((row) => h("tr", { class: rowClass?.(row), ...(onrow && { onclick: (event) => !event.target.closest("a,button,input,select") && onrow(row) }) },
-    columns.map((column) => h("td", { class: column.class }, column.value(row))))))
-  const head = h("thead", {}, h("tr", {}, columns.map((column) => h("th", { class: column.class, scope: "col", title: column.title }, column.name))))
-  return h("div", { class: "grid", role: "region", tabindex: "0", "aria-label": label ?? "Rows" }, h("table", { class: onrow && "rows" }, head, body))
+  const body = h("tbody", {}, rows.map((row) => gridRow(columns, row, { onrow, rowClass })))
+  return h("div", { class: "grid", role: "region", tabindex: "0", "aria-label": label ?? "Rows" }, h("table", { class: onrow && "rows" }, gridHead(columns), body))
 }
 
-export const facts = (pairs) => h("dl", { class: "facts" }, pairs.filter(Boolean).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value ?? "–"))))
+const gridHead = (columns) => h("thead", {}, h("tr", {}, columns.map((column) => h("th", { class: column.class, scope: "col", title: column.title }, column.name))))
+const gridRow = (columns, row, { onrow, rowClass }) =>
+  h("tr", { class: rowClass?.(row), ...(onrow && { onclick: (event) => !event.target.closest("a,button,input,select") && onrow(row) }) },
+    columns.map((column) => h("td", { class: column.class }, column.value(row))))
+
+const GRID_ROW = 30
+const GRID_MARGIN = 10
+
+/**
+ * A table of any number of rows of one height, of which those in view are in the document. `set(columns, rows)` shows rows;
+ * `atEnd()` is called when the user scrolls near the end of them.
+ */
+export class LongGrid {
+  #columns = []
+  #rows = []
+  #drawn = new Map() // elements by the number of the row
+  #height = GRID_ROW
+  #frame = 0
+  #above = filler()
+  #below = filler()
+
+  constructor({ label, onrow, atEnd }) {
+    this.onrow = onrow
+    this.atEnd = atEnd
+    this.body = h("tbody")
+    this.table = h("table", { class: "rows" }, h("thead"), this.body)
+    this.element = h("div", { class: "grid long", role: "region", tabindex: "0", "aria-label": label, onscroll: () => this.#scrolled() }, this.table)
+    new ResizeObserver(() => this.#draw()).observe(this.element)
+  }
+
+  set(columns, rows) {
+    const shape = (each) => JSON.stringify(each.map(({ name, class: kind }) => [name, kind]))
+    if (rows !== this.#rows || shape(columns) !== shape(this.#columns)) {
+      this.table.replaceChild(gridHead(columns), this.table.tHead)
+      this.body.replaceChildren()
+      this.#drawn.clear()
+    }
+    this.#columns = columns
+    this.#rows = rows
+    this.table.setAttribute("aria-rowcount", rows.length + 1)
+    this.#draw()
+  }
+
+  #scrolled() {
+    this.#frame ||= requestAnimationFrame(() => {
+      this.#frame = 0
+      this.#draw()
+      const { scrollTop, clientHeight, scrollHeight } = this.element
+      if (scrollTop && scrollTop + 2 * clientHeight >= scrollHeight) this.atEnd?.()
+    })
+  }
+
+  /** Rows that stay are not moved, so that they keep the focus. */
+  #draw() {
+    if (!this.#rows.length) return
+    const [shown] = this.#drawn.values()
+    this.#height = shown?.getBoundingClientRect().height || this.#height
+    const { scrollTop, clientHeight } = this.element
+    const first = Math.max(0, Math.floor(scrollTop / this.#height) - GRID_MARGIN)
+    const end = Math.min(this.#rows.length, Math.ceil((scrollTop + clientHeight) / this.#height) + GRID_MARGIN)
+    for (const [at, row] of this.#drawn) {
+      if (at >= first && at < end) continue
+      row.remove()
+      this.#drawn.delete(at)
+    }
+    let next = null
+    for (let at = end - 1; at >= first; at--) {
+      let row = this.#drawn.get(at)
+      if (!row) {
+        row = gridRow(this.#columns, this.#rows[at], this)
+        row.setAttribute("aria-rowindex", at + 2)
+        this.#drawn.set(at, row)
+        this.body.insertBefore(row, next ?? (this.#below.parentNode && this.#below))
+      }
+      next = row
+    }
+    this.#fill(this.#above, first, true)
+    this.#fill(this.#below, this.#rows.length - end, false)
+    for (const cell of this.table.tHead.rows[0].cells) cell.style.minWidth = `${cell.offsetWidth}px` // columns do not jump
+  }
+
+  #fill(row, count, before) {
+    row.firstChild.style.height = `${count * this.#height}px`
+    if (!count) row.remove()
+    else if (!row.parentNode) this.body[before ? "prepend" : "append"](row)
+  }
+}
+
+const filler = () => h("tr", { class: "filler", "aria-hidden": "true" }, h("td", { colspan: 99 }))
+
+export const facts = (pairs, kind = "") => h("dl", { class: `facts ${kind}` }, pairs.filter(Boolean).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value ?? "–"))))
 
 export const card = (title, ...content) => h("section", { class: "card" }, title && h("h2", {}, title), content)
 

@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from tailrace import limits
-from tailrace.errors import Error, Invalid, TableNotFound, TransactionCanceled
+from tailrace.command import Query
+from tailrace.errors import Error, Forbidden, Invalid, TableNotFound, TransactionCanceled
 from tailrace.http.dynamodb import errors, parameters, render
 from tailrace.http.dynamodb.context import Context
 from tailrace.http.dynamodb.offload import run_sync
@@ -32,11 +33,13 @@ from tailrace.http.dynamodb.shape import (
     table_name,
 )
 from tailrace.http.dynamodb.transactions import PAYLOAD_BYTES_MAX, TOO_LARGE
+from tailrace.http.lookups import look_up
 from tailrace.tables import partiql, sources, value
 from tailrace.tables.binding import Placeholders
 from tailrace.tables.capacity import Capacity
 from tailrace.tables.commands import ItemCommand, TransactWrite
 from tailrace.tables.definition import Definition
+from tailrace.tables.expression import KeyCondition
 from tailrace.tables.partiql_commands import CheckWhere, DeleteWhere, FindTables, InsertItem, ItemWhere, UpdateWhere
 from tailrace.tables.partiql_syntax import statement as parsed
 from tailrace.tables.partiql_tree import (
@@ -169,11 +172,36 @@ async def execute_statement(context: Context, request: Request) -> dict[str, Any
     return response
 
 
-async def _definition(context: Context, table: str) -> Definition:
-    found: dict[str, Definition] = await context.execute(FindTables((table,)))
+async def _definition(context: Context, prepared: PreparedStatement, *operations: Query[Any]) -> Definition:
+    """The table of a SELECT, which becomes one of these operations."""
+    table = prepared.table
+    found = await _definitions(context, (table,), operations)
     if table not in found:
         raise TableNotFound(table)
     return found[table]
+
+
+async def _definitions(
+    context: Context, tables: tuple[str, ...], operations: Sequence[Query[Any]]
+) -> dict[str, Definition]:
+    lookup = FindTables(tables)
+    found: dict[str, Definition]
+    try:
+        found = await context.execute(lookup)
+    except Forbidden:
+        found = await context.call(lambda: look_up(context.db, lookup, context.principal, operations))
+    return found
+
+
+def _reads(prepared: PreparedStatement, statement: PartiQLSelect) -> tuple[Query[Any], ...]:
+    """The operations that a SELECT can stand for, as far as they are known without its table."""
+    table, index = prepared.table, statement.source.index
+    pages = QueryItems(table=table, index=index, condition=_no_key), ScanItems(table=table, index=index)
+    return pages if index is not None else (GetItem(table, {}), *pages)
+
+
+def _no_key(*_: Any) -> KeyCondition:
+    raise AssertionError("the query is judged, but not run")
 
 
 class _SelectPage:
@@ -206,7 +234,7 @@ async def _select(
     context: Context, request: Request, prepared: PreparedStatement, statement: PartiQLSelect, capacity: str
 ) -> dict[str, Any]:
     at, start = _opened(request["NextToken"], prepared.digest) if "NextToken" in request else (0, None)
-    definition = await _definition(context, prepared.table)
+    definition = await _definition(context, prepared, *_reads(prepared, statement))
     plan = partiql.plan(statement, prepared.given, definition, consistent=prepared.consistent)
     if plan.key is not None and start is None and at == 0:
         return await _get(context, prepared, plan, capacity)
@@ -402,7 +430,7 @@ async def _started(context: Context, one: PreparedStatement, counted: bool) -> A
         statement = one.statement
         if not isinstance(statement, PartiQLSelect):
             return context.execute(_write(one, counted))
-        definition = await _definition(context, one.table)
+        definition = await _definition(context, one, GetItem(one.table, {}))
         key = _read_key(one, statement, definition, "BatchExecuteStatement")
         projection = partiql.columns(statement, one.given)
         return context.execute(GetItem(one.table, key, projection, one.consistent, counted))
@@ -501,7 +529,9 @@ async def _transact_write(context: Context, request: Request, prepared: Sequence
 
 
 async def _transact_get(context: Context, request: Request, prepared: Sequence[PreparedStatement]) -> dict[str, Any]:
-    definitions = await context.execute(FindTables(tuple(dict.fromkeys(one.table for one in prepared))))
+    tables = tuple(dict.fromkeys(one.table for one in prepared))
+    operation = TransactGet(tuple([GetItem(table, {}) for table in tables]))
+    definitions = await _definitions(context, tables, (operation,))
     gets: list[GetItem] = []
     for at, one in enumerate(prepared):
         definition = definitions.get(one.table)

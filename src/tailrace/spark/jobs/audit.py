@@ -4,13 +4,16 @@ There is a row for each change, in order: `changed` lists the attributes that di
 as JSON. Time and position are filtered where the history is read, so that a query about an hour does not read a year;
 Spark filters by principal, event and key. Where a whole key is given, row groups whose Bloom filter does not have the
 key are skipped, by Spark's own Parquet reader in a directory, by Arrow in a bucket (`native`). The result
-is a data frame, or one file, which the driver writes row group by row group.
+is a data frame, or one file, which the driver writes row group by row group. The driver fetches a result by partitions,
+each as a whole; so for a file executors cut it into partitions of as many rows as a row group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,7 +33,8 @@ if TYPE_CHECKING:
 
 EVENTS: Final = ("INSERT", "MODIFY", "REMOVE")
 FORMATS: Final = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
-FILE_ROWS: Final = 10_000  # written at a time
+FILE_ROWS: Final = 10_000  # fetched and written at a time
+ROW_BITS: Final = 33  # of the number of a row in its partition, in monotonically_increasing_id
 CHANGED: Final = "array<struct<name: string, before: string, after: string>>"
 TABLE_DDL: Final = (
     "time timestamp, sequence bigint, index int, event string, table string, keys string, principal string, "
@@ -44,6 +48,7 @@ TOPIC_COLUMNS: Final = (
 TABLE_ORDER: Final = ("sequence", "index")
 TOPIC_ORDER: Final = ("partition", "offset")
 
+_NUMBER: Final = "_number"  # a column for a while: partition and row
 _attributes: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _changed_type: Final = pa.list_(pa.struct([("name", pa.string()), ("before", pa.string()), ("after", pa.string())]))
 
@@ -247,9 +252,10 @@ def _written(frame: DataFrame, output: str, kind: str) -> Audited:
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
             writer = _writer(frame, file, kind)
-            for batch in _batches(frame):
-                writer.write(batch)
-                rows += len(batch)
+            with bounded(frame) as cut:
+                for batch in _batches(cut):
+                    writer.write(batch)
+                    rows += len(batch)
             writer.close()
         part.replace(path)
     except OSError as error:
@@ -259,6 +265,30 @@ def _written(frame: DataFrame, output: str, kind: str) -> Audited:
     finally:
         part.unlink(missing_ok=True)
     return Audited(str(path), rows)
+
+
+@contextmanager
+def bounded(frame: DataFrame) -> Iterator[DataFrame]:
+    """The rows in the same order, in partitions of FILE_ROWS at most. They are kept on the disks of executors until the
+    end: what a partition has is known when all of it was computed."""
+    from pyspark import StorageLevel
+    from pyspark.sql import functions as F
+
+    numbered = frame.withColumn(_NUMBER, F.monotonically_increasing_id()).persist(StorageLevel.DISK_ONLY)
+    try:
+        counts = numbered.groupBy(F.shiftright(_NUMBER, ROW_BITS).alias("part")).count().collect()
+        if all(row["count"] <= FILE_ROWS for row in counts):
+            yield numbered.drop(_NUMBER)
+            return
+        found = {row["part"]: row["count"] for row in counts}
+        before = list(accumulate((found.get(number, 0) for number in range(max(found))), initial=0))
+        first = F.lit(before)[F.shiftright(_NUMBER, ROW_BITS).cast("int")]
+        row = F.col(_NUMBER).bitwiseAND((1 << ROW_BITS) - 1)
+        at = F.floor((first + row) / FILE_ROWS).cast("int")
+        cut = numbered.repartitionById(-(-sum(found.values()) // FILE_ROWS), at)
+        yield cut.sortWithinPartitions(_NUMBER).drop(_NUMBER)
+    finally:
+        numbered.unpersist()
 
 
 def _batches(frame: DataFrame) -> Iterator[list[dict[str, Any]]]:

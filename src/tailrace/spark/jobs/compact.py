@@ -106,7 +106,7 @@ def compact(
         store = Store(cold["url"], options)
         job = _Compaction(spark, client, store, cold, meter, stop or threading.Event())
         Pauses(client, meter.job).refuse()
-        with reported(meter):
+        with reported(meter.say):
             known = _chosen(cold, places)
             check_owner(store, known, cold["database"])
             meter.say(progress.RUNNING)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from tailrace.errors import Conflict, Error, NotFound, Unavailable
 from tailrace.spark.failures import explain
 from tailrace.spark.jobs import progress
-from tailrace.spark.jobs.progress import REPORT_S, Meter, brief
+from tailrace.spark.jobs.progress import REPORT_S, brief
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -34,13 +34,17 @@ TRANSIENT: Final = ("cannot reach", "broke off", "try again", "failed to connect
 
 
 @contextmanager
-def reported(meter: Meter) -> Iterator[None]:
-    """Report an error of the job, and raise it."""
+def reported(say: Callable[[str, str], None]) -> Iterator[None]:
+    """Report an error of the job by `say`, and raise it."""
     try:
         yield
     except Exception as error:
-        meter.say(progress.FAILED, brief(error))
+        say(progress.FAILED, explain(error) if _is_of_spark(error) else brief(error))
         raise
+
+
+def _is_of_spark(error: BaseException) -> bool:
+    return type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
 
 
 def spark_error(error: BaseException) -> Error:
@@ -57,7 +61,7 @@ def spark_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
+        if not _is_of_spark(error):
             raise
         raise spark_error(error) from error
 

@@ -92,7 +92,7 @@ def replicate(
         )  # fmt: skip
         if once:
             pauses.refuse()
-        with reported(meter), closing(job):
+        with reported(meter.say), closing(job):
             run_steps(job, ending, patience_s=PATIENCE_S if once else None, hold=lambda: pauses.hold(ending, meter.say))
         meter.say(progress.DONE if once else progress.STOPPED)
         return job.done

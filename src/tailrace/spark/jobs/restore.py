@@ -89,7 +89,7 @@ def restore(
             f"restore/{into}", KIND, on_progress, server=client, source=f"tables/{table}", target=f"tables/{into}",
             definition=definition,
         )  # fmt: skip
-        with reported(meter):
+        with reported(meter.say):
             meter.say(progress.RUNNING)
             marks, base, partitions = state(spark, store, known, start, sequence, url=url, token=token)
             stages = fold.fold(marks, base, partitions, _stager(RowStager(access, into, known.keys)), _STAGES)

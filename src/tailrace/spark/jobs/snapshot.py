@@ -89,7 +89,7 @@ def snapshot(
             target=place_of("snapshot", table),
         )  # fmt: skip
         Pauses(client, meter.job).refuse()
-        with reported(meter):
+        with reported(meter.say):
             known = change_stream_info(client, table)
             meter.say(progress.RUNNING)
             done = _taken(spark, client, known, url, token, at, meter)

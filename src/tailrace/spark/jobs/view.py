@@ -19,19 +19,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any, Final, Protocol, Unpack
 
 import msgspec
 
 from tailrace import limits
 from tailrace.client import Client
+from tailrace.client.targets import LogSource
 from tailrace.errors import Conflict, Error, Fenced, Invalid, NotFound, TooLarge, TooMany, Unavailable
 from tailrace.jobs import view_sql
 from tailrace.spark.failures import explain
 from tailrace.spark.jobs import progress
-from tailrace.spark.jobs.loop import PATIENCE_S, TRANSIENT, Pauses, run_steps
+from tailrace.spark.jobs.loop import PATIENCE_S, TRANSIENT, Pauses, reported, run_steps
 from tailrace.spark.jobs.progress import Meter, ProgressCallback, brief
 from tailrace.spark.options import ServerAccess
 
@@ -87,17 +88,12 @@ def view(
             once=once, refill=refill, interval_s=interval_s, refresh_s=refresh_s, stop=ending,
         )  # fmt: skip
         pauses = Pauses(client, name)
-        try:
+        with reported(job.report), closing(job):
             if once:
                 pauses.refuse()
             run_steps(
                 job, ending, patience_s=PATIENCE_S if once else None, hold=lambda: pauses.hold(ending, job.report)
             )
-        except Exception as error:
-            job.report(progress.FAILED, brief(error) if isinstance(error, Error) else explain(error))
-            raise
-        finally:
-            job.close()
         job.report(progress.STOPPED)
         return job.done
 
@@ -133,6 +129,43 @@ def _described(client: Client, name: str) -> list[dict[str, Any]]:
             {"table": name, "keys": (), "log": 0, "topic": 1, "partition": each["partition"], "first": each["earliest"]}
             for each in found
         ]
+
+
+class LogServer(Protocol):
+    """The methods of a client that `batch_ranges` uses."""
+
+    def advance(self, offsets: Mapping[int, int], records: int, **source: Unpack[LogSource]) -> dict[int, int]: ...
+
+    def advance_logs(
+        self, wanted: Sequence[tuple[LogSource, Mapping[int, int], int]]
+    ) -> list[dict[int, int] | None]: ...
+
+
+def batch_ranges(server: LogServer, known: dict[str, Any], records: int) -> dict[int, tuple[int, int]]:
+    """The ranges of the next batch, by log: from the view's positions, about `records` of each table and topic. How far
+    they reach is asked in one request, however many partitions the topics have."""
+    behind: dict[tuple[str, bool], list[dict[str, Any]]] = {}  # by source: its logs that have more
+    topics = {source["table"] for source in known["tables"] if source["topic"]}
+    for each in known["sources"]:
+        if each["position"] < each["next"]:
+            behind.setdefault((each["table"], each["table"] in topics), []).append(each)
+    wanted: list[tuple[LogSource, dict[int, int], int]] = [
+        (
+            {"topic": name} if is_topic else {"table": name},
+            {each["partition"]: each["position"] for each in logs},
+            records,
+        )
+        for (name, is_topic), logs in behind.items()
+    ]
+    ranges = {each["log"]: (each["position"], each["position"]) for each in known["sources"]}
+    reached = server.advance_logs(wanted) if wanted else []
+    for logs, asked, found in zip(behind.values(), wanted, reached, strict=True):
+        if found is None:  # it was dropped: this raises the error that names it
+            source, offsets, _ = asked
+            found = server.advance(offsets, records, **source)
+        for each in logs:
+            ranges[each["log"]] = each["position"], max(each["position"], found[each["partition"]])
+    return ranges
 
 
 class _ViewJob:
@@ -280,7 +313,7 @@ class _ViewJob:
         maintainer = self._maintainer
         assert maintainer is not None and self._until is not None
         began = time.monotonic()
-        ranges = self._ranges(known)
+        ranges = batch_ranges(self.client, known, self._max_records)
         moved = any(start != end for start, end in ranges.values())
         due = maintainer.is_interval and began - self._refreshed_s >= self._refresh_s
         if moved or due:
@@ -294,23 +327,6 @@ class _ViewJob:
         if self._once and all(end >= self._until.get(log, 0) for log, (_, end) in ranges.items()):
             return None
         return 0.0 if moved else self._interval_s
-
-    def _ranges(self, known: dict[str, Any]) -> dict[int, tuple[int, int]]:
-        ranges = {}
-        topics = Counter(source["table"] for source in known["tables"] if source["topic"])
-        for source in known["sources"]:
-            start, after = source["position"], source["next"]
-            if start < after:
-                after = self._after(source["table"], source["partition"], topics.get(source["table"], 0), start)
-            ranges[source["log"]] = (start, max(start, after))
-        return ranges
-
-    def _after(self, name: str, partition: int, partitions: int, start: int) -> int:
-        """Where a range that begins at `start` ends, of a table or of a partition of a topic."""
-        if not partitions:
-            return self.client.advance({0: start}, self._max_records, table=name)[0]
-        records = max(MIN_RECORDS, self._max_records // partitions)
-        return self.client.advance({partition: start}, records, topic=name)[partition]
 
     def _lag(self) -> int | None:
         """How many positions the view is behind; None if it was reported recently."""

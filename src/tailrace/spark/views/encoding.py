@@ -22,11 +22,14 @@ from tailrace.spark.views.additive import PARTIALS
 from tailrace.spark.views.catalyst import WEIGHT
 from tailrace.spark.views.partials import KEY
 from tailrace.spark.views.query import COUNT, ViewQuery
+from tailrace.spark.views.texts import json_text
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
 
 OP: Final = "_op"
+ROW_TEXT: Final = "_row"  # the column with the text of a row, to compare it with an earlier one
 STAGED: Final = "stage string, rows bigint"
 _ALL: Final = "all"  # the key of the one row of a view without groups
 _SEND_BYTES: Final = 8 * limits.MiB
@@ -76,14 +79,14 @@ class ViewEncoder:
                 f"the SELECT has the column {min(repeated)!r} twice; give one of them another name with AS",
                 code="INVALID_VIEW",
             )
-        reserved = {OP, PARTIALS} & set(query.columns)
+        reserved = {OP, PARTIALS, ROW_TEXT} & set(query.columns)
         if reserved:
             raise Invalid(
                 f"the SELECT has a column {min(reserved)!r}, a name that is reserved; give it another one with AS",
                 code="INVALID_VIEW",
             )
-        fields = query.schema.fields
-        self._types = [field.dataType.simpleString() for field in fields]
+        self._data_types = [field.dataType for field in query.schema.fields]
+        self._types = [kind.simpleString() for kind in self._data_types]
         self.keys: list[tuple[str, str]] = []
         if 1 <= len(query.key) <= 2:
             self.keys = [(query.names[index], self._kind(index)) for index in query.key]
@@ -92,6 +95,8 @@ class ViewEncoder:
         width = len(query.columns)
         stored = list(range(width)) + [i for i in range(width, len(query.names)) if query.names[i] == COUNT]
         self._stored = [index for index in stored if query.names[index] not in dict(self.keys)]
+        for index in self._stored:
+            rows.check_storable(query.names[index], self._data_types[index], "INVALID_VIEW")
 
     @property
     def columns(self) -> list[tuple[str, str]]:
@@ -121,14 +126,15 @@ class ViewEncoder:
         if not 1 <= len(query.key) <= 2:
             if not query.key:
                 return [f.lit(_ALL).alias(self.keys[0][0])]
-            parts = [_json(column) for column in columns]
+            kinds = [self._data_types[index] for index in query.key]
+            parts = [json_text(column, kind) for column, kind in zip(columns, kinds, strict=True)]
             text = f.concat(f.lit("["), f.concat_ws(",", *parts), f.lit("]"))
             return [_fitting(text, 0).alias(self.keys[0][0])]
         found = []
         for position, (column, (name, kind)) in enumerate(zip(columns, self.keys, strict=True)):
             index = query.key[position]
             if kind == "S":
-                column = _fitting(_text(column, self._types[index]), position)
+                column = _fitting(_text(column, self._data_types[index]), position)
             found.append(column.alias(name))
         return found
 
@@ -140,8 +146,8 @@ class ViewEncoder:
         columns = [f.col(f"c{index}").alias(names[index]) for index in self._stored]
         op = f.when(f.col(WEIGHT) > 0, f.lit("PUT")).otherwise(f.lit("DELETE")).alias(OP)
         keys = self._keys([f.col(f"c{index}") for index in self._query.key])
-        partials = [PARTIALS] if PARTIALS in frame.columns else []
-        return frame.select(*keys, *columns, *partials, op)
+        beside = [name for name in (PARTIALS, ROW_TEXT) if name in frame.columns]
+        return frame.select(*keys, *columns, *beside, op)
 
     def with_keys(self, partials: DataFrame, groups: Sequence[str]) -> DataFrame:
         """Partials with the keys of their rows, in columns __k0, __k1."""
@@ -155,25 +161,18 @@ class ViewEncoder:
         return tuple(name for name in items.columns if name != OP), tuple(name for name, _ in self.keys)
 
 
-def _json(column: Column) -> Column:
-    """A value as JSON."""
-    from pyspark.sql import functions as f
-
-    text = f.to_json(f.array(column))
-    return f.substring(text, f.lit(2), f.length(text) - 2)
-
-
-def _text(column: Column, kind: str) -> Column:
+def _text(column: Column, data_type: DataType) -> Column:
     """A value as the text of a key."""
     from pyspark.sql import functions as f
 
+    kind = data_type.simpleString()
     null = f.lit("\\null")
     if kind == "string":
         special = (column == "") | column.startswith("\\")
-        plain = f.when(special, f.concat(f.lit("\\"), _json(column))).otherwise(column)
+        plain = f.when(special, f.concat(f.lit("\\"), json_text(column, data_type))).otherwise(column)
     elif kind.startswith(("struct", "array", "map")):
-        plain = f.to_json(column)
-    elif kind == "timestamp":
+        plain = json_text(column, data_type)
+    elif kind in ("timestamp", "timestamp_ntz"):
         plain = f.concat(f.replace(column.cast("string"), f.lit(" "), f.lit("T")), f.lit("Z"))
     elif kind == "binary":
         plain = f.base64(column)

@@ -10,11 +10,12 @@ from tailrace.errors import Error
 from tailrace.spark.options import ServerAccess
 from tailrace.spark.session import NEEDED
 from tailrace.spark.views.catalyst import WEIGHT
-from tailrace.spark.views.encoding import OP, STAGED, StageTask, ViewEncoder
+from tailrace.spark.views.encoding import OP, ROW_TEXT, STAGED, StageTask, ViewEncoder
 from tailrace.spark.views.failing import failing_row, value_error
 from tailrace.spark.views.partials import AddPartials
 from tailrace.spark.views.query import ADDITIVE, INTERVAL, REFRESH, SourceRows, ViewQuery
 from tailrace.spark.views.sources import SourceTableReader
+from tailrace.spark.views.texts import row_text
 from tailrace.spark.views.topics import SourceTopicReader
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class ViewMaintainer:
             reader.needed = self._query.used_columns(table, keyed=False)
         # The positions that the state is of, by source and partition; None: there is no state.
         self._at: dict[str, dict[int, int]] | None = None
-        self._previous: DataFrame | None = None  # the last result of a SELECT that runs again
+        self._previous: DataFrame | None = None  # the keys and texts of the last result of a SELECT that runs again
 
     @property
     def is_interval(self) -> bool:
@@ -263,20 +264,23 @@ class ViewMaintainer:
         encoder = self._encoder
         if self.is_interval:
             self._plan_again()
-        items = encoder.items(self._query.result(now).withColumn(WEIGHT, f.lit(1))).drop(OP).localCheckpoint()
+        rows = self._query.result(now)
+        rows = rows.withColumn(ROW_TEXT, row_text(rows)).withColumn(WEIGHT, f.lit(1))
+        items = encoder.items(rows).drop(OP).localCheckpoint()
         keys = [name for name, _ in encoder.keys]
         if self._previous is None:
             there = SourceTableReader(self._spark, self._server, self._access, self._name, encoder.keys)
             there.used = keys
             there.read_items()
-            before, puts = there.rows().select(*keys), items
+            before, puts = there.rows(), items
         else:
-            before, puts = self._previous.select(*keys), items.exceptAll(self._previous)
-        gone = before.join(items.select(*keys), keys, "left_anti")
+            before, puts = self._previous, items.join(self._previous, [*keys, ROW_TEXT], "left_anti")
+        gone = before.select(*keys).join(items.select(*keys), keys, "left_anti")
+        self._previous = items.select(*keys, ROW_TEXT)
+        puts, items = puts.drop(ROW_TEXT), items.drop(ROW_TEXT)
         empty = [
             f.col(f"`{name}`") if name in keys else f.lit(None).cast(kind).alias(name) for name, kind in items.dtypes
         ]
-        self._previous = items
         deletes = gone.select(*empty).withColumn(OP, f.lit("DELETE"))
         return puts.withColumn(OP, f.lit("PUT")).unionAll(deletes)
 

@@ -27,6 +27,7 @@ from tailrace.spark.views.derivative import BILINEAR, KEYED, LIMITS, SUPPORTED, 
 from tailrace.spark.views.keys import KeyFinder
 from tailrace.spark.views.placeholders import DELTA, NEW, OLD, SIDES, SourcePlaceholders
 from tailrace.spark.views.rewriting import SubqueryRewriter, TieBreaker, UnsupportedPlan
+from tailrace.spark.views.texts import comparable, has_variant, is_comparable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -129,6 +130,13 @@ class ViewQuery:
         """The distinct rows of a plan without a key, with their number."""
         catalyst = self._catalyst
         frame = catalyst.frame(plan)
+        for name, kind in frame.dtypes:
+            if has_variant(kind):
+                raise Invalid(
+                    f"the rows have no key, so equal rows are counted, and the column {name!r} is {kind}, which has no "
+                    f"equality; cast it: CAST({name} AS STRING), or take fields of it: {name}:path::type",
+                    code="INVALID_VIEW",
+                )
         numbered = frame.toDF(*[f"c{index}" for index in range(len(frame.columns))])
         made = catalyst.analyzed(numbered.groupBy(*numbered.columns).count())
         out = catalyst.output(made)
@@ -321,7 +329,13 @@ class ViewQuery:
         rows = _numbered(delta)
         names = [name for name in rows.columns if name != WEIGHT]
         key = [f"c{index}" for index in self.key]
-        net = rows.groupBy(*names).agg(f.sum(WEIGHT).alias(WEIGHT)).where(f"{WEIGHT} <> 0")
+        kinds = dict(rows.dtypes)
+        values = [f.first(name).alias(name) for name in names if not is_comparable(kinds[name])]
+        by = [
+            name if is_comparable(kinds[name]) else comparable(f.col(name), kinds[name]).alias(f"by_{name}")
+            for name in names
+        ]
+        net = rows.groupBy(*by).agg(f.sum(WEIGHT).alias(WEIGHT), *values).where(f"{WEIGHT} <> 0")
         row = f.struct(*names)
         last = net.groupBy(*key).agg(f.max_by(row, f.col(WEIGHT)).alias("row"), f.max(WEIGHT).alias(WEIGHT))
         sign = f.when(f.col(WEIGHT) > 0, 1).otherwise(-1).alias(WEIGHT)

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-OVERLAY_ROWS: Final = 200_000  # when an overlay becomes a part of the base
+# When an overlay becomes a part of the base, which is written anew for it. A batch writes the overlay anew; so it is a
+# small part of a large base, and a large base is not written with each batch.
+OVERLAY_ROWS: Final = 200_000
+OVERLAY_SHARE: Final = 20  # or one row in so many of the base, if that is more
 _TRIES: Final = 5
 
 
@@ -59,7 +62,7 @@ class SourceTableReader:
         self.used: list[str] = self.schema.fieldNames()
         self.needed: list[str] = self.used  # those of them that the SELECT names, which may lack the key
         self._base: DataFrame | None = None
-        self._base_at = 0
+        self._base_at = self._base_rows = 0
         self._overlay: DataFrame | None = None
         self.at = 0
         self._nothing: DataFrame | None = None
@@ -164,13 +167,14 @@ class SourceTableReader:
             before = self._next()
             found = self._spark.read.format("tailrace").options(**self._options(), mode="items").schema(schema).load()
             rows = found.localCheckpoint(storageLevel=_level())
-            last = rows.agg(f.max(SEQUENCE)).first()
+            last = rows.agg(f.max(SEQUENCE), f.count("*")).first()
             assert last is not None
             # All rows are as of the end of the log when the read was planned, which an empty table does not state.
             position = last[0] + 1 if last[0] is not None else before
             if last[0] is not None or position == self._next():
                 self._base, self._overlay = rows.drop(SEQUENCE), None
                 self._base_at = self.at = position
+                self._base_rows = last[1]
                 return position - 1
         raise Unavailable(f"table {self.table!r} changed each time that it was read and found empty; try again")
 
@@ -238,10 +242,10 @@ class SourceTableReader:
         if overlay is None or overlay is self._overlay:
             return
         self._overlay = overlay.localCheckpoint(storageLevel=_level())
-        if self._overlay.count() > OVERLAY_ROWS:
+        if self._overlay.count() > max(OVERLAY_ROWS, self._base_rows // OVERLAY_SHARE):
             used = [f"`{name}`" for name in self.used]
             self._base = self.rows().select(*used).localCheckpoint(storageLevel=_level())
-            self._base_at, self._overlay = position, None
+            self._base_at, self._base_rows, self._overlay = position, self._base.count(), None
 
 
 def _level() -> Any:
