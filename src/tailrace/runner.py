@@ -47,6 +47,7 @@ from tailrace.log.log import Advanced
 from tailrace.log.recent import RecentSegments
 from tailrace.log.tail import Notices, Tail
 from tailrace.metrics import Metrics
+from tailrace.pace import CommitPace
 from tailrace.storage.engine import LOST, NOT_LEADER, UNSTORABLE, Engine, Notice, Tx, closed
 from tailrace.storage.presence import GONE
 from tailrace.storage.wal import DAMAGED
@@ -165,30 +166,6 @@ class _Batch:
     def prepared(self) -> bool:
         """Whether the commands ran and the turn is held. There may be none: a thread may have taken them first."""
         return self.tx is not None or self.error is not None
-
-
-class CommitPace:
-    """Judges by the times of commits whether the next one may run on the event loop's thread, where readers wait for
-    it: after LOOP_COMMITS_MIN fast ones. A slow commit outweighs several fast ones, and one that readers would notice
-    very many."""
-
-    __slots__ = ("_credit",)
-
-    def __init__(self) -> None:
-        self._credit = 0
-
-    @property
-    def fast(self) -> bool:
-        return self._credit >= limits.LOOP_COMMITS_MIN
-
-    def note(self, seconds: float) -> None:
-        """A commit took so long."""
-        if seconds < limits.LOOP_COMMIT_S:
-            self._credit = min(self._credit + 1, 2 * limits.LOOP_COMMITS_MIN)
-        elif seconds < limits.LOOP_STALL_S:
-            self._credit -= limits.LOOP_COMMITS_MIN // 16
-        else:
-            self._credit = -limits.LOOP_STALL_COMMITS
 
 
 class Runner:
@@ -675,17 +652,24 @@ class Runner:
         self._answer(batch)
 
     def _answer(self, batch: _Batch) -> None:
-        jobs, more = iter(batch.jobs), True
-        while more:
-            try:
-                for job in jobs:
-                    if job.latch is None:
-                        job.deliver()
-                more = False
-            except Exception:  # of one command: the others are answered all the same, and their notices published
-                logger.exception("a result could not be delivered")
+        delivered = 0
+        while delivered < len(batch.jobs):
+            delivered = _delivered(batch.jobs, delivered)
         failpoints.hit("batch.answered")
         self._tail.publish(batch.notices)
+
+
+def _delivered(jobs: list[QueuedCommand], first: int) -> int:
+    """Deliver the results from `first` on; where to go on. One that fails must not keep the others, nor the notices."""
+    number = first
+    try:
+        while number < len(jobs):
+            number += 1
+            if jobs[number - 1].latch is None:
+                jobs[number - 1].deliver()
+    except Exception:
+        logger.exception("a result could not be delivered")
+    return number
 
 
 def _alike(jobs: list[QueuedCommand], first: int) -> list[Command[Any]]:

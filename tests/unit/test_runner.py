@@ -28,7 +28,8 @@ from tailrace.log.entry import Segment
 from tailrace.log.segments import SEGMENTS
 from tailrace.log.tail import Tail
 from tailrace.metrics import Metrics
-from tailrace.runner import CommitPace, QueuedCommand, Runner
+from tailrace.pace import CommitPace
+from tailrace.runner import QueuedCommand, Runner
 from tailrace.storage.engine import Tx
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.storage.table import META, MetaRow
