@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import msgspec
@@ -163,16 +164,16 @@ def test_a_key_that_was_looked_up_in_a_thread_is_cached_on_the_loop(db: Database
     async def scenario(revoked: bool) -> bool:
         signatures = signatures_of(db)
         signatures._known = Cache()
-        found = signatures._find
+        execute = db.execute
 
-        def find(key_id: str) -> tuple[str, Principal]:
-            result = found(key_id)
-            if revoked:
+        def executed(request: Any) -> Any:
+            result = execute(request)
+            if revoked and isinstance(request, LoadUser):  # the last look-up
                 loop.call_soon_threadsafe(signatures._on_changed, [])
             return result
 
         loop = asyncio.get_running_loop()
-        with mock.patch.object(Database, "blocking", True), mock.patch.object(signatures, "_find", find):
+        with mock.patch.object(Database, "blocking", True), mock.patch.object(db, "execute", executed):
             claimed = signatures.claimed(signed(key.id, key.secret))
             assert not isinstance(claimed, tuple)
             assert (await claimed)[0].name == "ann"
