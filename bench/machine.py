@@ -50,7 +50,8 @@ class Disk:
 def interpreter_build() -> str:
     """Whether the interpreter was built for speed; such a build is 10 to 30 % faster."""
     options = f"{sysconfig.get_config_var('CONFIG_ARGS') or ''} {sysconfig.get_config_var('PY_CFLAGS') or ''}"
-    profiled = "--enable-optimizations" in options or "-fprofile-use" in options
+    distributed = "deb_system" in sysconfig.get_scheme_names()  # built with PGO, though the flags do not show it
+    profiled = distributed or "--enable-optimizations" in options or "-fprofile-use" in options
     linked = "--with-lto" in options or "-flto" in options
     if not profiled:
         return "no optimized (PGO) build"
