@@ -323,6 +323,21 @@ views: $(STAMPS)/dev  ## Run the tests of views on Spark, and those that start S
 	$(call say,'views$(,) the demo$(,) and exactly once$(,) on Spark')
 	$(part) $(VIEWS_TESTS)
 
+# Another version of PySpark than that of .venv, in a directory of its own before it on the path.
+SPARK ?= 4.2.1
+SPARK_TESTS ?= tests/spark
+
+.spark/%/pyspark: | $(STAMPS)/dev
+	$(call say,'installing PySpark $*')
+	@rm -rf .spark/$*.tmp && $(PIP) install --quiet --no-deps --no-compile --target .spark/$*.tmp pyspark==$*
+	@rm -rf .spark/$* && mv .spark/$*.tmp .spark/$*
+
+.PHONY: spark-version
+spark-version: .spark/$(SPARK)/pyspark  ## Run the tests of the pipeline on another PySpark, SPARK=4.2.1 (SPARK_TESTS=tests/spark/test_sink.py for some of them)
+	@$(TEST_ENV) PYTHONPATH=.spark/$(SPARK) $(BIN)/python -c 'import pyspark; assert pyspark.__version__ == "$(SPARK)", pyspark.__version__'
+	$(call say,'the pipeline on PySpark $(SPARK)')
+	@$(TEST_ENV) PYTHONPATH=$(CURDIR)/.spark/$(SPARK) $(PYTEST) -q $(SPARK_TESTS)
+
 .PHONY: history
 history: $(STAMPS)/dev  ## Tier and trim a million records, and read them back through every API
 	@$(TEST_ENV) RECORDS=1000000 $(PYTEST) -q -s tests/spark/test_history.py

@@ -1,8 +1,10 @@
 """Random queries over random histories: after every batch each view equals its SELECT run from scratch.
 
-    python -m tests.spark.soak_views --minutes 60 [--seed N]
+    python -m tests.spark.soak_views --minutes 60
+    python -m tests.spark.soak_views --seed N --worlds M     a run again, or a part of it
 
-A difference is printed with the seed that shows it again.
+A difference is printed with the seed that shows it again. The seeds of each run are kept in `view_seeds.txt`; a test
+takes the last ones.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ import argparse
 import random
 import sys
 import time
-from typing import Final
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from tests.spark.view_worlds import World
 from tests.support.jvm import SHORT_LIVED
 
+KEPT: Final = Path(__file__).with_name("view_seeds.txt")
 QUERIES_PER_WORLD: Final = 12
 BATCHES: Final = 5
 # The columns of each table: for groups, numbers that are exact, and the key.
@@ -37,6 +42,29 @@ JOINS: Final = [
 ]
 PEERS: Final = ["rank()", "dense_rank()", "percent_rank()", "sum(total)", "count(*)", "max(qty)"]
 KINDS: Final = ["JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"]
+SETS: Final = ["UNION", "UNION ALL", "INTERSECT", "EXCEPT", "INTERSECT ALL", "EXCEPT ALL"]
+# Tables without a history, with the columns of orders that they are joined with.
+CONSTANTS: Final = [
+    ("(VALUES ('new'), ('paid'), ('lost'), (NULL)) AS v(k)", "status"),
+    ("(VALUES ('c1'), ('c2'), ('nobody')) AS v(k)", "customer"),
+    ("(SELECT id AS k FROM range(1, 12)) AS v", "qty"),
+]
+
+
+class KeptSeeds(NamedTuple):
+    """A run: its first and last seed, and what came of it."""
+
+    first: int
+    last: int
+    queries: int
+    wrong: int
+    pyspark: str
+
+
+def kept_seeds() -> list[KeptSeeds]:
+    """The runs that were kept, the earliest first."""
+    lines = [line.split() for line in KEPT.read_text().splitlines() if not line.startswith("#")]
+    return [KeptSeeds(*map(int, numbers), pyspark) for *numbers, pyspark in lines]
 
 
 class QueryGenerator:
@@ -49,10 +77,15 @@ class QueryGenerator:
         """A SELECT; sometimes of two, or of a SELECT."""
         rng = self._random
         choice = rng.random()
-        if choice < 0.12:
-            operator = rng.choice(["UNION", "UNION ALL", "INTERSECT", "EXCEPT", "INTERSECT ALL", "EXCEPT ALL"])
-            return f"{self._one_column()} {operator} {self._one_column()}"
-        if choice < 0.25:
+        if choice < 0.08:
+            return f"{self._one_column()} {rng.choice(SETS)} {self._one_column()}"
+        if choice < 0.13:
+            constant = rng.choice(["SELECT 'c1'", "SELECT CAST(NULL AS STRING)"])
+            inner = f"{self._one_column()} {rng.choice(SETS)} {rng.choice([constant, self._one_column()])}"
+            return f"({inner}) {rng.choice(SETS)} {self._one_column()}"
+        if choice < 0.2:
+            return self._constants()
+        if choice < 0.3:
             inner = self._groups()
             return f"SELECT n, count(*) AS groups FROM ({inner}) GROUP BY n"
         return rng.choice([self._groups, self._groups, self._rows, self._window, self._window, self._lateral])()
@@ -127,6 +160,17 @@ class QueryGenerator:
         made = f"SELECT id, {function} OVER (PARTITION BY {by} ORDER BY {order}) AS w FROM orders"
         return made if rng.random() < 0.5 else f"SELECT id, w FROM ({made}) WHERE w IS NOT NULL AND w < 3"
 
+    def _constants(self) -> str:
+        """What there is of some constants."""
+        rng = self._random
+        table, column = rng.choice(CONSTANTS)
+        equal = rng.choice(["=", "<=>"])
+        text = f"FROM {table} {rng.choice(KINDS)} orders o ON o.{column} {equal} v.k"
+        if rng.random() < 0.4:
+            return f"SELECT v.k, o.id AS id {text}"
+        made = rng.choice(["count(o.id)", "sum(o.total)", "max(o.qty)", "count(DISTINCT o.customer)"])
+        return f"SELECT v.k AS g, count(*) AS n, {made} AS x {text} GROUP BY v.k"
+
     def _lateral(self) -> str:
         """The first orders of each customer."""
         rng = self._random
@@ -141,6 +185,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--worlds", type=int, default=None, help="so many seeds at most")
     args = parser.parse_args()
     from tailrace.spark import session
 
@@ -152,9 +197,9 @@ def main() -> int:
         },
     )  # fmt: skip
     end = time.monotonic() + args.minutes * 60
-    seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
+    first = seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
     checked = wrong = 0
-    while time.monotonic() < end:
+    while time.monotonic() < end and (args.worlds is None or seed < first + args.worlds):
         rng = random.Random(seed)
         world = World(spark, seed, BATCHES)
         for _ in range(QUERIES_PER_WORLD):
@@ -169,7 +214,10 @@ def main() -> int:
             if time.monotonic() > end:
                 break
         seed += 1
-    print(f"{checked} queries, {wrong} wrong; the last seed was {seed}")
+    print(f"{checked} queries, {wrong} wrong; the seeds were {first} to {seed - 1}")
+    if args.seed is None:
+        with KEPT.open("a") as kept:
+            print(first, seed - 1, checked, wrong, version("pyspark"), file=kept)
     return 1 if wrong else 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from tailrace.spark.views.catalyst import WEIGHT
 from tailrace.spark.views.encoding import ViewEncoder
 from tailrace.spark.views.failing import FailingRow, failing_row
 from tailrace.spark.views.query import ADDITIVE, DELTAS, GROUPS, INTERVAL, REFRESH, SourceRows, ViewQuery
+from tests.spark.soak_views import QueryGenerator, kept_seeds
 from tests.spark.view_queries import QUERIES
 from tests.spark.view_worlds import COLUMNS, World
 
@@ -37,6 +39,13 @@ def test_a_view_equals_its_query_after_every_batch(world: World, name: str) -> N
     world.check(QUERIES[name])
 
 
+@pytest.mark.parametrize("seed", [kept.last for kept in kept_seeds()[-2:]])
+def test_random_queries_of_kept_seeds_are_right(spark: SparkSession, seed: int) -> None:
+    rng, world = random.Random(seed), World(spark, seed, BATCHES)
+    for _ in range(3):
+        world.check(QueryGenerator(rng).query())
+
+
 @pytest.mark.parametrize(
     ("sql", "strategy", "key"),
     [
@@ -51,6 +60,7 @@ def test_a_view_equals_its_query_after_every_batch(world: World, name: str) -> N
         ("SELECT id, rand() AS t FROM orders", INTERVAL, ["id"]),
         ("SELECT id, (SELECT max(now()) FROM customers) AS t FROM orders", INTERVAL, ["id"]),
         ("SELECT id FROM orders LIMIT 3", REFRESH, ["id"]),
+        ("SELECT region COLLATE UTF8_LCASE AS r, count(*) AS n FROM orders GROUP BY 1", REFRESH, ["r"]),
         ("SELECT id FROM orders TABLESAMPLE (50 PERCENT) REPEATABLE (1)", REFRESH, ["id"]),
     ],
 )
@@ -96,6 +106,22 @@ def test_times_in_keys_have_all_their_digits(world: World, columns: str, names: 
     assert {tuple(row[name] for name in names) for row in found} == wanted
 
 
+def test_texts_in_keys_are_stored_without_their_collation(world: World) -> None:
+    spark = world.spark
+    texts = ["", "EU", "eu", "\\", None]
+    rows = spark.createDataFrame([{"id": str(number), "status": each} for number, each in enumerate(texts)], _ORDERS)
+    query = ViewQuery(
+        spark, "SELECT status COLLATE UTF8_LCASE AS s, id FROM orders", {"orders": world.sources["orders"]}
+    )
+    grouped = ViewQuery(spark, f"SELECT s, count(*) AS n FROM ({query.sql}) GROUP BY s", query.sources)
+    encoder = ViewEncoder(grouped, "view")
+    found = encoder.items(grouped.result({"orders": rows}).withColumn(WEIGHT, f.lit(1))).collect()
+    query.drop()
+    grouped.drop()
+    assert encoder.columns[0] == ("s", "string")
+    assert sorted(row["s"].lower() for row in found) == ['\\""', '\\"\\\\"', "\\null", "eu"]
+
+
 @pytest.mark.parametrize(
     ("sql", "why"),
     [
@@ -104,6 +130,10 @@ def test_times_in_keys_have_all_their_digits(world: World, columns: str, names: 
         ("SELECT id, named_struct('y', make_interval(qty)) AS x FROM orders", r"the column 'x\.y' is interval, "),
         ("SELECT id, map(total, 1) AS x FROM orders", r"a map whose keys are decimal\(20,4\); cast them to strings"),
         ("SELECT explode(array(value)) AS x FROM events", r"'x' is variant, .*CAST\(x AS STRING\).* x:path::type"),
+        (
+            "SELECT explode(array(status COLLATE UTF8_LCASE)) AS x FROM orders",
+            r"'x' is string collate .*CAST\(x AS STRING\)",
+        ),
         ("SELECT id, status AS _row FROM orders", "'_row', a name that is reserved"),
     ],
 )

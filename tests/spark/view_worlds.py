@@ -210,19 +210,7 @@ class KeptView:
         self._texts: dict[Any, str] = {}  # the partials of groups, as the server has them
 
     def fill(self, now: dict[str, DataFrame]) -> None:
-        query = self._query
-        if query.strategy != ADDITIVE:
-            self._put_all(query.result(now).collect())
-            return
-        from pyspark.sql import functions as f
-
-        everything = {
-            table: SourceRows(rows.where("false"), rows, rows.withColumn(WEIGHT, f.lit(1)))
-            for table, rows in now.items()
-        }
-        partials = query.batch(everything)
-        assert partials is not None
-        self._write(query.finished(partials))
+        self._write(self._query.filled(now))
 
     def _put_all(self, rows: list[Any]) -> None:
         self.rows = {}

@@ -18,7 +18,7 @@ from tailrace import limits
 from tailrace.scalar.problem import ExpressionError, TextOrigin
 from tailrace.scalar.reading import first_too_deep
 
-DIALECT: Final = "spark"
+DIALECT: Final = "databricks"  # of Spark SQL the one with paths into VARIANT: value:customer.id::string
 CODE: Final = "INVALID_VIEW"
 _DEPTH_MAX: Final = 60
 

@@ -494,6 +494,7 @@ def test_a_source_whose_changes_were_lost_makes_the_view_stale(db: Database) -> 
             ("a", "x.o"),
             "SELECT /*+ SHUFFLE_HASH(a), REPARTITION(3, x.o.id) */ * FROM `t0` AS `a` JOIN `t1` AS `o` USING (id)",
         ),
+        ("SELECT value:q.z[0]::int AS z, e.value:kind FROM a.b e", ("a.b",), "SELECT value:q.z[0]::int AS z, e.value:kind FROM `t0` e"),
         ("SELECT 1 FROM a UNION ALL SELECT 2 FROM b", ("a", "b"), "SELECT 1 FROM `t0` AS `a` UNION ALL SELECT 2 FROM `t1` AS `b`"),
     ],
 )  # fmt: skip

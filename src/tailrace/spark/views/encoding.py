@@ -22,7 +22,7 @@ from tailrace.spark.views.additive import PARTIALS
 from tailrace.spark.views.catalyst import WEIGHT
 from tailrace.spark.views.partials import KEY
 from tailrace.spark.views.query import COUNT, ViewQuery
-from tailrace.spark.views.texts import json_text
+from tailrace.spark.views.texts import is_collated, json_text, without_collations
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -107,7 +107,7 @@ class ViewEncoder:
         for index in shown:
             name = self._query.names[index]
             key = dict(self.keys).get(name)
-            found.append((name, (kinds[key] if key else "") or self._types[index]))
+            found.append((name, (kinds[key] if key else "") or without_collations(self._types[index])))
         return found
 
     def _kind(self, index: int) -> str:
@@ -167,7 +167,8 @@ def _text(column: Column, data_type: DataType) -> Column:
 
     kind = data_type.simpleString()
     null = f.lit("\\null")
-    if kind == "string":
+    if kind == "string" or (is_collated(kind) and kind.startswith("string")):
+        column = column.cast("string")  # without a collation, under which it may equal others
         special = (column == "") | column.startswith("\\")
         plain = f.when(special, f.concat(f.lit("\\"), json_text(column, data_type))).otherwise(column)
     elif kind.startswith(("struct", "array", "map")):

@@ -109,8 +109,6 @@ class ViewMaintainer:
     ) -> tuple[dict[str, int], dict[int, int], Iterator[tuple[str, int]]]:
         """The sequence of each table and the position in each partition of topics as they are now, and the stages with
         the rows of the view over them. `tables`: the sources, as the server describes them now."""
-        from pyspark.sql import functions as f
-
         self._at = self._previous = None
         self._logs = _logs(tables)
         sequences, positions = dict[str, int](), dict[int, int]()
@@ -122,18 +120,7 @@ class ViewMaintainer:
             else:
                 sequences[table] = reader.read_items()
         now = {table: reader.rows() for table, reader in self._readers.items()}
-        if self._query.strategy == ADDITIVE:
-            made = self._query.batch(
-                {
-                    table: SourceRows(rows.where("false"), rows, rows.withColumn(WEIGHT, f.lit(1)))
-                    for table, rows in now.items()
-                }
-            )
-            assert made is not None, "the delta of an additive view depends on its sources"
-            rows = self._query.finished(made)
-        else:
-            rows = self._query.result(now).withColumn(WEIGHT, f.lit(1))
-        return sequences, positions, self._stages(self._encoder.items(rows), lambda: now, now)
+        return sequences, positions, self._stages(self._encoder.items(self._query.filled(now)), lambda: now, now)
 
     def _stages(
         self, items: DataFrame, suspects: Callable[[], Mapping[str, DataFrame]], now: Mapping[str, DataFrame]

@@ -26,8 +26,8 @@ from tailrace.spark.views.catalyst import WEIGHT, Catalyst, Java, Relation
 from tailrace.spark.views.derivative import BILINEAR, KEYED, LIMITS, SUPPORTED, Derivative
 from tailrace.spark.views.keys import KeyFinder
 from tailrace.spark.views.placeholders import DELTA, NEW, OLD, SIDES, SourcePlaceholders
-from tailrace.spark.views.rewriting import SubqueryRewriter, TieBreaker, UnsupportedPlan
-from tailrace.spark.views.texts import comparable, has_variant, is_comparable
+from tailrace.spark.views.rewriting import GenerateRewriter, SubqueryRewriter, TieBreaker, UnsupportedPlan
+from tailrace.spark.views.texts import comparable, has_variant, is_collated, is_comparable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -95,7 +95,7 @@ class ViewQuery:
         catalyst = self._catalyst
         volatile = catalyst.is_volatile(analyzed)
         try:
-            plan = SubqueryRewriter(catalyst).rewritten(plan)
+            plan = GenerateRewriter(catalyst).rewritten(SubqueryRewriter(catalyst).rewritten(plan))
         except UnsupportedPlan as error:
             raise Invalid(
                 f"a view cannot have {error}; write it as a join, or make it a view of its own", code="INVALID_VIEW"
@@ -137,6 +137,12 @@ class ViewQuery:
                     f"equality; cast it: CAST({name} AS STRING), or take fields of it: {name}:path::type",
                     code="INVALID_VIEW",
                 )
+            if is_collated(kind):
+                raise Invalid(
+                    f"the rows have no key, so equal rows are counted, and the column {name!r} is {kind}, of which "
+                    f"different texts are equal; cast it: CAST({name} AS STRING)",
+                    code="INVALID_VIEW",
+                )
         numbered = frame.toDF(*[f"c{index}" for index in range(len(frame.columns))])
         made = catalyst.analyzed(numbered.groupBy(*numbered.columns).count())
         out = catalyst.output(made)
@@ -154,6 +160,10 @@ class ViewQuery:
             raise UnsupportedPlan(f"a join of kind {how}")
         if kind == "Aggregate" and "session_window" in node.simpleString(1000):
             raise UnsupportedPlan("session_window, whose groups depend on each other")
+        if kind == "Aggregate" and any(
+            is_collated(each.dataType().simpleString()) for each in catalyst.items(node.groupingExpressions())
+        ):
+            raise UnsupportedPlan("groups under a collation, which are named by any of their texts")
         for child in catalyst.children(node):
             self._check(child)
 
@@ -260,6 +270,7 @@ class ViewQuery:
         derivative = Derivative(catalyst, placeholders)
         self._result, self._result_uses = placeholders.named(derivative.rows(self._plan, NEW))
         self._template: Java | None = None
+        self._filling: Java | None = None  # the partials of all rows
         self.form = ""  # of the partials
         self._uses: set[str] = set()
         if self.strategy == ADDITIVE:
@@ -270,6 +281,8 @@ class ViewQuery:
                 return
             partials = self.additive.partials(delta)
             self._template, self._uses = placeholders.named(catalyst.analyzed(partials))
+            everything = self.additive.partials(catalyst.weighted(derivative.rows(self._core.child(), NEW), 1))
+            self._filling, _ = placeholders.named(catalyst.analyzed(everything))
             self._state_name, state = placeholders.extra("state", partials.schema)
             self.form = self.additive.form(partials)
             self._finished, _ = placeholders.named(self.additive.finished(state, self._chain))
@@ -382,6 +395,14 @@ class ViewQuery:
         for table in self.tables:
             sources[table].createOrReplaceTempView(self._placeholders.name(table, NEW))
         return _numbered(self._catalyst.frame(self._result))
+
+    def filled(self, sources: Mapping[str, DataFrame]) -> DataFrame:
+        """The rows to put into an empty view; of an additive one with the texts of their partials. They are not the
+        changes since the sources were empty: an outer join has rows of its constant side then, too."""
+        from pyspark.sql import functions as f
+
+        rows = self.result(sources).withColumn(WEIGHT, f.lit(1))  # which names the rows of the sources
+        return rows if self._filling is None else self.finished(self._catalyst.frame(self._filling))
 
     def batch(self, sources: Mapping[str, SourceRows]) -> DataFrame | None:
         """The meaning of a batch: for `groups` and `delta` the rows to put (+1) and the keys to delete (-1) in columns

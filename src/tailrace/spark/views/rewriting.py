@@ -1,6 +1,7 @@
 """Rewriting the plan of a SELECT into one that can be differentiated, with the same result.
 
 - A scalar subquery that Catalyst left in an expression becomes a join with its one row.
+- The columns that EXCEPT ALL and INTERSECT ALL generate get ids of their own.
 - The row numbers that Catalyst makes of ORDER BY ... LIMIT in a correlated subquery get that order.
 - Rows that tie in ORDER BY are ordered by their key, for row numbers and LIMIT: so the old state of the sources gives
   again exactly the rows that were stored.
@@ -81,6 +82,31 @@ class SubqueryRewriter:
         if kind == "Project":
             return self._is_one_row(node.child())
         return kind == "Aggregate" and node.groupingExpressions().isEmpty()
+
+
+class GenerateRewriter:
+    """Gives the columns that an operator generates ids of their own. Those of EXCEPT ALL and INTERSECT ALL have the ids
+    of the columns below: if these are constants, as they are in some derivatives, Spark puts the constants in place of
+    the columns, and then finds no columns."""
+
+    def __init__(self, catalyst: Catalyst) -> None:
+        self._catalyst = catalyst
+
+    def rewritten(self, node: Java) -> Java:
+        catalyst, children = self._catalyst, self._catalyst.children(node)
+        if not children:
+            return node
+        made = catalyst.with_children(node, [self.rewritten(child) for child in children])
+        if catalyst.kind(node) != "Generate":
+            return made
+        generated = catalyst.items(node.generatorOutput())
+        below = {each.exprId().id() for each in catalyst.output(node.child())}
+        if not any(each.exprId().id() in below for each in generated):
+            return made
+        fresh = [each.newInstance() for each in generated]
+        required = catalyst.output(node)[: -len(generated)]
+        named = [catalyst.alias(new, old.name(), old.exprId()) for new, old in zip(fresh, generated, strict=True)]
+        return catalyst.project([*required, *named], _copied(made, {4: catalyst.seq(fresh)}))
 
 
 class TieBreaker:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 _VARIANT: Final = re.compile(r"(?:^|[<:,])variant(?:$|[>,])")  # a field may have this name
+_COLLATION: Final = re.compile(r"(?<=string) collate \w+")
 _SECONDS: Final = "yyyy-MM-dd'T'HH:mm:ss"
 _MILLISECONDS: Final = {"timestampFormat": f"{_SECONDS}.SSSXXX", "timestampNTZFormat": f"{_SECONDS}.SSS"}
 _MICROSECONDS: Final = {"timestampFormat": f"{_SECONDS}.SSSSSSXXX", "timestampNTZFormat": f"{_SECONDS}.SSSSSS"}
@@ -73,7 +74,17 @@ def has_variant(kind: str) -> bool:
 def is_comparable(kind: str) -> bool:
     """Whether Spark can tell if two values of this type are the same: VARIANT has no equality, and a collation may make
     different texts equal."""
-    return not has_variant(kind) and " collate " not in kind
+    return not has_variant(kind) and not is_collated(kind)
+
+
+def is_collated(kind: str) -> bool:
+    """Whether a type is a text under a collation, or has one inside: different texts may be equal."""
+    return _COLLATION.search(kind) is not None
+
+
+def without_collations(kind: str) -> str:
+    """The type of the same values as they are stored."""
+    return _COLLATION.sub("", kind)
 
 
 def comparable(column: Column, kind: str) -> Column:
