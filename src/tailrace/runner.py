@@ -536,7 +536,10 @@ class Runner:
 
     def _stop(self, error: BaseException) -> None:
         """Accept no more writes."""
-        logger.critical("writes are stopped: %s", error, exc_info=error)
+        if isinstance(error, Error) and error.code == NOT_LEADER:
+            logger.info("writes are stopped: %s", error)  # in order: a take-over, of which the leadership tells
+        else:
+            logger.critical("writes are stopped: %s", error, exc_info=error)
         reason = f"writes are stopped since the last commit failed ({error}); restart the server to recover"
         code = "WRITES_STOPPED"
         if isinstance(error, Error) and error.code in (GONE, DAMAGED):

@@ -28,6 +28,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from itertools import zip_longest
 from typing import Final, NamedTuple
 
 INITIAL: Final = "(initial)"  # the value of a register that nobody has written
@@ -252,6 +253,14 @@ def group_violations(
 
 
 # -- the same in two places
+
+
+def reader_violations(name: str, delivered: Sequence[str], stored: Sequence[str]) -> list[str]:
+    """What a live reader got, and what a log has: the same in the same order."""
+    for number, (mine, theirs) in enumerate(zip_longest(delivered, stored)):
+        if mine != theirs:
+            return [f"{name}: entry {number} is {theirs}, and {mine} was delivered"]
+    return []
 
 
 def route_violations(

@@ -23,6 +23,7 @@ from tests.faults.history import (
     counter_violations,
     group_violations,
     log_violations,
+    reader_violations,
     register_violations,
     route_violations,
     swap_violations,
@@ -52,6 +53,8 @@ class Run:
         self.operator = work.Operator("operator", self._balancer)
         self.operator.prepare()
         self.clients = self._made()
+        followed = (self.appenders[0], self.appenders[-1])
+        self.readers = [work.LiveReader(f"reader of {each.name}", self._balancer, each.stream) for each in followed]
 
     def _made(self) -> list[work.Client]:
         balancer = self._balancer
@@ -86,7 +89,7 @@ class Run:
         return [fault for fault in FAULTS if having[fault.needs]]
 
     def start(self) -> None:
-        for client in self.clients:
+        for client in (*self.clients, *self.readers):
             client.start()
         self.progress()
 
@@ -146,6 +149,7 @@ class Run:
             if client.failure is not None:
                 self.problems.append(f"{client.name}: {client.failure!r}")
         self.problems += self._judged()
+        self.problems += self._delivered()
         leader = self.cluster.leader()
         url = leader.database
         for server in self.cluster.servers:
@@ -196,6 +200,23 @@ class Run:
         )
         return wrong + self._transferred()
 
+    def _delivered(self) -> list[str]:
+        """Let the live readers get all there is, and compare."""
+        wrong: list[str] = []
+        for reader in self.readers:
+            stored = self.operator.lines(reader.stream)
+            wait_until(
+                lambda reader=reader, count=len(stored): len(reader.lines) >= count or reader.failure is not None,
+                f"the {reader.name} does not get all",
+                PATIENCE_S,
+            )
+            reader.ending.set()
+            reader.join(PATIENCE_S)
+            if reader.failure is not None:
+                wrong.append(f"{reader.name}: {reader.failure!r}")
+            wrong += reader_violations(reader.name, reader.lines, stored)
+        return wrong
+
     def _last(self, key: str) -> Read:
         while (found := work.read(self.operator, work.TABLE, key)) is None:
             time.sleep(work.PAUSE_S)
@@ -241,7 +262,8 @@ class Run:
         ]
         lines.append(
             f"writes: {outcomes[DONE]} acknowledged, {outcomes[REFUSED]} refused, {outcomes[UNKNOWN]} unknown; "
-            f"reads of registers: {reads}"
+            f"reads of registers: {reads}; "
+            f"entries delivered to live readers: {sum(len(reader.lines) for reader in self.readers)}"
         )
         lines += [f"  {count:6}  {code}" for code, count in codes.most_common(12)]
         kills = self.gaps_s[KILL]
@@ -255,7 +277,7 @@ class Run:
         return "\n".join(lines)
 
     def close(self) -> None:
-        for client in self.clients:
+        for client in (*self.clients, *self.readers):
             client.ending.set()
         self.cluster.close()
 

@@ -22,6 +22,7 @@ from tests.faults.history import (
     counter_violations,
     group_violations,
     log_violations,
+    reader_violations,
     register_violations,
     route_violations,
     swap_violations,
@@ -204,6 +205,13 @@ def test_an_acknowledgement_that_was_lost() -> None:
 
 
 # -- the same in two places
+
+
+def test_what_a_live_reader_gets() -> None:
+    assert reader_violations("r", ["1", "2"], ["1", "2"]) == []
+    one(reader_violations("r", ["1", "1", "2"], ["1", "2"]), "entry 1 is 2, and 1 was delivered")
+    one(reader_violations("r", ["1"], ["1", "2"]), "entry 1 is 2, and None was delivered")
+    one(reader_violations("r", ["1", "2"], ["1"]), "entry 1 is None, and 2 was delivered")
 
 
 def test_changes_and_their_messages() -> None:

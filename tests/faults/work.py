@@ -253,6 +253,50 @@ class Operator(Client):
             offset = fields["stream-next-offset"]
 
 
+class LiveReader(Client):
+    """Follows a stream of texts as an event stream; when that breaks, from its last offset on, at another server."""
+
+    def __init__(self, name: str, balancer: Balancer, stream: str) -> None:
+        super().__init__(name, balancer)
+        self.stream = stream
+        self.lines: list[str] = []
+        self._offset = "-1"
+
+    def step(self) -> None:
+        place = self._balancer.next()
+        connection = http.client.HTTPConnection(place, timeout=TIMEOUT_S)
+        try:
+            connection.request("GET", f"/v1/stream/{self.stream}?live=sse&offset={self._offset}")
+            response = connection.getresponse()
+            if response.status == 200:
+                self._follow(response)
+            else:
+                assert response.status == 503, (response.status, response.read())
+                self._balancer.avoid(place)
+        except (OSError, http.client.HTTPException):
+            self._balancer.avoid(place)
+        finally:
+            connection.close()
+
+    def _follow(self, response: http.client.HTTPResponse) -> None:
+        """Take what comes. Data counts when the offset after it is known: without that it is read again."""
+        kind, data, texts = b"", list[bytes](), list[str]()
+        while not self.ending.is_set() and (line := response.readline()):
+            name, _, value = line.strip().partition(b":")
+            if name == b"event":
+                kind = value.strip()
+            elif name == b"data":
+                data.append(value)
+            elif not line.strip():
+                if kind == b"data":
+                    texts += b"\n".join(data).decode().split()
+                elif kind == b"control":
+                    self.lines += texts
+                    self._offset = json.loads(b"".join(data))["streamNextOffset"]
+                    texts = []
+                kind, data = b"", []
+
+
 class Appender(Client):
     """Appends to a stream of its own, and repeats nothing; with `claims`, as an idempotent producer that repeats."""
 

@@ -386,6 +386,22 @@ def test_sessions_that_end_lose_nothing(own: Servers) -> None:
     end(appenders, own)
 
 
+def test_metrics_are_there_while_the_database_is_not(own: Servers) -> None:
+    httpx.post(f"{own.all[0].url}/v1/api/sql", json={"sql": "CREATE TOPIC news"}, timeout=PATIENCE_S).raise_for_status()
+    own.below.stop("fast")
+    try:
+        for server in own.all:
+            answer = httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S)
+            assert answer.status_code == 200, answer.text
+            assert "tailrace_commits_total " in answer.text
+            assert "tailrace_topic_messages" not in answer.text
+    finally:
+        own.below.start()
+    own.wait_ready()
+    for server in own.all:
+        assert "tailrace_topic_messages{" in httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text
+
+
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_a_restart_of_postgresql_loses_nothing(own: Servers, mode: str) -> None:
     appenders = load(own)

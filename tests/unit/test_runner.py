@@ -30,7 +30,7 @@ from tailrace.log.tail import Tail
 from tailrace.metrics import Metrics
 from tailrace.pace import CommitPace
 from tailrace.runner import QueuedCommand, Runner
-from tailrace.storage.engine import Tx
+from tailrace.storage.engine import NOT_LEADER, Tx
 from tailrace.storage.sqlite import SqliteEngine
 from tailrace.storage.table import META, MetaRow
 from tailrace.tables.commands import BatchWrite, DeleteItem, PutItem, TransactWrite
@@ -324,6 +324,19 @@ def test_a_queue_full_of_bytes_refuses(fixture: Fixture, monkeypatch: pytest.Mon
 
 
 # -- what goes wrong
+
+
+def test_a_take_over_by_another_server_is_not_reported_as_a_bug(
+    fixture: Fixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    fixture.engine.commit_error = Unavailable("another server leads", code=NOT_LEADER)
+    with caplog.at_level(logging.INFO, "tailrace.runner"), pytest.raises(Unavailable):
+        fixture.runner.execute(Note("a"))
+    (record,) = caplog.records
+    assert (record.levelname, record.exc_info) == ("INFO", None)
+    with pytest.raises(Unavailable, match="another server leads") as refused:
+        fixture.runner.execute(Note("b"))
+    assert refused.value.code == NOT_LEADER
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,8 @@ class Channel:
         place: tuple[int, int] | None = None  # position and cursor of the reader before: most have the same
         found: tuple[Frame, ...] = ()
         for reader in list(self.readers):
+            if reader.ended:  # it reads from its position on, in a thread perhaps, and would see these entries twice
+                continue
             at, cursor = reader.position, reader.cursor
             if cursor is None or cursor < now:
                 cursor = now

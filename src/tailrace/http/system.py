@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from tailrace import limits
 from tailrace.access import Principal
 from tailrace.database import Database
-from tailrace.errors import Error, Forbidden
+from tailrace.errors import Error, Forbidden, Unavailable
 from tailrace.http import static
 from tailrace.http.codec import JSON_FIELDS
 from tailrace.http.message import Request, Response
@@ -146,8 +146,11 @@ class _Counters(Collector):
 
     def _labelled(self) -> Iterator[Metric]:
         """Metrics of partitions and groups: the first of them, by name, and whether there are more."""
-        partitions = self._db.execute(ListPartitions(limit=limits.METRIC_SERIES_MAX + 1))
-        groups = self._db.execute(ListGroups(limit=limits.METRIC_SERIES_MAX + 1))
+        try:
+            partitions = self._db.execute(ListPartitions(limit=limits.METRIC_SERIES_MAX + 1))
+            groups = self._db.execute(ListGroups(limit=limits.METRIC_SERIES_MAX + 1))
+        except Unavailable:
+            return  # PostgreSQL cannot be reached: what this process has counted is known all the same
         shown = {
             name: (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(
                 f"tailrace_{name}", text, labels=labels

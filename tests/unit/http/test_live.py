@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from base64 import b64decode
 from itertools import pairwise
 from pathlib import Path
@@ -398,6 +399,38 @@ def test_what_is_committed_between_a_read_and_the_joining_is_not_missed() -> Non
             b"data:01", b"data:2", b"data:3",
         ]  # fmt: skip
         assert metrics.live_readers == 0
+
+    by_hand(work)
+
+
+class CommittedMeanwhile(Scripted):
+    """Notices are lost when the reader waits, and an entry is committed while it reads what it may have missed."""
+
+    renew_s = math.inf
+
+    def __init__(self, tail: Tail, *lengths: int) -> None:
+        super().__init__(*lengths)
+        self._tail = tail
+        self._reads = 0
+
+    async def read(self, position: int | None, bytes_max: int) -> FeedSlice:
+        self._reads += 1
+        if self._reads == 2:
+            asyncio.get_running_loop().call_soon(self._tail.missed)
+        elif self._reads == 3:
+            self._tail.publish([advanced(1, b"1")])
+        return await super().read(position, bytes_max)
+
+
+def test_what_a_reader_reads_after_it_was_behind_is_not_sent_to_it_twice() -> None:
+    async def work(tail: Tail, live: LiveReads, metrics: Metrics) -> None:
+        sink = RecordingSink()
+        answer = await answered(tail, live, CommittedMeanwhile(tail, 1, 1, 2, 3), b"offset=-1&live=sse")
+        await asyncio.wait_for(answer.run(sink), PATIENCE_S)
+        events = b"".join(frame.data for frame in sink.frames)
+        assert [line for line in events.split(b"\n") if line.startswith(b"data:") and b"{" not in line] == [
+            b"data:0", b"data:1", b"data:2",
+        ]  # fmt: skip
 
     by_hand(work)
 
