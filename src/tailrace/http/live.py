@@ -179,35 +179,48 @@ def appended_bytes(notices: list[Any]) -> int:
 
 
 class Watch:
-    """One reader that waits for one commit."""
+    """One reader that waits for one commit.
 
-    def __init__(self, stopping: set[Callable[[], None]], metrics: Metrics) -> None:
+    It waits for a completion and not for a future of asyncio: a request that the transport steps by hand needs no task
+    then. That is set in a turn of the loop by itself, because a commit may be published, and a server stopped, within a
+    task."""
+
+    __slots__ = ("_live", "_loop", "_missed", "_waiting", "new_bytes", "slot", "unsubscribe")
+
+    def __init__(self, live: LiveReads) -> None:
         self.new_bytes = 0  # appended since the last wait
+        self.slot = 0  # see `LiveReads.wake_at`
         self.unsubscribe: Callable[[], None] = lambda: None
-        self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._stopping = stopping
-        self._metrics = metrics
-        stopping.add(self.wake)
-        metrics.live_readers += 1
+        self._live = live
+        self._loop = asyncio.get_running_loop()
+        self._waiting: Completion[None] | None = None
+        self._missed = False  # woken while it did not wait
 
     def wake(self, notices: list[Any] | None = None) -> None:
-        self.new_bytes += appended_bytes(notices or [])
-        if not self._future.done():
-            self._future.set_result(None)
+        if notices:
+            self.new_bytes += appended_bytes(notices)
+        waiting, self._waiting = self._waiting, None
+        if waiting is None:
+            self._missed = True
+        else:
+            self._live.forget(self)
+            self._loop.call_soon(waiting.set, None)
 
-    async def wait(self, timeout_s: float) -> None:
-        """Return when there was a commit since the last wait, at once if there already was, or at the time-out."""
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(timeout_s, self.wake)
-        try:
-            await self._future
-        finally:
-            timer.cancel()
-        self._future = loop.create_future()
+    def wait(self, timeout_s: float) -> Completion[None]:
+        """To be awaited: set when there was a commit since the last wait, at once if there already was, or at the
+        time-out."""
+        completion: Completion[None] = Completion(self._loop)
+        if self._missed:
+            self._missed = False
+            completion.set(None)
+        else:
+            self._waiting = completion
+            self._live.wake_at(self, self._loop.time() + timeout_s)
+        return completion
 
     def close(self) -> None:
-        self._stopping.discard(self.wake)
-        self._metrics.live_readers -= 1
+        self._waiting = None
+        self._live.unwatch(self)
         self.unsubscribe()
 
 
@@ -222,12 +235,12 @@ class LiveReads:
         self._channels: dict[tuple[int, Encoding], Channel] = {}
         self._events: WeakValueDictionary[tuple[int, int, Encoding], SharedEvent] = WeakValueDictionary()
         self._heart: asyncio.TimerHandle | None = None
-        self._slots: dict[int, set[EventReader]] = {}  # readers to be woken, by time
+        self._slots: dict[int, set[EventReader | Watch]] = {}  # readers to be woken, by time
         self._alarm: asyncio.TimerHandle | None = None  # for the first of them
         self._alarm_slot = 0
         self.turns = Turns()
         self.stopping = False
-        self._stopping: set[Callable[[], None]] = set()
+        self._watches: set[Watch] = set()
 
     def admit(self) -> None:
         """Room for one more reader, or an error."""
@@ -236,9 +249,16 @@ class LiveReads:
 
     def watch(self, log: int) -> Watch:
         """Follow the next commit that touches `log`. Watch first, then read: nothing falls between."""
-        watch = Watch(self._stopping, self._metrics)
+        watch = Watch(self)
+        self._watches.add(watch)
+        self._metrics.live_readers += 1
         watch.unsubscribe = self._tail.subscribe(log, watch.wake)
         return watch
+
+    def unwatch(self, watch: Watch) -> None:
+        self._watches.discard(watch)
+        self.forget(watch)
+        self._metrics.live_readers -= 1
 
     def shared_event(self, log: int, position: int, encoding: Encoding, bodies: list[bytes]) -> SharedEvent:
         """A large event, the same object for all readers that are being sent it."""
@@ -268,7 +288,7 @@ class LiveReads:
         channel = self._channels.get(key)
         if channel is not None and reader in channel.readers:
             channel.readers.discard(reader)
-            self._forget(reader)
+            self.forget(reader)
             self._metrics.live_readers -= 1
             if not channel.readers:
                 channel.unsubscribe()
@@ -278,15 +298,16 @@ class LiveReads:
         """How long a reader may stay. Spread, so that readers that came together do not all come back together."""
         return self._recycle_s * random.uniform(0.9, 1.1)
 
-    def wake_at(self, reader: EventReader, when: float) -> None:
+    def wake_at(self, reader: EventReader | Watch, when: float) -> None:
         """Wake a reader at this time of the loop, or up to a slot later: one timer serves all of them."""
-        self._forget(reader)
+        self.forget(reader)
         reader.slot = slot = math.ceil(when * _SLOTS_PER_S)
         self._slots.setdefault(slot, set()).add(reader)
         if self._alarm is None or slot < self._alarm_slot:
             self._set_alarm(slot)
 
-    def _forget(self, reader: EventReader) -> None:
+    def forget(self, reader: EventReader | Watch) -> None:
+        """Do not wake it at the time that was set."""
         slot = self._slots.get(reader.slot)
         if slot is not None:
             slot.discard(reader)
@@ -319,8 +340,8 @@ class LiveReads:
         for channel in list(self._channels.values()):
             for reader in channel.readers:
                 reader.end()
-        for wake in list(self._stopping):
-            wake()
+        for watch in list(self._watches):
+            watch.wake()
 
     def _beat(self) -> None:
         self._heart = None

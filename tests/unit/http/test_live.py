@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from base64 import b64decode
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tailrace import limits
 from tailrace.access import SYSTEM, Principal
 from tailrace.clock import ManualClock
 from tailrace.http import cursor as cursors
+from tailrace.http.drive import Drive, start
 from tailrace.http.live import READ_BYTES, LiveReads, Turns
 from tailrace.http.message import Frame, Request
 from tailrace.http.reading import FeedSlice, Reading
@@ -365,6 +367,7 @@ class Scripted:
 
     principal = SYSTEM
     slice_bytes = 100
+    renew_s = math.inf
 
     def __init__(self, *lengths: int) -> None:
         self._lengths = list(lengths)
@@ -444,6 +447,53 @@ def test_what_is_committed_between_a_read_and_the_waiting_is_not_missed(start: b
         assert (metrics.live_readers, len(tail)) == (0, 0)
 
     by_hand(work)
+
+
+def test_a_long_poll_that_waits_has_no_task_and_shares_a_timer() -> None:
+    async def work(tail: Tail, live: LiveReads, metrics: Metrics) -> None:
+        loop = asyncio.get_running_loop()
+        answers: list[Any] = []
+        timers: list[Any] = []
+        call_at, done = loop.call_at, asyncio.Event()
+
+        def answer(response: Any, error: BaseException | None) -> None:
+            answers.append(error or response)
+            if len(answers) == 9:
+                done.set()
+
+        def noted(*args: Any, **options: Any) -> asyncio.TimerHandle:
+            timers.append(args)
+            return call_at(*args, **options)
+
+        def begin() -> None:
+            loop.call_at = noted  # type: ignore[method-assign, assignment]
+            for _ in range(9):
+                begun.append(start(answered(tail, live, Scripted(0, 0, 2, 2), b"live=long-poll&offset=-1"), answer))
+
+        begun: list[Drive[Any]] = []
+        loop.call_soon(begin)
+        await until(lambda: len(begun) == 9)
+        assert not answers
+        assert metrics.live_readers == 9
+        assert len(timers) == 1
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        begun.pop().cancel()
+        await until(lambda: len(answers) == 1)
+        assert isinstance(answers[0], asyncio.CancelledError)
+        tail.publish([advanced(0, b"01")])
+        assert len(answers) == 1, "a commit may be published within a task, in which no other request may run"
+        await asyncio.wait_for(done.wait(), PATIENCE_S)
+        assert [(each.status, each.body) for each in answers[1:]] == [(200, b"01")] * 8
+        assert (metrics.live_readers, len(tail)) == (0, 0)
+
+    by_hand(work)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Let the loop turn until it holds."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():
+            await asyncio.sleep(0)
 
 
 def test_a_frame_is_encoded_once_for_all_readers_at_one_place() -> None:
