@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, settings
 from tests.support.balanced import COUNT, Balanced, balanced
 from tests.support.server import ServerProcess, check
 
+SERVER_OPTIONS = os.environ.get("TAILRACE_TESTED_OPTIONS", "").split()  # of `tailrace serve`, for the fixture `server`
+
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("desk", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(
@@ -41,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess |
             yield several
         return
     data = directory / "data"
-    process = ServerProcess.tailrace(data).start()
+    process = ServerProcess.tailrace(data, *SERVER_OPTIONS).start()
     try:
         yield process
     finally:
