@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any
 
-
-def _crc32() -> Callable[..., int]:
-    """CRC-32, by the fastest function that is installed: they all compute the same."""
-    try:
-        from isal import isal_zlib
-    except ImportError:
-        return zlib.crc32
-    found: Callable[..., int] = isal_zlib.crc32
-    return found
-
-
-crc32: Final = _crc32()
+from tailrace.checksum import crc32
 
 
 def summing(kinds: list[str], last_nullable: bool) -> Callable[[Sequence[Any]], int]:

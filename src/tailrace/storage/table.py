@@ -20,8 +20,9 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from tailrace.checksum import crc32
 from tailrace.errors import Corrupt
-from tailrace.storage.sums import crc32, summing, with_sum
+from tailrace.storage.sums import summing, with_sum
 
 R = TypeVar("R", bound=msgspec.Struct)
 Key = tuple[Any, ...]

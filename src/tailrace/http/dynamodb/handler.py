@@ -16,11 +16,11 @@ from itertools import count
 from secrets import choice
 from string import ascii_uppercase, digits
 from typing import Any, Final
-from zlib import crc32
 
 import msgspec
 
 from tailrace.access import Principal
+from tailrace.checksum import crc32
 from tailrace.config import Config
 from tailrace.database import Database
 from tailrace.errors import Error, Forbidden, Invalid, TooLarge
@@ -87,7 +87,8 @@ class DynamoHandler:
         method = request.method
         if method != b"POST":
             return self._other_method(request, method)
-        if request.body and _content_type(request) not in _CONTENT_TYPES:
+        sent = request.headers.get(b"content-type")
+        if sent != _JSON_1_0 and request.body and _content_type(request) not in _CONTENT_TYPES:
             return self._response(404, _UNKNOWN, None)
         outcome = self._respond(request)
         if isinstance(outcome, OperationSubmitted):
@@ -250,7 +251,8 @@ class DynamoHandler:
         status, body = outcome
         if body is None:
             return self._response(404, _UNKNOWN, None)
-        content_type = _JSON_1_0 if _content_type(request) == _JSON_1_0 else _JSON
+        sent = request.headers.get(b"content-type")
+        content_type = _JSON_1_0 if sent == _JSON_1_0 or _content_type(request) == _JSON_1_0 else _JSON
         if len(body) > COMPRESS_BYTES_MIN and b"accept-encoding" in request.headers:
             return self._compressed(status, body, content_type, request.headers[b"accept-encoding"])
         return self._response(status, body, content_type)
@@ -323,8 +325,7 @@ def refused(error: Forbidden) -> Response:
 
 
 def _content_type(request: Request) -> bytes:
-    sent = request.headers.get(b"content-type", b"")
-    return sent if sent == _JSON_1_0 else sent.partition(b";")[0].strip()
+    return request.headers.get(b"content-type", b"").partition(b";")[0].strip()
 
 
 def succeeded(result: Body, parameters: Any, data: Any) -> Outcome:

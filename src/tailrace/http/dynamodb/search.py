@@ -244,15 +244,17 @@ async def _heavy_page(context: Context, items_query: ItemsQuery, capacity: str) 
 
 
 def _response(page: ItemPage, capacity: str) -> bytes:
-    parts = [b'{"Count":%d,"ScannedCount":%d' % (page.count, page.scanned)]
-    if page.items is not None:
-        parts.append(b',"Items":[%b]' % b",".join(map(render.encoded_item, page.items)))
-    if page.last_key is not None:
-        parts.append(b',"LastEvaluatedKey":%b' % _encode(page.last_key))
+    last = b"" if page.last_key is None else b',"LastEvaluatedKey":%b' % _encode(page.last_key)
     if page.consumed is not None:
-        parts.append(b',"ConsumedCapacity":%b' % _encode(render.consumed(page.consumed, capacity)))
-    parts.append(b"}")
-    return b"".join(parts)
+        last += b',"ConsumedCapacity":%b' % _encode(render.consumed(page.consumed, capacity))
+    if not page.items:
+        items = b"" if page.items is None else b',"Items":[]'
+        return b'{"Count":%d,"ScannedCount":%d%b%b}' % (page.count, page.scanned, items, last)
+    # The first and the last item with what is around them, so that the page is copied once.
+    parts = list(map(render.encoded_item, page.items))
+    parts[0] = b'{"Count":%d,"ScannedCount":%d,"Items":[%b' % (page.count, page.scanned, parts[0])
+    parts[-1] += b"]%b}" % last
+    return b",".join(parts)
 
 
 OPERATIONS: Final = {"Query": Operation(QUERY, query), "Scan": Operation(SCAN, scan)}
