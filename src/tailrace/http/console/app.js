@@ -312,9 +312,9 @@ addEventListener("keydown", (event) => {
       event.preventDefault()
       input.focus()
     }
-  } else if (event.altKey && /^[1-8]$/.test(event.key) && app.me) {
+  } else if (event.altKey && /^Digit[1-8]$/.test(event.code) && app.me) {
     event.preventDefault()
-    go([PAGES[event.key - 1][0]])
+    go([PAGES[event.code.at(-1) - 1][0]])
   }
 })
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => (drawShell(), markPage()))
