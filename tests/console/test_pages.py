@@ -51,9 +51,9 @@ def test_every_page_loads_without_an_error(browser: Chromium, shop: Shop, consol
 
 
 def test_all_pages_together_are_small(browser: Chromium, shop: Shop, console: str) -> None:
-    """What a first visit transfers, and then a visit of every page: the document and all files of the console, with
-    their header fields, compressed as they are sent; without the data of the API. First paint is printed (`pytest -s`),
-    not tested: the aim is 300 ms on an idle machine."""
+    """What the first page transfers, and then all that are loaded after it: the document and all files of the console,
+    with their header fields, compressed as they are sent; without the data of the API. First paint is printed
+    (`pytest -s`), not tested: the aim is 300 ms on an idle machine."""
     tab = browser.tab()
     tab.open(console)
     tab.sees("healthy")
@@ -64,7 +64,7 @@ def test_all_pages_together_are_small(browser: Chromium, shop: Shop, console: st
         tab.until(f"!!document.querySelector('.page.{name} h1')")
     files = transferred(tab)
     print(f"\nconsole: first visit {first:,} bytes, all pages {files:,} bytes, first paint {paint:.0f} ms")
-    assert 20_000 < first < files < BYTES_MAX
+    assert 20_000 < first <= files < BYTES_MAX
     assert not tab.errors
 
 

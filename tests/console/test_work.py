@@ -208,6 +208,28 @@ def test_a_restart_of_the_server_loses_and_doubles_no_message(browser: Chromium,
         server.terminate()
 
 
+def test_pages_recover_by_themselves_when_the_server_is_back(browser: Chromium, data_dir: Path) -> None:
+    server = ServerProcess.tailrace(data_dir).start()
+    try:
+        shop = Shop(server.url)
+        shop.sql("CREATE TABLE orders (id TEXT PRIMARY KEY) WITH (stream = true)")
+        shop.close()
+        tab = browser.tab()
+        tab.open(f"{server.url}/console")
+        tab.sees("healthy")
+        tab.until("performance.getEntriesByType('resource').some(each => each.name.endsWith('/access.js'))")
+        server.kill()
+        tab.sees("The server cannot be reached.")
+        tab.run("location.hash = '#/tables'")
+        tab.sees("This could not be loaded.")
+        server = ServerProcess.tailrace(data_dir, port=server.port).start()
+        tab.until("document.querySelector('tbody a')?.innerText === 'orders'")
+        tab.until("document.querySelector('.offline').hidden")
+        tab.close()
+    finally:
+        server.terminate()
+
+
 # -- items
 
 

@@ -52,7 +52,7 @@ export default async function overview(app) {
     } catch (error) {
       if (signal.aborted) return
       if (error.status === 401 || error.status === 403) throw error
-      health.replaceChildren(badge("unreachable", "bad"), ` ${error.message}`)
+      health.replaceChildren(badge(error.status ? "failing" : "unreachable", "bad"), error.status ? ` ${error.message}` : "")
     }
   }
   const history = async () => {
