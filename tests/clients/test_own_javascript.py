@@ -102,7 +102,7 @@ def test_every_public_name_is_documented() -> None:
 
 
 def test_streams_and_producers(server: ServerProcess) -> None:
-    run_tests("streams", 24, TAILRACE_URL=server.url)
+    run_tests("streams", 26, TAILRACE_URL=server.url)
 
 
 def test_tables_topics_consumers_and_sql(server: ServerProcess) -> None:

@@ -17,7 +17,7 @@ PAGES: dict[str, tuple[str, str]] = {
     "tables": ("#/tables", "customers"),
     "table": ("#/tables/orders", "sku-"),
     "empty-table": ("#/tables/empty", "This table has no items yet"),
-    "changes": ("#/tables/orders?tab=changes", "o-0003"),
+    "changes": ("#/tables/orders?tab=changes", "INSERT"),
     "past": ("#/tables/orders?tab=at&sequence=20", "The table after sequence"),
     "table-settings": ("#/tables/orders?tab=settings", "shop.large_orders"),
     "item": (f"#/tables/orders/item?{urlencode({'key': KEY})}", "packed"),

@@ -110,6 +110,7 @@ def take(browser: Chromium, console: str, target: Path) -> None:
     messages.sees("Payload")
     save(messages, target / "messages.png")
     changes = opened(browser, console, "changes")
+    changes.fill("select[aria-label='Start at']", "-1")
     changes.fill(".bar input[type=search]", "o-000")
     changes.click(".v-row", 'status="packed"')
     changes.sees("Follow this write")

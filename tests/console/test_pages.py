@@ -51,9 +51,9 @@ def test_every_page_loads_without_an_error(browser: Chromium, shop: Shop, consol
 
 
 def test_all_pages_together_are_small(browser: Chromium, shop: Shop, console: str) -> None:
-    """What a first visit transfers, and then a visit of every page: the document and all files of the console, with
-    their header fields, compressed as they are sent; without the data of the API. First paint is printed (`pytest -s`),
-    not tested: the aim is 300 ms on an idle machine."""
+    """What the first page transfers, and then all that are loaded after it: the document and all files of the console,
+    with their header fields, compressed as they are sent; without the data of the API. First paint is printed
+    (`pytest -s`), not tested: the aim is 300 ms on an idle machine."""
     tab = browser.tab()
     tab.open(console)
     tab.sees("healthy")
@@ -64,7 +64,7 @@ def test_all_pages_together_are_small(browser: Chromium, shop: Shop, console: st
         tab.until(f"!!document.querySelector('.page.{name} h1')")
     files = transferred(tab)
     print(f"\nconsole: first visit {first:,} bytes, all pages {files:,} bytes, first paint {paint:.0f} ms")
-    assert 20_000 < first < files < BYTES_MAX
+    assert 20_000 < first <= files < BYTES_MAX
     assert not tab.errors
 
 
@@ -186,6 +186,49 @@ def test_a_statement_is_explained_and_not_run(browser: Chromium, shop: Shop, con
     tab.click("button", "Explain")
     tab.until("document.querySelector('p.error').textContent.includes('absent')")
     assert not tab.run("document.querySelectorAll('.card .grid').length")
+
+
+@pytest.mark.parametrize(
+    "statement", ["DELETE FROM orders WHERE id = 'o-0002'", "SELECT 1; DELETE FROM orders WHERE id = 'o-0002'"]
+)
+def test_a_link_runs_no_statement_that_can_write(browser: Chromium, shop: Shop, console: str, statement: str) -> None:
+    """It may be a link of any page, or any mail."""
+    tab = browser.tab()
+    tab.open(f"{console}#/sql?{urlencode({'q': statement})}")
+    tab.sees("It has not been run.")
+    assert tab.run("document.querySelector('.sql-edit textarea').value") == statement
+    assert "Item" in shop.dynamodb("GetItem", TableName="orders", Key={"id": {"S": "o-0002"}})
+    tab.open(f"{console}#/sql?{urlencode({'q': 'SELECT 1 AS one;'})}")
+    tab.until("document.querySelector('.card h2 + button') && document.body.innerText.includes('1 row')")
+    assert not tab.errors
+
+
+def test_a_new_table_begins_with_a_statement(browser: Chromium, shop: Shop, console: str) -> None:
+    tab = browser.tab()
+    tab.open(f"{console}#/tables")
+    tab.click("a.primary", "New table")
+    tab.sees("It has not been run.")
+    tab.click("button.primary", "Run")
+    tab.until("document.querySelector('#main section code')?.innerText.includes('CREATE TABLE')")
+    tab.open(f"{console}#/tables/my_table")
+    tab.sees("This table has no items yet")
+    shop.sql("DROP TABLE my_table")
+    assert not tab.errors
+
+
+def test_what_is_written_into_a_form_survives_a_click_beside_it(browser: Chromium, shop: Shop, console: str) -> None:
+    tab = browser.tab()
+    tab.open(f"{console}#/streams")
+    tab.sees("logs/web-0")
+    beside = "document.querySelector('dialog').dispatchEvent(new MouseEvent('mousedown', {bubbles: true}))"
+    tab.click("button", "New stream")
+    tab.until("!!document.querySelector('dialog')")
+    tab.run(beside)
+    tab.until("!document.querySelector('dialog')", "nothing was written, so that the dialog closes")
+    tab.click("button", "New stream")
+    tab.fill("dialog input[name=path]", "half/written")
+    tab.run(beside)
+    assert tab.run("document.querySelector('dialog input[name=path]')?.value") == "half/written"
 
 
 @pytest.mark.parametrize("text", ["ünï", "<img src=x onerror=alert(1)>"])

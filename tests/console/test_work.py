@@ -128,6 +128,66 @@ def test_a_message_is_appended_and_shown(browser: Chromium, shop: Shop, console:
     assert not tab.errors
 
 
+def test_a_list_without_messages_says_why(browser: Chromium, shop: Shop, console: str) -> None:
+    shop.stream("quiet")
+    shop.stream("ended", {"last": True})
+    assert shop.http.post("/v1/stream/ended", headers={"stream-closed": "true"}).status_code == 204
+    tab = browser.tab()
+    tab.open(f"{console}#/streams/quiet")
+    tab.sees("Waiting for messages")
+    shop.stream("quiet", {"n": 1})
+    tab.sees("1 shown")
+    tab.fill(".bar input[type=search]", "n=2")
+    tab.sees("Nothing matches the filter")
+    tab.fill(".bar input[type=search]", "")
+    tab.until("document.querySelector('.v-empty').hidden")
+    tab.open(f"{console}#/streams/ended")
+    tab.until("document.querySelector('.live')?.innerText === 'closed'")
+    tab.sees("1 shown")
+    buttons = tab.run("[...document.querySelectorAll('#main button:not([hidden])')].map(each => each.innerText)")
+    assert "Live" not in buttons and "Append" not in buttons
+    assert not tab.errors
+
+
+def test_on_a_phone_a_message_is_shown_in_view(browser: Chromium, shop: Shop, console: str) -> None:
+    tab = browser.tab(width=390, height=700)
+    tab.open(f"{console}#/streams/logs%2Fweb-0")
+    tab.click(".v-row", "cart")
+    box = tab.until("document.querySelector('.detail:not([hidden]) pre')?.getBoundingClientRect().toJSON()")
+    bar = tab.run("document.querySelector('#nav').getBoundingClientRect().top")
+    assert 0 < box["top"] < box["bottom"] <= bar, box
+    assert not tab.errors
+
+
+def test_changes_begin_with_the_latest(browser: Chromium, shop: Shop, console: str) -> None:
+    """Also where what was written since is in other tables, which share the positions."""
+    shop.sql("CREATE TABLE ticks (id TEXT PRIMARY KEY, n BIGINT) WITH (stream = true)")
+    shop.sql("CREATE TABLE other_ticks (id TEXT PRIMARY KEY, n BIGINT) WITH (stream = true)")
+
+    def write(table: str, count: int) -> None:
+        for start in range(0, count, 50):
+            numbers = range(start, start + 50)
+            shop.sql(";".join(f"INSERT INTO {table} VALUES ('t-{number}', {number})" for number in numbers))
+
+    write("ticks", 600)
+    tab = browser.tab()
+    tab.open(f"{console}#/tables/ticks?tab=changes")
+    tab.until(f"{ROWS}.at(-1)?.includes('n=599')", "the last change, in view")
+    shown = tab.run("document.querySelector('#main .bar').innerText")
+    assert "600 shown" not in shown, shown
+    write("other_ticks", 300)
+    tab.open(f"{console}#/tables/ticks?tab=changes")
+    tab.until(f"{ROWS}.at(-1)?.includes('n=599')", "the last change, in view")
+    tab.fill("select[aria-label='Start at']", "-1")
+    tab.until(f"{ROWS}[0]?.includes('n=0')", "the first change")
+    for moment, first in (("2020-01-01T00:00:00", "n=0"), ("2099-01-01T00:00:00", "")):
+        tab.fill("select[aria-label='Start at']", "time")
+        tab.fill("input[aria-label=Time]", moment)
+        tab.until(f"{ROWS}[0]?.includes('{first}')" if first else f"!{ROWS}.length", moment)
+    shop.sql("DROP TABLE ticks; DROP TABLE other_ticks")
+    assert not tab.errors
+
+
 def test_a_restart_of_the_server_loses_and_doubles_no_message(browser: Chromium, data_dir: Path) -> None:
     server = ServerProcess.tailrace(data_dir).start()
     try:
@@ -143,6 +203,28 @@ def test_a_restart_of_the_server_loses_and_doubles_no_message(browser: Chromium,
         found = tab.run(ROWS)
         assert [json.loads(row.split(None, 1)[1])["n"] for row in found] == list(range(10))
         shop.close()
+        tab.close()
+    finally:
+        server.terminate()
+
+
+def test_pages_recover_by_themselves_when_the_server_is_back(browser: Chromium, data_dir: Path) -> None:
+    server = ServerProcess.tailrace(data_dir).start()
+    try:
+        shop = Shop(server.url)
+        shop.sql("CREATE TABLE orders (id TEXT PRIMARY KEY) WITH (stream = true)")
+        shop.close()
+        tab = browser.tab()
+        tab.open(f"{server.url}/console")
+        tab.sees("healthy")
+        tab.until("performance.getEntriesByType('resource').some(each => each.name.endsWith('/access.js'))")
+        server.kill()
+        tab.sees("The server cannot be reached.")
+        tab.run("location.hash = '#/tables'")
+        tab.sees("This could not be loaded.")
+        server = ServerProcess.tailrace(data_dir, port=server.port).start()
+        tab.until("document.querySelector('tbody a')?.innerText === 'orders'")
+        tab.until("document.querySelector('.offline').hidden")
         tab.close()
     finally:
         server.terminate()
@@ -197,6 +279,32 @@ def test_values_keep_their_types(browser: Chromium, shop: Shop, console: str) ->
     tab.click("dialog button.primary", "Save")
     tab.sees("Saved")
     assert order(shop, "o-types") == {**exact, "more": {"N": "1"}}
+
+
+def test_an_item_with_many_attributes_is_edited_and_deleted(browser: Chromium, shop: Shop, console: str) -> None:
+    """More of them than a condition expression may name."""
+    wide = {f"attribute_{number:03}": {"S": str(number)} for number in range(400)}
+    shop.dynamodb("PutItem", TableName="orders", Item={"id": {"S": "o-wide"}, **wide})
+    tab = browser.tab()
+    tab.open(item_address(console, "o-wide"))
+    tab.click("button", "Edit")
+    tab.until("document.querySelector('dialog textarea')?.value.includes('attribute_399')")
+    text = tab.run("document.querySelector('dialog textarea').value")
+    tab.fill("dialog textarea", text.replace('"attribute_007": "7"', '"attribute_007": "changed"'))
+    tab.click("dialog button.primary", "Save")
+    tab.sees("Saved")
+    assert order(shop, "o-wide") == {"id": {"S": "o-wide"}, **wide, "attribute_007": {"S": "changed"}}
+    tab.sees("2 versions")
+    assert tab.run("document.querySelectorAll('.timeline > li:first-child .diff > div').length") == 2
+    tab.click("button", "Delete")
+    shop.dynamodb("PutItem", TableName="orders", Item={"id": {"S": "o-wide"}, "now": {"S": "this"}})
+    tab.click("dialog button", "Delete")
+    tab.sees("the item has changed meanwhile")
+    assert order(shop, "o-wide") == {"id": {"S": "o-wide"}, "now": {"S": "this"}}
+    tab.click("button", "Delete")
+    tab.click("dialog button", "Delete")
+    tab.sees("There is no item with this key now")
+    assert not tab.errors
 
 
 def test_the_history_of_an_item_and_an_older_version_restored(browser: Chromium, shop: Shop, console: str) -> None:
@@ -350,18 +458,18 @@ def test_a_group_is_reset_after_a_preview(browser: Chromium, shop: Shop, console
         "[...document.querySelectorAll('tbody tr')].find(row => row.innerText.includes('mail'))"
         ".querySelector('button').click()"
     )
-    tab.sees("20 acknowledged messages are delivered again.")
+    tab.sees("20 acknowledged messages will be delivered again.")
     tab.fill("dialog select", "LATEST")
-    tab.sees("messages are skipped.")
+    tab.sees("messages will be skipped.")
     tab.fill("dialog select", "OFFSET")
     tab.fill("dialog input[name=offset]", "5")
-    tab.sees("15 acknowledged messages are delivered again.")
+    tab.sees("15 acknowledged messages will be delivered again.")
     tab.fill("dialog select", "TIMESTAMP")
     tab.fill("dialog input[name=time]", "2020-01-01T00:00:00")
-    tab.sees("20 acknowledged messages are delivered again.")
+    tab.sees("20 acknowledged messages will be delivered again.")
     tab.fill("dialog select", "OFFSET")
-    tab.sees("15 acknowledged messages are delivered again.")
-    tab.sees("5 messages are skipped.")  # of the partition that the group has not consumed from
+    tab.sees("15 acknowledged messages will be delivered again.")
+    tab.sees("5 messages will be skipped.")  # of the partition that the group has not consumed from
     assert lag(shop, "mail") == 10  # nothing has moved yet
     tab.click("dialog button.primary", "Reset")
     tab.sees("mail was reset")

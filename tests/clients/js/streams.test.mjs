@@ -198,6 +198,26 @@ test("follow: what is cut off between data and its offset is read again, not dou
   assert.equal(cut, 3)
 })
 
+for (const live of ["sse", "long-poll"]) {
+  test(`follow: a server that refuses for now is asked again when it says, live=${live}`, { timeout }, async () => {
+    const stream = await created("refused")
+    await stream.append(0)
+    const times = []
+    const refusals = [{ status: 429, headers: { "retry-after": "1" } }, "refuse", unavailable, { status: 502 }]
+    // The first request gets its response; those after it are refused one by one, while there are new messages.
+    const plan = (n) => (times.push(performance.now()), n === 0 ? undefined : refusals[n - 1])
+    const seen = []
+    for await (const page of connect({ fetch: faulty(/GET/, plan) }).stream(stream.path).follow({ live })) {
+      seen.push(...page.messages)
+      if (seen.length >= 6) break
+      await stream.append(seen.length)
+    }
+    assert.deepEqual(seen, range(0, 6))
+    assert.ok(times.length > refusals.length + 1)
+    assert.ok(times[2] - times[1] >= 990, String(times[2] - times[1]))
+  })
+}
+
 test("abort: a read, a follow, a retry; what is not sent is not sent", { timeout }, async () => {
   const stream = await created("abort")
   const reason = new Error("enough")

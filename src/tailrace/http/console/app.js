@@ -1,4 +1,4 @@
-/** The shell of the console: login, navigation, the command palette. Each page is a module that is loaded when it is opened. */
+/** The shell of the console: login, navigation, the command palette. Each page is a module; the first one is loaded before the others. */
 
 import { Client, TailraceError } from "./tailrace.js"
 import { button, dialog, failure, field, h, href, icon, link, loading, toast } from "./ui.js"
@@ -54,6 +54,7 @@ async function start() {
   }
   drawShell()
   await open()
+  for (const [name] of PAGES) load(name).catch(() => {}) // so that they open at once, also when the server is gone for a moment
 }
 
 function showLogin(text = "") {
@@ -159,6 +160,11 @@ function address() {
   return { parts: parts.length ? parts : ["overview"], query: Object.fromEntries(new URLSearchParams(search)) }
 }
 
+const load = (name) =>
+  import(`./${name}.js`).catch(() => {
+    throw new Error("The console could not be loaded in full: the server cannot be reached, or has another version by now. Reload this page.")
+  })
+
 async function open() {
   leave.abort()
   leave = new AbortController()
@@ -171,7 +177,7 @@ async function open() {
   main.replaceChildren(page)
   main.scrollTop = 0
   try {
-    const module = await import(`./${name}.js`)
+    const module = await load(name)
     if (signal.aborted) return
     const put = (...content) => signal.aborted || page.replaceChildren(...content.flat(Infinity).filter(Boolean))
     await module.default({ ...app, client: app.client, page, put, parts: rest, query, signal, go, reload: open })
@@ -288,14 +294,16 @@ async function keys(text) {
   return (await Promise.all(each)).flat()
 }
 
-/** Say so while the server cannot be reached: lists that follow something continue by themselves. */
+/** Say so while the server cannot be reached. Lists that follow something continue by themselves; what has failed is loaded again. */
 async function watch() {
   const banner = h("div", { class: "offline", role: "status", hidden: true }, "The server cannot be reached. Trying again…")
   document.body.append(banner)
   for (;;) {
     await new Promise((done) => setTimeout(done, 5_000))
     if (document.hidden) continue
+    const away = !banner.hidden
     banner.hidden = await app.client.request("GET", "/healthz", { retryForMs: 0, timeoutMs: 10_000 }).then(() => true, (error) => error.status !== 0)
+    if (away && banner.hidden && main.querySelector(".state.bad") && !document.querySelector("dialog")) await (app.me ? open() : start())
   }
 }
 
@@ -312,9 +320,9 @@ addEventListener("keydown", (event) => {
       event.preventDefault()
       input.focus()
     }
-  } else if (event.altKey && /^[1-8]$/.test(event.key) && app.me) {
+  } else if (event.altKey && /^Digit[1-8]$/.test(event.code) && app.me) {
     event.preventDefault()
-    go([PAGES[event.key - 1][0]])
+    go([PAGES[event.code.at(-1) - 1][0]])
   }
 })
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => (drawShell(), markPage()))

@@ -35,7 +35,7 @@ export default async function overview(app) {
     const last = samples.at_ms.at(-1) ?? 0
     while (live.length && (live[0].at_ms <= last || live.length > 1_000)) live.shift()
     for (const each of charts) {
-      const values = (name) => [...(samples[name] ?? []), ...live.map((point) => point[name] ?? null)]
+      const values = (name) => [...(samples[name] ?? []), ...live.map((point) => point[name])]
       each.draw(values("at_ms"), each.columns.map(([name, title]) => ({ name: title, values: values(name) })))
     }
   }
@@ -52,7 +52,7 @@ export default async function overview(app) {
     } catch (error) {
       if (signal.aborted) return
       if (error.status === 401 || error.status === 403) throw error
-      health.replaceChildren(badge("unreachable", "bad"), ` ${error.message}`)
+      health.replaceChildren(badge(error.status ? "failing" : "unreachable", "bad"), error.status ? ` ${error.message}` : "")
     }
   }
   const history = async () => {

@@ -1,6 +1,6 @@
 /** A table's past that can be brought back: point-in-time recovery, and backups. */
 
-import { act, badge, button, bytes, card, confirm, dim, facts, field, form, grid, h, show, time, toast } from "./ui.js"
+import { act, badge, button, bytes, card, confirm, counted, dim, facts, field, form, grid, h, show, time, toast } from "./ui.js"
 
 const local = (at) => new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 19)
 
@@ -50,7 +50,7 @@ async function drawn(app, info, load) {
       ["Point-in-time recovery", on ? badge("on", "good") : badge("off")],
       on && ["Earliest moment", time(now.EarliestRestorableDateTime * 1000)],
       on && ["Latest moment", time(now.LatestRestorableDateTime * 1000)],
-      on && ["Kept for", `${now.RecoveryPeriodInDays} days`],
+      on && ["Kept for", counted(now.RecoveryPeriodInDays, "day")],
     ]),
     admin && h("div", { class: "bar" }, button(on ? "Turn off" : "Turn on", turn, { class: "small" }), on && button("Restore to a moment", toMoment, { class: "small" }), button("Back up now", backUp, { class: "small" })),
     backups.length ? grid([

@@ -1,11 +1,12 @@
 /** SQL: an editor with completion, errors marked in place, results as a table and as a chart, saved queries. */
 
-import { button, card, chart, code, download, field, form, grid, h, ms, number, s, select, state } from "./ui.js"
+import { button, card, chart, code, counted, download, field, form, grid, h, ms, number, s, select, state } from "./ui.js"
 
 const SAVED = "tailrace.queries"
 const LAST = "tailrace.sql"
 const ROWS_SHOWN = 1_000
 const WORDS = "SELECT FROM WHERE GROUP BY ORDER HAVING LIMIT OFFSET JOIN LEFT RIGHT INNER OUTER ON AS AND OR NOT NULL IS IN BETWEEN LIKE CASE WHEN THEN ELSE END DISTINCT UNION ALL WITH COUNT SUM AVG MIN MAX CAST TRUE FALSE DESC ASC INSERT INTO VALUES UPDATE SET DELETE CREATE TABLE DROP TOPIC ALTER ADD SOURCE IF EXISTS PRIMARY KEY TEXT BIGINT DECIMAL DOUBLE BOOLEAN BLOB JSON MATERIALIZED VIEW EXPLAIN SHOW TOPICS CONSUMER GROUPS DESCRIBE CONSUME PUBLISH ACK RESET TO EARLIEST LATEST TIMESTAMP PARTITION PARTITIONS USER PASSWORD ROLE ACCESS REPLACE USING OVER ROW_NUMBER INTERVAL BEGIN COMMIT ROLLBACK TRUNCATE RETURNING CONFLICT DO NOTHING EXCLUDED INDEX COLUMN RENAME CONSTRAINT CHECK DEFAULT VARCHAR DATE UUID REFRESH ALIAS FORCE".split(" ")
+const READS = /^\s*SELECT\b[^;]*;?\s*$/i
 const KNOWN = new Set(WORDS)
 const TOKENS = /(--[^\n]*|\/\*[\s\S]*?(?:\*\/|$))|('(?:[^']|'')*'?)|("(?:[^"]|"")*"?)|(\d+(?:\.\d+)?)|([A-Za-z_][\w]*)|[\s\S]/g
 const EXAMPLES = [
@@ -112,13 +113,15 @@ export default async function sql(app) {
   app.put(
     h("div", { class: "head" }, h("h1", {}, "SQL"), took),
     h("div", { class: "two sql-top" },
-      h("div", { class: "page" }, h("div", { class: "sql-edit" }, layer, text), complete.element, problem, h("div", { class: "bar center" }, runButton, explain, button("Save", keep), h("span", { class: "dim" }, "Ctrl Enter runs; Ctrl Space completes"))),
+      h("div", { class: "page" }, h("div", { class: "sql-edit" }, layer, text), complete.element, problem, h("div", { class: "bar center" }, runButton, explain, button("Save", keep), h("span", { class: "dim keys" }, "Ctrl Enter runs; Ctrl Space completes"))),
       card("Queries", saved)),
     output,
   )
   paint()
   text.focus()
-  if (app.query.q) await run()
+  // A link may come from anyone: what it names is run only if it cannot write.
+  if (READS.test(app.query.q ?? "")) await run()
+  else if (app.query.q) took.textContent = "This statement came with the link. It has not been run."
 }
 
 const queries = () => {
@@ -233,7 +236,7 @@ function shown(result) {
     download("result.csv", "text/csv", lines.map((line) => line.map(quoted).join(",")).join("\r\n") + "\r\n")
   }
   asTable()
-  return h("section", { class: "card" }, h("header", {}, h("h2", {}, `${number(rows.length)} rows`), kinds, button("CSV", csv, { class: "small" }), button("JSON", () => download("result.json", "application/json", JSON.stringify(rows, null, 1)), { class: "small" })), body)
+  return h("section", { class: "card" }, h("header", {}, h("h2", {}, counted(rows.length, "row")), kinds, button("CSV", csv, { class: "small" }), button("JSON", () => download("result.json", "application/json", JSON.stringify(rows, null, 1)), { class: "small" })), body)
 }
 
 const plan = (result) => card("Plan", grid(result.columns.map(({ name }) => ({ name, value: (row) => textOf(row[name]) })), result.rows))

@@ -28,12 +28,12 @@ async function list(app) {
     const draw = () => [
       grid([
         { name: "Stream", class: "name", value: (row) => link(["streams", row.path], row.path, {}, { title: row.path }) },
+        { name: "", value: (row) => [row.closed && badge("closed"), row.forked_from && badge("fork", "accent")] },
         { name: "Type", value: (row) => row.content_type },
         { name: "Size", class: "num", value: (row) => bytes(row.bytes) },
         { name: "Rate", class: "num", title: "Bytes that were appended per second, lately", value: (row) => (rates.has(row.path) ? (rates.get(row.path) ? `${bytes(rates.get(row.path))}/s` : dim("0")) : dim("–")) },
         { name: "Last append", value: (row) => ago(row.appended_at) },
         { name: "Keeps", value: kept },
-        { name: "", value: (row) => [row.closed && badge("closed"), row.forked_from && badge("fork", "accent")] },
       ], rows, { label: "Streams", onrow: (row) => app.go(["streams", row.path]), empty: search.value ? `No stream has “${search.value}” in its path.` : "There are no streams yet. Create one here, or with PUT /v1/stream/<path>." }),
       after && h("p", {}, button("Show more", (event) => act(event, async () => (await more(), found.replaceChildren(...draw().filter(Boolean)))))),
     ]
@@ -74,7 +74,7 @@ async function list(app) {
   await poll(() => again(), 3_000, signal)
 }
 
-const kept = (row) => [row.ttl_s && `${seconds(row.ttl_s)} after its last use`, row.expires_at && !row.ttl_s && ["until ", time(row.expires_at)], row.max_age_s && `${seconds(row.max_age_s)}`, row.max_bytes && bytes(row.max_bytes)].filter(Boolean).flatMap((part, at) => (at ? [", ", part] : [part])).flat()
+const kept = (row) => [row.ttl_s && `${seconds(row.ttl_s)} unused`, row.expires_at && !row.ttl_s && ["until ", time(row.expires_at)], row.max_age_s && `${seconds(row.max_age_s)}`, row.max_bytes && bytes(row.max_bytes)].filter(Boolean).flatMap((part, at) => (at ? [", ", part] : [part])).flat()
 
 function create(app) {
   const parts = [
@@ -130,9 +130,9 @@ async function messages(app, info, place) {
     const at = live ? Date.now() : undefined
     const json = /^application\/json/i.test(info.content_type)
     const values = json ? page.messages : /^text\//i.test(info.content_type) ? page.text.split(/(?<=\n)/) : [page.bytes]
-    return { rows: values.map((value) => ({ value, at, number: ++counted })), offset: page.offset, upToDate: page.upToDate }
+    return { rows: values.map((value) => ({ value, at, number: ++rank })), offset: page.offset, upToDate: page.upToDate, closed: page.closed }
   }
-  let counted = 0
+  let rank = 0
   const text = (row) => (row.text ??= row.value instanceof Uint8Array ? `${row.value.length} bytes` : typeof row.value === "string" ? row.value.trimEnd() : JSON.stringify(row.value))
   const tail = new Tail({
     label: "Messages",
@@ -157,7 +157,7 @@ async function messages(app, info, place) {
     moment.hidden = from.value !== "time"
     if (from.value === "offset" && !exact.value) return exact.focus()
     if (from.value === "time" && !moment.value) return moment.focus()
-    counted = 0
+    rank = 0
     await act(undefined, async () => {
       if (from.value === "recent") return tail.start(info.bytes === null || info.bytes <= SMALL_BYTES ? "-1" : offsetAt(app, info.path, Date.parse(info.appended_at) - RECENT_MS).catch(() => "now"), !info.closed)
       if (from.value === "offset") return tail.start(exact.value.trim(), false)
@@ -249,7 +249,7 @@ function settings(app, info) {
       ["Size", bytes(info.bytes)],
       ["Created", time(info.created_at)],
       ["Last append", time(info.appended_at)],
-      ["Messages are kept for", info.max_age_s ? seconds(info.max_age_s) : "ever"],
+      ["Messages are kept for", info.max_age_s ? seconds(info.max_age_s) : "no limit"],
       ["At most", info.max_bytes ? bytes(info.max_bytes) : "no limit"],
       ["Deleted if unused for", info.ttl_s ? seconds(info.ttl_s) : "–"],
       ["Expires", info.expires_at ? time(info.expires_at) : "never"],

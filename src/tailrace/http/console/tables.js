@@ -3,11 +3,13 @@
 import { recovery } from "./recovery.js"
 import { Tail } from "./tail.js"
 import { Decimal, toAttributes } from "./tailrace.js"
-import { act, ago, badge, button, bytes, card, clock, code, compact, confirm, dim, facts, field, form, fromItemJson, grid, h, itemJson, jsonView, link, LongGrid, number, seconds, select, show, state, tabs, time, toast } from "./ui.js"
+import { act, ago, badge, button, bytes, card, clock, code, confirm, counted, dim, facts, field, form, fromItemJson, grid, h, href, itemJson, jsonView, link, LongGrid, number, seconds, select, show, state, tabs, time, toast } from "./ui.js"
 
 const LIMIT = 100
 const LIMIT_MORE = 500 // of the pages after the first
 const COLUMNS = 10
+const RECENT = 20 // changes, or more, are the latest ones
+const CREATE = "CREATE TABLE my_table (\n  id TEXT PRIMARY KEY,\n  name TEXT\n) WITH (stream = 'NEW_AND_OLD_IMAGES')"
 
 export default async function tables(app) {
   const [name, page] = app.parts
@@ -46,7 +48,7 @@ async function list(app) {
     }
     const draw = () => [
       grid([
-        { name: "Table", value: (row) => link(["tables", row.name], row.name, {}, { title: row.name }) },
+        { name: "Table", class: "name", value: (row) => link(["tables", row.name], row.name, {}, { title: row.name }) },
         { name: "Key", value: (row) => keyNames(row).map((key, at) => [at ? ", " : "", key.name, " ", dim(key.type)]) },
         { name: "Items", class: "num", value: (row) => number(row.items) },
         { name: "Size", class: "num", value: (row) => bytes(row.bytes) },
@@ -69,7 +71,7 @@ async function list(app) {
       load()
     }, 150)
   })
-  app.put(h("div", { class: "head" }, h("h1", {}, "Tables"), search), found)
+  app.put(h("div", { class: "head" }, h("h1", {}, "Tables"), search, app.can("admin") && h("a", { class: "button primary", href: href(["sql"], { q: CREATE }) }, "New table")), found)
   await load()
 }
 
@@ -80,7 +82,7 @@ async function one(app, info) {
   const place = h("div", { class: "page" })
   const names = [["items", "Items"], ["changes", "Changes"], ["at", "At a past moment"], ["settings", "Settings"]].filter(([name]) => info.stream || (name !== "changes" && name !== "at"))
   app.put(
-    h("div", { class: "head" }, h("h1", {}, info.name), h("span", { class: "dim" }, `${number(info.items)} items, ${bytes(info.bytes)}`), app.can("write") && button("New item", () => edit(app, info, undefined), { class: "primary" })),
+    h("div", { class: "head" }, h("h1", {}, info.name), h("span", { class: "dim" }, `${counted(info.items, "item")}, ${bytes(info.bytes)}`), app.can("write") && button("New item", () => edit(app, info, undefined), { class: "primary" })),
     tabs(["tables", info.name], {}, names, tab, "Parts of the table"),
     place,
   )
@@ -125,7 +127,7 @@ class ItemGrid {
     const body = rows.length ? this.grid.element : state(this.empty())
     if (body !== this.element.firstChild) this.element.firstChild.replaceWith(body)
     if (rows.length) this.grid.set(itemColumns(this.table, rows), rows)
-    this.count.textContent = `${number(rows.length)} items${this.isMore() ? ", and more" : ""}`
+    this.count.textContent = `${counted(rows.length, "item")}${this.isMore() ? ", and more" : ""}`
     this.button.hidden = !this.isMore()
     this.bar.hidden = !rows.length && !this.isMore()
     return this.element
@@ -287,12 +289,40 @@ async function changes(app, info, place) {
       for await (const change of table.follow({ offset, signal })) yield { rows: [change], offset: change.offset }
     },
   })
-  const from = select([["-1", "the beginning"], ["now", "now on"]], app.query.from ?? "-1", { "aria-label": "Start at" })
-  from.addEventListener("change", () => tail.start(from.value, true))
-  tail.toolbar.prepend(h("span", { class: "dim" }, "From"), from)
+  const from = select([["recent", "the latest changes"], ["-1", "the beginning"], ["now", "now on"], ["time", "a time"]], app.query.from ?? "recent", { "aria-label": "Start at" })
+  const moment = h("input", { type: "datetime-local", step: "1", "aria-label": "Time", hidden: true })
+  const begin = () => act(undefined, async () => {
+    moment.hidden = from.value !== "time"
+    if (from.value === "time" && !moment.value) return moment.focus()
+    if (from.value === "recent") return tail.start(latest(table, app.signal), true)
+    if (from.value === "time") {
+      const query = { table: info.name, timestamp: new Date(moment.value).getTime() }
+      return tail.start(app.client.request("GET", "/v1/logs/at", { query, signal: app.signal }).then(({ offsets }) => offsetOf(offsets[0] ?? 0)), false)
+    }
+    return tail.start(from.value, from.value === "now")
+  })
+  for (const input of [from, moment]) input.addEventListener("change", begin)
+  tail.toolbar.prepend(h("span", { class: "dim" }, "From"), from, moment)
   place.append(...tail.element)
   place.classList.add("full")
-  await tail.start(from.value, from.value === "now")
+  await begin()
+}
+
+const offsetOf = (position) => `0000000000000000_${String(position).padStart(16, "0")}`
+
+/** Where the latest changes begin. Positions are those of the whole database: go back until there are some of this table. */
+async function latest(table, signal) {
+  const { offset: end } = await table.changes({ offset: "now", signal })
+  const position = Number(end.split("_").at(-1))
+  for (let back = 250; back < position; back *= 8) {
+    const offset = offsetOf(position - back)
+    const page = await table.changes({ offset, signal }).catch((error) => {
+      if (error.status !== 410) throw error // of 410: it is before the first change
+    })
+    if (!page) break
+    if (page.changes.length >= RECENT) return offset
+  }
+  return "-1"
 }
 
 const diffText = (row) => [...differences(row.old, row.new)].map(({ name, after }) => `${name}=${after === undefined ? "∅" : itemJson(after)}`).join(" ").slice(0, 300)
@@ -336,7 +366,7 @@ async function past(app, info, place) {
       const at = page ? { sequence: page.sequence } : by.value === "time" ? { time: new Date(moment.value) } : { sequence: sequence.value }
       page = await client.table(info.name).at({ ...at, after: page?.next ?? undefined, limit: page ? LIMIT_MORE : LIMIT, signal: app.signal })
       rows.push(...page.items)
-      title.textContent = `The table after sequence ${number(page.sequence)}${page.next ? "" : `: ${number(rows.length)} items`}.`
+      title.textContent = `The table after sequence ${number(page.sequence)}${page.next ? "" : `: ${counted(rows.length, "item")}`}.`
     }
     const list = new ItemGrid(app, info, { label: "Items at that moment", empty: () => "The table had no items then.", more, isMore: () => !!page?.next })
     return show(found, async () => {
@@ -361,7 +391,7 @@ function settings(app, info) {
       ["Created", time(info.created_at)],
       ["Expiry attribute", info.ttl_attribute ?? "–"],
       ["Change stream", info.stream ? `${info.stream.view}${info.stream.enabled ? "" : " (disabled)"}` : "off"],
-      info.stream && ["Changes are kept for", info.stream.max_age_s ? seconds(info.stream.max_age_s) : "ever"],
+      info.stream && ["Changes are kept for", info.stream.max_age_s ? seconds(info.stream.max_age_s) : "no limit"],
     ])),
     info.columns.length > 0 && card("Columns", grid([{ name: "Column", value: (row) => row.name }, { name: "Type", value: (row) => row.type }, { name: "", value: (row) => row.required && badge("not null") }], info.columns, { label: "Columns" })),
     card("Indexes", grid([
@@ -428,7 +458,7 @@ async function timeline(app, info, key, changed) {
         h("div", { class: "body" }, version.old || version.new ? diff(version.old, version.new) : h("div", { class: "diff empty" }, `The change stream keeps keys only (${info.stream.view}).`),
           h("div", { class: "bar center" }, link(["follow"], "Follow this write", { table: info.name, sequence: version.sequence, key: itemJson(key) }), link(["tables", info.name], "Table at this moment", { tab: "at", sequence: version.sequence }), back)))
     }
-    place.replaceChildren(h("header", {}, h("h2", {}, "History"), dim(`${number(versions.length)} versions${before ? ", and older ones" : ""}`)),
+    place.replaceChildren(h("header", {}, h("h2", {}, "History"), dim(`${counted(versions.length, "version")}${before ? ", and older ones" : ""}`)),
       versions.length ? h("ol", { class: "timeline" }, versions.map(entry)) : state("No version of this item is in the history."),
       before ? button("Older versions", (event) => act(event, async () => (await more(), draw()))) : "")
   }
@@ -444,39 +474,24 @@ async function restore(app, info, key, image, changed) {
   changed()
 }
 
+class ItemChanged extends Error {
+  constructor(now) {
+    super("Nothing was written: the item has changed meanwhile.")
+    this.now = now
+  }
+}
+
 /**
- * Write what differs between `before` and `after`, on the condition that the item still is `before`: attribute by attribute, so
- * that attributes that others add meanwhile stay too. `before` undefined: there is no item; `after` undefined: delete it.
+ * Write `after` in the place of `before`, in a transaction, which fails with `ItemChanged` if the item is no longer `before`.
+ * `before` undefined: there is no item; `after` undefined: delete it.
  */
 export async function save(app, info, key, before, after) {
-  const table = app.client.table(info.name)
-  const keys = keyNames(info).map(({ name }) => name)
-  const names = {}
-  const values = {}
-  const name = (text) => {
-    const placeholder = `#n${Object.keys(names).length}`
-    names[placeholder] = text
-    return placeholder
-  }
-  const value = (given) => {
-    const placeholder = `:v${Object.keys(values).length}`
-    values[placeholder] = given
-    return placeholder
-  }
-  const options = () => ({ names, values: Object.keys(values).length ? values : undefined })
-  if (!before) return table.put(after, { condition: `attribute_not_exists(${name(keys[0])})`, ...options() })
-  const condition = Object.entries(before).map(([attribute, given]) => `${name(attribute)} = ${value(given)}`)
-  if (!after) return table.delete(key, { condition: condition.join(" AND "), ...options() })
-  const changedOnes = [...differences(before, after)].filter((each) => !keys.includes(each.name))
-  const set = changedOnes.filter((each) => each.after !== undefined).map((each) => {
-    const placeholder = name(each.name)
-    if (each.before === undefined) condition.push(`attribute_not_exists(${placeholder})`)
-    return `${placeholder} = ${value(each.after)}`
+  await app.client.transaction(async (tx) => {
+    const now = await tx.get(info.name, key)
+    if (!now !== !before || !differences(before, now).next().done) throw new ItemChanged(now)
+    if (!after) tx.delete(info.name, key)
+    else if (!before || !differences(before, after).next().done) tx.put(info.name, after)
   })
-  const remove = changedOnes.filter((each) => each.after === undefined).map((each) => name(each.name))
-  if (!set.length && !remove.length) return undefined
-  const update = `${set.length ? `SET ${set.join(", ")}` : ""}${remove.length ? ` REMOVE ${remove.join(", ")}` : ""}`
-  return table.update(key, update, { condition: condition.join(" AND "), ...options() })
 }
 
 /** Edit an item as JSON. If it has changed meanwhile, nothing is written, and the change is shown. */
@@ -499,8 +514,8 @@ async function edit(app, info, before, key, changed) {
     try {
       await save(app, info, own, base, after)
     } catch (error) {
-      if (error.code !== "ConditionalCheckFailedException") throw error
-      const now = error.details.item ?? (await app.client.table(info.name).get(own))
+      if (!(error instanceof ItemChanged)) throw error
+      const { now } = error
       conflict.replaceChildren(h("h3", {}, base ? "The item has changed meanwhile" : "There is an item with this key already"), diff(base, now),
         button("Edit the present version", () => {
           base = now

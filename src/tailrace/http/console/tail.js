@@ -2,6 +2,8 @@
 
 import { VirtualList, button, failure, h, jsonView, number, state } from "./ui.js"
 
+const SETTLED_MS = 2_000 // what comes earlier was there before: it is no rate
+
 /**
  * `follow(offset, signal)` yields `{ rows, offset }`; `read(offset)` one page of the same, with `upToDate`. Without `live` the
  * list is read page by page. To pause is to stop reading, and to continue where it stopped: nothing is lost or held back.
@@ -9,6 +11,7 @@ import { VirtualList, button, failure, h, jsonView, number, state } from "./ui.j
 export class Tail {
   #stop
   #recent = []
+  #began = 0
   turn = 0
   #timer
 
@@ -26,10 +29,11 @@ export class Tail {
       this.#counted()
     })
     const top = button("To the top", () => this.list.top())
-    const clear = button("Clear", () => (this.list.clear(), this.#counted()))
+    const clear = button("Clear", () => (this.list.clear(), this.list.select(undefined), this.#counted()))
     this.toolbar = h("div", { class: "bar center" }, this.pause, search, this.status, this.count, h("span", { class: "grow" }), this.more, top, clear)
     this.detail = h("aside", { class: "detail", "aria-label": "The selected message", hidden: true })
-    this.split = h("div", { class: "split alone" }, this.list.element, this.detail)
+    this.empty = h("p", { class: "v-empty", hidden: true })
+    this.split = h("div", { class: "split alone" }, h("div", { class: "v-box" }, this.list.element, this.empty), this.detail)
     this.element = [this.toolbar, this.error, this.split]
     this.#timer = setInterval(() => this.#counted(), 500)
     signal.addEventListener("abort", () => {
@@ -43,6 +47,9 @@ export class Tail {
     const turn = ++this.turn
     this.stop()
     this.list.clear()
+    this.list.select(undefined)
+    this.ended = this.caughtUp = false
+    this.#counted()
     const found = await offset
     if (turn !== this.turn || this.outer.aborted) return
     this.list.follow = live
@@ -64,7 +71,8 @@ export class Tail {
       if (turn !== this.turn) return
       this.#add(page)
       this.more.hidden = page.upToDate
-      if (page.upToDate) this.count.title = "This is the end; Live shows what comes next."
+      this.caughtUp = page.upToDate
+      this.count.title = page.upToDate && !this.ended ? "This is the end; Live shows what comes next." : ""
     } catch (error) {
       if (turn === this.turn && !this.outer.aborted) this.error.replaceChildren(failure(error, () => this.page()))
     } finally {
@@ -75,6 +83,7 @@ export class Tail {
   async live() {
     const stop = new AbortController()
     this.#stop = stop
+    this.#began = performance.now()
     this.more.hidden = true
     this.list.follow = true
     this.error.replaceChildren()
@@ -84,7 +93,7 @@ export class Tail {
         if (stop.signal.aborted) return
         this.#add(page)
       }
-      if (!stop.signal.aborted) this.ended = true
+      if (!stop.signal.aborted) this.ended = true // the stream is closed
     } catch (error) {
       if (!stop.signal.aborted && !this.outer.aborted) this.error.replaceChildren(failure(error, () => this.live()))
     } finally {
@@ -101,17 +110,20 @@ export class Tail {
     this.#state()
   }
 
-  #add({ rows, offset }) {
+  #add({ rows, offset, closed }) {
     this.offset = offset
+    this.ended ||= !!closed
     const now = performance.now()
-    this.#recent.push([now, rows.length])
+    if (now - this.#began > SETTLED_MS) this.#recent.push([now, rows.length])
     this.list.add(rows)
     if (this.list.size === rows.length) this.#counted()
+    if (closed) this.#state()
   }
 
   #state() {
     const on = !!this.#stop
     this.pause.textContent = on ? "Pause" : "Live"
+    this.pause.hidden = this.ended && !on
     this.pause.setAttribute("aria-pressed", on)
     this.status.className = `live ${on ? "on" : ""}`
     this.status.textContent = on ? "live" : this.ended ? "closed" : "paused"
@@ -126,6 +138,8 @@ export class Tail {
     if (rate) parts.push(`${number(Math.round(rate))}/s`)
     if (list.dropped) parts.push(`${number(list.dropped)} older ones left the list`)
     this.count.textContent = parts.join(" · ")
+    this.empty.hidden = list.shown > 0
+    this.empty.textContent = list.size ? "Nothing matches the filter." : this.#stop ? "Waiting for messages…" : this.caughtUp ? "There are no messages from here on." : ""
   }
 
   #show(row) {
@@ -166,10 +180,10 @@ function pretty(text) {
 
 function hex(data) {
   const lines = []
-  for (let at = 0; at < Math.min(data.length, 4096); at += 16) {
-    const part = data.subarray(at, at + 16)
+  for (let at = 0; at < Math.min(data.length, 4096); at += 8) {
+    const part = data.subarray(at, at + 8)
     const digits = Array.from(part, (byte) => byte.toString(16).padStart(2, "0")).join(" ")
-    lines.push(`${at.toString(16).padStart(6, "0")}  ${digits.padEnd(47)}  ${Array.from(part, (byte) => (byte > 31 && byte < 127 ? String.fromCharCode(byte) : "·")).join("")}`)
+    lines.push(`${at.toString(16).padStart(6, "0")}  ${digits.padEnd(23)}  ${Array.from(part, (byte) => (byte > 31 && byte < 127 ? String.fromCharCode(byte) : "·")).join("")}`)
   }
   return [h("pre", { class: "json", tabindex: "0" }, lines.join("\n")), data.length > 4096 && state(`The first 4,096 of ${number(data.length)} bytes.`)]
 }

@@ -1,7 +1,7 @@
 /** Topics: the list, and one of them with its routes as a picture, messages, groups and dead letters. */
 
 import { Tail, whole } from "./tail.js"
-import { act, ago, badge, button, bytes, card, clock, code, confirm, dialog, dim, facts, field, form, grid, h, href, link, number, poll, s, seconds, select, show, state, tabs, time, toast } from "./ui.js"
+import { act, ago, badge, button, bytes, card, clock, code, confirm, counted, dialog, dim, facts, field, form, grid, h, href, link, number, poll, s, seconds, select, show, state, tabs, time, toast } from "./ui.js"
 
 const quoted = (text) => `'${text.replaceAll("'", "''")}'`
 const named = (topic) => topic.split(".").map((part) => `"${part.replaceAll('"', '""')}"`).join(".")
@@ -18,13 +18,13 @@ async function list(app) {
     const wanted = search.value.trim().toLowerCase()
     const rows = all.filter(({ name }) => name.toLowerCase().includes(wanted))
     found.replaceChildren(grid([
-      { name: "Topic", value: (row) => [link(["topics", row.name]), row.alias && [" ", dim(row.alias)]] },
+      { name: "Topic", class: "name", value: (row) => [link(["topics", row.name], row.name, {}, { title: row.name }), row.alias && [" ", dim(row.alias)]] },
       { name: "Partitions", class: "num", value: (row) => number(row.partitions) },
       { name: "Keeps", value: (row) => [row.retention_seconds && seconds(row.retention_seconds), row.retention_max_bytes && bytes(row.retention_max_bytes)].filter(Boolean).join(", ") || dim("all") },
       { name: "Attempts", class: "num", value: (row) => row.max_attempts ?? dim("no limit") },
       { name: "Dead letters", value: (row) => (row.dead_letter ? link(["topics", row.dead_letter]) : dim("–")) },
       { name: "Created", value: (row) => time(row.created_at) },
-    ], rows, { label: "Topics", onrow: (row) => app.go(["topics", row.name]), empty: wanted ? `No topic has “${wanted}” in its name.` : "There are no topics yet. Create one with CREATE TOPIC." }))
+    ], rows, { label: "Topics", onrow: (row) => app.go(["topics", row.name]), empty: wanted ? `No topic has “${wanted}” in its name.` : "There are no topics yet. Create one here, or with CREATE TOPIC." }))
   }
   search.addEventListener("input", draw)
   const create = () => form("New topic", [
@@ -44,7 +44,7 @@ async function one(app, name) {
   const place = h("div", { class: "page" })
   const names = [["overview", "Overview"], app.can("consume") && ["messages", "Messages"], ["groups", "Groups"], info.dead_letter && app.can("consume") && ["dead", "Dead letters"]].filter(Boolean)
   app.put(
-    h("div", { class: "head" }, h("h1", {}, info.name), dim(`${number(info.partition_list.reduce((sum, each) => sum + each.messages, 0))} messages, ${bytes(info.partition_list.reduce((sum, each) => sum + each.bytes, 0))}`), app.can("write") && button("Publish", () => publish(app, info), { class: "primary" })),
+    h("div", { class: "head" }, h("h1", {}, info.name), dim(`${counted(info.partition_list.reduce((sum, each) => sum + each.messages, 0), "message")}, ${bytes(info.partition_list.reduce((sum, each) => sum + each.bytes, 0))}`), app.can("write") && button("Publish", () => publish(app, info), { class: "primary" })),
     tabs(["topics", info.name], {}, names, tab, "Parts of the topic"),
     place,
   )
@@ -61,14 +61,14 @@ function about(app, info) {
     card("From tables to groups", picture(info)),
     h("div", { class: "two" },
       card("Partitions", grid([
-        { name: "Partition", class: "num", value: (row) => row.partition_id },
+        { name: "Partition", value: (row) => row.partition_id },
         { name: "First offset", class: "num", value: (row) => number(row.start_offset) },
         { name: "Next offset", class: "num", value: (row) => number(row.next_offset) },
         { name: "Messages", class: "num", value: (row) => number(row.messages) },
         { name: "Size", class: "num", value: (row) => bytes(row.bytes) },
       ], info.partition_list, { label: "Partitions" })),
       card("Settings", facts([
-        ["Kept for", info.retention_seconds ? seconds(info.retention_seconds) : "ever"],
+        ["Kept for", info.retention_seconds ? seconds(info.retention_seconds) : "no limit"],
         ["At most", info.retention_max_bytes ? bytes(info.retention_max_bytes) : "no limit"],
         ["Attempts", info.max_attempts ?? "no limit"],
         ["Dead letters", info.dead_letter ? link(["topics", info.dead_letter]) : "–"],
@@ -98,7 +98,7 @@ function picture(info) {
     left.map((each, at) => edge(300, y(at, left.length), 350, height / 2)),
     right.map((each, at) => edge(570, height / 2, 620, y(at, right.length))),
     left.map((each, at) => node(each, 10, y(at, left.length), 290, "")),
-    node({ title: info.name, small: `${number(info.partitions)} partitions` }, 350, height / 2, 220, "focus"),
+    node({ title: info.name, small: counted(info.partitions, "partition") }, 350, height / 2, 220, "focus"),
     right.map((each, at) => node(each, 620, y(at, right.length), 270, "")))
   return h("div", { class: "picture", tabindex: "0", role: "region", "aria-label": "Picture of the routes" }, svg)
 }
@@ -131,7 +131,7 @@ async function messages(app, info, place, origin) {
     cells: (row) => [String(row.offset), clock(row.at), row.sourceTable ? `${row.op} ${row.sourceTable}` : row.key ?? row.op, text(row).slice(0, 400)],
     detail: (row) => [
       h("h2", {}, `Offset ${number(row.offset)}`),
-      facts([["Time", time(row.at.getTime())], ["By", row.by || "–"], ["From", row.sourceTable ? [row.op, " in ", link(["tables", row.sourceTable])] : "published"], row.key && ["Key", row.key], ["Payload", row.payloadMode], row.origin && ["Failed in", `${row.origin.topic}, group ${row.origin.group}, after ${row.origin.attempts} attempts`]]),
+      facts([["Time", time(row.at.getTime())], ["By", row.by || "–"], ["From", row.sourceTable ? [row.op, " in ", link(["tables", row.sourceTable])] : "published"], row.key && ["Key", row.key], ["Payload", row.payloadMode], row.origin && ["Failed in", `${row.origin.topic}, group ${row.origin.group}, after ${counted(row.origin.attempts, "attempt")}`]]),
       row.origin && app.can("write") && button("Send again", (event) => again(app, row, event), { class: "small" }),
       whole(text(row)),
     ],
@@ -177,7 +177,7 @@ async function again(app, message, event) {
 async function allAgain(app, tail, event) {
   const rows = tail.list.rows.filter((row) => row.origin)
   if (!rows.length) return toast("There are no dead letters in the list")
-  if (!(await confirm("Send again?", `${number(rows.length)} messages are published to the topic where they failed. They stay here, too.`, "Send again", "primary"))) return
+  if (!(await confirm("Send again?", `${counted(rows.length, "message")} will be published to the topic where delivery failed, and stay here, too.`, "Send again", "primary"))) return
   await act(event, async () => {
     const byTopic = new Map()
     for (const row of rows) byTopic.set(row.origin.topic, [...(byTopic.get(row.origin.topic) ?? []), { payload: row.payload, key: row.key }])
@@ -285,9 +285,9 @@ async function reset(app, info, group, ends, changed) {
     const repeated = rows.reduce((sum, row) => sum + Math.max(0, row.last_acked_offset + 1 - row.to), 0)
     const skipped = rows.reduce((sum, row) => sum + Math.max(0, row.to - row.last_acked_offset - 1), 0)
     preview.replaceChildren(
-      h("p", {}, repeated ? h("b", {}, `${number(repeated)} acknowledged messages are delivered again. `) : "", skipped ? h("b", {}, `${number(skipped)} messages are skipped. `) : "", !repeated && !skipped ? "The group stays where it is." : ""),
+      h("p", {}, repeated ? h("b", {}, `${counted(repeated, "acknowledged message")} will be delivered again. `) : "", skipped ? h("b", {}, `${counted(skipped, "message")} will be skipped. `) : "", !repeated && !skipped ? "The group stays where it is." : ""),
       grid([
-        { name: "Partition", class: "num", value: (row) => row.partition_id },
+        { name: "Partition", value: (row) => row.partition_id },
         { name: "Acknowledged up to", class: "num", value: (row) => (row.begun ? number(row.last_acked_offset) : dim("not begun")) },
         { name: "Continues at", class: "num", value: (row) => number(row.to) },
         { name: "Lag then", class: "num", value: (row) => number(row.end - row.to) },

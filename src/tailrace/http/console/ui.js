@@ -70,6 +70,7 @@ export function select(options, value, props = {}) {
 const NUMBER = new Intl.NumberFormat("en")
 const COMPACT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 })
 export const number = (value) => (value === null || value === undefined ? "–" : NUMBER.format(value))
+export const counted = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`
 export const compact = (value) => (value === null || value === undefined ? "–" : value < 10_000 ? NUMBER.format(Math.round(value * 10) / 10) : COMPACT.format(value))
 
 export function bytes(value) {
@@ -252,7 +253,9 @@ export function dialog(title, build, props = {}) {
       box.remove()
       resolve(result)
     })
-    box.addEventListener("mousedown", (event) => event.target === box && close())
+    let written = false // what was written into a form is not lost by a click beside it
+    box.addEventListener("input", (event) => (written ||= !!event.target.form))
+    box.addEventListener("mousedown", (event) => event.target === box && !written && close())
     document.body.append(box)
     box.showModal()
     ;(box.querySelector("[autofocus]") ?? box.querySelector("form input, form select, form textarea"))?.focus()
@@ -538,7 +541,9 @@ export class VirtualList {
 
 // -- charts
 
-/** A chart of lines over time: `draw(times, [{ name, values, class }])`; null values are gaps. */
+const DOT = "m-2 0h4" // a point between gaps
+
+/** A chart of lines over time: `draw(times, [{ name, values, class }])`; null values are gaps, undefined ones unknown. */
 export function chart(title, format, { height = 96 } = {}) {
   const now = h("b", { class: "num" })
   const legend = h("span", { class: "legend" })
@@ -556,7 +561,7 @@ export function chart(title, format, { height = 96 } = {}) {
     drawn = [times, series]
     plot.setAttribute("viewBox", `0 0 ${width} ${height}`)
     plot.setAttribute("height", height)
-    const last = (values) => values.findLast((value) => value !== null && value !== undefined)
+    const last = (values) => values.findLast((value) => value !== undefined) // null: there is none now
     now.textContent = series.length ? format(last(series[0].values) ?? null) : ""
     legend.replaceChildren(...(series.length > 1 ? series.map((each, at) => h("span", { class: `key k${at}` }, each.name)) : []))
     plot.setAttribute("aria-label", `${title}: ${series.map((each) => `${each.name} now ${format(last(each.values) ?? null)}`).join(", ")}`)
@@ -567,21 +572,23 @@ export function chart(title, format, { height = 96 } = {}) {
     const y = (value) => height - 14 - (value / top) * (height - 24)
     const lines = series.map((each, at) => {
       let path = ""
-      let open = false
+      let open = 0 // points of the line so far
       let start = 0
       let area = ""
       each.values.forEach((value, index) => {
         if (value === null || value === undefined) {
           if (open) area += `L${x(times[index - 1]).toFixed(1)} ${height - 14}L${start.toFixed(1)} ${height - 14}Z`
-          open = false
+          if (open === 1) path += DOT
+          open = 0
           return
         }
         const point = `${x(times[index]).toFixed(1)} ${y(value).toFixed(1)}`
         if (!open) start = x(times[index])
         path += `${open ? "L" : "M"}${point}`
         area += `${open ? "L" : `M${start.toFixed(1)} ${height - 14}L`}${point}`
-        open = true
+        open++
       })
+      if (open === 1) path += DOT
       if (open) area += `L${x(times.at(-1)).toFixed(1)} ${height - 14}L${start.toFixed(1)} ${height - 14}Z`
       return [at === 0 && s("path", { d: area, class: "area" }), s("path", { d: path, class: `line k${at}` })]
     })
