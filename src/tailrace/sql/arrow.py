@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from base64 import b64encode
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any, Final
@@ -59,6 +59,7 @@ _NAMES: Final = {BIGINT: "BIGINT", TEXT: "VARCHAR", BOOLEAN: "BOOLEAN", BLOB: "B
 Spend = Callable[[int], None]
 
 _json: Final = msgspec.json.Encoder().encode
+_DOCUMENTS: Final = b"tailrace.documents"
 
 
 # -- in: documents
@@ -166,8 +167,7 @@ class ItemTableBuilder:
 
     def table(self) -> pa.Table:
         """The whole table. Names that differ only in case get a number, because SQL does not distinguish case."""
-        arrays = [column.array for column in self.built().values()]
-        return pa.Table.from_arrays(arrays, names=attribute_names(self._columns, self._always))
+        return with_names(self.built(), self._always)
 
     def built(self) -> dict[str, BuiltColumn]:
         """All columns, by the names of attributes. Can be called once."""
@@ -317,6 +317,31 @@ def attribute_names(names: Iterable[str], always: Container[str]) -> list[str]:
     order = sorted(range(len(given)), key=lambda at: (0, at, "") if given[at] in always else (1, 0, given[at]))
     made = dict(zip(order, distinct(given[at] for at in order), strict=True))
     return [made[at] for at in range(len(given))]
+
+
+def with_names(columns: Mapping[str, BuiltColumn], always: Container[str]) -> pa.Table:
+    """Columns of attributes as a table whose schema says which hold JSON (`documents_of`)."""
+    names = attribute_names(columns, always)
+    made = pa.Table.from_arrays([column.array for column in columns.values()], names=names)
+    documents = [name for name, column in zip(names, columns.values(), strict=True) if column.kind == _JSON]
+    return made.replace_schema_metadata({_DOCUMENTS: _json(documents)}) if documents else made
+
+
+def documents_of(table: pa.Table) -> frozenset[str]:
+    """The columns of a table of items that hold the JSON of each value."""
+    held = (table.schema.metadata or {}).get(_DOCUMENTS)
+    return frozenset(msgspec.json.decode(held)) if held else frozenset()
+
+
+def number_type(documents: pa.ChunkedArray) -> str:
+    """The type, in SQL, that holds all numbers of a column of JSON."""
+    numbers = documents.filter(pc.fill_null(pc.match_substring_regex(documents, "^-?[0-9]"), False))
+    if not len(numbers) or pc.any(pc.match_substring_regex(numbers, "[eE]")).as_py():
+        return "DOUBLE" if len(numbers) else "BIGINT"
+    made = _numbers(numbers, None, _unspent).type
+    if made == BIGINT:
+        return "BIGINT"
+    return f"DECIMAL({DIGITS_MAX}, {made.scale})" if pa.types.is_decimal(made) else "DOUBLE"
 
 
 def distinct(names: Iterable[str]) -> list[str]:

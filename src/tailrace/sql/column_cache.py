@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from tailrace import limits
 from tailrace.log.entry import LOGS
-from tailrace.sql.arrow import BuiltColumn, ItemTableBuilder, KnownColumn, attribute_names
+from tailrace.sql.arrow import BuiltColumn, ItemTableBuilder, KnownColumn, with_names
 from tailrace.sql.workers import TOKEN
 from tailrace.storage.engine import Reader
 from tailrace.tables import change, key
@@ -62,7 +62,9 @@ class CachedColumns(msgspec.Struct, frozen=True):
         """The columns with these names, and those that the table always has, as a new read would give them."""
         always = {each.name for each in known}
         columns = {
-            name: column.array if names is None or name.lower() in names else pa.nulls(self.rows, column.array.type)
+            name: column
+            if names is None or name.lower() in names
+            else BuiltColumn(None, pa.chunked_array([pa.nulls(self.rows, column.array.type)]))
             for name, column in self.columns.items()
             if names is None or name in always or name.lower() in names
         }
@@ -70,9 +72,10 @@ class CachedColumns(msgspec.Struct, frozen=True):
         for name in ensure:
             if name.lower() not in there:
                 there.add(name.lower())
-                columns[name] = pa.nulls(self.rows)
-        made = pa.Table.from_arrays(list(columns.values()), names=attribute_names(columns, always))
-        return made.replace_schema_metadata({TOKEN: f"{self.number} {sorted(names or ())} {list(columns)}"})
+                columns[name] = BuiltColumn(None, pa.chunked_array([pa.nulls(self.rows)]))
+        made = with_names(columns, always)
+        token = f"{self.number} {sorted(names or ())} {list(columns)}"
+        return made.replace_schema_metadata({**(made.schema.metadata or {}), TOKEN: token})
 
 
 class ChangedRows(msgspec.Struct, frozen=True):

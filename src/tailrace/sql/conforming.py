@@ -1,28 +1,77 @@
-"""Constants of a SELECT that are compared with columns of UUIDs. Pure: nothing is read here.
+"""Comparisons of a SELECT that have to be rewritten for DuckDB. Pure: nothing is read here.
 
 DuckDB sees a UUID as the stored text, in lower case with hyphens. A constant may be written in another form that INSERT
-accepts; it is put into the stored form where it is compared directly with a column of a table. In case of doubt about
-whose column it is, the constant stays as it is written.
+accepts; it is put into the stored form where it is compared directly with a column of a table.
+
+DuckDB sees an undeclared column with values of several types as JSON. Where it is compared directly with a text or a
+number, each value is compared as it would be in a column of its type alone: which rows are found does not depend on the
+types of other rows, and so not on how many rows the access path reads.
+
+In case of doubt about whose column it is, the comparison stays as it is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
+import pyarrow as pa
 from sqlglot import exp
 
+from tailrace.sql.arrow import number_type
+from tailrace.sql.narrowing import number_or_text
+
+TEXT: Final = "text"
+NUMBER: Final = "number"
+MIXED: Final = "mixed"
+
+# What `compared_text` makes of a column, as DuckDB writes it in the name of a result column.
+COMPARED_TEXT: Final = re.compile(
+    r"(?:TRY_CAST\()?CASE  WHEN \(starts_with\((.{1,200}?), '\"'\)\) THEN \(json_extract_string\(\1, '\$'\)\) "
+    r"ELSE \1 END(?: AS (?:BIGINT|DOUBLE|DECIMAL\(38, ?\d+\))\))?"
+)
 _COMPARED: Final = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
 
 
 class ComparedSource(msgspec.Struct, frozen=True):
     """A table that a SELECT reads: its names in the statement, its columns, and which of them hold UUIDs; in lower
-    case."""
+    case. A column's kind is `TEXT`, `NUMBER`, `MIXED` or an empty text."""
 
     names: tuple[str, ...]  # the alias and the full name
-    columns: frozenset[str]
+    columns: Mapping[str, str]  # the kind of each
     uuids: frozenset[str]
+
+
+class MixedOperand(msgspec.Struct, frozen=True):
+    """A column of values of several types that is compared with a text, a number or a boolean."""
+
+    column: exp.Column
+    name: str  # in lower case
+    source: ComparedSource
+    kind: str  # of what it is compared with: TEXT or NUMBER
+
+
+def mixed_operands(
+    tree: exp.Expr, tables: Sequence[tuple[exp.Table, ComparedSource]], params: Sequence[Any]
+) -> Iterator[MixedOperand]:
+    """The columns of values of several types whose comparisons have to be rewritten."""
+    sources = {id(node): source for node, source in tables}
+
+    def kind_of(node: exp.Expr) -> str:
+        found = _owner(node, sources)
+        return number_or_text(node, params) if found is None else found.columns[node.name.lower()]
+
+    for node in tree.find_all(*_COMPARED, exp.In, exp.Between, exp.Like, exp.ILike):
+        operands = [node.this.unnest(), *(other.unnest() for other in _others(node))]
+        for at, one in enumerate(operands[:1] if isinstance(node, exp.In | exp.Between) else operands):
+            found = _owner(one, sources)
+            if found is None or not isinstance(one, exp.Column) or found.columns[one.name.lower()] != MIXED:
+                continue
+            kinds = {kind_of(other) for other in operands[:at] + operands[at + 1 :]}
+            if kinds in ({TEXT}, {NUMBER}):
+                yield MixedOperand(one, one.name.lower(), found, kinds.pop())
 
 
 def uuid_constants(tree: exp.Expr, tables: Sequence[tuple[exp.Table, ComparedSource]]) -> Iterator[exp.Expr]:
@@ -48,8 +97,14 @@ def _others(node: exp.Expr) -> list[exp.Expr]:
 
 
 def _is_uuid(node: exp.Expr, sources: dict[int, ComparedSource]) -> bool:
+    found = _owner(node, sources)
+    return found is not None and node.name.lower() in found.uuids
+
+
+def _owner(node: exp.Expr, sources: dict[int, ComparedSource]) -> ComparedSource | None:
+    """The table that a column surely belongs to."""
     if not isinstance(node, exp.Column) or not isinstance(node.this, exp.Identifier):
-        return False
+        return None
     name, qualifier = node.name.lower(), ".".join(part.name for part in node.parts[:-1]).lower()
     select = node.find_ancestor(exp.Select)
     while select is not None:
@@ -63,10 +118,47 @@ def _is_uuid(node: exp.Expr, sources: dict[int, ComparedSource]) -> bool:
             known = sources.get(id(of))
             if known is None or of.args.get("joins") or (shape is not None and shape.columns):
                 if not qualifier or of.alias_or_name.lower() == qualifier:
-                    return False  # it may be a column of this one
+                    return None  # it may be a column of this one
             elif qualifier in known.names if qualifier else name in known.columns:
                 found.append(known)
         if found:
-            return len(found) == 1 and name in found[0].uuids
+            return found[0] if len(found) == 1 and name in found[0].columns else None
         select = select.find_ancestor(exp.Select)
-    return False
+    return None
+
+
+def mixed_splices(
+    tree: exp.Expr,
+    text: str,
+    compared: Sequence[tuple[exp.Table, ComparedSource]],
+    tables: Sequence[pa.Table],
+    params: Sequence[Any],
+    taken: set[int],
+) -> list[tuple[int, int, str]]:
+    """What to put into the text of a statement for columns of values of several types, but where it is replaced."""
+    by_source = {id(source): table for (_, source), table in zip(compared, tables, strict=True)}
+    splices: dict[int, tuple[int, int, str]] = {}
+    for each in mixed_operands(tree, compared, params):
+        parts = [part.meta for part in each.column.parts if "start" in part.meta]
+        start, end = parts[0]["start"], parts[-1]["end"] + 1
+        if start not in splices and taken.isdisjoint(range(start, end)):
+            table = by_source[id(each.source)]
+            held = next(table[name] for name in table.schema.names if name.lower() == each.name)
+            splices[start] = start, end, compared_text(text[start:end], each.kind, held)
+    return list(splices.values())
+
+
+def kinds_of(table: pa.Table, mixed: frozenset[str]) -> dict[str, str]:
+    """The kinds of a source's columns, by their names in lower case."""
+    kinds = {}
+    for field in table.schema:
+        numeric = pa.types.is_integer(field.type) or pa.types.is_decimal(field.type) or pa.types.is_floating(field.type)
+        kind = NUMBER if numeric else TEXT if pa.types.is_string(field.type) else ""
+        kinds[field.name.lower()] = MIXED if field.name in mixed else kind
+    return kinds
+
+
+def compared_text(column: str, kind: str, held: pa.ChunkedArray) -> str:
+    """An expression for a column of JSON, by which its values are compared with a text or a number."""
+    text = f"CASE WHEN starts_with({column}, '\"') THEN json_extract_string({column}, '$') ELSE {column} END"
+    return f"({text})" if kind == TEXT else f"TRY_CAST({text} AS {number_type(held)})"

@@ -197,6 +197,18 @@ def constant(node: exp.Expr, params: Sequence[Any]) -> Any:
         return _NO_CONSTANT
 
 
+def number_or_text(node: exp.Expr, params: Sequence[Any]) -> str:
+    """`number` or `text`, if it is a constant of such a type, else an empty text."""
+    if isinstance(node, exp.Literal):
+        return "text" if node.is_string else "number"
+    if isinstance(node, exp.Neg) and isinstance(node.this, exp.Literal) and not node.this.is_string:
+        return "number"
+    held = constant(node, params)
+    if isinstance(held, str):
+        return "text"
+    return "number" if type(held) is int or isinstance(held, Decimal) else ""
+
+
 def _limit(select: exp.Select, params: Sequence[Any]) -> int | None:
     """The number of the source's first rows that are enough, if any are."""
     limit, offset = select.args.get("limit"), select.args.get("offset")

@@ -26,6 +26,7 @@ from time import monotonic
 from typing import Any, Final
 
 import msgspec
+import pyarrow as pa
 from sqlglot import Token, TokenType, exp
 from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.errors import ParseError, TokenError
@@ -37,7 +38,13 @@ from tailrace.scalar.reading import first_too_deep
 from tailrace.scalar.runtime import uuid_text
 from tailrace.sql import functions, narrowing
 from tailrace.sql.arrow import distinct
-from tailrace.sql.conforming import ComparedSource, uuid_constants
+from tailrace.sql.conforming import (
+    COMPARED_TEXT,
+    ComparedSource,
+    kinds_of,
+    mixed_splices,
+    uuid_constants,
+)
 from tailrace.sql.error import SqlError, excerpt, line_column, mark
 from tailrace.sql.lexer import parameter_number
 from tailrace.sql.result import ColumnInfo, Execute, Result, counted
@@ -52,6 +59,7 @@ from tailrace.sql.sources import (
     ReadBudget,
     Reference,
     load,
+    mixed_of,
     uuids_of,
 )
 from tailrace.sql.system import INFORMATION, INFORMATION_TABLES, SYSTEM_TABLES
@@ -139,12 +147,12 @@ def selection(
                 tables = load(execute, [source.reference for source in statement.sources], budget)
             except Error as error:
                 raise statement.located(error) from None
-            statement = statement.conformed([(frozenset(table.schema.names), uuids_of(table)) for table in tables])
+            statement = statement.conformed(tables)
             sources = [(f"{_PRIVATE}{number}", table) for number, table in enumerate(tables)]
             del tables
             try:
                 answer = worker.run(statement.rewritten, statement.params, sources, lambda: budget.over, caller)
-                return _collected(answer, budget)
+                return _collected(answer, budget, statement.compares_mixed)
             except DuckDBError as failed:
                 raise statement.error_of(failed, budget) from None
             except QueryInterrupted:
@@ -186,10 +194,10 @@ def _log_reads(reference: Reference) -> str:
     return f"{what} {reference.name}" + (f" by {', '.join(ranges)}" if ranges else "")
 
 
-def _collected(running: Generator[Any, None, None], budget: ReadBudget) -> ArrowResult:
+def _collected(running: Generator[Any, None, None], budget: ReadBudget, compares_mixed: bool) -> ArrowResult:
     with closing(running) as answer:
         header = next(answer)
-        names = distinct(name for name, _ in header)
+        names = distinct(COMPARED_TEXT.sub(r"\1", name) if compares_mixed else name for name, _ in header)
         selected = ArrowRows(names)
         for batch in answer:
             budget.spend(0, 0)
@@ -227,6 +235,7 @@ class _SelectQuery:
         self._first = line, column
         self.params = params
         self._checked: Any = None  # DuckDB's parse, once it was checked
+        self.compares_mixed = False  # whether columns of values of several types were replaced
         tokens = self._tokens()
         self._tree = self._parsed(tokens)
         self._check_nodes()
@@ -256,15 +265,25 @@ class _SelectQuery:
         other._narrow()
         return other
 
-    def conformed(self, columns: Sequence[tuple[frozenset[str], frozenset[str]]]) -> _SelectQuery:
-        """The statement with constants that are compared with UUIDs in the form in which these are stored. `columns`:
-        those of each source, and which of them hold UUIDs."""
-        if not any(uuids for _, uuids in columns):
+    def conformed(self, tables: Sequence[pa.Table]) -> _SelectQuery:
+        """The statement for these sources: constants that are compared with UUIDs are in the form in which these are
+        stored, and columns of values of several types are compared value by value."""
+        uuids, mixed = [uuids_of(table) for table in tables], [mixed_of(table) for table in tables]
+        if not any(uuids) and not any(mixed):
             return self
         compared = [
-            (node, ComparedSource((source.alias.lower(), _full(source).lower()), _lowered(names), uuids))
-            for node, source, (names, uuids) in zip(self._nodes, self.sources, columns, strict=True)
+            (node, ComparedSource((source.alias.lower(), _full(source).lower()), kinds_of(table, several), names))
+            for node, source, table, several, names in zip(self._nodes, self.sources, tables, mixed, uuids, strict=True)
         ]
+        other = self._with_uuids(compared)
+        taken = {at for start, end, _ in other._splices for at in range(start, end)}
+        splices = mixed_splices(self._tree, self.text, compared, tables, self.params, taken) if any(mixed) else []
+        other.compares_mixed = bool(splices)
+        other._splices = sorted((*other._splices, *splices))
+        other.rewritten = other._spliced()
+        return other
+
+    def _with_uuids(self, compared: Sequence[tuple[exp.Table, ComparedSource]]) -> _SelectQuery:
         constants = list(uuid_constants(self._tree, compared))
         other, params, splices = copy(self), list(self.params), list(self._splices)
         for number in {parameter_number(str(each.this)) for each in constants if isinstance(each, exp.Placeholder)}:
@@ -274,8 +293,7 @@ class _SelectQuery:
         for each in constants:
             if isinstance(each, exp.Literal) and each.is_string and uuid_text(each.this) != each.this:
                 splices.append((each.meta["start"], each.meta["end"] + 1, f"'{uuid_text(each.this)}'"))
-        other.params, other._splices = params, sorted(splices)
-        other.rewritten = other._spliced()
+        other.params, other._splices = params, splices
         return other
 
     @property
@@ -611,10 +629,6 @@ def _full(source: _NamedSource) -> str:
     if reference.kind in (SYSTEM, INFORMATION):
         return f"{reference.kind}.{reference.name}"
     return reference.name if reference.kind == TABLE else reference.kind
-
-
-def _lowered(names: Iterable[str]) -> frozenset[str]:
-    return frozenset(name.lower() for name in names)
 
 
 def _quoted(name: str) -> str:

@@ -33,6 +33,7 @@ from tailrace.sql.arrow import (
     ItemTableBuilder,
     KnownColumn,
     RowTableBuilder,
+    documents_of,
     image,
 )
 from tailrace.sql.column_cache import (
@@ -71,6 +72,7 @@ CHANGES: Final = "changes"
 TOPIC: Final = "topic"
 FUNCTIONS: Final = (CHANGES, TOPIC)
 _UUIDS: Final = b"uuids"
+_JSONS: Final = b"jsons"
 
 CHANGE_COLUMNS: Final = (
     ("sequence", BIGINT), ("index", BIGINT), ("last", BOOLEAN), ("event", TEXT), ("keys", TEXT), ("old", TEXT),
@@ -166,11 +168,18 @@ def uuids_of(table: pa.Table) -> frozenset[str]:
     return frozenset((table.schema.metadata or {}).get(_UUIDS, b"").decode().split("\0")) - {""}
 
 
+def mixed_of(table: pa.Table) -> frozenset[str]:
+    """The columns of a source that may hold values of several types, as JSON."""
+    return documents_of(table) - frozenset((table.schema.metadata or {}).get(_JSONS, b"").decode().split("\0"))
+
+
 def _marked(table: pa.Table, definition: Definition) -> pa.Table:
-    names = [column.name.lower() for column in definition.columns if column.kind == "UUID"]
-    if not names:
-        return table
-    return table.replace_schema_metadata({**(table.schema.metadata or {}), _UUIDS: "\0".join(names).encode()})
+    marks = {}
+    for mark, kind in ((_UUIDS, "UUID"), (_JSONS, "JSON")):
+        names = [column.name for column in definition.columns if column.kind == kind]
+        if names:
+            marks[mark] = "\0".join(name.lower() if kind == "UUID" else name for name in names).encode()
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), **marks}) if marks else table
 
 
 def about(error: Error, reference: Reference) -> Error:

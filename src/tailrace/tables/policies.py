@@ -28,6 +28,7 @@ from tailrace.storage.table import StorageTable
 from tailrace.tables.definition import find
 
 NO_POLICY: Final = "NO_POLICY"
+NO_POLICY_CODE: Final = "PolicyNotFoundException"
 _OWN: Final = ("PutResourcePolicy", "GetResourcePolicy", "DeleteResourcePolicy")
 _WRITES: Final = ("PutItem", "UpdateItem", "DeleteItem")
 _STREAMS: Final = {
@@ -90,7 +91,7 @@ def _check_resource(reader: Reader | Tx, name: str, label: str) -> None:
 def _not_found(name: str, label: str) -> NotFound:
     return NotFound(
         f"Resource-based policy not found for the provided ResourceArn: {resource_of(name, label)}",
-        code="PolicyNotFoundException",
+        code=NO_POLICY_CODE,
     )
 
 

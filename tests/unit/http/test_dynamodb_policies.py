@@ -312,11 +312,18 @@ def test_revisions(at_the_desk: Run) -> None:  # noqa: F811
         assert stale[0] == "PolicyNotFoundException"
         assert (await desk.ok("DeleteResourcePolicy", **arn))["RevisionId"] == second
         assert (await desk.ok("DeleteResourcePolicy", **arn))["RevisionId"] == ""
-        assert (await desk.refused("GetResourcePolicy", **arn))[0] == "PolicyNotFoundException"
+        assert await desk.refused("GetResourcePolicy", **arn) == (
+            "PolicyNotFoundException",
+            f"Resource-based policy not found for the provided ResourceArn: {ARN}",
+        )
         for wrong in ("orders", f"{ARN}/index/x", ARN.replace("123456789012", "999999999999")):
             assert (await desk.refused("GetResourcePolicy", ResourceArn=wrong))[0] == "ValidationException"
-        lost = await desk.refused("GetResourcePolicy", ResourceArn=ARN.replace("orders", "missing"))
-        assert lost[0] == "ResourceNotFoundException"
+        gone = {"ResourceArn": ARN.replace("orders", "missing")}
+        for operation, more in (("GetResourcePolicy", {}), ("DeleteResourcePolicy", {}), (put, {"Policy": text})):
+            assert await desk.refused(operation, **gone, **more) == (
+                "ResourceNotFoundException",
+                "Requested resource not found: Table: missing not found",
+            )
 
     at_the_desk(scenario)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from tailrace.errors import Invalid
+from tailrace.errors import Invalid, NotFound
 from tailrace.http.dynamodb import render
 from tailrace.http.dynamodb.context import Context
 from tailrace.http.dynamodb.shape import Boolean, Operation, Request, String, Structure
-from tailrace.tables.policies import DeletePolicy, GetPolicy, PutPolicy
+from tailrace.tables.policies import NO_POLICY_CODE, DeletePolicy, GetPolicy, PutPolicy
 
 _ARN: Final = String(least=1, most=1283)
 _REVISION: Final = String(least=1, most=255)
@@ -27,6 +27,17 @@ def _resource(request: Request) -> tuple[str, str]:
     return match[2], match[3] or ""
 
 
+async def _execute(context: Context, request: Request, command: PutPolicy | GetPolicy | DeletePolicy) -> Any:
+    """The result of a command; its error names the resource as the request does."""
+    try:
+        return await context.execute(command)
+    except NotFound as error:
+        if error.code != NO_POLICY_CODE:
+            raise
+        text = f"Resource-based policy not found for the provided ResourceArn: {request['ResourceArn']}"
+        raise NotFound(text, code=NO_POLICY_CODE) from None
+
+
 async def _put(context: Context, request: Request) -> dict[str, Any]:
     command = PutPolicy(
         *_resource(request),
@@ -34,17 +45,17 @@ async def _put(context: Context, request: Request) -> dict[str, Any]:
         request.get("ExpectedRevisionId"),
         request.get("ConfirmRemoveSelfResourceAccess", False),
     )
-    return {"RevisionId": await context.execute(command)}
+    return {"RevisionId": await _execute(context, request, command)}
 
 
 async def _get(context: Context, request: Request) -> dict[str, Any]:
-    row = await context.execute(GetPolicy(*_resource(request)))
+    row = await _execute(context, request, GetPolicy(*_resource(request)))
     return {"Policy": row.text, "RevisionId": row.revision}
 
 
 async def _delete(context: Context, request: Request) -> dict[str, Any]:
     command = DeletePolicy(*_resource(request), request.get("ExpectedRevisionId"))
-    return {"RevisionId": await context.execute(command)}
+    return {"RevisionId": await _execute(context, request, command)}
 
 
 OPERATIONS: Final[dict[str, Operation]] = {
@@ -60,9 +71,10 @@ OPERATIONS: Final[dict[str, Operation]] = {
             required=("ResourceArn", "Policy"),
         ),
         _put,
+        names_table=True,
     ),
     "GetResourcePolicy": Operation(
-        Structure("GetResourcePolicyInput", {"ResourceArn": _ARN}, required=("ResourceArn",)), _get
+        Structure("GetResourcePolicyInput", {"ResourceArn": _ARN}, required=("ResourceArn",)), _get, names_table=True
     ),
     "DeleteResourcePolicy": Operation(
         Structure(
@@ -71,5 +83,6 @@ OPERATIONS: Final[dict[str, Operation]] = {
             required=("ResourceArn",),
         ),
         _delete,
+        names_table=True,
     ),
 }
