@@ -10,6 +10,9 @@ The same requests are made with fewer and fewer layers around them, and what a l
 Data is in memory where there is room, so that no disk is waited for. Each figure is the least of many rounds of one
 batch, in processor time of the whole process: what others do on the machine makes a round longer, never shorter. The
 build is the one that runs this: for the compiled one, set PYTHONPATH to what ``tools/compile --path`` prints.
+
+"of it, in the kernel" is the share of system calls, of all threads. ``--peer`` measures Electric's server for
+the same appends; ``--disk`` has the data of both on the disk of the current directory, where each commit is synced.
 """
 
 from __future__ import annotations
@@ -265,39 +268,59 @@ async def rows_alone(case: Case, data: Path, rounds: int) -> float:
         engine.close()
 
 
-def over_sockets(case: Case, data: Path, seconds: float) -> float:
-    """Processor time of a server for each request."""
+@dataclass
+class OverSockets:
+    """A server under load over loopback."""
+
+    cpu_us: float  # processor time for each request
+    kernel_us: float  # the part of it in system calls
+
+
+def over_sockets(case: Case, data: Path, seconds: float, name: str = "tailrace") -> OverSockets:
     server_core, client_cores = cores()
     settings = Settings(
         seconds=seconds, warmup_s=0.5, short_s=seconds, items=2_000, messages=40_000, again=0,
         server_core=server_core, client_cores=client_cores, data=data,
     )  # fmt: skip
     row = case.row(settings)
-    server = row.contender("tailrace")
+    server = row.contender(name)
     row.start(server)
     try:
         row.prepare(server)
         found = []
         for _ in range(3):
+            before = _ticks(server.child.pid)
             sample = row.measure(server)
+            after = _ticks(server.child.pid)
             if sample.errors or sample.complaints:
                 raise click.ClickException(f"{row.name}: {dict(sample.errors)} {sample.complaints}")
-            found.append(sample.figures["cpu_us"])
-        return float(min(found))
+            share = (after[1] - before[1]) / max(1, sum(after) - sum(before))
+            cpu_us = float(sample.figures["cpu_us"])
+            found.append(OverSockets(cpu_us, cpu_us * share))
+        return min(found, key=lambda each: each.cpu_us)
     finally:
         server.stop()
+
+
+def _ticks(pid: int) -> tuple[int, int]:
+    """Processor time of a process so far, in user mode and in the kernel."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]), int(fields[12])
 
 
 @click.command(help=__doc__)
 @click.option("--only", multiple=True, metavar="WORD", help="Only requests with this word in their title.")
 @click.option("--rounds", default=2_000, show_default=True, help="Batches, of which the cheapest counts.")
 @click.option("--seconds", default=2.0, show_default=True, help="Load over sockets; 0: leave it out.")
-def main(only: tuple[str, ...], rounds: int, seconds: float) -> None:
+@click.option("--disk", is_flag=True, help="Data on the disk of the current directory instead of in memory.")
+@click.option("--peer", is_flag=True, help="Electric's server beside it, for appends.")
+def main(only: tuple[str, ...], rounds: int, seconds: float, disk: bool, peer: bool) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)  # as the server does
     gc.set_threshold(*GC_THRESHOLDS)
     gc.freeze()
     os.sched_setaffinity(0, cores()[1])
-    data = scratch(MEMORY_BYTES) or Path(tempfile.mkdtemp(prefix="tailrace-profile-"))
+    memory = None if disk else scratch(MEMORY_BYTES)
+    data = memory or Path(tempfile.mkdtemp(prefix=".tailrace-profile-", dir=Path.cwd()))
     click.echo(f"µs of CPU per request, {build.describe()}")
     try:
         for number, case in enumerate(cases()):
@@ -309,21 +332,26 @@ def main(only: tuple[str, ...], rounds: int, seconds: float) -> None:
             rows = uvloop.run(rows_alone(case, home / "rows", rounds)) if case.streams else None
             click.echo(f"\n{case.title}")
             for name, figure in layers(total, whole, inner, rows):
-                click.echo(f"  {name:20}{figure:8.1f}")
+                click.echo(f"  {name:24}{figure:8.1f}")
+            if peer and seconds and case.streams:
+                beside = over_sockets(case, home / "peer", seconds, "electric")
+                click.echo(f"  {'electric, in all':24}{beside.cpu_us:8.1f}")
+                click.echo(f"  {'of it, in the kernel':24}{beside.kernel_us:8.1f}")
     finally:
         shutil.rmtree(data, ignore_errors=True)
 
 
-def layers(total: float | None, whole: float, inner: float, rows: float | None) -> list[tuple[str, float]]:
+def layers(total: OverSockets | None, whole: float, inner: float, rows: float | None) -> list[tuple[str, float]]:
     """What each layer takes: the difference between the time with it and the time without."""
     found = [("HTTP", whole - inner)]
     if rows is None:
         found.append(("the rest", inner))
     else:
         found += [("queue and rules", inner - rows), ("storage", rows)]
-    if total is not None:
-        found = [("in all", total), ("sockets", total - whole), *found]
-    return found
+    if total is None:
+        return found
+    sockets = [("in all", total.cpu_us), ("of it, in the kernel", total.kernel_us), ("sockets", total.cpu_us - whole)]
+    return sockets + found
 
 
 if __name__ == "__main__":
