@@ -329,7 +329,7 @@ class Database(EmbeddedOperations):
         """
         from tailrace.sql.session import Session  # slow to import, and rarely used
 
-        session = Session(lambda command: self.execute(command, principal), caller=principal.name)
+        session = Session(partial(self.execute, principal=principal), caller=principal.name, access=principal.access)
         results = session.run(text, params)
         session.check_ended()
         last = results[-1] if results else Result("")

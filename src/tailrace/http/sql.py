@@ -115,7 +115,9 @@ class _SqlRequest:
     def __init__(self, db: Database, principal: Principal) -> None:
         self._began = time.perf_counter()
         self.halted = threading.Event()
-        self._session = Session(sql_execute(db, principal), self.halted, arrow=True, caller=principal.name)
+        self._session = Session(
+            sql_execute(db, principal), self.halted, arrow=True, caller=principal.name, access=principal.access
+        )
         self._spans = False  # whether a transaction may stay open
         self._text = ""
         self._statements: Sequence[ast.Statement] = ()

@@ -1,4 +1,4 @@
-"""The functions that a SELECT may call. All others are refused.
+"""The functions that a SELECT may call, and what it reads, by DuckDB's own parse. All other functions are refused.
 
 DuckDB checks for interrupts between function calls, not inside one. So a function is listed only if its time and its
 result are about linear in its argument. Functions that compare every character with every other, wait, build values of
@@ -113,6 +113,25 @@ def refused(tree: Any, params: Sequence[Any]) -> Iterator[RefusedCall]:
                 continue
             if reason is not None:
                 yield RefusedCall(position, reason)
+
+
+def sources(tree: Any) -> Iterator[str]:
+    """The names of everything that a statement reads, according to DuckDB's parse."""
+    left = [tree]
+    while left:
+        node = left.pop()
+        if isinstance(node, list):
+            left += node
+        elif isinstance(node, dict):
+            left += node.values()
+            if node.get("type") == "BASE_TABLE":
+                yield ".".join(filter(None, (node.get("catalog_name"), node.get("schema_name"), node["table_name"])))
+            elif node.get("type") == "SHOW_REF":
+                yield "SHOW"
+            elif node.get("type") == "TABLE_FUNCTION":
+                name = str(node["function"].get("function_name"))
+                if name.lower() != "unnest":
+                    yield f"{name}()"
 
 
 def allowed(name: str) -> bool:

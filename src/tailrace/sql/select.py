@@ -18,12 +18,13 @@ import re
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from copy import copy
+from functools import partial
 from itertools import islice
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -33,10 +34,11 @@ from sqlglot.errors import ParseError, TokenError
 
 from tailrace import limits
 from tailrace.access import SYSTEM as SYSTEM_PRINCIPAL
-from tailrace.errors import Error, Invalid, TooLarge, TooMany
+from tailrace.errors import Error, Forbidden, Invalid, NotFound, TooLarge, TooMany
 from tailrace.scalar.reading import first_too_deep
 from tailrace.scalar.runtime import uuid_text
 from tailrace.sql import functions, narrowing
+from tailrace.sql import names as sql_names
 from tailrace.sql.arrow import distinct
 from tailrace.sql.conforming import (
     COMPARED_TEXT,
@@ -48,6 +50,7 @@ from tailrace.sql.conforming import (
 from tailrace.sql.error import SqlError, excerpt, line_column, mark
 from tailrace.sql.lexer import parameter_number
 from tailrace.sql.result import ColumnInfo, Execute, Result, counted
+from tailrace.sql.select_tokens import numbered, with_bytes
 from tailrace.sql.selected import ArrowResult, ArrowRows
 from tailrace.sql.sources import (
     CHANGES,
@@ -65,6 +68,7 @@ from tailrace.sql.sources import (
 from tailrace.sql.system import INFORMATION, INFORMATION_TABLES, SYSTEM_TABLES
 from tailrace.sql.workers import POOL, DuckDBError, QueryInterrupted, SelectWorker
 
+R = TypeVar("R")
 TEXT_CHARACTERS_MAX: Final = 100_000  # of a statement; it is parsed twice
 TOKENS_MAX: Final = 5_000  # of a statement: parsing holds the interpreter lock
 DEPTH_MAX: Final = 100  # nested brackets
@@ -143,10 +147,8 @@ def selection(
     try:
         with POOL.worker() as worker:
             statement.check(worker, budget)
-            try:
-                tables = load(execute, [source.reference for source in statement.sources], budget)
-            except Error as error:
-                raise statement.located(error) from None
+            read: Callable[[list[Reference]], list[pa.Table]] = partial(load, execute, budget=budget)
+            statement, tables = statement.with_sources(execute, read)
             statement = statement.conformed(tables)
             sources = [(f"{_PRIVATE}{number}", table) for number, table in enumerate(tables)]
             del tables
@@ -168,11 +170,8 @@ def explained(
     statement = _prepared(text, params, line, column)
     with POOL.worker() as worker:
         statement.check(worker, budget)
-    tables = [source.reference for source in statement.sources if source.reference.kind == TABLE]
-    try:
-        paths = iter(execute(ExplainTables(tuple(tables))) if tables else ())
-    except Error as error:
-        raise statement.located(error) from None
+    statement, explained = statement.with_sources(execute, partial(_explained_tables, execute))
+    paths = iter(explained)
     steps: list[tuple[str, str, str]] = []
     for source in statement.sources:
         reference = source.reference
@@ -184,6 +183,11 @@ def explained(
     conditions = sum(len(source.reference.needs.where) for source in statement.sources)
     rest = "the statement over these rows" + (", all conditions included" if conditions else "")
     return [*steps, ("", "duckdb", rest)]
+
+
+def _explained_tables(execute: Execute, references: Sequence[Reference]) -> list[str]:
+    tables = tuple(each for each in references if each.kind == TABLE)
+    return execute(ExplainTables(tables)) if tables else []
 
 
 def _log_reads(reference: Reference) -> str:
@@ -296,6 +300,44 @@ class _SelectQuery:
         other.params, other._splices = params, splices
         return other
 
+    def with_sources(self, execute: Execute, read: Callable[[list[Reference]], R]) -> tuple[_SelectQuery, R]:
+        """The statement, and what `read` returns of its sources. If one does not exist under its name, it is the one
+        whose name differs only in case."""
+        try:
+            return self, read([source.reference for source in self.sources])
+        except (NotFound, Forbidden) as error:
+            found = self._renamed(execute)
+            if found is None:
+                raise self.located(error) from None
+        except Error as error:
+            raise self.located(error) from None
+        try:
+            return found, read([source.reference for source in found.sources])
+        except Error as error:
+            raise found.located(error) from None
+
+    def _renamed(self, execute: Execute) -> _SelectQuery | None:
+        """The statement with the names of sources that exist only in another case; None if there are none."""
+        found: dict[tuple[str, str], str] = {}
+        for kinds, kind in (((TABLE, CHANGES), sql_names.TABLE), ((TOPIC,), sql_names.TOPIC)):
+            given = {source.reference.name for source in self.sources if source.reference.kind in kinds}
+            resolved = sql_names.resolve(execute, kind, given) if given else {}
+            found.update(((each, name), new) for each in kinds for name, new in resolved.items())
+        if not found:
+            return None
+        other = copy(self)
+        other.sources = [
+            msgspec.structs.replace(
+                source,
+                reference=msgspec.structs.replace(
+                    source.reference,
+                    name=found.get((source.reference.kind, source.reference.name), source.reference.name),
+                ),
+            )
+            for source in self.sources
+        ]
+        return other
+
     @property
     def reusable(self) -> bool:
         """Whether only the values of conditions depend on its parameters."""
@@ -333,7 +375,7 @@ class _SelectQuery:
 
     def _parsed(self, tokens: list[Token]) -> exp.Expr:
         try:
-            trees = DuckDB().parser().parse(list(_numbered(_with_bytes(tokens))), self.text)
+            trees = DuckDB().parser().parse(list(numbered(with_bytes(tokens))), self.text)
         except ParseError as error:
             raise self._unparsed(error) from None
         except RecursionError:
@@ -589,29 +631,10 @@ class _SelectQuery:
             raise self.error(0, f"{tree['error_message']} {_QUERIES}")
         known = {f"{_PRIVATE}{number}" for number in range(len(self.sources))}
         known.update(node.alias.lower() for node in self._tree.find_all(exp.CTE))
-        for name in _sources_of(tree["statements"]):
+        for name in functions.sources(tree["statements"]):
             if name.lower() not in known:
                 raise self.error(0, f"{name[:80]!r} cannot be read; {_ONLY}", _REFUSAL)
         self._checked = tree["statements"]
-
-
-def _sources_of(tree: Any) -> Iterator[str]:
-    """The names of everything that a statement reads, according to DuckDB's parse."""
-    left = [tree]
-    while left:
-        node = left.pop()
-        if isinstance(node, list):
-            left += node
-        elif isinstance(node, dict):
-            left += node.values()
-            if node.get("type") == "BASE_TABLE":
-                yield ".".join(filter(None, (node.get("catalog_name"), node.get("schema_name"), node["table_name"])))
-            elif node.get("type") == "SHOW_REF":
-                yield "SHOW"
-            elif node.get("type") == "TABLE_FUNCTION":
-                name = str(node["function"].get("function_name"))
-                if name.lower() != "unnest":
-                    yield f"{name}()"
 
 
 _TOO_DEEP: Final = "the statement is nested too deeply; move parts of it into WITH queries"
@@ -640,38 +663,6 @@ def _start(node: Any) -> int:
     if not isinstance(node, exp.Expr):
         return 0
     return min((each.meta["start"] for each in node.walk() if "start" in each.meta), default=0)
-
-
-def _numbered(tokens: Iterable[Token]) -> Iterator[Token]:
-    """The tokens with each ? replaced by its number, so that the syntax tree has it."""
-    number = 0
-    for token in tokens:
-        if token.token_type == TokenType.PLACEHOLDER:
-            number += 1
-            where = (token.line, token.col, token.start, token.end)
-            yield Token(TokenType.PARAMETER, "$", *where)
-            yield Token(TokenType.NUMBER, str(number), *where)
-        else:
-            yield token
-
-
-def _with_bytes(tokens: list[Token]) -> Iterator[Token]:
-    """The tokens with X'00ff' as a single one: DuckDB accepts it, sqlglot's DuckDB dialect does not."""
-    at = 0
-    while at < len(tokens):
-        token = tokens[at]
-        after = tokens[at + 1] if at + 1 < len(tokens) else token
-        if (
-            after.token_type == TokenType.STRING
-            and token.token_type == TokenType.VAR
-            and token.text in "xX"
-            and after.start == token.end + 1
-        ):
-            yield Token(TokenType.HEX_STRING, after.text, after.line, after.col, token.start, after.end)
-            at += 1
-        else:
-            yield token
-        at += 1
 
 
 def _is_cte(table: exp.Table) -> bool:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+import msgspec
 
 from tailrace import extras, limits
-from tailrace.access import SYSTEM
-from tailrace.errors import Error, Invalid, TableNotFound, TooLarge
+from tailrace.access import SYSTEM, Access
+from tailrace.command import Command, Query
+from tailrace.errors import Error, Forbidden, Invalid, NotFound, TooLarge
 from tailrace.scalar.problem import ExpressionError
-from tailrace.sql import schema_statements, table_statements, topic_statements, user_statements, view_statements
+from tailrace.sql import names, schema_statements, table_statements, topic_statements, user_statements, view_statements
 from tailrace.sql import statements as ast
-from tailrace.sql.commands import AllTables
 from tailrace.sql.error import SqlError, character_at, excerpt, mark, marked, secret
 from tailrace.sql.parser import parse
 from tailrace.sql.result import ColumnInfo, Execute, Result
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ColumnInfo", "Execute", "Result", "Session", "SqlError", "marked", "selects"]
 
-SUGGESTION_PAGES_MAX: Final = 10  # of tables, in which a misspelt name is looked for
+T = TypeVar("T")
 _RUN: Final = {
     **topic_statements.RUN,
     **table_statements.RUN,
@@ -49,11 +51,14 @@ class Session:
         *,
         arrow: bool = False,
         caller: str = SYSTEM.name,
+        access: Access | None = None,
     ) -> None:
         """`arrow`: a SELECT returns an `ArrowResult`, whose rows are still in Arrow. `caller`: the value of
-        current_user."""
+        current_user. `access`: the caller's grant, within which names are looked up in any case."""
         self._transactions = TransactionSession(execute)
-        self._execute = self._transactions.execute
+        self._outside = execute
+        self._access = access
+        self._wrote = False  # whether the statement that runs has written something
         self._halted = halted
         self._arrow = arrow
         self._caller = caller
@@ -94,7 +99,7 @@ class Session:
                     done.append(controlled)
                     continue
                 if not isinstance(statement, ast.SelectStatement):
-                    done.append(_RUN[type(statement)](self._execute, statement))
+                    done.append(self._run(statement))
                     continue
                 result = self._select(statement)
                 left -= result.selected.bytes if self._arrow else result.selected.rows_bytes
@@ -112,29 +117,38 @@ class Session:
                 raise sql_error from None
             except Error as error:
                 self._transactions.fail()
-                if isinstance(error, TableNotFound):
-                    self._suggest(error)
                 mark(error, done, statement.line, statement.column)
                 raise
         return done
 
-    def _suggest(self, error: TableNotFound) -> None:
-        """Name the table that differs only in case, to those who may list tables."""
-        after: str | None = None
+    def _run(self, statement: ast.Statement) -> Result:
+        """Run a statement other than SELECT, whose names may be in any case."""
+        self._wrote = False
+        statement = names.checked_new(self._execute, statement)
+        result: Result | None = None
+        failed: Error | None = None
         try:
-            for _ in range(SUGGESTION_PAGES_MAX):
-                names = [each.definition.name for each in self._execute(AllTables(after))]
-                alike = [name for name in names if name.lower() == error.name.lower()]
-                if alike:
-                    error.args = (
-                        f"there is no table {error.name!r}; did you mean {alike[0]!r}? Names of tables are "
-                        "case-sensitive",
-                    )
-                if alike or not names:
-                    return
-                after = names[-1]
-        except Error:  # the caller gets the error as it is
-            return
+            result = _RUN[type(statement)](self._execute, statement)
+            if not names.found_nothing(statement, result):
+                return result
+        except (NotFound, Forbidden) as error:
+            if self._wrote:  # it has begun: what it wrote to was dropped meanwhile
+                raise
+            failed = error
+        again = names.renamed(self._execute, statement)
+        if again is not None:
+            return _RUN[type(again)](self._execute, again)
+        if failed is not None:
+            raise failed
+        assert result is not None
+        return result
+
+    def _execute(self, request: Command[T] | Query[T], /) -> T:
+        if isinstance(request, names.FindAlike):  # names are no part of a transaction
+            return cast(T, self._outside(msgspec.structs.replace(request, access=self._access)))
+        result = self._transactions.execute(request)
+        self._wrote = self._wrote or isinstance(request, Command)
+        return result
 
     def _select(self, statement: ast.SelectStatement) -> ArrowResult:
         extras.require("sql")

@@ -16,7 +16,7 @@ import pytest
 
 import tailrace
 from tailrace import limits
-from tailrace.access import ROLES, SYSTEM, Principal
+from tailrace.access import ROLES, SYSTEM, Access, Principal
 from tailrace.database import Database
 from tailrace.http import sql
 from tailrace.http.message import Request, Response
@@ -85,6 +85,27 @@ def test_results_are_returned(data_dir: Path) -> None:
         assert published["rows"] == [{"partition_id": 0, "offset": 0}, {"partition_id": 0, "offset": 1}]
         assert (consumed["row_count"], consumed["rows"][0]["payload"], consumed["rows"][0]["value"]) == (1, "YQ==", "a")
         assert (consumed["next_offset"], consumed["has_more"], consumed["skipped"]) == (1, True, 0)
+
+    run(data_dir, scenario)
+
+
+def test_names_in_another_case(data_dir: Path) -> None:
+    granted = Principal("ann", ROLES["user"], "user", Access(("tables/Orders",)))
+
+    async def scenario(call: SqlCaller) -> None:
+        await call.done("CREATE TABLE Orders (id TEXT PRIMARY KEY); CREATE TABLE hidden (id TEXT PRIMARY KEY)")
+        await call.done("INSERT INTO orders VALUES ('a')")
+        status, answer = await call("UPDATE ORDERS SET n = 1 WHERE id = 'a'")
+        assert (status, answer["error"]["code"]) == (400, "UNKNOWN_COLUMN")
+        both = "INSERT INTO orders VALUES ('b'); SELECT id FROM orders ORDER BY id"
+        status, answer = await call(both, principal=granted)
+        assert [row["id"] for row in answer["results"][1]["rows"]] == ["a", "b"]
+        for text in ("SELECT id FROM Hidden", "DELETE FROM Hidden WHERE id = 'a'"):
+            status, answer = await call(text, principal=granted)
+            assert (status, answer["error"]["code"]) == (403, "NOT_GIVEN")
+        status, answer = await call("CREATE TABLE orders (id TEXT PRIMARY KEY)")
+        assert (status, answer["error"]["code"]) == (409, "ALREADY_EXISTS")
+        assert "'Orders'" in answer["error"]["message"]
 
     run(data_dir, scenario)
 

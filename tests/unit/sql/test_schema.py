@@ -394,10 +394,6 @@ def test_names_that_differ_in_case_alone(db: Database) -> None:
     for columns in ("id TEXT PRIMARY KEY, ID BIGINT", 'id TEXT PRIMARY KEY, a TEXT, "A" TEXT'):
         with pytest.raises(Invalid, match="declared twice"):
             db.sql(f"CREATE TABLE e ({columns})")
-    for text in ("SELECT * FROM V", "UPDATE V SET n = 1 WHERE true", "DESCRIBE V"):
-        with pytest.raises(Error, match="no table 'V'; did you mean 'v'") as raised:
-            db.sql(text)
-        assert raised.value.code == "TABLE_NOT_FOUND"
 
 
 def test_the_key_of_a_table_without_columns_in_any_case(db: Database) -> None:
