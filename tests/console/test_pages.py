@@ -201,8 +201,9 @@ def test_a_link_runs_no_statement_that_can_write(browser: Chromium, shop: Shop, 
     tab.open(f"{console}#/sql?{urlencode({'q': 'SELECT 1 AS one;'})}")
     tab.until("document.querySelector('.card h2 + button') && document.body.innerText.includes('1 row')")
     tab.fill(".sql-edit textarea", "SELECT 2 AS mine")
-    tab.run("location.reload()")
-    tab.until("document.querySelector('.sql-edit textarea')?.value === 'SELECT 2 AS mine'", "what was written since")
+    tab.run("window.old = true, location.reload()")
+    tab.until("!window.old && !!document.querySelector('.sql-edit textarea')", "the page again")
+    assert tab.run("document.querySelector('.sql-edit textarea').value") == "SELECT 2 AS mine"
     assert not tab.errors
 
 
