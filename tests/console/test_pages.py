@@ -200,6 +200,10 @@ def test_a_link_runs_no_statement_that_can_write(browser: Chromium, shop: Shop, 
     assert "Item" in shop.dynamodb("GetItem", TableName="orders", Key={"id": {"S": "o-0002"}})
     tab.open(f"{console}#/sql?{urlencode({'q': 'SELECT 1 AS one;'})}")
     tab.until("document.querySelector('.card h2 + button') && document.body.innerText.includes('1 row')")
+    tab.fill(".sql-edit textarea", "SELECT 2 AS mine")
+    tab.run("window.old = true, location.reload()")
+    tab.until("!window.old && !!document.querySelector('.sql-edit textarea')", "the page again")
+    assert tab.run("document.querySelector('.sql-edit textarea').value") == "SELECT 2 AS mine"
     assert not tab.errors
 
 
@@ -229,6 +233,47 @@ def test_what_is_written_into_a_form_survives_a_click_beside_it(browser: Chromiu
     tab.fill("dialog input[name=path]", "half/written")
     tab.run(beside)
     assert tab.run("document.querySelector('dialog input[name=path]')?.value") == "half/written"
+    tab.press("x")  # as users do: without a key or a click of theirs no page may hold Esc back
+    tab.press("Escape")
+    tab.sees("Esc again discards what you have written.")
+    assert "half/written" in tab.run("document.querySelector('dialog input[name=path]')?.value")
+    tab.press("Escape")
+    tab.until("!document.querySelector('dialog')")
+    assert not tab.errors
+
+
+@pytest.mark.parametrize(
+    ("address", "button"),
+    [
+        ("#/streams", "New stream"),
+        ("#/streams/logs%2Fweb-0", "Append"),
+        ("#/streams/logs%2Fweb-0?tab=settings", "Delete stream"),
+        ("#/tables/orders", "New item"),
+        ("#/tables/orders?tab=settings", "Back up now"),
+        ("#/topics", "New topic"),
+        ("#/topics/shop.large_orders", "Publish"),
+        ("#/topics/shop.large_orders?tab=groups", "Reset"),
+        ("#/sql", "Save"),
+        ("#/access", "New user"),
+        ("#/tables", "Find anything"),
+    ],
+)
+def test_every_dialog_can_be_used_by_everyone(
+    browser: Chromium, shop: Shop, console: str, axe: str, address: str, button: str
+) -> None:
+    tab = browser.tab()
+    tab.open(console + address)
+    found = f"[...document.querySelectorAll('button')].find(each => each.innerText.includes({json.dumps(button)}))"
+    tab.until(f"({found})?.focus(), document.activeElement === {found}", button)
+    tab.click("button", button)
+    tab.until("!!document.querySelector('dialog[open]')", button)
+    tab.run(axe)
+    assert tab.run(AXE) == []
+    assert tab.run("document.querySelector('dialog').contains(document.activeElement)")
+    tab.press("Escape")
+    tab.until("!document.querySelector('dialog')", "Esc closes it")
+    assert tab.run(f"document.activeElement === {found}"), "the focus is back"
+    assert not tab.errors
 
 
 @pytest.mark.parametrize("text", ["ünï", "<img src=x onerror=alert(1)>"])

@@ -188,6 +188,57 @@ def test_changes_begin_with_the_latest(browser: Chromium, shop: Shop, console: s
     assert not tab.errors
 
 
+REPLACED = """
+(async () => {
+  const { VirtualList } = await import(`${location.origin}/console/ui.js`)
+  const frame = () => new Promise((done) => requestAnimationFrame(done))
+  const list = new VirtualList({ cells: (row) => [`${row}`], text: String, columns: "", label: "Rows" })
+  document.getElementById("main").replaceChildren(list.element)
+  const rows = Array.from({ length: 600 }, (_, row) => row)
+  list.add(rows)
+  for (let count = 0; count < 4; count++) await frame()
+  const before = list.element.scrollTop
+  list.clear()
+  list.follow = false
+  await frame() // it has been drawn, and the browser reports only in the next frame that the position has changed
+  list.add(rows)
+  list.top()
+  for (let count = 0; count < 4; count++) await frame()
+  return [before, list.element.scrollTop]
+})()
+"""
+
+
+def test_a_list_that_is_replaced_stays_at_its_top(browser: Chromium, shop: Shop, console: str) -> None:
+    """Rows may come before the browser reports that the shorter list scrolled: only the user's scrolling counts."""
+    tab = browser.tab()
+    tab.open(console)
+    tab.sees("healthy")
+    before, after = tab.run(REPLACED)
+    assert before > 0
+    assert after == 0
+
+
+def test_what_is_read_on_comes_below_what_is_in_view(browser: Chromium, shop: Shop, console: str) -> None:
+    shop.stream("load/pages")
+    for start in (0, 60):  # a page has at most 4 MiB
+        body = [{"n": number, "text": "x" * 60_000} for number in range(start, start + 60)]
+        assert shop.http.post("/v1/stream/load/pages", json=body).status_code == 204
+    tab = browser.tab()
+    tab.open(f"{console}#/streams/load%2Fpages")
+    tab.fill("select[aria-label='Start at']", "offset")
+    tab.fill("input[aria-label=Offset]", "-1")
+    tab.until(f"{ROWS}[0]?.startsWith('#1\\n')", "the first message")
+    tab.run("document.querySelector('.v-list').scrollTop = 1e9")
+    tab.until(f"!{ROWS}[0].startsWith('#1\\n')", "the end of the page")
+    before = tab.run("document.querySelector('.v-list').scrollTop")
+    tab.click("button", "Read on")
+    tab.sees("120 shown")
+    tab.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert tab.run("document.querySelector('.v-list').scrollTop") == before > 0
+    assert not tab.errors
+
+
 def test_a_restart_of_the_server_loses_and_doubles_no_message(browser: Chromium, data_dir: Path) -> None:
     server = ServerProcess.tailrace(data_dir).start()
     try:
@@ -213,19 +264,32 @@ def test_pages_recover_by_themselves_when_the_server_is_back(browser: Chromium, 
     try:
         shop = Shop(server.url)
         shop.sql("CREATE TABLE orders (id TEXT PRIMARY KEY) WITH (stream = true)")
+        shop.stream("notes", *({"n": number} for number in range(3)))
         shop.close()
+        notes = browser.tab()
+        notes.open(f"{server.url}/console#/streams/notes")
+        notes.sees("3 shown")
         tab = browser.tab()
         tab.open(f"{server.url}/console")
         tab.sees("healthy")
         tab.until("performance.getEntriesByType('resource').some(each => each.name.endsWith('/access.js'))")
         server.kill()
         tab.sees("The server cannot be reached.")
+        notes.fill("select[aria-label='Start at']", "offset")
+        notes.fill("input[aria-label=Offset]", "-1")
+        notes.fill(".bar input[type=search]", '"n"')
         tab.run("location.hash = '#/tables'")
         tab.sees("This could not be loaded.")
+        notes.sees("This could not be loaded.")
+        notes.sees("The server cannot be reached.")
         server = ServerProcess.tailrace(data_dir, port=server.port).start()
         tab.until("document.querySelector('tbody a')?.innerText === 'orders'")
         tab.until("document.querySelector('.offline').hidden")
+        notes.until(f"{ROWS}.length === 3", "the messages, from the offset that was asked for")
+        assert notes.run("document.querySelector('input[aria-label=Offset]').value") == "-1"
+        assert notes.run("document.querySelector('.bar input[type=search]').value") == '"n"'
         tab.close()
+        notes.close()
     finally:
         server.terminate()
 

@@ -303,7 +303,7 @@ async function watch() {
     if (document.hidden) continue
     const away = !banner.hidden
     banner.hidden = await app.client.request("GET", "/healthz", { retryForMs: 0, timeoutMs: 10_000 }).then(() => true, (error) => error.status !== 0)
-    if (away && banner.hidden && main.querySelector(".state.bad") && !document.querySelector("dialog")) await (app.me ? open() : start())
+    if (away && banner.hidden) for (const again of main.querySelectorAll(".state.bad button")) again.click() // the rest of the page stays as it is
   }
 }
 

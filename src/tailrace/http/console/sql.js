@@ -45,6 +45,7 @@ export default async function sql(app) {
   }
   text.addEventListener("input", () => {
     localStorage.setItem(LAST, text.value)
+    if (app.query.q) app.go(["sql"], {}, { quiet: true }) // the statement is no longer that of the link
     paint()
     complete.suggest()
   })

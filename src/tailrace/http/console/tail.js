@@ -69,6 +69,7 @@ export class Tail {
     try {
       const page = await this.read(this.offset)
       if (turn !== this.turn) return
+      this.list.follow = false // what is read on comes below what is in view
       this.#add(page)
       this.more.hidden = page.upToDate
       this.caughtUp = page.upToDate

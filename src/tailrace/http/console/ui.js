@@ -253,9 +253,15 @@ export function dialog(title, build, props = {}) {
       box.remove()
       resolve(result)
     })
-    let written = false // what was written into a form is not lost by a click beside it
+    let written = false // what was written into a form is not lost by a click beside it, or by one Esc
     box.addEventListener("input", (event) => (written ||= !!event.target.form))
     box.addEventListener("mousedown", (event) => event.target === box && !written && close())
+    box.addEventListener("cancel", (event) => {
+      if (!written || event.target !== box) return
+      event.preventDefault()
+      written = false
+      box.append(h("p", { class: "again", role: "status" }, "Esc again discards what you have written."))
+    })
     document.body.append(box)
     box.showModal()
     ;(box.querySelector("[autofocus]") ?? box.querySelector("form input, form select, form textarea"))?.focus()
@@ -507,6 +513,7 @@ export class VirtualList {
 
   #draw() {
     const { element, space } = this
+    const before = element.scrollTop
     space.style.height = `${this.#shown.length * ROW}px`
     if (this.follow) {
       const end = Math.max(0, this.#shown.length * ROW - element.clientHeight)
@@ -536,6 +543,7 @@ export class VirtualList {
         row.children[column].textContent = text
       })
     })
+      if (element.scrollTop !== before) this.moving = true // the list became shorter than that: the user has not scrolled
   }
 }
 
