@@ -30,7 +30,7 @@ MIXED: Final = "mixed"
 
 # What `compared_text` makes of a column, as DuckDB writes it in the name of a result column.
 COMPARED_TEXT: Final = re.compile(
-    r"(?:TRY_CAST\()?CASE  WHEN \(starts_with\((.{1,200}?), '\"'\)\) THEN \(json_extract_string\(\1, '\$'\)\) "
+    r"(?:TRY_CAST\()?CASE  WHEN \(starts_with\(((?s:.){1,600}?), '\"'\)\) THEN \(json_extract_string\(\1, '\$'\)\) "
     r"ELSE \1 END(?: AS (?:BIGINT|DOUBLE|DECIMAL\(38, ?\d+\))\))?"
 )
 _COMPARED: Final = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)

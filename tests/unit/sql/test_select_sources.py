@@ -541,6 +541,16 @@ def test_result_columns_are_named_after_the_statement_as_it_is_written(db: Datab
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["n" * 255, "two\nlines", 'a "quoted" one'])
+def test_result_columns_of_long_names_are_named_after_the_statement(db: Database, name: str) -> None:
+    table = db.create_table("t", partition_key="id")
+    for key, held in (("a", 5), ("b", "x")):
+        table.put({"id": key, name: held})
+    quoted = '"' + name.replace('"', '""') + '"'
+    (column,) = db.sql(f"SELECT {quoted} = 5 FROM t").columns
+    assert column.name == f"({name if name.isalnum() else quoted} = 5)"
+
+
 def test_columns_declared_as_json_are_compared_as_they_are(db: Database) -> None:
     db.sql("""CREATE TABLE t (id TEXT PRIMARY KEY, v JSON); INSERT INTO t VALUES ('a', '"x"')""")
     assert db.sql("""SELECT id FROM t WHERE v = '"x"'""").rows == [{"id": "a"}]
