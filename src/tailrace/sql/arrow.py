@@ -60,6 +60,7 @@ Spend = Callable[[int], None]
 
 _json: Final = msgspec.json.Encoder().encode
 _DOCUMENTS: Final = b"tailrace.documents"
+_NUMERIC: Final = r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$"
 
 
 # -- in: documents
@@ -334,14 +335,16 @@ def documents_of(table: pa.Table) -> frozenset[str]:
 
 
 def number_type(documents: pa.ChunkedArray) -> str:
-    """The type, in SQL, that holds all numbers of a column of JSON."""
-    numbers = documents.filter(pc.fill_null(pc.match_substring_regex(documents, "^-?[0-9]"), False))
-    if not len(numbers) or pc.any(pc.match_substring_regex(numbers, "[eE]")).as_py():
-        return "DOUBLE" if len(numbers) else "BIGINT"
-    made = _numbers(numbers, None, _unspent).type
-    if made == BIGINT:
+    """The type, in SQL, that holds all numbers of a column of JSON and those in its strings: a string must not be
+    rounded to the type of the numbers beside it."""
+    texts = pc.utf8_trim(documents, '" ')
+    texts = texts.filter(pc.fill_null(pc.match_substring_regex(texts, _NUMERIC), False))
+    if pc.any(pc.match_substring_regex(texts, "[eE]")).as_py():
+        return "DOUBLE"
+    whole, fraction = _digits(pc.utf8_ltrim(texts, "+-0"))
+    if not fraction and whole <= _BIGINT_DIGITS:
         return "BIGINT"
-    return f"DECIMAL({DIGITS_MAX}, {made.scale})" if pa.types.is_decimal(made) else "DOUBLE"
+    return f"DECIMAL({DIGITS_MAX}, {fraction})" if whole + fraction <= DIGITS_MAX else "DOUBLE"
 
 
 def distinct(names: Iterable[str]) -> list[str]:

@@ -4,8 +4,9 @@ DuckDB sees a UUID as the stored text, in lower case with hyphens. A constant ma
 accepts; it is put into the stored form where it is compared directly with a column of a table.
 
 DuckDB sees an undeclared column with values of several types as JSON. Where it is compared directly with a text or a
-number, each value is compared as it would be in a column of its type alone: which rows are found does not depend on the
-types of other rows, and so not on how many rows the access path reads.
+number, each value is compared by itself, as a text or as a number, and whether it is found does not depend on which
+values of other types are in the other rows. A column of one type alone is left to DuckDB, which compares numbers with
+a text as numbers.
 
 In case of doubt about whose column it is, the comparison stays as it is written.
 """
@@ -29,7 +30,7 @@ MIXED: Final = "mixed"
 
 # What `compared_text` makes of a column, as DuckDB writes it in the name of a result column.
 COMPARED_TEXT: Final = re.compile(
-    r"(?:TRY_CAST\()?CASE  WHEN \(starts_with\((.{1,200}?), '\"'\)\) THEN \(json_extract_string\(\1, '\$'\)\) "
+    r"(?:TRY_CAST\()?CASE  WHEN \(starts_with\(((?s:.){1,600}?), '\"'\)\) THEN \(json_extract_string\(\1, '\$'\)\) "
     r"ELSE \1 END(?: AS (?:BIGINT|DOUBLE|DECIMAL\(38, ?\d+\))\))?"
 )
 _COMPARED: Final = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
@@ -45,7 +46,7 @@ class ComparedSource(msgspec.Struct, frozen=True):
 
 
 class MixedOperand(msgspec.Struct, frozen=True):
-    """A column of values of several types that is compared with a text, a number or a boolean."""
+    """A column of values of several types that is compared with texts or with numbers."""
 
     column: exp.Column
     name: str  # in lower case
@@ -107,6 +108,8 @@ def _owner(node: exp.Expr, sources: dict[int, ComparedSource]) -> ComparedSource
         return None
     name, qualifier = node.name.lower(), ".".join(part.name for part in node.parts[:-1]).lower()
     select = node.find_ancestor(exp.Select)
+    if not qualifier and select is not None and _is_result(node, select):
+        return None
     while select is not None:
         relations = [select.args.get("from_"), *(select.args.get("joins") or ()), *(select.args.get("laterals") or ())]
         found: list[ComparedSource] = []
@@ -127,6 +130,15 @@ def _owner(node: exp.Expr, sources: dict[int, ComparedSource]) -> ComparedSource
     return None
 
 
+def _is_result(column: exp.Column, select: exp.Select) -> bool:
+    """Whether a column in HAVING has the name of a column of the result, which DuckDB takes unless the table's column
+    is grouped."""
+    if not isinstance(column.find_ancestor(exp.Having, exp.Select), exp.Having):
+        return False
+    name = column.name.lower()
+    return any(isinstance(each, exp.Alias) and each.alias.lower() == name for each in select.expressions)
+
+
 def mixed_splices(
     tree: exp.Expr,
     text: str,
@@ -138,13 +150,18 @@ def mixed_splices(
     """What to put into the text of a statement for columns of values of several types, but where it is replaced."""
     by_source = {id(source): table for (_, source), table in zip(compared, tables, strict=True)}
     splices: dict[int, tuple[int, int, str]] = {}
+    types: dict[tuple[int, str], str] = {}  # a column may be compared thousands of times
     for each in mixed_operands(tree, compared, params):
         parts = [part.meta for part in each.column.parts if "start" in part.meta]
         start, end = parts[0]["start"], parts[-1]["end"] + 1
         if start not in splices and taken.isdisjoint(range(start, end)):
-            table = by_source[id(each.source)]
-            held = next(table[name] for name in table.schema.names if name.lower() == each.name)
-            splices[start] = start, end, compared_text(text[start:end], each.kind, held)
+            place = id(each.source), each.name
+            if each.kind == NUMBER and place not in types:
+                table = by_source[place[0]]
+                types[place] = number_type(
+                    next(table[name] for name in table.schema.names if name.lower() == each.name)
+                )
+            splices[start] = start, end, compared_text(text[start:end], "" if each.kind == TEXT else types[place])
     return list(splices.values())
 
 
@@ -158,7 +175,8 @@ def kinds_of(table: pa.Table, mixed: frozenset[str]) -> dict[str, str]:
     return kinds
 
 
-def compared_text(column: str, kind: str, held: pa.ChunkedArray) -> str:
-    """An expression for a column of JSON, by which its values are compared with a text or a number."""
+def compared_text(column: str, number: str) -> str:
+    """An expression for a column of JSON, by which its values are compared with a text, or with a number as values of
+    the type `number`."""
     text = f"CASE WHEN starts_with({column}, '\"') THEN json_extract_string({column}, '$') ELSE {column} END"
-    return f"({text})" if kind == TEXT else f"TRY_CAST({text} AS {number_type(held)})"
+    return f"TRY_CAST({text} AS {number})" if number else f"({text})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import math
 from base64 import b64decode
@@ -19,7 +20,7 @@ from tailrace.access import SYSTEM, Principal
 from tailrace.clock import ManualClock
 from tailrace.http import cursor as cursors
 from tailrace.http.drive import Drive, start
-from tailrace.http.live import READ_BYTES, LiveReads, Turns
+from tailrace.http.live import READ_BYTES, LiveReads, Turns, Watch
 from tailrace.http.message import Frame, Request
 from tailrace.http.reading import FeedSlice, Reading
 from tailrace.http.revocation import Caller
@@ -484,6 +485,42 @@ def test_a_long_poll_that_waits_has_no_task_and_shares_a_timer() -> None:
         assert len(answers) == 1, "a commit may be published within a task, in which no other request may run"
         await asyncio.wait_for(done.wait(), PATIENCE_S)
         assert [(each.status, each.body) for each in answers[1:]] == [(200, b"01")] * 8
+        assert (metrics.live_readers, len(tail)) == (0, 0)
+
+    by_hand(work)
+
+
+def test_a_watch_that_is_woken_while_it_does_not_wait_does_not_wait_next_time() -> None:
+    async def work(tail: Tail, live: LiveReads, metrics: Metrics) -> None:
+        watch = live.watch(1)
+        tail.publish([advanced(0, b"0")])
+        tail.publish([advanced(1, b"1")])
+        assert watch.wait(600).done()
+        waiting = watch.wait(600)
+        assert not waiting.done(), "both commits came before the last wait"
+        live.stop()
+        await asyncio.wait_for(waiting, PATIENCE_S)
+        watch.close()
+
+    by_hand(work)
+
+
+def test_nothing_is_left_of_a_watch_that_was_closed() -> None:
+    async def work(tail: Tail, live: LiveReads, metrics: Metrics) -> None:
+        def left() -> int:
+            return sum(type(each) is Watch for each in gc.get_objects())
+
+        before, loop = left(), asyncio.get_running_loop()
+        for end in (lambda: None, lambda: tail.publish([advanced(0, b"0")])):
+            watch, begun = live.watch(1), loop.time()
+            await asyncio.wait_for(watch.wait(0.01), PATIENCE_S)
+            assert loop.time() >= begun + 0.01
+            waiting = watch.wait(600)
+            end()
+            watch.close()
+            await asyncio.sleep(0)
+            del watch, waiting
+            assert left() == before
         assert (metrics.live_readers, len(tail)) == (0, 0)
 
     by_hand(work)

@@ -15,8 +15,9 @@ import tailrace
 from tailrace import Database, limits
 from tailrace.command import Command
 from tailrace.errors import Invalid, NotFound, TooLarge
-from tailrace.sql import narrowing
+from tailrace.sql import conforming, narrowing
 from tailrace.sql.access import SourceNeeds
+from tailrace.sql.arrow import number_type
 from tailrace.sql.result import Result
 from tailrace.sql.select import run, select
 from tailrace.sql.sources import CHANGE_COLUMNS, MESSAGE_COLUMNS, ReadBudget
@@ -476,6 +477,60 @@ def test_rows_of_several_types_do_not_depend_on_the_access_path(db: Database) ->
             assert {row["id"] for row in rows} == scanned & {item["id"]}, (where, item)
 
 
+@pytest.mark.parametrize(
+    ("values", "where", "found"),
+    [
+        ([5, "10.5"], "v = 10.5", "1"),
+        ([5, "10.5"], "v = 11", ""),
+        ([Decimal("10.25"), "10.5"], "v = 11", ""),
+        ([5, "99999999999999999999"], "v > 6", "1"),
+        ([5, "+.5"], "v < 1", "1"),
+        ([10**30, "10.5"], f"v > {10**30 - 1}", "0"),
+        ([10**30, "10.5"], "v = 10.5", "1"),
+        ([5, "1e-3"], "v = 0", ""),
+        ([5, 2**53 + 1, "x1e3"], f"v = {2**53}", ""),
+    ],
+)
+def test_numbers_in_strings_are_not_rounded_to_the_type_of_other_rows(
+    db: Database, values: list[Any], where: str, found: str
+) -> None:
+    table = db.create_table("t", partition_key="id")
+    for number, held in enumerate(values):
+        table.put({"id": str(number), "v": held})
+    rows = db.sql(f"SELECT id FROM t WHERE {where} ORDER BY id").rows
+    assert "".join(row["id"] for row in rows) == found
+
+
+def test_a_result_column_in_having_is_not_taken_for_a_column_of_several_types(db: Database) -> None:
+    table = db.create_table("t", partition_key="id")
+    for item in _MIXED:
+        table.put(item)
+    for having, groups in (
+        ("v > 1", 2),
+        ("max(t.id) > 'b' AND v = 2", 1),
+        ("count(*) FILTER (WHERE t.v = '5') > 1", 1),
+    ):
+        rows = db.sql(f"SELECT kind, count(*) AS v FROM t GROUP BY kind HAVING {having}").rows
+        assert len(rows) == groups, having
+    assert db.sql("SELECT v AS value FROM t GROUP BY v HAVING v = 'x'").rows == [{"value": '"x"'}]
+
+
+def test_the_numbers_of_a_column_are_looked_at_once(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = db.create_table("t", partition_key="id")
+    for item in _MIXED:
+        table.put(item)
+    looks: list[Any] = []
+
+    def looked(documents: Any) -> str:
+        looks.append(documents)
+        return number_type(documents)
+
+    monkeypatch.setattr(conforming, "number_type", looked)
+    where = " OR ".join(f"v = {number}" for number in range(50))
+    assert [row["id"] for row in db.sql(f"SELECT id FROM t WHERE {where} ORDER BY id").rows] == ["a", "b"]
+    assert len(looks) == 1
+
+
 def test_result_columns_are_named_after_the_statement_as_it_is_written(db: Database) -> None:
     table = db.create_table("t", partition_key="id")
     for item in _MIXED:
@@ -484,6 +539,16 @@ def test_result_columns_are_named_after_the_statement_as_it_is_written(db: Datab
     assert [column.name for column in result.columns] == [
         "(v = 7)", "(t.v = '7')", "(v > 7.5)", "(v = -1e300)", "count() OVER (PARTITION BY (kind = 'k7'))"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["n" * 255, "two\nlines", 'a "quoted" one'])
+def test_result_columns_of_long_names_are_named_after_the_statement(db: Database, name: str) -> None:
+    table = db.create_table("t", partition_key="id")
+    for key, held in (("a", 5), ("b", "x")):
+        table.put({"id": key, name: held})
+    quoted = '"' + name.replace('"', '""') + '"'
+    (column,) = db.sql(f"SELECT {quoted} = 5 FROM t").columns
+    assert column.name == f"({name if name.isalnum() else quoted} = 5)"
 
 
 def test_columns_declared_as_json_are_compared_as_they_are(db: Database) -> None:
