@@ -534,9 +534,8 @@ def _from_plain(plain: Any, depth: int) -> tuple[Value, int]:
     if isinstance(plain, str):
         text = _text(plain)
         return {"S": text}, len(text) if text.isascii() else len(text.encode())
-    if isinstance(plain, (int, Decimal)):
-        text = _from_number(plain)
-        return {"N": text}, number.size(text)
+    if type(plain) is dict:  # before the checks of classes, which take longer
+        return _map_from_plain(plain, depth)
     if isinstance(plain, (list, tuple)):
         _check_depth(depth)
         elements: list[Value] = []
@@ -546,13 +545,14 @@ def _from_plain(plain: Any, depth: int) -> tuple[Value, int]:
             elements.append(value)
             total += cost
         return {"L": elements}, total
+    if isinstance(plain, (int, Decimal)):
+        text = _from_number(plain)
+        return {"N": text}, number.size(text)
     if isinstance(plain, (bytes, bytearray, memoryview)):
         data = bytes(plain)
         return {"B": data}, len(data)
-    if type(plain) is dict or isinstance(plain, Mapping):  # the second takes long to find out
-        _check_depth(depth)
-        inner, cost = _attributes_from_plain(plain, depth + 1)
-        return {"M": inner}, 3 + len(inner) + cost
+    if isinstance(plain, Mapping):
+        return _map_from_plain(plain, depth)
     if isinstance(plain, AbstractSet):
         value = _from_set(plain)
         return value, size(value)
@@ -561,6 +561,12 @@ def _from_plain(plain: Any, depth: int) -> tuple[Value, int]:
     raise Invalid(
         f"a {type(plain).__name__} cannot be stored; use str, int, Decimal, bytes, bool, None, list, dict or set"
     )
+
+
+def _map_from_plain(plain: Mapping[Any, Any], depth: int) -> tuple[Value, int]:
+    _check_depth(depth)
+    inner, cost = _attributes_from_plain(plain, depth + 1)
+    return {"M": inner}, 3 + len(inner) + cost
 
 
 def _name(name: Any) -> str:
@@ -597,6 +603,8 @@ def _check_depth(depth: int) -> None:
 
 
 def _from_number(plain: int | Decimal) -> str:
+    if type(plain) is int and -_INT_MAX <= plain <= _INT_MAX:
+        return str(plain)
     if isinstance(plain, Decimal):
         return canonical(str(plain))
     if abs(plain) >= 10 ** (number.MAGNITUDE_MAX + 1):  # before str(), which takes long for huge numbers

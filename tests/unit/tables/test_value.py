@@ -311,6 +311,22 @@ def test_whole_numbers_come_back_as_int() -> None:
     assert value.from_plain((1, True)) == {"L": [{"N": "1"}, {"BOOL": True}]}
 
 
+@given(st.integers(-(10**20), 10**20))
+@example(0)
+@example(1200)
+@example(10**18)
+@example(-(10**18))
+@example(10**18 + 1)
+@example(10**19)
+def test_whole_numbers_are_canonical_wherever_they_are(number: int) -> None:
+    """They are converted without the checks of other numbers if they are short."""
+    stored = {"N": canonical(str(number))}
+    assert value.from_plain(number) == stored
+    assert value.item_from_plain({"a": number})[0] == {"a": stored}
+    assert value.from_plain([number, {"x": number}]) == {"L": [stored, {"M": {"x": stored}}]}
+    assert value.from_plain({number}) == {"NS": [stored["N"]]}
+
+
 @pytest.mark.parametrize(
     ("given_value", "message"),
     [

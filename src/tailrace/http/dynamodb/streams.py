@@ -66,10 +66,11 @@ _SHARD_ID: Final = String(least=28, most=65)
 _RECORD: Final = (
     b'{"eventID":"%b%%b","eventName":"%%b","eventVersion":"1.1","eventSource":"aws:dynamodb","awsRegion":"%b",'
     b'"dynamodb":{"ApproximateCreationDateTime":%%d,"Keys":%%b,"SequenceNumber":"%%b","SizeBytes":%%d,'
-    b'"StreamViewType":"%b"%%b%%b}%%b}'
-)  # the format of the records of a page, after the format of all pages
+    b'"StreamViewType":"%b"'
+)  # the format of the records of a page up to the images, after the format of all pages
 _EVENT_NAMES: Final = tuple(event.encode() for event in EVENTS)
-_EXPIRY: Final = b',"userIdentity":{"PrincipalId":"dynamodb.amazonaws.com","Type":"Service"}'
+_END: Final = b"}}"
+_EXPIRY_END: Final = b'},"userIdentity":{"PrincipalId":"dynamodb.amazonaws.com","Type":"Service"}}'
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -310,37 +311,41 @@ def _page(read: ChangeEntries, at: ShardIterator, limit: int, region: str, now_m
     if read.stream.closed_ms is None or sequence < read.log.next:
         iterator = msgspec.structs.replace(at, sequence=sequence, index=index, at_ms=now_ms)
         following = b',"NextShardIterator":"%b"' % sealed(iterator, secret).encode()
-    return b'{"Records":[%b]%b}' % (b",".join(records), following)
+    return b"".join((b'{"Records":[', *records, b"]", following, b"}"))
 
 
 def _records(read: ChangeEntries, at: ShardIterator, limit: int, region: str) -> tuple[list[bytes], int, int]:
-    """Up to `limit` records from the iterator's position as JSON, and the position of the next page."""
+    """Up to `limit` records from the iterator's position as JSON, and the position of the next page. The JSON is in
+    parts, so that the images, which are most of it, are copied only once."""
     record_format = _RECORD % (read.stream.epoch[:7].encode(), region.encode(), read.stream.view.encode())
-    left = PAGE_BYTES
-    records: list[bytes] = []
+    left, count = PAGE_BYTES, 0
+    parts: list[bytes] = []
     for entry in read.entries:
         sequence = entry.next - 1
         index = at.index if sequence == at.sequence else 0
         by, stored = _stored(entry.body, index)
         seconds = entry.at_ms // 1000
-        identity = _EXPIRY if by == TTL else b""
+        end = _EXPIRY_END if by == TTL else _END
         for record in stored:
             left -= record.size
-            if records and (left < 0 or len(records) == limit):
-                return records, sequence, index
+            if count:
+                if left < 0 or count == limit:
+                    return parts, sequence, index
+                parts.append(b",")
             number = b"1%016d%08d" % (sequence, index)
-            new, old = bytes(record.new), bytes(record.old)
-            records.append(
+            parts.append(
                 record_format
-                % (
-                    number, _EVENT_NAMES[record.event], seconds, key_to_json(record.keys), number, record.size,
-                    b"" if new == NO_IMAGE else b',"NewImage":' + stored_to_json(new),
-                    b"" if old == NO_IMAGE else b',"OldImage":' + stored_to_json(old),
-                    identity,
-                )
-            )  # fmt: skip
+                % (number, _EVENT_NAMES[record.event], seconds, key_to_json(record.keys), number, record.size)
+            )
+            new, old = bytes(record.new), bytes(record.old)
+            if new != NO_IMAGE:
+                parts += (b',"NewImage":', stored_to_json(new))
+            if old != NO_IMAGE:
+                parts += (b',"OldImage":', stored_to_json(old))
+            parts.append(end)
+            count += 1
             index += 1
-    return records, max(read.next, at.sequence), 0 if read.next > at.sequence else at.index
+    return parts, max(read.next, at.sequence), 0 if read.next > at.sequence else at.index
 
 
 def _stored(body: bytes, index: int) -> tuple[str, Iterable[change.SkimmedRecord]]:
