@@ -20,12 +20,15 @@ from tailrace.storage.engine import Reader, Tx
 from tailrace.streams.commands import Appended
 from tailrace.tables import value
 from tailrace.tables.change import Capture
+from tailrace.tables.change_info import DescribeChangeStream
+from tailrace.tables.change_reading import ReadChanges
 from tailrace.tables.commands import keep_token, token_used
 from tailrace.tables.definition import ITEMS, Definition, ItemRow
 from tailrace.tables.paging import ItemPage, Pager
 from tailrace.tables.queries import QueryItems, ScanItems
 from tailrace.topics.commands import PublishedMessages
 from tailrace.topics.consuming import Acked
+from tailrace.topics.queries import ListTopicPartitions, ReadTopic
 from tailrace.transactions import reads as recorded
 from tailrace.transactions.operations import (
     AckOperation,
@@ -155,6 +158,10 @@ class ReadInTransaction(Query[TransactionStep[T]], Generic[T], frozen=True):
     operations: tuple[TransactionOperation, ...] = ()
     reads: tuple[TransactionRead, ...] = ()
 
+    @property
+    def permission(self) -> str:  # type: ignore[override]
+        return self.query.permission
+
     def subjects(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*self.query.subjects(), *_subjects(self.operations, self.reads)]))
 
@@ -165,9 +172,12 @@ class ReadInTransaction(Query[TransactionStep[T]], Generic[T], frozen=True):
     def run(self, reader: Reader) -> TransactionStep[T]:
         recorder, overlay = _begun(reader, self.operations, self.reads)
         result = self.query.run(overlay)
-        made = recorder.reads()
-        recorded.check_count((*self.reads, *made))
-        return TransactionStep(result, made)
+        logs: tuple[TransactionRead, ...] = ()
+        if isinstance(self.query, DescribeChangeStream | ReadChanges):
+            logs = (recorded.changes_read(reader, self.query.table),)
+        elif isinstance(self.query, ListTopicPartitions | ReadTopic):
+            logs = (recorded.messages_read(reader, self.query.topic),)
+        return TransactionStep(result, _added(self.reads, (*recorder.reads(), *logs)))
 
 
 class WholePage(Query[ItemPage], frozen=True):
@@ -205,9 +215,7 @@ class TryInTransaction(Query[TransactionStep[T]], Generic[T], frozen=True):
         result = self.command.run(overlay)
         writes = tuple(_written(recorder, overlay))
         check_operations(writes)
-        made = recorder.reads()
-        recorded.check_count((*self.reads, *made))
-        return TransactionStep(result, made, writes)
+        return TransactionStep(result, _added(self.reads, recorder.reads()), writes)
 
 
 class ReadTail(Query[TransactionStep[int | None]], frozen=True):
@@ -223,6 +231,14 @@ class ReadTail(Query[TransactionStep[int | None]], frozen=True):
         recorded.check_unchanged(reader, self.reads)
         tail = recorded.tail_read(reader, self.path)
         return TransactionStep(tail.position, (tail,))
+
+
+def _added(before: tuple[TransactionRead, ...], made: tuple[TransactionRead, ...]) -> tuple[TransactionRead, ...]:
+    """What a step has read beside that of the steps before."""
+    known = set(before)
+    added = tuple([read for read in made if read not in known])
+    recorded.check_count((*before, *added))
+    return added
 
 
 def _begun(
