@@ -120,9 +120,11 @@ class Transact(Command[Transacted], frozen=True):
 def check_operations(operations: tuple[TransactionOperation, ...]) -> None:
     """Refuse a transaction with too many operations. Each range of acknowledged offsets, and each message, is one."""
     count = 0
+    acked: dict[tuple[str, str, int], list[tuple[int, int]]] = {}
     for operation in operations:
         if isinstance(operation, AckOperation):
             count += len(operation.offsets)
+            acked.setdefault((operation.topic, operation.group, operation.partition), []).extend(operation.offsets)
         else:
             count += 1 if isinstance(operation, ItemOperation) else len(getattr(operation, "messages", "1"))
     if count > limits.TRANSACTION_OPERATIONS_MAX:
@@ -131,6 +133,20 @@ def check_operations(operations: tuple[TransactionOperation, ...]) -> None:
             "counting messages and ranges of offsets; use several transactions",
             code="TRANSACTION_TOO_LARGE",
         )
+    for ranges in acked.values():
+        _check_once(ranges)
+
+
+def _check_once(ranges: list[tuple[int, int]]) -> None:
+    """Refuse ranges of offsets that overlap: the second would find its messages acknowledged, not held."""
+    last = -1
+    for first, end in sorted(ranges):
+        if first <= last:
+            raise Invalid(
+                f"offset {first} is acknowledged twice; name each offset once. In a transactional consumer, the "
+                "transaction acknowledges the message itself"
+            )
+        last = end
 
 
 def _subjects(operations: tuple[TransactionOperation, ...], reads: tuple[TransactionRead, ...]) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from tailrace import limits
-from tailrace.errors import TooLarge
 from tailrace.storage.engine import Packed, Reader, Tx
 from tailrace.storage.table import Key, R, StorageTable
 from tailrace.tables.definition import INDEX_ENTRIES, ITEMS, TABLES, Definition, ItemRow, TableRow, decoded
@@ -26,6 +25,7 @@ from tailrace.transactions.reads import (
     definition_read,
     digest_of,
     in_steps,
+    too_many,
 )
 
 
@@ -110,14 +110,6 @@ class NoExports(dict[int, Sequence[Any]]):
 
     def begin_together(self, *args: Any) -> NoReturn:
         raise too_many()
-
-
-def too_many() -> TooLarge:
-    return TooLarge(
-        f"a transaction may read {limits.TRANSACTION_READS_MAX} rows and {limits.TRANSACTION_READS_BYTES_MAX} bytes of "
-        "them; read fewer, or outside of the transaction what need not be the same at its end",
-        code="TRANSACTION_TOO_LARGE",
-    )
 
 
 class OverlayTx(Tx):

@@ -189,8 +189,31 @@ def check_count(reads: Iterable[TransactionRead]) -> None:
         )
 
 
+def too_many() -> TooLarge:
+    return TooLarge(
+        f"a transaction may read {limits.TRANSACTION_READS_MAX} rows and {limits.TRANSACTION_READS_BYTES_MAX} bytes of "
+        "them; read fewer, or outside of the transaction what need not be the same at its end",
+        code="TRANSACTION_TOO_LARGE",
+    )
+
+
+class ComparedBytes:
+    """The bytes of rows that are compared; too many are refused, however they were read."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = limits.TRANSACTION_READS_BYTES_MAX
+
+    def add(self, row: ItemRow | IndexRow) -> None:
+        self._left -= len(row.body if isinstance(row, ItemRow) else row.item)
+        if self._left < 0:
+            raise too_many()
+
+
 def check_unchanged(reader: Reader | Tx, reads: Iterable[TransactionRead]) -> None:
     """Raise `TransactionConflict` unless everything is as it was read."""
+    compared = ComparedBytes()
     definitions: dict[str, Definition | None] = {}
     for read in dict.fromkeys(reads):
         if isinstance(read, TailRead):
@@ -207,7 +230,7 @@ def check_unchanged(reader: Reader | Tx, reads: Iterable[TransactionRead]) -> No
             if isinstance(read, DefinitionRead):
                 same = definition_read(read.table, definition) == read
             else:
-                same = definition is not None and _is_same(reader, definition, read)
+                same = definition is not None and _is_same(reader, definition, read, compared)
         if not same:
             raise changed(read)
 
@@ -229,14 +252,20 @@ def changed(read: TransactionRead) -> TransactionConflict:
     )
 
 
-def _is_same(reader: Reader | Tx, definition: Definition, read: RowRead | RangeRead) -> bool:
+def _is_same(reader: Reader | Tx, definition: Definition, read: RowRead | RangeRead, compared: ComparedBytes) -> bool:
     if isinstance(read, RowRead):
-        return read.space == definition.space and digest_of(reader.get(ITEMS, read.space, read.key)) == read.digest
+        if read.space != definition.space:
+            return False
+        item = reader.get(ITEMS, read.space, read.key)
+        if item is not None:
+            compared.add(item)
+        return digest_of(item) == read.digest
     spaces = [index.space for index in definition.indexes] if read.index else [definition.space]
     if read.space not in spaces:
         return False
     found = RangeDigest()
     for row in islice(_range(reader, read), read.count + 1):
+        compared.add(row)
         found.add(row)
     return found.count == read.count and found.digest() == read.digest
 

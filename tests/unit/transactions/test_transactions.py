@@ -380,6 +380,22 @@ def test_the_lease_is_a_fence(db: Database, clock: ManualClock) -> None:
     assert db.describe_topic("jobs").groups[0].floor == 3
 
 
+def test_a_message_is_acknowledged_once(db: Database) -> None:
+    db.publish("jobs", [b"1", b"2", b"3"])
+    got = db.consume("jobs", "g", consumer="w").messages
+    for more in ([got[0]], [got[2], got[1]]):
+        tx = db.transaction()
+        tx.ack("jobs", "g", got, consumer="w")
+        tx.ack("jobs", "g", more, consumer="w")
+        with pytest.raises(Invalid) as refused:
+            tx.commit()
+        assert f"offset {min(each.offset for each in more)} is acknowledged twice" in str(refused.value)
+    tx = db.transaction()
+    for message in reversed(got):
+        tx.ack("jobs", "g", message, consumer="w")
+    assert tx.commit().acked == 3
+
+
 # -- tokens, limits, access
 
 
@@ -416,12 +432,21 @@ def test_limits(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TooLarge) as refused:
         tx.get("accounts", "c")
     assert refused.value.code == "TRANSACTION_TOO_LARGE"
+    monkeypatch.setattr(limits, "TRANSACTION_READS_MAX", 100)
+    monkeypatch.setattr(limits, "TRANSACTION_READS_BYTES_MAX", 2_500)
+    for number in range(3):
+        db.table("lines").put({"order": "o", "number": number, "pad": "x" * 1_000})
+    tx = db.transaction()
+    with pytest.raises(TooLarge) as refused:  # the bytes are those of all reads, not of each
+        for number in range(4):
+            tx.get("lines", ("o", number))
+    assert refused.value.code == "TRANSACTION_TOO_LARGE"
     monkeypatch.setattr(limits, "TRANSACTION_READS_BYTES_MAX", 10)
     with pytest.raises(TooLarge):
         db.transaction().query("lines", "o")
     read = RowRead("accounts", 1, b"", b"")
     with pytest.raises(TooLarge):
-        db.execute(Transact((), (read,) * 9))
+        db.execute(Transact((), (read,) * 101))
 
 
 def test_access_is_that_of_each_operation_and_read(db: Database) -> None:
