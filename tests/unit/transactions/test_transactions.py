@@ -396,6 +396,27 @@ def test_a_message_is_acknowledged_once(db: Database) -> None:
     assert tx.commit().acked == 3
 
 
+def test_a_transactional_handler_that_acknowledges_its_message_is_told(
+    db: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    db.publish("done", b"x")
+    consumer = db.consumer("done", "g")
+    calls = 0
+
+    def handle(message: Any, tx: Any) -> None:
+        nonlocal calls
+        calls += 1
+        tx.put("accounts", {"id": "a", "n": calls})
+        if calls == 1:
+            tx.ack("done", "g", message, consumer=consumer.consumer_id)
+        else:
+            consumer.stop()
+
+    consumer.run(handle, transactional=True, retry_s=0)
+    assert "is acknowledged twice" in caplog.text
+    assert db.table("accounts").get("a") == {"id": "a", "n": 2}
+
+
 # -- tokens, limits, access
 
 
