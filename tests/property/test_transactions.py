@@ -31,6 +31,7 @@ steps = st.one_of(
     st.tuples(st.just("delete"), keys),
     st.tuples(st.just("check"), keys, st.booleans()),
     st.tuples(st.just("publish"), st.integers(0, 9)),
+    st.tuples(st.just("alter"), st.booleans()),
 )
 # Three transactions at once: each step belongs to one of them; "commit" ends one and begins another.
 histories = st.lists(st.tuples(st.integers(0, 2), st.one_of(steps, st.tuples(st.just("commit")))), max_size=30)
@@ -43,10 +44,10 @@ class ModelTransaction:
         self.writes: list[Callable[[State], bool]] = []  # each changes the state; False: the condition fails
         self.seen: list[tuple[int, Callable[[State], Any], Any]] = []  # after so many writes, a read and its result
         self.published: list[int] = []
-        self.states: list[State] = []  # at each read
+        self.states: list[tuple[int, State]] = []  # at each read, with the version of the table
 
-    def read(self, view: Callable[[State], Any], state: State) -> Any:
-        self.states.append(dict(state))
+    def read(self, view: Callable[[State], Any], state: State, version: int) -> Any:
+        self.states.append((version, dict(state)))
         self.seen.append((len(self.writes), view, self.view(view, state, len(self.writes))))
         return self.seen[-1][2]
 
@@ -56,8 +57,10 @@ class ModelTransaction:
             write(after)
         return view(after)
 
-    def unchanged(self, state: State) -> bool:
-        return all(self.view(view, state, writes) == result for writes, view, result in self.seen)
+    def unchanged(self, state: State, now: int) -> bool:
+        return all(version == now for version, _ in self.states) and all(
+            self.view(view, state, writes) == result for writes, view, result in self.seen
+        )
 
     def commit(self, state: State) -> State | None:
         """The state after it; None if a condition fails."""
@@ -89,6 +92,8 @@ class Run:
     def __init__(self, db: tailrace.Database) -> None:
         self.db = db
         self.state: State = {}
+        self.version = 0  # of the definition; 0 is the first one, which may come back
+        self.alterations = 0
         self.published: list[int] = []
         self.open: dict[int, tuple[Any, ModelTransaction]] = {}
 
@@ -100,7 +105,7 @@ class Run:
             # Within a transaction, a read may fail for what was read before; never without a reason.
             assert step[0] in ("get", "query", "index", "scan", "commit")
             del self.open[which]
-            assert any(state != self.state for state in model.states), "a conflict without a change"
+            assert any(seen != (self.version, self.state) for seen in model.states), "a conflict without a change"
         except ConditionFailed:
             # A condition is tested by the commit, and by reads of what it has left.
             assert model.commit(self.state) is None
@@ -108,22 +113,22 @@ class Run:
 
     def get(self, which: int, tx: Any, model: ModelTransaction, key: Key) -> None:
         found = tx.get("t", key)
-        wanted = model.read(lambda state: item(key, state[key]) if key in state else None, self.state)
+        wanted = model.read(lambda state: item(key, state[key]) if key in state else None, self.state, self.version)
         assert found == wanted
 
     def query(self, which: int, tx: Any, model: ModelTransaction, partition: str, limit: Any, reverse: bool) -> None:
         found = tx.query("t", partition, limit=limit, reverse=reverse)
-        assert found == model.read(lambda state: listed(state, partition, limit, reverse), self.state)
+        assert found == model.read(lambda state: listed(state, partition, limit, reverse), self.state, self.version)
 
     def index(self, which: int, tx: Any, model: ModelTransaction, number: int) -> None:
         found = tx.query("t", number, index="by-n")
         shown = sorted(([each["p"], each["s"]] for each in found), key=lambda each: (each[1], each[0]))
         assert [each["s"] for each in found] == sorted(each["s"] for each in found)
-        assert shown == model.read(lambda state: by_number(state, number), self.state)
+        assert shown == model.read(lambda state: by_number(state, number), self.state, self.version)
 
     def scan(self, which: int, tx: Any, model: ModelTransaction) -> None:
         found = {(each["p"], each["s"]): each["n"] for each in tx.scan("t")}
-        assert found == model.read(dict, self.state)
+        assert found == model.read(dict, self.state, self.version)
 
     def put(self, which: int, tx: Any, model: ModelTransaction, key: Key, number: int) -> None:
         tx.put("t", item(key, number))
@@ -145,9 +150,16 @@ class Run:
         tx.publish("topic", number)
         model.published.append(number)
 
+    def alter(self, which: int, tx: Any, model: ModelTransaction, expires: bool) -> None:
+        """By itself, at once: the table gets another definition, or the first one again."""
+        if expires is (self.version == 0):
+            self.db.table("t").set_ttl("at" if expires else None)
+            self.alterations += 1
+            self.version = self.alterations if expires else 0
+
     def commit(self, which: int, tx: Any, model: ModelTransaction) -> None:
         tx.commit()
-        assert model.unchanged(self.state), "a change was not seen"
+        assert model.unchanged(self.state, self.version), "a change was not seen"
         after = model.commit(self.state)
         assert after is not None, "a condition was not seen"
         self.state = after

@@ -58,7 +58,7 @@ from tailrace.tables.definition import INDEX_ENTRIES, ITEMS, Definition, ItemRow
 from tailrace.tables.export import Export, Exports, ExportStart
 from tailrace.tables.value import Item
 from tailrace.topics.group import StartPoint
-from tailrace.topics.queries import DescribeTopic, PartitionInfo, ReadTopic
+from tailrace.topics.queries import ListTopicPartitions, PartitionInfo, ReadTopic
 from tailrace.topics.topic import MODES, OPERATIONS, DeliveredMessage
 
 READ_ROWS_MAX: Final = 1_000_000  # of one statement, all in memory at once
@@ -628,7 +628,7 @@ def _messages(execute: Execute, reference: Reference, budget: ReadBudget) -> pa.
     limit = needs.limit if exact and needs.order is None else None
     whole = _named(needs, "payload", "value")
     rows = RowTableBuilder(MESSAGE_COLUMNS, budget.take)
-    for info in execute(DescribeTopic(reference.name)).partitions:
+    for info in execute(ListTopicPartitions(reference.name)):
         if first <= info.partition <= last and (limit is None or rows.count < limit):
             bounds = max(low, info.start), min(high + 1, info.next)
             _partition(execute, reference.name, info, bounds, limit, budget, whole, rows)

@@ -24,14 +24,14 @@ from tailrace.sql import statements as ast
 from tailrace.sql.result import Execute, Result, done
 from tailrace.tables import value
 from tailrace.topics.commands import Publish, PublishedMessages
-from tailrace.topics.queries import FindTopic
+from tailrace.topics.queries import FindTopic, ListTopicPartitions, ReadTopic
 from tailrace.transactions import reads as recorded
 from tailrace.transactions.commands import ReadInTransaction, Transact, TryInTransaction
 from tailrace.transactions.operations import DeleteOperation, PublishOperation, PutOperation
 from tailrace.transactions.reads import TransactionRead
 
 T = TypeVar("T")
-# Statements that only look at definitions are allowed, but are no part of the transaction.
+# Beside statements that only look at definitions, which show what is committed.
 ALLOWED: Final = (
     ast.InsertStatement,
     ast.UpdateStatement,
@@ -152,7 +152,8 @@ class TransactionSession:
             if hasattr(tried.result, "sequence"):  # that of the commit, which is to come
                 return msgspec.structs.replace(tried.result, sequence=None)  # type: ignore[type-var]
             return tried.result
-        if not any(subject.startswith("tables/") for subject in request.subjects()):
+        of_tables = any(subject.startswith("tables/") for subject in request.subjects())
+        if not of_tables and not isinstance(request, ListTopicPartitions | ReadTopic):
             return self._execute(request)
         step = self._execute(ReadInTransaction(request, current.writes, current.reads))
         current.reads = (*current.reads, *step.reads)

@@ -9,6 +9,7 @@ A `Definition` is stored as one blob and decoded once; it is immutable, and a ch
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
+from hashlib import blake2b
 from typing import Final
 
 import msgspec
@@ -175,6 +176,11 @@ class Definition(msgspec.Struct, frozen=True, dict=True):
         """Whether a write touches only the item: there is no index, no expiry and no constraint, and no copy is being
         made."""
         return not self.indexes and self.ttl_space is None and not self.constrained and not self.copies
+
+    @cached_property
+    def digest(self) -> bytes:
+        """What tells it from any other definition. Copies that are being made change no read and no write."""
+        return blake2b(_encode(msgspec.structs.replace(self, copies=())), digest_size=16).digest()
 
     @cached_property
     def constrained(self) -> bool:

@@ -236,6 +236,18 @@ class ListPartitions(Query[list[PartitionInfo]], frozen=True):
         return list(islice(found, self.limit))
 
 
+class ListTopicPartitions(Query[list[PartitionInfo]], frozen=True):
+    """All partitions of a topic."""
+
+    topic: str
+
+    def subjects(self) -> tuple[str, ...]:
+        return (subject(self.topic),)
+
+    def run(self, reader: Reader) -> list[PartitionInfo]:
+        return list(_partitions(reader, find(reader, self.topic)))
+
+
 class ListGroups(Query[list[GroupInfo]], frozen=True):
     """All consumer groups of all topics, or of one, in each partition they have consumed from."""
 

@@ -20,12 +20,15 @@ from tailrace.storage.engine import Reader, Tx
 from tailrace.streams.commands import Appended
 from tailrace.tables import value
 from tailrace.tables.change import Capture
+from tailrace.tables.change_info import DescribeChangeStream
+from tailrace.tables.change_reading import ReadChanges
 from tailrace.tables.commands import keep_token, token_used
 from tailrace.tables.definition import ITEMS, Definition, ItemRow
 from tailrace.tables.paging import ItemPage, Pager
 from tailrace.tables.queries import QueryItems, ScanItems
 from tailrace.topics.commands import PublishedMessages
 from tailrace.topics.consuming import Acked
+from tailrace.topics.queries import ListTopicPartitions, ReadTopic
 from tailrace.transactions import reads as recorded
 from tailrace.transactions.operations import (
     AckOperation,
@@ -117,9 +120,11 @@ class Transact(Command[Transacted], frozen=True):
 def check_operations(operations: tuple[TransactionOperation, ...]) -> None:
     """Refuse a transaction with too many operations. Each range of acknowledged offsets, and each message, is one."""
     count = 0
+    acked: dict[tuple[str, str, int], list[tuple[int, int]]] = {}
     for operation in operations:
         if isinstance(operation, AckOperation):
             count += len(operation.offsets)
+            acked.setdefault((operation.topic, operation.group, operation.partition), []).extend(operation.offsets)
         else:
             count += 1 if isinstance(operation, ItemOperation) else len(getattr(operation, "messages", "1"))
     if count > limits.TRANSACTION_OPERATIONS_MAX:
@@ -128,6 +133,20 @@ def check_operations(operations: tuple[TransactionOperation, ...]) -> None:
             "counting messages and ranges of offsets; use several transactions",
             code="TRANSACTION_TOO_LARGE",
         )
+    for ranges in acked.values():
+        _check_once(ranges)
+
+
+def _check_once(ranges: list[tuple[int, int]]) -> None:
+    """Refuse ranges of offsets that overlap: the second would find its messages acknowledged, not held."""
+    last = -1
+    for first, end in sorted(ranges):
+        if first <= last:
+            raise Invalid(
+                f"offset {first} is acknowledged twice; name each offset once. In a transactional consumer, the "
+                "transaction acknowledges the message itself"
+            )
+        last = end
 
 
 def _subjects(operations: tuple[TransactionOperation, ...], reads: tuple[TransactionRead, ...]) -> tuple[str, ...]:
@@ -155,6 +174,10 @@ class ReadInTransaction(Query[TransactionStep[T]], Generic[T], frozen=True):
     operations: tuple[TransactionOperation, ...] = ()
     reads: tuple[TransactionRead, ...] = ()
 
+    @property
+    def permission(self) -> str:  # type: ignore[override]
+        return self.query.permission
+
     def subjects(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*self.query.subjects(), *_subjects(self.operations, self.reads)]))
 
@@ -165,9 +188,12 @@ class ReadInTransaction(Query[TransactionStep[T]], Generic[T], frozen=True):
     def run(self, reader: Reader) -> TransactionStep[T]:
         recorder, overlay = _begun(reader, self.operations, self.reads)
         result = self.query.run(overlay)
-        made = recorder.reads()
-        recorded.check_count((*self.reads, *made))
-        return TransactionStep(result, made)
+        logs: tuple[TransactionRead, ...] = ()
+        if isinstance(self.query, DescribeChangeStream | ReadChanges):
+            logs = (recorded.changes_read(reader, self.query.table),)
+        elif isinstance(self.query, ListTopicPartitions | ReadTopic):
+            logs = (recorded.messages_read(reader, self.query.topic),)
+        return TransactionStep(result, _added(self.reads, (*recorder.reads(), *logs)))
 
 
 class WholePage(Query[ItemPage], frozen=True):
@@ -205,9 +231,7 @@ class TryInTransaction(Query[TransactionStep[T]], Generic[T], frozen=True):
         result = self.command.run(overlay)
         writes = tuple(_written(recorder, overlay))
         check_operations(writes)
-        made = recorder.reads()
-        recorded.check_count((*self.reads, *made))
-        return TransactionStep(result, made, writes)
+        return TransactionStep(result, _added(self.reads, recorder.reads()), writes)
 
 
 class ReadTail(Query[TransactionStep[int | None]], frozen=True):
@@ -223,6 +247,14 @@ class ReadTail(Query[TransactionStep[int | None]], frozen=True):
         recorded.check_unchanged(reader, self.reads)
         tail = recorded.tail_read(reader, self.path)
         return TransactionStep(tail.position, (tail,))
+
+
+def _added(before: tuple[TransactionRead, ...], made: tuple[TransactionRead, ...]) -> tuple[TransactionRead, ...]:
+    """What a step has read beside that of the steps before."""
+    known = set(before)
+    added = tuple([read for read in made if read not in known])
+    recorded.check_count((*before, *added))
+    return added
 
 
 def _begun(

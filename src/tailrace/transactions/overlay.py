@@ -13,11 +13,20 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from tailrace import limits
-from tailrace.errors import TooLarge
 from tailrace.storage.engine import Packed, Reader, Tx
 from tailrace.storage.table import Key, R, StorageTable
-from tailrace.tables.definition import INDEX_ENTRIES, ITEMS, TABLES, Definition, ItemRow, decoded
-from tailrace.transactions.reads import RangeDigest, RangeRead, RowRead, TransactionRead, digest_of, in_steps
+from tailrace.tables.definition import INDEX_ENTRIES, ITEMS, TABLES, Definition, ItemRow, TableRow, decoded
+from tailrace.transactions.reads import (
+    DefinitionRead,
+    RangeDigest,
+    RangeRead,
+    RowRead,
+    TransactionRead,
+    definition_read,
+    digest_of,
+    in_steps,
+    too_many,
+)
 
 
 class OpenRange:
@@ -52,12 +61,13 @@ class OpenRange:
 
 
 class ReadRecorder:
-    """The rows that were read below an overlay."""
+    """The rows that were read below an overlay, and the definitions of their tables."""
 
     def __init__(self) -> None:
         self.ranges: list[OpenRange] = []
         self._rows: dict[Key, RowRead] = {}
         self._tables: dict[int, Definition] = {}  # by space
+        self._definitions: dict[str, DefinitionRead] = {}
         self._count = 0
         self._bytes = 0
 
@@ -65,6 +75,14 @@ class ReadRecorder:
         """The spaces of a table."""
         for space in (definition.space, *(index.space for index in definition.indexes)):
             self._tables[space] = definition
+
+    def table(self, name: str, row: TableRow | None) -> None:
+        """The definition of a table, or that there is none."""
+        definition = None if row is None else decoded(row)
+        if name not in self._definitions:
+            self._definitions[name] = definition_read(name, definition)
+        if definition is not None:
+            self.know(definition)
 
     def row(self, place: Key, row: ItemRow | None) -> None:
         if place not in self._rows:
@@ -84,7 +102,7 @@ class ReadRecorder:
         return self._tables[space]
 
     def reads(self) -> tuple[TransactionRead, ...]:
-        return (*self._rows.values(), *(each.read() for each in self.ranges))
+        return (*self._definitions.values(), *self._rows.values(), *(each.read() for each in self.ranges))
 
 
 class NoExports(dict[int, Sequence[Any]]):
@@ -92,14 +110,6 @@ class NoExports(dict[int, Sequence[Any]]):
 
     def begin_together(self, *args: Any) -> NoReturn:
         raise too_many()
-
-
-def too_many() -> TooLarge:
-    return TooLarge(
-        f"a transaction may read {limits.TRANSACTION_READS_MAX} rows and {limits.TRANSACTION_READS_BYTES_MAX} bytes of "
-        "them; read fewer, or outside of the transaction what need not be the same at its end",
-        code="TRANSACTION_TOO_LARGE",
-    )
 
 
 class OverlayTx(Tx):
@@ -135,8 +145,8 @@ class OverlayTx(Tx):
         if self._recorder is not None:
             if table is ITEMS:
                 self._recorder.row(key, row)  # type: ignore[arg-type]
-            elif table is TABLES and row is not None:
-                self._recorder.know(decoded(row))  # type: ignore[arg-type]
+            elif table is TABLES:
+                self._recorder.table(key[0], row)  # type: ignore[arg-type]
         return row
 
     def _load_each(self, table: StorageTable[R], prefix: Key, last: Sequence[Any]) -> dict[Any, R]:

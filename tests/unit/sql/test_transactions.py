@@ -127,6 +127,68 @@ def test_changes_of_others_are_conflicts(db: Database) -> None:
         session.run("SELECT n FROM accounts WHERE id = 'b'")
 
 
+STATEMENTS = (
+    "SELECT n FROM accounts WHERE id = 'a'",
+    "SELECT count(*) AS n FROM accounts",
+    "INSERT INTO accounts (id, n) VALUES ('c', 1)",
+    "INSERT INTO accounts (id, n) VALUES ('a', 1) ON CONFLICT (id) DO UPDATE SET n = 5",
+    "UPDATE accounts SET n = n + 1 WHERE n = 10",
+    "DELETE FROM accounts WHERE id = 'nobody'",
+    "INSERT INTO lines (o, n) SELECT id, n FROM accounts",
+    "SELECT * FROM changes('accounts')",
+)
+
+
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_definitions_of_its_tables_are_compared(db: Database, statement: str) -> None:
+    for alter in (
+        "ALTER TABLE accounts ADD COLUMN more BIGINT DEFAULT 3",
+        "ALTER TABLE accounts RENAME COLUMN raw TO bytes",
+        "ALTER TABLE accounts ADD CONSTRAINT positive CHECK (n > 0)",
+        "CREATE INDEX by_n ON accounts (n)",
+        "ALTER TABLE accounts SET (ttl = n)",
+        "ALTER TABLE accounts DISABLE STREAM",
+        "ALTER TABLE accounts ENABLE STREAM",
+        "DROP TABLE accounts; CREATE TABLE accounts (id TEXT PRIMARY KEY, n BIGINT) WITH (stream = NEW_IMAGE)",
+    ):
+        session = Session(db.execute)
+        session.run(f"BEGIN; {statement}; PUBLISH TO done VALUES ('x')")
+        db.sql(alter)
+        with pytest.raises(TransactionConflict):
+            session.run("COMMIT")
+    assert db.consume("done", None).messages == []
+
+
+def test_a_dropped_table_is_a_conflict(db: Database) -> None:
+    session = Session(db.execute)
+    session.run("BEGIN; SELECT n FROM lines")
+    db.sql("DROP TABLE lines")
+    with pytest.raises(TransactionConflict):
+        session.run("SELECT n FROM accounts")
+
+
+@pytest.mark.parametrize(
+    ("read", "write"),
+    [
+        ("SELECT count(*) AS n FROM changes('accounts')", "UPDATE accounts SET n = n + 1 WHERE id = 'a'"),
+        ("SELECT * FROM changes('accounts') WHERE sequence > 1000000", "DELETE FROM accounts WHERE id = 'a'"),
+        ("SELECT count(*) AS n FROM topic('done')", "PUBLISH TO done VALUES ('other')"),
+        ("SELECT * FROM topic('done') WHERE \"offset\" > 99", "DROP TOPIC done; CREATE TOPIC done"),
+    ],
+)
+def test_changes_and_messages_that_it_reads_are_compared(db: Database, read: str, write: str) -> None:
+    session = Session(db.execute)
+    session.run(f"BEGIN; {read}; {read}; INSERT INTO lines (o, n) VALUES ('o', 1)")
+    db.sql("INSERT INTO lines (o, n) VALUES ('other', 1)")  # neither of the table nor of the topic
+    session.run("COMMIT")
+    session.run(f"BEGIN; {read}; INSERT INTO lines (o, n) VALUES ('o', 2)")
+    db.sql(write)
+    with pytest.raises(TransactionConflict):
+        session.run("COMMIT")
+    session.run(f"BEGIN; {read}")
+    session.run("DESCRIBE TOPIC done; SHOW TOPICS; COMMIT")
+
+
 def test_it_may_span_requests(db: Database) -> None:
     text = ""
     for statement in (

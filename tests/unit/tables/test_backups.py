@@ -16,7 +16,7 @@ from tailrace.check import check_database
 from tailrace.clock import ManualClock
 from tailrace.database import Database
 from tailrace.embedded import Table
-from tailrace.errors import InUse, Invalid, NotFound
+from tailrace.errors import InUse, Invalid, NotFound, TransactionConflict
 from tailrace.tables import sweep
 from tailrace.tables.backups import (
     CreateBackup,
@@ -114,6 +114,37 @@ def test_a_backup_is_the_table_of_one_commit(db: Database, monkeypatch: pytest.M
     db.sweep()
     with pytest.raises(NotFound, match="Backup not found"):
         db.execute(DescribeBackup("orders", backups[0].details.backup or ""))
+
+
+def test_transactions_and_copies_of_their_tables(db: Database) -> None:
+    """A backup that begins or ends in a transaction is no conflict, and has nothing or all of it. A table that is being
+    restored cannot be used before it is complete."""
+    orders = db.create_table("orders", partition_key="id")
+    orders.put({"id": "a", "n": 1})
+    first, second = db.transaction(), db.transaction()
+    assert first.get("orders", "a") == second.get("orders", "a") == {"id": "a", "n": 1}
+    backup = db.execute(CreateBackup("orders", "b"))
+    first.put("orders", {"id": "b", "n": 1})
+    first.delete("orders", "a")
+    assert [item["id"] for item in first.scan("orders")] == ["b"]
+    first.commit()
+    finish(db, backup.row.space)
+    with pytest.raises(TransactionConflict):
+        second.commit()
+    restore = db.execute(RestoreBackup("orders", backup.details.backup or "", "copy"))
+    with pytest.raises(NotFound):
+        db.transaction().scan("copy")
+    blind = db.transaction()
+    blind.put("copy", {"id": "c"})
+    with pytest.raises(NotFound):
+        blind.commit()
+    finish(db, restore.space)
+    with db.transaction() as tx:
+        tx.put("copy", {"id": "c"})
+        assert tx.get("copy", "a") == {"id": "a", "n": 1}
+        assert len(tx.scan("copy")) == 2
+    assert set(items_of(db, "copy")) == {"a", "c"}
+    assert set(items_of(db, "orders")) == {"b"}
 
 
 @pytest.mark.parametrize("stream", [None, "NEW_AND_OLD_IMAGES"])

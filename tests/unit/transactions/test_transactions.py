@@ -28,8 +28,10 @@ from tailrace.errors import (
     TransactionConflict,
 )
 from tailrace.storage.sqlite import SqliteEngine
+from tailrace.tables.operations import FindTable
 from tailrace.tables.queries import GetItem
 from tailrace.topics.commands import Outgoing
+from tailrace.topics.queries import ReadTopic
 from tailrace.transactions.commands import ReadInTransaction, Transact, Transacted
 from tailrace.transactions.operations import (
     AckOperation,
@@ -38,7 +40,7 @@ from tailrace.transactions.operations import (
     PutOperation,
     UpdateOperation,
 )
-from tailrace.transactions.reads import RowRead, TransactionRead, from_text, to_text
+from tailrace.transactions.reads import DefinitionRead, RowRead, TransactionRead, from_text, to_text
 
 
 @pytest.fixture
@@ -295,6 +297,38 @@ def test_a_recreated_table_is_a_conflict(db: Database) -> None:
         tx.commit()
 
 
+def test_an_altered_table_is_a_conflict(db: Database) -> None:
+    db.sql("CREATE TABLE short (id TEXT PRIMARY KEY, n BIGINT, expires BIGINT)")
+    short = db.table("short")
+    for alter in (
+        lambda: db.sql("CREATE INDEX by_n ON short (n)"),
+        lambda: db.sql("DROP INDEX by_n ON short"),
+        lambda: short.enable_stream(),
+        lambda: short.disable_stream(),
+        lambda: db.sql("ALTER TABLE short SET (ttl = expires)"),
+    ):
+        tx, blind = db.transaction(), db.transaction()
+        assert tx.get("short", "a") is None
+        for each in (tx, blind):
+            each.put("short", {"id": "b"})
+        alter()
+        before = state(db)
+        with pytest.raises(TransactionConflict):
+            tx.commit()
+        assert state(db) == before
+        blind.commit()  # it has read nothing, and runs with the table as it is
+
+
+def test_a_definition_is_recorded_once(db: Database) -> None:
+    tx = db.transaction()
+    for key in ("a", "b", "a"):
+        tx.get("accounts", key)
+    assert [type(read) for read in tx._reads] == [DefinitionRead, RowRead, RowRead]
+    definition = db.execute(FindTable("accounts"))
+    assert msgspec.structs.replace(definition, copies=(7,)).digest == definition.digest
+    assert msgspec.structs.replace(definition, ttl="expires").digest != definition.digest
+
+
 def test_the_tail_of_a_stream_is_compared(db: Database) -> None:
     tx, other = db.transaction(), db.transaction()
     assert tx.tail("notes") == other.tail("notes")
@@ -346,6 +380,43 @@ def test_the_lease_is_a_fence(db: Database, clock: ManualClock) -> None:
     assert db.describe_topic("jobs").groups[0].floor == 3
 
 
+def test_a_message_is_acknowledged_once(db: Database) -> None:
+    db.publish("jobs", [b"1", b"2", b"3"])
+    got = db.consume("jobs", "g", consumer="w").messages
+    for more in ([got[0]], [got[2], got[1]]):
+        tx = db.transaction()
+        tx.ack("jobs", "g", got, consumer="w")
+        tx.ack("jobs", "g", more, consumer="w")
+        with pytest.raises(Invalid) as refused:
+            tx.commit()
+        assert f"offset {min(each.offset for each in more)} is acknowledged twice" in str(refused.value)
+    tx = db.transaction()
+    for message in reversed(got):
+        tx.ack("jobs", "g", message, consumer="w")
+    assert tx.commit().acked == 3
+
+
+def test_a_transactional_handler_that_acknowledges_its_message_is_told(
+    db: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    db.publish("done", b"x")
+    consumer = db.consumer("done", "g")
+    calls = 0
+
+    def handle(message: Any, tx: Any) -> None:
+        nonlocal calls
+        calls += 1
+        tx.put("accounts", {"id": "a", "n": calls})
+        if calls == 1:
+            tx.ack("done", "g", message, consumer=consumer.consumer_id)
+        else:
+            consumer.stop()
+
+    consumer.run(handle, transactional=True, retry_s=0)
+    assert "is acknowledged twice" in caplog.text
+    assert db.table("accounts").get("a") == {"id": "a", "n": 2}
+
+
 # -- tokens, limits, access
 
 
@@ -365,7 +436,7 @@ def test_a_token_makes_it_idempotent(db: Database, clock: ManualClock) -> None:
 
 def test_limits(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "TRANSACTION_OPERATIONS_MAX", 3)
-    monkeypatch.setattr(limits, "TRANSACTION_READS_MAX", 6)
+    monkeypatch.setattr(limits, "TRANSACTION_READS_MAX", 8)
     tx = db.transaction()
     for number in range(3):
         tx.put("lines", {"order": "o", "number": number})
@@ -382,12 +453,21 @@ def test_limits(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TooLarge) as refused:
         tx.get("accounts", "c")
     assert refused.value.code == "TRANSACTION_TOO_LARGE"
+    monkeypatch.setattr(limits, "TRANSACTION_READS_MAX", 100)
+    monkeypatch.setattr(limits, "TRANSACTION_READS_BYTES_MAX", 2_500)
+    for number in range(3):
+        db.table("lines").put({"order": "o", "number": number, "pad": "x" * 1_000})
+    tx = db.transaction()
+    with pytest.raises(TooLarge) as refused:  # the bytes are those of all reads, not of each
+        for number in range(4):
+            tx.get("lines", ("o", number))
+    assert refused.value.code == "TRANSACTION_TOO_LARGE"
     monkeypatch.setattr(limits, "TRANSACTION_READS_BYTES_MAX", 10)
     with pytest.raises(TooLarge):
         db.transaction().query("lines", "o")
     read = RowRead("accounts", 1, b"", b"")
     with pytest.raises(TooLarge):
-        db.execute(Transact((), (read,) * 7))
+        db.execute(Transact((), (read,) * 101))
 
 
 def test_access_is_that_of_each_operation_and_read(db: Database) -> None:
@@ -417,10 +497,15 @@ def test_access_is_that_of_each_operation_and_read(db: Database) -> None:
     with pytest.raises(Forbidden):
         db.execute(ReadInTransaction(query, (), (read,)), principal("user", "tables/accounts"))
     db.execute(ReadInTransaction(query), principal("user", "tables/accounts"))
+    # A query within a transaction needs what it needs by itself.
+    query_of_messages = ReadInTransaction(ReadTopic("jobs"))
+    assert query_of_messages.permission == Permission.CONSUME
+    with pytest.raises(Forbidden):
+        db.execute(query_of_messages, principal("reader"))
     # A record of a read names its table; one that names another table's items is refused, not compared.
     item = {"id": {"S": "a"}}
     step = db.execute(ReadInTransaction(GetItem("accounts", item)))
-    forged = msgspec.structs.replace(step.reads[0], table="lines")
+    forged = msgspec.structs.replace(step.reads[-1], table="lines")
     with pytest.raises(TransactionConflict):
         db.execute(Transact((), (forged,)), principal("user", "tables/lines"))
 
