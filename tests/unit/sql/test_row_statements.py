@@ -234,8 +234,8 @@ def test_an_index_that_appears_between_two_slices_loses_no_row(tmp_path: Path, m
             db.sql("INSERT INTO w VALUES (?, 'x')", [f"k{number:02d}"])
         execute, pages = db.execute, []
 
-        def between(command: Any, *more: Any) -> Any:
-            found = execute(command, *more)
+        def between(command: Any, *more: Any, **named: Any) -> Any:
+            found = execute(command, *more, **named)
             if isinstance(command, commands.FindRows):
                 pages.append(command)
                 if len(pages) == 1:

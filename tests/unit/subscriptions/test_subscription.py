@@ -399,6 +399,8 @@ def test_private_networks_can_be_allowed_but_not_this_machine_nor_its_metadata()
         ("https://w.example/", "10.1.2.3", PRIVATE, True),
         ("https://w.example/", "169.254.169.254", PRIVATE, False),
         ("https://w.example/", "::1", PRIVATE, False),
+        ("https://w.example/", "2001:1::7", PRODUCTION, False),  # private by the rules of newer Pythons only
+        ("https://w.example/", "2606:4700::1", PRODUCTION, True),
         ("http://localhost/", "127.0.0.1", DEV, True),
         ("http://localhost/", "::1", DEV, True),
         ("http://localhost/", "10.0.0.1", DEV, False),
@@ -421,6 +423,8 @@ def test_no_address_is_taken_that_is_not_global(address: ipaddress.IPv4Address |
         webhook.check_address(target, address, PRODUCTION)
     except Invalid:
         return
+    if address.version == 6 and address.sixtofour is not None:
+        address = address.sixtofour  # where it leads; some versions of Python call all of these private
     local = address.is_private or address.is_loopback or address.is_link_local or address.is_multicast
     assert not local
 
