@@ -50,7 +50,8 @@ TAKEOVER_S: Final = 20.0  # how long the filling by another job may make no prog
 REPORT_S: Final = 5.0
 _OUTRUN: Final = "start over"  # in the server's message to a task whose view has moved on
 _PLANNED: Final = "was planned again"  # and whose view has another plan
-_LOST: Final = ("Checkpoint block", "checkpoint block")  # Spark's words if an executor with a part of the state is gone
+# Spark's words, perhaps of a cause, if an executor with a part of the state is gone.
+_LOST: Final = ("Checkpoint block", "checkpoint block")
 
 
 class Maintained(msgspec.Struct, frozen=True):
@@ -278,7 +279,7 @@ class _ViewJob:
         message = value_error(error) or explain(error)
         if _PLANNED in message:
             return Conflict(message, code="VIEW_STALE")
-        if any(text in message for text in (*TRANSIENT, *_LOST, _OUTRUN)):
+        if any(text in message for text in (*TRANSIENT, _OUTRUN)) or any(text in str(error) for text in _LOST):
             return Unavailable(message)
         return Error(message, code="QUERY_FAILED")
 
